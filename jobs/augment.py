@@ -22,8 +22,9 @@ def augment(
 ) -> None:
     """Make variants of a corpus's texts, and keep the good ones.
 
-    Back-translation and other methods with models work on pools of the cluster; words are edited beside them. Units of Parquet hold each text with its variants,
-    what was rejected and why; a numbered manifest below augmented/ names them, and `manta train` takes it as train.data. What is done is never done again: a
+    Back-translation and other methods with models work on pools of the cluster; words are edited beside them.
+    Units of Parquet hold each text with its variants, what was rejected and why; a numbered manifest below
+    augmented/ names them, and `manta train` takes it as train.data. What is done is never done again: a
     command that was stopped goes on, and a later one works on new texts alone.
     """
     run_job(_augment, config, overrides, print_config, as_json, verbose)
@@ -93,7 +94,10 @@ def _told(worked: "StageWork") -> str:
     if not stats.texts:
         return f"{worked.title}: nothing new"
     share = stats.padding / max(stats.tokens_in + stats.padding, 1)
-    return f"{worked.title}: {stats.texts:,} texts, {stats.texts / max(worked.seconds, 1e-9):,.1f} a second with all workers, {share:.1%} padding"
+    return (
+        f"{worked.title}: {stats.texts:,} texts, {stats.texts / max(worked.seconds, 1e-9):,.1f} a second "
+        f"with all workers, {share:.1%} padding"
+    )
 
 
 if __name__ == "__main__":

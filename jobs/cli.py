@@ -33,8 +33,8 @@ manta --help names all commands, and manta COMMAND --help their options."""
 app = application(
     name="manta",
     help="From a corpus of text to a published, versioned, searchable index.\n\n"
-    "A job is one YAML (see jobs/configs) and any setting can be given behind it: manta nightly --config night.yaml corpus.uri=s3://bucket/corpus\n\n"
-    + EXIT_CODES,
+    "A job is one YAML (see jobs/configs) and any setting can be given behind it: manta nightly "
+    "--config night.yaml corpus.uri=s3://bucket/corpus\n\n" + EXIT_CODES,
 )
 
 

@@ -57,7 +57,8 @@ class Unread(Exception):
 
 
 EXIT_CODES = (
-    "Exit codes: 0 done, 2 configuration, 3 data, 4 model, 5 a gate refused the release, 75 transient or stopped by SIGTERM (run again), 130 stopped by hand, "
+    "Exit codes: 0 done, 2 configuration, 3 data, 4 model, 5 a gate refused the release, 75 transient "
+    "or stopped by SIGTERM (run again), 130 stopped by hand, "
     "70 a defect of this program."
 )
 
@@ -127,7 +128,10 @@ def named_configs() -> dict[str, Path]:
 
 
 def _config_file(given: Path) -> Path:
-    """The file itself, or the one of that name among those that come with Manta. A file in the working directory goes before."""
+    """The file itself, or the one of that name among those that come with Manta.
+
+    A file in the working directory goes before.
+    """
     refuse_credentials(uri_of(given))
     if given.suffix or given.is_file():
         return given
@@ -155,7 +159,10 @@ def tell(answer: Answer, say: Say, as_json: bool) -> None:
 
 
 def guarded(work: Callable[[Say], None], *, as_json: bool, verbose: bool) -> None:
-    """The job boundary: an error ends the process with its exit code and a sentence. What `work` says, and nothing else, goes to standard output."""
+    """The job boundary: an error ends the process with its exit code and a sentence.
+
+    What `work` says, and nothing else, goes to standard output.
+    """
     signal.signal(signal.SIGTERM, _stop)
     with _standard_output() as say:
         try:
@@ -184,14 +191,20 @@ def guarded(work: Callable[[Say], None], *, as_json: bool, verbose: bool) -> Non
                 say if as_json else None,
             )
         except MemoryError:
-            said = "no memory is left; what is finished is kept: free some, or use fewer workers (cluster.workers), and run again"
+            said = (
+                "no memory is left; what is finished is kept: free some, or use fewer workers "
+                "(cluster.workers), and run again"
+            )
             _end(75, "MemoryError", said, say if as_json else None)
         except Exception as error:
             if (short := _shortage(error)) is not None:
                 said = f"{short}; what is finished is kept: run the same command again to go on"
                 _end(75, type(error).__name__, said, say if as_json else None)
             traceback.print_exc()
-            found = f"{type(error).__name__}: {error}; this is a defect of the program, please report it with the lines above"
+            found = (
+                f"{type(error).__name__}: {error}; this is a defect of the program, please report it with "
+                "the lines above"
+            )
             _end(70, "Defect", found, say if as_json else None)
 
 
@@ -199,10 +212,16 @@ def _shortage(error: Exception) -> str | None:
     """Name the resource of this machine that is short, and a way to get more; None for any other error."""
     number = error.errno or 0 if isinstance(error, OSError) else 0
     if number == errno.EAGAIN or (isinstance(error, RuntimeError) and _NO_THREAD in str(error)):
-        remedy = "end what else runs, use fewer workers (cluster.workers), or raise the limit (ulimit -u, pids.max)"
+        remedy = (
+            "end what else runs, use fewer workers (cluster.workers), or raise the limit (ulimit -u, "
+            "pids.max)"
+        )
         return f"this machine starts no further thread or process; {remedy}"
     if number in (errno.EMFILE, errno.ENFILE):
-        return f"no further file can be opened ({os.strerror(number)}); raise the limit (ulimit -n), or end what else runs"
+        return (
+            f"no further file can be opened ({os.strerror(number)}); raise the limit (ulimit -n), or end "
+            "what else runs"
+        )
     if number == errno.ENOMEM:
         return "no memory is left; free some, or use fewer workers (cluster.workers)"
     return None

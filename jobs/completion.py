@@ -1,8 +1,9 @@
-"""Tab completion: a script for the shell, written from the commands and settings themselves. No Python runs when Tab is pressed.
+"""Tab completion: a script for the shell, written from the commands and settings themselves.
 
-eval "$(manta completion bash)"          # in ~/.bashrc
-eval "$(manta completion zsh)"           # in ~/.zshrc, behind compinit
-manta completion fish > ~/.config/fish/completions/manta.fish
+No Python runs when Tab is pressed.
+
+eval "$(manta completion bash)"          # in ~/.bashrc eval "$(manta completion zsh)"           # in
+~/.zshrc, behind compinit manta completion fish > ~/.config/fish/completions/manta.fish
 """
 
 import json
@@ -31,15 +32,17 @@ def completion(
 ) -> None:
     """Print a script that completes commands, options and settings in a shell.
 
-    bash: eval "$(manta completion bash)" in ~/.bashrc. zsh: the same with zsh in ~/.zshrc, behind compinit. fish: manta completion fish >
-    ~/.config/fish/completions/manta.fish
+    bash: eval "$(manta completion bash)" in ~/.bashrc. zsh: the same with zsh in ~/.zshrc, behind compinit.
+        fish: manta completion fish > ~/.config/fish/completions/manta.fish
     """
     words = dict(_words(context.find_root().command, ()))
     print(_fish(words) if shell is Shell.FISH else _bash(words, zsh=shell is Shell.ZSH))
 
 
 def _words(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Each command's path with the words that may follow it: commands, options, and settings where it takes them."""
+    """Each command's path with the words that may follow it: commands, options, and settings where it takes
+    them.
+    """
     options = [name for parameter in command.params for name in parameter.opts if name.startswith("-")]
     commands = getattr(command, "commands", {})
     settings = (
@@ -76,7 +79,10 @@ def _values(annotation: Any) -> list[str]:
 
 
 def _bash(words: Mapping[tuple[str, ...], list[str]], *, zsh: bool) -> str:
-    """A completion function. To bash = is a word of its own, with the key before it and the value behind; to zsh key=value is one word."""
+    """A completion function.
+
+    To bash = is a word of its own, with the key before it and the value behind; to zsh key=value is one word.
+    """
     cases = "\n".join(
         f"    {json.dumps(' '.join(path))}) words={json.dumps(' '.join(names))} ;;"
         for path, names in words.items()
@@ -130,7 +136,8 @@ def _fish(words: Mapping[tuple[str, ...], list[str]]) -> str:
         if known:
             at = f"string match -q -- '{key}=*' (commandline -ct)"
             lines.append(
-                f"complete -c manta -n {_quoted(at)} -a {_quoted(' '.join(f'{key}={value}' for value in known))}"
+                f"complete -c manta -n {_quoted(at)} -a "
+                f"{_quoted(' '.join(f'{key}={value}' for value in known))}"
             )
     lines.append(f"complete -c manta -s c -l config -r -a {_quoted(' '.join(named_configs()))}")
     return "\n".join(lines)

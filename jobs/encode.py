@@ -16,7 +16,8 @@ def encode(
 ) -> None:
     """Encode the corpus into units of raw vectors.
 
-    Reads the corpus, sets bad rows aside, and encodes on the cluster. Units that an earlier run finished are kept. Vectors are plain Parquet below units/vectors.
+    Reads the corpus, sets bad rows aside, and encodes on the cluster. Units that an earlier run finished are
+    kept. Vectors are plain Parquet below units/vectors.
     """
     run_job(_encode, config, overrides, print_config, as_json, verbose)
 
@@ -39,7 +40,10 @@ def _encode(run: Run) -> Answer:
     counts = token_counts(every, every)
     facts |= {"tokens": token_facts(counts), "warnings": token_warnings(counts)}
     facts["seconds"] = run.stages.seconds()
-    text = f"{vectors.rows:,} vectors in {len(vectors.units)} units below {store.uri_of('units/vectors')}, {corpus.counts['quarantined']:,} rows quarantined"
+    text = (
+        f"{vectors.rows:,} vectors in {len(vectors.units)} units below {store.uri_of('units/vectors')}, "
+        f"{corpus.counts['quarantined']:,} rows quarantined"
+    )
     return Answer(facts, text + (f" in {facts['quarantine']}" if facts["quarantine"] else ""))
 
 

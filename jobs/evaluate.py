@@ -37,13 +37,15 @@ def evaluate(
 ) -> None:
     """Measure candidates on tasks, side by side; without tasks, the published release against its gates.
 
-    With evaluate.tasks (a folder of STS and transfer tasks), evaluate.own (your own data) or --geometry: encoders, encoders with a fitted transform, and
-    releases, named in evaluate.candidates (without any: the job's encoder), get figures with 95 % intervals, and differences with the first candidate. Every
-    sentence is encoded once for a space, below evaluations/ of evaluate.root or release.root, and later runs take vectors and figures over. Prints a table,
-    writes a page.
+    With evaluate.tasks (a folder of STS and transfer tasks), evaluate.own (your own data) or --geometry:
+    encoders, encoders with a fitted transform, and releases, named in evaluate.candidates (without any: the
+    job's encoder), get figures with 95 % intervals, and differences with the first candidate. Every sentence
+    is encoded once for a space, below evaluations/ of evaluate.root or release.root, and later runs take
+    vectors and figures over. Prints a table, writes a page.
 
-    Without any of these: measures the published release against the gates. Recall against exact search over the release's own vectors, size, latency, row
-    counts, unique ids, finite vectors. Exit code 5 when a gate is not met.
+    Without any of these: measures the published release against the gates. Recall against exact search over
+    the release's own vectors, size, latency, row counts, unique ids, finite vectors. Exit code 5 when a gate
+    is not met.
     """
     run_job(partial(_evaluate, geometry=geometry), config, overrides, print_config, as_json, verbose)
 

@@ -17,8 +17,9 @@ def index(
 ) -> None:
     """Build the index without publishing it.
 
-    Encodes and whitens first what is not there yet; then samples, trains, fills shards in parallel, merges and measures. What it builds is what `nightly` would
-    publish, and lies below indexes/ as a plain faiss file.
+    Encodes and whitens first what is not there yet; then samples, trains, fills shards in parallel, merges
+    and measures. What it builds is what `nightly` would publish, and lies below indexes/ as a plain faiss
+    file.
     """
     run_job(_index, config, overrides, print_config, as_json, verbose)
 
@@ -35,7 +36,10 @@ def _index(run: Run) -> Answer:
         "ids": [store.uri_of(ref.path) for ref in built.ids],
     }
     total = size(sum(ref.bytes for ref in built.files))
-    text = f"{built.kind} ({built.factory}), {built.rows:,} rows, {total}, recall@10 {at_10['value']:.4f} [{at_10['low']:.4f}, {at_10['high']:.4f}]"
+    text = (
+        f"{built.kind} ({built.factory}), {built.rows:,} rows, {total}, recall@10 {at_10['value']:.4f} "
+        f"[{at_10['low']:.4f}, {at_10['high']:.4f}]"
+    )
     return Answer(
         facts | built.model_dump(mode="json", include={"kind", "factory", "rows", "measured"}),
         "\n".join([text, *(f"  {uri}" for uri in facts["files"])]),

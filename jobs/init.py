@@ -77,7 +77,8 @@ def init(
 ) -> None:
     """Look at a corpus and write settings for it.
 
-    Reads the first rows of a few files, guesses which columns are the id and the text, and writes a commented YAML that `manta nightly --config` takes as it is.
+    Reads the first rows of a few files, guesses which columns are the id and the text, and writes a commented
+    YAML that `manta nightly --config` takes as it is.
     """
     guarded(
         lambda say: tell(_init(corpus, output, id_column, text_column, root), say, as_json),

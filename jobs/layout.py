@@ -1,4 +1,6 @@
-"""Text laid out in columns by the cells that characters take on a terminal, within its width where there is one."""
+"""Text laid out in columns by the cells that characters take on a terminal, within its width where there is
+one.
+"""
 
 import os
 import sys
@@ -10,7 +12,9 @@ _GAP = "  "
 
 
 def output_width() -> int | None:
-    """Cells in a line of standard output: COLUMNS where it is set, else the terminal's; None for a pipe or a file, whose lines may have any length."""
+    """Cells in a line of standard output: COLUMNS where it is set, else the terminal's; None for a pipe or a
+    file, whose lines may have any length.
+    """
     if (named := os.environ.get("COLUMNS", "")).isdigit() and int(named) > 0:
         return int(named)
     try:
@@ -38,7 +42,10 @@ def cut(text: str, width: int) -> str:
 
 
 def table(rows: Sequence[tuple[str, ...]], header: tuple[str, ...], most: Sequence[int] | None = None) -> str:
-    """Columns in plain text, numbers to the right. A cell is one line, whatever characters are in it; most: cells that each column may take."""
+    """Columns in plain text, numbers to the right.
+
+    A cell is one line, whatever characters are in it; most: cells that each column may take.
+    """
     shown = [tuple(map(printable, row)) for row in (header, *rows)]
     if most is not None:
         shown = [tuple(cut(cell, width) for cell, width in zip(row, most, strict=True)) for row in shown]
@@ -56,7 +63,9 @@ def fitted(rows: Sequence[tuple[str, ...]], header: tuple[str, ...], width: int 
 
 
 def shared(wanted: Sequence[int], room: int) -> list[int]:
-    """Widths of columns that want that many cells and have `room` together: none gets more than it wants, and those that want more get equal parts of the rest."""
+    """Widths of columns that want that many cells and have `room` together: none gets more than it wants, and
+    those that want more get equal parts of the rest.
+    """
     widths, left = [0] * len(wanted), room
     for done, column in enumerate(sorted(range(len(wanted)), key=lambda column: wanted[column])):
         widths[column] = min(wanted[column], left // (len(wanted) - done))

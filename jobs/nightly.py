@@ -30,9 +30,10 @@ def nightly(
 ) -> None:
     """Make tonight's release: read, encode, whiten, index, check, publish.
 
-    Publishes a new release below release.root when the corpus or the settings changed and every gate is passed; a refused candidate is kept for inspection and
-    nothing is published. Stopped at any moment and started again, it goes on where it was.
-    Files that the current release lacks are made again. On a root that is held the candidate is made and kept, and not published.
+    Publishes a new release below release.root when the corpus or the settings changed and every gate is
+    passed; a refused candidate is kept for inspection and nothing is published. Stopped at any moment and
+    started again, it goes on where it was. Files that the current release lacks are made again. On a root
+    that is held the candidate is made and kept, and not published.
     """
     run_job(lambda run: _nightly(run, verify), config, overrides, print_config, as_json, verbose)
 
@@ -53,7 +54,10 @@ def _nightly(run: Run, verify: bool) -> Answer:
         + _quarantined(counts),
         "unchanged": f"{outcome.facts.get('why', '')}: release {outcome.release} with {outcome.rows:,} rows "
         "stays current",
-        "held": f"not published: release {outcome.release} with {outcome.rows:,} rows is held; the candidate passed every gate",
+        "held": (
+            f"not published: release {outcome.release} with {outcome.rows:,} rows is held; the candidate "
+            "passed every gate"
+        ),
         "overtaken": f"another run published release {outcome.release} meanwhile: this one changed nothing",
     }[outcome.status]
     seconds = sum(stage.seconds for stage in run.stages.finished)

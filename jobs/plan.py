@@ -17,8 +17,9 @@ def plan(
 ) -> None:
     """Print what a night would do, without doing it.
 
-    Lists and samples the corpus, loads the encoder and measures it for ten seconds on this machine; then prints rows, sampled tokens, units, estimated time,
-    the kind of index with its bytes, and memory, all as if nothing were there; and which files changed since the live release. Writes nothing.
+    Lists and samples the corpus, loads the encoder and measures it for ten seconds on this machine; then
+    prints rows, sampled tokens, units, estimated time, the kind of index with its bytes, and memory, all as
+    if nothing were there; and which files changed since the live release. Writes nothing.
     """
     run_job(_plan, config, overrides, print_config, as_json, verbose)
 
@@ -38,7 +39,10 @@ def _plan(run: Run) -> Answer:
         ),
         (
             "tokens",
-            f"{made.tokens_per_row:.1f} a row in {made.sampled:,} sampled texts, {made.truncated_share:.1%} of them cut{unusable}",
+            (
+                f"{made.tokens_per_row:.1f} a row in {made.sampled:,} sampled texts, "
+                f"{made.truncated_share:.1%} of them cut{unusable}"
+            ),
         ),
         ("units", f"{made.units:,} of up to {run.job.encode.unit_rows:,} rows, on {made.workers} workers"),
         (
@@ -50,7 +54,10 @@ def _plan(run: Run) -> Answer:
         ("memory", f"about {size(made.worker_bytes)} a worker, {size(index.memory_bytes)} a searcher"),
     ]
     if made.release is not None:
-        seen = f"{made.changed_files} of {made.files} files changed since release {made.release}: at most {made.tonight_rows:,} rows are encoded"
+        seen = (
+            f"{made.changed_files} of {made.files} files changed since release {made.release}: at most "
+            f"{made.tonight_rows:,} rows are encoded"
+        )
         lines.insert(1, ("tonight", seen))
     return Answer(made.facts(), "\n".join(f"{name:<8} {value}" for name, value in lines))
 

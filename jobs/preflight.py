@@ -16,8 +16,9 @@ def preflight(
 ) -> None:
     """Check in under a minute that a night can run.
 
-    The store (write, create once, delete), the encoder (loads, encodes), the corpus's columns and ids on a sample, how much of its texts the tokenizer knows
-    and can take, disk space, versions of packages. Each problem comes with its remedy; exit code 2 when there is one.
+    The store (write, create once, delete), the encoder (loads, encodes), the corpus's columns and ids on a
+    sample, how much of its texts the tokenizer knows and can take, disk space, versions of packages. Each
+    problem comes with its remedy; exit code 2 when there is one.
     """
     run_job(_preflight, config, overrides, print_config, as_json, verbose)
 

@@ -1,4 +1,6 @@
-"""The queries of a search: texts from the command line, from standard input or from a file, a batch at a time."""
+"""The queries of a search: texts from the command line, from standard input or from a file, a batch at a
+time.
+"""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -72,7 +74,10 @@ class Queries:
         return len(self.texts) > 1 and not any(" " in text.strip() for text in self.texts)
 
     def batches(self) -> Iterator[list[Query]]:
-        """All queries in order; a person who types them gets each answered by itself. DataError where there are none."""
+        """All queries in order; a person who types them gets each answered by itself.
+
+        DataError where there are none.
+        """
         size = 1 if self.file == "-" and sys.stdin.isatty() else _BATCH
         queries, asked = iter(self._filled()), 0
         while batch := list(islice(queries, size)):

@@ -131,7 +131,8 @@ def rollback(
 ) -> None:
     """Make an older release current again, by a new commit; nothing is removed.
 
-    The next night goes on from the corpus and the settings as they then are, and publishes them again. To stay on the
+    The next night goes on from the corpus and the settings as they then are, and publishes them again. To
+    stay on the
     release: manta releases hold ROOT.
     """
     _answer(lambda: _rollback(*_root_first("rollback", root, number), commits_root), as_json, verbose)
@@ -152,7 +153,8 @@ def hold(
 ) -> None:
     """Keep a release current until `manta releases release`. Without N: the current one.
 
-    Nights go on: they make and judge their candidate, keep it below candidates/, and publish nothing. No rollback either.
+    Nights go on: they make and judge their candidate, keep it below candidates/, and publish nothing. No
+    rollback either.
     """
     _answer(lambda: _hold(*_root_first("hold", root, number), commits_root, reason), as_json, verbose)
 

@@ -27,7 +27,9 @@ def compare(
     examples: int,
     width: int | None,
 ) -> Answer:
-    """The second release, without a number the current one, against the first, in lines of at most `width` cells."""
+    """The second release, without a number the current one, against the first, in lines of at most `width`
+    cells.
+    """
     from pipeline.flows.night.difference import difference
     from pipeline.index.search import open_chosen
 
@@ -57,7 +59,10 @@ def _facts(found: "Difference") -> dict[str, Any]:
 
 def _sections(found: "Difference", width: int | None) -> list[str]:
     before, after = found.before, found.after
-    head = f"release {after.release} ({after.rows:,} rows) against release {before.release} ({before.rows:,} rows)"
+    head = (
+        f"release {after.release} ({after.rows:,} rows) against release {before.release} ({before.rows:,} "
+        "rows)"
+    )
     counts = ", ".join(f"{count:,} {_WORDS[name]}" for name, count in found.rows.counts.items())
     sections = [f"{head}\nrows: {counts}"]
     if examples := [
@@ -65,7 +70,8 @@ def _sections(found: "Difference", width: int | None) -> list[str]:
     ]:
         sections.append(fitted(examples, ("row", "id", "before", "after"), width))
     sections.append(
-        f"space: {_same(before.space_id, after.space_id)}\ntransform: {_same(before.transform_id, after.transform_id)}\n{_drift(found)}"
+        f"space: {_same(before.space_id, after.space_id)}\ntransform: "
+        f"{_same(before.transform_id, after.transform_id)}\n{_drift(found)}"
     )
     settings = [(name, _short(old), _short(new)) for name, (old, new) in found.settings.items()]
     sections.append(

@@ -50,7 +50,8 @@ def _told(number: int, faults: "list[Fault]") -> str:
     lines = [(fault.path, fault.expected, fault.found or "gone") for fault in faults[:_SHOWN_FAULTS]]
     more = f"\n... and {len(faults) - _SHOWN_FAULTS:,} more" if len(faults) > _SHOWN_FAULTS else ""
     remedy = (
-        "Restore them, or delete those that are changed and run `manta nightly`: it makes missing files again. "
+        "Restore them, or delete those that are changed and run `manta nightly`: it makes missing "
+        "files again. "
         "Or roll back to a complete release."
     )
     head = f"release {number} is damaged: {len(faults):,} of its files"

@@ -70,7 +70,10 @@ Json = Annotated[
     bool,
     typer.Option(
         "--json",
-        help="Print one JSON object for each answer, on a line of its own, on standard output and nothing else.",
+        help=(
+            "Print one JSON object for each answer, on a line of its own, on standard output and nothing "
+            "else."
+        ),
     ),
 ]
 
@@ -89,8 +92,9 @@ def search(
 ) -> None:
     """Find the texts nearest to a query in a published release.
 
-    Encodes the query with the release's own encoder and prints rank, score (cosine), id, text and the kept columns: within the width of a terminal, or with texts
-    cut to 100 characters in a pipe. Many queries are answered in batches, in their order.
+    Encodes the query with the release's own encoder and prints rank, score (cosine), id, text and the kept
+    columns: within the width of a terminal, or with texts cut to 100 characters in a pipe. Many queries are
+    answered in batches, in their order.
     """
     width = output_width()
 
@@ -119,7 +123,10 @@ def search(
 def _understood(root: str, asked: Queries) -> str:
     named = ", ".join(json.dumps(text, ensure_ascii=False) for text in asked.texts)
     one = json.dumps(" ".join(asked.texts), ensure_ascii=False)
-    return f"{len(asked.texts)} queries of one word each: {named}. For one query of several words, put it in quotes: manta search {root} {one}"
+    return (
+        f"{len(asked.texts)} queries of one word each: {named}. For one query of several words, put it in "
+        f"quotes: manta search {root} {one}"
+    )
 
 
 def _opened(root: str, number: int | None, commits_root: str | None) -> "OpenRelease":
@@ -165,7 +172,8 @@ class _Answers:
         else:
             kind = self.release.manifest.index.kind
             log.say(
-                f"a query has {least:,} of {self.k:,} answers: an index of kind {kind} leads to no more. Ask for fewer, or use index.kind=ivf_flat"
+                f"a query has {least:,} of {self.k:,} answers: an index of kind {kind} leads to no "
+                "more. Ask for fewer, or use index.kind=ivf_flat"
             )
 
 

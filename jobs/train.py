@@ -1,7 +1,7 @@
 """Train an encoder on one's own text.
 
-manta train --config jobs/configs/train/simcse-unsupervised.yaml train.data=sentences.parquet
-python -m jobs.train --config jobs/configs/train/simcse-supervised.yaml train.data=triples.parquet train.workers=2
+manta train --config jobs/configs/train/simcse-unsupervised.yaml train.data=sentences.parquet python -m
+jobs.train --config jobs/configs/train/simcse-supervised.yaml train.data=triples.parquet train.workers=2
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,11 @@ def train(
 ) -> None:
     """Train an encoder on one's own text.
 
-    Reads train.data (Parquet), starts from the encoder of the job, and trains it for train.objective on train.workers workers of the cluster. All that comes of
-    it is in one folder below train.root: checkpoints, figures, and in the end the encoder, which `manta encode encoder.path=<that folder>/encoder` takes as it
-    is. The same command goes on where an earlier one was stopped, also with another number of workers; one that is done says so.
+    Reads train.data (Parquet), starts from the encoder of the job, and trains it for train.objective on
+    train.workers workers of the cluster. All that comes of it is in one folder below train.root: checkpoints,
+    figures, and in the end the encoder, which `manta encode encoder.path=<that folder>/encoder` takes as it
+    is. The same command goes on where an earlier one was stopped, also with another number of workers; one
+    that is done says so.
     """
     run_job(_train, config, overrides, print_config, as_json, verbose)
 

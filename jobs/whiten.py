@@ -24,8 +24,9 @@ def whiten(
 ) -> None:
     """Fit a whitening, or another transform, to the encoded corpus.
 
-    Merges the moments of all units, fits what whiten.transform names, with k and remove chosen on a curve where they are not numbers, compares raw and
-    transformed vectors, and stores the transform below transforms/. With whiten.write_vectors=true the transformed vectors are written as units too. Encodes
+    Merges the moments of all units, fits what whiten.transform names, with k and remove chosen on a curve
+    where they are not numbers, compares raw and transformed vectors, and stores the transform below
+    transforms/. With whiten.write_vectors=true the transformed vectors are written as units too. Encodes
     first what is not encoded yet.
     """
     run_job(_whiten, config, overrides, print_config, as_json, verbose)

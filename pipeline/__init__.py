@@ -1,4 +1,7 @@
-"""Manta: from a corpus of text to a published, versioned, searchable index. `open_release(uri)` opens what a night published."""
+"""Manta: from a corpus of text to a published, versioned, searchable index.
+
+`open_release(uri)` opens what a night published.
+"""
 
 from typing import TYPE_CHECKING, Any
 

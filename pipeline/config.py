@@ -41,7 +41,8 @@ class Settings(BaseModel):
     def descriptions(cls) -> dict[str, str]:
         """The docstring below each field, by the field's name.
 
-        Read from the source when asked for: with pydantic's `use_attribute_docstrings` each command reads all sources.
+        Read from the source when asked for: with pydantic's `use_attribute_docstrings` each command reads all
+        sources.
         """
         found: dict[str, str] = {}
         for kind in reversed(cls.__mro__):
@@ -51,7 +52,9 @@ class Settings(BaseModel):
 
 @functools.cache
 def _described_fields(module: str) -> dict[str, dict[str, str]]:
-    """Docstrings below fields, by class and field, of a module's classes; none without a source, as at a prompt."""
+    """Docstrings below fields, by class and field, of a module's classes; none without a source, as at a
+    prompt.
+    """
     try:
         declared = ast.parse(inspect.getsource(sys.modules[module])).body
     except (OSError, TypeError):
@@ -87,7 +90,9 @@ _KEY_IN_QUERY = re.compile(r"[?&][^=&/]*(key|secret|token|pass|pwd|sig|credentia
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which only true and false are booleans, as in YAML 1.2: `mode: off` is the word; and in which a key stands once, where PyYAML takes the last."""
+    """YAML in which only true and false are booleans, as in YAML 1.2: `mode: off` is the word; and in which a
+    key stands once, where PyYAML takes the last.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
@@ -119,8 +124,8 @@ def digest_of(value: Any) -> str:
 
 
 def load_settings(kind: type[S], file: str | Path | None = None, overrides: tuple[str, ...] = ()) -> S:
-    """Settings of `kind` from a YAML file, then `key.path=value` overrides (values are YAML too: `a.b=[1, 2]`). ConfigError for a URI with credentials in it,
-    and for a number that is not finite.
+    """Settings of `kind` from a YAML file, then `key.path=value` overrides (values are YAML too: `a.b=[1,
+    2]`). ConfigError for a URI with credentials in it, and for a number that is not finite.
     """
     if file is not None:
         refuse_credentials(uri_of(file))
@@ -153,7 +158,9 @@ def validated(kind: type[S], tree: Mapping[str, Any], source: str) -> S:
 
 
 def refuse_credentials(uri: str) -> None:
-    """ConfigError, without the secret, for a URI that has a user, a password or a key in it: URIs are kept in manifests and shown in logs."""
+    """ConfigError, without the secret, for a URI that has a user, a password or a key in it: URIs are kept in
+    manifests and shown in logs.
+    """
     before, sign, rest = uri.partition("://")
     scheme = before.rpartition("=")[2]
     if not sign or scheme == "file":
@@ -164,7 +171,10 @@ def refuse_credentials(uri: str) -> None:
         ":" in host and not host.startswith("arn:") and not host.rpartition(":")[2].isdigit()
     )
     if user or _KEY_IN_QUERY.search(rest):
-        remedy = "take them out of the URI: credentials come from the environment (AWS_ACCESS_KEY_ID and so on) or from the machine's role"
+        remedy = (
+            "take them out of the URI: credentials come from the environment (AWS_ACCESS_KEY_ID and so on) "
+            "or from the machine's role"
+        )
         raise ConfigError(
             f"{scheme}://...", "a URI without user, password or key", "one with them (not shown here)", remedy
         )
@@ -244,7 +254,11 @@ def _read_yaml(file: Path) -> dict[str, Any]:
 
 
 def _parsed(text: str, name: str) -> Any:
-    """The value that a YAML text means. YAMLError for what is no YAML, and for aliases that would fill memory (`a: [*b, *b]`, `b: [*c, *c]` and so on)."""
+    """The value that a YAML text means.
+
+    YAMLError for what is no YAML, and for aliases that would fill memory (`a: [*b, *b]`, `b: [*c, *c]` and so
+    on).
+    """
     loader = _Loader(text)
     loader.name = name
     try:

@@ -33,14 +33,19 @@ class Device:
 
         if self.kind == "cuda" and (not torch.cuda.is_available() or self.index >= torch.cuda.device_count()):
             found = f"{torch.cuda.device_count()} of them" if torch.cuda.is_available() else "none"
-            remedy = "set encode.device=cpu, or give the worker a GPU (cluster.gpus_per_worker=1, a CUDA build of torch)"
+            remedy = (
+                "set encode.device=cpu, or give the worker a GPU (cluster.gpus_per_worker=1, a CUDA build "
+                "of torch)"
+            )
             raise ConfigError(
                 "encode.device", f"a CUDA device number {self.index} visible to this process", found, remedy
             )
         return torch.device(str(self))
 
     def instruction_set(self) -> str:
-        """Processor model with the widest instructions torch uses there, or GPU model with compute capability: both choose kernels, hence bits."""
+        """Processor model with the widest instructions torch uses there, or GPU model with compute
+        capability: both choose kernels, hence bits.
+        """
         import torch
 
         if self.kind == "cpu":
@@ -51,7 +56,9 @@ class Device:
 
 
 def resolve(name: "Name | str | Device", gpus: float = 0.0) -> Device:
-    """`auto` is the GPU where a worker was given one (`gpus` > 0), else the CPU; `cuda:1` names a GPU. Checked when it is used."""
+    """`auto` is the GPU where a worker was given one (`gpus` > 0), else the CPU; `cuda:1` names a GPU.
+    Checked when it is used.
+    """
     if isinstance(name, Device):
         return name
     if name == "auto":
@@ -66,7 +73,9 @@ def resolve(name: "Name | str | Device", gpus: float = 0.0) -> Device:
 
 @functools.cache
 def processor() -> str:
-    """Vendor, family and model of the CPU: matrix libraries choose kernels by vendor and block sizes by cache."""
+    """Vendor, family and model of the CPU: matrix libraries choose kernels by vendor and block sizes by
+    cache.
+    """
     try:
         lines = (
             Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()

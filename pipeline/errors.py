@@ -1,4 +1,8 @@
-"""The tree of errors. Each says where, what was expected, what was found and what to do, and carries the exit code of the command that meets it."""
+"""The tree of errors.
+
+Each says where, what was expected, what was found and what to do, and carries the exit code of the command
+that meets it.
+"""
 
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar
@@ -12,7 +16,8 @@ MODEL_FAILURES = (
     TypeError,
     ValueError,
 )
-"""what a model raises at a text that it cannot take; anything else, such as OSError or MemoryError, is no fault of a text"""
+"""what a model raises at a text that it cannot take; anything else, such as OSError or MemoryError, is no
+fault of a text"""
 
 
 class PipelineError(Exception):
@@ -25,7 +30,9 @@ class PipelineError(Exception):
         return {each.name: getattr(self, each.name) for each in fields(self)} if is_dataclass(self) else {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Rebuilt from its fields on the other side of a process border: exceptions pickle their `args`, which dataclasses leave empty."""
+        """Rebuilt from its fields on the other side of a process border: exceptions pickle their `args`,
+        which dataclasses leave empty.
+        """
         return _rebuild, (type(self), self.facts(), self.args)
 
 
@@ -35,7 +42,9 @@ def _rebuild(kind: type[PipelineError], values: dict[str, Any], arguments: tuple
 
 @dataclass(eq=False)
 class _Sentence(PipelineError):
-    """where: file, key or column. expected and found: as a person would say them. remedy: the next thing to do."""
+    """where: file, key or column. expected and found: as a person would say them. remedy: the next thing to
+    do.
+    """
 
     where: str
     expected: str
@@ -91,7 +100,10 @@ class GatesRefused(PipelineError):
     decisions: tuple[dict[str, Any], ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.candidate}: refused by {'; '.join(self.refusals)}. The published release is unchanged; look at report.html of the candidate"
+        return (
+            f"{self.candidate}: refused by {'; '.join(self.refusals)}. The published release is unchanged; "
+            "look at report.html of the candidate"
+        )
 
 
 @dataclass(eq=False)
@@ -119,4 +131,7 @@ class PublishConflict(PipelineError):
     winner: str
 
     def __str__(self) -> str:
-        return f"release {self.number} was published by another run meanwhile (manifest {self.winner[:12]}); this run has changed nothing"
+        return (
+            f"release {self.number} was published by another run meanwhile (manifest {self.winner[:12]}); "
+            "this run has changed nothing"
+        )

@@ -1,4 +1,5 @@
-"""Signs that this process gets on though it finishes no rows and takes no CPU time: bytes come or go, here or in another process that it waits for.
+"""Signs that this process gets on though it finishes no rows and takes no CPU time: bytes come or go, here or
+in another process that it waits for.
 
 Whoever transfers gives them, and knows nothing of whoever judges by them whether a process hangs.
 """

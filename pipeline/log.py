@@ -22,14 +22,17 @@ _enders: list[Callable[[Exception], None]] = []
 
 
 _CONTROLS = "\x00-\x1f\x7f-\x9f"
-_REORDERS = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # marks that change the direction or the line of what follows
+# marks that change the direction or the line of what follows
+_REORDERS = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 _UNPRINTABLE = re.compile(f"[{_CONTROLS}{_REORDERS}]")
 
 
 def printable(text: str) -> str:
-    """The text for one line of a terminal: control characters, escapes, line breaks and marks of direction become U+FFFD.
+    """The text for one line of a terminal: control characters, escapes, line breaks and marks of direction
+    become U+FFFD.
 
-    Ids, file names, column names and texts come from a corpus, whose author may not move the cursor, forge a line or write to the clipboard.
+    Ids, file names, column names and texts come from a corpus, whose author may not move the cursor, forge a
+    line or write to the clipboard.
     """
     return _UNPRINTABLE.sub("\ufffd", text)
 
@@ -52,7 +55,9 @@ def say(sentence: str, **fields: Any) -> None:
 
 @contextlib.contextmanager
 def listening() -> Iterator[list[str]]:
-    """The sentences that are said in this process while the block runs: a worker's go to its own log file, so it sends them along."""
+    """The sentences that are said in this process while the block runs: a worker's go to its own log file, so
+    it sends them along.
+    """
     heard: list[str] = []
     _listeners.append(heard)
     try:
@@ -63,7 +68,9 @@ def listening() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def ends_by(end: Callable[[Exception], None]) -> Iterator[None]:
-    """While the block runs, `end` is how this process tells of an error and ends, whatever its threads are at."""
+    """While the block runs, `end` is how this process tells of an error and ends, whatever its threads are
+    at.
+    """
     _enders.append(end)
     try:
         yield
@@ -72,7 +79,9 @@ def ends_by(end: Callable[[Exception], None]) -> Iterator[None]:
 
 
 def give_up(error: Exception) -> None:
-    """End the process with the error, from any thread; where nobody has said how (`ends_by`), it is only said."""
+    """End the process with the error, from any thread; where nobody has said how (`ends_by`), it is only
+    said.
+    """
     for end in _enders or [lambda error: say(str(error))]:
         end(error)
 
@@ -116,7 +125,10 @@ class Stages:
 
 
 class Running:
-    """A stage at work: rows, rate and time left. It is never silent for long, whether anything is told to it or not."""
+    """A stage at work: rows, rate and time left.
+
+    It is never silent for long, whether anything is told to it or not.
+    """
 
     def __init__(
         self, stage: Stage, total: int | None, terminal: bool, clock: Callable[[], float] = time.monotonic
@@ -170,7 +182,8 @@ class Running:
         note = f", {self.stage.note}" if self.stage.note else ""
         done = f" {self.stage.done:,} {self.stage.unit} in" if self.stage.done else ""
         say(
-            f"{self.stage.name}: {'stopped after' if failed else 'done,'}{done} {duration(self.stage.seconds)}{rate}{note}"
+            f"{self.stage.name}: {'stopped after' if failed else 'done,'}{done} "
+            f"{duration(self.stage.seconds)}{rate}{note}"
         )
         return self.stage
 

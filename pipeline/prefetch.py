@@ -19,7 +19,9 @@ class _End:
 
 
 def ahead(values: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
-    """The same values, at most `depth` of them waiting. An error of `values` is raised here; a taker that stops early ends the thread.
+    """The same values, at most `depth` of them waiting.
+
+    An error of `values` is raised here; a taker that stops early ends the thread.
 
     TransientError where the machine starts no further thread.
     """
@@ -31,7 +33,10 @@ def ahead(values: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
     except (
         RuntimeError
     ) as error:  # no fault of a text, as other errors of this kind are while texts are encoded
-        remedy = "end what else runs, use fewer workers (cluster.workers), or raise the limit (ulimit -u, pids.max)"
+        remedy = (
+            "end what else runs, use fewer workers (cluster.workers), or raise the limit (ulimit -u, "
+            "pids.max)"
+        )
         raise TransientError(
             "encode", "a thread that tokenizes ahead", str(error), f"{remedy}; then run again"
         ) from error

@@ -1,4 +1,7 @@
-"""Names for methods. A registry imports every module of its package, so adding a method adds one file and edits no list."""
+"""Names for methods.
+
+A registry imports every module of its package, so adding a method adds one file and edits no list.
+"""
 
 import difflib
 import importlib
@@ -14,7 +17,8 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """Names to classes (or functions) that the modules of `package` register as they are imported.
 
-    `noun` is what an entry is called in messages ("transform"). Modules are imported at the first look-up, not when the registry is made.
+    `noun` is what an entry is called in messages ("transform"). Modules are imported at the first look-up,
+    not when the registry is made.
     """
 
     def __init__(self, noun: str, package: str) -> None:

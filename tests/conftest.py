@@ -1,4 +1,6 @@
-"""Fixtures for all tests: the workers that nights run on, small encoders, an S3 server on loopback, and a proxy before it that fails on purpose."""
+"""Fixtures for all tests: the workers that nights run on, small encoders, an S3 server on loopback, and a
+proxy before it that fails on purpose.
+"""
 
 import os
 from collections.abc import Callable, Iterator
@@ -44,7 +46,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class ByFile(LoadScopeScheduling):
-    """Keeps the tests of a file in one process, for its module fixtures, and all tests on Ray in one, for the one Ray of the session."""
+    """Keeps the tests of a file in one process, for its module fixtures, and all tests on Ray in one, for the
+    one Ray of the session.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
@@ -77,13 +81,16 @@ def _threads() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def child(encoder: Path, s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalWorkers]:
-    """The child process of small nights, shared by the whole session: it loads torch once instead of once per night. It sees the S3 server, and a cache of its own."""
+    """The child process of small nights, shared by the whole session: it loads torch once instead of once per
+    night. It sees the S3 server, and a cache of its own.
+    """
     process = LocalWorkers()
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("MANTA_CACHE", str(tmp_path_factory.mktemp("cache")))
         process.warm(EncodeTexts(EncoderSettings(path=str(encoder)), EncodeSettings()))
     yield process
-    process._executor().shutdown()  # not killed, as nights end theirs: a measurement of coverage is written when a process ends by itself
+    # not killed, as nights end theirs: a measurement of coverage is written when a process ends by itself
+    process._executor().shutdown()
 
 
 @pytest.fixture
@@ -95,7 +102,10 @@ def cluster(child: LocalWorkers) -> Iterator[Workers]:
 
 @pytest.fixture(scope="session")
 def ray_cluster(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
-    """The one local Ray of the session. Its workers inherit the environment of this moment: the S3 server, a cache, the path of the tests' tasks."""
+    """The one local Ray of the session.
+
+    Its workers inherit the environment of this moment: the S3 server, a cache, the path of the tests' tasks.
+    """
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("MANTA_CACHE", str(tmp_path_factory.mktemp("cache")))
         environment.setenv(
@@ -124,7 +134,9 @@ def minilm() -> Encoder:
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[str]:
-    """URI of a bucket on a server that speaks S3 over HTTP; endpoint and credentials are in the environment while it runs."""
+    """URI of a bucket on a server that speaks S3 over HTTP; endpoint and credentials are in the environment
+    while it runs.
+    """
     with s3_server("manta-tests") as (uri, _):
         yield uri
 
@@ -139,7 +151,10 @@ class Ended(NamedTuple):
 
 @pytest.fixture
 def manta(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
-    """Run the command `manta` in this process. Answers go to the file descriptor of standard output, help and messages to Python's streams."""
+    """Run the command `manta` in this process.
+
+    Answers go to the file descriptor of standard output, help and messages to Python's streams.
+    """
 
     def run(*arguments: str) -> Ended:
         capfd.readouterr()
@@ -152,7 +167,10 @@ def manta(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
 
 @pytest.fixture
 def faulty(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
-    """A proxy before the S3 server, without faults at first. Stores that this process opens go through it; set its `faults`."""
+    """A proxy before the S3 server, without faults at first.
+
+    Stores that this process opens go through it; set its `faults`.
+    """
     with FaultyProxy(os.environ["AWS_ENDPOINT_URL"]) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         yield proxy

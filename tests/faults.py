@@ -1,9 +1,11 @@
-"""An HTTP proxy before an S3 server that fails on purpose: throttling, lost answers, cut bodies, ignored conditions.
+"""An HTTP proxy before an S3 server that fails on purpose: throttling, lost answers, cut bodies, ignored
+conditions.
 
     python -m tests.faults --target http://127.0.0.1:5000 --port 5001 --throttled 0.05 --lost 0.02 --seed 1
 
-It prints its own address when it listens; GET /-/faults on it tells as JSON what it has done so far. Which call fails is a matter of the seed, the call and
-how often that call was made, not of the order in which threads come.
+It prints its own address when it listens; GET /-/faults on it tells as JSON what it has done so far. Which
+call fails is a matter of the seed, the call and how often that call was made, not of the order in which
+threads come.
 """
 
 import argparse
@@ -46,9 +48,12 @@ _ANSWERS = {
 class Faults:
     """Shares of calls (0 to 1), each call meets one fault at most.
 
-    throttled, internal, limited: 503, 500, 429 instead of the answer; denied, unknown: 403 for the caller or its key, which does not pass.
-    reset: the connection is reset before the store sees the call. delayed: the store does it, and the answer comes `delay_s` late.
-    cut: the body of a GET ends halfway. lost: the store did what a PUT, POST or DELETE told it, and the connection is reset instead of the answer.
+    throttled, internal, limited: 503, 500, 429 instead of the answer; denied, unknown: 403 for the caller or
+    its key, which does not pass.
+    reset: the connection is reset before the store sees the call. delayed: the store does it, and the answer
+        comes `delay_s` late.
+    cut: the body of a GET ends halfway. lost: the store did what a PUT, POST or DELETE told it, and the
+        connection is reset instead of the answer.
     drops_conditions: If-None-Match never reaches the store; refuses_conditions: 501 for calls that have it.
     """
 
@@ -94,7 +99,10 @@ def _concerns(kind: str, method: str) -> bool:
 
 
 class FaultyProxy:
-    """A proxy on loopback that listens while the block runs. `faults` may be replaced at any time; `met` counts faults by kind."""
+    """A proxy on loopback that listens while the block runs.
+
+    `faults` may be replaced at any time; `met` counts faults by kind.
+    """
 
     def __init__(self, target: str, faults: Faults = Faults(), port: int = 0) -> None:
         self.target, self.faults = urlsplit(target), faults
@@ -240,7 +248,10 @@ class _Handler(BaseHTTPRequestHandler):
             connection.close()
 
     def _fail(self, status: int, code: str, message: str) -> None:
-        page = f"<?xml version='1.0' encoding='UTF-8'?><Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
+        page = (
+            "<?xml version='1.0' "
+            f"encoding='UTF-8'?><Error><Code>{code}</Code><Message>{message}</Message></Error>"
+        ).encode()
         self._answer(status, [("Content-Type", "application/xml")], b"" if self.command == "HEAD" else page)
 
     def _answer(

@@ -75,18 +75,27 @@ def test_on_and_off_are_words(tmp_path: Path, word: str, mode: str):
         ("a..b=1", "key.path=value"),
         (
             "whiten.k=devv",
-            r"whiten\.k: expected .*valid integer.*, or input should be 'dev' or 'likelihood', found 'devv'; did you mean 'dev'\?$",
+            (
+                r"whiten\.k: expected .*valid integer.*, or input should be 'dev' or 'likelihood', found "
+                r"'devv'; did you mean 'dev'\?$"
+            ),
         ),
         (
             "index.kind=hnws",
-            r"index\.kind: expected 'auto', .* or a faiss factory string such as IVF1024,PQ48x8, found 'hnws'; did you mean 'hnsw'\?$",
+            (
+                r"index\.kind: expected 'auto', .* or a faiss factory string such as IVF1024,PQ48x8, found "
+                r"'hnws'; did you mean 'hnsw'\?$"
+            ),
         ),
         ("encode.threads=100000", r"encode\.threads: .* less than or equal to 1024"),
         ("index.seed=3000000000", r"index\.seed: .* less than 2147483648"),
         ("encoder.template=x", r"\[X\] once, 'x' has it 0 times, found 'x'; mend the value"),
         (
             "whiten.shrinkage=2",
-            r"whiten\.shrinkage: expected input should be less than or equal to 1, or input should be 'auto', found 2;",
+            (
+                r"whiten\.shrinkage: expected input should be less than or equal to 1, or input should be "
+                r"'auto', found 2;"
+            ),
         ),
         (
             "train.optimizer.learning_rate=.inf",

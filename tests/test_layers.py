@@ -1,4 +1,6 @@
-"""Each part of the pipeline imports only parts before it; only one place knows faiss, and one Ray; importing is light."""
+"""Each part of the pipeline imports only parts before it; only one place knows faiss, and one Ray; importing
+is light.
+"""
 
 import ast
 import subprocess

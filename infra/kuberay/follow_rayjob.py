@@ -2,8 +2,9 @@
 
     python follow_rayjob.py rayjob-nightly.yaml
 
-The job's name is RAYJOB_NAME. Where one of that name is there already, an earlier pod of the same tick made it, and it is followed as it is. Exit codes: 0 the night
-succeeded, 1 it failed, 2 it may not be created or the manifest is wrong, 75 the API server could not be reached for too long.
+The job's name is RAYJOB_NAME. Where one of that name is there already, an earlier pod of the same tick made
+it, and it is followed as it is. Exit codes: 0 the night succeeded, 1 it failed, 2 it may not be created or
+the manifest is wrong, 75 the API server could not be reached for too long.
 """
 
 import json
@@ -48,7 +49,10 @@ class Api:
         return found
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        """The answer; None for a name that is taken. Asks again until the patience ends, then raises what came last."""
+        """The answer; None for a name that is taken.
+
+        Asks again until the patience ends, then raises what came last.
+        """
         deadline = time.monotonic() + self.patience_s
         while True:
             try:

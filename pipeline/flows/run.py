@@ -10,7 +10,9 @@ from pipeline.store.base import Store
 
 @dataclass(frozen=True)
 class Run:
-    """A job with everything its stages need: the store of its results, workers, and the progress that is shown."""
+    """A job with everything its stages need: the store of its results, workers, and the progress that is
+    shown.
+    """
 
     job: Job
     store: Store

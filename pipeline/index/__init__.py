@@ -1,1 +1,4 @@
-"""The published index: planned, trained, filled shard by shard, merged, checked and searched. Nothing outside this package imports faiss."""
+"""The published index: planned, trained, filled shard by shard, merged, checked and searched.
+
+Nothing outside this package imports faiss.
+"""

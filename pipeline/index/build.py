@@ -1,4 +1,7 @@
-"""An index trained once and filled in parts. The published index takes the encoder's raw output: whitening and normalisation stand inside it."""
+"""An index trained once and filled in parts.
+
+The published index takes the encoder's raw output: whitening and normalisation stand inside it.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -24,7 +27,9 @@ _KMEANS_ROUNDS = 10  # faiss's own choice for coarse quantizers
 
 @dataclass(frozen=True, eq=False)
 class Filled:
-    """What filling left beside the index: rows added, the exact neighbours among them, and a few rows to look up after a merge."""
+    """What filling left beside the index: rows added, the exact neighbours among them, and a few rows to look
+    up after a merge.
+    """
 
     rows: int
     neighbours: Neighbours | None
@@ -44,9 +49,11 @@ def threads(count: int) -> Iterator[None]:
 
 
 def train(plan: IndexPlan, transform: Affine | None, sample: np.ndarray, seed: int = 0) -> Any:
-    """The empty, trained index of `plan`: whitening and L2 normalisation before the ANN index, ids in its lists or in a map around it.
+    """The empty, trained index of `plan`: whitening and L2 normalisation before the ANN index, ids in its
+    lists or in a map around it.
 
-    sample (n, d) float32: raw vectors; the same sample, seed and number of threads give the same index. DataError for a non-finite sample or a wrong dimension.
+    sample (n, d) float32: raw vectors; the same sample, seed and number of threads give the same index.
+    DataError for a non-finite sample or a wrong dimension.
     """
     sample = _checked(np.arange(len(sample)), sample, "training sample")
     width = sample.shape[1] if transform is None else len(transform.bias)
@@ -72,9 +79,11 @@ def train(plan: IndexPlan, transform: Affine | None, sample: np.ndarray, seed: i
 
 
 def fill(index: Any, batches: Batches, truth: ExactTopK | None = None) -> Filled:
-    """Add all batches to `index` (trained; it may hold rows already) and, in the same pass, find the queries' exact neighbours among them.
+    """Add all batches to `index` (trained; it may hold rows already) and, in the same pass, find the queries'
+    exact neighbours among them.
 
-    Rows go in as they come, so equal batches give equal bytes on one thread. DataError for vectors that are non-finite, zero or of another dimension.
+    Rows go in as they come, so equal batches give equal bytes on one thread. DataError for vectors that are
+    non-finite, zero or of another dimension.
     """
     rows, best, probes = 0, truth.none() if truth else None, _Probes()
     for addresses, vectors in batches:
@@ -88,7 +97,10 @@ def fill(index: Any, batches: Batches, truth: ExactTopK | None = None) -> Filled
 
 
 def remove(index: Any, addresses: np.ndarray) -> int:
-    """Take rows out; how many were there. ConfigError for a kind that cannot (HNSW, PQ fast-scan): publish a delta and tombstones instead."""
+    """Take rows out; how many were there.
+
+    ConfigError for a kind that cannot (HNSW, PQ fast-scan): publish a delta and tombstones instead.
+    """
     if not can_remove(index):
         found, remedy = (
             type(unwrap(index)).__name__,
@@ -104,10 +116,12 @@ def write_index(index: Any, path: Path) -> None:
 
 
 def read_index(path: Path, *, mapped: bool = True, on_disk: bool = False) -> Any:
-    """The index of a file; DataError for a file that faiss cannot read, or whose lists are in a second file without `on_disk`.
+    """The index of a file; DataError for a file that faiss cannot read, or whose lists are in a second file
+    without `on_disk`.
 
-    mapped: the rows stay in the page cache, for searching only. on_disk: the lists are in a second file in the same
-    folder. Nothing outside that folder is opened, whatever path the file names, and nothing for writing.
+    mapped: the rows stay in the page cache, for searching only. on_disk: the lists are in a second file in
+        the same folder. Nothing outside that folder is opened, whatever path the file names, and nothing for
+        writing.
     """
     flags = faiss.IO_FLAG_ONDISK_SAME_DIR | faiss.IO_FLAG_READ_ONLY
     if mapped and not on_disk:
@@ -126,7 +140,10 @@ def read_index(path: Path, *, mapped: bool = True, on_disk: bool = False) -> Any
 
 
 def _assemble(plan: IndexPlan, transform: Affine | None) -> Any:
-    """PreTransform(whitening, normalisation, a factory's own rotation, ANN). Everything is handed over to C++, which frees it once."""
+    """PreTransform(whitening, normalisation, a factory's own rotation, ANN).
+
+    Everything is handed over to C++, which frees it once.
+    """
     made = make_ann(plan.factory, plan.dim)
     outer: Any = made if isinstance(made, faiss.IndexPreTransform) else None
     inner: Any = faiss.downcast_index(outer.index) if outer is not None else made
@@ -163,7 +180,10 @@ def _linear(transform: Affine) -> Any:
 
 @contextmanager
 def _settled(index: Any, seed: int) -> Iterator[None]:
-    """Everything that training would otherwise choose by itself. The sample is the caller's, so no second sample is drawn from it."""
+    """Everything that training would otherwise choose by itself.
+
+    The sample is the caller's, so no second sample is drawn from it.
+    """
     ann = unwrap(index)
     rotations = [step for step in chain_of(index) if isinstance(step, faiss.OPQMatrix)]
     quantizers = [

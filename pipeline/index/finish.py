@@ -37,8 +37,8 @@ def finish(
 ) -> tuple[tuple[Path, ...], dict[str, Any]]:
     """The published files, written into `folder`, and what was measured (`Measured` as a dict).
 
-    truth: the queries' exact neighbours over all parts. The second file, if the plan keeps lists on disk, has a name that the first refers to: store it
-    under that name, beside the first.
+    truth: the queries' exact neighbours over all parts. The second file, if the plan keeps lists on disk, has
+        a name that the first refers to: store it under that name, beside the first.
     """
     lists: tuple[Path, ...] = ()
     if plan.on_disk:
@@ -58,7 +58,8 @@ def finish(
 def measure(
     index: Any, queries: Queries, truth: Neighbours, settings: IndexSettings, target: float
 ) -> Measured:
-    """Search effort chosen on the even queries (or as set) and put into `index`; recall and latency on the odd ones.
+    """Search effort chosen on the even queries (or as set) and put into `index`; recall and latency on the
+    odd ones.
 
     Queries whose own row the index does not hold, since it is dead, take no part in the choice; the effort is
     raised for them afterwards.
@@ -87,7 +88,9 @@ def _with_point(curve: tuple[CurvePoint, ...], point: CurvePoint) -> tuple[Curve
 def measure_parts(
     parts: Parts, queries: Queries, truth: Neighbours, curve: tuple[CurvePoint, ...] | None = None
 ) -> Measured:
-    """Recall and latency on the odd queries at the effort that the parts have. curve: as measured on the even ones; None: a few points around that effort."""
+    """Recall and latency on the odd queries at the effort that the parts have. curve: as measured on the even
+    ones; None: a few points around that effort.
+    """
     base, odd = parts.base, slice(1, None, 2) if len(queries) > 1 else slice(None)
     return Measured(
         rows=parts.ntotal,

@@ -1,4 +1,6 @@
-"""From addresses back to the user's ids: Arrow IPC files sorted by address, mapped into memory, searched by bisection."""
+"""From addresses back to the user's ids: Arrow IPC files sorted by address, mapped into memory, searched by
+bisection.
+"""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,9 +14,11 @@ from pipeline.store.arrays import arrow_of, numpy_of
 
 
 def write_ids(file: Path, tables: Iterable[pa.Table]) -> int:
-    """Tables of (address int64, id, kept columns), addresses ascending across all of them, as one uncompressed Arrow IPC file; rows written.
+    """Tables of (address int64, id, kept columns), addresses ascending across all of them, as one
+    uncompressed Arrow IPC file; rows written.
 
-    Each table becomes one record batch, so a unit each is right. DataError where addresses do not ascend or columns differ.
+    Each table becomes one record batch, so a unit each is right. DataError where addresses do not ascend or
+    columns differ.
     """
     rows, last = 0, -1
     tables = iter(tables)
@@ -57,7 +61,9 @@ def _check_table(file: Path, table: pa.Table, first: pa.Table, addresses: np.nda
 
 
 def surviving(files: Sequence[Path], gone: np.ndarray) -> Iterator[pa.Table]:
-    """The rows of those ids files, in address order and a batch at a time, without the addresses `gone` (n,) int64, ascending."""
+    """The rows of those ids files, in address order and a batch at a time, without the addresses `gone` (n,)
+    int64, ascending.
+    """
     filled = (batch for batch in _batches(files) if batch.num_rows)
     for batch in sorted(filled, key=lambda batch: batch["address"][0].as_py()):
         addresses = batch["address"].to_numpy()
@@ -73,7 +79,10 @@ def ids_schema(file: Path) -> pa.Schema:
 
 
 class Ids:
-    """The rows behind addresses: a column id, then the kept ones. Opens in the time it takes to read the files' footers; safe to share between threads."""
+    """The rows behind addresses: a column id, then the kept ones.
+
+    Opens in the time it takes to read the files' footers; safe to share between threads.
+    """
 
     def __init__(self, batches: Sequence[pa.RecordBatch]) -> None:
         filled = sorted(
@@ -128,7 +137,10 @@ class Ids:
 
 
 def open_ids(files: Sequence[Path]) -> Ids:
-    """The ids in those files, mapped, not read. DataError for a file that is no Arrow IPC file with a column address."""
+    """The ids in those files, mapped, not read.
+
+    DataError for a file that is no Arrow IPC file with a column address.
+    """
     return Ids(_batches(files))
 
 

@@ -1,4 +1,7 @@
-"""Which index a corpus gets: the most exact kind that fits the searcher's memory. A plan is a value and needs faiss only where a factory string is named."""
+"""Which index a corpus gets: the most exact kind that fits the searcher's memory.
+
+A plan is a value and needs faiss only where a factory string is named.
+"""
 
 import math
 from dataclasses import dataclass
@@ -25,7 +28,10 @@ _PER_CODE = 8  # components that one byte of a product-quantizer code stands for
 
 
 class IndexPlan(Settings):
-    """What will be built, how large it becomes, and why. `dim` is that of the indexed vectors: after whitening, before a rotation of the factory's own."""
+    """What will be built, how large it becomes, and why.
+
+    `dim` is that of the indexed vectors: after whitening, before a rotation of the factory's own.
+    """
 
     kind: Literal["flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "hnsw", "factory"]
     factory: str
@@ -63,7 +69,10 @@ class _Size:
 
 
 def plan_index(rows: int, dim: int, settings: IndexSettings) -> IndexPlan:
-    """The index for `rows` vectors of `dim` components. ConfigError where the named kind cannot be built for them; DataError for no rows."""
+    """The index for `rows` vectors of `dim` components.
+
+    ConfigError where the named kind cannot be built for them; DataError for no rows.
+    """
     if rows < 1:
         raise DataError("index", "at least one vector", "none", "check the corpus and its quarantine")
     if settings.kind == "auto":
@@ -88,7 +97,10 @@ def _auto(rows: int, dim: int, settings: IndexSettings) -> IndexPlan:
         plan = _plan(kind, rows, dim, in_memory, why, per_code)
         if plan.on_disk or plan.memory_bytes <= settings.memory_gib * GIB:
             return plan
-        why = f"{plan.factory} would take {plan.memory_bytes / GIB:.2f} GiB of the {settings.memory_gib:g} that index.memory_gib allows"
+        why = (
+            f"{plan.factory} would take {plan.memory_bytes / GIB:.2f} GiB of the {settings.memory_gib:g} "
+            "that index.memory_gib allows"
+        )
     kind, per_code = choices[-1]
     return _plan(kind, rows, dim, settings, f"the smallest kind; even {why}", per_code)
 
@@ -132,7 +144,8 @@ def _plan(
 def _factory(kind: str, nlist: int, parts: int, per_code: int) -> str:
     coarse = f"IVF{nlist}" + (f"_HNSW{HNSW_LINKS}" if nlist >= LARGE_NLIST else "")
     rotated = parts * per_code  # a product quantizer wants equal parts; the rotation pads
-    # np: no polysemous ordering of the codes, which nothing here uses and which takes longer than all other training
+    # np: no polysemous ordering of the codes, which nothing here uses and which takes longer than all other
+    # training
     return {
         "flat": "Flat",
         "ivf_flat": f"{coarse},Flat",
@@ -154,7 +167,9 @@ def _size(kind: str, dim: int, nlist: int, parts: int) -> _Size:
 
 
 def _nlist(rows: int, settings: IndexSettings) -> int:
-    """About 4 sqrt(rows), with at least 39 training rows a list; a named number is taken as long as it can be trained at all."""
+    """About 4 sqrt(rows), with at least 39 training rows a list; a named number is taken as long as it can be
+    trained at all.
+    """
     if settings.nlist is not None:
         if (found := _train_rows(rows, settings.nlist, settings)) < settings.nlist:
             raise _too_few(f"index.nlist: {settings.nlist}", settings.nlist, found)

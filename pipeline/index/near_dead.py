@@ -1,5 +1,5 @@
-"""Answers near deleted rows: users go on asking for what was deleted, and the rows that are nearest now lie in
-many lists, far from one another.
+"""Answers near deleted rows: users go on asking for what was deleted, and the rows that are nearest now lie
+in many lists, far from one another.
 """
 
 from typing import Any

@@ -9,7 +9,9 @@ from pipeline.settings.training import MineSettings
 
 
 def without_known(found: Neighbours, known: Sequence[np.ndarray]) -> Neighbours:
-    """The answers without what is known to be right, and without those that there are none of: NOBODY takes their place. known: addresses, of each query."""
+    """The answers without what is known to be right, and without those that there are none of: NOBODY takes
+    their place. known: addresses, of each query.
+    """
     right = (
         np.stack([np.isin(row, mine) for row, mine in zip(found.addresses, known, strict=True)])
         if len(known)
@@ -21,10 +23,12 @@ def without_known(found: Neighbours, known: Sequence[np.ndarray]) -> Neighbours:
 def pick(
     found: Neighbours, positives: np.ndarray, pairs: np.ndarray, settings: MineSettings, seed: int
 ) -> np.ndarray:
-    """Addresses (n, negatives) int64 of each pair's hard negatives, NOBODY behind the last: of its anchor's neighbours (n, k), best first, what the settings leave.
+    """Addresses (n, negatives) int64 of each pair's hard negatives, NOBODY behind the last: of its anchor's
+    neighbours (n, k), best first, what the settings leave.
 
-    Ranks count what is not NOBODY, from 0: `skip` to `neighbours` are looked at. positives (n,): cosine of each pair. pairs (n,): its number, by which random ones are
-    drawn, so that the same pair draws the same ones in whatever company.
+    Ranks count what is not NOBODY, from 0: `skip` to `neighbours` are looked at. positives (n,): cosine of
+    each pair. pairs (n,): its number, by which random ones are drawn, so that the same pair draws the same
+    ones in whatever company.
     """
     there = found.addresses != NOBODY
     ranks = np.cumsum(there, axis=1) - 1
@@ -51,7 +55,9 @@ def _first(addresses: np.ndarray, left: np.ndarray, order: np.ndarray, count: in
 
 
 def _drawn(ranks: np.ndarray, pairs: np.ndarray, seed: int) -> np.ndarray:
-    """(n, k) uint64, as good as random: a function of seed, pair and rank alone, so that it does not matter how the corpus is cut into units."""
+    """(n, k) uint64, as good as random: a function of seed, pair and rank alone, so that it does not matter
+    how the corpus is cut into units.
+    """
     with np.errstate(over="ignore"):
         return _mixed(
             _mixed(_mixed(np.full(1, seed, np.uint64)) ^ pairs.astype(np.uint64))[:, None]

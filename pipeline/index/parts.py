@@ -1,4 +1,6 @@
-"""An index in one part or several, searched as one: a base, what came after it, and the dead rows that the base still holds."""
+"""An index in one part or several, searched as one: a base, what came after it, and the dead rows that the
+base still holds.
+"""
 
 import contextlib
 import tempfile
@@ -15,15 +17,22 @@ from pipeline.store.base import checked
 from pipeline.store.units import FileRef
 
 _LISTS = ".ivfdata"  # lists on disk, beside the index file that refers to them
-_SPARE = 8  # asked for beyond k at once: at the 5 % of dead rows that a base may hold, ten answers lack more than 8 in one query of 10^8
+# asked for beyond k at once: at the 5 % of dead rows that a base may hold, ten answers lack more than 8 in
+# one query of 10^8
+_SPARE = 8
 _WIDER = 4  # efSearch for each answer asked for: with less a walk ends among the dead rows of a deleted topic
 
 
 class Parts:
-    """Answers of all parts, the best first, none of them a tombstone. `search` is that of a faiss index; threads may share it."""
+    """Answers of all parts, the best first, none of them a tombstone.
+
+    `search` is that of a faiss index; threads may share it.
+    """
 
     def __init__(self, indexes: Sequence[Any], tombstones: np.ndarray | None = None) -> None:
-        """indexes: faiss indexes of one training. tombstones (n,) int64: addresses that they hold and that are dead."""
+        """indexes: faiss indexes of one training. tombstones (n,) int64: addresses that they hold and that
+        are dead.
+        """
         self.indexes = tuple(indexes)
         self._tombstones = np.sort(tombstones) if tombstones is not None else np.zeros(0, dtype=np.int64)
 
@@ -42,9 +51,11 @@ class Parts:
         return sum(part.ntotal for part in self.indexes) - len(self._tombstones)
 
     def search(self, vectors: np.ndarray, k: int, nprobe: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Scores and addresses (q, k) of the nearest live rows, of equal scores the lower address first; -inf and NOBODY behind the last.
+        """Scores and addresses (q, k) of the nearest live rows, of equal scores the lower address first; -inf
+        and NOBODY behind the last.
 
-        nprobe: of IVF indexes, lists to visit; None: as many as are set. Fewer columns where all parts together hold fewer rows than k.
+        nprobe: of IVF indexes, lists to visit; None: as many as are set. Fewer columns where all parts
+            together hold fewer rows than k.
         """
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)
         found = [self._live(part, vectors, k, nprobe) for part in self.indexes]
@@ -53,7 +64,9 @@ class Parts:
         return np.take_along_axis(scores, order, axis=1), np.take_along_axis(addresses, order, axis=1)
 
     def search_further(self, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """As `search`; but a query whose lists hold fewer than k live rows visits twice as many, until it has k answers or has seen every list."""
+        """As `search`; but a query whose lists hold fewer than k live rows visits twice as many, until it has
+        k answers or has seen every list.
+        """
         scores, addresses = self.search(vectors, k)
         enough, ivf = min(k, self.ntotal), ivf_of(self.base)
         nprobe, nlist = (ivf.nprobe, ivf.nlist) if ivf is not None else (0, 0)
@@ -68,7 +81,9 @@ class Parts:
             yield from addresses_of(part)
 
     def imbalance(self) -> float:
-        """How unevenly the lists of all parts together are filled: 1 for equal ones (Jegou et al. 2011, eq. 5); 1 without lists."""
+        """How unevenly the lists of all parts together are filled: 1 for equal ones (Jegou et al. 2011, eq.
+        5); 1 without lists.
+        """
         ivfs = [ivf_of(part) for part in self.indexes]
         if ivfs[0] is None:
             return 1.0
@@ -85,7 +100,9 @@ class Parts:
     def _live(
         self, part: Any, vectors: np.ndarray, k: int, nprobe: int | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Scores and addresses (q, at least k) of one part: its k nearest that are live are among them, the dead are NOBODY with score -inf."""
+        """Scores and addresses (q, at least k) of one part: its k nearest that are live are among them, the
+        dead are NOBODY with score -inf.
+        """
         asked = k + min(len(self._tombstones), max(_SPARE, k // 8))
         while True:
             effort = self._effort(part, asked, nprobe)
@@ -115,7 +132,10 @@ class Parts:
 def open_parts(
     files: Sequence[FileRef], local: Callable[[FileRef], Path], tombstones: np.ndarray | None = None
 ) -> Parts:
-    """The index in those files. Files of lists are put beside the others under the names by which they are referred to."""
+    """The index in those files.
+
+    Files of lists are put beside the others under the names by which they are referred to.
+    """
     places = [(PurePosixPath(reference.path).name, local(reference)) for reference in files]
     if not any(name.endswith(_LISTS) for name, _ in places):
         return Parts([read_index(place) for _, place in places], tombstones)
@@ -128,7 +148,10 @@ def open_parts(
 
 @contextlib.contextmanager
 def folder_of(places: Sequence[tuple[str, Path]]) -> Iterator[Path]:
-    """A folder in which the files have the given names, wherever they lie. What was mapped from it stays mapped when it is gone."""
+    """A folder in which the files have the given names, wherever they lie.
+
+    What was mapped from it stays mapped when it is gone.
+    """
     with tempfile.TemporaryDirectory(prefix="manta-") as directory:
         for name, place in places:
             link = Path(directory, checked(name))

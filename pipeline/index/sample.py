@@ -1,4 +1,6 @@
-"""A sample over all units by hash of id: the same rows whatever the order, number and size of the units' workers, and never merely the first ones."""
+"""A sample over all units by hash of id: the same rows whatever the order, number and size of the units'
+workers, and never merely the first ones.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -8,7 +10,9 @@ import pyarrow as pa
 
 
 def apportion(rows: Sequence[int], total: int) -> np.ndarray:
-    """How many of `total` samples each unit gives: in proportion to its rows, and sum(rows) at most (largest remainders, the earlier unit first)."""
+    """How many of `total` samples each unit gives: in proportion to its rows, and sum(rows) at most (largest
+    remainders, the earlier unit first).
+    """
     sizes = np.asarray(rows, dtype=np.int64)
     total = min(total, int(sizes.sum()))
     if total <= 0:
@@ -21,7 +25,10 @@ def apportion(rows: Sequence[int], total: int) -> np.ndarray:
 
 
 def sample_rows(ids: pa.Array | pa.ChunkedArray, count: int, salt: str) -> np.ndarray:
-    """The `count` rows of a unit whose ids hash lowest, ascending (int64). Another `salt` is an independent sample."""
+    """The `count` rows of a unit whose ids hash lowest, ascending (int64).
+
+    Another `salt` is an independent sample.
+    """
     if count >= len(ids):
         return np.arange(len(ids))
     key = salt.encode()[: hashlib.blake2b.MAX_KEY_SIZE]

@@ -1,4 +1,6 @@
-"""A published release, opened for searching: checked, mapped, encoding queries with its own encoder, and swapped for a newer one on request."""
+"""A published release, opened for searching: checked, mapped, encoding queries with its own encoder, and
+swapped for a newer one on request.
+"""
 
 import functools
 from collections.abc import Sequence
@@ -38,8 +40,9 @@ def open_release(
 ) -> "OpenRelease":
     """The current release below the root `uri`, or release `number`, ready to search.
 
-    verify: compare every file with its sha256 first (reads them once; remote files are always checked when they are fetched). device: where queries are
-    encoded. commits: the root of the commits where that is another store. DataError when there is no release, or a file was changed.
+    verify: compare every file with its sha256 first (reads them once; remote files are always checked when
+        they are fetched). device: where queries are encoded. commits: the root of the commits where that is
+        another store. DataError when there is no release, or a file was changed.
     """
     releases = Releases(open_store(uri), open_store(commits) if commits is not None else None)
     return open_chosen(releases, number, verify=verify, device=device)
@@ -54,14 +57,21 @@ def open_chosen(
 
 
 class OpenRelease:
-    """What `open_release` gives. Threads may share it: a swap replaces the whole release at once, and a search under way keeps the one it began with."""
+    """What `open_release` gives.
+
+    Threads may share it: a swap replaces the whole release at once, and a search under way keeps the one it
+    began with.
+    """
 
     def __init__(self, releases: Releases, opened: "_Opened", follows: bool) -> None:
         self._releases, self._opened, self._follows = releases, opened, follows
 
     def __repr__(self) -> str:
         manifest = self._opened.manifest
-        return f"OpenRelease({self._releases.store.uri!r}, release {manifest.release}: {manifest.rows:,} rows, index {manifest.index.kind})"
+        return (
+            f"OpenRelease({self._releases.store.uri!r}, release {manifest.release}: {manifest.rows:,} "
+            f"rows, index {manifest.index.kind})"
+        )
 
     @property
     def number(self) -> int:
@@ -80,11 +90,17 @@ class OpenRelease:
         return self._opened.manifest.rows
 
     def validate(self) -> None:
-        """Read every row of the ids, as opening with `verify` does. DataError for a file that could not be searched safely."""
+        """Read every row of the ids, as opening with `verify` does.
+
+        DataError for a file that could not be searched safely.
+        """
         self._opened.validate()
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """(n, d) float32: the texts as queries, by the release's own encoder. Loaded at the first call; SpaceMismatch if it is not the one that the rows have."""
+        """(n, d) float32: the texts as queries, by the release's own encoder.
+
+        Loaded at the first call; SpaceMismatch if it is not the one that the rows have.
+        """
         return self._opened.encode(texts)
 
     def search(
@@ -95,13 +111,17 @@ class OpenRelease:
         space_id: str | None = None,
         texts: bool = False,
     ) -> pa.Table:
-        """The k nearest rows of each query, best first: query (int32, from 0), rank (int32, from 1), id, score (float32, cosine), and the kept columns.
+        """The k nearest rows of each query, best first: query (int32, from 0), rank (int32, from 1), id,
+        score (float32, cosine), and the kept columns.
 
-        queries: texts, or raw vectors (q, d) of the release's encoder; give their `space_id`, and vectors of another space are refused.
-        texts: also a column text, as it was encoded, read from the corpus units; where corpus.keep names text, that column is the one.
-        Where the lists that a query visits hold fewer than k live rows, it visits more of them (nprobe is doubled); so fewer than k rows come back
-        only where the release has fewer, or where an index without exact lists (HNSW, PQ fast-scan) leads to no more.
-        DataError for vectors of another dimension, non-finite or zero ones; MissingTexts, one too, where a corpus unit is not there.
+        queries: texts, or raw vectors (q, d) of the release's encoder; give their `space_id`, and vectors of
+            another space are refused.
+        texts: also a column text, as it was encoded, read from the corpus units; where corpus.keep names
+            text, that column is the one. Where the lists that a query visits hold fewer than k live rows, it
+            visits more of them (nprobe is doubled); so fewer than k rows come back only where the release has
+            fewer, or where an index without exact lists (HNSW, PQ fast-scan) leads to no more. DataError for
+            vectors of another dimension, non-finite or zero ones; MissingTexts, one too, where a corpus unit
+            is not there.
         """
         if k < 1:
             raise ConfigError("search: k", "at least 1", str(k), "ask for one answer or more")
@@ -118,7 +138,10 @@ class OpenRelease:
         return opened.search(queries, k, texts)
 
     def refresh(self, *, verify: bool = True) -> bool:
-        """Swap to the release that is current now; whether there was another. One that was opened by number stays."""
+        """Swap to the release that is current now; whether there was another.
+
+        One that was opened by number stays.
+        """
         if not self._follows:
             return False
         manifest = self._releases.current()

@@ -1,4 +1,6 @@
-"""What a faiss index consists of: which kinds are served, the parts of one, and a fingerprint of all that training fixed."""
+"""What a faiss index consists of: which kinds are served, the parts of one, and a fingerprint of all that
+training fixed.
+"""
 
 import hashlib
 import re
@@ -14,7 +16,8 @@ from pipeline.index.library import faiss
 _SIGNATURE = re.compile(r"^Error in .*? at \S+:\d+: ")  # of the C++ function that refuses a string
 _BLOCK_ROWS = 1 << 16
 _IVF = ("IndexIVFFlat", "IndexIVFScalarQuantizer", "IndexIVFPQ")
-# codes of 32 rows interleaved. In faiss 1.15.1 merging three such indexes corrupts memory, and a row added after a removal takes a freed place without
+# codes of 32 rows interleaved. In faiss 1.15.1 merging three such indexes corrupts memory, and a row added
+# after a removal takes a freed place without
 # clearing it: its code becomes the bitwise or of both, and its scores are wrong
 _IVF_PACKED = ("IndexIVFPQFastScan",)
 _CODES = ("IndexFlat", "IndexFlatIP", "IndexScalarQuantizer", "IndexPQ")
@@ -25,7 +28,8 @@ _GRAPHS = ("IndexHNSWFlat", "IndexHNSWSQ")  # neither merge nor remove
 class Inspected:
     """What a factory string makes.
 
-    codewords: training rows that its product quantizer needs at least; code_bytes: of one row; trained_bytes: of rotation and codebooks.
+    codewords: training rows that its product quantizer needs at least; code_bytes: of one row; trained_bytes:
+        of rotation and codebooks.
     """
 
     nlist: int
@@ -39,16 +43,25 @@ class Inspected:
 
 
 def inspect_factory(factory: str, dim: int) -> Inspected:
-    """What `factory` makes for vectors of `dim` components. ConfigError that names the string where faiss refuses it or its ids would not survive a merge."""
+    """What `factory` makes for vectors of `dim` components.
+
+    ConfigError that names the string where faiss refuses it or its ids would not survive a merge.
+    """
     index = make_ann(factory, dim)
     ann = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
     name = type(ann).__name__
     if name not in _IVF + _IVF_PACKED + _CODES + _GRAPHS:
         raise ConfigError(
             f"index.kind: {factory}",
-            "an IVF (Flat, SQ, PQ, PQfs), flat, SQ, PQ or HNSW index, at most behind a transform; ids are added by the build",
+            (
+                "an IVF (Flat, SQ, PQ, PQfs), flat, SQ, PQ or HNSW index, at most behind a transform; ids "
+                "are added by the build"
+            ),
             name,
-            "leave out IDMap, Refine and the like, or choose one of auto, flat, ivf_flat, ivf_sq8, opq_ivf_pq, hnsw",
+            (
+                "leave out IDMap, Refine and the like, or choose one of auto, flat, ivf_flat, ivf_sq8, "
+                "opq_ivf_pq, hnsw"
+            ),
         )
     return Inspected(
         nlist=ann.nlist if name in _IVF + _IVF_PACKED else 0,
@@ -70,7 +83,10 @@ def make_ann(factory: str, dim: int) -> Any:
     except RuntimeError as error:
         raise ConfigError(
             f"index.kind: {factory}",
-            f"auto, flat, ivf_flat, ivf_sq8, opq_ivf_pq, hnsw, or a faiss factory string for {dim} dimensions and the inner product",
+            (
+                f"auto, flat, ivf_flat, ivf_sq8, opq_ivf_pq, hnsw, or a faiss factory string for {dim} "
+                "dimensions and the inner product"
+            ),
             f"what faiss refuses ({_SIGNATURE.sub('', str(error).rsplit('Error: ', 1)[-1].strip())})",
             "mend the string, for instance IVF1024,PQ48x8",
         ) from None
@@ -84,7 +100,10 @@ def _code_bytes(ann: Any) -> int:
 
 
 def unwrap(index: Any) -> Any:
-    """The innermost index, typed: what stands behind transforms and id maps. It is a view: keep `index` as long as it is used."""
+    """The innermost index, typed: what stands behind transforms and id maps.
+
+    It is a view: keep `index` as long as it is used.
+    """
     index = faiss.downcast_index(index)
     while isinstance(index, faiss.IndexPreTransform | faiss.IndexIDMap):
         index = faiss.downcast_index(index.index)
@@ -152,7 +171,10 @@ def can_merge(index: Any) -> bool:
 
 
 def addresses_of(index: Any) -> Iterator[np.ndarray]:
-    """All addresses (int64) block by block: list by list of an IVF, in order of adding otherwise. The blocks are copies."""
+    """All addresses (int64) block by block: list by list of an IVF, in order of adding otherwise.
+
+    The blocks are copies.
+    """
     if (ivf := ivf_of(index)) is not None:
         for number in range(ivf.nlist):
             if size := ivf.invlists.list_size(number):
@@ -174,15 +196,19 @@ def addresses_of(index: Any) -> Iterator[np.ndarray]:
 
 
 def imbalance(index: Any) -> float:
-    """How unevenly the lists are filled: 1 for equal ones (Jegou et al. 2011, eq. 5); 1 for an index without lists."""
+    """How unevenly the lists are filled: 1 for equal ones (Jegou et al. 2011, eq. 5); 1 for an index without
+    lists.
+    """
     ivf = ivf_of(index)
     return 1.0 if ivf is None or not index.ntotal else float(ivf.invlists.imbalance_factor())
 
 
 def fingerprint(index: Any) -> str:
-    """sha256 (hex) over all that training and settings fixed, rows and search effort left out: transforms, metric, lists and their centroids, codebooks.
+    """sha256 (hex) over all that training and settings fixed, rows and search effort left out: transforms,
+    metric, lists and their centroids, codebooks.
 
-    faiss merges indexes of different codebooks without an error and answers wrongly afterwards; two parts fit together where their fingerprints are equal.
+    faiss merges indexes of different codebooks without an error and answers wrongly afterwards; two parts fit
+    together where their fingerprints are equal.
     """
     digest = hashlib.sha256()
     for part in _trained_parts(index):
@@ -214,7 +240,9 @@ def _trained_parts(index: Any) -> Iterator[Any]:
 
 
 def _type_name(index: Any) -> str:
-    """faiss calls a flat index IndexFlat when the factory makes it and IndexFlatIP when it is read from a file."""
+    """faiss calls a flat index IndexFlat when the factory makes it and IndexFlatIP when it is read from a
+    file.
+    """
     return "IndexFlat" if isinstance(index, faiss.IndexFlat) else type(index).__name__
 
 

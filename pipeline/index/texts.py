@@ -23,13 +23,19 @@ class MissingTexts(DataError):
 
 
 class Texts:
-    """Texts of rows by address. A remote unit is copied to this machine once, checked, and stays in the cache. Threads may share it."""
+    """Texts of rows by address.
+
+    A remote unit is copied to this machine once, checked, and stays in the cache. Threads may share it.
+    """
 
     def __init__(self, store: Store, units: Sequence[ReleaseUnit], verify: bool = True) -> None:
         self._store, self._units, self._verify = store, {unit.ordinal: unit for unit in units}, verify
 
     def take(self, addresses: np.ndarray) -> pa.Array:
-        """(n,) large_string: the texts of `addresses` (n,) int64, in their order. MissingTexts where a unit is not named, gone or damaged."""
+        """(n,) large_string: the texts of `addresses` (n,) int64, in their order.
+
+        MissingTexts where a unit is not named, gone or damaged.
+        """
         if not len(addresses):
             return strings_of([])
         ordinals, rows = addresses >> 32, addresses & 0xFFFFFFFF

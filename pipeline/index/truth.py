@@ -1,4 +1,6 @@
-"""Exact nearest neighbours of sampled queries, found while the vectors pass by on their way into the index: one matrix product more, no second scan."""
+"""Exact nearest neighbours of sampled queries, found while the vectors pass by on their way into the index:
+one matrix product more, no second scan.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,7 +23,9 @@ Batches = Iterable[tuple[np.ndarray, np.ndarray]]  # (n,) int64 addresses, (n, d
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """Rows of the corpus that are asked as queries: addresses (q,) int64, OUTSIDE for other texts, and raw vectors (q, d) float32, as the encoder made them."""
+    """Rows of the corpus that are asked as queries: addresses (q,) int64, OUTSIDE for other texts, and raw
+    vectors (q, d) float32, as the encoder made them.
+    """
 
     addresses: np.ndarray
     vectors: np.ndarray
@@ -35,7 +39,9 @@ class Queries:
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """The best answers of each query, best first: addresses (q, k) int64, -1 where there are no more, and scores (q, k) float32 (cosines)."""
+    """The best answers of each query, best first: addresses (q, k) int64, -1 where there are no more, and
+    scores (q, k) float32 (cosines).
+    """
 
     addresses: np.ndarray
     scores: np.ndarray
@@ -46,7 +52,9 @@ class Neighbours:
 
 @dataclass(frozen=True, eq=False)
 class ExactTopK:
-    """A fold: the `keep` nearest of each query among the vectors of all batches, in the space of the index; a query's own address is no answer."""
+    """A fold: the `keep` nearest of each query among the vectors of all batches, in the space of the index; a
+    query's own address is no answer.
+    """
 
     queries: Queries
     transform: Affine | None = None
@@ -64,7 +72,9 @@ class ExactTopK:
         return best
 
     def merge(self, left: Neighbours, right: Neighbours) -> Neighbours:
-        """The nearest of both; of equal scores the lower address first, so the order of merging leaves no trace."""
+        """The nearest of both; of equal scores the lower address first, so the order of merging leaves no
+        trace.
+        """
         addresses = np.concatenate([left.addresses, right.addresses], axis=1)
         scores = np.concatenate([left.scores, right.scores], axis=1)
         order = np.lexsort((addresses, -scores), axis=1)[:, : self.keep]
@@ -87,7 +97,9 @@ class ExactTopK:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """The beginning of each query's exact ranking of some rows. others (q,): how many rows there are to rank, its own not counted."""
+    """The beginning of each query's exact ranking of some rows. others (q,): how many rows there are to rank,
+    its own not counted.
+    """
 
     best: Neighbours
     others: np.ndarray
@@ -101,7 +113,10 @@ class Known:
         return np.asarray(self.lengths() >= np.minimum(rank, self.others))
 
     def end(self) -> tuple[np.ndarray, np.ndarray]:
-        """Score and address (q, 1) of the last known rank: nothing that is unknown comes before it. (-inf, any) where all is known."""
+        """Score and address (q, 1) of the last known rank: nothing that is unknown comes before it.
+
+        (-inf, any) where all is known.
+        """
         lengths = self.lengths()
         last = np.maximum(lengths - 1, 0)[:, None]
         scores, addresses = (
@@ -113,10 +128,12 @@ class Known:
 
 
 def carry(fold: ExactTopK, before: Known, stays: np.ndarray, added: Known) -> Neighbours:
-    """The exact ranking of the rows of `before` that stay together with those of `added`, as far as the two tell it.
+    """The exact ranking of the rows of `before` that stay together with those of `added`, as far as the two
+    tell it.
 
-    stays (q, k): mask of before's answers; a row that is gone leaves a gap that nobody fills, so rankings grow shorter until a scan of all rows renews them.
-    Of the merged ranks those are kept that come no later than the end of either: whatever is unknown comes after them.
+    stays (q, k): mask of before's answers; a row that is gone leaves a gap that nobody fills, so rankings
+    grow shorter until a scan of all rows renews them. Of the merged ranks those are kept that come no later
+    than the end of either: whatever is unknown comes after them.
     """
     left = Neighbours(
         np.where(stays, before.best.addresses, NOBODY),
@@ -132,7 +149,9 @@ def carry(fold: ExactTopK, before: Known, stays: np.ndarray, added: Known) -> Ne
 
 
 def indexed(vectors: np.ndarray, transform: Affine | None) -> np.ndarray:
-    """Raw vectors (n, d) as the index compares them: transformed, then of length one (zero stays zero); (n, k) float32, C order, always a copy."""
+    """Raw vectors (n, d) as the index compares them: transformed, then of length one (zero stays zero); (n,
+    k) float32, C order, always a copy.
+    """
     moved = (
         np.array(vectors, dtype=np.float32)
         if transform is None

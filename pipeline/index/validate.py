@@ -1,4 +1,6 @@
-"""Is the index good enough: recall against exact search, the least search effort that reaches it, latency, and gates as values."""
+"""Is the index good enough: recall against exact search, the least search effort that reaches it, latency,
+and gates as values.
+"""
 
 import math
 import time
@@ -30,7 +32,10 @@ _CANARY = {"float32": 0.9999, "bfloat16": 0.999, "float16": 0.999}
 
 
 class Share(Settings):
-    """hits of trials, with the 95 % interval of Wilson (1927), which is sound at 0 and 1 and for few trials. Nothing to find counts as found."""
+    """hits of trials, with the 95 % interval of Wilson (1927), which is sound at 0 and 1 and for few trials.
+
+    Nothing to find counts as found.
+    """
 
     hits: int
     trials: int
@@ -53,7 +58,9 @@ class Share(Settings):
 
 
 class CurvePoint(Settings):
-    """Recall at one search effort, on the queries that choose it; query_ms: mean of one query in a batch on one thread."""
+    """Recall at one search effort, on the queries that choose it; query_ms: mean of one query in a batch on
+    one thread.
+    """
 
     effort: int
     recall_at_10: float
@@ -116,11 +123,14 @@ class Counted:
 def recall(
     index: Any, queries: Queries, truth: Neighbours, ranks: tuple[int, ...] = RANKS
 ) -> dict[int, Share]:
-    """Share of the exact k nearest that the index returns, at the effort set in it, for each k of `ranks`. A query's own address is no answer.
+    """Share of the exact k nearest that the index returns, at the effort set in it, for each k of `ranks`.
 
-    Captions and the like hold many equal texts, so the k-th place is often shared: an answer is right if its exact score is at least the k-th exact score
-    less 1e-6. Exact scores are known for the answers listed in `truth` (which goes beyond k) and for indexes that store vectors whole; an answer beyond
-    the list of a compressing index counts as wrong. Where there are fewer than k other rows, all of them are asked for.
+    A query's own address is no answer.
+
+    Captions and the like hold many equal texts, so the k-th place is often shared: an answer is right if its
+    exact score is at least the k-th exact score less 1e-6. Exact scores are known for the answers listed in
+    `truth` (which goes beyond k) and for indexes that store vectors whole; an answer beyond the list of a
+    compressing index counts as wrong. Where there are fewer than k other rows, all of them are asked for.
     """
     exact_scores = _scores_are_exact(index.base if isinstance(index, Parts) else index)
     shares = {}
@@ -147,7 +157,9 @@ def recall(
 
 
 def _independent(hits: np.ndarray, wanted: np.ndarray) -> float:
-    """The answers of one query are found or missed together: as many independent trials as give the variance that queries show (Kish 1965, design effect)."""
+    """The answers of one query are found or missed together: as many independent trials as give the variance
+    that queries show (Kish 1965, design effect).
+    """
     asked, trials = wanted > 0, int(wanted.sum())
     if not trials or not 0 < hits.sum() < trials:
         return float(trials)
@@ -167,7 +179,9 @@ def _scores_are_exact(index: Any) -> bool:
 
 
 def _answers(index: Any, queries: Queries, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Addresses and scores (q, k) with each query's own address left out: k + 1 are asked for, and the own or else the last one goes."""
+    """Addresses and scores (q, k) with each query's own address left out: k + 1 are asked for, and the own or
+    else the last one goes.
+    """
     scores, found = index.search(np.ascontiguousarray(queries.vectors, dtype=np.float32), k + 1)
     own = found == queries.addresses[:, None]
     own[~own.any(axis=1), -1] = True
@@ -189,7 +203,9 @@ def get_effort(index: Any) -> int | None:
 
 
 def set_effort(index: Any, effort: int) -> None:
-    """Set nprobe (at most nlist) or efSearch; a file written afterwards keeps it, so that plain faiss searches with it too."""
+    """Set nprobe (at most nlist) or efSearch; a file written afterwards keeps it, so that plain faiss
+    searches with it too.
+    """
     name, ann = effort_name(index), unwrap(index)
     if name == "nprobe":
         ann.nprobe = max(1, min(effort, ann.nlist))
@@ -200,8 +216,9 @@ def set_effort(index: Any, effort: int) -> None:
 def choose_nprobe(
     index: Any, queries: Queries, truth: Neighbours, target: float
 ) -> tuple[int | None, tuple[CurvePoint, ...]]:
-    """The least effort whose recall@10 is above `target` with its whole 95 % interval (so that other queries meet it too), else the best one; it is set in
-    `index`. With it, the measured curve. (None, ()) for exhaustive kinds.
+    """The least effort whose recall@10 is above `target` with its whole 95 % interval (so that other queries
+    meet it too), else the best one; it is set in `index`. With it, the measured curve. (None, ()) for
+    exhaustive kinds.
 
     nprobe runs over 1, 2, 3, 4, 6, 8, 12 ... nlist, efSearch over 16, 24, 32 ... 1,024.
     """
@@ -292,9 +309,11 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def lowest_cosine(before: np.ndarray, now: np.ndarray) -> float:
-    """Lowest cosine of row i of `before` with row i of `now`, both (n, d): how far a changed arithmetic moved the canary texts.
+    """Lowest cosine of row i of `before` with row i of `now`, both (n, d): how far a changed arithmetic moved
+    the canary texts.
 
-    Two zero vectors agree (word vectors know no word of some canaries); a zero vector and another one have cosine 0.
+    Two zero vectors agree (word vectors know no word of some canaries); a zero vector and another one have
+    cosine 0.
     """
     left, right = before.astype(np.float64), now.astype(np.float64)
     lengths = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
@@ -310,7 +329,11 @@ def judge(
     canary: float | None = None,
     dtype: Dtype = "float32",
 ) -> dict[str, Gate]:
-    """Every gate that is asked for, by name. A release is published only if all of them passed. canary: `lowest_cosine` with the previous release, if any."""
+    """Every gate that is asked for, by name.
+
+    A release is published only if all of them passed. canary: `lowest_cosine` with the previous release, if
+    any.
+    """
     accounted = counted.vectors + counted.quarantined + counted.skipped
     repeated = counted.duplicate_ids + measured.duplicate_addresses
     gates = {
@@ -367,7 +390,10 @@ def _at_most(value: float, limit: float, what: str) -> Gate:
 
 
 def _recall_gate(share: Share, target: float) -> Gate:
-    sentence = f"recall@10 is {share.value:.4f} (95 % interval {share.low:.4f} to {share.high:.4f}), {target:g} at least within it"
+    sentence = (
+        f"recall@10 is {share.value:.4f} (95 % interval {share.low:.4f} to {share.high:.4f}), {target:g} "
+        "at least within it"
+    )
     return Gate(value=share.value, threshold=target, passed=share.high >= target, sentence=sentence)
 
 

@@ -9,7 +9,10 @@ from typing import NoReturn
 
 
 def run() -> NoReturn:
-    """Entry point of the console script. Interrupted while modules are being imported it ends at once and quietly: nothing has begun."""
+    """Entry point of the console script.
+
+    Interrupted while modules are being imported it ends at once and quietly: nothing has begun.
+    """
     before = signal.getsignal(signal.SIGINT)
     if (
         before is signal.default_int_handler
@@ -33,7 +36,8 @@ def run() -> NoReturn:
 
 
 def _leave(code: str | int | None) -> NoReturn:
-    """End the process without tearing the interpreter down, which takes 0.7 s where torch was imported: a third of a search.
+    """End the process without tearing the interpreter down, which takes 0.7 s where torch was imported: a
+    third of a search.
 
     Not where Ray was imported: it and what it runs end by handlers of their own. Every file is closed by now.
     """

@@ -1,4 +1,6 @@
-"""Another package of the same name, found before a part of Manta: `pipeline` and `jobs` are names that projects like to give their own code."""
+"""Another package of the same name, found before a part of Manta: `pipeline` and `jobs` are names that
+projects like to give their own code.
+"""
 
 import importlib.machinery
 import importlib.util
@@ -13,7 +15,10 @@ PARTS = {
 
 
 def refuse_others() -> None:
-    """ImportError if importing `pipeline` or `jobs` would find another package than Manta's. Imports neither."""
+    """ImportError if importing `pipeline` or `jobs` would find another package than Manta's.
+
+    Imports neither.
+    """
     for name in PARTS:
         if (found := other(name, importlib.util.find_spec(name))) is not None:
             raise ImportError(

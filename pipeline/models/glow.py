@@ -1,6 +1,9 @@
-"""Glow on vectors: an invertible network that turns embeddings into standard normal ones. Kingma and Dhariwal 2018 (Glow); Li et al. 2020 (BERT-flow), section 3.
+"""Glow on vectors: an invertible network that turns embeddings into standard normal ones.
 
-A vector is an image of one pixel: each dimension is a channel. Couplings and permutations keep volumes, so the log-determinant is that of the actnorms alone.
+Kingma and Dhariwal 2018 (Glow); Li et al. 2020 (BERT-flow), section 3.
+
+A vector is an image of one pixel: each dimension is a channel. Couplings and permutations keep volumes, so
+the log-determinant is that of the actnorms alone.
 """
 
 import math
@@ -12,17 +15,23 @@ from torch import Tensor, nn
 from pipeline.errors import ConfigError
 from pipeline.settings import FlowSettings
 
-_FACTOR = 3.0  # of every log scale: it then learns three times as fast as the other parameters (Kingma and Dhariwal's release)
+# of every log scale: it then learns three times as fast as the other parameters (Kingma and Dhariwal's
+# release)
+_FACTOR = 3.0
 _HIDDEN_STD = 0.05  # of the initial weights of a coupling's network
 _EPSILON = 1e-6  # added to a standard deviation before the first batch is divided by it
 _LEAST_STD = 1e-4  # of the root mean square over dimensions; below that a dimension is taken for constant
 
 
 class Actnorm(nn.Module):
-    """y = (x + b) * exp(factor * s) per dimension. The first batch it sees sets b and s so that each dimension has mean 0 and variance 1; then they are learned.
+    """y = (x + b) * exp(factor * s) per dimension.
 
-    `initialised` is kept with the weights: what was loaded is never set by a batch again. A dimension that is constant in the first batch (`varies` is False) has
-    no variance to divide by, and more likelihood the larger its scale: it gets the scale of a dimension of average variance, and keeps it.
+    The first batch it sees sets b and s so that each dimension has mean 0 and variance 1; then they are
+    learned.
+
+    `initialised` is kept with the weights: what was loaded is never set by a batch again. A dimension that is
+    constant in the first batch (`varies` is False) has no variance to divide by, and more likelihood the
+    larger its scale: it gets the scale of a dimension of average variance, and keeps it.
     """
 
     varies: Tensor
@@ -63,7 +72,9 @@ class Actnorm(nn.Module):
 
 
 class Coupling(nn.Module):
-    """[x1, x2] -> [x1, x2 + g(x1)], log-determinant 0. g: maps halves (n, dim / 2) to halves, and need not be invertible. Dinh et al. 2014 (NICE), section 3."""
+    """[x1, x2] -> [x1, x2 + g(x1)], log-determinant 0. g: maps halves (n, dim / 2) to halves, and need not be
+    invertible. Dinh et al. 2014 (NICE), section 3.
+    """
 
     def __init__(self, g: nn.Module) -> None:
         super().__init__()
@@ -111,7 +122,9 @@ class FlowStep(nn.Module):
 
 
 class Glow(nn.Module):
-    """Levels of steps on vectors of `dim`; after each level but the last the second half is final. Equal settings give equal initial weights.
+    """Levels of steps on vectors of `dim`; after each level but the last the second half is final.
+
+    Equal settings give equal initial weights.
 
     ConfigError where dim is not divisible by 2^levels.
     """
@@ -161,7 +174,10 @@ class Glow(nn.Module):
         return standard_normal(self(x)) + self.log_det()
 
     def bits_per_dimension(self, x: Tensor) -> Tensor:
-        """-log2 p(x) / dim, mean over rows: the training loss. It falls by one where all dimensions are measured in units twice as large."""
+        """-log2 p(x) / dim, mean over rows: the training loss.
+
+        It falls by one where all dimensions are measured in units twice as large.
+        """
         return -self.log_density(x).mean() / (self.dim * math.log(2))
 
     @property
@@ -203,7 +219,9 @@ def _step(dim: int, settings: FlowSettings, generator: torch.Generator) -> FlowS
 
 
 def _network(dim: int, width: int, generator: torch.Generator) -> nn.Sequential:
-    """dim -> width -> width -> dim, actnorm and ReLU after the first two layers, whose biases the actnorms have."""
+    """dim -> width -> width -> dim, actnorm and ReLU after the first two layers, whose biases the actnorms
+    have.
+    """
     first, second = nn.Linear(dim, width, bias=False), nn.Linear(width, width, bias=False)
     for layer in (first, second):
         nn.init.normal_(layer.weight, std=_HIDDEN_STD, generator=generator)

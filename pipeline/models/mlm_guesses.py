@@ -1,4 +1,6 @@
-"""A masked language model guesses words behind masks: batches of few shapes, logits at the masks alone, guesses drawn by numbers that are given."""
+"""A masked language model guesses words behind masks: batches of few shapes, logits at the masks alone,
+guesses drawn by numbers that are given.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,7 +33,9 @@ class Blanks:
 
 @dataclass(frozen=True)
 class Choice:
-    """How a guess is drawn: among the `top_k` likeliest (None: all) of `among`, by their logits over the temperature."""
+    """How a guess is drawn: among the `top_k` likeliest (None: all) of `among`, by their logits over the
+    temperature.
+    """
 
     among: Sequence[int]
     top_k: int | None
@@ -44,7 +48,9 @@ class Guesser:
     def __init__(
         self, folder: EncoderFolder, device: Device, dtype: str, *, batch_tokens: int | None, threads: int
     ) -> None:
-        """batch_tokens: of one batch, padding included; None: 2,048 on a CPU, 16,384 on a GPU. ModelError as `load_masked_lm`."""
+        """batch_tokens: of one batch, padding included; None: 2,048 on a CPU, 16,384 on a GPU. ModelError as
+        `load_masked_lm`.
+        """
         if device.kind == "cpu":
             torch.set_num_threads(threads)
         self._place = device.torch()
@@ -56,7 +62,8 @@ class Guesser:
             last.register_forward_pre_hook(self._gathered)
 
     def batches(self, rows: Sequence[Blanks]) -> Iterator[tuple[list[int], int, int]]:
-        """(rows by their places in `rows`, all of one padded length, the length, and the rows of the batch with dummies), longest first.
+        """(rows by their places in `rows`, all of one padded length, the length, and the rows of the batch
+        with dummies), longest first.
 
         Few shapes: a batch is full, or a half, a quarter and so on of a full one.
         """
@@ -74,7 +81,10 @@ class Guesser:
     def guesses(
         self, rows: Sequence[Blanks], width: int, size: int, masks: int, choice: Choice
     ) -> list[list[int]]:
-        """An id for each mask of the rows, which are a batch of `batches`; masks: that a row has at most. The other rows change no more than roundings."""
+        """An id for each mask of the rows, which are a batch of `batches`; masks: that a row has at most.
+
+        The other rows change no more than roundings.
+        """
         ids, seen, at = (
             np.full((size, width), self._pad, np.int64),
             np.zeros((size, width), np.int64),
@@ -118,13 +128,18 @@ def load_masked_lm(folder: EncoderFolder, dtype: torch.dtype) -> Any:
     """transformers' model of the folder with its head. ModelError where it has none, or cannot be loaded."""
     from transformers import AutoModelForMaskedLM
 
-    remedy = "use a model that was saved with its head, such as bert-base-uncased; sentence encoders are saved without"
+    remedy = (
+        "use a model that was saved with its head, such as bert-base-uncased; sentence encoders are saved "
+        "without"
+    )
     wanted = "a masked language model: an encoder and its head over words"
     return load_whole(AutoModelForMaskedLM, folder.beside_config(""), wanted, remedy=remedy, dtype=dtype)
 
 
 def _drawn(logits: Tensor, unwanted: list[Sequence[int]], drawn: list[float], choice: Choice) -> list[int]:
-    """For each row of logits (n, vocabulary) the id, of the likeliest ones in falling order, within whose share of their probability its number lies."""
+    """For each row of logits (n, vocabulary) the id, of the likeliest ones in falling order, within whose
+    share of their probability its number lies.
+    """
     logits = logits / choice.temperature
     usable = torch.zeros(logits.shape[1], dtype=torch.bool)
     usable[torch.tensor([number for number in choice.among if number < len(usable)])] = True

@@ -1,4 +1,7 @@
-"""Every section of a job's YAML: the same keys for every command. No I/O, no tensors, no device: values that travel to a worker."""
+"""Every section of a job's YAML: the same keys for every command.
+
+No I/O, no tensors, no device: values that travel to a worker.
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -16,7 +19,8 @@ class CorpusSettings(Settings):
     """Which text, and how a row of it is read."""
 
     uri: Annotated[str, _NAMED] = "corpus"
-    """a file, a glob, a directory (hive partitions become columns, links are followed), or a file:// or s3:// URI of one"""
+    """a file, a glob, a directory (hive partitions become columns, links are followed), or a file:// or s3://
+    URI of one"""
     format: Literal["auto", "parquet", "jsonl"] = "auto"
     """auto goes by the ending: .parquet; .jsonl, .ndjson or .json, each also with .gz"""
     id: str = "id"
@@ -26,51 +30,61 @@ class CorpusSettings(Settings):
     keep: tuple[str, ...] = ()
     """further columns carried to the vectors and to search results"""
     harvest: Literal["docstrings"] | None = None
-    """fill `uri` first: docstrings = those of the Python packages installed here (id = dotted name, text = first paragraph)"""
+    """fill `uri` first: docstrings = those of the Python packages installed here (id = dotted name, text =
+    first paragraph)"""
     max_rows: Annotated[int, Field(ge=1)] | None = None
     """read at most so many rows, in (file name, row) order; the rest is counted as skipped"""
     bad_files: Literal["error", "skip"] = "error"
-    """what an unreadable file, or one with missing or wrongly typed columns, does: stop with exit code 3, or be skipped, counted and put on record"""
+    """what an unreadable file, or one with missing or wrongly typed columns, does: stop with exit code 3, or
+    be skipped, counted and put on record"""
     max_quarantined: Annotated[float, Field(ge=0, le=1)] = 0.5
     """proportion of the rows that may be quarantined. The night stops with exit code 3 if reading quarantines
     more, and with 5 if the encoder's unusable vectors raise it above that"""
     fingerprint: Literal["fast", "full"] = "fast"
-    """how an unchanged file is known: size with modification time or etag, or its whole content, which reads every file every night. fast takes a file for
-    unchanged that was rewritten with the same size and time stamp"""
+    """how an unchanged file is known: size with modification time or etag, or its whole content, which reads
+    every file every night. fast takes a file for unchanged that was rewritten with the same size and time
+    stamp"""
 
 
 class EncoderSettings(Settings):
     """The model that makes the vectors; what is null is as the model folder says."""
 
     path: Annotated[str, _NAMED] = "all-MiniLM-L6-v2"
-    """a folder, a file:// or s3:// URI of one, or a hub id; all-MiniLM-L6-v2 alone is the copy packaged with the extra `local` where installed; or a file of word
-    vectors in word2vec's or GloVe's form, text or binary, also with .gz: a text is then the average of its known words, lower-cased where their words are"""
+    """a folder, a file:// or s3:// URI of one, or a hub id; all-MiniLM-L6-v2 alone is the copy packaged with
+    the extra `local` where installed; or a file of word vectors in word2vec's or GloVe's form, text or
+    binary, also with .gz: a text is then the average of its known words, lower-cased where their words are"""
     pooling: str | None = None
-    """cls, cls_mlp, mean, max, first_last, static_last, last2, static, table, sqrt_len, weighted_mean, last or mask; mean+max concatenates two. static averages
-    the embedding layer's output, table the rows of its word table alone; mask is the state of a template's mask token"""
+    """cls, cls_mlp, mean, max, first_last, static_last, last2, static, table, sqrt_len, weighted_mean, last
+    or mask; mean+max concatenates two. static averages the embedding layer's output, table the rows of its
+    word table alone; mask is the state of a template's mask token"""
     template: str | None = None
-    """what every text is put into, such as This sentence : "[X]" means [MASK]. : [X] is the text, cut before to the tokens that are left of max_length, [MASK] the
-    tokenizer's mask token, whose state is the vector unless `pooling` says otherwise (Jiang et al. 2022, PromptBERT)"""
+    """what every text is put into, such as This sentence : "[X]" means [MASK]. : [X] is the text, cut before
+    to the tokens that are left of max_length, [MASK] the tokenizer's mask token, whose state is the vector
+    unless `pooling` says otherwise (Jiang et al. 2022, PromptBERT)"""
     ensure_final_punctuation: bool = False
     """whether a text that ends in none of . ? " ' gets a full stop"""
     prompt: str | None = None
     """text put before every text of the corpus"""
     query_prompt: str | None = None
-    """text put before every query; null: the folder's query prompt where the corpus gets its counterpart, else the same as `prompt`"""
+    """text put before every query; null: the folder's query prompt where the corpus gets its counterpart,
+    else the same as `prompt`"""
     max_length: Annotated[int, Field(ge=4)] | None = None
-    """tokens of one text, special tokens included; what is longer is cut, at the end unless the folder's tokenizer says at the start, and counted"""
+    """tokens of one text, special tokens included; what is longer is cut, at the end unless the folder's
+    tokenizer says at the start, and counted"""
     normalize: bool | None = None
     """false drops the folder's Normalize module, true adds one; either is another space"""
     exclude: tuple[Literal["frequent", "subword", "case", "punctuation"], ...] = ()
-    """tokens left out of an average (Jiang et al. 2022, PromptBERT): the most frequent ones, pieces of words, those with upper case, punctuation; special tokens
-    then stay out too. A text of nothing else keeps them all"""
+    """tokens left out of an average (Jiang et al. 2022, PromptBERT): the most frequent ones, pieces of words,
+    those with upper case, punctuation; special tokens then stay out too. A text of nothing else keeps them
+    all"""
     frequent: Annotated[int, Field(ge=1)] = 36
     """how many tokens `frequent` leaves out, by `frequencies`"""
     frequencies: str | None = None
-    """a Parquet file, path or URI, with the columns word and count, for `exclude: [frequent]` and `sif`; an encoder folder that has frequencies.parquet in it, as a
-    release's copy has, keeps to that"""
+    """a Parquet file, path or URI, with the columns word and count, for `exclude: [frequent]` and `sif`; an
+    encoder folder that has frequencies.parquet in it, as a release's copy has, keeps to that"""
     sif: Annotated[float, Field(gt=0)] | None = None
-    """weigh a word of probability p by sif / (sif + p) in an average (Arora et al. 2017; 0.001 is usual); null: all alike. Needs word vectors and `frequencies`"""
+    """weigh a word of probability p by sif / (sif + p) in an average (Arora et al. 2017; 0.001 is usual);
+    null: all alike. Needs word vectors and `frequencies`"""
 
     @field_validator("template")
     @classmethod
@@ -87,13 +101,15 @@ class EncodeSettings(Settings):
     unit_rows: Annotated[int, Field(ge=1, le=2**31)] = 32_768
     """rows of a unit: the unit of work, retry, resume and output"""
     max_tokens: Annotated[int, Field(ge=64, lt=2**31)] | None = None
-    """tokens of one packed buffer; null: 1,024 on a CPU, 32,768 on a GPU. Part of what makes vectors bit-identical, so it never adapts by itself"""
+    """tokens of one packed buffer; null: 1,024 on a CPU, 32,768 on a GPU. Part of what makes vectors
+    bit-identical, so it never adapts by itself"""
     window_rows: Annotated[int, Field(ge=1)] = 32_768
     """rows planned together: identical texts inside a window are encoded once"""
     dtype: Dtype = "float32"
     """arithmetic of the forward pass; pooling and normalisation stay float32"""
     compile: bool = True
-    """on a GPU: compile normalisation and residual sum into one kernel where Triton is at hand, else say so once. A CPU needs no compiler: oneDNN fuses"""
+    """on a GPU: compile normalisation and residual sum into one kernel where Triton is at hand, else say so
+    once. A CPU needs no compiler: oneDNN fuses"""
     vectors: Literal["float32", "float16"] = "float32"
     """type of the stored vectors"""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -106,7 +122,8 @@ class FlowSettings(Settings):
     """The normalising flow of BERT-flow (Li et al. 2020): Glow on vectors, trained by maximum likelihood."""
 
     levels: Annotated[int, Field(ge=1)] = 2
-    """after each level but the last, half of the dimensions are final; the dimension must be divisible by 2^levels"""
+    """after each level but the last, half of the dimensions are final; the dimension must be divisible by
+    2^levels"""
     depth: Annotated[int, Field(ge=1)] = 3
     """steps of a level: actnorm, permutation, additive coupling"""
     width: Annotated[int, Field(ge=1)] = 32
@@ -130,29 +147,37 @@ class FlowSettings(Settings):
 
 
 class WhitenSettings(Settings):
-    """The transform of the published index, whitening (Su et al. 2021) unless another is named; stored vectors stay raw."""
+    """The transform of the published index, whitening (Su et al. 2021) unless another is named; stored
+    vectors stay raw.
+    """
 
     mode: Literal["auto", "on", "off"] = "auto"
     """auto compares raw and transformed, and transforms only where that is not worse"""
     transform: str = "whitening"
-    """whitening, standardize (zero mean, unit variance per dimension), components (all-but-the-top; SIF's with `centred: false`) or flow; several in a row
-    joined by +, such as standardize+components. A flow is no linear map and serves `manta whiten` and `manta evaluate` only, not the index"""
+    """whitening, standardize (zero mean, unit variance per dimension), components (all-but-the-top; SIF's
+    with `centred: false`) or flow; several in a row joined by +, such as standardize+components. A flow is no
+    linear map and serves `manta whiten` and `manta evaluate` only, not the index"""
     k: Annotated[int, Field(ge=1)] | Literal["dev", "likelihood"] | None = None
-    """components whitening keeps; null: all of the covariance's rank; dev: best on `dev`; likelihood: best for rows held out (probabilistic PCA)"""
+    """components whitening keeps; null: all of the covariance's rank; dev: best on `dev`; likelihood: best
+    for rows held out (probabilistic PCA)"""
     rotation: Literal["pca", "zca"] = "pca"
     """zca turns whitened vectors back to the old axes: equal cosines where nothing is cut off"""
     shrinkage: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] = 0.0
-    """how far the covariance is drawn to a multiple of the identity before it is inverted; auto: oracle approximating shrinkage (Chen et al. 2010)"""
+    """how far the covariance is drawn to a multiple of the identity before it is inverted; auto: oracle
+    approximating shrinkage (Chen et al. 2010)"""
     ridge: Annotated[float, Field(ge=0)] = 0.0
     """added to every eigenvalue, as a share of their mean: small directions are blown up less"""
     remove: Annotated[int, Field(ge=0)] | Literal["dev"] = 1
     """directions that `components` takes out; dev: best on `dev`"""
     centred: bool = True
-    """whether `components` subtracts the mean and takes principal directions; false: the first singular vectors of the vectors as they are (SIF)"""
+    """whether `components` subtracts the mean and takes principal directions; false: the first singular
+    vectors of the vectors as they are (SIF)"""
     dev: str | None = None
-    """an STS file (sentence1, sentence2, score) for auto and for k and remove by dev; null: split-half retrieval on the corpus itself"""
+    """an STS file (sentence1, sentence2, score) for auto and for k and remove by dev; null: split-half
+    retrieval on the corpus itself"""
     max_drift: Annotated[float, Field(gt=0)] = 0.1
-    """the fit of an earlier night is kept until vectors have moved this far from those it was fitted on: 0.1 is a tenth of a standard deviation, or 10 % of variance"""
+    """the fit of an earlier night is kept until vectors have moved this far from those it was fitted on: 0.1
+    is a tenth of a standard deviation, or 10 % of variance"""
     dev_texts: Annotated[int, Field(ge=10)] = 1_000
     """sampled texts of eight words or more for split-half retrieval"""
     write_vectors: bool = False
@@ -164,7 +189,9 @@ INDEX_KINDS = ("auto", "flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "hnsw")
 
 
 def _kind_or_factory(kind: str) -> str:
-    """The kind of an index. faiss is not asked here; whatever begins with a capital may be a factory string of its own."""
+    """The kind of an index. faiss is not asked here; whatever begins with a capital may be a factory string
+    of its own.
+    """
     if kind not in INDEX_KINDS and not kind[:1].isupper():
         raise ValueError(
             f"{', '.join(map(repr, INDEX_KINDS))} or a faiss factory string such as IVF1024,PQ48x8"
@@ -186,16 +213,18 @@ class IndexSettings(Settings):
     train_rows: Annotated[int, Field(ge=1)] | None = None
     """rows the quantizer is trained on; null: 64 per list, at least 20,000 where there are so many"""
     nprobe: Annotated[int, Field(ge=1)] | None = None
-    """lists a query visits; null: the fewest whose recall is above gates.recall_at_10 with its whole 95 % interval,
-    and up to sixteen times as many if queries near deleted rows need them for that recall"""
+    """lists a query visits; null: the fewest whose recall is above gates.recall_at_10 with its whole 95 %
+    interval, and up to sixteen times as many if queries near deleted rows need them for that recall"""
     queries: Annotated[int, Field(ge=2)] = 1_000
     """rows sampled as queries; nprobe is chosen on one half, recall reported on the other"""
     on_disk: Literal["auto", "never", "always"] = "auto"
-    """keep the lists of an IVF index in a second file that searchers map; auto: where the index exceeds memory_gib"""
+    """keep the lists of an IVF index in a second file that searchers map; auto: where the index exceeds
+    memory_gib"""
     seed: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     """of the quantizer's training"""
     rewrite_gib: Annotated[float, Field(gt=0)] = 64.0
-    """index file up to which a night takes rows out of last night's index and adds the new ones; a larger one stays, and new rows get a file beside it"""
+    """index file up to which a night takes rows out of last night's index and adds the new ones; a larger one
+    stays, and new rows get a file beside it"""
 
 
 class GateSettings(Settings):
@@ -205,23 +234,27 @@ class GateSettings(Settings):
     """
 
     recall_at_10: Annotated[float, Field(ge=0, le=1)] | None = 0.95
-    """share of the exact ten nearest found; refused when even the upper end of its 95 % Wilson interval stays below"""
+    """share of the exact ten nearest found; refused when even the upper end of its 95 % Wilson interval stays
+    below"""
     queries: str | None = None
-    """a file of texts that people ask, one on each line, or Parquet with a column query or text; a path or a URI. Their recall@10 is measured and reported
-    beside that of rows of the corpus, which recall_at_10 asks for, at the cost of one exact search of all rows each night; null: rows only"""
+    """a file of texts that people ask, one on each line, or Parquet with a column query or text; a path or a
+    URI. Their recall@10 is measured and reported beside that of rows of the corpus, which recall_at_10 asks
+    for, at the cost of one exact search of all rows each night; null: rows only"""
     max_size_gib: Annotated[float, Field(gt=0)] | None = None
     """size of the index files"""
     p99_ms: Annotated[float, Field(gt=0)] | None = None
     """99th percentile of one query's time at the set nprobe, one thread"""
     canary_cosine: Annotated[float, Field(ge=-1, le=1)] | None = None
-    """lowest cosine of the canary texts' vectors with the previous release's, same space; null: 0.9999 in float32, 0.999 in half precision"""
+    """lowest cosine of the canary texts' vectors with the previous release's, same space; null: 0.9999 in
+    float32, 0.999 in half precision"""
     unknown_tokens: Annotated[float, Field(ge=0, le=1)] | None = 0.2
-    """proportion of the texts' tokens that the encoder's tokenizer does not know ([UNK], or the bytes that it falls back to), over all units of the release.
-    Of what word vectors lack, punctuation, numbers, single letters and English stop words do not count: many files leave them out on purpose"""
+    """proportion of the texts' tokens that the encoder's tokenizer does not know ([UNK], or the bytes that it
+    falls back to), over all units of the release. Of what word vectors lack, punctuation, numbers, single
+    letters and English stop words do not count: many files leave them out on purpose"""
     lost_tokens: Annotated[float, Field(ge=0, le=1)] | None = 0.95
-    """proportion of the texts' tokens that lie beyond the encoder's limit and are in no vector, over all units
-    of the release. Whole articles by an encoder of 256 or 512 tokens lose half or more, and their beginnings
-    often serve: only where 19 of 20 tokens are lost does search hardly find more than titles"""
+    """proportion of the texts' tokens that lie beyond the encoder's limit and are in no vector, over all
+    units of the release. Whole articles by an encoder of 256 or 512 tokens lose half or more, and their
+    beginnings often serve: only where 19 of 20 tokens are lost does search hardly find more than titles"""
 
     @property
     def wanted_recall(self) -> float:
@@ -239,7 +272,10 @@ class ReleaseSettings(Settings):
 
 
 class WorkerSettings(Settings):
-    """Encode workers; a plain number (cluster.workers=4) is both. Both null: as many as fit the cluster now. Never more than there are units."""
+    """Encode workers; a plain number (cluster.workers=4) is both.
+
+    Both null: as many as fit the cluster now. Never more than there are units.
+    """
 
     min: Annotated[int, Field(ge=1)] | None = None
     """as few as a pool may have; null: 1. Without room for them the command ends: at once with exit code 2
@@ -258,7 +294,8 @@ class ClusterSettings(Settings):
     """The Ray cluster and the pools on it."""
 
     address: str | None = None
-    """host:port or auto; null: the cluster of RAY_ADDRESS, as inside `ray job submit` (an http address is ignored), else a local Ray"""
+    """host:port or auto; null: the cluster of RAY_ADDRESS, as inside `ray job submit` (an http address is
+    ignored), else a local Ray"""
     workers: WorkerSettings = WorkerSettings()
     cpus_per_worker: Annotated[float, Field(gt=0)] = 1.0
     """CPUs that Ray sets aside for an encode worker; encode.threads is what it uses"""
@@ -267,14 +304,17 @@ class ClusterSettings(Settings):
     index_workers: Annotated[int, Field(ge=1)] | None = None
     """workers that fill index shards; null: one per CPU"""
     small_rows: Annotated[int, Field(ge=0)] = 5_000
-    """rows to encode up to which a night on this machine does without Ray: one process is done before Ray has started; 0 always starts Ray"""
+    """rows to encode up to which a night on this machine does without Ray: one process is done before Ray has
+    started; 0 always starts Ray"""
     patience_s: Annotated[float, Field(ge=10)] = 900.0
-    """seconds that a stage waits while none of its workers runs, for instance while others occupy the cluster; then it ends with exit code 75. A worker whose item
-    shows no progress for so long (no rows, CPU time or transfer), and for ten times the slowest item so far, is killed, and the item begins again"""
+    """seconds that a stage waits while none of its workers runs, for instance while others occupy the
+    cluster; then it ends with exit code 75. A worker whose item shows no progress for so long (no rows, CPU
+    time or transfer), and for ten times the slowest item so far, is killed, and the item begins again"""
     wait_s: Annotated[float, Field(ge=10)] | None = None
-    """seconds that a stage waits for a node that holds one of its workers, where the cluster's autoscaler can add such nodes, or where one was there earlier in the
-    run and is lost; then it ends with exit code 75. Where no node that is there or can be added holds a worker, it ends at once with exit code 2; null: as long as
-    patience_s"""
+    """seconds that a stage waits for a node that holds one of its workers, where the cluster's autoscaler can
+    add such nodes, or where one was there earlier in the run and is lost; then it ends with exit code 75.
+    Where no node that is there or can be added holds a worker, it ends at once with exit code 2; null: as
+    long as patience_s"""
 
     @field_validator("workers", mode="before")
     @classmethod
@@ -344,8 +384,9 @@ class TaskSettings(Settings):
     name: str | None = None
     """null: the file's name"""
     columns: dict[str, str] = {}
-    """role: column, where they differ. sts: sentence1, sentence2, score; triplets: anchor, positive, negative; pairs: sentence1, sentence2, label; retrieval: query,
-    positive or text, group; duplicates: as pairs, or text, group; transfer: text (or sentence1, sentence2), label, split"""
+    """role: column, where they differ. sts: sentence1, sentence2, score; triplets: anchor, positive,
+    negative; pairs: sentence1, sentence2, label; retrieval: query, positive or text, group; duplicates: as
+    pairs, or text, group; transfer: text (or sentence1, sentence2), label, split"""
     options: dict[str, float | int | str | bool] = {}
     """of the kind: see its class"""
 
@@ -364,7 +405,8 @@ class GeometrySettings(Settings):
     edit_distance: Literal["characters", "words"] = "characters"
     """what an edit inserts, deletes or replaces, where similarity is compared with edit distance"""
     centred: bool = True
-    """whether explained variance is that about the mean of a word's vectors, as in published figures; false: about zero, as it is printed (Ethayarajh 2019)"""
+    """whether explained variance is that about the mean of a word's vectors, as in published figures; false:
+    about zero, as it is printed (Ethayarajh 2019)"""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """of every sample"""
 
@@ -376,21 +418,27 @@ class EvaluateSettings(Settings):
     """
 
     tasks: str | None = None
-    """a folder with sts/NAME.parquet (subset, sentence1, sentence2, score), stsb-multi/NAME.parquet and senteval/NAME.parquet (text, label, split)"""
+    """a folder with sts/NAME.parquet (subset, sentence1, sentence2, score), stsb-multi/NAME.parquet and
+    senteval/NAME.parquet (text, label, split)"""
     names: tuple[str, ...] = ("sts",)
-    """of the folder's tasks: sts (STS12 to STS16, STSB-test, SICK-R), stsb-multi (all that is there), senteval (MR, CR, SUBJ, MPQA, SST2, SST5, TREC, MRPC), or
-    single ones such as STSB-dev, SICK-R-trial, STSB-de-test. What is missing is named, and no average hides it"""
+    """of the folder's tasks: sts (STS12 to STS16, STSB-test, SICK-R), stsb-multi (all that is there),
+    senteval (MR, CR, SUBJ, MPQA, SST2, SST5, TREC, MRPC), or single ones such as STSB-dev, SICK-R-trial,
+    STSB-de-test. What is missing is named, and no average hides it"""
     own: tuple[TaskSettings, ...] = ()
-    """tasks on one's own data: a list of {kind, uri, name, columns, options}; kind is sts, triplets, pairs, retrieval, duplicates or transfer"""
+    """tasks on one's own data: a list of {kind, uri, name, columns, options}; kind is sts, triplets, pairs,
+    retrieval, duplicates or transfer"""
     candidates: tuple[CandidateSettings, ...] = ()
-    """encoder paths, release:current, ROOT#7, or mappings with name, encoder, transform, release, root ({} is the job's encoder); none: the job's encoder. All are
-    compared with the first one, with intervals of the differences"""
+    """encoder paths, release:current, ROOT#7, or mappings with name, encoder, transform, release, root ({} is
+    the job's encoder); none: the job's encoder. All are compared with the first one, with intervals of the
+    differences"""
     similarity: Literal["cosine", "angular", "euclidean", "dot"] = "cosine"
     """of two sentences: angular is that of Cer et al. 2018 (USE), euclidean is minus the distance"""
     aggregation: Literal["all", "mean", "wmean"] = "all"
-    """over a task's subsets: one correlation over all pairs together, the subsets' mean, or their mean weighted by pairs"""
+    """over a task's subsets: one correlation over all pairs together, the subsets' mean, or their mean
+    weighted by pairs"""
     solver: Literal["lbfgs", "sgd"] = "lbfgs"
-    """of the transfer tasks' logistic regression: convex to the optimum over inverse strengths, or Adam with early stopping as in published tables"""
+    """of the transfer tasks' logistic regression: convex to the optimum over inverse strengths, or Adam with
+    early stopping as in published tables"""
     folds: Annotated[int, Field(ge=2)] = 10
     """of cross-validation in transfer tasks"""
     bootstrap: Annotated[int, Field(ge=0)] = 1_000
@@ -398,7 +446,8 @@ class EvaluateSettings(Settings):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1111
     """of folds, resamples and classifiers"""
     root: str | None = None
-    """below evaluations/ of it sentence vectors, figures and pages are kept, so that a second run takes them over; prune leaves them; null: release.root"""
+    """below evaluations/ of it sentence vectors, figures and pages are kept, so that a second run takes them
+    over; prune leaves them; null: release.root"""
     geometry: GeometrySettings = GeometrySettings()
 
 
@@ -426,10 +475,12 @@ class Job(Settings):
         taken = {*RESULT_COLUMNS, *(["id"] if self.corpus.id != "id" else [])} & set(kept)
         if self.corpus.id in kept or len(set(kept)) < len(kept):
             raise ValueError(
-                f"corpus.id and corpus.keep to name each column once, not {', '.join((self.corpus.id, *kept))}"
+                "corpus.id and corpus.keep to name each column once, not "
+                f"{', '.join((self.corpus.id, *kept))}"
             )
         if taken:
             raise ValueError(
-                f"corpus.keep to leave out {', '.join(sorted(taken))}: vectors and search results use that name; rename the column"
+                f"corpus.keep to leave out {', '.join(sorted(taken))}: vectors and search results use "
+                "that name; rename the column"
             )
         return self

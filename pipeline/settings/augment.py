@@ -11,8 +11,12 @@ _RESERVED = ("id", "text", "text_key")
 
 
 class KeepSettings(Settings):
-    """Which variants are kept. What is not keeps its text and its reason beside it; null switches a test off. Texts are compared as Unicode NFKC, case folded,
-    punctuation left out, white space as one blank; a variant of which nothing is left so, while something is of its text, is never kept: reason empty."""
+    """Which variants are kept.
+
+    What is not keeps its text and its reason beside it; null switches a test off. Texts are compared as
+    Unicode NFKC, case folded, punctuation left out, white space as one blank; a variant of which nothing is
+    left so, while something is of its text, is never kept: reason empty.
+    """
 
     identical: bool = False
     """whether a variant equal to its text stays; reason identical"""
@@ -21,14 +25,16 @@ class KeepSettings(Settings):
     length_ratio: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(gt=0)]] | None = (0.5, 2.0)
     """least and highest length in characters over that of the text; reasons too_short, too_long"""
     repeats: Annotated[int, Field(ge=1)] | None = 2
-    """times that any run of `repeat_words` words may occur, or as often as one does in the text; and a word follows itself, no punctuation between, no more often than
-    words do there. Words are what white space and punctuation part; reason repetition"""
+    """times that any run of `repeat_words` words may occur, or as often as one does in the text; and a word
+    follows itself, no punctuation between, no more often than words do there. Words are what white space and
+    punctuation part; reason repetition"""
     repeat_words: Annotated[int, Field(ge=1)] = 3
     """words of such a run"""
     language: str | None = None
     """ISO 639-1 code of the language that variants have to be in (extra `augment`); reason language"""
     languages: tuple[str, ...] = ()
-    """languages that a variant may be taken for, `language` among them: that of the texts and those of the models; none: all that are known, which short texts confuse"""
+    """languages that a variant may be taken for, `language` among them: that of the texts and those of the
+    models; none: all that are known, which short texts confuse"""
     similarity: tuple[Annotated[float, Field(ge=-1, le=1)], Annotated[float, Field(ge=-1, le=1)]] | None = (
         None
     )
@@ -49,7 +55,8 @@ class DecodingSettings(Settings):
     """Search for a translation."""
 
     method: Literal["greedy", "beam", "sample"] = "greedy"
-    """the likeliest token at each place, the best of `beams` beginnings, or a token drawn by its probability"""
+    """the likeliest token at each place, the best of `beams` beginnings, or a token drawn by its probability
+    """
     beams: Annotated[int, Field(ge=2)] = 4
     """beginnings that a beam search follows"""
     length_penalty: float = 1.0
@@ -57,9 +64,11 @@ class DecodingSettings(Settings):
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """of sampling: logits are divided by it"""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """of sampling: drawn among the fewest tokens that have this probability together (Holtzman et al. 2020)"""
+    """of sampling: drawn among the fewest tokens that have this probability together (Holtzman et al. 2020)
+    """
     top_k: Annotated[int, Field(ge=1)] | None = None
-    """of sampling: drawn among so many of the likeliest tokens; 10 is restricted sampling (Edunov et al. 2018); null: all"""
+    """of sampling: drawn among so many of the likeliest tokens; 10 is restricted sampling (Edunov et al.
+    2018); null: all"""
     hypotheses: Annotated[int, Field(ge=1)] = 1
     """translations of each text: samples, or the best of a beam search"""
     max_ratio: Annotated[float, Field(gt=0)] = 2.0
@@ -103,16 +112,22 @@ class ModelSettings(Settings):
 
 
 class TranslatorSettings(ModelSettings):
-    """A sequence-to-sequence model: Marian (opus-mt), M2M100, NLLB, mBART, T5 or whatever transformers loads as one."""
+    """A sequence-to-sequence model: Marian (opus-mt), M2M100, NLLB, mBART, T5 or whatever transformers loads
+    as one.
+    """
 
     source: str | None = None
-    """language of what it reads, as its tokenizer names it: en (M2M100), eng_Latn (NLLB), en_XX (mBART); null where the model has one alone"""
+    """language of what it reads, as its tokenizer names it: en (M2M100), eng_Latn (NLLB), en_XX (mBART); null
+    where the model has one alone"""
     target: str | None = None
-    """language of what it writes: its token is forced to be the first one; null where the model has one alone"""
+    """language of what it writes: its token is forced to be the first one; null where the model has one alone
+    """
     prefix: str = ""
-    """put before every text: >>fra<< and a blank for a Marian model of several languages, or "translate English to German: " for T5"""
+    """put before every text: >>fra<< and a blank for a Marian model of several languages, or "translate
+    English to German: " for T5"""
     max_length: Annotated[int, Field(ge=4)] | None = None
-    """source tokens of a text, special tokens included; null: as many as the model takes. A longer text is not translated; reason too_long_for_model"""
+    """source tokens of a text, special tokens included; null: as many as the model takes. A longer text is
+    not translated; reason too_long_for_model"""
     decoding: DecodingSettings = DecodingSettings()
 
 
@@ -136,10 +151,11 @@ class AugmentSettings(Settings):
     """Variants of the corpus's texts, by name."""
 
     name: str = "main"
-    """of the folder below augmented/ of release.root in which each run that found something new leaves a numbered manifest"""
+    """of the folder below augmented/ of release.root in which each run that found something new leaves a
+    numbered manifest"""
     variants: dict[str, VariantSettings] = {}
-    """name -> method, or {method, options, keep}. Each becomes the columns variant_<name>, rejected_<name>, reason_<name> and similarity_<name>; where a method makes
-    several, _1, _2 ... stand behind the name"""
+    """name -> method, or {method, options, keep}. Each becomes the columns variant_<name>, rejected_<name>,
+    reason_<name> and similarity_<name>; where a method makes several, _1, _2 ... stand behind the name"""
     keep: KeepSettings = KeepSettings()
     unit_rows: Annotated[int, Field(ge=1, le=2**31)] = 4_096
     """rows of a unit: what is repeated at most when a worker is killed"""

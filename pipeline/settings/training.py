@@ -18,7 +18,8 @@ class Values(Settings):
     labels: tuple[str, ...] = ("entailment", "neutral", "contradiction")
     """names of the labels; a label that is a number is a place in this list"""
     no_label: tuple[str, ...] = ("-", "-1")
-    """labels, by name or by number, of rows without one (no majority of the annotators): these rows are left out and counted"""
+    """labels, by name or by number, of rows without one (no majority of the annotators): these rows are left
+    out and counted"""
     score_range: tuple[float, float] = (0.0, 5.0)
     """least and highest score; training sees them as 0 and 1"""
 
@@ -35,16 +36,19 @@ class PairSettings(Settings):
     """Files with training rows, and which column has which role."""
 
     uri: str
-    """a Parquet file, a glob, a directory, or a file:// or s3:// URI of one; or what `manta augment` left: a manifest (.json), or the folder augmented/<name> of them,
-    which stands for the newest one when the training begins"""
+    """a Parquet file, a glob, a directory, or a file:// or s3:// URI of one; or what `manta augment` left: a
+    manifest (.json), or the folder augmented/<name> of them, which stands for the newest one when the
+    training begins"""
     columns: dict[str, str] = {}
     """role -> column, where the column is not called as its role"""
     missing: Literal["blank", "drop"] = "blank"
-    """what a row does without one of the texts that are read: the text is one blank; or the row is left out and counted"""
+    """what a row does without one of the texts that are read: the text is one blank; or the row is left out
+    and counted"""
     values: Values = Values()
     """what labels and scores mean"""
     weight: Annotated[int, Field(ge=1)] = 1
-    """share of the steps, or of the rows of a batch, that come from here, beside those of the other sources"""
+    """share of the steps, or of the rows of a batch, that come from here, beside those of the other sources
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -83,9 +87,11 @@ class OrderSettings(Settings):
     window_rows: Annotated[int, Field(ge=1)] = 65_536
     """rows that are held in memory and shuffled together; at least a batch"""
     bucket_batches: Annotated[int, Field(ge=1)] = 16
-    """batches whose rows are sorted by length before they are cut, so that rows of one batch are about as long; 1: rows of a batch are drawn from the window alike"""
+    """batches whose rows are sorted by length before they are cut, so that rows of one batch are about as
+    long; 1: rows of a batch are drawn from the window alike"""
     repeats: Literal["keep", "drop", "mask"] = "keep"
-    """what happens to a row that has a text with another of its batch in common: it stays; changes places with a row of another batch; or is no negative of the other"""
+    """what happens to a row that has a text with another of its batch in common: it stays; changes places
+    with a row of another batch; or is no negative of the other"""
 
 
 class ObjectiveSettings(Settings):
@@ -127,8 +133,9 @@ class ScheduleSettings(Settings):
     """The learning rate over the steps."""
 
     name: Literal["linear", "cosine", "constant", "stairs", "plateau"] = "linear"
-    """linear and cosine fall to 0 behind the last step; stairs takes `stairs`; plateau falls by `decay` with every epoch and by `drop` whenever the figure on dev is
-    lower than the last one, and ends the training below `least` (Conneau et al. 2017)"""
+    """linear and cosine fall to 0 behind the last step; stairs takes `stairs`; plateau falls by `decay` with
+    every epoch and by `drop` whenever the figure on dev is lower than the last one, and ends the training
+    below `least` (Conneau et al. 2017)"""
     warmup: Annotated[float, Field(ge=0)] = 0.0
     """steps in which the rate rises to its height by equal parts; below 1: a share of all steps"""
     stairs: dict[int, float] = {}
@@ -161,8 +168,9 @@ class DevSettings(Settings):
     """a Parquet file that is not trained on; null: the last weights are the product, and the loss of the
     same rows is measured before the first step and after the last"""
     measure: Literal["spearman", "accuracy"] = "spearman"
-    """spearman: x100, of the cosines of rated pairs (sentence1, sentence2, score); accuracy: percent of pairs (premise, hypothesis, label) that the objective's own
-    classifier (classification, r_drop) puts where people do, with labels as in the first of `data`"""
+    """spearman: x100, of the cosines of rated pairs (sentence1, sentence2, score); accuracy: percent of pairs
+    (premise, hypothesis, label) that the objective's own classifier (classification, r_drop) puts where
+    people do, with labels as in the first of `data`"""
     columns: dict[str, str] = {}
     """role -> column, where they differ"""
     steps: Annotated[int, Field(ge=1)] = 250
@@ -174,7 +182,9 @@ class DevSettings(Settings):
 
 
 class LoraSettings(Settings):
-    """Low-rank adapters (Hu et al. 2022) in place of the backbone's own weights; the product has them added in. Needs the extra `lora`."""
+    """Low-rank adapters (Hu et al. 2022) in place of the backbone's own weights; the product has them added
+    in. Needs the extra `lora`.
+    """
 
     rank: Annotated[int, Field(ge=1)] | None = None
     """inner dimension of an adapter (16 is usual); null: no adapters, all weights are trained"""
@@ -187,7 +197,9 @@ class LoraSettings(Settings):
 
 
 class RecurrentSettings(Settings):
-    """A new recurrent encoder to start from, in place of encoder.path; the other keys of `encoder` hold for it."""
+    """A new recurrent encoder to start from, in place of encoder.path; the other keys of `encoder` hold for
+    it.
+    """
 
     cell: Literal["gru", "lstm"] | None = None
     """null: training starts from encoder.path"""
@@ -198,18 +210,21 @@ class RecurrentSettings(Settings):
     layers: Annotated[int, Field(ge=1)] = 1
     """each one reads the states of the one before"""
     readout: Literal["last", "max", "mean", "attention"] = "last"
-    """the final state of each direction, or the largest or mean value of the states at all words, or four sums of them weighted by the words themselves"""
+    """the final state of each direction, or the largest or mean value of the states at all words, or four
+    sums of them weighted by the words themselves"""
     words: str | None = None
     """a file of word vectors (GloVe, word2vec), which are not trained; null: vectors are learned"""
     vocabulary: Annotated[int, Field(ge=2)] | None = 50_001
-    """words that are known: the commonest of train.data, lower-cased, and one that stands for all others; with `words` the first ones of the file, and others are
-    left out; null: all"""
+    """words that are known: the commonest of train.data, lower-cased, and one that stands for all others;
+    with `words` the first ones of the file, and others are left out; null: all"""
     word_dim: Annotated[int, Field(ge=1)] = 620
     """dimensions of learned word vectors"""
 
 
 class MineSettings(Settings):
-    """Hard negatives for (anchor, positive) rows, found by the encoder that training starts from, through an index over all positives."""
+    """Hard negatives for (anchor, positive) rows, found by the encoder that training starts from, through an
+    index over all positives.
+    """
 
     enabled: bool = False
     """mine before the first step; rows then have a negative, in place of one that they may have already"""
@@ -241,7 +256,8 @@ class WatchSettings(Settings):
     steps: Annotated[int, Field(ge=1)] = 10
     """steps that one line of figures is about"""
     trackers: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] | None = None
-    """where figures go beside metrics.jsonl; null: tensorboard where it is installed. mlflow and wandb read their own environment variables"""
+    """where figures go beside metrics.jsonl; null: tensorboard where it is installed. mlflow and wandb read
+    their own environment variables"""
 
 
 class TrainSettings(Settings):
@@ -250,7 +266,8 @@ class TrainSettings(Settings):
     root: str = "trainings"
     """a directory or URI below which every training has a folder"""
     name: str | None = None
-    """of the folder; null: made from the objective and from what defines the training, so that equal commands go on with one training"""
+    """of the folder; null: made from the objective and from what defines the training, so that equal commands
+    go on with one training"""
     data: tuple[PairSettings, ...] = ()
     """files with training rows: plain URIs or {uri, columns, values, weight}"""
     mixing: Literal["alternate", "blend"] = "alternate"
@@ -261,7 +278,8 @@ class TrainSettings(Settings):
     )
     """a name, or {name, weight, options}, or a list of them, whose losses are added"""
     matryoshka: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    """the loss is summed over the vectors' first so many dimensions (Kusupati et al. 2022); none: all dimensions alone"""
+    """the loss is summed over the vectors' first so many dimensions (Kusupati et al. 2022); none: all
+    dimensions alone"""
     recurrent: RecurrentSettings = RecurrentSettings()
     fresh: bool = False
     """begin with newly drawn weights of the encoder's architecture instead of its own"""
@@ -273,19 +291,23 @@ class TrainSettings(Settings):
     """an end before that"""
     order: OrderSettings = OrderSettings()
     chunk_rows: Annotated[int, Field(ge=1)] | None = None
-    """rows of a rank that are encoded at once: the gradient stays that of the whole batch (GradCache); null: all"""
+    """rows of a rank that are encoded at once: the gradient stays that of the whole batch (GradCache); null:
+    all"""
     across_ranks: bool = True
     """whether other ranks' rows are candidates too"""
     optimizer: OptimizerSettings = OptimizerSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """of the forward pass's products; weights, losses and normalisations stay float32; float16 scales its loss"""
+    """of the forward pass's products; weights, losses and normalisations stay float32; float16 scales its
+    loss"""
     checkpoint_layers: bool = False
-    """layers compute their inner values anew in the backward pass: a third more work for a fraction of the memory"""
+    """layers compute their inner values anew in the backward pass: a third more work for a fraction of the
+    memory"""
     compile: bool = False
     """torch.compile the layers; needs a C++ compiler on a CPU, Triton on a GPU"""
     strategy: Literal["ddp", "fsdp"] = "ddp"
-    """every rank holds all weights; or weights, gradients and the optimizer's state are sharded over the ranks (FSDP2)"""
+    """every rank holds all weights; or weights, gradients and the optimizer's state are sharded over the
+    ranks (FSDP2)"""
     lora: LoraSettings = LoraSettings()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """of new weights, dropout and views; order.seed is that of the rows"""

@@ -1,18 +1,25 @@
-"""Which way of making a second text trains the better encoder: STS-B after equal steps of InfoNCE on captions and what each augmentation makes of them, beside the
-figures that Gao et al. (2021, SimCSE, table 1) have for BERT-base after a pass over a million sentences of Wikipedia, where the order counts, not the height.
+"""Which way of making a second text trains the better encoder: STS-B after equal steps of InfoNCE on captions
+and what each augmentation makes of them, beside the figures that Gao et al. (2021, SimCSE, table 1) have for
+BERT-base after a pass over a million sentences of Wikipedia, where the order counts, not the height.
 
-    MANTA_EVAL_DATA=... MANTA_EVAL_MODELS=... python -m tests.benchmarks.augmentations --start small --root /tmp/augmentations
-    MANTA_EVAL_DATA=... MANTA_EVAL_MODELS=... python -m tests.benchmarks.augmentations --start minilm --only crop_10 back_translation --root /tmp/augmentations
+    MANTA_EVAL_DATA=... MANTA_EVAL_MODELS=... python -m tests.benchmarks.augmentations --start small --root
+    /tmp/augmentations MANTA_EVAL_DATA=... MANTA_EVAL_MODELS=... python -m tests.benchmarks.augmentations
+    --start minilm --only crop_10 back_translation --root /tmp/augmentations
 
-One process and one thread, without Ray. Captions are of as many pictures, and none that the translation models were trained on. What needs a model or word vectors
-makes do with what is at hand without a network: synonyms are the nearest words in all-MiniLM-L6-v2's word table, rows of whole words, and often no more than another
-form of the word; masked words are guessed by a language model that this program trains, that model's layers under a new head, some minutes on captions.
+One process and one thread, without Ray. Captions are of as many pictures, and none that the translation
+models were trained on. What needs a model or word vectors makes do with what is at hand without a network:
+synonyms are the nearest words in all-MiniLM-L6-v2's word table, rows of whole words, and often no more than
+another form of the word; masked words are guessed by a language model that this program trains, that model's
+layers under a new head, some minutes on captions.
 
-back_translation_near is back_translation without results whose cosine with their text, by all-MiniLM-L6-v2, is below 0.6 or above 0.98.
+back_translation_near is back_translation without results whose cosine with their text, by all-MiniLM-L6-v2,
+is below 0.6 or above 0.98.
 
-A text is the anchor, its variant the positive, and dropout is on as published; `dropout_only` has the text twice. A layer over the vector belongs to the training alone.
-A text whose variant is not kept is left out. All that is made stays below --root, so that a second run takes it over, and so does what
-tests.benchmarks.objectives left there. Figures are Spearman x100 of the cosine; test is of the best weights on dev.
+A text is the anchor, its variant the positive, and dropout is on as published; `dropout_only` has the text
+twice. A layer over the vector belongs to the training alone. A text whose variant is not kept is left out.
+All that is made stays below --root, so that a second run takes it over, and so does what
+tests.benchmarks.objectives left there. Figures are Spearman x100 of the cosine; test is of the best weights
+on dev.
 """
 
 import argparse
@@ -101,7 +108,10 @@ def word_vectors(file: Path) -> Path:
 
 
 def guesser(folder: Path) -> Path:
-    """A masked language model of captions. A training's product has no head over words, so this is a plain loop."""
+    """A masked language model of captions.
+
+    A training's product has no head over words, so this is a plain loop.
+    """
     if not folder.exists():
         from transformers import AutoTokenizer, BertForMaskedLM, DataCollatorForLanguageModeling
 
@@ -145,7 +155,9 @@ def guesser(folder: Path) -> Path:
 
 
 def translated(**keep: Any) -> dict[str, Any]:
-    """English to German and back, greedy; a result that is not English is not kept, nor one that `keep` forbids."""
+    """English to German and back, greedy; a result that is not English is not kept, nor one that `keep`
+    forbids.
+    """
     models = Path(os.environ["MANTA_EVAL_MODELS"])
     legs = [{"path": str(models / f"translation-{pair}")} for pair in ("en-de", "de-en")]
     return {
@@ -192,7 +204,9 @@ def augmented(name: str, texts: Path, root: Path) -> Augmentation:
 
 
 def rows_of(name: str, texts: Path, root: Path) -> tuple[Case, dict[str, Any], list[str]]:
-    """The training with an augmentation, the rows that it reads, and how many of them were kept and what for the others were not."""
+    """The training with an augmentation, the rows that it reads, and how many of them were kept and what for
+    the others were not.
+    """
     if name == "dropout_only":
         return Case(name, "simcse"), {"uri": str(texts)}, ["100.0 %", ""]
     made = augmented(name, texts, root)

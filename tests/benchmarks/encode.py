@@ -1,4 +1,5 @@
-"""The encoding engine against sentence-transformers, same weights, same threads, one process: python -m tests.benchmarks.encode
+"""The encoding engine against sentence-transformers, same weights, same threads, one process: python -m
+tests.benchmarks.encode
 
 Needs MANTA_EVAL_DATA, the folder of evaluation data. Takes about three minutes on two idle cores.
 """
@@ -97,7 +98,9 @@ def _corpus(name: str, texts: list[str], encoder: Encoder) -> Corpus:
 
 
 def useful_gflop(encoder: Encoder, lengths: np.ndarray) -> float:
-    """Multiplications and additions that the texts need: linear layers for every token, attention for every pair of tokens of a text."""
+    """Multiplications and additions that the texts need: linear layers for every token, attention for every
+    pair of tokens of a text.
+    """
     config = encoder.folder.config
     d, inner, layers = config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
     return (
@@ -137,8 +140,10 @@ def compare(corpus: Corpus, encoder: Encoder, peer: SentenceTransformer, threads
     rates = useful_gflop(encoder, corpus.lengths) / np.median(pairs, axis=0)
     speeds = corpus.tokens / np.median(pairs, axis=0)
     return (
-        f"{corpus.name:<14} {threads:>7}  {size:>5} {speeds[0]:>9,.0f} {speeds[1]:>9,.0f}   {np.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})   "
-        f"{rates[0]:>4.0f} {rates[1]:>4.0f}   {matrix:>4.0f} {rates[1] / matrix:>5.0%}   {own:>4.0f} {rates[1] / own:>5.0%}   {difference:.1e}"
+        f"{corpus.name:<14} {threads:>7}  {size:>5} {speeds[0]:>9,.0f} {speeds[1]:>9,.0f}   "
+        f"{np.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})   "
+        f"{rates[0]:>4.0f} {rates[1]:>4.0f}   {matrix:>4.0f} {rates[1] / matrix:>5.0%}   {own:>4.0f} "
+        f"{rates[1] / own:>5.0%}   {difference:.1e}"
     )
 
 
@@ -167,23 +172,28 @@ def main() -> None:
     peer = SentenceTransformer(str(encoder.folder.path), device="cpu")
     corpora = [captions(Path(root), encoder), mixed(Path(root), encoder)]
     print(
-        f"all-MiniLM-L6-v2, float32, {encoder.arithmetic.device.instruction_set()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f} before"
+        f"all-MiniLM-L6-v2, float32, {encoder.arithmetic.device.instruction_set()}, {os.cpu_count()} "
+        f"cores, load {os.getloadavg()[0]:.2f} before"
     )
     for corpus in corpora:
         print(
-            f"{corpus.name}: {len(corpus.texts)} texts of {corpus.lengths.min()} to {corpus.lengths.max()} tokens, {corpus.tokens:,} in all"
+            f"{corpus.name}: {len(corpus.texts)} texts of {corpus.lengths.min()} to "
+            f"{corpus.lengths.max()} tokens, {corpus.tokens:,} in all"
         )
     print(
-        f"{PAIRS} interleaved pairs; useful GFLOP/s as share of two ceilings: torch.mm, and the engine's own linear layer"
+        f"{PAIRS} interleaved pairs; useful GFLOP/s as share of two ceilings: torch.mm, and the "
+        "engine's own linear layer"
     )
     print(
-        "corpus         threads  batch  peer tok/s  ours    ratio of speeds (range)  peer ours   mm    share   own  share   largest difference"
+        "corpus         threads  batch  peer tok/s  ours    ratio of speeds (range)  peer ours   mm    "
+        "share   own  share   largest difference"
     )
     for corpus in corpora:
         for threads in (1, 2):
             print(compare(corpus, encoder, peer, threads), flush=True)
     print(
-        f"process start to first vector, one thread: peer {start_up(_PEER, str(encoder.folder.path)):.1f} s, ours {start_up(_OURS):.1f} s"
+        "process start to first vector, one thread: peer "
+        f"{start_up(_PEER, str(encoder.folder.path)):.1f} s, ours {start_up(_OURS):.1f} s"
     )
     print(f"load {os.getloadavg()[0]:.2f} after")
 

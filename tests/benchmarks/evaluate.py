@@ -1,4 +1,5 @@
-"""The STS suite through `manta evaluate` and through sentence-transformers' evaluators: whole commands, in pairs one after the other.
+"""The STS suite through `manta evaluate` and through sentence-transformers' evaluators: whole commands, in
+pairs one after the other.
 
 MANTA_EVAL_DATA=... python -m tests.benchmarks.evaluate --rounds 5
 """
@@ -16,7 +17,8 @@ from tests.benchmarks.machine import machine, print_table, spread
 
 TASKS = ("STS12", "STS13", "STS15", "STSB-dev", "STSB-test")
 
-# The peer, as its documentation shows it: one evaluator a task, each encoding its own sentences. Prints {task: Spearman x100} and its seconds without imports.
+# The peer, as its documentation shows it: one evaluator a task, each encoding its own sentences. Prints
+# {task: Spearman x100} and its seconds without imports.
 PEER = """
 import json, sys, time
 import pyarrow.parquet as pq, torch

@@ -1,6 +1,8 @@
-"""A night of 1 % new and 1 % dead rows: last night's index extended, against the same rows built anew, in pairs: python -m tests.benchmarks.extend
+"""A night of 1 % new and 1 % dead rows: last night's index extended, against the same rows built anew, in
+pairs: python -m tests.benchmarks.extend
 
-Vectors are generated: 2,000 clusters. Both sides run on one local Ray, which is up before, in processes that have loaded faiss.
+Vectors are generated: 2,000 clusters. Both sides run on one local Ray, which is up before, in processes that
+have loaded faiss.
 """
 
 import argparse
@@ -68,12 +70,16 @@ def main() -> None:
         extended, anew, lines = nights(chain, options.pairs, options.share)
     header = ["night", "form", "extended s", "anew s", "ratio", "recall@10 extended", "recall@10 anew"]
     print_table(
-        f"{options.rows:,} x {options.dim}, {options.share:.1%} new and as many dead a night, {' '.join(options.set)}",
+        (
+            f"{options.rows:,} x {options.dim}, {options.share:.1%} new and as many dead a night, "
+            f"{' '.join(options.set)}"
+        ),
         lines,
         header,
     )
     print(
-        f"extended {spread(extended)} s, anew {spread(anew)} s, ratio {spread([b / a for a, b in zip(extended, anew, strict=True)])}"
+        f"extended {spread(extended)} s, anew {spread(anew)} s, ratio "
+        f"{spread([b / a for a, b in zip(extended, anew, strict=True)])}"
     )
 
 

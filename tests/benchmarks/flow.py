@@ -2,8 +2,9 @@
 
     MANTA_EVAL_DATA=... python -m tests.benchmarks.flow --captions 10000 --epochs 1
 
-Fits a flow on the packaged all-MiniLM-L6-v2, unnormalised, pooled in two ways, once on all sentences of STS-B (both columns, every split; no scores) and once on
-captions; measures cosine against the scores of STSB-dev. The rows held out are of the fit set.
+Fits a flow on the packaged all-MiniLM-L6-v2, unnormalised, pooled in two ways, once on all sentences of STS-B
+(both columns, every split; no scores) and once on captions; measures cosine against the scores of STSB-dev.
+The rows held out are of the fit set.
 """
 
 import argparse
@@ -163,7 +164,8 @@ def main() -> None:
         HEADER,
     )
     print(
-        "\nat start: after the actnorms were initialised on the first batch; trained: mean over the last twentieth of the steps"
+        "\nat start: after the actnorms were initialised on the first batch; trained: mean over the "
+        "last twentieth of the steps"
     )
 
 

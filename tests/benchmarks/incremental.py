@@ -1,8 +1,9 @@
 """What the nights after the first one cost.
 
-MANTA_EVAL_DATA=... python -m tests.benchmarks.incremental nights       # 135,070 captions, then 1 % of the rows changed, then nothing
-python -m tests.benchmarks.incremental idle --units 1000                # nothing changed over a thousand units
-python -m tests.benchmarks.incremental keys --rows 1000000 10000000     # finding what changed among made-up rows: seconds and memory
+MANTA_EVAL_DATA=... python -m tests.benchmarks.incremental nights       # 135,070 captions, then 1 % of the
+rows changed, then nothing python -m tests.benchmarks.incremental idle --units 1000                # nothing
+changed over a thousand units python -m tests.benchmarks.incremental keys --rows 1000000 10000000     #
+finding what changed among made-up rows: seconds and memory
 """
 
 import argparse
@@ -42,7 +43,9 @@ def write(folder: Path, ids: np.ndarray, texts: list[str]) -> None:
 
 
 def edited(ids: np.ndarray, texts: list[str], rng: np.random.Generator) -> tuple[np.ndarray, list[str]]:
-    """0.4 % of the rows with another text, 0.2 % gone, 0.4 % new ones at the end: scattered over all files, so that every file has changed."""
+    """0.4 % of the rows with another text, 0.2 % gone, 0.4 % new ones at the end: scattered over all files,
+    so that every file has changed.
+    """
     share = len(ids) // 1000
     chosen = rng.permutation(len(ids))
     changed, gone, more = chosen[: 4 * share], chosen[4 * share : 6 * share], chosen[6 * share : 10 * share]
@@ -143,7 +146,9 @@ def idle(units: int) -> None:
 
 
 def keys_night(folder: Path, rows: int) -> None:
-    """The first corpus of made-up rows in `folder`, or the one after it with one of a hundred files changed; prints a JSON line."""
+    """The first corpus of made-up rows in `folder`, or the one after it with one of a hundred files changed;
+    prints a JSON line.
+    """
     corpus, store, parts = (
         CorpusSettings(uri=str(folder / "corpus")),
         open_store(folder / "out"),

@@ -1,6 +1,8 @@
-"""Index build and search against plain faiss: same factory string, training rows, threads and nprobe, interleaved: python -m tests.benchmarks.index
+"""Index build and search against plain faiss: same factory string, training rows, threads and nprobe,
+interleaved: python -m tests.benchmarks.index
 
-With MANTA_EVAL_DATA the vectors are those of captions by the packaged all-MiniLM-L6-v2 (30,000 take about two minutes on one core), else generated clusters.
+With MANTA_EVAL_DATA the vectors are those of captions by the packaged all-MiniLM-L6-v2 (30,000 take about two
+minutes on one core), else generated clusters.
 """
 
 import argparse
@@ -74,7 +76,9 @@ def vectors(rows: int) -> tuple[np.ndarray, str]:
 
 
 def peer_trained(bench: Bench) -> Any:
-    """What a person writes with plain faiss; OPQ, which faiss would train far longer, gets our number of rounds."""
+    """What a person writes with plain faiss; OPQ, which faiss would train far longer, gets our number of
+    rounds.
+    """
     index = faiss.index_factory(bench.plan.dim, bench.plan.factory, faiss.METRIC_INNER_PRODUCT)
     if isinstance(index, faiss.IndexPreTransform) and isinstance(
         step := faiss.downcast_VectorTransform(index.chain.at(0)), faiss.OPQMatrix
@@ -106,7 +110,9 @@ def peer_search(index: Any, queries: np.ndarray) -> np.ndarray:
 
 
 def compare(bench: Bench, truth: Neighbours, folder: Path) -> list[str]:
-    """One line of the table: training, adding, searching in a batch and one by one; peer's time over ours, pairs alternating."""
+    """One line of the table: training, adding, searching in a batch and one by one; peer's time over ours,
+    pairs alternating.
+    """
     training = [
         (seconds(lambda: peer_trained(bench)), seconds(lambda: trained(bench))) for _ in range(TRAININGS)
     ]
@@ -220,7 +226,10 @@ def main() -> None:
         ]
         lines = [compare(bench, truth, Path(folder)) for bench in benches]
     print_table(
-        f"{len(raw):,} x {raw.shape[1]} ({what}), faiss {faiss.__version__}, 1 thread; times are plain faiss / ours, median (least to most) of {chosen.pairs} pairs",
+        (
+            f"{len(raw):,} x {raw.shape[1]} ({what}), faiss {faiss.__version__}, 1 thread; times are plain "
+            f"faiss / ours, median (least to most) of {chosen.pairs} pairs"
+        ),
         lines,
         (
             "factory",
@@ -237,7 +246,8 @@ def main() -> None:
         ),
     )
     print(
-        f"\nexact neighbours of {len(queries)} queries beside the add pass: {1e6 * exact_s / len(raw):.1f} us a row; {machine()}"
+        f"\nexact neighbours of {len(queries)} queries beside the add pass: "
+        f"{1e6 * exact_s / len(raw):.1f} us a row; {machine()}"
     )
 
 

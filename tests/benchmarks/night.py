@@ -1,8 +1,9 @@
 """The encode job against the bare engine, and what a whole night costs in time and memory.
 
-MANTA_EVAL_DATA=... python -m tests.benchmarks.night job        # Ray, read and write against one process that only encodes
-MANTA_EVAL_DATA=... python -m tests.benchmarks.night captions   # stages and peak memory of a night on 135,070 captions
-python -m tests.benchmarks.night generated --rows 2000000       # the same on made-up rows with a small random BERT
+MANTA_EVAL_DATA=... python -m tests.benchmarks.night job        # Ray, read and write against one process that
+only encodes MANTA_EVAL_DATA=... python -m tests.benchmarks.night captions   # stages and peak memory of a
+night on 135,070 captions python -m tests.benchmarks.night generated --rows 2000000       # the same on
+made-up rows with a small random BERT
 """
 
 import argparse
@@ -61,14 +62,19 @@ def captions() -> Path:
 
 
 def compare_job(pairs: int, rows: int) -> None:
-    """Interleaved pairs: the engine alone with two threads in a process of its own, then the job with two workers of one thread each."""
+    """Interleaved pairs: the engine alone with two threads in a process of its own, then the job with two
+    workers of one thread each.
+    """
     timings = []
     with tempfile.TemporaryDirectory(prefix="manta-bench-") as top:
         for number in range(pairs):
             bare, job, connected = _bare(rows), *_job(Path(top, str(number)), rows)
             timings.append((bare, job, connected))
             print(
-                f"pair {number + 1}: engine {bare:.1f} s, job {job:.1f} s (and {connected:.1f} s to start Ray)",
+                (
+                    f"pair {number + 1}: engine {bare:.1f} s, job {job:.1f} s (and {connected:.1f} s to "
+                    "start Ray)"
+                ),
                 flush=True,
             )
             shutil.rmtree(Path(top, str(number)))
@@ -149,7 +155,9 @@ def _threads(count: int) -> dict[str, str]:
 
 
 class Memory:
-    """Peak memory (bytes) of a process and of what it starts, by kind, sampled; private = resident less shared (mapped files)."""
+    """Peak memory (bytes) of a process and of what it starts, by kind, sampled; private = resident less
+    shared (mapped files).
+    """
 
     def __init__(self, pid: int) -> None:
         self.peaks: dict[str, tuple[int, int]] = {}
@@ -221,7 +229,8 @@ def whole_night(title: str, job: Job, arguments: list[str]) -> None:
     print_table("Peak memory", lines, ("process", "resident MB", "of it private MB"))
     recall, files = answer["gates"]["recall_at_10"]["value"], answer["index"]["files"]
     print(
-        f"\nrecall@10 {recall:.4f}, index {sum(file['bytes'] for file in files) / 1e6:,.0f} MB, unit_rows {job.encode.unit_rows:,}"
+        f"\nrecall@10 {recall:.4f}, index {sum(file['bytes'] for file in files) / 1e6:,.0f} MB, "
+        f"unit_rows {job.encode.unit_rows:,}"
     )
 
 

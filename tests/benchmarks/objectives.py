@@ -1,11 +1,14 @@
-"""What every objective makes of an encoder: STS before and after, from the packaged all-MiniLM-L6-v2, from a small BERT with random weights, and from that BERT after it
-has learned to fill in masked words and nothing else (`words`), as the published encoders had.
+"""What every objective makes of an encoder: STS before and after, from the packaged all-MiniLM-L6-v2, from a
+small BERT with random weights, and from that BERT after it has learned to fill in masked words and nothing
+else (`words`), as the published encoders had.
 
-    MANTA_EVAL_DATA=... python -m tests.benchmarks.objectives --start minilm --steps 200 --root /tmp/objectives
-    MANTA_EVAL_DATA=... python -m tests.benchmarks.objectives --start small --steps 1000 --only supervised simcse --seeds 0 1 2
+    MANTA_EVAL_DATA=... python -m tests.benchmarks.objectives --start minilm --steps 200 --root
+    /tmp/objectives MANTA_EVAL_DATA=... python -m tests.benchmarks.objectives --start small --steps 1000
+    --only supervised simcse --seeds 0 1 2
 
-One process and one thread a training, without Ray; each is a folder below --root, so that a second run takes over what the first one finished. STS-B dev keeps the best
-weights; the figures of the other sets are of these. Figures are Spearman x100 of the cosine over all pairs of a set.
+One process and one thread a training, without Ray; each is a folder below --root, so that a second run takes
+over what the first one finished. STS-B dev keeps the best weights; the figures of the other sets are of
+these. Figures are Spearman x100 of the cosine over all pairs of a set.
 """
 
 import argparse
@@ -112,7 +115,9 @@ CASES: dict[str, Case] = {
 
 @OBJECTIVES.register("accumulated")
 class Accumulated(Supervised):
-    """Parts of a batch one after the other, each with its own candidates alone: what accumulation of gradients makes of a contrastive loss."""
+    """Parts of a batch one after the other, each with its own candidates alone: what accumulation of
+    gradients makes of a contrastive loss.
+    """
 
     def __init__(self, encoder: nn.Module, *, rows: int = 8) -> None:
         super().__init__(encoder)

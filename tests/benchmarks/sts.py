@@ -1,10 +1,13 @@
-"""One table of STS results: every pooling of the packaged MiniLM, raw and after every transform; averages of static token vectors; SIF.
+"""One table of STS results: every pooling of the packaged MiniLM, raw and after every transform; averages of
+static token vectors; SIF.
 
-    MANTA_EVAL_DATA=... python -m tests.benchmarks.sts                                     # a quarter of an hour on two cores
-    MANTA_EVAL_DATA=... python -m tests.benchmarks.sts --poolings mean first_last --vectors /tmp/sts.npz     # keeps the sentence vectors for the next time
+    MANTA_EVAL_DATA=... python -m tests.benchmarks.sts                                     # a quarter of an
+    hour on two cores MANTA_EVAL_DATA=... python -m tests.benchmarks.sts --poolings mean first_last --vectors
+    /tmp/sts.npz     # keeps the sentence vectors for the next time
 
-Figures are Spearman x100 of the cosine over all pairs of a set. A transform is fitted on the sentences of the set itself (`target`: both columns, every split, no
-scores), on those of SNLI, or on captions: rows of different fits are different settings.
+Figures are Spearman x100 of the cosine over all pairs of a set. A transform is fitted on the sentences of the
+set itself (`target`: both columns, every split, no scores), on those of SNLI, or on captions: rows of
+different fits are different settings.
 """
 
 import argparse
@@ -173,7 +176,9 @@ def contextual(sentences: Sentences, kept: Path | None) -> dict[str, Table]:
 
 
 def averages(sentences: Sentences, frequencies: Path) -> Iterator[tuple[str, ...]]:
-    """Averages of MiniLM's static token vectors: all tokens, without each kind of tokens that biases them, and as word vectors with SIF's weights."""
+    """Averages of MiniLM's static token vectors: all tokens, without each kind of tokens that biases them,
+    and as word vectors with SIF's weights.
+    """
     counted = str(frequencies)
     variants = {
         "all tokens": EncoderSettings(pooling="table", normalize=False),

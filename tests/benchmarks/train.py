@@ -1,13 +1,15 @@
-"""A training step against sentence-transformers' trainer; what GradCache costs and saves; one worker against two.
+"""A training step against sentence-transformers' trainer; what GradCache costs and saves; one worker against
+two.
 
-    MANTA_EVAL_DATA=... python -m tests.benchmarks.train step --threads 1 --pairs 15
-    MANTA_EVAL_DATA=... python -m tests.benchmarks.train chunks
-    MANTA_EVAL_DATA=... python -m tests.benchmarks.train memory
-    MANTA_EVAL_DATA=... python -m tests.benchmarks.train workers
-    MANTA_EVAL_DATA=... python -m tests.benchmarks.train resume
+    MANTA_EVAL_DATA=... python -m tests.benchmarks.train step --threads 1 --pairs 15 MANTA_EVAL_DATA=...
+    python -m tests.benchmarks.train chunks MANTA_EVAL_DATA=... python -m tests.benchmarks.train memory
+    MANTA_EVAL_DATA=... python -m tests.benchmarks.train workers MANTA_EVAL_DATA=... python -m
+    tests.benchmarks.train resume
 
-All train the packaged all-MiniLM-L6-v2 in float32 with dropout. `step`: both trainers on equal batches of 64 rows, a step of one and a step of the other in turn;
-unsupervised SimCSE on Wikipedia sentences cut at 32 tokens, and supervised SimCSE on SNLI triples. The peer is its Trainer.train() as it is, held before each step.
+All train the packaged all-MiniLM-L6-v2 in float32 with dropout. `step`: both trainers on equal batches of 64
+rows, a step of one and a step of the other in turn; unsupervised SimCSE on Wikipedia sentences cut at 32
+tokens, and supervised SimCSE on SNLI triples. The peer is its Trainer.train() as it is, held before each
+step.
 """
 
 import argparse
@@ -361,7 +363,10 @@ def compare_workers(pairs: int, batch_rows: int) -> None:
         *(f"{1e3 * statistics.median(took[world]):,.0f}" for world in (1, 2)),
         spread(efficiency),
     ]
-    title = f"SimCSE supervised, workers of one pinned core each, {len(efficiency)} turns of {pairs} steps; {machine()}"
+    title = (
+        f"SimCSE supervised, workers of one pinned core each, {len(efficiency)} turns of {pairs} steps; "
+        f"{machine()}"
+    )
     print_table(title, [line], ("rows of a batch", "1 worker ms", "2 workers ms", "efficiency"))
 
 
@@ -383,7 +388,9 @@ def begun(command: list[str], checkpoints: Path, after: int) -> tuple[subprocess
 
 
 def time_resuming(turns: int) -> None:
-    """From the command to the first new step that is kept: of a new training, and of one whose driver was killed. A checkpoint after every step."""
+    """From the command to the first new step that is kept: of a new training, and of one whose driver was
+    killed. A checkpoint after every step.
+    """
     first, again = [], []
     with tempfile.TemporaryDirectory() as scratch:
         prepared(Path(scratch))

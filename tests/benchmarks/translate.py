@@ -1,11 +1,13 @@
-"""Translations per second against a plain loop of transformers' generate; BLEU of the evaluation models; twenty captions translated there and back.
+"""Translations per second against a plain loop of transformers' generate; BLEU of the evaluation models;
+twenty captions translated there and back.
 
     MANTA_EVAL_DATA=... MANTA_EVAL_MODELS=... python -m tests.benchmarks.translate speed --pairs 5
-    MANTA_EVAL_DATA=... MANTA_EVAL_MODELS=... python -m tests.benchmarks.translate bleu
-    MANTA_EVAL_DATA=... MANTA_EVAL_MODELS=... python -m tests.benchmarks.translate show
+    MANTA_EVAL_DATA=... MANTA_EVAL_MODELS=... python -m tests.benchmarks.translate bleu MANTA_EVAL_DATA=...
+    MANTA_EVAL_MODELS=... python -m tests.benchmarks.translate show
 
-`speed`: English captions to German, the same model, threads, decoding and bounds. The peer takes the texts as they come, tokenizes, pads and generates batch by batch
-with the fixed batch size that is its best one on a part of them; ours is the leg as an augmentation runs it, from text to text. One run of each in turn.
+`speed`: English captions to German, the same model, threads, decoding and bounds. The peer takes the texts as
+they come, tokenizes, pads and generates batch by batch with the fixed batch size that is its best one on a
+part of them; ours is the leg as an augmentation runs it, from text to text. One run of each in turn.
 """
 
 import argparse
@@ -179,7 +181,10 @@ def compare(names: Sequence[str], count: int, pairs: int, batch_tokens: int | No
         "ours / peer",
     )
     print_table(
-        f"{count:,} captions, en-de, {torch.get_num_threads()} thread(s), {pairs} interleaved pairs; {machine()}",
+        (
+            f"{count:,} captions, en-de, {torch.get_num_threads()} thread(s), {pairs} interleaved pairs; "
+            f"{machine()}"
+        ),
         lines,
         header,
     )

@@ -1,11 +1,13 @@
-"""Nights in a loop, one root left in peace and one under fire, over the same corpora; afterwards both are compared to the byte.
+"""Nights in a loop, one root left in peace and one under fire, over the same corpora; afterwards both are
+compared to the byte.
 
-    python -m tests.chaos --nights 10 --seed 1 --minutes 20
-    python -m tests.chaos --nights 6 --store s3 --ray 0.3 --poison
+    python -m tests.chaos --nights 10 --seed 1 --minutes 20 python -m tests.chaos --nights 6 --store s3 --ray
+    0.3 --poison
 
-In the disturbed root drivers, Ray's workers, raylets and child processes are killed with -9 at random moments and at every kind of file that a night writes,
-files are cut short, the store fails, throttles and is full, and two drivers run at once. It prints a table; the exit status is 1 if a row was lost, doubled or
-differs, a file differs, or a run ended as none should.
+In the disturbed root drivers, Ray's workers, raylets and child processes are killed with -9 at random moments
+and at every kind of file that a night writes, files are cut short, the store fails, throttles and is full,
+and two drivers run at once. It prints a table; the exit status is 1 if a row was lost, doubled or differs, a
+file differs, or a run ended as none should.
 """
 
 import argparse

@@ -151,7 +151,9 @@ class Campaign:
     plans: Plans
 
     def play(self, schedule: Sequence[tuple[bool, Sequence[Shot]]] = ()) -> Report:
-        """All nights. schedule: instead of drawn ones, for each night whether it starts Ray and the shots that are fired (none: drawn all the same)."""
+        """All nights. schedule: instead of drawn ones, for each night whether it starts Ray and the shots
+        that are fired (none: drawn all the same).
+        """
         self.report, began = Report(self.plans.seed), time.monotonic()
         self.deadline = began + 60 * self.plans.minutes
         self.rng, self.edits = random.Random(self.plans.seed), random.Random(f"{self.plans.seed} edits")
@@ -163,7 +165,8 @@ class Campaign:
                     break
                 ray, shots = schedule[night - 1] if schedule else (self.rng.random() < self.plans.ray, ())
                 self._say(
-                    f"night {night}{' with Ray' if ray else ''}: {', '.join(self._edited(corpus, night) + (corpus.grow() if schedule else []))}"
+                    f"night {night}{' with Ray' if ray else ''}: "
+                    f"{', '.join(self._edited(corpus, night) + (corpus.grow() if schedule else []))}"
                 )
                 self._night(
                     night, ray, shots, given_up=not schedule and self.rng.random() < self.plans.abandoned
@@ -256,7 +259,9 @@ class Campaign:
 
     @contextlib.contextmanager
     def _surroundings(self) -> Iterator[None]:
-        """Roots, the encoder, and the environment of all nights; an S3 server with a proxy before it that fails, where the disturbed root lies in one."""
+        """Roots, the encoder, and the environment of all nights; an S3 server with a proxy before it that
+        fails, where the disturbed root lies in one.
+        """
         save_folder(self.work / "encoder", "bert")
         self.undisturbed = str(self.work / "peace")
         path = os.pathsep.join(map(str, (HOOKS, ROOT)))

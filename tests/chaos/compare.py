@@ -1,9 +1,11 @@
-"""Two roots over the same nights, compared: rows by id, every file that the live releases name by path and bytes, counts, quarantine, and answers.
+"""Two roots over the same nights, compared: rows by id, every file that the live releases name by path and
+bytes, counts, quarantine, and answers.
 
-What may differ, and why: a number that was reserved and never committed is skipped, and with it the ordinals that its manifest had taken. Then addresses are
-other ones for life, and files that hold addresses (tables of rows, the index, ids) cannot be equal in bytes; their rows are compared with addresses translated
-to (unit, row) instead. Files of units, vectors, records, moments and what was set aside have no addresses in them and are equal in every case. Manifests and
-reports hold measured times, commits hold the time.
+What may differ, and why: a number that was reserved and never committed is skipped, and with it the ordinals
+that its manifest had taken. Then addresses are other ones for life, and files that hold addresses (tables of
+rows, the index, ids) cannot be equal in bytes; their rows are compared with addresses translated to (unit,
+row) instead. Files of units, vectors, records, moments and what was set aside have no addresses in them and
+are equal in every case. Manifests and reports hold measured times, commits hold the time.
 """
 
 import re
@@ -159,7 +161,9 @@ class Root:
         }
 
     def answers(self, queries: np.ndarray) -> list[list[tuple[float, str]]]:
-        """(score, id) of the nearest, best first; those that share the last score left out, since any of them may be the tenth."""
+        """(score, id) of the nearest, best first; those that share the last score left out, since any of them
+        may be the tenth.
+        """
         table = open_release(self.uri).search(queries, _RANKS)
         found: list[list[tuple[float, str]]] = [[] for _ in queries]
         for row in table.to_pylist():

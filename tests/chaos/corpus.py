@@ -1,4 +1,6 @@
-"""A corpus folder that changes from night to night: files appended, rewritten, renamed and deleted, texts changed, ids twice, some rows bad."""
+"""A corpus folder that changes from night to night: files appended, rewritten, renamed and deleted, texts
+changed, ids twice, some rows bad.
+"""
 
 import os
 from collections.abc import Callable
@@ -19,7 +21,10 @@ _TEXTS = sentences(4_000, seed=5)
 
 @dataclass
 class ChangingCorpus:
-    """The files as rows, and the folder that holds them. Every written file gets a time of its own, so a change always shows."""
+    """The files as rows, and the folder that holds them.
+
+    Every written file gets a time of its own, so a change always shows.
+    """
 
     folder: Path
     rng: np.random.Generator

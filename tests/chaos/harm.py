@@ -1,7 +1,9 @@
-"""What a process under fire does to itself: it dies before or after a file is written, cuts it short, or meets a disk that is full, ill or slow.
+"""What a process under fire does to itself: it dies before or after a file is written, cuts it short, or
+meets a disk that is full, ill or slow.
 
-A plan is a JSON file. Each shot of it is fired once, by whichever process comes first, and leaves a file beside the plan that says so. Faults with a chance are
-drawn by seed, run, path and how often the process wrote there, so they do not depend on the order in which threads come.
+A plan is a JSON file. Each shot of it is fired once, by whichever process comes first, and leaves a file
+beside the plan that says so. Faults with a chance are drawn by seed, run, path and how often the process
+wrote there, so they do not depend on the order in which threads come.
 """
 
 import errno
@@ -27,7 +29,9 @@ _armed = threading.local()
 
 @dataclass
 class Plan:
-    """place: directory of plan.json, where fired shots and faults leave their files. chances: by kind of fault; links: whether the file system has hard links."""
+    """place: directory of plan.json, where fired shots and faults leave their files. chances: by kind of
+    fault; links: whether the file system has hard links.
+    """
 
     place: Path
     shots: list[Shot]
@@ -65,7 +69,9 @@ class Plan:
         return [json.loads(file.read_text()) for file in sorted(self.place.glob("fired-*.json"))]
 
     def due(self, point: str, when: str) -> tuple[int, Shot] | None:
-        """The shot at the point whose turn it is and that is now this process's to fire: one at a time, so that equal ones meet one attempt after another."""
+        """The shot at the point whose turn it is and that is now this process's to fire: one at a time, so
+        that equal ones meet one attempt after another.
+        """
         for number, shot in enumerate(self.shots):
             if (
                 (shot.point, shot.when) == (point, when)

@@ -1,4 +1,6 @@
-"""One night under fire: the job is run as a program, again and again, while shots are fired at it, until it ends with 0."""
+"""One night under fire: the job is run as a program, again and again, while shots are fired at it, until it
+ends with 0.
+"""
 
 import json
 import os
@@ -46,8 +48,9 @@ class Tally:
 
 @dataclass(frozen=True)
 class Fire:
-    """How hot it is. kills: of processes from outside, per run on average; points: kills at points, cuts: files cut short, both per night; chances: of faults of a
-    local store; twice: share of runs with a second driver beside; heads: whether raylets and GCS servers are among what is killed from outside.
+    """How hot it is. kills: of processes from outside, per run on average; points: kills at points, cuts:
+    files cut short, both per night; chances: of faults of a local store; twice: share of runs with a second
+    driver beside; heads: whether raylets and GCS servers are among what is killed from outside.
     """
 
     kills: float = 0.7
@@ -87,7 +90,9 @@ class Fire:
 
 
 def _torn(links: bool) -> list[str]:
-    """Kinds of files that a crash may cut short: whole files that are linked into place are never found so once they are published."""
+    """Kinds of files that a crash may cut short: whole files that are linked into place are never found so
+    once they are published.
+    """
     return [point for point in TORN if not links or point not in ("manifest", "commit")]
 
 
@@ -116,7 +121,9 @@ class Driver:
 
 @dataclass
 class NightUnderFire:
-    """Runs of one night over a root. arguments: of the job; log: where every shot and every end of a run is written down."""
+    """Runs of one night over a root. arguments: of the job; log: where every shot and every end of a run is
+    written down.
+    """
 
     arguments: Sequence[str]
     environment: dict[str, str]
@@ -131,8 +138,9 @@ class NightUnderFire:
         self.token = uuid.uuid4().hex
 
     def run(self, ray: bool, deadline: float, only: Sequence[Shot] = (), finish: bool = True) -> str:
-        """The status of the run that ended with 0: published, unchanged or overtaken. finish: go on until there is one; else stop after two runs, as if the next
-        corpus had come before the night was done. After `deadline` (time.monotonic) no more shots are fired.
+        """The status of the run that ended with 0: published, unchanged or overtaken. finish: go on until
+        there is one; else stop after two runs, as if the next corpus had come before the night was done.
+        After `deadline` (time.monotonic) no more shots are fired.
         """
         plan = self.fire.plan(self.folder / "plan", self.rng, only)
         plan.store()
@@ -228,12 +236,14 @@ class NightUnderFire:
         self.tally.statuses[status or "killed"] += 1
         self._say(f"run {number} ended with {code} {status} {str(answer.get('message', ''))[:300]}")
         damaged = any(shot["act"] in ("cut", "torn") for shot in self._fired())
-        # while Ray starts, a driver whose raylet or GCS server is gone may be ended by Ray itself, with 1 and without a word of ours
+        # while Ray starts, a driver whose raylet or GCS server is gone may be ended by Ray itself, with 1 and
+        # without a word of ours
         starting = self.headless and "cluster: starts" in errors and "cluster: done" not in errors
         allowed = {0, -9, 75} | ({3} if damaged else set()) | ({1} if starting else set())
         if code not in allowed or (code != -9 and any(sign in errors for sign in _OURS)):
             self.tally.wrong.append(
-                f"{self.folder.name} run {number}: exit code {code}, {answer.get('message', '')} {errors[-1500:]}"
+                f"{self.folder.name} run {number}: exit code {code}, {answer.get('message', '')} "
+                f"{errors[-1500:]}"
             )
         return status
 
@@ -244,7 +254,8 @@ class NightUnderFire:
         for fired in sorted(plan.fired(), key=lambda each: each["time"]):
             at = time.strftime("%H:%M:%S", time.localtime(fired["time"]))
             self._say(
-                f"at {at}, run {fired['run']}: {fired['act']} {fired['when']} {fired['point']} {fired['path']}"
+                f"at {at}, run {fired['run']}: {fired['act']} {fired['when']} {fired['point']} "
+                f"{fired['path']}"
             )
             if fired["act"] in ("kill", "torn"):
                 self.tally.kills[f"{fired['when']} {fired['point']}"] += 1

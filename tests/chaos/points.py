@@ -46,7 +46,8 @@ POINTS: dict[str, str] = {
     "summary": r"releases/[0-9]+/summary\.json",
     "overview": r"index\.html",
 }
-# files that may be found cut short after a crash and whose loss the same night mends; a commit or a manifest is cut only where the store has no links
+# files that may be found cut short after a crash and whose loss the same night mends; a commit or a manifest
+# is cut only where the store has no links
 TORN = (
     *(
         "corpus unit",
@@ -88,8 +89,9 @@ def point_of(path: str) -> str | None:
 class Shot:
     """What happens, once, at a point.
 
-    when: before the file is written, or after; act: kill (-9, the process that writes), cut (the file keeps its first half, and the process goes on),
-    torn (cut, then kill), full (the disk is full while the file is written), ill (the disk answers with an I/O error); skip: so many files of the kind pass first.
+    when: before the file is written, or after; act: kill (-9, the process that writes), cut (the file keeps
+        its first half, and the process goes on), torn (cut, then kill), full (the disk is full while the file
+        is written), ill (the disk answers with an I/O error); skip: so many files of the kind pass first.
     """
 
     point: str

@@ -1,4 +1,6 @@
-"""Processes of a night under fire: found by a token in their environment, killed by kind, and none of them left behind."""
+"""Processes of a night under fire: found by a token in their environment, killed by kind, and none of them
+left behind.
+"""
 
 import contextlib
 import os
@@ -20,8 +22,8 @@ _SIGNS = {
 
 @dataclass(frozen=True)
 class Found:
-    """One process of ours. kind: driver, child (of a night without Ray), apart (a child in which texts are tried alone), worker, raylet, agent (a raylet ends when
-    one of its agents does), gcs, or other.
+    """One process of ours. kind: driver, child (of a night without Ray), apart (a child in which texts are
+    tried alone), worker, raylet, agent (a raylet ends when one of its agents does), gcs, or other.
     """
 
     pid: int

@@ -1,4 +1,6 @@
-"""Nights under fire, in short: whatever is killed, cut short, full or doubled, the root ends as one that was left in peace."""
+"""Nights under fire, in short: whatever is killed, cut short, full or doubled, the root ends as one that was
+left in peace.
+"""
 
 import json
 import os
@@ -108,7 +110,10 @@ def test_a_workers_full_disk_ends_the_night_with_75_and_shows_nothing_half_writt
     largest = 24 * 3000 * 8  # bytes; the vectors have 48 * 4 a row
 
     def night(limit: int) -> tuple[int, dict[str, object]]:
-        program = f"import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); runpy.run_module('jobs.nightly', run_name='__main__')"
+        program = (
+            f"import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); "
+            "runpy.run_module('jobs.nightly', run_name='__main__')"
+        )
         command = [sys.executable, "-c", program, "--json", *arguments]
         ended = subprocess.run(
             command,

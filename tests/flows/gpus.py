@@ -1,4 +1,7 @@
-"""A driver on a Ray of its own with two logical GPUs: where workers are placed, and what is left of them. Prints what it found as JSON."""
+"""A driver on a Ray of its own with two logical GPUs: where workers are placed, and what is left of them.
+
+Prints what it found as JSON.
+"""
 
 import json
 import time

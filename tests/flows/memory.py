@@ -1,4 +1,5 @@
-"""A driver on a Ray of its own that ends workers as soon as a part of the memory that is free now is taken; its one task takes more and more.
+"""A driver on a Ray of its own that ends workers as soon as a part of the memory that is free now is taken;
+its one task takes more and more.
 
 Prints how that ends as JSON. The argument is that part; 0 ends every worker before it has begun.
 """

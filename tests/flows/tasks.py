@@ -31,7 +31,9 @@ class Double:
 
 @dataclass(frozen=True)
 class Where:
-    """(process id, node, GPUs, from when to when it was at work, in seconds) of the worker that an item came to; each takes `seconds`."""
+    """(process id, node, GPUs, from when to when it was at work, in seconds) of the worker that an item came
+    to; each takes `seconds`.
+    """
 
     seconds: float = 0.0
 
@@ -54,7 +56,9 @@ class Where:
 
 @dataclass(frozen=True)
 class Meet:
-    """The worker's process id, once `count` workers are at an item at the same time. folder: where they leave their marks."""
+    """The worker's process id, once `count` workers are at an item at the same time. folder: where they leave
+    their marks.
+    """
 
     folder: str
     count: int
@@ -71,7 +75,9 @@ class Meet:
 
 @dataclass(frozen=True)
 class Long:
-    """The item, after `seconds` in which it gets on by a row now and then, while the watch over it waits `patience_s`."""
+    """The item, after `seconds` in which it gets on by a row now and then, while the watch over it waits
+    `patience_s`.
+    """
 
     seconds: float
     patience_s: float
@@ -115,7 +121,9 @@ class Swell:
 
 @dataclass(frozen=True)
 class DieOnce:
-    """The item, after the process that got it first has died; `deaths` times where that is named. marks: a directory."""
+    """The item, after the process that got it first has died; `deaths` times where that is named. marks: a
+    directory.
+    """
 
     marks: str
     deaths: int = 1
@@ -134,7 +142,9 @@ class DieOnce:
 
 @dataclass(frozen=True)
 class HangOnce:
-    """The item, after the process that got it first has told of a row and then hung: asleep, or `stopped` with all its threads. marks: a directory."""
+    """The item, after the process that got it first has told of a row and then hung: asleep, or `stopped`
+    with all its threads. marks: a directory.
+    """
 
     marks: str
     stopped: bool = False
@@ -155,7 +165,9 @@ class HangOnce:
 
 @dataclass(frozen=True)
 class Compute:
-    """The item, after `seconds` of computing without a word, as a model that is loaded or a quantizer that is trained."""
+    """The item, after `seconds` of computing without a word, as a model that is loaded or a quantizer that is
+    trained.
+    """
 
     seconds: float
 

@@ -180,7 +180,9 @@ def test_a_file_that_is_no_index_is_named(content, tmp_path):
 
 
 def test_transforms_before_a_factorys_own_are_freed_once():
-    """A transform made in Python and owned by the index as well crashes the process at collection, so this runs in one of its own."""
+    """A transform made in Python and owned by the index as well crashes the process at collection, so this
+    runs in one of its own.
+    """
     code = """
 import gc
 from pipeline.index.build import train

@@ -79,7 +79,9 @@ def test_a_file_that_holds_no_ids_is_named(content, tmp_path):
 
 
 def test_offsets_that_leave_the_file_are_refused_by_a_full_look(tmp_path: Path):
-    """A file as somebody may craft it: its sha256 is right, and taking a row of it would read memory that is not its own."""
+    """A file as somebody may craft it: its sha256 is right, and taking a row of it would read memory that is
+    not its own.
+    """
     data, lengths = pa.py_buffer(b"abc"), np.array([0, 1, 1_000_000, 3], dtype=np.int32)
     ids = pa.Array.from_buffers(pa.string(), 3, [None, pa.py_buffer(lengths), data])
     table = pa.table({"address": pa.array([1, 2, 3]), "id": ids})

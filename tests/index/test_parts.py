@@ -1,4 +1,6 @@
-"""Rows come and go for many nights: an index changed in place, or a base with a delta and tombstones, answers as one that is filled anew."""
+"""Rows come and go for many nights: an index changed in place, or a base with a delta and tombstones, answers
+as one that is filled anew.
+"""
 
 import functools
 from pathlib import Path
@@ -72,8 +74,9 @@ def nights(seed: int):
 def assert_same_answers(found, expected):
     """The same rows with the same scores, but for which of the rows that share the last score come along.
 
-    Whitening is a matrix product, whose last bit depends on how many rows are multiplied at once: a component on the border of two codes may fall to either
-    side, so of coded vectors one in a few hundred may score otherwise.
+    Whitening is a matrix product, whose last bit depends on how many rows are multiplied at once: a component
+    on the border of two codes may fall to either side, so of coded vectors one in a few hundred may score
+    otherwise.
     """
     (scores, addresses), (wanted_scores, wanted) = found, expected
     differing = 0

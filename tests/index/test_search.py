@@ -1,4 +1,6 @@
-"""A published release answers as exact search does, speaks its own space only, and notices every changed byte."""
+"""A published release answers as exact search does, speaks its own space only, and notices every changed
+byte.
+"""
 
 import subprocess
 import sys
@@ -266,7 +268,10 @@ def test_a_release_in_an_object_store_is_searched_through_local_copies(
 
 def test_opening_loads_no_torch(publish, store):
     publish(CORPUS)
-    code = f"import sys, pipeline; release = pipeline.open_release({store.uri!r}); print(len(release), 'torch' in sys.modules)"
+    code = (
+        f"import sys, pipeline; release = pipeline.open_release({store.uri!r}); print(len(release), "
+        "'torch' in sys.modules)"
+    )
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         == "330 False\n"

@@ -1,4 +1,6 @@
-"""The text behind an address, on a disk and in an object store: the right one in the asked order, whatever is wrong with a unit is said."""
+"""The text behind an address, on a disk and in an object store: the right one in the asked order, whatever is
+wrong with a unit is said.
+"""
 
 from pathlib import Path
 

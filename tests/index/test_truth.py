@@ -57,7 +57,11 @@ def test_no_rows_leave_nobody():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_rankings_carried_from_night_to_night_equal_those_recomputed(seed):
-    """Queries die too. What is told without a scan is exact to its last rank; where it falls short of rank 10, all rows are searched."""
+    """Queries die too.
+
+    What is told without a scan is exact to its last rank; where it falls short of rank 10, all rows are
+    searched.
+    """
     vectors, rng = clustered(2_000, seed), np.random.default_rng(seed)
     fold, live, scans = ExactTopK(vectors.queries(40), some_map(), keep=16), np.arange(2_000) < 800, 0
     truth = fold.of([(vectors.addresses[live], vectors.raw[live])])

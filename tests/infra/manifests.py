@@ -1,4 +1,6 @@
-"""The manifests of infra/kuberay, parsed, and the question whether a value is of a Kubernetes type; field names are those of fields.json."""
+"""The manifests of infra/kuberay, parsed, and the question whether a value is of a Kubernetes type; field
+names are those of fields.json.
+"""
 
 import json
 from functools import cache
@@ -64,7 +66,9 @@ def pods() -> dict[str, dict[str, Any]]:
 
 
 def containers() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """(spec of its pod, its own spec) of every container that a manifest makes, with the autoscaler that the operator puts beside each head."""
+    """(spec of its pod, its own spec) of every container that a manifest makes, with the autoscaler that the
+    operator puts beside each head.
+    """
     found = {
         f"{name} {each['name']}": (pod, each)
         for name, pod in pods().items()

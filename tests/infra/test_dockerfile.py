@@ -1,4 +1,6 @@
-"""The image cannot be built here: its instructions are parsed, what it copies exists, and what it installs is locked by version and sha256, nothing missing."""
+"""The image cannot be built here: its instructions are parsed, what it copies exists, and what it installs is
+locked by version and sha256, nothing missing.
+"""
 
 import fnmatch
 import json
@@ -150,7 +152,9 @@ def test_locked_versions_are_those_that_were_tested_together(device: str):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_nothing_is_missing_that_the_project_and_its_packages_ask_for(device: str):
-    """Requirements of the project and of installed packages are followed; `pip check` in the image does the same."""
+    """Requirements of the project and of installed packages are followed; `pip check` in the image does the
+    same.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     chosen = [
         project["optional-dependencies"][extra] for extra in (device, "cluster", "augment", "lora", "watch")
@@ -170,7 +174,9 @@ def test_nothing_is_missing_that_the_project_and_its_packages_ask_for(device: st
 
 
 def asked_by(requirement: Requirement) -> list[Requirement]:
-    """Requirements of an installed package on the image's Python; none where this machine lacks it, as faiss-gpu and what it brings."""
+    """Requirements of an installed package on the image's Python; none where this machine lacks it, as
+    faiss-gpu and what it brings.
+    """
     try:
         found = [Requirement(line) for line in distribution(requirement.name).requires or ()]
     except PackageNotFoundError:

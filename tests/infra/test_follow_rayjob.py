@@ -1,4 +1,6 @@
-"""The schedule's pod creates one RayJob per tick however often it starts, and ends as the night does; against an HTTP server that answers as Kubernetes does."""
+"""The schedule's pod creates one RayJob per tick however often it starts, and ends as the night does; against
+an HTTP server that answers as Kubernetes does.
+"""
 
 import importlib.util
 import json
@@ -20,7 +22,10 @@ SUCCEEDED = {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"}
 
 
 class Kubernetes(ThreadingHTTPServer):
-    """RayJobs of one namespace. Each look at a job takes the next of `statuses`; `failures` are answered first."""
+    """RayJobs of one namespace.
+
+    Each look at a job takes the next of `statuses`; `failures` are answered first.
+    """
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)

@@ -1,4 +1,6 @@
-"""The manifests of infra/kuberay: their fields are those of KubeRay and Kubernetes, they keep the operator's own rules, and what they name exists."""
+"""The manifests of infra/kuberay: their fields are those of KubeRay and Kubernetes, they keep the operator's
+own rules, and what they name exists.
+"""
 
 import importlib
 import re

@@ -20,7 +20,10 @@ SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def test_names_are_found_in_a_query():
-    query = 'sum by (task, doing) (rate(ray_a_total{doing="store"}[5m])) / ignoring (doing) group_left sum(max_over_time(ray_b[1h])) > 0.3 and ray_c == 1'
+    query = (
+        'sum by (task, doing) (rate(ray_a_total{doing="store"}[5m])) / ignoring (doing) group_left '
+        "sum(max_over_time(ray_b[1h])) > 0.3 and ray_c == 1"
+    )
     assert names(query) == {"ray_a_total", "ray_b", "ray_c"}
 
 

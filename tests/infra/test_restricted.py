@@ -1,4 +1,6 @@
-"""Containers meet the "restricted" pod security standard on a read-only root; network policies let in whom they name."""
+"""Containers meet the "restricted" pod security standard on a read-only root; network policies let in whom
+they name.
+"""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""Every example of an augmentation is one that would start, and what trains on its own variants reads what it makes."""
+"""Every example of an augmentation is one that would start, and what trains on its own variants reads what it
+makes.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""The command line: help for people, one JSON object for programs, exit codes that mean something, and light to start."""
+"""The command line: help for people, one JSON object for programs, exit codes that mean something, and light
+to start.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""`manta evaluate` on the command line: a table for people, one object for programs, exit codes that mean something."""
+"""`manta evaluate` on the command line: a table for people, one object for programs, exit codes that mean
+something.
+"""
 
 import json
 from collections.abc import Callable
@@ -37,8 +39,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_two_candidates_as_table_as_object_and_as_page(folder: Path, manta: Manta):
-    own = f"evaluate.own=[{{kind: pairs, uri: {folder / 'clicks.parquet'}, columns: {{sentence1: query, sentence2: title, label: clicked}}}}]"
-    candidates = f"evaluate.candidates=[{{name: now}}, {{name: new, encoder: {{path: {folder / 'encoder'}, pooling: max}}}}]"
+    own = (
+        f"evaluate.own=[{{kind: pairs, uri: {folder / 'clicks.parquet'}, columns: {{sentence1: query, "
+        "sentence2: title, label: clicked}}]"
+    )
+    candidates = (
+        f"evaluate.candidates=[{{name: now}}, {{name: new, encoder: {{path: {folder / 'encoder'}, pooling: "
+        "max}}]"
+    )
     asked = [*arguments(folder, folder / "encoder"), "evaluate.names=[STS13, STS14]", own, candidates]
     code, shown, _ = manta("evaluate", *asked)
     assert code == 0

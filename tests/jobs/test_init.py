@@ -149,7 +149,10 @@ def test_nothing_is_remarked_where_the_encoder_fits(manta: Manta):
         (
             {"text": ["a", "b"]},
             [],
-            "expected a column of distinct integers or short strings for the id, found the columns text; name one with --id",
+            (
+                "expected a column of distinct integers or short strings for the id, found the columns "
+                "text; name one with --id"
+            ),
         ),
         ({"id": [1, 2]}, [], "expected a column of strings for the text, found the columns id"),
         (

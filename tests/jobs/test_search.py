@@ -196,9 +196,9 @@ def test_queries_that_cannot_be_read_are_explained(
 def test_words_without_quotes_are_said_to_be_several_queries(root: str, manta: Manta):
     said = manta("search", root, "two", "dogs", "-k", "1").err
     assert (
-        f'2 queries of one word each: "two", "dogs". For one query of several words, put it in quotes: manta search {root} "two dogs"'
-        in said
-    )
+        '2 queries of one word each: "two", "dogs". For one query of several words, put it in quotes: '
+        f'manta search {root} "two dogs"'
+    ) in said
     assert manta("search", root, "two dogs", "girl", "-k", "1").err == ""
 
 

@@ -1,6 +1,7 @@
 """`ray job submit --working-dir .` against a head that is started as infra/README.md says.
 
-Releases, exit codes as the job API tells them, a driver that is killed and submitted again, and intruders: whoever reaches the ports without the token.
+Releases, exit codes as the job API tells them, a driver that is killed and submitted again, and intruders:
+whoever reaches the ports without the token.
 """
 
 import contextlib
@@ -41,7 +42,9 @@ QUERIES = ["a man reads", "the lazy dog sleeps near the river"]
 
 @dataclass(frozen=True)
 class Head:
-    """A Ray head that was started with `ray start`: its ports by option, and its directory, in which its user is at home."""
+    """A Ray head that was started with `ray start`: its ports by option, and its directory, in which its user
+    is at home.
+    """
 
     ports: dict[str, int]
     folder: Path
@@ -125,7 +128,9 @@ def _home(folder: Path) -> Path:
 
 
 def _environment(home: Path) -> dict[str, str]:
-    """A user of this machine: the environment's programs first, no token and address of some other Ray, no notices."""
+    """A user of this machine: the environment's programs first, no token and address of some other Ray, no
+    notices.
+    """
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     ours = {"PATH": path, "HOME": str(home), "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
     kept = {

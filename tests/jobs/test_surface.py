@@ -1,4 +1,6 @@
-"""The command's own surface: what to do next, versions, names of settings files, completion, an interrupt, and wrong input that never counts as a defect."""
+"""The command's own surface: what to do next, versions, names of settings files, completion, an interrupt,
+and wrong input that never counts as a defect.
+"""
 
 import errno
 import json
@@ -139,7 +141,10 @@ def bash(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
         )
 
     def complete(*words: str) -> list[str]:
-        program = f'. {script}; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _manta; printf "%s\\n" "${{COMPREPLY[@]}}"'
+        program = (
+            f'. {script}; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _manta; printf "%s\\n" '
+            '"${COMPREPLY[@]}"'
+        )
         return subprocess.run(
             ["bash", "-c", program, "bash", *words],
             capture_output=True,

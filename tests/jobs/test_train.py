@@ -1,4 +1,6 @@
-"""`manta train` on the command line: what is wrong is told before any worker starts, with an exit code that means something."""
+"""`manta train` on the command line: what is wrong is told before any worker starts, with an exit code that
+means something.
+"""
 
 import json
 from collections.abc import Callable
@@ -73,9 +75,9 @@ def test_a_label_that_is_none_is_told_before_a_worker_starts(train: Train, folde
     code, answer, said = train(f"train.data={labelled(folder)}", classification)
     assert code == 3
     assert (
-        "row 15 (counted from 0), label: expected one of entailment (0), neutral (1), contradiction (2), found 'maybe'"
-        in str(answer["message"])
-    )
+        "row 15 (counted from 0), label: expected one of entailment (0), neutral (1), contradiction "
+        "(2), found 'maybe'"
+    ) in str(answer["message"])
     assert "cluster: starts" not in said
 
 

@@ -1,4 +1,6 @@
-"""`import manta` is the way in from Python: it costs nothing, gives the same objects as their modules, and says what hides a part of it."""
+"""`import manta` is the way in from Python: it costs nothing, gives the same objects as their modules, and
+says what hides a part of it.
+"""
 
 import ast
 import importlib.metadata
@@ -152,7 +154,10 @@ def test_a_wheel_holds_manta_once_and_all_that_is_no_module(wheel: Path):
 
 
 def test_a_wheel_is_used_as_it_was_installed(wheel: Path, tmp_path: Path):
-    program = "import manta, sys\nbefore = set(sys.modules)\nmanta.load_encoder\nimport pipeline\nprint(manta.__file__, pipeline.__file__, 'numpy' in before)"
+    program = (
+        "import manta, sys\nbefore = set(sys.modules)\nmanta.load_encoder\nimport "
+        "pipeline\nprint(manta.__file__, pipeline.__file__, 'numpy' in before)"
+    )
     ended = python(program, cwd=tmp_path, path=wheel)
     assert ended.stdout.split() == [
         str(wheel / "manta" / "__init__.py"),

@@ -1,4 +1,6 @@
-"""Glow on vectors: what each part computes, that the whole is invertible and its density is one, and that what was initialised is not initialised again."""
+"""Glow on vectors: what each part computes, that the whole is invertible and its density is one, and that
+what was initialised is not initialised again.
+"""
 
 import io
 import math
@@ -184,7 +186,10 @@ def test_a_reloaded_model_is_not_initialised_again():
 def test_a_dimension_that_cannot_be_halved_so_often_is_refused(dim: int, levels: int, remedy: str):
     with pytest.raises(
         ConfigError,
-        match=rf"levels: expected .* divisible by {2**levels}.*dimension {dim} with {levels} levels; .*{remedy}",
+        match=(
+            rf"levels: expected .* divisible by {2**levels}.*dimension {dim} with {levels} levels; "
+            rf".*{remedy}"
+        ),
     ):
         Glow(dim, FlowSettings(levels=levels))
     check_levels(384, 7)

@@ -1,6 +1,7 @@
 """A small root of two nights, kept as it was released, and the means to make such a root again.
 
-`root.tar.gz` holds `encoder/`, the corpora of both nights and `root/`. It is never made anew: later versions have to read what an earlier one wrote.
+`root.tar.gz` holds `encoder/`, the corpora of both nights and `root/`. It is never made anew: later versions
+have to read what an earlier one wrote.
 """
 
 import os

@@ -193,7 +193,9 @@ def test_spaces_keep_their_names(setting: tuple[str, Any], space: str, released:
     [("bert", PACKED), ("roberta", PACKED), ("distilbert", PACKED), ("mpnet", PACKED), ("electra", PADDED)],
 )
 def test_an_arithmetic_keeps_its_name(family: str, forward: str, tmp_path: Path):
-    """Every ingredient by name: a renamed class must not make last night's vectors vectors of another arithmetic."""
+    """Every ingredient by name: a renamed class must not make last night's vectors vectors of another
+    arithmetic.
+    """
     encoder = load_encoder(
         EncoderSettings(path=str(save_folder(tmp_path, family))), EncodeSettings(max_tokens=512), "cpu"
     )

@@ -95,7 +95,10 @@ def test_the_page_is_well_formed_and_self_contained(report: AugmentationReport):
 def test_the_page_shows_all_results():
     shown = words(FULL)
     expected = [
-        "2,830 of 3,000 variants are kept, 94.3 %: 3 variants of each of 1,000 texts. Rejected most often as unlike (100), alike (60), duplicate (10)."
+        (
+            "2,830 of 3,000 variants are kept, 94.3 %: 3 variants of each of 1,000 texts. Rejected most "
+            "often as unlike (100), alike (60), duplicate (10)."
+        )
     ]
     expected += [
         "s3://a/augmented/main/00000003.json",
@@ -134,7 +137,10 @@ def test_the_page_shows_all_results():
 @pytest.mark.parametrize(("report", "expected"), [
     (SMALLEST, "The corpus has no rows: nothing was made."),
     (judged(kept=1_000), "1,000 of 1,000 variants are kept, 100 %: one of each of 1,000 texts. None was rejected."),
-    (judged(kept=999, too_long_for_model=1), "999 of 1,000 variants are kept, 99.9 %: one of each of 1,000 texts. All others are rejected as too long for model (1)."),
+    (judged(kept=999, too_long_for_model=1), (
+        "999 of 1,000 variants are kept, 99.9 %: one of each of 1,000 texts. All others are rejected as "
+        "too long for model (1)."
+    )),
 ])  # fmt: skip
 def test_the_summary_says_how_many_variants_are_kept(report: AugmentationReport, expected: str):
     assert verdict(report).replace("\u00a0", " ") == expected

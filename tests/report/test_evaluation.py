@@ -110,7 +110,10 @@ def test_the_page_shows_scores_intervals_and_missing_tasks():
     expected += [
         "anisotropy",
         "2,000 sentences",
-        "Compared with release 41, models/new is better on 1, not significantly different on 1, without an interval on 1.",
+        (
+            "Compared with release 41, models/new is better on 1, not significantly different on 1, "
+            "without an interval on 1."
+        ),
     ]
     expected += ["human scores", "they are always first"]
     expected += [

@@ -1,4 +1,6 @@
-"""The copies of remote files on a machine: whole whoever is killed, fetched once by many, checked, and bounded without taking what is in use."""
+"""The copies of remote files on a machine: whole whoever is killed, fetched once by many, checked, and
+bounded without taking what is in use.
+"""
 
 import hashlib
 import os
@@ -60,8 +62,10 @@ def age(place: Path, hours: float) -> None:
 def starter(store: Store) -> "subprocess.Popen[str]":
     program = (
         "import sys; from pipeline.store.base import sha256_of\n"
-        "import sys; from pipeline.store.store import open_store; from pipeline.models.folder.locate import locate\n"
-        f"print(sha256_of(open_store('{store.uri}').local('index.faiss', '{SHA256}')), sha256_of(locate('{store.uri}/encoder') / 'model.safetensors'))"
+        "import sys; from pipeline.store.store import open_store; from pipeline.models.folder.locate "
+        "import locate\n"
+        f"print(sha256_of(open_store('{store.uri}').local('index.faiss', '{SHA256}')), "
+        f"sha256_of(locate('{store.uri}/encoder') / 'model.safetensors'))"
     )
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
 
@@ -80,7 +84,8 @@ def test_of_many_starters_one_fetches_and_one_that_is_killed_harms_nobody(
     starters = [starter(store) for _ in range(4)]
     answers = [each.communicate(timeout=120)[0].split() for each in starters]
     assert answers == 4 * [[SHA256, SHA256]]
-    # one index, three files of the encoder, and listings: two by the one that copies the folder, one by each of the others
+    # one index, three files of the encoder, and listings: two by the one that copies the folder, one by each
+    # of the others
     assert faulty.calls["GET"] == 1 + 3 + 2 + 3
     folder = locate(f"{store.uri}/encoder")
     assert {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()} == set(
@@ -92,7 +97,8 @@ def test_headway_of_the_process_that_copies_is_headway_of_those_that_wait(cache:
     place, moves, ends = cache / "ab" / f"{6:064x}", tmp_path / "moves", tmp_path / "ends"
     moves.touch()
     program = (
-        "import time; from pathlib import Path; from pipeline.headway import headway; from pipeline.store.cache import kept\n"
+        "import time; from pathlib import Path; from pipeline.headway import headway; from "
+        "pipeline.store.cache import kept\n"
         "def build(copy):\n"
         "    copy.write_bytes(b'whole'); print(flush=True)\n"
         f"    while not Path('{ends}').exists():\n"

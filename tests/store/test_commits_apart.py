@@ -1,4 +1,6 @@
-"""Commits on a store that creates once make up for a store that does not: one publisher of many wins, and what was committed is what lies there."""
+"""Commits on a store that creates once make up for a store that does not: one publisher of many wins, and
+what was committed is what lies there.
+"""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

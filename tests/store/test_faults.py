@@ -1,4 +1,6 @@
-"""Whatever an S3 server does to a call, the answer is right or there is none; what will not pass is said at once, and in words."""
+"""Whatever an S3 server does to a call, the answer is right or there is none; what will not pass is said at
+once, and in words.
+"""
 
 import hashlib
 import os

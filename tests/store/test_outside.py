@@ -1,4 +1,6 @@
-"""Nothing leads out of the root, no secret goes in by a URI, a full disk has a sentence, and nothing that is read is unpickled."""
+"""Nothing leads out of the root, no secret goes in by a URI, a full disk has a sentence, and nothing that is
+read is unpickled.
+"""
 
 import ast
 import errno
@@ -174,8 +176,10 @@ def test_a_disk_without_room_shows_nothing_half_written(tmp_path: Path):
         "def unlinked(*_): raise OSError(1, 'no links here')\n"
         "def scratch():\n"
         "    import pyarrow as pa, pyarrow.parquet as pq\n"
-        "    with store.scratch() as folder: pq.write_table(pa.table({'a': [os.urandom(200_000)]}), folder / 'u.parquet')\n"
-        "for work in (lambda: store.write('a', large), lambda: store.create('b', large), scratch, lambda: (setattr(os, 'link', unlinked), store.create('c', large))):\n"
+        "    with store.scratch() as folder: pq.write_table(pa.table({'a': [os.urandom(200_000)]}), "
+        "folder / 'u.parquet')\n"
+        "for work in (lambda: store.write('a', large), lambda: store.create('b', large), scratch, "
+        "lambda: (setattr(os, 'link', unlinked), store.create('c', large))):\n"
         "    try: work(); print('no error')\n"
         "    except TransientError as error: print(error.exit_code, error)\n"
     )

@@ -1,4 +1,6 @@
-"""One publisher of many wins, what is published never changes, and prune takes nothing that a kept release needs."""
+"""One publisher of many wins, what is published never changes, and prune takes nothing that a kept release
+needs.
+"""
 
 import json
 import threading

@@ -115,7 +115,8 @@ def test_a_file_system_without_links_still_creates_once(tmp_path: Path, monkeypa
 def test_a_killed_writer_leaves_nothing_that_a_reader_sees(tmp_path: Path):
     program = (
         "import os, sys; from pipeline.store.local import LocalStore\n"
-        "os.replace = os.link = lambda *_: os.kill(os.getpid(), 9)\n"  # dies after the data are durable, before the name is taken
+        # dies after the data are durable, before the name is taken
+        "os.replace = os.link = lambda *_: os.kill(os.getpid(), 9)\n"
         "store = LocalStore(sys.argv[1]); getattr(store, sys.argv[2])('unit', b'x' * 100_000)"
     )
     for verb in ("write", "create"):

@@ -1,4 +1,6 @@
-"""Marks that attempts at a unit leave before they begin: a unit whose attempts keep dying is seen, whoever they took with them."""
+"""Marks that attempts at a unit leave before they begin: a unit whose attempts keep dying is seen, whoever
+they took with them.
+"""
 
 import uuid
 from dataclasses import dataclass
@@ -10,7 +12,9 @@ LIMIT = 3  # attempts of one run that left only their mark; the next one works i
 
 @dataclass(frozen=True)
 class Attempts:
-    """The attempts at what is recorded at `record`. run: the driver's; a mark of another run says nothing, since that run may have been stopped by hand."""
+    """The attempts at what is recorded at `record`. run: the driver's; a mark of another run says nothing,
+    since that run may have been stopped by hand.
+    """
 
     store: Store
     record: str

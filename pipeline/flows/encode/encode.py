@@ -1,4 +1,6 @@
-"""Corpus units become embedding units: raw vectors, moments and a record each, on a pool of actors that hold the encoder."""
+"""Corpus units become embedding units: raw vectors, moments and a record each, on a pool of actors that hold
+the encoder.
+"""
 
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -27,10 +29,11 @@ _READERS = 16  # small files read at once: over a network each waits for an answ
 
 
 class EncodeBlocks:
-    """The encoder as a callable class for `Dataset.map_batches(..., batch_format="pyarrow")`: any Ray Dataset gains a vector column, block by block.
+    """The encoder as a callable class for `Dataset.map_batches(..., batch_format="pyarrow")`: any Ray Dataset
+    gains a vector column, block by block.
 
-    A row without text (null, or nothing but white space) gets a null vector, and so does one whose vector would be zero or not finite. Larger batches fill
-    buffers better: a few thousand rows.
+    A row without text (null, or nothing but white space) gets a null vector, and so does one whose vector
+    would be zero or not finite. Larger batches fill buffers better: a few thousand rows.
     """
 
     def __init__(
@@ -85,7 +88,8 @@ def encode(run: Run, corpus: Corpus, before: ReleaseManifest | None = None) -> t
     Units that have a record are not encoded again.
 
     Args:
-        before: the release whose vectors are copied for texts that it holds, if they are of the same space and
+        before: the release whose vectors are copied for texts that it holds, if they are of the same space
+            and
             stored alike.
 
     Returns:
@@ -150,14 +154,18 @@ def waiting_rows(corpus: Corpus, job: Job, store: Store) -> int:
 
 
 def copies_from(before: ReleaseManifest, job: Job, space_id: str) -> bool:
-    """Whether a release's vectors can stand beside those that the job makes: of the same space and stored in the same type."""
+    """Whether a release's vectors can stand beside those that the job makes: of the same space and stored in
+    the same type.
+    """
     return (
         before.space_id == space_id and before.settings.get("encode", {}).get("vectors") == job.encode.vectors
     )
 
 
 def finished(store: Store, corpus: Corpus, space_id: str, job: Job) -> dict[str, UnitRecord]:
-    """Records of units that need no encoding, by the sha256 of the corpus unit: those whose files are there in full."""
+    """Records of units that need no encoding, by the sha256 of the corpus unit: those whose files are there
+    in full.
+    """
     directory = record_path(space_id, corpus.units[0], job.encode, job.corpus.id).rpartition("/")[0]
     there = {
         entry.path: entry.size
@@ -182,7 +190,10 @@ def _waits(spent: Spent) -> str:
     forward, tokenizer, stored = (seconds.get(name, 0.0) for name in ("forward_s", "waiting_s", "store"))
     whole = forward + tokenizer + stored
     return (
-        f"{tokens:,.0f} tokens; workers waited {tokenizer / whole:.1%} for the tokenizer, {stored / whole:.1%} for the store"
+        (
+            f"{tokens:,.0f} tokens; workers waited {tokenizer / whole:.1%} for the tokenizer, "
+            f"{stored / whole:.1%} for the store"
+        )
         if whole
         else ""
     )

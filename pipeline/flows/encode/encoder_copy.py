@@ -1,4 +1,6 @@
-"""The release's own copy of its encoder: what a later reader opens, and what workers load where they share no disk with the driver."""
+"""The release's own copy of its encoder: what a later reader opens, and what workers load where they share no
+disk with the driver.
+"""
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +24,9 @@ _WRITERS = 8  # files written at once: over a network each waits for an answer
 
 
 def encoder_place(folder: EncoderFolder) -> str:
-    """Where the copy of an encoder's files is kept: by all of them, since files that no vector depends on (prompts, versions) make another folder too."""
+    """Where the copy of an encoder's files is kept: by all of them, since files that no vector depends on
+    (prompts, versions) make another folder too.
+    """
     return f"encoders/{digest_of(dict(folder.files))[:24]}"
 
 
@@ -54,9 +58,9 @@ def _store(file: Path, size: int, store: Store, path: str) -> None:
 def encoder_for_workers(settings: EncoderSettings, store: Store, workers: Workers) -> EncoderSettings:
     """Return the same encoder as workers on any node can load it; its space stays.
 
-    Where the releases are remote, workers do not need this machine's disk: a folder, a packaged model or a hub id is
-    read from the copy that the release keeps anyway, through the cache of the node. Where the root is a directory,
-    every node has to see it, and the encoder's folder likewise.
+    Where the releases are remote, workers do not need this machine's disk: a folder, a packaged model or a
+    hub id is read from the copy that the release keeps anyway, through the cache of the node. Where the root
+    is a directory, every node has to see it, and the encoder's folder likewise.
     """
     if "://" in settings.path or isinstance(store, LocalStore) or workers.shares_disk:
         return anywhere(settings)

@@ -1,8 +1,11 @@
-"""Encode in a child process, so that a text which kills its process, or makes the encoder raise, is set aside and all other texts are encoded.
+"""Encode in a child process, so that a text which kills its process, or makes the encoder raise, is set aside
+and all other texts are encoded.
 
-Texts go in chunks. A chunk during which the child died is halved until a single text remains; a text that killed three processes while alone in them is given up,
-so a child killed once or twice from outside costs time and no row. A child that hangs is killed, which counts as a death. A chunk at which the encoder raises is
-halved inside the child, which goes on. Vectors do not depend on neighbours, so they are those of an undivided unit.
+Texts go in chunks. A chunk during which the child died is halved until a single text remains; a text that
+killed three processes while alone in them is given up, so a child killed once or twice from outside costs
+time and no row. A child that hangs is killed, which counts as a death. A chunk at which the encoder raises is
+halved inside the child, which goes on. Vectors do not depend on neighbours, so they are those of an undivided
+unit.
 """
 
 import contextlib
@@ -39,7 +42,9 @@ _FIELDS = ("vectors", "bad", *TokenCounts._fields)
 
 @dataclass
 class Apart:
-    """Stands in for an encoder's `encode_stream`. scratch: an empty directory; rejected: (reason, detail) by row, filled as batches come out."""
+    """Stands in for an encoder's `encode_stream`. scratch: an empty directory; rejected: (reason, detail) by
+    row, filled as batches come out.
+    """
 
     encoder: EncoderSettings
     encode: EncodeSettings
@@ -52,7 +57,9 @@ class Apart:
     def encode_stream(
         self, batches: Iterable[pa.Array], tell: Callable[[int], None] = lambda rows: None
     ) -> "Iterator[Encoded]":
-        """One Encoded per batch, in order; rejected texts are bad rows of it. tell: called with the rows that are done, whenever the child gets on."""
+        """One Encoded per batch, in order; rejected texts are bad rows of it. tell: called with the rows that
+        are done, whenever the child gets on.
+        """
         taken = [batch.to_pylist() for batch in batches]
         texts = [text for batch in taken for text in batch]
         (self.scratch / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
@@ -84,7 +91,10 @@ class Apart:
                 self._reject(start, reason, f"alone in a process, {DEATHS} times: {ended}", count)
 
     def _run(self, chunks: Sequence[tuple[int, int]], most: int, tell: Callable[[int], None]) -> str:
-        """Encode the chunks in a child, in order, until it ends; how it ended. It stops by itself when more than `most` texts made the encoder raise."""
+        """Encode the chunks in a child, in order, until it ends; how it ended.
+
+        It stops by itself when more than `most` texts made the encoder raise.
+        """
         job = {
             "encoder": self.encoder.model_dump(),
             "encode": self.encode.model_dump(),
@@ -223,7 +233,9 @@ def child(scratch: Path) -> None:
 def _encoded(
     encoder: "Encoder", texts: Sequence[str], start: int, stop: int, scratch: Path
 ) -> Iterator[dict[str, np.ndarray]]:
-    """The fields of the texts [start, stop), in parts; a text at which the encoder raises leaves its error in `scratch` and counts as bad."""
+    """The fields of the texts [start, stop), in parts; a text at which the encoder raises leaves its error in
+    `scratch` and counts as bad.
+    """
     try:
         (encoded,) = encoder.encode_stream([texts[start:stop]], lambda rows: (scratch / "told").touch())
     except MODEL_FAILURES as error:

@@ -1,4 +1,6 @@
-"""Small questions to the encoder and the corpus, answered on a worker: sampled texts, and the vectors of a few texts."""
+"""Small questions to the encoder and the corpus, answered on a worker: sampled texts, and the vectors of a
+few texts.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,7 +46,9 @@ def encode_texts(run: Run, texts: tuple[str, ...], *, query: bool = False) -> np
 
 @dataclass(frozen=True)
 class SampleTexts:
-    """Texts of corpus units with at least `characters` of them, drawn by their content key over the live rows of all units; in key order, `count` or fewer."""
+    """Texts of corpus units with at least `characters` of them, drawn by their content key over the live rows
+    of all units; in key order, `count` or fewer.
+    """
 
     store: Store
     count: int

@@ -17,6 +17,7 @@ def rejected_warnings(counts: Mapping[str, int], rows: int) -> list[str]:
         return []
     reasons = ", ".join(f"{reason} {number:,}" for reason, number in found.items() if number)
     return [
-        f"{count:,} of {rows:,} rows ({count / rows:.1%}) have no vector and will not be found, because of the "
+        f"{count:,} of {rows:,} rows ({count / rows:.1%}) have no vector and will not be found, "
+        "because of the "
         f"encoder ({reasons}): look at their texts, check encode.dtype and the model's files"
     ]

@@ -1,4 +1,6 @@
-"""Vectors of texts that were encoded on an earlier night are copied: under one encoder a text has one vector, whatever its id and neighbours."""
+"""Vectors of texts that were encoded on an earlier night are copied: under one encoder a text has one vector,
+whatever its id and neighbours.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,7 +20,9 @@ from pipeline.store.units import CorpusUnit, UnitRecord
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Vectors (n, d) float32 of rows (n,) int64, ascending, of one unit. numerics: how many of them each arithmetic made."""
+    """Vectors (n, d) float32 of rows (n,) int64, ascending, of one unit. numerics: how many of them each
+    arithmetic made.
+    """
 
     rows: np.ndarray
     vectors: np.ndarray
@@ -37,7 +41,10 @@ class Known:
 def find_known(
     store: Store, unit: CorpusUnit, sources: Mapping[int, Placed], space_id: str, dim: int
 ) -> Known:
-    """What the unit can copy out of `sources` (units of vectors in this space, by ordinal). A row that is in none of them is left to be encoded."""
+    """What the unit can copy out of `sources` (units of vectors in this space, by ordinal).
+
+    A row that is in none of them is left to be encoded.
+    """
     if unit.copies is None or not sources:
         return Known.none(dim)
     table = pq.read_table(store.open(unit.copies.path, unit.copies.sha256))
@@ -77,7 +84,10 @@ class Knowing:
     known: Known
 
     def encode_stream(self, batches: Iterable[pa.Array], tell: Callable[[int], None]) -> Iterator[Any]:
-        """One Encoded per batch, in order. Copied texts are tokenized all the same, so that every count is that of an encoded unit."""
+        """One Encoded per batch, in order.
+
+        Copied texts are tokenized all the same, so that every count is that of an encoded unit.
+        """
         waiting: deque[tuple[pa.Array, np.ndarray, np.ndarray]] = deque()
         copied = 0
 

@@ -1,4 +1,6 @@
-"""One corpus unit becomes one embedding unit: raw vectors, moments, rows set aside, and a record that is created once."""
+"""One corpus unit becomes one embedding unit: raw vectors, moments, rows set aside, and a record that is
+created once.
+"""
 
 import os
 import time
@@ -31,7 +33,8 @@ from pipeline.store.units import CorpusUnit, FileRef, UnitRecord, create_record,
 from pipeline.text.tokens.coverage import CoverageCounter
 
 LENGTH_BIN = 8  # tokens per bar of the length histogram
-_SOONER = 0.8  # of the patience: a process that hangs is ended before the worker that waits for it counts as hanging
+# of the patience: a process that hangs is ended before the worker that waits for it counts as hanging
+_SOONER = 0.8
 _READ_ROWS = 2_048  # the first vectors of a unit are under way while the rest is still being tokenized
 # what a model raises on a text that it cannot digest; errors of storage and ours are none of these
 _UNUSABLE = (
@@ -118,7 +121,11 @@ class EncodeUnit:
     def _made(
         self, encoder: Any, unit: CorpusUnit, sources: Mapping[int, Placed], spent: Spent, *, apart: bool
     ) -> UnitRecord:
-        """The unit's record. One that keeps killing its worker, or whose encoding fails, is encoded apart, so that only the rows at fault are set aside."""
+        """The unit's record.
+
+        One that keeps killing its worker, or whose encoding fails, is encoded apart, so that only the rows at
+        fault are set aside.
+        """
         with self.store.scratch() as scratch:
             file = scratch / "vectors.parquet"
             try:
@@ -138,7 +145,10 @@ class EncodeUnit:
                 raise
             except MODEL_FAILURES as error:
                 spent.said += (
-                    f"unit {unit.sha256[:12]}: the encoder failed ({type(error).__name__}: {error}); its rows were tried apart",
+                    (
+                        f"unit {unit.sha256[:12]}: the encoder failed ({type(error).__name__}: {error}); "
+                        "its rows were tried apart"
+                    ),
                 )
                 result = self._apart(encoder, unit, file, spent)
             start = time.perf_counter()
@@ -206,7 +216,10 @@ class EncodeUnit:
         return result
 
     def _stored(self, unit: UnitRecord, file: Path, result: "_Result", numerics_id: str) -> UnitRecord:
-        """The unit's record, its files in place. Names come from the content, so equal work meets in equal files and other bytes never replace them."""
+        """The unit's record, its files in place.
+
+        Names come from the content, so equal work meets in equal files and other bytes never replace them.
+        """
         digest, size = sha256_of(file), file.stat().st_size
         name = f"{self.space_id[:16]}/{unit.sha256[:24]}"
         moments = result.moments.to_bytes()
@@ -319,7 +332,10 @@ def _rows(batch: pa.RecordBatch, good: np.ndarray, vectors: np.ndarray, schema: 
 
 
 def load_record(store: Store, path: str, space_id: str) -> UnitRecord | None:
-    """The record at `path`; None when there is none, or only its beginning. SpaceMismatch for one whose vectors are of another space."""
+    """The record at `path`; None when there is none, or only its beginning.
+
+    SpaceMismatch for one whose vectors are of another space.
+    """
     record = UnitRecord.left(store, path)
     if record is not None and record.space_id != space_id:
         remedy = "a record was put where it does not belong: delete it, and the unit is encoded again"
@@ -330,7 +346,9 @@ def load_record(store: Store, path: str, space_id: str) -> UnitRecord | None:
 
 
 def record_path(space_id: str, unit: UnitRecord, settings: EncodeSettings, id_name: str) -> str:
-    """Where the record of that corpus unit's vectors stands; without the numerics, so that another thread count never encodes again."""
+    """Where the record of that corpus unit's vectors stands; without the numerics, so that another thread
+    count never encodes again.
+    """
     kind = "" if settings.vectors == "float32" else f"-{settings.vectors}"
     named = (
         "" if id_name == "id" else f"-{digest_of(id_name)[:8]}"

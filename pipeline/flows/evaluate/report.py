@@ -216,7 +216,9 @@ def _mean_draws(members: Sequence[Measured], place: int) -> np.ndarray | None:
 def _figures(
     values: Sequence[float | None], draws: Sequence[np.ndarray | None]
 ) -> tuple[tuple[ScoreEstimate, ...], tuple[ScoreEstimate | None, ...]]:
-    """The values with their intervals, and their differences with the first one, which are paired: a resample is the same rows for all."""
+    """The values with their intervals, and their differences with the first one, which are paired: a resample
+    is the same rows for all.
+    """
     figures = tuple(_figure(value, each) for value, each in zip(values, draws, strict=True))
     first, zeroth = values[0], draws[0]
     differences: list[ScoreEstimate | None] = [None]

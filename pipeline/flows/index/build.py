@@ -1,4 +1,6 @@
-"""Embedding units become one searchable index: sample and train once, fill shards in parallel, merge, measure."""
+"""Embedding units become one searchable index: sample and train once, fill shards in parallel, merge,
+measure.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -158,7 +160,9 @@ def _finished(workers: Workers, task: Finish, shards: tuple[ShardRecord, ...], d
 
 
 def contiguous(units: tuple[Placed, ...], count: int) -> list[tuple[Placed, ...]]:
-    """`count` runs of consecutive units of about equal rows, none empty: merged in order they are the whole in its order."""
+    """`count` runs of consecutive units of about equal rows, none empty: merged in order they are the whole
+    in its order.
+    """
     ends = np.cumsum([placed.unit.rows for placed in units])
     cuts = np.searchsorted(ends, ends[-1] * np.arange(1, count) / count, side="left") + 1
     runs = np.split(np.arange(len(units)), np.unique(np.minimum(cuts, len(units))))

@@ -1,4 +1,6 @@
-"""What changed since last night, as the index sees it: rows that are gone, rows that came, and whether last night's small files are as they were."""
+"""What changed since last night, as the index sees it: rows that are gone, rows that came, and whether last
+night's small files are as they were.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -68,7 +70,10 @@ class Survey:
         )
 
     def _turned(self, units: Sequence[Placed], dead: Dead, before: Dead) -> tuple[np.ndarray, int]:
-        """(addresses that died, ascending; how many came to life). Units without a change cost one comparison."""
+        """(addresses that died, ascending; how many came to life).
+
+        Units without a change cost one comparison.
+        """
         there, gone, revived = {placed.ordinal for placed in units}, [np.zeros(0, dtype=np.int64)], 0
         for placed in placed_in(self.before):
             were, are = before.rows_of(placed.ordinal), dead.rows_of(placed.ordinal)
@@ -82,7 +87,9 @@ class Survey:
         return np.concatenate(gone), revived
 
     def _small_files(self, units: Sequence[Placed], dead: Dead) -> tuple[str, float]:
-        """(why last night's training, queries, truth or ids cannot be used, empty where they can; share of its queries that are not live)."""
+        """(why last night's training, queries, truth or ids cannot be used, empty where they can; share of
+        its queries that are not live).
+        """
         from pipeline.flows.index.tasks import load_queries, load_truth
         from pipeline.index.ids import ids_schema
 
@@ -101,7 +108,10 @@ class Survey:
         is_ = next(self.source.ids(new[:1])).schema if new else was
         if not is_.equals(was):
             return (
-                f"ids have the columns {', '.join(was.names)}, new rows {', '.join(is_.names)}, or of other types",
+                (
+                    f"ids have the columns {', '.join(was.names)}, new rows {', '.join(is_.names)}, or of "
+                    "other types"
+                ),
                 0.0,
             )
         there = np.array(sorted(placed.ordinal for placed in units), dtype=np.int64)

@@ -1,4 +1,6 @@
-"""Tonight's index out of last night's: changed in place where faiss can, else a base with a delta and tombstones, and built anew where a rule says so."""
+"""Tonight's index out of last night's: changed in place where faiss can, else a base with a delta and
+tombstones, and built anew where a rule says so.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -247,7 +249,8 @@ class _Extending:
             if extension.build.plan.shardable
             else min(1, len(units))
         )
-        # a run on a larger cluster cuts other shards, so those of this number of shards have a place of their own
+        # a run on a larger cluster cuts other shards, so those of this number of shards have a place of their
+        # own
         build = replace(extension.build, work=f"{extension.build.work}/delta-{count}")
         records = (
             fill_shards(self.run, FillShard(build, extension.trained), Filling(units, rows, count, most))
@@ -260,7 +263,9 @@ class _Extending:
         return grown
 
     def _measured(self, extension: Extension, grown: Grown) -> tuple[Measurement, Choice]:
-        """Measured with the rankings carried from last night, or, where they are too short or their queries too many dead, after a scan of all rows."""
+        """Measured with the rankings carried from last night, or, where they are too short or their queries
+        too many dead, after a scan of all rows.
+        """
         stale, asked = extension.surveyed.dead_queries, Asked(queries=extension.trained.queries)
         numbers: dict[str, float | int | None] = {
             "dead_queries": stale,
@@ -276,7 +281,10 @@ class _Extending:
                 )
         numbers["short_queries"] = measured.short_queries
         if measured.built or measured.unusable:
-            sentence = f"exact neighbours are carried from last night; {stale:.1%} of the queries' own rows are dead ({rules.MOST_DEAD_QUERIES:.0%} at most)"
+            sentence = (
+                f"exact neighbours are carried from last night; {stale:.1%} of the queries' own rows are "
+                f"dead ({rules.MOST_DEAD_QUERIES:.0%} at most)"
+            )
             return measured, Choice(what="index truth", chosen="carried", sentence=sentence, numbers=numbers)
         pieces = self._scan(extension, asked)
         with self.run.stages("measure"):
@@ -341,5 +349,8 @@ class _Extending:
             "delta_rows": surveyed.delta,
             "tombstones": surveyed.tombstones.rows if surveyed.tombstones else 0,
         }
-        sentence = f"base, delta and tombstones, since {apart}: {changed}; the delta has {surveyed.delta:,} rows, the base {numbers['tombstones']:,} dead ones"
+        sentence = (
+            f"base, delta and tombstones, since {apart}: {changed}; the delta has {surveyed.delta:,} rows, "
+            f"the base {numbers['tombstones']:,} dead ones"
+        )
         return Choice(what="index", chosen="base and delta", sentence=sentence, numbers=numbers)

@@ -1,4 +1,6 @@
-"""What workers do to extend an index: change last night's file or put a delta beside it, renew exact neighbours, and measure."""
+"""What workers do to extend an index: change last night's file or put a delta beside it, renew exact
+neighbours, and measure.
+"""
 
 import functools
 from collections.abc import Callable
@@ -51,14 +53,18 @@ class Grown(Stored):
 
 
 class Asked(Stored):
-    """What is measured with: queries, and their exact neighbours in pieces that together are all live rows; without pieces they are carried over from last night."""
+    """What is measured with: queries, and their exact neighbours in pieces that together are all live rows;
+    without pieces they are carried over from last night.
+    """
 
     queries: FileRef
     pieces: tuple[FileRef, ...] = ()
 
 
 class Measurement(Stored):
-    """The extended index, measured; or why it is not: the carried neighbours reach too short, or last night's files cannot be used."""
+    """The extended index, measured; or why it is not: the carried neighbours reach too short, or last night's
+    files cannot be used.
+    """
 
     built: BuiltIndex | None = None
     short_queries: int = 0
@@ -102,7 +108,9 @@ class Extension:
 
 @dataclass(frozen=True)
 class GrowInPlace:
-    """Take the rows that are gone out of last night's index, put the new units' rows into it with the same quantizer, and write it and its ids anew."""
+    """Take the rows that are gone out of last night's index, put the new units' rows into it with the same
+    quantizer, and write it and its ids anew.
+    """
 
     extension: Extension
 
@@ -152,7 +160,10 @@ class GrowInPlace:
                 or fingerprint(index) != before.index.settings.get("fingerprint")
             ):
                 return Grown(
-                    unusable=f"it held {removed:,} of the {len(gone):,} rows that are gone, or is not the one that release {before.release} names"
+                    unusable=(
+                        f"it held {removed:,} of the {len(gone):,} rows that are gone, or is not the one "
+                        f"that release {before.release} names"
+                    )
                 )
             write_index(index, scratch / "index.faiss")
             write_ids(scratch / "ids.arrow", chain(surviving(old_ids, gone), build.source.ids(new)))
@@ -212,7 +223,9 @@ class JoinDelta:
 
 @dataclass(frozen=True)
 class ScanTruth:
-    """The queries' exact neighbours among the live rows of a shard's units. transform: what the index computes before its search."""
+    """The queries' exact neighbours among the live rows of a shard's units. transform: what the index
+    computes before its search.
+    """
 
     source: LiveRows
     transform: Affine | None
@@ -233,7 +246,9 @@ class ScanTruth:
 
 @dataclass(frozen=True)
 class SampleQueries:
-    """Queries sampled anew over all live rows, and a few over dead ones: users go on asking for what was deleted."""
+    """Queries sampled anew over all live rows, and a few over dead ones: users go on asking for what was
+    deleted.
+    """
 
     build: Build
 
@@ -249,10 +264,12 @@ class SampleQueries:
 class MeasureGrown:
     """Recall, latency and balance of the extended index at the effort stored in it.
 
-    Exact neighbours need no scan of all rows: last night's rankings without the rows that are gone, merged with the rankings of the new rows that filling
-    found, are exact down to the first rank that either does not know (`carry`). 128 ranks are kept where 100 are needed, so at 1 % of dead rows a night a
-    ranking lasts for weeks. Where one has become shorter than rank 100 the index is not measured, and the caller scans all rows. Queries whose own row died
-    go on being asked: they were rows of the corpus, and with the same queries recall can be compared from night to night.
+    Exact neighbours need no scan of all rows: last night's rankings without the rows that are gone, merged
+    with the rankings of the new rows that filling found, are exact down to the first rank that either does
+    not know (`carry`). 128 ranks are kept where 100 are needed, so at 1 % of dead rows a night a ranking
+    lasts for weeks. Where one has become shorter than rank 100 the index is not measured, and the caller
+    scans all rows. Queries whose own row died go on being asked: they were rows of the corpus, and with the
+    same queries recall can be compared from night to night.
     """
 
     extension: Extension

@@ -1,4 +1,7 @@
-"""By what numbers a night extends last night's index or builds it anew. Each rule is a `Choice` with its numbers; nothing here reads or measures."""
+"""By what numbers a night extends last night's index or builds it anew.
+
+Each rule is a `Choice` with its numbers; nothing here reads or measures.
+"""
 
 import re
 from collections.abc import Sequence
@@ -19,9 +22,13 @@ MOST_DELTA = (
 )
 MOST_TOMBSTONES = 0.05  # of the live rows: they are found, scored and thrown away at every query
 MOST_UNEVEN = 1.25  # imbalance over that after training: scanned rows grow by as much at the same nprobe
-MOST_RECALL_LOST_NEAR_DEAD = 0.1  # as much where rows were taken out: queries there have no neighbours close by, which is harder for any index
-MOST_RECALL_LOST = 0.01  # recall@10 below that after training: a point, three standard errors of the measurement at 500 queries
-MOST_GROWTH = 2.0  # rows over those at training, or under: the number of lists goes with their square root and is then off by 1.4
+# as much where rows were taken out: queries there have no neighbours close by, which is harder for any index
+MOST_RECALL_LOST_NEAR_DEAD = 0.1
+# recall@10 below that after training: a point, three standard errors of the measurement at 500 queries
+MOST_RECALL_LOST = 0.01
+# rows over those at training, or under: the number of lists goes with their square root and is then off by
+# 1.4
+MOST_GROWTH = 2.0
 LEAST_KEPT = 0.5  # of last night's rows: with fewer left, taking rows out is more work than putting them in
 MOST_DEAD_QUERIES = (
     0.10  # of the rows asked as queries: beyond that they no longer stand for what is searched
@@ -40,11 +47,13 @@ def other_settings(job: Job, before: ReleaseManifest, transform: Transform | Non
     target = before.settings.get("gates", {}).get("recall_at_10")
     if changed:
         return _anew(
-            f"built anew: index.{', index.'.join(changed)} is not what release {before.release} was built with"
+            f"built anew: index.{', index.'.join(changed)} is not what release {before.release} was "
+            "built with"
         )
     if target != job.gates.recall_at_10:
         return _anew(
-            f"built anew: gates.recall_at_10, by which the search effort is chosen, is {job.gates.recall_at_10} and was {target}"
+            "built anew: gates.recall_at_10, by which the search effort is chosen, is "
+            f"{job.gates.recall_at_10} and was {target}"
         )
     if before.transform_id != (transform.transform_id if transform else None):
         return _anew("built anew: the transform is another one, and it moves every vector")
@@ -62,18 +71,27 @@ def other_units(units: Sequence[Placed], before: ReleaseManifest) -> Choice | No
     replaced = sum(known.get(placed.ordinal, placed.unit.sha256) != placed.unit.sha256 for placed in units)
     late = sum(placed.ordinal not in known and placed.ordinal < before.next_ordinal for placed in units)
     if replaced or late:
-        sentence = f"built anew: {replaced:,} units hold other vectors than in release {before.release}, {late:,} are new with an ordinal of before"
+        sentence = (
+            f"built anew: {replaced:,} units hold other vectors than in release {before.release}, {late:,} "
+            "are new with an ordinal of before"
+        )
         return _anew(sentence, replaced_units=replaced, late_units=late)
     return None
 
 
 def other_kind(plan: IndexPlan, index: IndexFiles) -> Choice | None:
-    """Built anew, where tonight's plan is of another kind, code or place than the index there is; else None. The number of lists is not compared."""
+    """Built anew, where tonight's plan is of another kind, code or place than the index there is; else None.
+
+    The number of lists is not compared.
+    """
     on_disk = lists_on_disk(index)
     if plan.kind == index.kind and _codes(plan.factory) == _codes(index.factory) and plan.on_disk == on_disk:
         return None
     places = {True: "with lists on disk", False: "in memory"}
-    sentence = f"built anew: {plan.factory} {places[plan.on_disk]} instead of {index.factory} {places[on_disk]}: {plan.why}"
+    sentence = (
+        f"built anew: {plan.factory} {places[plan.on_disk]} instead of {index.factory} {places[on_disk]}: "
+        f"{plan.why}"
+    )
     return _anew(sentence, memory_gib=plan.memory_bytes / GIB)
 
 
@@ -94,7 +112,8 @@ def compaction(delta: int, tombstones: int, rows: int) -> Choice:
     shares = delta / rows, tombstones / rows
     anew = shares[0] > MOST_DELTA or shares[1] > MOST_TOMBSTONES
     sentence = (
-        f"{'built anew: ' if anew else ''}the delta has {shares[0]:.2%} of the rows ({MOST_DELTA:.0%} at most), "
+        f"{'built anew: ' if anew else ''}the delta has {shares[0]:.2%} of the rows ({MOST_DELTA:.0%} "
+        "at most), "
         f"tombstones are {shares[1]:.2%} ({MOST_TOMBSTONES:.0%} at most)"
     )
     numbers = {
@@ -107,9 +126,11 @@ def compaction(delta: int, tombstones: int, rows: int) -> Choice:
 
 
 def training(index: IndexFiles, rows: int, measured: dict[str, Any] | None) -> Choice:
-    """Whether the quantizer still fits: rows, imbalance of the lists and recall@10 at the stored effort against those after its training.
+    """Whether the quantizer still fits: rows, imbalance of the lists and recall@10 at the stored effort
+    against those after its training.
 
-    index: last night's. measured: None before anything was measured. Where there are no lists, rows may come and go, and recall alone is asked for.
+    index: last night's. measured: None before anything was measured. Where there are no lists, rows may come
+        and go, and recall alone is asked for.
     """
     then = _After.training(index.trained_on)
     numbers: dict[str, float | int | None] = {
@@ -227,7 +248,8 @@ class _After:
         faults = []
         if imbalance > self.imbalance * MOST_UNEVEN:
             faults.append(
-                f"the lists' imbalance rose from {self.imbalance:.3f} to {imbalance:.3f}, by more than {MOST_UNEVEN - 1:.0%}"
+                f"the lists' imbalance rose from {self.imbalance:.3f} to {imbalance:.3f}, by more than "
+                f"{MOST_UNEVEN - 1:.0%}"
             )
         if recall < self.recall - MOST_RECALL_LOST:
             faults.append(
@@ -249,10 +271,16 @@ class _After:
     def fits(self, numbers: dict[str, float | int | None], trains: bool) -> str:
         """Why the index is kept. trains: whether its kind has anything that was trained."""
         if not trains and "recall_at_10" in numbers:
-            return f"Recall@10 of the extended index is {numbers['recall_at_10']:.4f}; it was {self.recall:.4f} when it was built."
+            return (
+                f"Recall@10 of the extended index is {numbers['recall_at_10']:.4f}; it was "
+                f"{self.recall:.4f} when it was built."
+            )
         if "imbalance" not in numbers:
             return f"{numbers['rows']:,} rows, {self.rows:,} at the training"
-        found = f"imbalance {numbers['imbalance']:.3f} ({self.imbalance:.3f} after training), recall@10 {numbers['recall_at_10']:.4f} ({self.recall:.4f})"
+        found = (
+            f"imbalance {numbers['imbalance']:.3f} ({self.imbalance:.3f} after training), recall@10 "
+            f"{numbers['recall_at_10']:.4f} ({self.recall:.4f})"
+        )
         return f"the quantizer is kept: {found}"
 
 

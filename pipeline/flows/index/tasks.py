@@ -37,7 +37,9 @@ class Trained(Stored):
 
 
 class ShardRecord(Stored):
-    """What a filled shard leaves: the part, the queries' exact neighbours in it with rows to look up, and the ids of its addresses."""
+    """What a filled shard leaves: the part, the queries' exact neighbours in it with rows to look up, and the
+    ids of its addresses.
+    """
 
     part: FileRef
     truth: FileRef
@@ -124,7 +126,10 @@ class Build:
 
     @property
     def map(self) -> Affine | None:
-        """What the index computes before its search. Defect for a transform that is no affine map: no job for one comes this far."""
+        """What the index computes before its search.
+
+        Defect for a transform that is no affine map: no job for one comes this far.
+        """
         if self.transform is None:
             return None
         if (affine := self.transform.affine()) is None:
@@ -205,8 +210,8 @@ def sample_queries(build: Build, units: tuple[Placed, ...], scratch: Path) -> Fi
 
 
 def _dead_queries(build: Build, units: tuple[Placed, ...], count: int) -> tuple[np.ndarray, np.ndarray]:
-    """(addresses, raw vectors) of at most `count` dead rows: queries of the previous release that are dead now,
-    since whole units may be gone with their rows, then others of the units that are left.
+    """(addresses, raw vectors) of at most `count` dead rows: queries of the previous release that are dead
+    now, since whole units may be gone with their rows, then others of the units that are left.
     """
     gone, theirs = build.source.sample_dead(units, count, "queries")
     if build.asked_before is None:
@@ -234,7 +239,10 @@ def load_queries(store: Store, reference: FileRef) -> Any:
 
 @dataclass(frozen=True)
 class FillShard:
-    """Fill one part, find the queries' exact neighbours in it, and write the ids of its addresses. A shard with a record is left as it is."""
+    """Fill one part, find the queries' exact neighbours in it, and write the ids of its addresses.
+
+    A shard with a record is left as it is.
+    """
 
     build: Build
     trained: Trained
@@ -358,7 +366,9 @@ def settings_of(measured: dict[str, Any]) -> dict[str, Any]:
 
 
 def filled_parts(store: Store, shards: tuple[ShardRecord, ...], queries: Any) -> tuple[list[Any], Any]:
-    """The shards' parts, ready to be merged, and the queries' exact neighbours over all of them (`Neighbours`)."""
+    """The shards' parts, ready to be merged, and the queries' exact neighbours over all of them
+    (`Neighbours`).
+    """
     from pipeline.index.merge import Part
     from pipeline.index.truth import ExactTopK, Neighbours
 

@@ -1,4 +1,6 @@
-"""The same few queries, asked of every release of a root: what a new release answers otherwise than the previous one."""
+"""The same few queries, asked of every release of a root: what a new release answers otherwise than the
+previous one.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +27,9 @@ Found = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class AskIndex:
-    """Search the index in these files for raw vectors (q, d). tombstones: rows that the files still hold and that are dead."""
+    """Search the index in these files for raw vectors (q, d). tombstones: rows that the files still hold and
+    that are dead.
+    """
 
     store: Store
     files: tuple[FileRef, ...]
@@ -46,7 +50,9 @@ class AskIndex:
 
 
 def fixed_queries(store: Store, candidate: Candidate, last: Sequence[Answers]) -> tuple[str, ...]:
-    """Queries of the previous release, whose answers are `last`; where it kept none, texts of a few sampled rows."""
+    """Queries of the previous release, whose answers are `last`; where it kept none, texts of a few sampled
+    rows.
+    """
     if last:
         return tuple(answers.query for answers in last)
     rows = texts_at(store, candidate.manifest.units, [example.query for example in candidate.built.examples])
@@ -54,7 +60,9 @@ def fixed_queries(store: Store, candidate: Candidate, last: Sequence[Answers]) -
 
 
 def ask(run: Run, candidate: Candidate, queries: Sequence[str], vectors: np.ndarray) -> tuple[Answers, ...]:
-    """Answers of the candidate's index, rows with the query's own text left out. vectors: (q, d), one for each query."""
+    """Answers of the candidate's index, rows with the query's own text left out. vectors: (q, d), one for
+    each query.
+    """
     if not queries or not np.isfinite(vectors).all():
         return ()
     store = run.store

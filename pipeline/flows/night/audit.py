@@ -1,4 +1,6 @@
-"""A published release measured against the gates, from its own files: the index answers, and exact search over its units says what it should have answered."""
+"""A published release measured against the gates, from its own files: the index answers, and exact search
+over its units says what it should have answered.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -72,7 +74,9 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
 
 @dataclass(frozen=True)
 class MeasureRelease:
-    """Recall, latency and size of a release's index at the effort stored in it, and how many of its vectors are unusable."""
+    """Recall, latency and size of a release's index at the effort stored in it, and how many of its vectors
+    are unusable.
+    """
 
     store: Store
     settings: IndexSettings

@@ -76,7 +76,9 @@ class Live:
         return sum(placed.unit.rows - len(gone) for placed, gone, _ in self.units())
 
     def numerics(self) -> dict[str, int]:
-        """Live rows by the arithmetic that made their vectors; dead ones are taken from those that a unit encoded itself."""
+        """Live rows by the arithmetic that made their vectors; dead ones are taken from those that a unit
+        encoded itself.
+        """
         found: Counter[str] = Counter()
         for placed, gone, _ in self.units():
             own = placed.unit.rows - len(gone) - sum(placed.unit.copied.values())
@@ -165,8 +167,9 @@ def _units(corpus: Corpus, placed: Sequence[Placed], job: Job) -> tuple[ReleaseU
 
 
 def counts(corpus: Corpus, live: Live, before: PreviousRelease, store: Store) -> dict[str, int]:
-    """Rows of the night: total = rows + quarantined. new, changed and deleted compare with the release before, by id; encoded were encoded for this release, and
-    the other live ones are reused. truncated and tokens (text_tokens: without special ones) are those of tonight's units, script_... those of all units.
+    """Rows of the night: total = rows + quarantined. new, changed and deleted compare with the release
+    before, by id; encoded were encoded for this release, and the other live ones are reused. truncated and
+    tokens (text_tokens: without special ones) are those of tonight's units, script_... those of all units.
     """
     known = {unit.path for unit in before.release.units} if before.release else set()
     fresh = [placed.unit for placed in live.placed if placed.unit.path not in known]

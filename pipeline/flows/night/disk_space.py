@@ -84,7 +84,10 @@ def check_room(room: Room, store: Store, root: str) -> str:
     place = tempfile.gettempdir()
     free = LocalStore(place).free_bytes() or 0
     _check(place, room.scratch, free, room, "make room there, or set TMPDIR to a larger disk")
-    return f"an object store: no limit known, about {size(kept)} needed; {size(free)} free for scratch in {place}: {room.sentence}"
+    return (
+        f"an object store: no limit known, about {size(kept)} needed; {size(free)} free for scratch in "
+        f"{place}: {room.sentence}"
+    )
 
 
 def _check(where: str, wanted: int, free: int, room: Room, remedy: str) -> None:

@@ -41,9 +41,14 @@ CANARIES = (
     "مرحبا بالعالم",
     "A man in a blue shirt is standing on a ladder cleaning a window.",
     "Photosynthesis converts light energy into chemical energy stored in glucose.",
-    "To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer the slings and arrows of outrageous fortune.",
-    "The committee, having considered the evidence submitted by all parties and the recommendations of the expert panel, decided to postpone the final vote until the "
-    "environmental impact assessment, which had been delayed twice already, was completed and published for comment by the residents of the affected districts.",
+    (
+        "To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer the slings "
+        "and arrows of outrageous fortune."
+    ),
+    "The committee, having considered the evidence submitted by all parties and the recommendations of "
+    "the expert panel, decided to postpone the final vote until the "
+    "environmental impact assessment, which had been delayed twice already, was completed and "
+    "published for comment by the residents of the affected districts.",
 )
 
 
@@ -63,7 +68,9 @@ class RepeatedIds:
 
 
 class Judged(NamedTuple):
-    """Every gate with its value; the canary texts' vectors, stored for the next night; vectors (q, d) of the fixed queries."""
+    """Every gate with its value; the canary texts' vectors, stored for the next night; vectors (q, d) of the
+    fixed queries.
+    """
 
     gates: dict[str, Gate]
     canary: FileRef

@@ -1,4 +1,6 @@
-"""A first look at a corpus: which column may be the id, which the text, what is worth keeping, and which language it is in."""
+"""A first look at a corpus: which column may be the id, which the text, what is worth keeping, and which
+language it is in.
+"""
 
 import importlib.util
 import json

@@ -44,15 +44,16 @@ from pipeline.store.units import Corpus
 def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = False) -> NightOutcome:
     """Make and publish tonight's release.
 
-    A night that another one overtook changes nothing. Files that the live release lacks are made again, so a damaged
-    release never ends as unchanged. On a held root the candidate is made, judged and kept, and not published.
+    A night that another one overtook changes nothing. Files that the live release lacks are made again, so a
+    damaged release never ends as unchanged. On a held root the candidate is made, judged and kept, and not
+    published.
 
     Args:
         verify: compare every file of the live release with its sha256 too.
 
     Raises:
-        GatesRefused: a gate did not pass; the candidate is kept for inspection.
-        DataError: the sequence of commits has a gap, or a file of the live release was changed.
+        GatesRefused: a gate did not pass; the candidate is kept for inspection. DataError: the sequence of
+        commits has a gap, or a file of the live release was changed.
     """
     releases = open_releases(job)
     outcome = _night(job, releases, stages, verbose=verbose, verify=verify)

@@ -116,7 +116,10 @@ def _held(store: Store, releases: Releases, candidate: Candidate, page: Page, he
 
 
 def _keep(store: Store, candidate: Candidate, page: str) -> str:
-    """Write the candidate's manifest and report into a folder of their own, for inspection. Returns its path."""
+    """Write the candidate's manifest and report into a folder of their own, for inspection.
+
+    Returns its path.
+    """
     folder = f"candidates/{candidate.manifest.id[:24]}"
     store.write(f"{folder}/manifest.json", candidate.manifest.to_json())
     store.write(f"{folder}/report.html", page.encode())

@@ -1,4 +1,6 @@
-"""Recall on texts that people ask, beside recall on rows of the corpus: an index that compresses finds less for the former."""
+"""Recall on texts that people ask, beside recall on rows of the corpus: an index that compresses finds less
+for the former.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +31,10 @@ _MOST = 1_000  # queries: as many as rows are asked by default; recall is known 
 
 
 def outside_texts(gates: GateSettings) -> tuple[str, ...]:
-    """The first thousand texts of `gates.queries`, without blank ones; none where it names no file. DataError for a file without texts."""
+    """The first thousand texts of `gates.queries`, without blank ones; none where it names no file.
+
+    DataError for a file without texts.
+    """
     if gates.queries is None:
         return ()
     texts: list[str] = []
@@ -62,12 +67,16 @@ def outside_gates(run: Run, manifest: ReleaseManifest) -> dict[str, Gate]:
     known = vectors[np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)]
     if not len(known):
         say(
-            f"gates.queries: the encoder knows none of the {len(texts):,} texts in {job.gates.queries}; their recall is not measured"
+            f"gates.queries: the encoder knows none of the {len(texts):,} texts in "
+            f"{job.gates.queries}; their recall is not measured"
         )
         return {}
     value, low, high = _recall(run, manifest, known)
     interval = f"(95 % interval {low:.4f} to {high:.4f})"
-    sentence = f"recall@10 of {len(known):,} texts of gates.queries is {value:.4f} {interval}: reported only, the gate asks for rows of the corpus"
+    sentence = (
+        f"recall@10 of {len(known):,} texts of gates.queries is {value:.4f} {interval}: reported only, the "
+        "gate asks for rows of the corpus"
+    )
     return {OUTSIDE_RECALL: Gate(value=value, threshold=None, passed=True, sentence=sentence)}
 
 
@@ -101,7 +110,9 @@ def _recall(run: Run, manifest: ReleaseManifest, vectors: np.ndarray) -> tuple[f
 
 @dataclass(frozen=True)
 class RecallOf:
-    """Share of the exact ten nearest that a release's index returns for stored queries, and its 95 % interval."""
+    """Share of the exact ten nearest that a release's index returns for stored queries, and its 95 %
+    interval.
+    """
 
     store: Store
     manifest: ReleaseManifest

@@ -1,4 +1,6 @@
-"""The page over all releases, index.html at the root: made of the commits and of one small summary for each release."""
+"""The page over all releases, index.html at the root: made of the commits and of one small summary for each
+release.
+"""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -72,7 +74,8 @@ def keep_summary(
     seconds: float,
     answers: tuple[Answers, ...] = (),
 ) -> None:
-    """Record what the manifest of a new release does not hold: what no gate asked for, and how long the night took.
+    """Record what the manifest of a new release does not hold: what no gate asked for, and how long the night
+    took.
 
     What cannot be written costs the page a figure, and nobody a release.
     """

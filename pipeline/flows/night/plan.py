@@ -30,7 +30,9 @@ _PROCESS_BYTES = 700 << 20  # a worker with torch and Ray loaded
 
 @dataclass(frozen=True)
 class Plan:
-    """rows: exact for Parquet, else estimated from the sample. rows_per_s: of one worker, measured here; bytes: of all vectors and of the index."""
+    """rows: exact for Parquet, else estimated from the sample. rows_per_s: of one worker, measured here;
+    bytes: of all vectors and of the index.
+    """
 
     files: int
     rows: int
@@ -60,7 +62,11 @@ class Plan:
 
 
 def plan(job: Job, stages: Stages, *, seconds: float = SECONDS) -> Plan:
-    """The estimate. Nothing is written below release.root or corpus.uri; a harvested corpus is harvested into a temporary directory."""
+    """The estimate.
+
+    Nothing is written below release.root or corpus.uri; a harvested corpus is harvested into a temporary
+    directory.
+    """
     with tempfile.TemporaryDirectory(prefix="manta-plan-") as directory:
         corpus = _readable(job.corpus, directory)
         with stages("sample"):

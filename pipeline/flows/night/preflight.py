@@ -178,7 +178,10 @@ def _corpus(job: Job, sampled: Sampled) -> Iterator[str]:
     repeated = good - sampled.distinct
     ids = f"{repeated:,} repeated ids (the first of each is kept)" if repeated else "ids unique"
     unusable = f", {refused} unusable files" if refused else ""
-    yield f"{len(sampled.files)} files{unusable}; of {rows:,} sampled rows {rows - good:,} would be quarantined, {ids}"
+    yield (
+        f"{len(sampled.files)} files{unusable}; of {rows:,} sampled rows {rows - good:,} would be "
+        f"quarantined, {ids}"
+    )
 
 
 def _tokens(job: Job, sampled: Sampled) -> Iterator[Check]:

@@ -22,7 +22,9 @@ from pipeline.text.corpus.sources import list_files
 
 @dataclass(frozen=True)
 class PreviousRelease:
-    """The live release with its corpus; both None before the first night. lost: why there is no corpus though there is a release."""
+    """The live release with its corpus; both None before the first night. lost: why there is no corpus though
+    there is a release.
+    """
 
     release: ReleaseManifest | None = None
     corpus: Corpus | None = None
@@ -41,7 +43,10 @@ class PreviousRelease:
         assert self.release is not None
         then = self.release.settings.get("corpus", {}).get("id")
         if self.release.space_id != folder.space_id:
-            spaces = f"the encoder's space is {folder.space_id}, that of release {self.release.release} is {self.release.space_id}"
+            spaces = (
+                f"the encoder's space is {folder.space_id}, that of release {self.release.release} is "
+                f"{self.release.space_id}"
+            )
             return f"{spaces} ({self._reset(job)})"
         return (
             f"corpus.id is {job.corpus.id!r}, in release {self.release.release} it was {then!r}"
@@ -66,7 +71,10 @@ class PreviousRelease:
 
 
 def load_previous(releases: Releases) -> PreviousRelease:
-    """The live release and its corpus. DataError for a corpus record that was changed after it was published."""
+    """The live release and its corpus.
+
+    DataError for a corpus record that was changed after it was published.
+    """
     release = releases.current()
     if release is None:
         return PreviousRelease()

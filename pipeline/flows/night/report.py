@@ -134,7 +134,9 @@ def _previous(compared: Compared) -> Previous | None:
 
 
 def _changed_rows(store: Store, candidate: Candidate, before: ReleaseManifest | None) -> Iterator[RowChange]:
-    """Examples of new, changed and deleted rows with their texts; none on the first night, when all rows are new."""
+    """Examples of new, changed and deleted rows with their texts; none on the first night, when all rows are
+    new.
+    """
     if before is None:
         return
     rows = _drawn(store, candidate.corpus.id)
@@ -151,7 +153,9 @@ def _changed_rows(store: Store, candidate: Candidate, before: ReleaseManifest | 
 
 
 def _drawn(store: Store, corpus_id: str) -> tuple[DrawnRow, ...]:
-    """The rows that were drawn while the corpus was read; none where their file is missing or damaged, which is said."""
+    """The rows that were drawn while the corpus was read; none where their file is missing or damaged, which
+    is said.
+    """
     try:
         drawn = ChangedRows.left(store, ChangedRows.path(corpus_id))
     except DataError as error:
@@ -193,7 +197,8 @@ def _counts(candidate: Candidate) -> Counts:
         for name, count in counts.items()
         if name.startswith("quarantined_")
     }
-    # files that hold rows beyond corpus.max_rows are skipped, their rows never read: they are no part of the total
+    # files that hold rows beyond corpus.max_rows are skipped, their rows never read: they are no part of the
+    # total
     return Counts(
         read=counts["total"],
         live=candidate.manifest.rows,
@@ -236,16 +241,25 @@ def _effort(measured: dict[str, Any], target: float | None, extended: bool) -> t
     )
     meets = target is not None and low >= target
     chosen = (
-        f"the least whose recall@10 on one half of the queries ({reached:.4f}, at least {low:.4f}) meets {target:g}"
+        (
+            f"the least whose recall@10 on one half of the queries ({reached:.4f}, at least {low:.4f}) "
+            f"meets {target:g}"
+        )
         if meets
         else "as set, or the best there is"
     )
     if raised_from := measured.get("raised_from"):
         chosen = f"raised from {raised_from}, which live rows need, for queries near dead rows"
     if extended and reached is not None:
-        chosen = f"as chosen when the index was built anew last; recall@10 on one half of the queries is {reached:.4f} tonight"
+        chosen = (
+            "as chosen when the index was built anew last; recall@10 on one half of the queries is "
+            f"{reached:.4f} tonight"
+        )
     return (
-        f"{name} is {effort}: {chosen}. One query takes {latency['p50_ms']:.2f} ms on one thread (p50), {latency['p99_ms']:.2f} ms (p99).",
+        (
+            f"{name} is {effort}: {chosen}. One query takes {latency['p50_ms']:.2f} ms on one thread "
+            f"(p50), {latency['p99_ms']:.2f} ms (p99)."
+        ),
     )
 
 
@@ -303,7 +317,8 @@ def _geometry(candidate: Candidate, store: Store) -> VectorCharts:
             else f" The {noun(name)} shown was fitted and compared, and is not used."
         )
         notes.append(
-            f"Raw vectors: rank {raw.rank} of {len(raw.eigenvalues)}, effective rank {raw.effective_rank:.0f}, condition {raw.condition:.2g}.{used}"
+            f"Raw vectors: rank {raw.rank} of {len(raw.eigenvalues)}, effective rank "
+            f"{raw.effective_rank:.0f}, condition {raw.condition:.2g}.{used}"
         )
     return VectorCharts(
         moved="whitened" if name == "whitening" else "transformed",

@@ -19,7 +19,9 @@ _FILES = 20  # units with a quarantine file of their own, looked at
 
 
 def quarantined_rows(store: Store, candidate: Candidate) -> tuple[QuarantinedRow, ...]:
-    """Up to three rows for each reason, in the order in which they are listed; reasons that occur late in a very long list have none."""
+    """Up to three rows for each reason, in the order in which they are listed; reasons that occur late in a
+    very long list have none.
+    """
     found: dict[str, list[QuarantinedRow]] = {}
     for table in _tables(store, candidate):
         for line in table.slice(0, _ROWS).to_pylist():

@@ -34,7 +34,10 @@ _SMALL_INDEX = (
 
 
 def ingest_corpus(job: Job, releases: Releases, previous: PreviousRelease, stages: Stages) -> Corpus:
-    """Read tonight's corpus into units. Changed files are read, sifted and keyed; all others keep their units."""
+    """Read tonight's corpus into units.
+
+    Changed files are read, sifted and keyed; all others keep their units.
+    """
     parent = previous.parent(job, releases.next_ordinal())
     corpus = read_corpus(job.corpus, job.encode.unit_rows, releases.store, parent, stages)
     if previous.release is not None:
@@ -89,8 +92,8 @@ def check_kind(job: Job, previous: ReleaseManifest | None = None) -> None:
         previous: the release whose decision about the transform may be kept.
 
     Raises:
-        ConfigError: faiss cannot make the index of this encoder's vectors, or the transform cannot be part of it.
-        DataError: whiten.dev cannot be used.
+        ConfigError: faiss cannot make the index of this encoder's vectors, or the transform cannot be part of
+        it. DataError: whiten.dev cannot be used.
     """
     if job.whiten.mode != "off":
         check_transform(job.whiten, indexed=True)
@@ -120,7 +123,9 @@ def build_candidate(run: Run, previous: PreviousRelease, corpus: Corpus) -> Cand
 def _extend_or_build(
     run: Run, vectors: IndexInput, corpus: Corpus, previous: ReleaseManifest | None
 ) -> tuple[BuiltIndex, tuple[Choice, ...]]:
-    """Extend last night's index if its rows are still part of this space, else build one; with the decisions made."""
+    """Extend last night's index if its rows are still part of this space, else build one; with the decisions
+    made.
+    """
     choices: tuple[Choice, ...]
     if previous is not None and not corpus.anew and previous.space_id == vectors.units[0].unit.space_id:
         index, choices = extend_index(run, vectors, previous)
@@ -152,7 +157,10 @@ def through_encoding(job: Job, stages: Stages, *, verbose: bool = False) -> tupl
 def through_whitening(
     job: Job, stages: Stages, *, verbose: bool = False
 ) -> tuple[Store, Decision, Manifest | None]:
-    """Run a night up to the transform. With whiten.write_vectors the transformed vectors are written as units too."""
+    """Run a night up to the transform.
+
+    With whiten.write_vectors the transformed vectors are written as units too.
+    """
     check_transform(job.whiten, indexed=False)
     check_dev(job.whiten)
     check_flow(job.whiten, open_folder(job.encoder).dim)

@@ -25,7 +25,9 @@ _LAST = ("modules.json", "config.json")  # without them nobody takes a folder fo
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a training came to. steps: that were made; best: on dev, without a figure where nothing was measured; doubts: what the objective says of its settings."""
+    """What a training came to. steps: that were made; best: on dev, without a figure where nothing was
+    measured; doubts: what the objective says of its settings.
+    """
 
     steps: int
     best: "Best"

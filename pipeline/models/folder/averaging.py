@@ -1,4 +1,6 @@
-"""How an encoder averages tokens: which ones it leaves out, how it weighs words, and the word counts behind both. Imports neither torch nor transformers."""
+"""How an encoder averages tokens: which ones it leaves out, how it weighs words, and the word counts behind
+both. Imports neither torch nor transformers.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,9 +46,12 @@ class Averages:
 def averages_of(
     settings: EncoderSettings, path: Path, model_type: str, pooling: tuple[str, ...], *, words: bool
 ) -> Averages:
-    """Of the encoder at `path`; words: it is a table of word vectors. Counts that lie in the folder count: a copy of an encoder needs nothing else.
+    """Of the encoder at `path`; words: it is a table of word vectors.
 
-    ModelError for a pooling that the encoder cannot do, for settings of averages where there is none, and for counts that are not there.
+    Counts that lie in the folder count: a copy of an encoder needs nothing else.
+
+    ModelError for a pooling that the encoder cannot do, for settings of averages where there is none, and for
+    counts that are not there.
     """
     _check(settings, model_type, pooling, words)
     needed = settings.sif is not None or "frequent" in settings.exclude
@@ -74,7 +79,10 @@ def _check(settings: EncoderSettings, model_type: str, pooling: tuple[str, ...],
     if settings.sif is None:
         return
     if not words:
-        remedy = "name a file of word vectors, or set encoder.sif to null; encoder.exclude: [frequent] works with this model"
+        remedy = (
+            "name a file of word vectors, or set encoder.sif to null; encoder.exclude: [frequent] works "
+            "with this model"
+        )
         raise ModelError(
             "encoder.sif", "word vectors at encoder.path", f"the {model_type} model {settings.path}", remedy
         )

@@ -1,4 +1,6 @@
-"""Several encoders as one, whose vectors stand side by side: a folder with a folder for each (QuickThoughts: Logeswaran & Lee 2018, whose product is [f; g])."""
+"""Several encoders as one, whose vectors stand side by side: a folder with a folder for each (QuickThoughts:
+Logeswaran & Lee 2018, whose product is [f; g]).
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,15 +19,21 @@ _CONFIG = "config.json"
 
 
 def described(parts: tuple[str, ...] = PARTS) -> dict[str, Any]:
-    """What config.json says of such a folder. A model_type that other libraries do not know keeps them from loading a part as if it were the whole."""
+    """What config.json says of such a folder.
+
+    A model_type that other libraries do not know keeps them from loading a part as if it were the whole.
+    """
     return {"model_type": JOINED, "parts": list(parts)}
 
 
 def open_joined(
     path: Path, settings: EncoderSettings, open_part: Callable[[EncoderSettings], EncoderFolder]
 ) -> EncoderFolder:
-    """The encoder of such a folder. What the settings override they override in each part; its vectors have length one where those of all parts have, and of the
-    whole. ModelError where a part cannot be opened, and where parts read texts differently.
+    """The encoder of such a folder.
+
+    What the settings override they override in each part; its vectors have length one where those of all
+    parts have, and of the whole. ModelError where a part cannot be opened, and where parts read texts
+    differently.
     """
     raw = False if settings.normalize is False else None  # asked for, it is the whole that is normalised
     parts = {

@@ -47,15 +47,16 @@ class EncoderFolder:
 
     path: Path
     family: str
-    """bert, roberta, distilbert or mpnet where the packed forward pass serves it, words for word vectors, recurrent for an encoder of words
-    in their order, else other"""
+    """bert, roberta, distilbert or mpnet where the packed forward pass serves it, words for word vectors,
+    recurrent for an encoder of words in their order, else other"""
     dim: int
     max_length: int
     pooling: tuple[str, ...]
     """names of POOLINGS; several are concatenated"""
     include_prompt: bool
     tail: tuple[Module, ...]
-    """what follows the pooling, in order: Dense layers, "normalize", what is taken off a template's vectors, and a cut to fewer dimensions"""
+    """what follows the pooling, in order: Dense layers, "normalize", what is taken off a template's vectors,
+    and a cut to fewer dimensions"""
     prompt: str
     query_prompt: str
     lower: bool
@@ -73,11 +74,15 @@ class EncoderFolder:
     ends_sentences: bool = False
     """whether a text without a final sign gets a full stop"""
     parts: tuple["EncoderFolder", ...] = ()
-    """encoders whose vectors stand side by side, where there are several; what is said here of the way to a vector is then said of each"""
+    """encoders whose vectors stand side by side, where there are several; what is said here of the way to a
+    vector is then said of each"""
     space_id: str = ""
 
     def tokenizer(self) -> Tokenizer:
-        """Texts of the corpus to what the model reads. ModelError where it cannot be loaded, or has no mask token for its template."""
+        """Texts of the corpus to what the model reads.
+
+        ModelError where it cannot be loaded, or has no mask token for its template.
+        """
         place, load = (
             self.path / self.transformer,
             {"words": load_words, "recurrent": load_sequences}.get(self.family, load_tokenizer),
@@ -104,7 +109,10 @@ class EncoderFolder:
         return "normalize" in self.tail
 
     def file(self, relative: str) -> Path:
-        """Where one of `files` lies. The word counts may lie elsewhere; a copy of the files has them beside the others."""
+        """Where one of `files` lies.
+
+        The word counts may lie elsewhere; a copy of the files has them beside the others.
+        """
         return (
             self.averages.counts if relative == FREQUENCIES and self.averages.counts else self.path / relative
         )

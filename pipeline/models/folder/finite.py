@@ -1,4 +1,7 @@
-"""Weights that are NaN or infinite are found when a model is loaded. Imports torch where a tensor is checked."""
+"""Weights that are NaN or infinite are found when a model is loaded.
+
+Imports torch where a tensor is checked.
+"""
 
 from typing import TYPE_CHECKING
 

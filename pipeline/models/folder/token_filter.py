@@ -1,4 +1,6 @@
-"""Which tokens an average leaves out: static token embeddings are biased by frequency, subwords, case and punctuation (Jiang et al. 2022, PromptBERT)."""
+"""Which tokens an average leaves out: static token embeddings are biased by frequency, subwords, case and
+punctuation (Jiang et al. 2022, PromptBERT).
+"""
 
 import unicodedata
 from collections.abc import Callable, Mapping
@@ -17,7 +19,9 @@ _BYTES, _SPACES = (
 
 
 def load_filter(folder: EncoderFolder, tokenizer: Tokenizer) -> np.ndarray | None:
-    """(vocabulary,) bool: the tokens that take part in averages; None where all do. With any filter on, the tokenizer's special tokens do not.
+    """(vocabulary,) bool: the tokens that take part in averages; None where all do.
+
+    With any filter on, the tokenizer's special tokens do not.
 
     ModelError for frequencies that cannot be read.
     """
@@ -33,7 +37,9 @@ def load_filter(folder: EncoderFolder, tokenizer: Tokenizer) -> np.ndarray | Non
 def kept_tokens(
     tokenizer: Tokenizer, exclude: tuple[str, ...], *, words: bool, counts: Frequencies | None, frequent: int
 ) -> np.ndarray:
-    """(vocabulary,) bool. words: each token is a whole word, so that none is a subword. frequent: how many of the commonest tokens by `counts` stay out."""
+    """(vocabulary,) bool. words: each token is a whole word, so that none is a subword. frequent: how many of
+    the commonest tokens by `counts` stay out.
+    """
     vocabulary = tokenizer.vocabulary()
     marker = None if words else _marker(vocabulary)
     kept = np.ones(max(vocabulary.values(), default=-1) + 1, dtype=bool)
@@ -53,7 +59,9 @@ def kept_tokens(
 
 
 def _marker(vocabulary: Mapping[str, int]) -> str | None:
-    """The convention that most tokens follow: in each kind of vocabulary a few odd tokens begin with the marker of another."""
+    """The convention that most tokens follow: in each kind of vocabulary a few odd tokens begin with the
+    marker of another.
+    """
     counts = {
         marker: sum(token.startswith(marker) for token in vocabulary)
         for marker in (_CONTINUES, _BYTES, _SPACES)
@@ -63,7 +71,9 @@ def _marker(vocabulary: Mapping[str, int]) -> str | None:
 
 
 def _is_subword(token: str, marker: str | None) -> bool:
-    """As it is published: under the second convention also the first word of a text and signs behind a word, which bear no marker."""
+    """As it is published: under the second convention also the first word of a text and signs behind a word,
+    which bear no marker.
+    """
     if marker is None:
         return False
     return (
@@ -97,7 +107,9 @@ def _is_punctuation(text: str) -> bool:
 def _commonest(
     tokenizer: Tokenizer, counts: Frequencies, marker: str | None, kept: np.ndarray, most: int
 ) -> np.ndarray:
-    """Ids of the `most` commonest tokens, special ones apart: the words pushed through the tokenizer, as they stand inside a text."""
+    """Ids of the `most` commonest tokens, special ones apart: the words pushed through the tokenizer, as they
+    stand inside a text.
+    """
     totals = np.zeros(len(kept))
     for words, numbers in counts.batches():
         rows = tokenizer.pieces([f" {word}" for word in words] if marker == _BYTES else words)

@@ -1,4 +1,7 @@
-"""Types of the values that are read from a model folder's JSON files. Imports neither torch nor transformers."""
+"""Types of the values that are read from a model folder's JSON files.
+
+Imports neither torch nor transformers.
+"""
 
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatch

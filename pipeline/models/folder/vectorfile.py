@@ -1,4 +1,6 @@
-"""Files of word vectors, read piece by piece: GloVe's text, word2vec's text and binary forms, each also with gzip. Imports neither torch nor transformers."""
+"""Files of word vectors, read piece by piece: GloVe's text, word2vec's text and binary forms, each also with
+gzip. Imports neither torch nor transformers.
+"""
 
 import gzip
 import re
@@ -31,7 +33,9 @@ Words = tuple[list[str], np.ndarray]
 
 @dataclass(frozen=True)
 class Layout:
-    """How a file of word vectors is written. count: as its first line says, None where it says nothing (GloVe)."""
+    """How a file of word vectors is written. count: as its first line says, None where it says nothing
+    (GloVe).
+    """
 
     form: Literal["text", "binary"]
     dim: int
@@ -41,8 +45,8 @@ class Layout:
 def read_vectors(file: Path, name: str) -> Iterator[Words]:
     """(words, vectors (n, dim) float32), batch after batch in the file's order, repeated words included.
 
-    `name` is what errors call the file. ModelError, with the line or the number of the word, where there is no word with `dim` finite numbers, or where the
-    file has other than the count of words that it promises.
+    `name` is what errors call the file. ModelError, with the line or the number of the word, where there is
+    no word with `dim` finite numbers, or where the file has other than the count of words that it promises.
     """
     try:
         layout = read_layout(file, name)

@@ -1,5 +1,5 @@
-"""Word vectors as an encoder folder of our own, made once of the file that they come in, and the tokenizer that goes with them. Imports neither torch nor
-transformers.
+"""Word vectors as an encoder folder of our own, made once of the file that they come in, and the tokenizer
+that goes with them. Imports neither torch nor transformers.
 """
 
 import functools
@@ -23,20 +23,25 @@ WORDS = "manta-words"  # the model_type of such a folder
 RECURRENT = "manta-recurrent"  # and of one whose encoder reads words in their order
 TABLE = "embeddings.word_embeddings.weight"
 FORMAT = 1  # changes with the rules below
+# in a vocabulary of sequences: any other word, and the marks around a text; no token of a text is spelled so
 UNKNOWN, FIRST, LAST = (
     "<unk>",
     "<s>",
     "</s>",
-)  # in a vocabulary of sequences: any other word, and the marks around a text; no token of a text is spelled so
+)
 _MAX_LENGTH = 1_024  # words of one text where nobody says otherwise: nothing in an average of words limits it
-_CASED = 0.01  # share of words with upper case from which on case matters: lower-cased vocabularies have UNK and the like in them
+# share of words with upper case from which on case matters: lower-cased vocabularies have UNK and the like in
+# them
+_CASED = 0.01
 _HEADER_BYTES = 256  # of a safetensors file with one tensor: its length is known only at the end
 
 
 def build_folder(file: Path, name: str, folder: Path) -> None:
-    """Write the encoder folder of a file of word vectors: config.json, vocab.txt (a word a line), model.safetensors (float32), and whether texts are lower-cased.
+    """Write the encoder folder of a file of word vectors: config.json, vocab.txt (a word a line),
+    model.safetensors (float32), and whether texts are lower-cased.
 
-    Of a word that stands in the file several times the first vector counts. Memory holds the vocabulary and a batch of vectors. ModelError as `read_vectors`.
+    Of a word that stands in the file several times the first vector counts. Memory holds the vocabulary and a
+    batch of vectors. ModelError as `read_vectors`.
     """
     folder.mkdir(parents=True)
     vocabulary = _Vocabulary()
@@ -74,7 +79,10 @@ class _Vocabulary:
 
 
 def _write_table(file: Path, batches: Iterable[np.ndarray]) -> int:
-    """Write a safetensors file with one tensor, row after row; its dimension. The header is padded, as the format allows, and written last."""
+    """Write a safetensors file with one tensor, row after row; its dimension.
+
+    The header is padded, as the format allows, and written last.
+    """
     rows = dim = 0
     with file.open("wb") as stream:
         stream.write(b"\0" * (8 + _HEADER_BYTES))
@@ -92,9 +100,11 @@ def _write_table(file: Path, batches: Iterable[np.ndarray]) -> int:
 def load_words(folder: Path, max_length: int, *, prompt: str, lower: bool, cuts: Side) -> Tokenizer:
     """The tokenizer of such a folder.
 
-    A token is a run of letters, digits and marks, with single signs between them where the vocabulary has the whole (well-known, 3.14, don't), else its parts:
-    words, numbers and signs apart, contractions as in the Penn Treebank (do n't, it 's). Unknown tokens are left out, and counted if files of word vectors
-    usually hold such tokens (`_is_usual`). Texts without spaces between words have to be segmented before.
+    A token is a run of letters, digits and marks, with single signs between them where the vocabulary has the
+    whole (well-known, 3.14, don't), else its parts:
+    words, numbers and signs apart, contractions as in the Penn Treebank (do n't, it 's). Unknown tokens are
+    left out, and counted if files of word vectors usually hold such tokens (`_is_usual`). Texts without
+    spaces between words have to be segmented before.
     """
     vocabulary = _vocabulary(folder)
     source = _Source(vocabulary, lower, SKIPPED_WORD)
@@ -104,8 +114,9 @@ def load_words(folder: Path, max_length: int, *, prompt: str, lower: bool, cuts:
 
 
 def load_sequences(folder: Path, max_length: int, *, prompt: str, lower: bool, cuts: Side) -> Tokenizer:
-    """The tokenizer of an encoder that reads words in their order: as above, with a mark before and behind each text, so that none is empty. A word that is not
-    known is the vocabulary's word for those, or is left out where there is none.
+    """The tokenizer of an encoder that reads words in their order: as above, with a mark before and behind
+    each text, so that none is empty. A word that is not known is the vocabulary's word for those, or is left
+    out where there is none.
     """
     vocabulary = _vocabulary(folder)
     if missing := [mark for mark in (FIRST, LAST) if mark not in vocabulary]:
@@ -162,7 +173,8 @@ class _Source:
 
 
 def _is_usual(token: str) -> bool:
-    """Whether files of word vectors usually hold tokens of this kind, so that one without it does not know the text.
+    """Whether files of word vectors usually hold tokens of this kind, so that one without it does not know
+    the text.
 
     Many are trained without punctuation, numbers, single letters and stop words, which say little of a text's
     content. A single letter of a script without case may be a word: Chinese ones are.
@@ -182,7 +194,11 @@ def _stop_tokens() -> frozenset[str]:
 
 @functools.cache
 def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """(whole tokens, parts of those). Python's \\w knows letters and digits of all scripts, but not the marks inside words of many: accents, vowel signs, joiners."""
+    """(whole tokens, parts of those).
+
+    Python's \\w knows letters and digits of all scripts, but not the marks inside words of many: accents,
+    vowel signs, joiners.
+    """
     marks = (
         "".join(
             chr(code) for code in range(0x300, 0x10000) if unicodedata.category(chr(code)) in ("Mn", "Mc")

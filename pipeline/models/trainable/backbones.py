@@ -1,4 +1,6 @@
-"""Forward passes that can be trained, under the checkpoint's own parameter names: packed where the family is known, else padded through transformers."""
+"""Forward passes that can be trained, under the checkpoint's own parameter names: packed where the family is
+known, else padded through transformers.
+"""
 
 import functools
 import inspect
@@ -24,8 +26,8 @@ from pipeline.text.tokens.budget import longest_first
 from pipeline.text.tokens.tokens import Tokens
 
 AtEmbedding = Callable[[Tensor, Segments], Tensor]
-"""(H[0] (tokens, d), where the tokens of each text lie in it, prompt and special tokens included) -> what the first layer gets instead, of that shape. Only rows
-that the segments name count."""
+"""(H[0] (tokens, d), where the tokens of each text lie in it, prompt and special tokens included) -> what the
+first layer gets instead, of that shape. Only rows that the segments name count."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,11 @@ def rates_of(folder: EncoderFolder, dropout: float | None) -> Rates:
 
 
 class Layer(nn.Module):
-    """One post-norm Transformer layer (Vaswani et al. 2017); its parts stand under the family's names and may be exchanged for adapted ones.
+    """One post-norm Transformer layer (Vaswani et al. 2017); its parts stand under the family's names and may
+    be exchanged for adapted ones.
 
-    compiled: whether what lies between its matrix products is one kernel each; the products have kernels of their own.
+    compiled: whether what lies between its matrix products is one kernel each; the products have kernels of
+        their own.
     """
 
     def __init__(self, shape: Shape, names: Names, rates: Rates) -> None:
@@ -135,13 +139,17 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class Backbone(nn.Module):
-    """What makes hidden states of a request. How it computes does not change what it is: its parameters keep their names, and their float32."""
+    """What makes hidden states of a request.
+
+    How it computes does not change what it is: its parameters keep their names, and their float32.
+    """
 
     width: int
     """values of a hidden state"""
     layers: int
     checkpointing = False
-    """whether layers compute their inner values anew in the backward pass, with equal dropout, instead of keeping them"""
+    """whether layers compute their inner values anew in the backward pass, with equal dropout, instead of
+    keeping them"""
     precision = torch.float32
     """of products, where it is half (autocast); sums over the layers and normalisations stay float32"""
 
@@ -174,7 +182,9 @@ class Backbone(nn.Module):
 
 
 class PackedBackbone(Backbone):
-    """BERT, RoBERTa, XLM-R, DistilBERT and MPNet on all tokens of a call side by side, none of them padding outside the attention."""
+    """BERT, RoBERTa, XLM-R, DistilBERT and MPNet on all tokens of a call side by side, none of them padding
+    outside the attention.
+    """
 
     def __init__(self, folder: EncoderFolder, weights: Checkpoint, rates: Rates) -> None:
         super().__init__()
@@ -237,7 +247,9 @@ class PackedBackbone(Backbone):
                 module.compiled = True
 
     def draw(self) -> None:
-        """N(0, initializer_range) (0.02 by default), zero biases, normalisations that change nothing; rows of the padding token are zero (Devlin et al. 2019)."""
+        """N(0, initializer_range) (0.02 by default), zero biases, normalisations that change nothing; rows of
+        the padding token are zero (Devlin et al. 2019).
+        """
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=self._deviation)
@@ -254,7 +266,9 @@ class PackedBackbone(Backbone):
         return layer(x, blocks, bias)
 
     def _laid_out(self, request: Request, order: np.ndarray) -> tuple[Tensor, Tensor, Segments]:
-        """(T,) ids and (T,) rows of the position table by falling length of the texts, and where each text lies, in the order of the call."""
+        """(T,) ids and (T,) rows of the position table by falling length of the texts, and where each text
+        lies, in the order of the call.
+        """
         part = request.tokens.of_rows(order)
         owners, starts, ids = (
             np.repeat(np.arange(len(order)), part.lengths),
@@ -329,7 +343,10 @@ class PackedBackbone(Backbone):
 
 
 class PaddedBackbone(Backbone):
-    """A transformers model, texts padded to the longest of the call. What is not its encoder (a decoder) is saved with it, not trained."""
+    """A transformers model, texts padded to the longest of the call.
+
+    What is not its encoder (a decoder) is saved with it, not trained.
+    """
 
     def __init__(self, folder: EncoderFolder, dropout: float | None) -> None:
         super().__init__()
@@ -351,7 +368,10 @@ class PaddedBackbone(Backbone):
             parameter.requires_grad_(id(parameter) in trained)
 
     def forward(self, request: Request) -> tuple[dict[int, Tensor], Segments]:
-        """Hidden states (n * L, d) of the wanted numbers, and where the texts lie in them. ModelError for what only the packed pass can do."""
+        """Hidden states (n * L, d) of the wanted numbers, and where the texts lie in them.
+
+        ModelError for what only the packed pass can do.
+        """
         if request.at_embedding is not None:
             raise ModelError(
                 self._where,

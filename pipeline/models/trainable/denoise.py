@@ -1,4 +1,6 @@
-"""What a template says without any text is taken off what it says with one (template de-noising: Jiang et al. 2022, PromptBERT, section 4.3)."""
+"""What a template says without any text is taken off what it says with one (template de-noising: Jiang et al.
+2022, PromptBERT, section 4.3).
+"""
 
 import numpy as np
 from torch import Tensor, nn
@@ -12,7 +14,9 @@ from pipeline.text.tokens.tokens import Tokens
 
 
 class Transform(nn.Module):
-    """norm(activation(W h + b)), (n, d) for (n, d): what stands between a masked language model's states and its words."""
+    """norm(activation(W h + b)), (n, d) for (n, d): what stands between a masked language model's states and
+    its words.
+    """
 
     def __init__(self, width: int, activation: str, epsilon: float) -> None:
         super().__init__()
@@ -32,7 +36,9 @@ class DenoiseModule(ByLength, nn.Module):
     table: Tensor
 
     def __init__(self, transform: Transform | None, table: Tensor, shortest: int) -> None:
-        """table (lengths, d), whose first row is for texts of `shortest` tokens; what it was made from may move on, it stays."""
+        """table (lengths, d), whose first row is for texts of `shortest` tokens; what it was made from may
+        move on, it stays.
+        """
         super().__init__()
         self.transform, self.shortest = transform, shortest
         self.register_buffer("table", table)
@@ -74,9 +80,11 @@ def load_denoise_module(folder: EncoderFolder, described: Denoise) -> DenoiseMod
 def without_texts(
     tokens: Tokens, positions: np.ndarray | None = None
 ) -> tuple[Tokens, np.ndarray, np.ndarray]:
-    """(each template that `tokens` have, without text, once for each length of text; positions of its tokens; (n,) which of them belongs to each text).
+    """(each template that `tokens` have, without text, once for each length of text; positions of its tokens;
+    (n,) which of them belongs to each text).
 
-    Every token keeps the position that it has behind the text: the template alone knows how long the text was.
+    Every token keeps the position that it has behind the text: the template alone knows how long the text
+    was.
     """
     assert tokens.around is not None
     own = inside(tokens) if positions is None else positions

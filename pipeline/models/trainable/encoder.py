@@ -44,9 +44,12 @@ class Normalize(nn.Module):
 
 
 class TrainableEncoder(nn.Module):
-    """Backbone, pooling and what follows it. The backbone's parameters have the names of the checkpoint, without its prefix.
+    """Backbone, pooling and what follows it.
 
-    In eval() its vectors are those of `Encoder` on the folder; in train() every dropout site of the architecture draws from torch's generator, for each row anew.
+    The backbone's parameters have the names of the checkpoint, without its prefix.
+
+    In eval() its vectors are those of `Encoder` on the folder; in train() every dropout site of the
+    architecture draws from torch's generator, for each row anew.
     """
 
     def __init__(self, folder: EncoderFolder, backbone: Backbone, mlp: DenseModule | None, skip: int) -> None:
@@ -60,8 +63,10 @@ class TrainableEncoder(nn.Module):
     ) -> Tensor:
         """(n, dim) vectors of texts of at least one token each; all tokens of the call are one buffer.
 
-        positions (tokens,): the place that each token believes to have in its text, from 0 (the family's offset is added); None: the one it has.
-        at_embedding: changes the embedding layer's output (tokens, d), given with where each text's tokens lie in it, on its way to the first layer.
+        positions (tokens,): the place that each token believes to have in its text, from 0 (the family's
+        offset is added); None: the one it has.
+        at_embedding: changes the embedding layer's output (tokens, d), given with where each text's tokens
+            lie in it, on its way to the first layer.
         """
         return through(
             self.tail, self.pooled(tokens, positions=positions, at_embedding=at_embedding), tokens.lengths
@@ -84,7 +89,9 @@ class TrainableEncoder(nn.Module):
         return wide(states[self.backbone.layers][where.places])
 
     def draw(self) -> "TrainableEncoder":
-        """Itself with new weights everywhere, from torch's generator: those of an architecture that nothing has trained yet."""
+        """Itself with new weights everywhere, from torch's generator: those of an architecture that nothing
+        has trained yet.
+        """
         self.backbone.draw()
         for layer in (self.mlp, *self.tail):
             if isinstance(layer, DenseModule):
@@ -92,7 +99,9 @@ class TrainableEncoder(nn.Module):
         return self
 
     def checkpoint_layers(self, wanted: bool = True) -> None:
-        """Whether layers compute their inner values anew in the backward pass, under equal dropout: a third more work for a fraction of the memory."""
+        """Whether layers compute their inner values anew in the backward pass, under equal dropout: a third
+        more work for a fraction of the memory.
+        """
         self.backbone.checkpointing = wanted
 
     def _headed(self, name: str, pooled: Tensor) -> Tensor:
@@ -106,9 +115,11 @@ def load_trainable(
     fresh: bool = False,
     device: torch.device | str = "cpu",
 ) -> TrainableEncoder:
-    """The encoder of a folder, in float32 and in train(). dropout: the rate in all places of the family; None: as config.json says. fresh: with newly drawn weights.
+    """The encoder of a folder, in float32 and in train(). dropout: the rate in all places of the family;
+    None: as config.json says. fresh: with newly drawn weights.
 
-    A cls_mlp pooling whose layer is not among the weights gets a new one from torch's generator. ModelError for word vectors, and where the folder cannot be used.
+    A cls_mlp pooling whose layer is not among the weights gets a new one from torch's generator. ModelError
+    for word vectors, and where the folder cannot be used.
     """
     if folder.parts:
         raise ModelError(

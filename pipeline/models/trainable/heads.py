@@ -21,7 +21,9 @@ def drawn(layer: nn.Linear) -> nn.Linear:
 
 
 class DenseModule(nn.Module):
-    """`activation(x @ weight.T + bias)`, plus x or its projection where residual; parameters under sentence-transformers' names."""
+    """`activation(x @ weight.T + bias)`, plus x or its projection where residual; parameters under
+    sentence-transformers' names.
+    """
 
     def __init__(self, described: Dense) -> None:
         super().__init__()

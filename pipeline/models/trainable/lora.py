@@ -1,4 +1,6 @@
-"""Low-rank adapters in place of a backbone's own weights (LoRA: Hu et al. 2022), through peft; a saved encoder has them added in."""
+"""Low-rank adapters in place of a backbone's own weights (LoRA: Hu et al. 2022), through peft; a saved
+encoder has them added in.
+"""
 
 import copy
 import difflib
@@ -17,7 +19,9 @@ _ADAPTER = "lora_A"  # peft's name for the first matrix of an adapter
 
 
 def check_adapters(settings: TrainSettings) -> None:
-    """ConfigError where adapters are asked for and the package is missing, or there are no weights worth to be adapted."""
+    """ConfigError where adapters are asked for and the package is missing, or there are no weights worth to
+    be adapted.
+    """
     if settings.lora.rank is None:
         return
     if importlib.util.find_spec("peft") is None:
@@ -36,9 +40,11 @@ def check_adapters(settings: TrainSettings) -> None:
 
 
 def adapt(encoder: TrainableEncoder, settings: LoraSettings) -> None:
-    """Put adapters on the encoder's linear layers that the settings name, and let its backbone's own weights be; heads train on. Nothing where `rank` is null.
+    """Put adapters on the encoder's linear layers that the settings name, and let its backbone's own weights
+    be; heads train on. Nothing where `rank` is null.
 
-    The vectors stay what they were: an adapter begins as zero. Its first matrix comes from torch's generator. ConfigError for names that no linear layer ends with.
+    The vectors stay what they were: an adapter begins as zero. Its first matrix comes from torch's generator.
+    ConfigError for names that no linear layer ends with.
     """
     if settings.rank is None:
         return
@@ -60,7 +66,9 @@ def is_adapted(encoder: nn.Module) -> bool:
 
 
 def merged(encoder: TrainableEncoder) -> TrainableEncoder:
-    """An encoder of the same vectors without adapters: a copy, with each one's product added to the weights that it stands for. Without any, the encoder itself."""
+    """An encoder of the same vectors without adapters: a copy, with each one's product added to the weights
+    that it stands for. Without any, the encoder itself.
+    """
     if not is_adapted(encoder):
         return encoder
     plain = copy.deepcopy(encoder)
@@ -84,7 +92,10 @@ def _linear_layers(backbone: nn.Module) -> list[str]:
 
 
 def _usual(folder: EncoderFolder, layers: list[str]) -> tuple[str, ...]:
-    """Ends of the names of query and value projections. ConfigError for an architecture in which nobody has named them."""
+    """Ends of the names of query and value projections.
+
+    ConfigError for an architecture in which nobody has named them.
+    """
     if folder.family in NAMES:
         names = NAMES[folder.family]
         return names.query, names.value

@@ -1,4 +1,6 @@
-"""What makes a masked language model of an encoder: the layers that tell from a token's last state which word stood there."""
+"""What makes a masked language model of an encoder: the layers that tell from a token's last state which word
+stood there.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +44,9 @@ _NAMES = (
 
 
 class LanguageHead(nn.Module):
-    """logits = norm(activation(W h + b)) words^T + bias; the word table is the encoder's own (Devlin et al. 2019; tied after Press & Wolf 2017)."""
+    """logits = norm(activation(W h + b)) words^T + bias; the word table is the encoder's own (Devlin et al.
+    2019; tied after Press & Wolf 2017).
+    """
 
     def __init__(self, width: int, words: Sequence[int], epsilon: float, activation: str) -> None:
         super().__init__()
@@ -63,8 +67,8 @@ class LanguageHead(nn.Module):
 
 
 def load_language_head(encoder: TrainableEncoder) -> LanguageHead:
-    """The head that the encoder's folder has beside the backbone, or a new one from torch's generator if it has
-    no part of one; on the encoder's device.
+    """The head that the encoder's folder has beside the backbone, or a new one from torch's generator if it
+    has no part of one; on the encoder's device.
 
     Raises:
         ModelError: the folder's head lacks a part, or has other sizes than the encoder.

@@ -1,4 +1,6 @@
-"""A new recurrent encoder as a folder: its vocabulary, counted from texts or taken from a file of word vectors, and weights that nothing has trained yet."""
+"""A new recurrent encoder as a folder: its vocabulary, counted from texts or taken from a file of word
+vectors, and weights that nothing has trained yet.
+"""
 
 import json
 from collections import Counter
@@ -26,7 +28,10 @@ _STEM = "sentence_transformers.models."
 
 
 def count_words(texts: Iterable[str], most: int = _MOST_COUNTED) -> Counter[str]:
-    """How often each word of the texts occurs, lower-cased. Of more than `most` words the rarest are forgotten, ever less rare ones: so memory is bounded."""
+    """How often each word of the texts occurs, lower-cased.
+
+    Of more than `most` words the rarest are forgotten, ever less rare ones: so memory is bounded.
+    """
     counts: Counter[str] = Counter()
     least = 1
     for text in texts:
@@ -38,9 +43,11 @@ def count_words(texts: Iterable[str], most: int = _MOST_COUNTED) -> Counter[str]
 
 
 def write_scratch(settings: RecurrentSettings, counts: Counter[str], folder: Path, *, seed: int) -> None:
-    """Write the encoder folder, weights drawn by the seed. counts: of the words to learn vectors for; not used where `settings.words` names vectors.
+    """Write the encoder folder, weights drawn by the seed. counts: of the words to learn vectors for; not
+    used where `settings.words` names vectors.
 
-    ConfigError for a cell that is not named, and for word vectors that are not there; ModelError where their file cannot be read.
+    ConfigError for a cell that is not named, and for word vectors that are not there; ModelError where their
+    file cannot be read.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -74,7 +81,9 @@ def write_scratch(settings: RecurrentSettings, counts: Counter[str], folder: Pat
 
 
 def folder_of_words(file: str) -> Path:
-    """The folder that this machine's cache has for a file of word vectors, at a path or a URI. ConfigError where there is none; ModelError as of `read_vectors`."""
+    """The folder that this machine's cache has for a file of word vectors, at a path or a URI. ConfigError
+    where there is none; ModelError as of `read_vectors`.
+    """
     if "://" not in file and not Path(file).expanduser().exists():
         raise ConfigError(
             "train.recurrent.words",
@@ -94,7 +103,9 @@ def folder_of_words(file: str) -> Path:
 
 
 def _learned(settings: RecurrentSettings, counts: Counter[str]) -> list[str]:
-    """The commonest words, equally common ones by their letters; first what stands for all others, and the marks."""
+    """The commonest words, equally common ones by their letters; first what stands for all others, and the
+    marks.
+    """
     if not counts:
         raise ModelError(
             "train.data",
@@ -107,7 +118,10 @@ def _learned(settings: RecurrentSettings, counts: Counter[str]) -> list[str]:
 
 
 def _known(settings: RecurrentSettings) -> tuple[list[str], Tensor, bool]:
-    """(the marks and the first words of the file, their vectors, whether texts are lower-cased). A mark that the file lacks gets a new vector, as long as others."""
+    """(the marks and the first words of the file, their vectors, whether texts are lower-cased).
+
+    A mark that the file lacks gets a new vector, as long as others.
+    """
     from safetensors.torch import load_file
 
     folder = folder_of_words(str(settings.words))
@@ -171,7 +185,9 @@ def _config(shape: Recurrent) -> dict[str, Any]:
 
 
 def _pooling(settings: RecurrentSettings) -> list[str]:
-    """The readout under the name of the pooling that it is, as a list: a name of ours alone would be no mode of that library."""
+    """The readout under the name of the pooling that it is, as a list: a name of ours alone would be no mode
+    of that library.
+    """
     names = {
         "last": "lasttoken" if settings.directions == 1 else "ends",
         "max": "max",

@@ -1,6 +1,8 @@
-"""Other views of the same words: tokens at other places, and values taken out of, or added to, the embedding layer's output (Yan et al. 2021, section 3.3).
+"""Other views of the same words: tokens at other places, and values taken out of, or added to, the embedding
+layer's output (Yan et al. 2021, section 3.3).
 
-Every draw comes from torch's generator when a view is made, and belongs to a text: so it is the same in whichever chunks the texts are encoded, and each time.
+Every draw comes from torch's generator when a view is made, and belongs to a text: so it is the same in
+whichever chunks the texts are encoded, and each time.
 """
 
 from collections.abc import Sequence
@@ -28,7 +30,8 @@ _LEAST_NORM = 1e-10  # of a token's gradient, as in the published program: a tok
 def shuffled_positions(tokens: Tokens, *, keep_special: bool) -> np.ndarray:
     """(tokens,) int64: the positions of each text's tokens, permuted at random among them.
 
-    keep_special: the first and the last token of each text keep theirs. With absolute positions and no dropout, this is the text with its tokens in another order.
+    keep_special: the first and the last token of each text keep theirs. With absolute positions and no
+        dropout, this is the text with its tokens in another order.
     """
     lengths, starts = tokens.lengths, tokens.offsets[:-1]
     draws = torch.rand(len(tokens.ids), dtype=torch.float64).numpy()
@@ -42,7 +45,9 @@ def shuffled_positions(tokens: Tokens, *, keep_special: bool) -> np.ndarray:
 
 
 def keeps_special(encoder: nn.Module) -> bool:
-    """Whether shuffling should leave the special tokens where they are: where one of them stands for the text."""
+    """Whether shuffling should leave the special tokens where they are: where one of them stands for the
+    text.
+    """
     pooling: tuple[str, ...] = getattr(getattr(encoder, "folder", None), "pooling", ())
     return any(name in _AT_A_TOKEN for name in pooling)
 
@@ -94,9 +99,11 @@ def _part(where: Segments, texts: slice, tokens: slice) -> Segments:
 
 @dataclass(frozen=True, eq=False)
 class Cutoff:
-    """Zeros in a share of the embedding layer's output, nothing scaled up for it: whole tokens of a text, or whole columns, the same ones in all tokens of a text.
+    """Zeros in a share of the embedding layer's output, nothing scaled up for it: whole tokens of a text, or
+    whole columns, the same ones in all tokens of a text.
 
-    Of n tokens (special ones too) int(rate * n) are taken out, and of d columns int(rate * d). It belongs to the texts of one view.
+    Of n tokens (special ones too) int(rate * n) are taken out, and of d columns int(rate * d). It belongs to
+    the texts of one view.
     """
 
     of: Literal["tokens", "features"]

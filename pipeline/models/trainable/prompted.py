@@ -1,4 +1,6 @@
-"""An encoder that reads a template's mask, with what the template alone says taken off or not, over a backbone that it shares (Jiang et al. 2022, PromptBERT)."""
+"""An encoder that reads a template's mask, with what the template alone says taken off or not, over a
+backbone that it shares (Jiang et al. 2022, PromptBERT).
+"""
 
 from dataclasses import replace
 
@@ -23,10 +25,12 @@ _ANY = 1 << 20  # tokens: more than any template has
 
 
 class PromptedEncoder(TrainableEncoder):
-    """`transform(h) - transform(h_hat)`, then a head: h is the mask's state, h_hat that of the template alone at the positions which the text leaves it.
+    """`transform(h) - transform(h_hat)`, then a head: h is the mask's state, h_hat that of the template alone
+    at the positions which the text leaves it.
 
-    h_hat goes through the same pass, once for each template and length of text in it; in train() it has dropout of its own, and the gradient goes through it. In eval()
-    it depends on the length alone: the folder that is saved of the encoder has a table of it.
+    h_hat goes through the same pass, once for each template and length of text in it; in train() it has
+    dropout of its own, and the gradient goes through it. In eval() it depends on the length alone: the folder
+    that is saved of the encoder has a table of it.
     """
 
     def __init__(
@@ -39,9 +43,11 @@ class PromptedEncoder(TrainableEncoder):
         transform: Transform | None = None,
         head: DenseModule | None = None,
     ) -> None:
-        """Over the backbone of `encoder`. template: None, that of its own folder. limit: tokens of a text. head: the layer that stays behind all of it.
+        """Over the backbone of `encoder`. template: None, that of its own folder. limit: tokens of a text.
+        head: the layer that stays behind all of it.
 
-        ModelError where the folder cannot have the template; ConfigError for a limit above what the folder's own is.
+        ModelError where the folder cannot have the template; ConfigError for a limit above what the folder's
+        own is.
         """
         start = encoder.folder.tokenizer()
         folder = apply_template(encoder.folder, template, _checked(limit, start.room))
@@ -58,7 +64,9 @@ class PromptedEncoder(TrainableEncoder):
         return self.folder.max_length - len(self.frame)
 
     def framed(self, tokens: Tokens, frame: TemplateFrame) -> Tokens:
-        """The texts as the tokenizer of the encoder that this one was made of gives them, cut to the limit and put into a frame."""
+        """The texts as the tokenizer of the encoder that this one was made of gives them, cut to the limit
+        and put into a frame.
+        """
         return frame.around(tokens, self._specials, limit=self.limit, cuts=self.folder.cuts)
 
     def frame_of(self, template: str) -> TemplateFrame:
@@ -68,7 +76,9 @@ class PromptedEncoder(TrainableEncoder):
     def forward(
         self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
     ) -> Tensor:
-        """(n, dim) vectors of texts in a template of this length or another; positions and at_embedding as of any encoder."""
+        """(n, dim) vectors of texts in a template of this length or another; positions and at_embedding as of
+        any encoder.
+        """
         if not self.denoise:
             return through(
                 self.tail,
@@ -88,7 +98,9 @@ class PromptedEncoder(TrainableEncoder):
         return through(self.tail, x[: len(tokens)] - taken, tokens.lengths)
 
     def denoising(self) -> DenoiseModule | None:
-        """As a module of a folder: the transform and, for each length of text up to the limit, what is taken off. In eval(). None where nothing is."""
+        """As a module of a folder: the transform and, for each length of text up to the limit, what is taken
+        off. In eval(). None where nothing is.
+        """
         if not self.denoise and self.transform is None:
             return None
         alone, places, _ = without_texts(self.frame.around(lengths_to(self.limit), (0, 0), limit=self.limit))
@@ -106,7 +118,10 @@ class PromptedEncoder(TrainableEncoder):
 
 
 def apply_template(folder: EncoderFolder, template: str | None, limit: int) -> EncoderFolder:
-    """The folder with that template around texts of up to `limit` tokens, read at the mask. None: the template that it has."""
+    """The folder with that template around texts of up to `limit` tokens, read at the mask.
+
+    None: the template that it has.
+    """
     if any(not isinstance(module, str) for module in folder.tail):
         raise ModelError(
             str(folder.path),
@@ -134,7 +149,9 @@ def apply_template(folder: EncoderFolder, template: str | None, limit: int) -> E
 
 
 def transform_of(encoder: TrainableEncoder) -> Transform:
-    """The layer in front of the words of the folder's masked language model, or a new one where it has none; on the encoder's device."""
+    """The layer in front of the words of the folder's masked language model, or a new one where it has none;
+    on the encoder's device.
+    """
     head = load_language_head(encoder)
     made = Transform(encoder.backbone.width, head.activation, head.norm.eps)
     made.dense, made.norm = head.dense, head.norm

@@ -1,4 +1,6 @@
-"""Recurrent encoders: word vectors, learned or fixed, through layers of one or two directions (Kiros et al. 2015; Conneau et al. 2017; Logeswaran & Lee 2018)."""
+"""Recurrent encoders: word vectors, learned or fixed, through layers of one or two directions (Kiros et al.
+2015; Conneau et al. 2017; Logeswaran & Lee 2018).
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,7 +103,11 @@ class Direction(nn.Module):
         return recurrence(self.cell, self.input(x), self.recurrent, sizes)
 
     def draw(self) -> None:
-        """New weights. GRU: Xavier's, and orthogonal ones between states (Kiros et al. 2015); LSTM: uniform up to 1 / sqrt(width), as torch's."""
+        """New weights.
+
+        GRU: Xavier's, and orthogonal ones between states (Kiros et al. 2015); LSTM: uniform up to 1 /
+        sqrt(width), as torch's.
+        """
         with torch.no_grad():
             if self.cell.biased:
                 for parameter in self.parameters():
@@ -114,8 +120,8 @@ class Direction(nn.Module):
 
 
 class RecurrentBackbone(Backbone):
-    """Hidden state 0 is the words' vectors, state i what layer i says at each word, both directions side by side, and the one behind the last layer what a readout
-    that weighs words makes of it.
+    """Hidden state 0 is the words' vectors, state i what layer i says at each word, both directions side by
+    side, and the one behind the last layer what a readout that weighs words makes of it.
     """
 
     def __init__(self, shape: Recurrent, where: str) -> None:
@@ -133,7 +139,10 @@ class RecurrentBackbone(Backbone):
         self.attentive = Attentive(shape.size, shape.contexts) if shape.contexts else None
 
     def forward(self, request: Request) -> tuple[dict[int, Tensor], Segments]:
-        """Hidden states (T, d) of the wanted numbers, and where the texts lie in them. ModelError for positions, which no part of it has."""
+        """Hidden states (T, d) of the wanted numbers, and where the texts lie in them.
+
+        ModelError for positions, which no part of it has.
+        """
         if request.positions is not None:
             raise ModelError(
                 self._where,

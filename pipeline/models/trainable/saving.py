@@ -1,4 +1,6 @@
-"""A trained encoder becomes a folder that this project, sentence-transformers and embedding servers load as it is."""
+"""A trained encoder becomes a folder that this project, sentence-transformers and embedding servers load as
+it is.
+"""
 
 import json
 import shutil
@@ -48,14 +50,19 @@ _ONE_CONFIG = "sentence_bert_config.json"  # whatever the family; the first name
 def save_folder(
     encoder: TrainableEncoder, folder: EncoderFolder, path: Path | str, *, head: DenseModule | None = None
 ) -> EncoderFolder:
-    """The new encoder folder at `path`, as opened from there: what `encoder` computes in eval(), in float32. Whole or not there at all.
+    """The new encoder folder at `path`, as opened from there: what `encoder` computes in eval(), in float32.
 
-    Adapters are added into the weights. A cls_mlp layer becomes a Dense module if nothing is concatenated with it. A pooling that sentence-transformers has no name
-    for is written under ours, which that library refuses instead of computing something else; a template's mask it reads with trust_remote_code.
+    Whole or not there at all.
+
+    Adapters are added into the weights. A cls_mlp layer becomes a Dense module if nothing is concatenated
+    with it. A pooling that sentence-transformers has no name for is written under ours, which that library
+    refuses instead of computing something else; a template's mask it reads with trust_remote_code.
 
     Args:
-        folder: where the encoder came from. It gives config, tokenizer, prompts and max_length, whatever the training cut its texts at.
-        head: an objective's head that inference keeps, as a Dense module at the end; None leaves no trace of one.
+        folder: where the encoder came from. It gives config, tokenizer, prompts and max_length, whatever the
+            training cut its texts at.
+        head: an objective's head that inference keeps, as a Dense module at the end; None leaves no trace of
+            one.
 
     Raises:
         ModelError: `path` exists.
@@ -65,10 +72,11 @@ def save_folder(
 
 
 def save_joined(encoders: Sequence[TrainableEncoder], path: Path | str) -> EncoderFolder:
-    """The new folder at `path` of two encoders whose vectors stand side by side, each in a folder of its own, made as `save_folder` does from where it came.
+    """The new folder at `path` of two encoders whose vectors stand side by side, each in a folder of its own,
+    made as `save_folder` does from where it came.
 
-    Every job opens it as one encoder; other libraries refuse the whole, and load either part. ModelError where `path` exists, and for encoders that read texts
-    differently.
+    Every job opens it as one encoder; other libraries refuse the whole, and load either part. ModelError
+    where `path` exists, and for encoders that read texts differently.
     """
 
     def write(written: Path) -> None:
@@ -122,7 +130,9 @@ def _write(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, head: Den
 
 
 def _max_length(folder: EncoderFolder) -> int:
-    """Tokens that the product reads: as many as the encoder it came from, wherever the training cut its texts. A template's vectors are made for its own length."""
+    """Tokens that the product reads: as many as the encoder it came from, wherever the training cut its
+    texts. A template's vectors are made for its own length.
+    """
     return (
         folder.max_length
         if folder.template is not None or folder.pooling == MASKED
@@ -168,7 +178,10 @@ def _mask(folder: EncoderFolder) -> dict[str, int | None]:
 
 
 def _write_template(encoder: TrainableEncoder, folder: EncoderFolder, to: Path) -> dict[str, Tensor]:
-    """The tokenizer wraps texts by itself. Free vectors become new words: what comes back is the word table with them, by name; else nothing."""
+    """The tokenizer wraps texts by itself.
+
+    Free vectors become new words: what comes back is the word table with them, by name; else nothing.
+    """
     if folder.template is None:
         return {}
     if not isinstance(encoder, LearnedTemplate):
@@ -183,7 +196,9 @@ def _write_template(encoder: TrainableEncoder, folder: EncoderFolder, to: Path) 
 def _write_weights(
     encoder: TrainableEncoder, folder: EncoderFolder, to: Path, words: Mapping[str, Tensor]
 ) -> None:
-    """Under the names of the checkpoint; what it has beside the backbone (a pooler, say) stays as it was. words: a table that stands for the backbone's own."""
+    """Under the names of the checkpoint; what it has beside the backbone (a pooler, say) stays as it was.
+    words: a table that stands for the backbone's own.
+    """
     if isinstance(encoder.backbone, PaddedBackbone):
         encoder.backbone.model.save_pretrained(to, max_shard_size="1000GB")  # one file
         return
@@ -258,7 +273,9 @@ def _layers(
 
 
 def _pooling(pooling: Sequence[str], width: int, include_prompt: bool) -> dict[str, Any]:
-    """One flag for each mode, as every version of the library and every server reads it; a list where only that keeps the order, or has the name."""
+    """One flag for each mode, as every version of the library and every server reads it; a list where only
+    that keeps the order, or has the name.
+    """
     config: dict[str, Any] = {"word_embedding_dimension": width, "include_prompt": include_prompt}
     if list(pooling) == [mode for mode in POOLING_FLAGS.values() if mode in pooling]:
         return config | {flag: mode in pooling for flag, mode in POOLING_FLAGS.items()}

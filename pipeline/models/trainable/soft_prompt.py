@@ -1,4 +1,6 @@
-"""A template whose tokens are free vectors: trained, while everything else of the encoder stays (OptiPrompt: Zhong et al. 2021; as in PromptBERT, Jiang et al. 2022)."""
+"""A template whose tokens are free vectors: trained, while everything else of the encoder stays (OptiPrompt:
+Zhong et al. 2021; as in PromptBERT, Jiang et al. 2022).
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,7 +43,10 @@ class LearnedWords(nn.Embedding):
 
 
 class LearnedTemplate(PromptedEncoder):
-    """An encoder that reads the mask of a template of free vectors, which begin as the words of a manual one. Rows of tokens still have that one's ids."""
+    """An encoder that reads the mask of a template of free vectors, which begin as the words of a manual one.
+
+    Rows of tokens still have that one's ids.
+    """
 
     def __init__(
         self,
@@ -51,7 +56,10 @@ class LearnedTemplate(PromptedEncoder):
         limit: int,
         transform: Transform | None = None,
     ) -> None:
-        """The vectors become part of the backbone of `encoder`, where they are not yet. ModelError for a backbone that is not one of the packed families."""
+        """The vectors become part of the backbone of `encoder`, where they are not yet.
+
+        ModelError for a backbone that is not one of the packed families.
+        """
         super().__init__(encoder, template, limit=limit, denoise=False, transform=transform)
         if not isinstance(self.backbone, PackedBackbone):
             found = str(self.folder.config.get("model_type"))

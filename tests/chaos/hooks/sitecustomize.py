@@ -1,6 +1,8 @@
-"""Python runs this first in every process that has this directory on its path: in drivers, Ray's workers and child processes of a night under fire.
+"""Python runs this first in every process that has this directory on its path: in drivers, Ray's workers and
+child processes of a night under fire.
 
-What harms is put in place when the module that it concerns has been imported, so nothing is imported earlier than it would be otherwise.
+What harms is put in place when the module that it concerns has been imported, so nothing is imported earlier
+than it would be otherwise.
 """
 
 import importlib.abc

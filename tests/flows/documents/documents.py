@@ -55,7 +55,9 @@ def commands(file: Path) -> list[str]:
 
 
 def _spelled(command: str) -> list[str]:
-    """`a b|c D` as `a b D` and `a c D`; a usage such as `manta releases list|show|rollback N ROOT` gives each verb what is before the next bar."""
+    """`a b|c D` as `a b D` and `a c D`; a usage such as `manta releases list|show|rollback N ROOT` gives each
+    verb what is before the next bar.
+    """
     if "|" not in command:
         return [command]
     head, *others = command.split("|")

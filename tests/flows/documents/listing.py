@@ -1,4 +1,6 @@
-"""What lies below a store's root, asked again and again from where that store can be reached: a root per line in, JSON of path: [etag, time] per line out."""
+"""What lies below a store's root, asked again and again from where that store can be reached: a root per line
+in, JSON of path: [etag, time] per line out.
+"""
 
 import json
 import sys

@@ -97,7 +97,9 @@ def test_every_module_that_is_run_exists(command: str):
 
 @pytest.fixture(scope="module")
 def place(encoder: Path, child: LocalWorkers, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with what the pages take for granted: a corpus, an encoder, tasks, the files of jobs/configs, and a release in each root that they name."""
+    """A directory with what the pages take for granted: a corpus, an encoder, tasks, the files of
+    jobs/configs, and a release in each root that they name.
+    """
     folder = tmp_path_factory.mktemp("documents")
     (folder / "jobs").symlink_to(ROOT / "jobs")
     (folder / "models").mkdir()

@@ -1,4 +1,5 @@
-"""An encoder on which some texts do harm, or that hangs while it is loaded where HANGS_LOADING is in the environment, for tests of what comes of it.
+"""An encoder on which some texts do harm, or that hangs while it is loaded where HANGS_LOADING is in the
+environment, for tests of what comes of it.
 
 It is put in place by `install`, in the process that is to suffer.
 """

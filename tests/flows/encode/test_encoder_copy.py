@@ -1,4 +1,6 @@
-"""Workers on other nodes load the copy below the release root, which is the same encoder; nothing of the driver's disk is assumed there."""
+"""Workers on other nodes load the copy below the release root, which is the same encoder; nothing of the
+driver's disk is assumed there.
+"""
 
 from pathlib import Path
 

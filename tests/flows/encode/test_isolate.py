@@ -1,4 +1,6 @@
-"""A text that kills its process, or makes the encoder raise, is set aside with its reason; every other text of its unit gets the vector that it always has."""
+"""A text that kills its process, or makes the encoder raise, is set aside with its reason; every other text
+of its unit gets the vector that it always has.
+"""
 
 import os
 import subprocess
@@ -23,7 +25,8 @@ from pipeline.store.units import Corpus
 from tests.flows.conftest import ON_RAY, ROOT, job_arguments, sentences, write_corpus
 from tests.flows.encode.poisoned import HANGS, HANGS_LOADING, KILLS, RAISES
 
-# what a process finds on its path as sitecustomize runs before anything else in it: in workers and in their children too
+# what a process finds on its path as sitecustomize runs before anything else in it: in workers and in their
+# children too
 _POISON = (
     "import importlib.abc, importlib.machinery, sys\n"
     + """

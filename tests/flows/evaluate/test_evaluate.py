@@ -1,4 +1,6 @@
-"""Every sentence is encoded once for a space, what is there is taken over, and a figure is that of the encoder with its transform."""
+"""Every sentence is encoded once for a space, what is there is taken over, and a figure is that of the
+encoder with its transform.
+"""
 
 import json
 import os
@@ -43,7 +45,9 @@ SMALL_UNITS = "encode.unit_rows=20"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two STS tasks that share sentences, some with white space around them; STS12 alone has a missing and an empty sentence."""
+    """Two STS tasks that share sentences, some with white space around them; STS12 alone has a missing and an
+    empty sentence.
+    """
     folder = tmp_path_factory.mktemp("evaluate")
     texts = sentences(90)
     first = write_pairs(folder / "tasks/sts/STS12.parquet", 60, 0, [*texts[:60], ""])
@@ -67,7 +71,10 @@ def write_whitening(file: Path, encoder: Path, space_id: str | None = None) -> W
 def found(folder: Path, encoder: Path, child: LocalWorkers) -> Evaluation:
     """Raw, whitened, and another pooling of one encoder."""
     write_whitening(folder / "whitening.safetensors", encoder)
-    candidates = f"[{{}}, {{transform: {folder / 'whitening.safetensors'}}}, {{name: cls, encoder: {{path: {encoder}, pooling: cls}}}}]"
+    candidates = (
+        f"[{{}}, {{transform: {folder / 'whitening.safetensors'}}}, {{name: cls, encoder: {{path: "
+        f"{encoder}, pooling: cls}}}}]"
+    )
     with connect(ClusterSettings(), Stages(), local=child):
         return evaluate(job(folder, encoder, f"evaluate.candidates={candidates}"), Stages())
 

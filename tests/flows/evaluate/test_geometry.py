@@ -1,4 +1,6 @@
-"""Geometry of candidates: equal to measuring by hand, an encoder measured once for all its transforms, taken over by a second run, and what is missing named."""
+"""Geometry of candidates: equal to measuring by hand, an encoder measured once for all its transforms, taken
+over by a second run, and what is missing named.
+"""
 
 import hashlib
 from collections.abc import Callable

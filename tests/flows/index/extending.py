@@ -1,4 +1,6 @@
-"""Releases made of made-up vectors: units are added, rows die, and each night's index is built or extended and published."""
+"""Releases made of made-up vectors: units are added, rows die, and each night's index is built or extended
+and published.
+"""
 
 import shutil
 from collections.abc import Sequence
@@ -76,7 +78,9 @@ class Chain:
     def add(
         self, rows: int, spread: float = 0.7, dropped: Sequence[int] = (), centre: int | None = None
     ) -> "Chain":
-        """A unit of `rows` vectors around the centres (or one of them); the corpus unit has the dropped ones besides."""
+        """A unit of `rows` vectors around the centres (or one of them); the corpus unit has the dropped ones
+        besides.
+        """
         ordinal = max((placed.ordinal for placed in self.units), default=-1) + 1
         places = self.rng.integers(0, self.clusters, rows) if centre is None else np.full(rows, centre)
         raw = (self.centres[places] + spread * self.rng.normal(size=(rows, self.dim)) + 0.3).astype(
@@ -152,7 +156,9 @@ class Chain:
         )
 
     def assert_sound(self, *, exhaustive: bool = True) -> None:
-        """The release holds exactly the live rows, answers as numpy does, names every row, and its exact neighbours are exact."""
+        """The release holds exactly the live rows, answers as numpy does, names every row, and its exact
+        neighbours are exact.
+        """
         built, live, parts = self.built, np.array(self.live()), self.parts()
         assert built is not None
         raw = np.array([self.vectors[address] for address in live.tolist()])

@@ -1,4 +1,6 @@
-"""Night after night the index holds exactly the live rows, in one part or two, and every decision about it says by what numbers."""
+"""Night after night the index holds exactly the live rows, in one part or two, and every decision about it
+says by what numbers.
+"""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,10 @@
-"""Three Ray nodes on this machine, held by a process of their own. Prints their address, then obeys: `remove` and `kill` name a worker node, an empty line ends it.
+"""Three Ray nodes on this machine, held by a process of their own.
 
-Nodes share this machine's address and disk; what they do not share is a raylet, an object store and their workers. `remove` ends every process of the node as if
-it had lost its power, `kill` its raylet alone, by kill -9.
+Prints their address, then obeys: `remove` and `kill` name a worker node, an empty line ends it.
+
+Nodes share this machine's address and disk; what they do not share is a raylet, an object store and their
+workers. `remove` ends every process of the node as if it had lost its power, `kill` its raylet alone, by kill
+-9.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""Nights whose clock is hours off: each goes on from the previous one, and prune takes nothing that is in use."""
+"""Nights whose clock is hours off: each goes on from the previous one, and prune takes nothing that is in
+use.
+"""
 
 import time
 from collections.abc import Callable

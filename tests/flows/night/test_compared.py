@@ -1,4 +1,6 @@
-"""A night's report compares with the previous release: fixed queries are asked of both, and what is unknown of the previous one is left out."""
+"""A night's report compares with the previous release: fixed queries are asked of both, and what is unknown
+of the previous one is left out.
+"""
 
 import re
 from collections.abc import Callable

@@ -28,7 +28,9 @@ SETTINGS = ("whiten.mode=off", "gates.recall_at_10=0.1", "index.kind=flat", "cor
 
 
 def write(folder: Path, rows: Rows) -> None:
-    """The corpus in two files; a third holds rows that are set aside: one without an id, one whose id comes twice."""
+    """The corpus in two files; a third holds rows that are set aside: one without an id, one whose id comes
+    twice.
+    """
     folder.mkdir(exist_ok=True)
     ids = sorted(rows)
     for number, part in enumerate((ids[::2], ids[1::2])):

@@ -1,4 +1,6 @@
-"""An attacker's corpus: rows are published as data, and become neither markup nor code nor a terminal's commands."""
+"""An attacker's corpus: rows are published as data, and become neither markup nor code nor a terminal's
+commands.
+"""
 
 import json
 import re

@@ -1,4 +1,6 @@
-"""Nights that change: after any sequence of them, what is published is what a first night on the same corpus would publish."""
+"""Nights that change: after any sequence of them, what is published is what a first night on the same corpus
+would publish.
+"""
 
 import os
 import uuid
@@ -102,7 +104,9 @@ def moments(night: Night) -> Moments:
 
 
 def same(incremental: Night, scratch: Night) -> None:
-    """Equal vectors to the bit, moments to rounding, and equal answers; ids of equal score may come in any order."""
+    """Equal vectors to the bit, moments to rounding, and equal answers; ids of equal score may come in any
+    order.
+    """
     mine, fresh = live_vectors(incremental), live_vectors(scratch)
     assert mine == fresh
     one, other = moments(incremental), moments(scratch)

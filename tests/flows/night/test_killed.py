@@ -64,9 +64,11 @@ def records(root: Path) -> dict[str, int]:
 
 
 def unit_bytes(root: Path) -> dict[str, bytes]:
-    """Every file below units/, once prune's sweep has removed what a process was writing when it was killed: no listing shows that to a reader.
+    """Every file below units/, once prune's sweep has removed what a process was writing when it was killed:
+    no listing shows that to a reader.
 
-    Without the marks of attempts: one that was killed between a unit's record and the end of its attempt leaves its mark to prune.
+    Without the marks of attempts: one that was killed between a unit's record and the end of its attempt
+    leaves its mark to prune.
     """
     open_store(root).sweep(time.time() + 60)
     return {

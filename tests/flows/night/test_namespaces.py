@@ -1,6 +1,8 @@
-"""A night over three Ray nodes that share nothing but an S3 server: own addresses, /tmp/ray, shared memory and disk each, as three machines would have.
+"""A night over three Ray nodes that share nothing but an S3 server: own addresses, /tmp/ray, shared memory
+and disk each, as three machines would have.
 
-The network is made of namespaces and a bridge, the disks of mounts that the others do not see. It needs root and the command `ip`. By hand:
+The network is made of namespaces and a bridge, the disks of mounts that the others do not see. It needs root
+and the command `ip`. By hand:
 pytest -m slow tests/flows/night/test_namespaces.py
 """
 
@@ -52,7 +54,9 @@ def why_not() -> str | None:
 
 @dataclass
 class Machines:
-    """Three nodes and a switch between them. disk: what the first one alone sees; scratch: at the same path on every node another one."""
+    """Three nodes and a switch between them. disk: what the first one alone sees; scratch: at the same path
+    on every node another one.
+    """
 
     disk: Path
     scratch: Path
@@ -161,7 +165,9 @@ class Machines:
             run("ip", "-n", name, "link", "set", device, "up")
 
     def _boot(self, number: int, command: list[str]) -> None:
-        """Ray on one node, which sees a /tmp/ray, a /dev/shm and a scratch directory of its own, and of the disk's directory nothing unless it is the first."""
+        """Ray on one node, which sees a /tmp/ray, a /dev/shm and a scratch directory of its own, and of the
+        disk's directory nothing unless it is the first.
+        """
         own = ["/tmp/ray", "/dev/shm", str(self.scratch), *([str(self.disk)] if number > 1 else [])]
         mounts = "; ".join(f"mount -t tmpfs none {place}" for place in own)
         script = f'set -e; mount --make-rprivate /; hostname node{number}; {mounts}; exec "$@"'
@@ -280,7 +286,9 @@ class Listing:
         }
 
     def written(self) -> dict[str, str]:
-        """Etags of what a night made, without what tells of its time (manifest, report, commit) and the index's working files."""
+        """Etags of what a night made, without what tells of its time (manifest, report, commit) and the
+        index's working files.
+        """
         made = ("units/", "moments/", "transforms/", "indexes/", "ids/", "encoders/")
         return {
             path: stamp
@@ -321,7 +329,9 @@ def finish(night: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
 
 @pytest.fixture(scope="module")
 def undisturbed(machines: Machines) -> tuple[dict[str, str], set[int]]:
-    """(what a night that nobody disturbed wrote, nodes that were seen at work); the encoder and the corpus lie on the first node's disk alone."""
+    """(what a night that nobody disturbed wrote, nodes that were seen at work); the encoder and the corpus
+    lie on the first node's disk alone.
+    """
     listing = Listing(machines, "s3://corpus-vectors/undisturbed")
     night, seen = start(machines, machines.disk / "encoder", "s3://corpus-vectors/undisturbed"), set[int]()
     while night.poll() is None and len(listing.records()) < _UNITS:

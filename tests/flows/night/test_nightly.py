@@ -1,4 +1,6 @@
-"""A night from Parquet to a published index that plain faiss can serve; what did not change is kept, what fails a gate is not published."""
+"""A night from Parquet to a published index that plain faiss can serve; what did not change is kept, what
+fails a gate is not published.
+"""
 
 import json
 from collections.abc import Callable

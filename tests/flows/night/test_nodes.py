@@ -1,4 +1,6 @@
-"""A night over three Ray nodes with an object store between them; nodes that disappear cost what they had not finished and nothing else."""
+"""A night over three Ray nodes with an object store between them; nodes that disappear cost what they had not
+finished and nothing else.
+"""
 
 import json
 import os
@@ -91,7 +93,10 @@ def finish(night: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
 
 
 def written(root: str) -> dict[str, tuple[str, float]]:
-    """What a night made below the root, by path: etag and time. Not what tells of its time (manifest, report, commit, marks of attempts), nor working files."""
+    """What a night made below the root, by path: etag and time.
+
+    Not what tells of its time (manifest, report, commit, marks of attempts), nor working files.
+    """
     made = ("units/", "moments/", "transforms/", "indexes/", "ids/", "encoders/")
     there = (entry for entry in open_store(root).list() if entry.path.startswith(made))
     return {

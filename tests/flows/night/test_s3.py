@@ -1,4 +1,6 @@
-"""The whole night on an object store: corpus, encoder, releases and search over s3://, without credentials anywhere, and with commits elsewhere."""
+"""The whole night on an object store: corpus, encoder, releases and search over s3://, without credentials
+anywhere, and with commits elsewhere.
+"""
 
 import base64
 import json
@@ -144,7 +146,9 @@ def test_with_commits_elsewhere_a_store_without_conditional_writes_serves(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Every process of it, Ray's workers included, talks to a store that ignores conditions, throttles, and loses answers."""
+    """Every process of it, Ray's workers included, talks to a store that ignores conditions, throttles, and
+    loses answers.
+    """
     faulty.faults = Faults(drops_conditions=True, throttled=0.03, internal=0.03, lost=0.03, seed=1)
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
     commits = str(tmp_path / "commits")

@@ -59,9 +59,9 @@ def test_another_model_under_the_same_name_shares_no_unit_with_the_first(night: 
     assert (first.space_id != there, now.space_id) == (True, there)
     corpus = next(choice.sentence for choice in now.choices if choice.what == "corpus")
     assert (
-        f"the encoder's space is {there}, that of release 1 is {first.space_id} (the settings are the same: a file of the encoder changed)"
-        in corpus
-    )
+        f"the encoder's space is {there}, that of release 1 is {first.space_id} (the settings are the "
+        "same: a file of the encoder changed)"
+    ) in corpus
     assert not {unit.path for unit in first.units} & {unit.path for unit in now.units}
     assert live_vectors(night).keys() == vectors.keys()
     assert not set(live_vectors(night).values()) & set(vectors.values())

@@ -1,4 +1,6 @@
-"""One changed byte in what was published is named with its sha256 where it is opened, by a searcher or by the next night."""
+"""One changed byte in what was published is named with its sha256 where it is opened, by a searcher or by the
+next night.
+"""
 
 import shutil
 from collections.abc import Callable

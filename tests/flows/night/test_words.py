@@ -1,4 +1,6 @@
-"""A night with word vectors is a night like any other: its release needs neither the file of vectors nor that of the counts again."""
+"""A night with word vectors is a night like any other: its release needs neither the file of vectors nor that
+of the counts again.
+"""
 
 import json
 import shutil
@@ -31,7 +33,9 @@ Manta = Callable[..., Ended]
 
 @pytest.fixture
 def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A corpus of 300 texts and one without a known word, vectors of its words with one word twice, and counts."""
+    """A corpus of 300 texts and one without a known word, vectors of its words with one word twice, and
+    counts.
+    """
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
     write_corpus(tmp_path / "corpus", count=300)
     pq.write_table(
@@ -106,7 +110,10 @@ def test_preflight_shows_word_vectors_as_such(arguments: list[str], tmp_path: Pa
     (tmp_path / "counts.parquet").unlink()
     with pytest.raises(
         ModelError,
-        match=r"encoder\.frequencies: expected a Parquet file .* found no such file .*counts\.parquet; check it",
+        match=(
+            r"encoder\.frequencies: expected a Parquet file .* found no such file .*counts\.parquet; check "
+            r"it"
+        ),
     ):
         list(_encoder(job))
 

@@ -1,4 +1,6 @@
-"""What the documents print and needs Ray: trainings in their order, and the vector column on machines of one core and of two."""
+"""What the documents print and needs Ray: trainings in their order, and the vector column on machines of one
+core and of two.
+"""
 
 import shlex
 import subprocess
@@ -55,7 +57,10 @@ def test_the_vector_column_comes_on_a_machine_of_so_many_cores(cores: int, encod
     block = next(block for block in python_blocks(README) if "EncodeBlocks" in block).replace(
         "all-MiniLM-L6-v2", str(encoder)
     )
-    start = f"import ray\nray.init(address='local', num_cpus={cores}, include_dashboard=False, object_store_memory=100_000_000)\n"
+    start = (
+        f"import ray\nray.init(address='local', num_cpus={cores}, include_dashboard=False, "
+        "object_store_memory=100_000_000)\n"
+    )
     program = start + block + "rows.write_parquet('made')\n"
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=500)
     made = pq.read_table(tmp_path / "made")

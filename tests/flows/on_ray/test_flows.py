@@ -1,4 +1,6 @@
-"""Flows on pools of Ray's actors: what they store and find is what one process stores and finds, byte for byte."""
+"""Flows on pools of Ray's actors: what they store and find is what one process stores and finds, byte for
+byte.
+"""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,6 @@
-"""What workers and the driver record stands on the node's metrics port, in the text that Prometheus reads; without Ray nothing happens and nothing fails."""
+"""What workers and the driver record stands on the node's metrics port, in the text that Prometheus reads;
+without Ray nothing happens and nothing fails.
+"""
 
 import re
 import subprocess
@@ -52,7 +54,10 @@ def page() -> str:
 
 
 class Port:
-    """The samples of the project on the node's port, summed over processes. A gauge is there for two reporting intervals only, so the last value seen counts."""
+    """The samples of the project on the node's port, summed over processes.
+
+    A gauge is there for two reporting intervals only, so the last value seen counts.
+    """
 
     def __init__(self) -> None:
         self.seen: Text = {}
@@ -148,7 +153,8 @@ def test_series_of_ray_itself_that_charts_and_alerts_use_are_exported_by_this_ra
 
 def test_without_ray_nothing_is_imported_and_nothing_fails():
     program = (
-        "import sys\nfrom pipeline.flows import metrics\nmetrics.record_release(1, 2, '')\nmetrics.count_night('unchanged', 0)\n"
+        "import sys\nfrom pipeline.flows import metrics\nmetrics.record_release(1, 2, "
+        "'')\nmetrics.count_night('unchanged', 0)\n"
         "metrics.count_encoded(1, 2, {})\nprint('ray' in sys.modules)"
     )
     done = subprocess.run(

@@ -1,4 +1,6 @@
-"""Workers of a training: what they say and raise comes home as it was; who died and who only noticed is told apart."""
+"""Workers of a training: what they say and raise comes home as it was; who died and who only noticed is told
+apart.
+"""
 
 import os
 import signal

@@ -1,4 +1,6 @@
-"""Every item goes through the pool once, on several actors; errors of ours come out as raised, and nobody waits for ever for what cannot come."""
+"""Every item goes through the pool once, on several actors; errors of ours come out as raised, and nobody
+waits for ever for what cannot come.
+"""
 
 import json
 import os
@@ -72,7 +74,10 @@ def patient_again(ray_cluster: Workers) -> Iterator[None]:
 
 
 def test_what_no_node_can_hold_is_refused_at_once_where_no_node_can_come(ray_cluster: Workers):
-    words = r"cluster: expected 1000 CPUs and 0 GPUs for one worker, found one node of .* CPUs and 0 GPUs; lower cluster\.cpus_per_worker"
+    words = (
+        r"cluster: expected 1000 CPUs and 0 GPUs for one worker, found one node of .* CPUs and 0 GPUs; "
+        r"lower cluster\.cpus_per_worker"
+    )
     with pytest.raises(ConfigError, match=words) as caught:
         list(ray_cluster.map_units(Double(), [1, 2], Pool(2, cpus=1000)))
     assert caught.value.exit_code == 2
@@ -87,7 +92,10 @@ def test_a_cluster_that_others_occupy_is_waited_for_and_given_up_with_a_sentence
     expect(2.0)
     occupied = ray.remote(Double).options(num_cpus=ray_cluster.cpus).remote()
     ray.get(occupied.start.remote())
-    words = r"cluster: expected a running worker \(1 CPUs and 0 GPUs\) within 2 s \(cluster\.patience_s\), found none, with 0 CPUs and 0 GPUs free on 1 nodes; add such"
+    words = (
+        r"cluster: expected a running worker \(1 CPUs and 0 GPUs\) within 2 s \(cluster\.patience_s\), "
+        r"found none, with 0 CPUs and 0 GPUs free on 1 nodes; add such"
+    )
     with pytest.raises(TransientError, match=words) as caught:
         ray_cluster.run(Double(), 1, Pool(1))
     assert caught.value.exit_code == 75
@@ -132,7 +140,10 @@ def test_what_no_node_that_can_come_holds_is_refused_at_once(
     ray_cluster: Workers, add_nodes: Callable[[int], None]
 ):
     add_nodes(0)
-    words = r"1 CPUs and 1 GPUs for one worker, found one node of .*more to be added 2 CPUs and 0 GPUs each; lower"
+    words = (
+        r"1 CPUs and 1 GPUs for one worker, found one node of .*more to be added 2 CPUs and 0 GPUs each; "
+        r"lower"
+    )
     with pytest.raises(ConfigError, match=words) as caught:
         ray_cluster.run(Double(), 1, Pool(1, gpus=1))
     assert caught.value.exit_code == 2
@@ -268,11 +279,14 @@ def on_short_memory(part: float) -> dict[str, object]:
 @pytest.mark.alone
 @pytest.mark.skipif(psutil.virtual_memory().available < 6 << 30, reason="6 GB of free memory are needed")
 def test_an_item_that_takes_more_memory_than_there_is_ends_the_run_with_a_sentence():
-    """Ray's memory monitor kills the worker each time, and whatever else it likes: also the board on which progress is told."""
+    """Ray's memory monitor kills the worker each time, and whatever else it likes: also the board on which
+    progress is told.
+    """
     ended = on_short_memory(0.5)
     assert ended["exit code"] == 75
     assert str(ended["said"]).startswith(
-        "item 0 of Swell: expected a process that finishes it, found 2 that died at it; free memory (fewer workers"
+        "item 0 of Swell: expected a process that finishes it, found 2 that died at it; free memory "
+        "(fewer workers"
     )
 
 

@@ -1,4 +1,6 @@
-"""The driver's watch over the workers of a call: it gives up when it has to, not later, and goes on when Ray fails for a moment."""
+"""The driver's watch over the workers of a call: it gives up when it has to, not later, and goes on when Ray
+fails for a moment.
+"""
 
 import os
 import re
@@ -176,7 +178,10 @@ def test_a_lost_node_is_waited_for_and_running_again_may_help(
 ):
     monkeypatch.setattr(watch, "addable", lambda: more)
     expect(60.0, wait_s=2.0)
-    words = r"cluster: expected 1 CPUs and 1 GPUs for one worker, within 2 s \(cluster\.wait_s\), found one node of .* lost; start the lost node or one like it"
+    words = (
+        r"cluster: expected 1 CPUs and 1 GPUs for one worker, within 2 s \(cluster\.wait_s\), found one "
+        r"node of .* lost; start the lost node or one like it"
+    )
     with pytest.raises(TransientError, match=words) as caught:
         ray_cluster.run(Double(), 1, Pool(1, gpus=1))
     assert caught.value.exit_code == 75

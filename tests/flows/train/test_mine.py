@@ -35,7 +35,9 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[st
 
 
 def write_questions(folder: Path) -> tuple[Path, list[tuple[str, str]]]:
-    """Write two files of pairs: anchors in several pairs, positives in several pairs, positives that are anchors too, and white space around texts."""
+    """Write two files of pairs: anchors in several pairs, positives in several pairs, positives that are
+    anchors too, and white space around texts.
+    """
     texts, random = sentences(150), np.random.default_rng(0)
     rows = [(texts[left], texts[right]) for left, right in random.integers(0, len(texts), (PAIRS, 2))]
     rows[7] = (rows[3][0], f"  {rows[3][1]} ")
@@ -81,8 +83,9 @@ def expected(
 ) -> list[tuple[tuple[str, str], dict[str, float], list[list[str]]]]:
     """Rank all distinct positives for every pair by brute force.
 
-    Returns each pair with the cosines of its anchor to all candidates, and the negatives that the rules leave when the bound is lowered
-    and when it is raised by `ROUNDING`: a candidate whose cosine lies at the bound may be taken or not.
+    Returns each pair with the cosines of its anchor to all candidates, and the negatives that the rules leave
+    when the bound is lowered and when it is raised by `ROUNDING`: a candidate whose cosine lies at the bound
+    may be taken or not.
     """
     settings, encoder = job.train.mine, load_encoder(job.encoder, job.encode)
     rows = [(anchor.strip(), positive.strip()) for anchor, positive in rows]

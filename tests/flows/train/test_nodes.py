@@ -1,4 +1,6 @@
-"""A training over several Ray nodes with an object store between them goes on from its last checkpoint when a node is lost."""
+"""A training over several Ray nodes with an object store between them goes on from its last checkpoint when a
+node is lost.
+"""
 
 import time
 from pathlib import Path

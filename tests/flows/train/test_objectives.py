@@ -1,4 +1,6 @@
-"""Objectives with queues, twins and views, from their options to the encoder that comes of them: what a worker does, in this process."""
+"""Objectives with queues, twins and views, from their options to the encoder that comes of them: what a
+worker does, in this process.
+"""
 
 from pathlib import Path
 

@@ -56,7 +56,10 @@ def test_every_rank_has_as_many_rows_in_as_many_steps_whatever_is_left_over(
         (("train.schedule.name=plateau",), "train.schedule plateau: expected a score on dev"),
         (
             ("train.dev.measure=accuracy",),
-            r"train.dev.measure accuracy: expected an objective that trains a classifier, .*\(classification, r_drop\), found simcse",
+            (
+                r"train.dev.measure accuracy: expected an objective that trains a classifier, "
+                r".*\(classification, r_drop\), found simcse"
+            ),
         ),
         (
             ("train.order.batch_rows=1",),

@@ -1,4 +1,6 @@
-"""What a worker does, in this process: the product loads everywhere, a stopped training goes on to the same bits, numbers that are none end it."""
+"""What a worker does, in this process: the product loads everywhere, a stopped training goes on to the same
+bits, numbers that are none end it.
+"""
 
 import shutil
 from itertools import islice, pairwise

@@ -81,7 +81,10 @@ def test_an_explicit_name_with_other_settings_is_refused_and_the_keys_are_named(
     other = run_of(tmp_path, encoder, "train.seed=5", "train.optimizer.learning_rate=0.5")
     with pytest.raises(
         ConfigError,
-        match=r"train.name run.*train.optimizer.learning_rate is 0.5 and was 0.001; train.seed is 5 and was 0; set these as they were",
+        match=(
+            r"train.name run.*train.optimizer.learning_rate is 0.5 and was 0.001; train.seed is 5 and was "
+            r"0; set these as they were"
+        ),
     ):
         other.check()
 

@@ -1,4 +1,6 @@
-"""A training on a folder of manifests reads the newest, names it, and goes on with it though there is a later one."""
+"""A training on a folder of manifests reads the newest, names it, and goes on with it though there is a later
+one.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,10 @@ def variants(count: int, seed: int) -> dict[str, Any]:
 
 
 def job_of(folder: Path, encoder: Path, *overrides: str) -> Job:
-    data = f"train.data={{uri: {folder / 'augmented' / 'main'}, columns: {{anchor: variant_zh, positive: variant_de}}, missing: drop}}"
+    data = (
+        f"train.data={{uri: {folder / 'augmented' / 'main'}, columns: {{anchor: variant_zh, positive: "
+        "variant_de}, missing: drop}"
+    )
     return training_job(folder, encoder, data, CERT, "train.name=null", *overrides)
 
 
@@ -87,7 +92,10 @@ def test_of_several_sources_each_folder_is_replaced_and_files_are_not(tmp_path: 
         write_manifest(store, name, [variants(40, number)]) for number, name in enumerate(("main", "more"))
     ]
     training_job(tmp_path, encoder)  # writes sentences.parquet
-    data = f"[{tmp_path}/augmented/more, {tmp_path}/sentences.parquet, {{uri: {tmp_path}/augmented/main, weight: 2}}]"
+    data = (
+        f"[{tmp_path}/augmented/more, {tmp_path}/sentences.parquet, {{uri: {tmp_path}/augmented/main, "
+        "weight: 2}]"
+    )
     job, run = opened(training_job(tmp_path, encoder, f"train.data={data}"))
     assert [source.uri for source in job.train.data] == [uris[1], f"{tmp_path}/sentences.parquet", uris[0]]
     assert (

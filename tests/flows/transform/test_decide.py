@@ -1,4 +1,6 @@
-"""Any affine transform stands in the published index: what faiss answers to raw vectors is what numpy finds after applying it. Nights of one process."""
+"""Any affine transform stands in the published index: what faiss answers to raw vectors is what numpy finds
+after applying it. Nights of one process.
+"""
 
 import shutil
 from collections.abc import Callable

@@ -1,4 +1,6 @@
-"""A flow is trained on every live row but those held out, in one order, to the same bytes whoever trained it and however often it was killed."""
+"""A flow is trained on every live row but those held out, in one order, to the same bytes whoever trained it
+and however often it was killed.
+"""
 
 import os
 import signal
@@ -133,7 +135,10 @@ def test_a_killed_training_goes_on_to_the_same_bytes(tmp_path: Path):
     trained(undisturbed)
     given = training(tmp_path / "killed", **more)
     checkpoint = tmp_path / "killed" / "root" / given.checkpoint
-    program = f"from pathlib import Path; from tests.flows.transform.test_train_flow import *; trained(training(Path({str(tmp_path / 'killed')!r}), **{more}))"
+    program = (
+        "from pathlib import Path; from tests.flows.transform.test_train_flow import *; "
+        f"trained(training(Path({str(tmp_path / 'killed')!r}), **{more}))"
+    )
     process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
     deadline = time.monotonic() + 60
     while not checkpoint.exists() and process.poll() is None and time.monotonic() < deadline:

@@ -81,7 +81,10 @@ def test_a_port_that_accepts_and_is_silent_is_told():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         impatient = settings(address=address).model_copy(update={"patience_s": 0.3})
-        words = rf"^cluster\.address {address}: expected a Ray cluster that answers, found a port that accepts connections but sends nothing for 0\.3 s; check"
+        words = (
+            rf"^cluster\.address {address}: expected a Ray cluster that answers, found a port that accepts "
+            r"connections but sends nothing for 0\.3 s; check"
+        )
         with pytest.raises(TransientError, match=words), connect(impatient, Stages()):
             pass
 
@@ -96,7 +99,8 @@ def test_a_head_that_hangs_after_its_first_word_is_given_up():
     with ends_by(end), _within(0.05, "10.0.0.1:6379", "cluster.address", lambda: None):
         assert over.wait(10)
     assert str(told[0]).startswith(
-        "cluster.address 10.0.0.1:6379: expected a Ray cluster that answers, found no answer within 0.05 s (cluster.patience_s)"
+        "cluster.address 10.0.0.1:6379: expected a Ray cluster that answers, found no answer within "
+        "0.05 s (cluster.patience_s)"
     )
     with ends_by(end), _within(60, "10.0.0.1:6379", "cluster.address", lambda: None):
         pass

@@ -116,8 +116,10 @@ def test_the_bar_follows_the_item_at_work():
 
 def test_the_child_ends_with_a_driver_that_is_killed():
     code = (
-        "from pipeline.flows.workers.local import LocalWorkers\nfrom tests.flows.tasks import Double\nimport time\n"
-        "if __name__ == '__main__':\n    p = LocalWorkers(); print(p.run(Double(), 1, None)[0], *[c for c in p._pool._processes], flush=True); time.sleep(60)\n"
+        "from pipeline.flows.workers.local import LocalWorkers\nfrom tests.flows.tasks import "
+        "Double\nimport time\n"
+        "if __name__ == '__main__':\n    p = LocalWorkers(); print(p.run(Double(), 1, None)[0], *[c "
+        "for c in p._pool._processes], flush=True); time.sleep(60)\n"
     )
     driver = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -157,7 +159,10 @@ def test_the_child_is_the_one_worker_whatever_a_worker_of_ray_would_take(cpus: f
 
 
 class Raced(list[int]):
-    """What parent and child share. At read or write number `at` of an element the other side makes its move, in between."""
+    """What parent and child share.
+
+    At read or write number `at` of an element the other side makes its move, in between.
+    """
 
     def __init__(self, at: int, move: Callable[[], object]) -> None:
         super().__init__([0, 0, 0, 0])

@@ -1,4 +1,6 @@
-"""A model with NaN or infinity among its weights is refused when it is loaded, whichever forward pass reads it."""
+"""A model with NaN or infinity among its weights is refused when it is loaded, whichever forward pass reads
+it.
+"""
 
 import shutil
 from collections.abc import Callable

@@ -287,7 +287,10 @@ def _modules(*kinds):
         ),
         (
             _with("config.json", num_hidden_layers=4),
-            r"the 69 tensors of the model, found 16 missing: encoder\.layer\.3\.attention\.self\.query\.weight, .* \.\.\. ",
+            (
+                r"the 69 tensors of the model, found 16 missing: "
+                r"encoder\.layer\.3\.attention\.self\.query\.weight, .* \.\.\. "
+            ),
         ),
         (
             _with("config.json", hidden_size=52),
@@ -365,9 +368,9 @@ def test_a_hub_id_without_network_and_cache_says_what_to_do(tmp_path):
         [sys.executable, "-c", script], capture_output=True, text=True, env=offline, check=False
     )
     assert (
-        "someone/some-encoder: expected an encoder folder or a hub id, found no such folder, and the hub did not give it"
-        in done.stderr
-    )
+        "someone/some-encoder: expected an encoder folder or a hub id, found no such folder, and the "
+        "hub did not give it"
+    ) in done.stderr
     assert "give the path of a folder, or go online" in done.stderr
 
 

@@ -1,4 +1,6 @@
-"""A folder gives the vectors that its authors mean, as sentence-transformers computes them, or an error with a remedy; no code of it runs and nothing is asked."""
+"""A folder gives the vectors that its authors mean, as sentence-transformers computes them, or an error with
+a remedy; no code of it runs and nothing is asked.
+"""
 
 import json
 import logging
@@ -104,7 +106,10 @@ def test_missing_weights_are_named_and_not_drawn(
     )
     with pytest.raises(
         ModelError,
-        match=r"with all its weights, found 16 weights missing: encoder\.layer\.1\.attention.* \.\.\.; fetch its files again",
+        match=(
+            r"with all its weights, found 16 weights missing: encoder\.layer\.1\.attention.* \.\.\.; fetch "
+            r"its files again"
+        ),
     ) as caught:
         load(folder)
     assert caught.value.exit_code == 4

@@ -167,7 +167,10 @@ def test_the_space_of_the_packaged_minilm_stays_what_it_was(minilm):
     [
         (
             {"exclude": ["frequent"]},
-            r"encoder\.exclude: frequent: expected how often words occur, in encoder\.frequencies, found null",
+            (
+                r"encoder\.exclude: frequent: expected how often words occur, in encoder\.frequencies, "
+                r"found null"
+            ),
         ),
         (
             {"exclude": ["case"], "pooling": "cls"},

@@ -1,4 +1,6 @@
-"""Every form of word vectors gives the same words and bits; what is no such file is refused with the line that is wrong."""
+"""Every form of word vectors gives the same words and bits; what is no such file is refused with the line
+that is wrong.
+"""
 
 import gzip
 from pathlib import Path
@@ -88,7 +90,10 @@ def test_a_word_that_is_no_text_is_read_all_the_same(tmp_path):
         (b"", r"line 1: expected a word and its numbers"),
         (
             b'{"model_type": "bert"}',
-            r"line 1: expected a word and its numbers.*give a file of word vectors, or the folder that holds config\.json",
+            (
+                r"line 1: expected a word and its numbers.*give a file of word vectors, or the folder that "
+                r"holds config\.json"
+            ),
         ),
         (b"one two three\n", r"line 1: expected a word and its numbers"),
         (b"PK\x03\x04glove", r"found a zip archive; unpack it first"),

@@ -1,4 +1,6 @@
-"""A file of word vectors is an encoder: the mean of its words' vectors, in the same space wherever its copy lies."""
+"""A file of word vectors is an encoder: the mean of its words' vectors, in the same space wherever its copy
+lies.
+"""
 
 import gzip
 import json

@@ -1,4 +1,6 @@
-"""Word vectors for tests: the token table of the packaged MiniLM, written in every form that files of word vectors have."""
+"""Word vectors for tests: the token table of the packaged MiniLM, written in every form that files of word
+vectors have.
+"""
 
 import functools
 import gzip
@@ -19,7 +21,9 @@ FORMS = ("glove", "word2vec", "binary")
 
 @functools.cache
 def minilm_table() -> tuple[tuple[str, ...], np.ndarray]:
-    """(words, vectors (n, 384) float32): whole words of the published vocabulary, those of the tests' texts and some others, signs among them."""
+    """(words, vectors (n, 384) float32): whole words of the published vocabulary, those of the tests' texts
+    and some others, signs among them.
+    """
     folder = locate("all-MiniLM-L6-v2")
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     whole = [
@@ -35,7 +39,10 @@ def minilm_table() -> tuple[tuple[str, ...], np.ndarray]:
 
 
 def write_words(file: Path, words: tuple[str, ...], vectors: np.ndarray, form: str = "glove") -> Path:
-    """The file, by gzip where its name ends so. Text has each number's shortest digits that mean it exactly."""
+    """The file, by gzip where its name ends so.
+
+    Text has each number's shortest digits that mean it exactly.
+    """
     text = b"".join(
         f"{word} {' '.join(map(str, row))}\n".encode() for word, row in zip(words, vectors, strict=True)
     )

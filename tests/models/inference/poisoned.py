@@ -1,4 +1,6 @@
-"""Encoder folders with code of their own, each in one way: where whoever loads them runs it, it leaves a file."""
+"""Encoder folders with code of their own, each in one way: where whoever loads them runs it, it leaves a
+file.
+"""
 
 import json
 import pickle

@@ -1,4 +1,6 @@
-"""The states inside an encoder are those of transformers itself, for every family; words are told from special tokens and punctuation."""
+"""The states inside an encoder are those of transformers itself, for every family; words are told from
+special tokens and punctuation.
+"""
 
 from pathlib import Path
 

@@ -116,7 +116,10 @@ def test_weight_and_counts_are_part_of_the_space_and_counts_that_nothing_needs_a
     [
         (
             {"sif": 1e-3},
-            r"encoder\.sif: expected how often words occur, in encoder\.frequencies, found null; name a Parquet file",
+            (
+                r"encoder\.sif: expected how often words occur, in encoder\.frequencies, found null; name "
+                r"a Parquet file"
+            ),
         ),
         (
             {"sif": 1e-3, "frequencies": "/none.parquet"},

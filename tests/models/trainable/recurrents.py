@@ -1,4 +1,6 @@
-"""Small recurrent encoders for tests, and what they compute by plain equations, one text and one step at a time."""
+"""Small recurrent encoders for tests, and what they compute by plain equations, one text and one step at a
+time.
+"""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""The trainable encoder equals the padded reference, in vectors and in gradients, and what is saved is what was trained."""
+"""The trainable encoder equals the padded reference, in vectors and in gradients, and what is saved is what
+was trained.
+"""
 
 import copy
 import json
@@ -213,7 +215,9 @@ def test_rates_are_those_of_the_configuration_unless_one_is_given_for_all(folder
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet"])
 def test_each_place_of_dropout_acts_and_none_beside_them(folders, tmp_path, family):
-    """With dropout in one place alone, over many draws the variance is there; the reference's in the same place has the same size."""
+    """With dropout in one place alone, over many draws the variance is there; the reference's in the same
+    place has the same size.
+    """
     names = (
         ("dropout", "attention_dropout")
         if family == "distilbert"

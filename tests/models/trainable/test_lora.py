@@ -125,7 +125,10 @@ def test_training_moves_adapters_alone_and_goes_on_from_its_state_to_the_last_di
 def test_what_cannot_be_adapted_is_refused_in_words(place: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(
         ConfigError,
-        match=r"train\.lora\.targets: expected linear layers that end with qery, found none; did you mean query|name some of",
+        match=(
+            r"train\.lora\.targets: expected linear layers that end with qery, found none; did you mean "
+            r"query|name some of"
+        ),
     ):
         loaded(place, LoraSettings(rank=2, targets=("qery",)))
     with pytest.raises(ConfigError, match=r"new ones \(train\.fresh\)"):

@@ -1,4 +1,6 @@
-"""Vectors read at a template's mask equal transformers' own, with and without what the template alone gives, and survive being saved."""
+"""Vectors read at a template's mask equal transformers' own, with and without what the template alone gives,
+and survive being saved.
+"""
 
 import shutil
 
@@ -46,7 +48,9 @@ def parts(path, template: str) -> tuple[list[int], list[int]]:
 
 
 def at_mask(path, texts, template: str, limit: int = ROOM) -> tuple[torch.Tensor, torch.Tensor]:
-    """(h, h_hat), each (n, d): one text at a time through transformers, h_hat with position ids written by hand."""
+    """(h, h_hat), each (n, d): one text at a time through transformers, h_hat with position ids written by
+    hand.
+    """
     (prefix, suffix), tokenizer, model = (
         parts(path, template),
         AutoTokenizer.from_pretrained(path),

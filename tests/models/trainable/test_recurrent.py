@@ -1,4 +1,6 @@
-"""A recurrent encoder is an encoder like others: trained, saved, encoded with the same bits whatever its neighbours, refused by who cannot load it."""
+"""A recurrent encoder is an encoder like others: trained, saved, encoded with the same bits whatever its
+neighbours, refused by who cannot load it.
+"""
 
 import copy
 import json

@@ -1,4 +1,6 @@
-"""A template of free vectors begins as the words of a manual one, alone is trained, and becomes new words of the folder."""
+"""A template of free vectors begins as the words of a manual one, alone is trained, and becomes new words of
+the folder.
+"""
 
 import numpy as np
 import pytest

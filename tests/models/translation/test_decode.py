@@ -1,4 +1,6 @@
-"""Our loop writes what transformers' generate writes, whatever stands beside a row, and draws by what the caller says alone."""
+"""Our loop writes what transformers' generate writes, whatever stands beside a row, and draws by what the
+caller says alone.
+"""
 
 from pathlib import Path
 
@@ -50,7 +52,9 @@ def first(rows: list[list[list[int]]]) -> list[list[int]]:
 
 
 class Alone:
-    """One text after the other by transformers' generate, told the languages as its documentation says for the family."""
+    """One text after the other by transformers' generate, told the languages as its documentation says for
+    the family.
+    """
 
     def __init__(self, path: Path, family: str) -> None:
         from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -139,7 +143,9 @@ def test_what_a_model_forbids_is_not_written(folders, tmp_path):
 
 @pytest.mark.parametrize("family", ["marian", "nllb", "t5"])
 def test_beams_are_those_of_generate_alone_where_no_bound_is_met(folders, family: str):
-    """generate compares what a bound has cut, ours what it has ended: so only translations that end by themselves have to agree."""
+    """generate compares what a bound has cut, ours what it has ended: so only translations that end by
+    themselves have to agree.
+    """
     decoding = DecodingSettings(method="beam", beams=3, hypotheses=2, length_penalty=0.8)
     alone, compared = Alone(folders[family], family), 0
     translator = opened(folders[family], family, decoding, batch_tokens=240)
@@ -224,7 +230,9 @@ def test_batches_hold_every_text_once_and_no_more_than_their_tokens():
 
 
 def test_a_device_out_of_memory_gets_smaller_batches(folders, monkeypatch):
-    """No test can fill a GPU that is not there: what a full one raises is raised for every batch above 3 rows."""
+    """No test can fill a GPU that is not there: what a full one raises is raised for every batch above 3
+    rows.
+    """
     translator = opened(folders["t5"], "t5")
     expected, begin = written(translator), translator._stepper.begin
 

@@ -1,4 +1,6 @@
-"""Which folders are translation models, which languages they have, and what is said of those that cannot be used."""
+"""Which folders are translation models, which languages they have, and what is said of those that cannot be
+used.
+"""
 
 import json
 import shutil
@@ -90,8 +92,10 @@ def test_a_language_that_a_model_has_not_or_needs_is_named(
 
 def test_a_model_that_does_not_write_is_refused_by_its_configuration_alone(folders, tmp_path):
     program = (
-        "import sys; from pipeline.models.translation.seq2seq import open_translator; from pipeline.settings.augment import TranslatorSettings\n"
-        "try: open_translator(TranslatorSettings(path=sys.argv[1]))\nexcept Exception as error: print(type(error).__name__, error, 'torch' in sys.modules)"
+        "import sys; from pipeline.models.translation.seq2seq import open_translator; from "
+        "pipeline.settings.augment import TranslatorSettings\n"
+        "try: open_translator(TranslatorSettings(path=sys.argv[1]))\nexcept Exception as error: "
+        "print(type(error).__name__, error, 'torch' in sys.modules)"
     )
     encoder = copied(
         folders["t5"], tmp_path / "encoder", is_encoder_decoder=False, architectures=["BertModel"]

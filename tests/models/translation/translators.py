@@ -208,7 +208,9 @@ def _plain(tokenizer: Any) -> int:
 
 
 def save_translator(folder: Path, family: str, seed: int = 1) -> Path:
-    """A folder with a random model of that family, several of whose tokens end a translation: random ones would not meet a single one."""
+    """A folder with a random model of that family, several of whose tokens end a translation: random ones
+    would not meet a single one.
+    """
     torch.manual_seed(seed)
     model, tokenizer = FAMILIES[family](folder / "made")
     with torch.no_grad():
