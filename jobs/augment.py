@@ -6,7 +6,17 @@ python -m jobs.augment --config jobs/configs/augment/back-translation.yaml corpu
 
 from typing import TYPE_CHECKING
 
-from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
+from jobs.command import (
+    Answer,
+    CommandRun,
+    Config,
+    Json,
+    Overrides,
+    PrintConfig,
+    Verbose,
+    run_job,
+    standalone,
+)
 from jobs.layout import table
 
 if TYPE_CHECKING:
@@ -30,7 +40,7 @@ def augment(
     run_job(_augment, config, overrides, print_config, as_json, verbose)
 
 
-def _augment(run: Run) -> Answer:
+def _augment(run: CommandRun) -> Answer:
     from pipeline.flows.augment.augment import augment as run_augmentation
 
     made = run_augmentation(run.job, run.stages, verbose=run.verbose)

@@ -82,7 +82,7 @@ def standalone(command: Callable[..., None]) -> None:
 
 
 @dataclass
-class Run:
+class CommandRun:
     """One command at work."""
 
     job: Job
@@ -100,7 +100,7 @@ class Answer:
 
 
 def run_job(
-    work: Callable[[Run], Answer],
+    work: Callable[[CommandRun], Answer],
     config: Path | None,
     overrides: list[str] | None,
     print_config: bool,
@@ -114,7 +114,7 @@ def run_job(
         if print_config:
             say(json.dumps(job.model_dump(mode="json"), indent=2) if as_json else to_yaml(job).rstrip())
             return
-        tell(work(Run(job, verbose)), say, as_json)
+        tell(work(CommandRun(job, verbose)), say, as_json)
 
     guarded(whole, as_json=as_json, verbose=verbose)
 

@@ -4,7 +4,17 @@ manta encode --config jobs/configs/quickstart.yaml
 python -m jobs.encode --config jobs/configs/quickstart.yaml encode.unit_rows=4096
 """
 
-from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
+from jobs.command import (
+    Answer,
+    CommandRun,
+    Config,
+    Json,
+    Overrides,
+    PrintConfig,
+    Verbose,
+    run_job,
+    standalone,
+)
 
 
 def encode(
@@ -22,7 +32,7 @@ def encode(
     run_job(_encode, config, overrides, print_config, as_json, verbose)
 
 
-def _encode(run: Run) -> Answer:
+def _encode(run: CommandRun) -> Answer:
     from pipeline.flows.night.stages import through_encoding
     from pipeline.text.tokens.coverage import token_counts, token_facts, token_warnings
 

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
+from jobs.command import (
+    Answer,
+    CommandRun,
+    Config,
+    Json,
+    Overrides,
+    PrintConfig,
+    Verbose,
+    run_job,
+    standalone,
+)
 from jobs.layout import table
 
 if TYPE_CHECKING:
@@ -50,7 +60,7 @@ def evaluate(
     run_job(partial(_evaluate, geometry=geometry), config, overrides, print_config, as_json, verbose)
 
 
-def _evaluate(run: Run, geometry: bool) -> Answer:
+def _evaluate(run: CommandRun, geometry: bool) -> Answer:
     from pipeline.flows.evaluate.evaluate import evaluate as measure
     from pipeline.flows.evaluate.evaluate import wanted
     from pipeline.flows.evaluate.report import keep
@@ -153,7 +163,7 @@ def _remarks(page: "EvaluationReport") -> list[str]:
     return ["\n".join(lines)] if lines else []
 
 
-def _against_gates(run: Run) -> Answer:
+def _against_gates(run: CommandRun) -> Answer:
     from pipeline.flows.night.audit import remeasure
 
     made = remeasure(run.job, run.stages, verbose=run.verbose)

@@ -4,7 +4,17 @@ manta index --config jobs/configs/quickstart.yaml
 python -m jobs.index --config jobs/configs/quickstart.yaml encode.unit_rows=4096
 """
 
-from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
+from jobs.command import (
+    Answer,
+    CommandRun,
+    Config,
+    Json,
+    Overrides,
+    PrintConfig,
+    Verbose,
+    run_job,
+    standalone,
+)
 from pipeline.log import size
 
 
@@ -24,7 +34,7 @@ def index(
     run_job(_index, config, overrides, print_config, as_json, verbose)
 
 
-def _index(run: Run) -> Answer:
+def _index(run: CommandRun) -> Answer:
     from pipeline.flows.night.stages import through_index
 
     store, built = through_index(run.job, run.stages, verbose=run.verbose)

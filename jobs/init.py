@@ -16,7 +16,7 @@ from pipeline.log import printable
 from pipeline.settings import CorpusSettings, EncoderSettings, Job
 
 if TYPE_CHECKING:
-    from pipeline.flows.night.look import Look
+    from pipeline.flows.night.look import CorpusLook
 
 Corpus = Annotated[
     str,
@@ -121,14 +121,14 @@ def _init(uri: str, output: Path, id_column: str | None, text_column: str | None
     return Answer(facts, "\n".join([f"{output} is written: {files}, columns {_columns(seen)}", *lines]))
 
 
-def _columns(seen: "Look") -> str:
+def _columns(seen: "CorpusLook") -> str:
     """Names of columns for a comment: on one line, whatever is in them."""
     return printable(", ".join(seen.columns[:_SHOWN])) + (
         f" and {len(seen.columns) - _SHOWN} more" if len(seen.columns) > _SHOWN else ""
     )
 
 
-def _about(seen: "Look") -> str:
+def _about(seen: "CorpusLook") -> str:
     """A remark on language or script if the default encoder does not fit it; "" if it does."""
     from pipeline.text.tokens.coverage import script_phrase
 

@@ -9,7 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
+from jobs.command import (
+    Answer,
+    CommandRun,
+    Config,
+    Json,
+    Overrides,
+    PrintConfig,
+    Verbose,
+    run_job,
+    standalone,
+)
 from pipeline.log import duration
 from pipeline.settings import Job
 from pipeline.store.manifest import OUTSIDE_RECALL
@@ -38,7 +48,7 @@ def nightly(
     run_job(lambda run: _nightly(run, verify), config, overrides, print_config, as_json, verbose)
 
 
-def _nightly(run: Run, verify: bool) -> Answer:
+def _nightly(run: CommandRun, verify: bool) -> Answer:
     from pipeline.flows.night.nightly import nightly as night
 
     outcome = night(run.job, run.stages, verbose=run.verbose, verify=verify)

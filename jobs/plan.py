@@ -4,7 +4,17 @@ manta plan --config jobs/configs/quickstart.yaml
 python -m jobs.plan --config jobs/configs/quickstart.yaml encode.unit_rows=4096
 """
 
-from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
+from jobs.command import (
+    Answer,
+    CommandRun,
+    Config,
+    Json,
+    Overrides,
+    PrintConfig,
+    Verbose,
+    run_job,
+    standalone,
+)
 from pipeline.log import duration, size
 
 
@@ -24,7 +34,7 @@ def plan(
     run_job(_plan, config, overrides, print_config, as_json, verbose)
 
 
-def _plan(run: Run) -> Answer:
+def _plan(run: CommandRun) -> Answer:
     from pipeline.flows.night.plan import plan as estimate
 
     made = estimate(run.job, run.stages)

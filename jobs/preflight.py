@@ -4,7 +4,17 @@ manta preflight --config jobs/configs/quickstart.yaml
 python -m jobs.preflight --config jobs/configs/quickstart.yaml encode.unit_rows=4096
 """
 
-from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
+from jobs.command import (
+    Answer,
+    CommandRun,
+    Config,
+    Json,
+    Overrides,
+    PrintConfig,
+    Verbose,
+    run_job,
+    standalone,
+)
 
 
 def preflight(
@@ -23,7 +33,7 @@ def preflight(
     run_job(_preflight, config, overrides, print_config, as_json, verbose)
 
 
-def _preflight(run: Run) -> Answer:
+def _preflight(run: CommandRun) -> Answer:
     from pipeline.flows.night.preflight import preflight as checks
 
     made = checks(run.job, run.stages, verbose=run.verbose)

@@ -22,7 +22,7 @@ class Query(NamedTuple):
 
 
 @dataclass
-class Queries:
+class QueryTexts:
     """The source of queries.
 
     blank: lines or rows without a text that were left out so far.
@@ -36,7 +36,7 @@ class Queries:
     blank: int = field(default=0, init=False)
 
     @classmethod
-    def of(cls, texts: Sequence[str], file: str | None, column: str | None) -> "Queries":
+    def of(cls, texts: Sequence[str], file: str | None, column: str | None) -> "QueryTexts":
         """Read the queries that the command line names.
 
         ConfigError unless it is either texts or one source of many.

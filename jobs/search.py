@@ -13,7 +13,7 @@ import typer
 
 from jobs.command import Say, Verbose, guarded, standalone
 from jobs.layout import cells, cut, gaps, output_width, shared, table
-from jobs.queries import Queries, Query
+from jobs.queries import Query, QueryTexts
 from pipeline import log
 from pipeline.log import escaped, printable
 
@@ -99,7 +99,7 @@ def search(
     width = output_width()
 
     def whole(say: Say) -> None:
-        asked = Queries.of(query or (), queries, column)
+        asked = QueryTexts.of(query or (), queries, column)
         if asked.of_words:
             log.say(_understood(root, asked))
         shown = (
@@ -120,7 +120,7 @@ def search(
     guarded(whole, as_json=as_json, verbose=verbose)
 
 
-def _understood(root: str, asked: Queries) -> str:
+def _understood(root: str, asked: QueryTexts) -> str:
     named = ", ".join(json.dumps(text, ensure_ascii=False) for text in asked.texts)
     one = json.dumps(" ".join(asked.texts), ensure_ascii=False)
     return (

@@ -6,7 +6,17 @@ jobs.train --config jobs/configs/train/simcse-supervised.yaml train.data=triples
 
 from collections.abc import Mapping
 
-from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
+from jobs.command import (
+    Answer,
+    CommandRun,
+    Config,
+    Json,
+    Overrides,
+    PrintConfig,
+    Verbose,
+    run_job,
+    standalone,
+)
 
 
 def train(
@@ -27,7 +37,7 @@ def train(
     run_job(_train, config, overrides, print_config, as_json, verbose)
 
 
-def _train(run: Run) -> Answer:
+def _train(run: CommandRun) -> Answer:
     from pipeline.flows.train.train import train as run_training
 
     trained = run_training(run.job, run.stages, verbose=run.verbose)

@@ -7,7 +7,17 @@ python -m jobs.whiten --config jobs/configs/quickstart.yaml encode.unit_rows=409
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from jobs.command import Answer, Config, Json, Overrides, PrintConfig, Run, Verbose, run_job, standalone
+from jobs.command import (
+    Answer,
+    CommandRun,
+    Config,
+    Json,
+    Overrides,
+    PrintConfig,
+    Verbose,
+    run_job,
+    standalone,
+)
 from jobs.layout import table
 
 if TYPE_CHECKING:
@@ -32,7 +42,7 @@ def whiten(
     run_job(_whiten, config, overrides, print_config, as_json, verbose)
 
 
-def _whiten(run: Run) -> Answer:
+def _whiten(run: CommandRun) -> Answer:
     from pipeline.flows.night.stages import through_whitening
 
     store, decision, written = through_whitening(run.job, run.stages, verbose=run.verbose)

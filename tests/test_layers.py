@@ -131,3 +131,12 @@ def test_every_module_imports_without_a_gpu_and_without_a_network():
     names = [module_name(file) for file in MODULES]
     program = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
     subprocess.run([sys.executable, "-c", program, *names], check=True, cwd=ROOT, timeout=120)
+
+
+def test_class_names_are_unique():
+    where: dict[str, list[str]] = {}
+    for source in sorted([*(ROOT / "pipeline").rglob("*.py"), *(ROOT / "jobs").rglob("*.py")]):
+        for node in ast.walk(ast.parse(source.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                where.setdefault(node.name, []).append(source.relative_to(ROOT).as_posix())
+    assert {name: files for name, files in where.items() if len(files) > 1} == {}

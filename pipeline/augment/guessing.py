@@ -70,7 +70,7 @@ class LoadedGuesser:
         device: Device,
         settings: AugmentSettings,
     ) -> None:
-        from pipeline.models.mlm_guesses import Choice, Guesser
+        from pipeline.models.mlm_guesses import GuessChoice, Guesser
 
         self.stats = ModelStats()
         self._options, self._seed, self._limit = options, settings.seed, folder.max_length
@@ -80,7 +80,7 @@ class LoadedGuesser:
         self._mask = self._backend.get_vocab()[mask]
         self._whole_words = _whole_words(self._backend, folder.path)
         self._ids_by_word = _ids_by_word(self._whole_words)
-        self._choice = Choice(sorted(self._whole_words), options.top_k, options.temperature)
+        self._choice = GuessChoice(sorted(self._whole_words), options.top_k, options.temperature)
         self._guesser = Guesser(
             folder, device, settings.dtype, batch_tokens=options.batch_tokens, threads=settings.threads
         )

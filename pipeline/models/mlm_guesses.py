@@ -32,7 +32,7 @@ class Blanks:
 
 
 @dataclass(frozen=True)
-class Choice:
+class GuessChoice:
     """How a guess is drawn: among the `top_k` likeliest (None: all) of `among`, by their logits over the
     temperature.
     """
@@ -79,7 +79,7 @@ class Guesser:
                 yield places, width, _least(size, len(places))
 
     def guesses(
-        self, rows: Sequence[Blanks], width: int, size: int, masks: int, choice: Choice
+        self, rows: Sequence[Blanks], width: int, size: int, masks: int, choice: GuessChoice
     ) -> list[list[int]]:
         """An id for each mask of the rows, which are a batch of `batches`; masks: that a row has at most.
 
@@ -136,7 +136,9 @@ def load_masked_lm(folder: EncoderFolder, dtype: torch.dtype) -> Any:
     return load_whole(AutoModelForMaskedLM, folder.beside_config(""), wanted, remedy=remedy, dtype=dtype)
 
 
-def _drawn(logits: Tensor, unwanted: list[Sequence[int]], drawn: list[float], choice: Choice) -> list[int]:
+def _drawn(
+    logits: Tensor, unwanted: list[Sequence[int]], drawn: list[float], choice: GuessChoice
+) -> list[int]:
     """For each row of logits (n, vocabulary) the id, of the likeliest ones in falling order, within whose
     share of their probability its number lies.
     """

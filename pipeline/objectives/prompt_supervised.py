@@ -6,7 +6,7 @@ from typing import Literal, cast
 from torch import Tensor, nn
 
 from pipeline.losses import info_nce
-from pipeline.models.trainable.denoise import Transform
+from pipeline.models.trainable.denoise import DenoiseTransform
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.heads import TanhHead
 from pipeline.models.trainable.mlm_head import has_language_head
@@ -89,7 +89,7 @@ class PromptSupervised(Objective):
         return Product(self._reading)
 
     def warnings(self) -> list[str]:
-        if isinstance(self.transform, Transform) and not has_language_head(
+        if isinstance(self.transform, DenoiseTransform) and not has_language_head(
             cast(TrainableEncoder, self.encoder)
         ):
             return [

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipeline.models.folder.encoder_folder import MASKED, EncoderFolder
-from pipeline.models.folder.modules import SENTENCE_TRANSFORMERS_MODES, Denoise, Dense
+from pipeline.models.folder.modules import SENTENCE_TRANSFORMERS_MODES, Denoising, Dense
 from pipeline.settings.training import TrainSettings
 from pipeline.train.metrics_line import MetricsLine
 
@@ -74,7 +74,7 @@ class EncoderSummary:
             folder.whole_words or folder.parts or folder.template or folder.ends_sentences
         )
         trusted = pooling == MASKED and not folder.ends_sentences
-        kept = head or any(isinstance(module, Denoise) for module in folder.tail)
+        kept = head or any(isinstance(module, Denoising) for module in folder.tail)
         return cls(
             folder.space_id,
             folder.dim,

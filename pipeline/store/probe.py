@@ -8,7 +8,7 @@ from pipeline.store.base import Store
 
 
 @dataclass(frozen=True)
-class Probe:
+class StoreProbe:
     """Operations that were tried and worked."""
 
     writes: bool
@@ -19,7 +19,7 @@ class Probe:
     """a deleted file is gone"""
 
 
-def probe(store: Store) -> Probe:
+def probe(store: Store) -> StoreProbe:
     """Write and read back, create twice and delete a file. Raises OSError if an operation fails."""
     path = f"candidates/probe-{uuid.uuid4().hex}"
     store.write(path, b"written")
@@ -28,7 +28,7 @@ def probe(store: Store) -> Probe:
     once = store.create(path, b"first") and not store.create(path, b"second")
     creates_once = once and store.read(path) == b"first"
     store.delete(path)
-    return Probe(writes=writes, creates_once=creates_once, deletes=not store.exists(path))
+    return StoreProbe(writes=writes, creates_once=creates_once, deletes=not store.exists(path))
 
 
 def clock(store: Store) -> float:

@@ -19,7 +19,7 @@ from pipeline.store.units import CorpusUnit, UnitRecord
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
+class KnownVectors:
     """Vectors (n, d) float32 of rows (n,) int64, ascending, of one unit. numerics: how many of them each
     arithmetic made.
     """
@@ -29,7 +29,7 @@ class Known:
     numerics: Mapping[str, int]
 
     @classmethod
-    def none(cls, dim: int) -> "Known":
+    def none(cls, dim: int) -> "KnownVectors":
         return cls(np.zeros(0, np.int64), np.zeros((0, dim), np.float32), {})
 
     def within(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
@@ -40,13 +40,13 @@ class Known:
 
 def find_known(
     store: Store, unit: CorpusUnit, sources: Mapping[int, Placed], space_id: str, dim: int
-) -> Known:
+) -> KnownVectors:
     """What the unit can copy out of `sources` (units of vectors in this space, by ordinal).
 
     A row that is in none of them is left to be encoded.
     """
     if unit.copies is None or not sources:
-        return Known.none(dim)
+        return KnownVectors.none(dim)
     table = pq.read_table(store.open(unit.copies.path, unit.copies.sha256))
     rows, addresses = table["row"].to_numpy().astype(np.int64), table["source"].to_numpy()
     found: list[tuple[np.ndarray, np.ndarray]] = []
@@ -62,10 +62,10 @@ def find_known(
             name = placed.unit.numerics_id or ""
             numerics[name] = numerics.get(name, 0) + int(usable.sum())
     if not found:
-        return Known.none(dim)
+        return KnownVectors.none(dim)
     rows, vectors = (np.concatenate(parts) for parts in zip(*found, strict=True))
     order = np.argsort(rows)
-    return Known(rows[order], vectors[order], numerics)
+    return KnownVectors(rows[order], vectors[order], numerics)
 
 
 def _read(store: Store, unit: UnitRecord, rows: np.ndarray, space_id: str) -> np.ndarray:
@@ -81,7 +81,7 @@ class Knowing:
     """Stands in for an encoder's `encode_stream`: what is known is copied, the rest encoded."""
 
     encoder: Any
-    known: Known
+    known: KnownVectors
 
     def encode_stream(self, batches: Iterable[pa.Array], tell: Callable[[int], None]) -> Iterator[Any]:
         """One Encoded per batch, in order.

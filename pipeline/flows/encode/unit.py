@@ -19,7 +19,7 @@ from pipeline.config import digest_of
 from pipeline.errors import MODEL_FAILURES, SpaceMismatch
 from pipeline.flows.encode.attempts import LIMIT, Attempts
 from pipeline.flows.encode.isolate import Apart
-from pipeline.flows.encode.reuse import Knowing, Known, find_known
+from pipeline.flows.encode.reuse import Knowing, KnownVectors, find_known
 from pipeline.flows.rows import Placed
 from pipeline.flows.workers.metrics import count_encoded
 from pipeline.flows.workers.tasks import progress
@@ -130,7 +130,7 @@ class EncodeUnit:
             file = scratch / "vectors.parquet"
             try:
                 known = (
-                    Known.none(encoder.dim)
+                    KnownVectors.none(encoder.dim)
                     if apart
                     else find_known(self.store, unit, sources, self.space_id, encoder.dim)
                 )
@@ -165,7 +165,9 @@ class EncodeUnit:
                 child, encoder.dim, unit, file, spent, child.rejected, partial(progress, last=True)
             )  # it judges by itself whether its process hangs
 
-    def _encoded(self, encoder: Any, unit: UnitRecord, file: Path, spent: Spent, known: Known) -> "_Result":
+    def _encoded(
+        self, encoder: Any, unit: UnitRecord, file: Path, spent: Spent, known: KnownVectors
+    ) -> "_Result":
         before = asdict(encoder.counters)
         result = self._written(
             Knowing(encoder, known) if len(known.rows) else encoder, encoder.dim, unit, file, spent, {}

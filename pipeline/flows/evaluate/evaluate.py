@@ -47,7 +47,7 @@ _PACKAGES = (*PACKAGES, "scikit-learn", "scipy")
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredTask:
     """A task and each candidate's result on it, in the order of the candidates."""
 
     name: str
@@ -62,7 +62,7 @@ class Evaluation:
     id: str
     root: str
     candidates: tuple[Contender, ...]
-    measured: tuple[Measured, ...]
+    measured: tuple[MeasuredTask, ...]
     missing: tuple[Missing, ...]
     averages: tuple[tuple[TaskAverage, ...], ...]
     """for each candidate, over the same tasks"""
@@ -216,7 +216,7 @@ class _Evaluating:
             if len(self.new[space_id]):
                 self.vectors[space_id] = encode_sentences(run, self.new[space_id], held, contender)
 
-    def measured(self, workers: Workers) -> tuple[Measured, ...]:
+    def measured(self, workers: Workers) -> tuple[MeasuredTask, ...]:
         """Score every candidate on every task, unless an earlier run did.
 
         Tasks that train classifiers come first, then larger tasks before smaller ones.
@@ -236,7 +236,7 @@ class _Evaluating:
                 made[todo[number]] = scored
                 bar.add(1)
         return tuple(
-            Measured(task.name, task.kind, tuple(made[each.id, task.name] for each in self.candidates))
+            MeasuredTask(task.name, task.kind, tuple(made[each.id, task.name] for each in self.candidates))
             for task in self.tasks
         )
 
@@ -261,7 +261,7 @@ class _Evaluating:
         }
 
 
-def _averages(measured: Sequence[Measured], candidates: int) -> tuple[tuple[TaskAverage, ...], ...]:
+def _averages(measured: Sequence[MeasuredTask], candidates: int) -> tuple[tuple[TaskAverage, ...], ...]:
     """Return each candidate's averages."""
     return tuple(
         averages({each.name: each.scored[index].result.score() for each in measured})

@@ -10,7 +10,7 @@ import numpy as np
 from pipeline.config import canonical
 from pipeline.evaluate.bootstrap import interval
 from pipeline.flows.evaluate.candidates import Contender
-from pipeline.flows.evaluate.evaluate import Evaluation, Measured
+from pipeline.flows.evaluate.evaluate import Evaluation, MeasuredTask
 from pipeline.report.evaluation import (
     AverageRow,
     EvaluatedCandidate,
@@ -119,7 +119,7 @@ def facts_of(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def _result(measured: Measured, row: TaskRow, place: int, candidate: str) -> dict[str, Any]:
+def _result(measured: MeasuredTask, row: TaskRow, place: int, candidate: str) -> dict[str, Any]:
     result, figure = measured.scored[place].result, row.figures[place]
     return {
         "task": row.task,
@@ -167,7 +167,7 @@ def _candidate(contender: Contender, numerics: dict[str, int], speed: float | No
     )
 
 
-def _row(measured: Measured) -> TaskRow:
+def _row(measured: MeasuredTask) -> TaskRow:
     results = [each.result for each in measured.scored]
     first, values, draws = (
         results[0],
@@ -207,7 +207,7 @@ def _averages(evaluation: Evaluation) -> Iterator[AverageRow]:
         yield AverageRow(label, each[0].members, each[0].complete, figures, differences)
 
 
-def _mean_draws(members: Sequence[Measured], place: int) -> np.ndarray | None:
+def _mean_draws(members: Sequence[MeasuredTask], place: int) -> np.ndarray | None:
     """(resamples,): the mean of the tasks' values, each on resamples of its own rows."""
     drawn = [each.scored[place].draws for each in members]
     return np.mean([draws.numbers() for draws in drawn if draws], axis=0) if all(drawn) else None

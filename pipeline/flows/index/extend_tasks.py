@@ -17,7 +17,7 @@ from pipeline.flows.index.tasks import (
     BuiltIndex,
     Shard,
     ShardRecord,
-    Trained,
+    TrainedIndex,
     counted,
     examples,
     filled_parts,
@@ -84,11 +84,11 @@ class Extension:
     """live rows of each"""
 
     @property
-    def trained(self) -> Trained:
+    def trained(self) -> TrainedIndex:
         index = self.before.index
         assert index.trained is not None
         assert index.queries is not None
-        return Trained(index=index.trained, queries=index.queries)
+        return TrainedIndex(index=index.trained, queries=index.queries)
 
     @property
     def next_ordinal(self) -> int:

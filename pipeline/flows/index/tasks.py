@@ -29,7 +29,7 @@ class Shard(Stored):
     units: tuple[Placed, ...]
 
 
-class Trained(Stored):
+class TrainedIndex(Stored):
     """The empty, trained index that all parts are filled from, and the rows asked as queries."""
 
     index: FileRef
@@ -48,7 +48,7 @@ class ShardRecord(Stored):
     space_id: str
 
 
-class Example(Stored):
+class ExampleQuery(Stored):
     """A row asked as a query, and its nearest others (address, score), best first."""
 
     query: int
@@ -70,7 +70,7 @@ class BuiltIndex(Stored):
     """nprobe or efSearch as stored in the file, nlist, fingerprint of the trained part"""
     measured: dict[str, Any]
     """recall, curve, latency ... as pipeline.index.validate found them"""
-    examples: tuple[Example, ...]
+    examples: tuple[ExampleQuery, ...]
     plan: IndexPlan
     trained: FileRef
     trained_on: dict[str, float | int | None]
@@ -155,10 +155,10 @@ class Train:
 
     build: Build
 
-    def start(self) -> Callable[[tuple[Placed, ...]], Trained]:
+    def start(self) -> Callable[[tuple[Placed, ...]], TrainedIndex]:
         return self._work
 
-    def _work(self, units: tuple[Placed, ...]) -> Trained:
+    def _work(self, units: tuple[Placed, ...]) -> TrainedIndex:
         store, record = self.build.store, f"{self.build.work}/trained.json"
         if found := self._left(record):
             return found
@@ -171,9 +171,9 @@ class Train:
             store.write(record, made.to_json())  # it was cut short, or its files are gone
         return made
 
-    def _left(self, record: str) -> Trained | None:
+    def _left(self, record: str) -> TrainedIndex | None:
         """What an earlier run trained, while all of it is there."""
-        store, found = self.build.store, Trained.left(self.build.store, record)
+        store, found = self.build.store, TrainedIndex.left(self.build.store, record)
         return (
             found
             if found
@@ -183,7 +183,7 @@ class Train:
             else None
         )
 
-    def _trained(self, units: tuple[Placed, ...]) -> Trained:
+    def _trained(self, units: tuple[Placed, ...]) -> TrainedIndex:
         from pipeline.index.build import train, write_index
 
         build = self.build
@@ -192,7 +192,7 @@ class Train:
         with build.store.scratch() as scratch:
             write_index(index, scratch / "trained.faiss")
             reference = put_by_content(build.store, scratch / "trained.faiss", "indexes/trained", ".faiss", 0)
-            return Trained(index=reference, queries=sample_queries(build, units, scratch))
+            return TrainedIndex(index=reference, queries=sample_queries(build, units, scratch))
 
 
 def sample_queries(build: Build, units: tuple[Placed, ...], scratch: Path) -> FileRef:
@@ -245,7 +245,7 @@ class FillShard:
     """
 
     build: Build
-    trained: Trained
+    trained: TrainedIndex
 
     def start(self) -> Callable[[Shard], ShardRecord]:
         return self._work
@@ -307,7 +307,7 @@ class Finish:
     """Merge the parts in order, choose the search effort, and measure."""
 
     build: Build
-    trained: Trained
+    trained: TrainedIndex
     base_ordinals: int
 
     def start(self) -> Callable[[tuple[ShardRecord, ...]], BuiltIndex]:
@@ -396,13 +396,13 @@ def load_truth(store: Store, reference: FileRef) -> Any:
     return Neighbours(tensors["addresses"], tensors["scores"])
 
 
-def _examples_in(file: Path, queries: Any, on_disk: bool) -> tuple[Example, ...]:
+def _examples_in(file: Path, queries: Any, on_disk: bool) -> tuple[ExampleQuery, ...]:
     from pipeline.index.build import read_index
 
     return examples(read_index(file, on_disk=on_disk), queries)
 
 
-def examples(index: Any, queries: Any) -> tuple[Example, ...]:
+def examples(index: Any, queries: Any) -> tuple[ExampleQuery, ...]:
     """A few queries with what the index answers, their own address left out."""
     asked = queries[:: max(1, len(queries) // _EXAMPLES)][:_EXAMPLES]
     scores, found = index.search(asked.vectors, min(_EXAMPLE_ANSWERS + 1, index.ntotal))
@@ -415,7 +415,7 @@ def examples(index: Any, queries: Any) -> tuple[Example, ...]:
             for address, score in zip(addresses, values, strict=True)
             if address not in (query, -1)
         ]
-        answers.append(Example(query=query, neighbours=tuple(others[:_EXAMPLE_ANSWERS])))
+        answers.append(ExampleQuery(query=query, neighbours=tuple(others[:_EXAMPLE_ANSWERS])))
     return tuple(answers)
 
 

@@ -100,7 +100,7 @@ class Live:
         return dict(sorted(found.items()))
 
 
-class Components(NamedTuple):
+class CandidateParts(NamedTuple):
     """Everything that a candidate's manifest describes."""
 
     corpus: Corpus
@@ -111,7 +111,7 @@ class Components(NamedTuple):
     choices: tuple[Choice, ...]
 
 
-def make_manifest(run: Run, previous: PreviousRelease, made: Components) -> ReleaseManifest:
+def make_manifest(run: Run, previous: PreviousRelease, made: CandidateParts) -> ReleaseManifest:
     """Describe the candidate; its gates are added when it has been judged."""
     corpus, decision, index = made.corpus, made.decision, made.built
     content = corpus.to_json()

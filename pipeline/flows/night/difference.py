@@ -43,7 +43,7 @@ class Rows:
     examples: dict[str, tuple[Example, ...]]
 
 
-class Answers(NamedTuple):
+class ComparedAnswers(NamedTuple):
     """Ids of the nearest rows, best first, in both releases."""
 
     query: str
@@ -63,7 +63,7 @@ class Difference:
     after: ReleaseManifest
     rows: Rows
     drift: Drift | None
-    answers: tuple[Answers, ...]
+    answers: tuple[ComparedAnswers, ...]
     settings: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     gates: dict[str, tuple[float | int | None, float | int | None]] = field(default_factory=dict)
 
@@ -116,7 +116,7 @@ def _drift(store: Store, before: ReleaseManifest, after: ReleaseManifest) -> Dri
     return drift(was, is_) if was.count > 1 and is_.count else None
 
 
-def _canaries(before: OpenRelease, after: OpenRelease, store: Store) -> Iterator[Answers]:
+def _canaries(before: OpenRelease, after: OpenRelease, store: Store) -> Iterator[ComparedAnswers]:
     """Answers to the texts that every night encodes, by the vectors that each release keeps of them."""
     kept = [canary_of(release.manifest, store) for release in (before, after)]
     vectors = [each for each in kept if each is not None and len(each) == len(CANARIES)]
@@ -127,13 +127,13 @@ def _canaries(before: OpenRelease, after: OpenRelease, store: Store) -> Iterator
     )  # word vectors know no word of some
     found = [_nearest(release, each[usable]) for release, each in zip((before, after), vectors, strict=True)]
     for number, row in enumerate(usable.tolist()):
-        yield Answers(CANARIES[row], found[0][number], found[1][number])
+        yield ComparedAnswers(CANARIES[row], found[0][number], found[1][number])
 
 
-def _asked(before: OpenRelease, after: OpenRelease, queries: Sequence[str]) -> Iterator[Answers]:
+def _asked(before: OpenRelease, after: OpenRelease, queries: Sequence[str]) -> Iterator[ComparedAnswers]:
     if queries:
         found = [_nearest(release, release.encode(queries)) for release in (before, after)]
-        yield from (Answers(*each) for each in zip(queries, *found, strict=True))
+        yield from (ComparedAnswers(*each) for each in zip(queries, *found, strict=True))
 
 
 def _nearest(release: OpenRelease, vectors: np.ndarray) -> list[tuple[str, ...]]:

@@ -45,7 +45,7 @@ Values = dict[str, list[Any]]
 
 
 @dataclass(frozen=True)
-class Look:
+class CorpusLook:
     """A guess at the contents of a corpus.
 
     language: an ISO 639 code; None if texts differ, are few, or py3langid is not installed. script: that of
@@ -62,7 +62,7 @@ class Look:
     script: str | None
 
 
-def look(corpus: CorpusSettings, id_column: str | None = None, text_column: str | None = None) -> Look:
+def look(corpus: CorpusSettings, id_column: str | None = None, text_column: str | None = None) -> CorpusLook:
     """Look at the first rows of a few files.
 
     Args:
@@ -78,7 +78,7 @@ def look(corpus: CorpusSettings, id_column: str | None = None, text_column: str 
     rows = max(map(len, values.values()), default=0)
     text = _chosen(corpus, "text", text_column, values) or _text(corpus, values, id_column)
     found = _chosen(corpus, "id", id_column, values) or _id(corpus, values, text)
-    return Look(
+    return CorpusLook(
         files=len(files),
         rows=rows,
         columns=tuple(values),

@@ -29,7 +29,7 @@ _PROCESS_BYTES = 700 << 20  # a worker with torch and Ray loaded
 
 
 @dataclass(frozen=True)
-class Plan:
+class NightPlan:
     """rows: exact for Parquet, else estimated from the sample. rows_per_s: of one worker, measured here;
     bytes: of all vectors and of the index.
     """
@@ -61,7 +61,7 @@ class Plan:
         return own | {"index": self.index.model_dump(mode="json")}
 
 
-def plan(job: Job, stages: Stages, *, seconds: float = SECONDS) -> Plan:
+def plan(job: Job, stages: Stages, *, seconds: float = SECONDS) -> NightPlan:
     """The estimate.
 
     Nothing is written below release.root or corpus.uri; a harvested corpus is harvested into a temporary
@@ -77,7 +77,7 @@ def plan(job: Job, stages: Stages, *, seconds: float = SECONDS) -> Plan:
         return replace(made, **_tonight(job, corpus, files, made))
 
 
-def _tonight(job: Job, corpus: CorpusSettings, files: list[SourceFile], made: Plan) -> dict[str, Any]:
+def _tonight(job: Job, corpus: CorpusSettings, files: list[SourceFile], made: NightPlan) -> dict[str, Any]:
     """Compare the files with those of the live release; rows are estimated by the proportion of bytes."""
     before = load_previous(open_releases(job))
     if before.release is None:
@@ -117,7 +117,7 @@ def _planned(
     read_bytes: int,
     stages: Stages,
     seconds: float,
-) -> Plan:
+) -> NightPlan:
     from pipeline.models.inference.encoder import load_encoder
 
     rows, exact = _rows(files, looked, corpus, len(texts), read_bytes)
@@ -144,7 +144,7 @@ def _planned(
     units = -(-rows // job.encode.unit_rows)
     workers = min(workers, units)
     value = 2 if job.encode.vectors == "float16" else 4
-    return Plan(
+    return NightPlan(
         files=len(files),
         rows=rows,
         exact=exact,

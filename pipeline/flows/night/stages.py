@@ -8,7 +8,7 @@ from pipeline.flows.index import rules
 from pipeline.flows.index.build import IndexInput, build_index
 from pipeline.flows.index.extend import extend_index
 from pipeline.flows.index.tasks import BuiltIndex
-from pipeline.flows.night.candidate import Candidate, Components, Live, make_manifest
+from pipeline.flows.night.candidate import Candidate, CandidateParts, Live, make_manifest
 from pipeline.flows.night.previous import PreviousRelease, load_previous
 from pipeline.flows.rows import LiveRows, place
 from pipeline.flows.run import Run
@@ -116,7 +116,7 @@ def build_candidate(run: Run, previous: PreviousRelease, corpus: Corpus) -> Cand
         remedy = "remove indexes/work below the root and run again"
         raise DataError("index", f"{live.rows:,} rows, as encoded", f"{index.rows:,}", remedy)
     choices = (corpus_choice(corpus, previous), decision.choice(), *choices)
-    manifest = make_manifest(run, previous, Components(corpus, live, decision, index, encoder, choices))
+    manifest = make_manifest(run, previous, CandidateParts(corpus, live, decision, index, encoder, choices))
     return Candidate(manifest, corpus, vectors, timings, decision, index, folder)
 
 

@@ -12,7 +12,7 @@ from pipeline.train.loop import Step, Training, fit
 _BEST = "best"  # key in a checkpoint, beside the state of the training
 
 
-class Course:
+class TrainCourse:
     """A training that continues from the last checkpoint, if any.
 
     Every rank must call the same methods at the same step.

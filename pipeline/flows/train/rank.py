@@ -20,7 +20,7 @@ from pipeline.settings.training import TrainSettings
 from pipeline.text.rows.batches import RankSlice
 
 if TYPE_CHECKING:
-    from pipeline.flows.train.course import Course
+    from pipeline.flows.train.course import TrainCourse
     from pipeline.objectives import Batch, Objective
     from pipeline.train.dev import Dev
     from pipeline.train.finite import NonFinite
@@ -56,11 +56,11 @@ class TrainRank:
         Raises:
             DataError: a value is not finite; the batch is stored below refused/.
         """
-        from pipeline.flows.train.course import Course
+        from pipeline.flows.train.course import TrainCourse
         from pipeline.train.checkpoint import Checkpoints
 
         with Checkpoints(self.run.store, CHECKPOINTS, self.settings.checkpoint) as checkpoints:
-            course = Course(self._training(device), checkpoints, self.dev, steps=self.plan.steps)
+            course = TrainCourse(self._training(device), checkpoints, self.dev, steps=self.plan.steps)
             with closing(self._batches(course.number, share)) as batches, self._log(course, share) as log:
                 self._follow(course, share, batches, log, report)
             chosen = course.product()
@@ -73,7 +73,7 @@ class TrainRank:
 
     def _follow(
         self,
-        course: "Course",
+        course: "TrainCourse",
         share: RankSlice,
         batches: "Generator[Batch, None, None]",
         log: "TrainingLog | None",
@@ -97,7 +97,7 @@ class TrainRank:
         except (NonFinite, ModelError) as error:
             raise self._refused(error, course.number + 1) from None
 
-    def _same_rows(self, course: "Course", share: RankSlice) -> dict[str, float]:
+    def _same_rows(self, course: "TrainCourse", share: RankSlice) -> dict[str, float]:
         """Return metrics of the batches that would follow the last step; empty with a dev set.
 
         A training that ends within its first epoch has not seen their rows.
@@ -110,7 +110,7 @@ class TrainRank:
             wanted = batches_needed(self.plan.order, self.plan.steps)
             return measure_same_rows(course.training, list(islice(batches, wanted)))
 
-    def _log(self, course: "Course", share: RankSlice) -> "AbstractContextManager[TrainingLog | None]":
+    def _log(self, course: "TrainCourse", share: RankSlice) -> "AbstractContextManager[TrainingLog | None]":
         """Open the log of the first rank; None on others."""
         from pipeline.train.metrics import MetricsFile, TrainingLog
         from pipeline.train.trackers import TrackedRun, open_trackers
@@ -185,7 +185,7 @@ class TrainRank:
         )
 
 
-def _keep(course: "Course", log: "TrainingLog | None") -> None:
+def _keep(course: "TrainCourse", log: "TrainingLog | None") -> None:
     """Save a checkpoint if one is due, after writing the log up to it."""
     if not course.wants_checkpoint():
         return

@@ -46,7 +46,7 @@ class LostPeer(Exception):
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     """Workers that train together.
 
     Attributes:
@@ -185,9 +185,9 @@ class Group:
                 os.environ.pop(name, None)
 
 
-def group_of(train: TrainSettings, cluster: ClusterSettings) -> Group:
+def group_of(train: TrainSettings, cluster: ClusterSettings) -> RankGroup:
     """Return the workers that the settings ask for."""
-    return Group(
+    return RankGroup(
         train.workers,
         cluster.cpus_per_worker,
         cluster.gpus_per_worker,

@@ -18,7 +18,7 @@ _QUARANTINED = "quarantined_"  # prefix of a quarantine count; the reason follow
 
 
 @dataclass(frozen=True)
-class Series:
+class MetricSeries:
     """One name in Prometheus, with its labels."""
 
     kind: Literal["Counter", "Gauge"]
@@ -47,32 +47,34 @@ class Series:
             metric.inc(value, tags=labels)
 
 
-ROWS = Series("Counter", "manta_encoded_rows", "rows whose vectors were computed")
-TOKENS = Series("Counter", "manta_encoded_tokens", "tokens of those rows")
-SECONDS = Series(
+ROWS = MetricSeries("Counter", "manta_encoded_rows", "rows whose vectors were computed")
+TOKENS = MetricSeries("Counter", "manta_encoded_tokens", "tokens of those rows")
+SECONDS = MetricSeries(
     "Counter",
     "manta_worker_seconds",
     "seconds that encode workers spent on the device, or waiting for tokenizer, store or model",
     ("doing",),
 )
-UNITS = Series(
+UNITS = MetricSeries(
     "Counter",
     "manta_units",
     "items of work that workers ended or began again after a process died",
     ("task", "outcome"),
 )
-QUARANTINED = Series("Counter", "manta_quarantined_rows", "rows that a night set aside", ("reason",))
-NIGHTS = Series("Counter", "manta_nights", "nights by how they ended", ("outcome", "exit_code"))
-RELEASE = Series("Gauge", "manta_release_number", "number of the current release")
-PUBLISHED = Series(
+QUARANTINED = MetricSeries("Counter", "manta_quarantined_rows", "rows that a night set aside", ("reason",))
+NIGHTS = MetricSeries("Counter", "manta_nights", "nights by how they ended", ("outcome", "exit_code"))
+RELEASE = MetricSeries("Gauge", "manta_release_number", "number of the current release")
+PUBLISHED = MetricSeries(
     "Gauge",
     "manta_release_published_timestamp_seconds",
     "when the current release was committed, in seconds since 1970; its age is time() less this",
 )
-LIVE_ROWS = Series("Gauge", "manta_release_rows", "live rows of the current release")
-GATE_VALUE = Series("Gauge", "manta_gate_value", "what a gate measured on the last candidate", ("gate",))
-GATE_THRESHOLD = Series("Gauge", "manta_gate_threshold", "what the gate asks for", ("gate",))
-GATE_PASSED = Series(
+LIVE_ROWS = MetricSeries("Gauge", "manta_release_rows", "live rows of the current release")
+GATE_VALUE = MetricSeries(
+    "Gauge", "manta_gate_value", "what a gate measured on the last candidate", ("gate",)
+)
+GATE_THRESHOLD = MetricSeries("Gauge", "manta_gate_threshold", "what the gate asks for", ("gate",))
+GATE_PASSED = MetricSeries(
     "Gauge", "manta_gate_passed", "1 where the last candidate passed the gate, else 0", ("gate",)
 )
 

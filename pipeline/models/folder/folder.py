@@ -25,7 +25,7 @@ from pipeline.models.folder.identity import TRANSFORMER_CONFIGS, identified
 from pipeline.models.folder.locate import locate
 from pipeline.models.folder.modules import (
     POOLINGS,
-    Denoise,
+    Denoising,
     check_numbers,
     modules_of,
     pooling_of,
@@ -139,7 +139,7 @@ def _check_template(folder: EncoderFolder, settings: EncoderSettings) -> None:
             found,
             "use one of both",
         )
-    if folder.pooling != MASKED and any(isinstance(module, Denoise) for module in folder.tail):
+    if folder.pooling != MASKED and any(isinstance(module, Denoising) for module in folder.tail):
         raise ModelError(
             "encoder.pooling",
             "mask, whose vectors the folder's Denoise module is made for",

@@ -10,7 +10,7 @@ from pipeline.models.folder.frequencies import FREQUENCIES
 from pipeline.models.folder.modules import (
     OWN_MODULES,
     Cut,
-    Denoise,
+    Denoising,
     Dense,
     Module,
 )
@@ -108,7 +108,7 @@ def _needed(folder: EncoderFolder, modules: list[tuple[str, str]]) -> list[str]:
         f"{OWN_MODULES}.py",
         *(joined(sub, "config.json") for _, sub in modules[1:]),
     ]
-    layers = [module.weights for module in folder.tail if isinstance(module, Dense | Denoise)]
+    layers = [module.weights for module in folder.tail if isinstance(module, Dense | Denoising)]
     counts = [FREQUENCIES] if folder.averages.counts else []
     return sorted(
         name for name in {*beside, *configs, *layers, *folder.weights, *counts} if folder.file(name).is_file()

@@ -39,7 +39,7 @@ SENTENCE_TRANSFORMERS_MODES = {
 _OWN_MODES = set(POOLINGS) - set(
     SENTENCE_TRANSFORMERS_MODES.values()
 )  # a trained encoder's folder names them as we do: that library has no name for them
-_OWN = {f"{OWN_MODULES}.MaskPooling": "Pooling", f"{OWN_MODULES}.Denoise": "Denoise"}
+_OWN = {f"{OWN_MODULES}.MaskPooling": "Pooling", f"{OWN_MODULES}.Denoise": "Denoising"}
 _SIZES = (
     *("hidden_size", "dim", "num_hidden_layers", "n_layers", "num_attention_heads", "n_heads"),
     *("intermediate_size", "hidden_dim", "vocab_size", "max_position_embeddings"),
@@ -81,7 +81,7 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class Denoise:
+class Denoising:
     """Takes off what a template without any text gives at its mask, by the text's length; both go through a
     layer first, where there is one. weights: path in the folder.
 
@@ -108,7 +108,7 @@ class Cut:
     width: int
 
 
-Module = Dense | Denoise | Cut | str
+Module = Dense | Denoising | Cut | str
 
 
 def read_json(file: Path, required: bool = False) -> dict[str, Any]:
@@ -260,7 +260,7 @@ def tail_of(path: Path, modules: list[tuple[str, str]], normalize: bool | None) 
     """The modules behind the pooling, in order. normalize: False drops the folder's Normalize modules, True
     puts one at the end.
     """
-    read: dict[str, Callable[[Path, str], Module]] = {"Dense": _dense, "Denoise": _denoise}
+    read: dict[str, Callable[[Path, str], Module]] = {"Dense": _dense, "Denoising": _denoise}
     tail: list[Module] = [
         read[kind](path, folder) if kind in read else "normalize" for kind, folder in modules[2:]
     ]
@@ -320,11 +320,11 @@ def _dense(path: Path, folder: str) -> Dense:
         ) from None
 
 
-def _denoise(path: Path, folder: str) -> Denoise:
+def _denoise(path: Path, folder: str) -> Denoising:
     file = path / folder / "config.json"
     config = read_json(file, required=True)
     try:
-        return Denoise(
+        return Denoising(
             f"{folder}/model.safetensors",
             int(config["width"]),
             config["activation"],

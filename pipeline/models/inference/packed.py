@@ -117,7 +117,7 @@ def _norm_of_sum(update: Tensor, x: Tensor, weight: Tensor, bias: Tensor, epsilo
 
 
 @dataclass(frozen=True)
-class Layer:
+class PackedLayer:
     """One post-norm Transformer layer (Vaswani et al. 2017)."""
 
     qkv: Linear
@@ -202,12 +202,12 @@ class PackedModel:
             positions = positions + table("token_type", self.shape.token_types)[0]
         return self._on_device(words), self._on_device(positions)
 
-    def _layer(self, checkpoint: Checkpoint, names: Names, number: int) -> Layer:
+    def _layer(self, checkpoint: Checkpoint, names: Names, number: int) -> PackedLayer:
         at, width, inner = names.layer.format(i=number), self.width, self.shape.inner
         parts = [checkpoint.linear(at + name, width, width) for name in (names.query, names.key, names.value)]
         weights = torch.cat([weight for weight, _ in parts])
         biases = torch.cat([bias for _, bias in parts if bias is not None])
-        return Layer(
+        return PackedLayer(
             qkv=self._linear((weights, biases)),
             output=self._linear(checkpoint.linear(at + names.output, width, width)),
             output_norm=self._layer_norm(checkpoint, at + names.output_norm),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.folder.modules import Cut, Denoise, Dense, Module
+from pipeline.models.folder.modules import Cut, Denoising, Dense, Module
 from pipeline.models.layers import linear
 from pipeline.models.layers.weights import Checkpoint, open_weights
 
@@ -130,7 +130,7 @@ def _loaded(folder: EncoderFolder, module: Module, device: torch.device) -> Call
     return load_denoise(folder, module, device)
 
 
-def load_denoise(folder: EncoderFolder, module: Denoise, device: torch.device) -> DenoiseLayer:
+def load_denoise(folder: EncoderFolder, module: Denoising, device: torch.device) -> DenoiseLayer:
     """Load a Denoise module of the folder.
 
     Raises:

@@ -31,7 +31,7 @@ first layer gets instead, of that shape. Only rows that the segments name count.
 
 
 @dataclass(frozen=True)
-class Request:
+class ForwardRequest:
     """What one forward pass is to give."""
 
     tokens: Tokens
@@ -153,7 +153,7 @@ class Backbone(nn.Module):
     precision = torch.float32
     """of products, where it is half (autocast); sums over the layers and normalisations stay float32"""
 
-    def __call__(self, request: Request) -> tuple[dict[int, Tensor], Segments]:
+    def __call__(self, request: ForwardRequest) -> tuple[dict[int, Tensor], Segments]:
         """Hidden states of the wanted numbers, and where the texts lie in them."""
         kind, half = next(self.parameters()).device.type, self.precision != torch.float32
         with torch.autocast(kind, self.precision if half else None, enabled=half):
@@ -216,7 +216,7 @@ class PackedBackbone(Backbone):
         }
         self.load_state_dict(named, assign=True)
 
-    def forward(self, request: Request) -> tuple[dict[int, Tensor], Segments]:
+    def forward(self, request: ForwardRequest) -> tuple[dict[int, Tensor], Segments]:
         """Hidden states (T, d) of the wanted numbers, and where the texts lie in them."""
         order = longest_first(request.tokens.lengths)
         ids, positions, everything = self._laid_out(request, order)
@@ -265,7 +265,7 @@ class PackedBackbone(Backbone):
             return checkpoint(layer, x, blocks, bias, use_reentrant=False)
         return layer(x, blocks, bias)
 
-    def _laid_out(self, request: Request, order: np.ndarray) -> tuple[Tensor, Tensor, Segments]:
+    def _laid_out(self, request: ForwardRequest, order: np.ndarray) -> tuple[Tensor, Tensor, Segments]:
         """(T,) ids and (T,) rows of the position table by falling length of the texts, and where each text
         lies, in the order of the call.
         """
@@ -367,7 +367,7 @@ class PaddedBackbone(Backbone):
         for parameter in self.model.parameters():
             parameter.requires_grad_(id(parameter) in trained)
 
-    def forward(self, request: Request) -> tuple[dict[int, Tensor], Segments]:
+    def forward(self, request: ForwardRequest) -> tuple[dict[int, Tensor], Segments]:
         """Hidden states (n * L, d) of the wanted numbers, and where the texts lie in them.
 
         ModelError for what only the packed pass can do.
@@ -408,7 +408,7 @@ class PaddedBackbone(Backbone):
         """As transformers begins a model of this architecture."""
         self.model.load_state_dict(type(self.model)(self.model.config).state_dict())
 
-    def _places(self, request: Request, real: np.ndarray) -> dict[str, Tensor]:
+    def _places(self, request: ForwardRequest, real: np.ndarray) -> dict[str, Tensor]:
         if request.positions is None:
             return {}
         if "position_ids" not in inspect.signature(self._encoder().forward).parameters:

@@ -6,14 +6,14 @@ import numpy as np
 from torch import Tensor, nn
 
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.folder.modules import Denoise
+from pipeline.models.folder.modules import Denoising
 from pipeline.models.layers.linear import ACTIVATIONS
 from pipeline.models.layers.post_pooling import ByLength
 from pipeline.models.layers.weights import open_weights
 from pipeline.text.tokens.tokens import Tokens
 
 
-class Transform(nn.Module):
+class DenoiseTransform(nn.Module):
     """norm(activation(W h + b)), (n, d) for (n, d): what stands between a masked language model's states and
     its words.
     """
@@ -35,7 +35,7 @@ class DenoiseModule(ByLength, nn.Module):
 
     table: Tensor
 
-    def __init__(self, transform: Transform | None, table: Tensor, shortest: int) -> None:
+    def __init__(self, transform: DenoiseTransform | None, table: Tensor, shortest: int) -> None:
         """table (lengths, d), whose first row is for texts of `shortest` tokens; what it was made from may
         move on, it stays.
         """
@@ -47,10 +47,10 @@ class DenoiseModule(ByLength, nn.Module):
         """(n, d) for (n, d) of texts of so many tokens."""
         return (x if self.transform is None else self.transform(x)) - self.table[lengths - self.shortest]
 
-    def described(self, weights: str = "") -> Denoise:
+    def described(self, weights: str = "") -> Denoising:
         """What its folder's config.json says."""
         width, transform = self.table.shape[1], self.transform
-        return Denoise(
+        return Denoising(
             weights,
             width,
             None if transform is None else transform.activation,
@@ -59,11 +59,13 @@ class DenoiseModule(ByLength, nn.Module):
         )
 
 
-def load_denoise_module(folder: EncoderFolder, described: Denoise) -> DenoiseModule:
+def load_denoise_module(folder: EncoderFolder, described: Denoising) -> DenoiseModule:
     """A Denoise module of the folder. ModelError for weights that do not fit."""
     weights, width = open_weights(folder.file(described.weights)), described.width
     transform = (
-        None if described.activation is None else Transform(width, described.activation, described.epsilon)
+        None
+        if described.activation is None
+        else DenoiseTransform(width, described.activation, described.epsilon)
     )
     if transform is not None:
         names = {

@@ -6,16 +6,16 @@ from torch import Tensor, nn
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.folder.modules import Cut, Denoise, Module
+from pipeline.models.folder.modules import Cut, Denoising, Module
 from pipeline.models.layers.pooling import layers_of, pool, wide
 from pipeline.models.layers.post_pooling import load_dense, mlp_name, normalize, through
 from pipeline.models.layers.weights import Checkpoint, open_checkpoint
 from pipeline.models.trainable.backbones import (
     AtEmbedding,
     Backbone,
+    ForwardRequest,
     PackedBackbone,
     PaddedBackbone,
-    Request,
     rates_of,
 )
 from pipeline.models.trainable.denoise import load_denoise_module
@@ -77,14 +77,14 @@ class TrainableEncoder(nn.Module):
     ) -> Tensor:
         """(n, width) what goes into the tail."""
         pooling, layers = self.folder.pooling, self.backbone.layers
-        request = Request(tokens, layers_of(pooling, layers), self._skip, positions, at_embedding)
+        request = ForwardRequest(tokens, layers_of(pooling, layers), self._skip, positions, at_embedding)
         states, where = self.backbone(request)
         return torch.cat([self._headed(name, pool(name, states, layers, where)) for name in pooling], dim=-1)
 
     def states(self, tokens: Tokens) -> Tensor:
         """(tokens, width) last hidden states of all tokens, in their order, in float32."""
         states, where = self.backbone(
-            Request(Tokens(tokens.ids, tokens.offsets, tokens.truncated), {self.backbone.layers})
+            ForwardRequest(Tokens(tokens.ids, tokens.offsets, tokens.truncated), {self.backbone.layers})
         )
         return wide(states[self.backbone.layers][where.places])
 
@@ -165,7 +165,7 @@ def _module(folder: EncoderFolder, module: Module) -> nn.Module:
         return Normalize()
     if isinstance(module, Cut):
         return CutModule(module.width)
-    if isinstance(module, Denoise):
+    if isinstance(module, Denoising):
         return load_denoise_module(folder, module)
     loaded, made = load_dense(folder, module, torch.device("cpu")), DenseModule(module)
     tensors = {

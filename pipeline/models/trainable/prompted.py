@@ -14,7 +14,13 @@ from pipeline.models.folder.encoder_folder import MASKED, EncoderFolder
 from pipeline.models.folder.folder import positions_of
 from pipeline.models.layers.post_pooling import through
 from pipeline.models.trainable.backbones import AtEmbedding
-from pipeline.models.trainable.denoise import DenoiseModule, Transform, inside, lengths_to, without_texts
+from pipeline.models.trainable.denoise import (
+    DenoiseModule,
+    DenoiseTransform,
+    inside,
+    lengths_to,
+    without_texts,
+)
 from pipeline.models.trainable.encoder import Normalize, TrainableEncoder
 from pipeline.models.trainable.heads import DenseModule
 from pipeline.models.trainable.mlm_head import load_language_head
@@ -40,7 +46,7 @@ class PromptedEncoder(TrainableEncoder):
         *,
         limit: int,
         denoise: bool,
-        transform: Transform | None = None,
+        transform: DenoiseTransform | None = None,
         head: DenseModule | None = None,
     ) -> None:
         """Over the backbone of `encoder`. template: None, that of its own folder. limit: tokens of a text.
@@ -148,12 +154,12 @@ def apply_template(folder: EncoderFolder, template: str | None, limit: int) -> E
     return replace(plain, max_length=whole, tail=("normalize",) if folder.normalize else ())
 
 
-def transform_of(encoder: TrainableEncoder) -> Transform:
+def transform_of(encoder: TrainableEncoder) -> DenoiseTransform:
     """The layer in front of the words of the folder's masked language model, or a new one where it has none;
     on the encoder's device.
     """
     head = load_language_head(encoder)
-    made = Transform(encoder.backbone.width, head.activation, head.norm.eps)
+    made = DenoiseTransform(encoder.backbone.width, head.activation, head.norm.eps)
     made.dense, made.norm = head.dense, head.norm
     return made
 

@@ -19,7 +19,7 @@ from pipeline.models.layers.linear import TrainableLinear
 from pipeline.models.layers.pooling import TABLE_STATE, Segments, segments
 from pipeline.models.layers.recurrence import CELLS, Cell, recurrence
 from pipeline.models.layers.weights import Checkpoint
-from pipeline.models.trainable.backbones import Backbone, Request
+from pipeline.models.trainable.backbones import Backbone, ForwardRequest
 from pipeline.text.tokens.budget import longest_first
 
 _TABLE_RANGE = 0.1  # new word vectors are uniform up to there, as in Skip-Thought
@@ -138,7 +138,7 @@ class RecurrentBackbone(Backbone):
         )
         self.attentive = Attentive(shape.size, shape.contexts) if shape.contexts else None
 
-    def forward(self, request: Request) -> tuple[dict[int, Tensor], Segments]:
+    def forward(self, request: ForwardRequest) -> tuple[dict[int, Tensor], Segments]:
         """Hidden states (T, d) of the wanted numbers, and where the texts lie in them.
 
         ModelError for positions, which no part of it has.

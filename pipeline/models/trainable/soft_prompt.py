@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pipeline.errors import ModelError
 from pipeline.models.trainable.backbones import AtEmbedding, PackedBackbone
-from pipeline.models.trainable.denoise import Transform
+from pipeline.models.trainable.denoise import DenoiseTransform
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.prompted import PromptedEncoder
 from pipeline.text.tokens.tokens import Tokens
@@ -54,7 +54,7 @@ class LearnedTemplate(PromptedEncoder):
         template: str | None,
         *,
         limit: int,
-        transform: Transform | None = None,
+        transform: DenoiseTransform | None = None,
     ) -> None:
         """The vectors become part of the backbone of `encoder`, where they are not yet.
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.models.translation.decode_choice import Choice
+from pipeline.models.translation.decode_choice import TokenChoice
 from pipeline.models.translation.decode_rules import Rules
 from pipeline.models.translation.decode_steps import Course, Stepper
 from pipeline.text.tokens.budget import longest_first
@@ -58,7 +58,7 @@ def write(
     stepper: Stepper,
     rules: Rules,
     requests: Sequence[Request],
-    choose: Choice,
+    choose: TokenChoice,
     copies: int,
     device: torch.device,
 ) -> list[list[list[int]]]:
@@ -91,7 +91,7 @@ class _Writing:
         self._written = torch.full((self.longest + 1, len(bounds)), rules.pad, device=device)
         self._written[0] = rules.start
 
-    def run(self, course: Course, choose: Choice, uniforms: Tensor | None) -> None:
+    def run(self, course: Course, choose: TokenChoice, uniforms: Tensor | None) -> None:
         """Write tokens until every row is finished; uniforms: (longest, rows) random numbers, if sampled."""
         tokens, every = self._written[0], _CHECK_EVERY[_kind(self._written)]
         for step in range(self.longest):
@@ -105,7 +105,7 @@ class _Writing:
                 course.keep(remaining)
                 tokens = tokens[remaining]
 
-    def _next(self, scores: Tensor, step: int, choose: Choice, uniforms: Tensor | None) -> Tensor:
+    def _next(self, scores: Tensor, step: int, choose: TokenChoice, uniforms: Tensor | None) -> Tensor:
         if step == 0 and self._rules.first is not None:
             return torch.full_like(self._alive, self._rules.first)
         scores = self._rules.apply(

@@ -12,7 +12,7 @@ from pipeline.settings.augment import DecodingSettings
 _BLOCK = 64
 
 
-class Choice(Protocol):
+class TokenChoice(Protocol):
     """Function that chooses the next token of each row."""
 
     def __call__(self, scores: Tensor, uniforms: Tensor | None) -> Tensor:
@@ -20,7 +20,7 @@ class Choice(Protocol):
         ...
 
 
-def choice_of(decoding: DecodingSettings) -> Choice:
+def choice_of(decoding: DecodingSettings) -> TokenChoice:
     """Return `greedy`, or `sample` with these settings."""
     if decoding.method == "greedy":
         return greedy

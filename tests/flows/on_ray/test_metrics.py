@@ -71,7 +71,7 @@ class Port:
             now[key] = now.get(key, 0.0) + float(value)
         self.seen |= now
 
-    def value(self, series: metrics.Series, **labels: str) -> float:
+    def value(self, series: metrics.MetricSeries, **labels: str) -> float:
         """Of a gauge; of a counter what it gained since `before`."""
         key = (series.exported, frozenset(labels.items()))
         return self.seen.get(key, 0.0) - (self.before.get(key, 0.0) if series.kind == "Counter" else 0.0)

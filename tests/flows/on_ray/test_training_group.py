@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.errors import ConfigError, DataError, TransientError
-from pipeline.flows.train.ranks import Group, LostPeer, judged
+from pipeline.flows.train.ranks import LostPeer, RankGroup, judged
 from pipeline.flows.workers.ray_workers import RayWorkers
 from pipeline.flows.workers.room import Node
 from pipeline.flows.workers.workers import Workers
@@ -21,7 +21,7 @@ from pipeline.log import Stages, listening, say
 from pipeline.text.rows.batches import RankSlice
 from tests.flows.tasks import Double
 
-GROUP = Group(2, cpus=0.5, failures=1)
+GROUP = RankGroup(2, cpus=0.5, failures=1)
 
 
 def refusal() -> DataError:
@@ -104,13 +104,13 @@ def test_a_cluster_without_room_is_refused_unless_it_grows():
         ConfigError,
         match=r"room for 4 workers of 0.5 CPUs and 0 GPUs .* found room for 3 on 2 nodes; lower train.workers",
     ):
-        Group(4, cpus=0.5).check(RayWorkers(small))
-    Group(4, cpus=0.5).check(RayWorkers(small, grows=True))
+        RankGroup(4, cpus=0.5).check(RayWorkers(small))
+    RankGroup(4, cpus=0.5).check(RayWorkers(small, grows=True))
 
 
 def test_workers_that_fit_no_node_are_refused_at_once(ray_cluster: Workers, tmp_path: Path):
     with pytest.raises(ConfigError, match="500 CPUs and 0 GPUs for one worker, found one node of"):
-        Group(1, cpus=500).run(Sum(tmp_path))
+        RankGroup(1, cpus=500).run(Sum(tmp_path))
 
 
 def test_workers_whose_room_others_take_are_waited_for_and_then_given_up(
@@ -121,5 +121,5 @@ def test_workers_whose_room_others_take_are_waited_for_and_then_given_up(
     occupied = ray.remote(Double).options(num_cpus=ray_cluster.cpus).remote()
     ray.get(occupied.start.remote())
     with pytest.raises(TransientError, match=r"room for 1 workers of 1 CPUs and 0 GPUs within 3 s"):
-        Group(1, cpus=1, patience_s=3).run(Sum(tmp_path))
+        RankGroup(1, cpus=1, patience_s=3).run(Sum(tmp_path))
     ray.kill(occupied)
