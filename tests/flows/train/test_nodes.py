@@ -11,7 +11,7 @@ import pytest
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings
 from pipeline.store.store import open_store
-from tests.flows import test_nodes
+from tests.flows.night import test_nodes
 from tests.flows.train.test_train import arguments, finish, start, workers
 from tests.flows.train.training import write_sentences, write_sts
 
