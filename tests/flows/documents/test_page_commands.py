@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,5 +79,7 @@ def test_those_of_a_training_run(
     ended = manta(*command)
     assert (ended.code, "the start" in ended.out) == (0, True), ended.err
     (code,) = (block for block in blocks(page) if not block.startswith("manta "))
-    assert printed(code).count("[") == 3
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["vectors"].shape == (2, 48)
     assert list(commands(render(replace(report, settings=TrainSettings()), []))) == []
