@@ -104,7 +104,7 @@ def test_the_adversarial_view_trains_and_refuses_chunks():
     assert all(gradient.abs().max() > 0 for gradient in gradients(objective).values())
     with pytest.raises(
         ConfigError,
-        match=r"chunk_rows: expected no chunks, since the adversarial view needs the gradient of all rows",
+        match=r"chunk_rows: expected no chunks, because the adversarial view needs the gradient of all rows",
     ):
         loss_and_backward(objective, BATCH, chunk_rows=2)
 

@@ -147,7 +147,7 @@ GOOD = {"sentence1": ["a", "b", "c"], "sentence2": ["d", "e", "f"], "score": [1.
     (GOOD, {"scores": "score"}, ConfigError, "did you mean 'score'"),
     (GOOD | {"score": ["1", "2", "3"]}, {}, DataError, "a column of numbers for 'score'"),
     (GOOD | {"sentence2": [1, 2, 3]}, {}, DataError, "a column of strings for 'sentence2'"),
-    (GOOD | {"score": [2.5, 2.5, 2.5]}, {}, DataError, "scores that differ, found 3 pairs, all with 2.5"),
+    (GOOD | {"score": [2.5, 2.5, 2.5]}, {}, DataError, "at least two different scores, found 3 pairs, all with 2.5"),
     (GOOD | {"score": [None, None, 1.0]}, {}, DataError, "at least two pairs with a score"),
 ])  # fmt: skip
 def test_invalid_dev_files_are_refused_when_opened(

@@ -245,7 +245,7 @@ def test_dirty_rows_are_set_aside_and_every_row_is_accounted_for(make_job: Make,
     pq.write_table(
         pa.table({"id": ids, "text": texts, "lang": ["en"] * 8}), tmp_path / "corpus" / "zz-dirty.parquet"
     )
-    outcome = nightly(make_job("whiten.mode=off", "gates.recall_at_10="), Stages())
+    outcome = nightly(make_job("whiten.mode=off", "gates.recall_at_10=", "gates.lost_tokens="), Stages())
     counts = outcome.facts["counts"]
     assert (counts["total"], outcome.rows, counts["quarantined"], counts["truncated"]) == (408, 403, 5, 1)
     manifest = Releases(open_store(outcome.root)).current()

@@ -172,7 +172,7 @@ def test_an_evaluation_in_a_bucket_has_the_same_scores(
 
 
 def test_a_dataset_gains_a_vector_column_as_the_page_says(encoder: Path, tmp_path: Path):
-    block = next(block for block in blocks() if "EncodeBlocks" in block)
+    block = next(block for block in blocks("README.md") if "EncodeBlocks" in block)
     pq.write_table(pa.table({"text": sentences(30)}), tmp_path / "corpus.parquet")
     names: dict[str, Any] = {}
     exec(

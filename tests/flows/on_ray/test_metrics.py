@@ -153,7 +153,7 @@ def test_series_of_ray_itself_that_charts_and_alerts_use_are_exported_by_this_ra
 
 def test_without_ray_nothing_is_imported_and_nothing_fails():
     program = (
-        "import sys\nfrom pipeline.flows import metrics\nmetrics.record_release(1, 2, "
+        "import sys\nfrom pipeline.flows.workers import metrics\nmetrics.record_release(1, 2, "
         "'')\nmetrics.count_night('unchanged', 0)\n"
         "metrics.count_encoded(1, 2, {})\nprint('ray' in sys.modules)"
     )

@@ -204,7 +204,7 @@ def test_a_table_is_no_longer_than_the_texts_that_it_was_made_for(folders, tmp_p
         encoded(saved.path, TEXTS[1:3]),
         atol=1e-5,
     )
-    with pytest.raises(ModelError, match=f"at most the {saved.max_length} tokens"):
+    with pytest.raises(ModelError, match=f"expected at most {saved.max_length}, the longest text"):
         encoded(saved.path, max_length=saved.max_length + 1)
     with pytest.raises(ModelError, match="mask, whose vectors the folder's Denoise module is made for"):
         opened(saved.path, pooling="mean")
