@@ -46,6 +46,10 @@ class EvaluationTask(Protocol):
     """A data set and its metric; an immutable value that holds settings, not rows, and can be pickled."""
 
     kind: ClassVar[str]
+    description: ClassVar[str]
+    """sentences above the results of this kind on the page"""
+    quick: ClassVar[bool]
+    """whether a score takes one pass over the rows, without a search or a training"""
 
     @property
     def name(self) -> str: ...

@@ -63,6 +63,11 @@ class DuplicatesTask:
     """
 
     kind: ClassVar[str] = "duplicates"
+    description: ClassVar[str] = (
+        "Ranking of pairs with the same meaning among all pairs of texts. Without known pairs, pairs are "
+        "only counted."
+    )
+    quick: ClassVar[bool] = False
     name: str
     file: TaskFile
     similarity: Similarity

@@ -26,6 +26,10 @@ class PairsTask:
     """
 
     kind: ClassVar[str] = "pairs"
+    description: ClassVar[str] = (
+        "Ranking of pairs with the same meaning above the others by similarity; 100 is perfect."
+    )
+    quick: ClassVar[bool] = True
     name: str
     file: TaskFile
     similarity: Similarity

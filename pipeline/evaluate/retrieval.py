@@ -56,6 +56,10 @@ class RetrievalTask:
     """
 
     kind: ClassVar[str] = "retrieval"
+    description: ClassVar[str] = (
+        "Ranking of the texts that belong to a query; 100 means that they are always first."
+    )
+    quick: ClassVar[bool] = False
     name: str
     file: TaskFile
     similarity: Similarity

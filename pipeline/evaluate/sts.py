@@ -63,6 +63,11 @@ class StsTask:
     """
 
     kind: ClassVar[str] = "sts"
+    description: ClassVar[str] = (
+        "Correlation of similarities with human scores; 100 is the same order. all is computed over all "
+        "pairs of a task, mean and wmean over its subsets."
+    )
+    quick: ClassVar[bool] = True
     name: str
     file: TaskFile
     similarity: Similarity

@@ -56,6 +56,11 @@ class TransferTask:
     """
 
     kind: ClassVar[str] = "transfer"
+    description: ClassVar[str] = (
+        "Proportion of texts that a linear classifier of the frozen vectors classifies correctly. "
+        "Results of lbfgs and sgd, two methods to fit it, are not comparable."
+    )
+    quick: ClassVar[bool] = False
     name: str
     file: TaskFile
     solver: Literal["lbfgs", "sgd"]

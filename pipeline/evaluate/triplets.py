@@ -27,6 +27,10 @@ class TripletsTask:
     """
 
     kind: ClassVar[str] = "triplets"
+    description: ClassVar[str] = (
+        "Proportion of triplets whose anchor is more similar to its positive than to its negative."
+    )
+    quick: ClassVar[bool] = True
     name: str
     file: TaskFile
     similarity: Similarity

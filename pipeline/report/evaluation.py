@@ -12,18 +12,6 @@ from pipeline.report.disagreements import Disagreement
 from pipeline.report.evaluation_format import ScoreEstimate, interval, score, signed, signed_interval
 from pipeline.report.page import fill
 
-_MEANINGS = {
-    "sts": "Correlation of similarities with human scores; 100 is the same order. all is computed over all "
-    "pairs of a task, mean and wmean over its subsets.",
-    "transfer": "Proportion of texts that a linear classifier of the frozen vectors classifies correctly. "
-    "Results of lbfgs and sgd, two methods to fit it, are not comparable.",
-    "pairs": "Ranking of pairs with the same meaning above the others by similarity; 100 is perfect.",
-    "triplets": "Proportion of triplets whose anchor is more similar to its positive than to its negative.",
-    "retrieval": "Ranking of the texts that belong to a query; 100 means that they are always first.",
-    "duplicates": "Ranking of pairs with the same meaning among all pairs of texts. Without known pairs, "
-    "pairs are only counted.",
-}
-
 
 @dataclass(frozen=True)
 class EvaluatedCandidate:
@@ -68,6 +56,7 @@ class TaskRow:
         parts: further metrics by name, one value per candidate.
         facts: information that all candidates share.
         own: information that differs, one text per candidate.
+        description: explanation of the kind of task.
     """
 
     task: str
@@ -79,6 +68,7 @@ class TaskRow:
     parts: tuple[tuple[str, tuple[float | None, ...]], ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
     own: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    description: str = ""
 
 
 @dataclass(frozen=True)
@@ -150,11 +140,6 @@ class TaskGroup:
     rests: tuple[str, ...]
     averages: tuple[AverageRow, ...]
     chart: Markup | None
-
-    @property
-    def meaning(self) -> str:
-        """Description of the kind of task; empty if tasks is none."""
-        return _MEANINGS.get(self.rows[0].kind, "")
 
     @property
     def has_intervals(self) -> bool:

@@ -77,6 +77,13 @@ def test_a_pickled_task_scores_the_same(task):
     assert again.score(drawn()).value == task.score(drawn()).value
 
 
+def test_the_class_describes_its_kind(task):
+    assert TASKS[task.kind] is type(task)
+    assert task.description[0].isupper()
+    assert task.description.endswith(".")
+    assert type(task.quick) is bool
+
+
 def test_the_digest_depends_on_the_name(task):
     assert replace(task, name="other").digest != task.digest
 

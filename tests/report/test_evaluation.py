@@ -38,7 +38,7 @@ NEW = EvaluatedCandidate("models/new", "models/new", 384, "0dd" * 12)
 ROW = TaskRow(
     "STS12", "sts", "Spearman x100, cosine, all", 3108, (ScoreEstimate(72.37, 70.12, 74.4), ScoreEstimate(75.06, 73.3, 76.6)), (None, ScoreEstimate(2.69, 1.64, 3.65)),
     (("Pearson all", (74.1, 76.2)), ("Spearman of MSRpar", (58.0, None))), (("similarity", "cosine"),),
-    (("threshold accuracy", ("0.7312", "")),),
+    (("threshold accuracy", ("0.7312", "")),), "Correlation of similarities with human scores.",
 )  # fmt: skip
 EVEN = replace(ROW, task="STS13", differences=(None, ScoreEstimate(-0.4, -1.0, 0.2)))
 PLAIN = replace(
@@ -50,6 +50,7 @@ PLAIN = replace(
     differences=(None, ScoreEstimate(None)),
     parts=(),
     facts=(),
+    description="Texts that belong to a query; 100 means that they are always first.",
 )
 SMALLEST = EvaluationReport(
     root="/srv/evaluations",

@@ -40,8 +40,6 @@ from pipeline.store.store import open_store
 Key = tuple[tuple[str, str | None], str]
 """(space and transform, task): candidates that share both share their scores"""
 
-# kinds of tasks that take one pass over the rows and their resamples; others train or search
-_QUICK = ("sts", "pairs", "triplets")
 _FEW = 2_000_000  # sentences times resamples: scored in about two seconds
 _PACKAGES = (*PACKAGES, "scikit-learn", "scipy")
 
@@ -50,8 +48,7 @@ _PACKAGES = (*PACKAGES, "scikit-learn", "scipy")
 class MeasuredTask:
     """A task and each candidate's result on it, in the order of the candidates."""
 
-    name: str
-    kind: str
+    task: EvaluationTask
     scored: tuple[Scored, ...]
 
 
@@ -236,7 +233,7 @@ class _Evaluating:
                 made[todo[number]] = scored
                 bar.add(1)
         return tuple(
-            MeasuredTask(task.name, task.kind, tuple(made[each.id, task.name] for each in self.candidates))
+            MeasuredTask(task, tuple(made[each.id, task.name] for each in self.candidates))
             for task in self.tasks
         )
 
@@ -244,7 +241,7 @@ class _Evaluating:
         """Score on the cluster, or in this process if that takes less time than to start a worker."""
         task = ScoreTask(self.store)
         if (
-            all(item.task.kind in _QUICK for item in items)
+            all(item.task.quick for item in items)
             and sum(self.sizes[item.task.name] * (1 + item.resamples) for item in items) <= _FEW
         ):
             work = task.start()
@@ -264,6 +261,6 @@ class _Evaluating:
 def _averages(measured: Sequence[MeasuredTask], candidates: int) -> tuple[tuple[TaskAverage, ...], ...]:
     """Return each candidate's averages."""
     return tuple(
-        averages({each.name: each.scored[index].result.score() for each in measured})
+        averages({each.task.name: each.scored[index].result.score() for each in measured})
         for index in range(candidates)
     )

@@ -181,20 +181,21 @@ def _row(measured: MeasuredTask) -> TaskRow:
     }
     facts, own = facts_in_words([result.facts for result in results])
     return TaskRow(
-        measured.name,
-        measured.kind,
+        measured.task.name,
+        measured.task.kind,
         first.metric,
         first.count,
         *_figures(values, draws),
         tuple(parts.items()),
         facts,
         own,
+        measured.task.description,
     )
 
 
 def _averages(evaluation: Evaluation) -> Iterator[AverageRow]:
     """Those that every candidate has, over the same tasks, with the intervals that the tasks' resamples give."""
-    measured = {each.name: each for each in evaluation.measured}
+    measured = {each.task.name: each for each in evaluation.measured}
     for each in zip(*evaluation.averages, strict=True):
         members = [measured[name] for name in each[0].members]
         draws = [_mean_draws(members, place) for place in range(len(evaluation.candidates))]
@@ -247,4 +248,6 @@ def _warnings(evaluation: Evaluation) -> Iterator[str]:
                 said.setdefault(warning, []).append(name)
         for warning, about in said.items():
             who = "" if len(about) == len(names) else f" ({', '.join(about)})"
-            yield (warning if warning.startswith(measured.name) else f"{measured.name}: {warning}") + who
+            yield (
+                warning if warning.startswith(measured.task.name) else f"{measured.task.name}: {warning}"
+            ) + who
