@@ -59,8 +59,8 @@ def save_folder(
     refuses instead of computing something else; a template's mask it reads with trust_remote_code.
 
     Args:
-        folder: where the encoder came from. It gives config, tokenizer, prompts and max_length, whatever the
-            training cut its texts at.
+        folder: folder that the encoder was loaded from, with the overrides of the settings. It gives config,
+            tokenizer, prompts and max_length.
         head: an objective's head that inference keeps, as a Dense module at the end; None leaves no trace of
             one.
 
@@ -123,21 +123,10 @@ def _write(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, head: Den
     }  # its max_length goes before ours
     ends = {ENDS_SENTENCES: True} if folder.ends_sentences else {}
     _write_json(
-        to / _ONE_CONFIG, own | {"max_seq_length": _max_length(folder), "do_lower_case": folder.lower} | ends
+        to / _ONE_CONFIG, own | {"max_seq_length": folder.max_length, "do_lower_case": folder.lower} | ends
     )
     _write_json(to / "config_sentence_transformers.json", _prompts(folder))
     _write_modules(encoder, folder, to, head)
-
-
-def _max_length(folder: EncoderFolder) -> int:
-    """Tokens that the product reads: as many as the encoder it came from, wherever the training cut its
-    texts. A template's vectors are made for its own length.
-    """
-    return (
-        folder.max_length
-        if folder.template is not None or folder.pooling == MASKED
-        else open_folder(EncoderSettings(path=str(folder.path))).max_length
-    )
 
 
 def _write_modules(
