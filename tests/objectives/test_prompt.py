@@ -20,7 +20,8 @@ from pipeline.models.trainable.saving import save_folder
 from pipeline.objectives import OBJECTIVES, Batch, Objective
 from pipeline.objectives.build import build_objective
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
-from pipeline.settings.training import LoraSettings, TrainSettings
+from pipeline.settings.training import TrainSettings
+from pipeline.settings.weights import LoraSettings
 from pipeline.train.gradcache import loss_and_backward
 from pipeline.train.loop import Training, fit
 from tests.models.folders import folder_of_language_model

@@ -15,7 +15,8 @@ from pipeline.models.trainable.lora import adapt
 from pipeline.objectives import Batch, Product
 from pipeline.objectives.build import build_objective
 from pipeline.settings import EncoderSettings
-from pipeline.settings.training import LoraSettings, TrainSettings
+from pipeline.settings.training import TrainSettings
+from pipeline.settings.weights import LoraSettings
 from pipeline.train.dev import Dev
 from pipeline.train.gather import Ranks
 from pipeline.train.loop import Training

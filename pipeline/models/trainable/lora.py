@@ -13,7 +13,8 @@ from pipeline.errors import ConfigError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.weights import NAMES
 from pipeline.models.trainable.encoder import TrainableEncoder
-from pipeline.settings.training import LoraSettings, TrainSettings
+from pipeline.settings.training import TrainSettings
+from pipeline.settings.weights import LoraSettings
 
 _ADAPTER = "lora_A"  # peft's name for the first matrix of an adapter
 

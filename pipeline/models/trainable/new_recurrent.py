@@ -18,7 +18,7 @@ from pipeline.models.folder.modules import read_json
 from pipeline.models.folder.word_vectors import FIRST, LAST, RECURRENT, TABLE, UNKNOWN, WORDS, words_of
 from pipeline.models.layers.recurrence import CELLS
 from pipeline.models.trainable.recurrent import Recurrent, RecurrentBackbone
-from pipeline.settings.training import RecurrentSettings
+from pipeline.settings.weights import RecurrentSettings
 
 FORMAT = 1  # changes with the rules below
 _MAX_LENGTH = 256  # words of one text where nobody says otherwise: a recurrent encoder takes as many steps

@@ -13,7 +13,7 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.new_recurrent import count_words, write_scratch
 from pipeline.models.trainable.recurrent import RecurrentBackbone
 from pipeline.settings import EncoderSettings
-from pipeline.settings.training import RecurrentSettings
+from pipeline.settings.weights import RecurrentSettings
 from tests.models.folders import LONG, TEXTS
 
 SHAPES = {

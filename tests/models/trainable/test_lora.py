@@ -17,7 +17,8 @@ from pipeline.models.trainable.saving import save_folder as save_encoder
 from pipeline.objectives import Batch
 from pipeline.objectives.simcse import SimCSE
 from pipeline.settings import EncoderSettings, EncodeSettings
-from pipeline.settings.training import LoraSettings, TrainSettings
+from pipeline.settings.training import TrainSettings
+from pipeline.settings.weights import LoraSettings
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from pipeline.train.loop import Training
 from tests.models.folders import LONG, TEXTS, save_folder

@@ -24,7 +24,7 @@ from pipeline.models.trainable.saving import save_folder
 from pipeline.objectives import Batch
 from pipeline.objectives.simcse import SimCSE
 from pipeline.settings import EncoderSettings, EncodeSettings
-from pipeline.settings.training import RecurrentSettings
+from pipeline.settings.weights import RecurrentSettings
 from pipeline.text.tokens.tokens import Tokens
 from pipeline.train.gradcache import loss_and_backward
 from tests.models.folder.wordfiles import minilm_table, write_words
