@@ -15,7 +15,8 @@ import typer
 
 from jobs.command import named_configs
 from pipeline.config import Settings
-from pipeline.settings import INDEX_KINDS, Job
+from pipeline.settings import Job
+from pipeline.settings.index_kinds import INDEX_KINDS
 
 
 class Shell(StrEnum):

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.index.kinds import IndexPlan
 from pipeline.index.library import faiss, prints_to_stderr
-from pipeline.index.structure import can_remove, chain_of, has_lists_apart, ivf_of, make_ann, unwrap
+from pipeline.index.plan import IndexPlan
+from pipeline.index.structure import chain_of, has_lists_on_disk, is_fixed, ivf_of, make_ann, unwrap
 from pipeline.index.truth import Batches, ExactTopK, Neighbours
 from pipeline.post import Affine
 
@@ -101,7 +101,7 @@ def remove(index: Any, addresses: np.ndarray) -> int:
 
     ConfigError for a kind that cannot (HNSW, PQ fast-scan): publish a delta and tombstones instead.
     """
-    if not can_remove(index):
+    if is_fixed(index):
         found, remedy = (
             type(unwrap(index)).__name__,
             "keep dead addresses as tombstones, or choose an IVF kind or flat",
@@ -133,7 +133,7 @@ def read_index(path: Path, *, mapped: bool = True, on_disk: bool = False) -> Any
         raise DataError(
             str(path), "a faiss index", " ".join(str(error).split())[-200:], "build or fetch it again"
         ) from None
-    if not on_disk and has_lists_apart(index):
+    if not on_disk and has_lists_on_disk(index):
         remedy = "restore it, or build the index again"
         raise DataError(str(path), "an index that is one file", "lists in another file", remedy)
     return index

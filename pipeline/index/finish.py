@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.index.build import write_index
-from pipeline.index.kinds import IndexPlan
 from pipeline.index.merge import Part, duplicates, merge, merge_on_disk
 from pipeline.index.near_dead import absent, raise_effort, recall_near_dead
 from pipeline.index.parts import Parts
-from pipeline.index.structure import fingerprint, ivf_of
+from pipeline.index.plan import IndexPlan
+from pipeline.index.structure import fingerprint, nlist_of
 from pipeline.index.truth import Neighbours, Queries
 from pipeline.index.validate import (
     CurvePoint,
@@ -102,12 +102,7 @@ def measure_parts(
         queries=len(queries[odd].addresses),
         duplicate_addresses=duplicates(parts.addresses()).count,
         file_bytes=0,
-        nlist=_nlist(base),
+        nlist=nlist_of(base),
         imbalance=parts.imbalance(),
         fingerprint=fingerprint(base),
     )
-
-
-def _nlist(index: Any) -> int:
-    ivf = ivf_of(index)
-    return 0 if ivf is None else int(ivf.nlist)

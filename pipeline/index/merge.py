@@ -12,12 +12,11 @@ import numpy as np
 from pipeline.errors import DataError, SpaceMismatch
 from pipeline.index.build import read_index
 from pipeline.index.library import faiss, prints_to_stderr
-from pipeline.index.structure import addresses_of, can_merge, fingerprint, ivf_of, unwrap
+from pipeline.index.structure import addresses_of, fingerprint, is_exact, is_fixed, ivf_of, unwrap
 from pipeline.store.base import sha256_of
 
 _SCORE_ROUNDING = 1e-4  # between a search of few rows and one of many
 _FOUND_SHARE = 0.95  # of a part's rows
-_WHOLE_VECTORS = ("IndexFlat", "IndexFlatIP", "IndexIVFFlat")
 _PROBED_LISTS = 16
 
 
@@ -128,7 +127,7 @@ def _check_fit(parts: Sequence[Part]) -> None:
                 str(part.path), *both, "vectors of two spaces cannot be compared: merge parts of one encoder"
             )
         index = read_index(part.path)
-        if len(parts) > 1 and not can_merge(index):
+        if len(parts) > 1 and is_fixed(index):
             raise DataError(
                 str(part.path),
                 "a kind whose parts can be merged",
@@ -223,7 +222,7 @@ def _check_found(index: Any, part: Part) -> None:
         _best_scores(searched, part.probe_vectors)
         for searched in (read_index(part.path, mapped=False), index)
     )
-    exact = type(unwrap(index)).__name__ in _WHOLE_VECTORS
+    exact = is_exact(index) and not is_fixed(index)
     share = float((whole >= (np.maximum(alone, 1) if exact else alone) - _SCORE_ROUNDING).mean())
     if share < _FOUND_SHARE:
         remedy = "fill that part again with the trained index of the others"

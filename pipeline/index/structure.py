@@ -1,6 +1,4 @@
-"""What a faiss index consists of: which kinds are served, the parts of one, and a fingerprint of all that
-training fixed.
-"""
+"""The structure of a faiss index: supported kinds, its components, and a fingerprint of everything trained."""
 
 import hashlib
 import re
@@ -12,97 +10,100 @@ import numpy as np
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.index.library import faiss
+from pipeline.settings.index_kinds import INDEX_KINDS, IndexLayout
 
-_SIGNATURE = re.compile(r"^Error in .*? at \S+:\d+: ")  # of the C++ function that refuses a string
+_SIGNATURE = re.compile(r"^Error in .*? at \S+:\d+: ")  # of the C++ function that refuses a factory string
 _BLOCK_ROWS = 1 << 16
-_IVF = ("IndexIVFFlat", "IndexIVFScalarQuantizer", "IndexIVFPQ")
-# codes of 32 rows interleaved. In faiss 1.15.1 merging three such indexes corrupts memory, and a row added
-# after a removal takes a freed place without
-# clearing it: its code becomes the bitwise or of both, and its scores are wrong
-_IVF_PACKED = ("IndexIVFPQFastScan",)
-_CODES = ("IndexFlat", "IndexFlatIP", "IndexScalarQuantizer", "IndexPQ")
-_GRAPHS = ("IndexHNSWFlat", "IndexHNSWSQ")  # neither merge nor remove
 
 
 @dataclass(frozen=True)
-class Inspected:
-    """What a factory string makes.
+class _FaissClass:
+    """Abilities of a class of faiss.
 
-    codewords: training rows that its product quantizer needs at least; code_bytes: of one row; trained_bytes:
-        of rotation and codebooks.
+    Attributes:
+        exact: vectors are stored as they are, so scores are exact.
+        fixed: rows cannot be removed, nor parts merged.
+        mappable: the inverted lists can be in a file of their own.
     """
 
-    nlist: int
-    codewords: int
-    code_bytes: int
-    trained_bytes: int
-    trains: bool
-    shardable: bool
-    mappable: bool
-    removable: bool
+    exact: bool = False
+    fixed: bool = False
+    mappable: bool = False
 
 
-def inspect_factory(factory: str, dim: int) -> Inspected:
-    """What `factory` makes for vectors of `dim` components.
+_CLASSES = {
+    "IndexFlat": _FaissClass(exact=True),
+    "IndexFlatIP": _FaissClass(exact=True),
+    "IndexScalarQuantizer": _FaissClass(),
+    "IndexPQ": _FaissClass(),
+    "IndexIVFFlat": _FaissClass(exact=True, mappable=True),
+    "IndexIVFScalarQuantizer": _FaissClass(mappable=True),
+    "IndexIVFPQ": _FaissClass(mappable=True),
+    # Codes of 32 rows are interleaved. In faiss 1.15.1, merging three such indexes corrupts memory, and a row
+    # added after a removal takes a free position without clearing it: its code becomes the bitwise or of both
+    # codes, and its scores are wrong.
+    "IndexIVFPQFastScan": _FaissClass(fixed=True),
+    "IndexHNSWFlat": _FaissClass(exact=True, fixed=True),
+    "IndexHNSWSQ": _FaissClass(fixed=True),
+}
 
-    ConfigError that names the string where faiss refuses it or its ids would not survive a merge.
+
+def inspect_factory(factory: str, dim: int) -> IndexLayout:
+    """Return the layout of the index that a factory string makes for vectors of `dim` components.
+
+    Raises:
+        ConfigError: faiss refuses the string, or the ids of the index would not survive a merge.
     """
     index = make_ann(factory, dim)
     ann = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
     name = type(ann).__name__
-    if name not in _IVF + _IVF_PACKED + _CODES + _GRAPHS:
+    if name not in _CLASSES:
         raise ConfigError(
             f"index.kind: {factory}",
-            (
-                "an IVF (Flat, SQ, PQ, PQfs), flat, SQ, PQ or HNSW index, at most behind a transform; ids "
-                "are added by the build"
-            ),
+            "an IVF (Flat, SQ, PQ, PQfs), flat, SQ, PQ or HNSW index, at most behind a transform; "
+            "ids are added by the build",
             name,
-            (
-                "leave out IDMap, Refine and the like, or choose one of auto, flat, ivf_flat, ivf_sq8, "
-                "opq_ivf_pq, hnsw"
-            ),
+            f"leave out IDMap, Refine and the like, or choose one of {', '.join(INDEX_KINDS)}",
         )
-    return Inspected(
-        nlist=ann.nlist if name in _IVF + _IVF_PACKED else 0,
-        codewords=1 << ann.pq.nbits if hasattr(ann, "pq") else 0,
-        code_bytes=_code_bytes(ann),
-        trained_bytes=4 * dim * dim * (index is not ann)
-        + (4 * dim << ann.pq.nbits if hasattr(ann, "pq") else 0),
+    codewords = 1 << ann.pq.nbits if hasattr(ann, "pq") else 0
+    nlist = getattr(ann, "nlist", 0)
+    rotation_bytes = 4 * dim * dim if index is not ann else 0
+    if hasattr(ann, "hnsw"):
+        links_bytes = 4 * (ann.hnsw.nb_neighbors(0) + 2) + 12
+        row_bytes = faiss.downcast_index(ann.storage).sa_code_size() + links_bytes
+    else:
+        row_bytes = ann.code_size
+    return IndexLayout(
+        factory=factory,
+        row_bytes=row_bytes,
+        fixed_bytes=4 * dim * nlist + rotation_bytes + 4 * dim * codewords,
+        nlist=nlist,
+        codewords=codewords,
         trains=not index.is_trained,
-        shardable=name not in _GRAPHS + _IVF_PACKED,
-        mappable=name in _IVF,
-        removable=name not in _GRAPHS + _IVF_PACKED,
+        shardable=not _CLASSES[name].fixed,
+        removable=not _CLASSES[name].fixed,
+        mappable=_CLASSES[name].mappable,
     )
 
 
 def make_ann(factory: str, dim: int) -> Any:
-    """An empty index under the inner product. ConfigError that names the string where faiss refuses it."""
+    """Make an empty index for the inner product. Raises ConfigError if faiss refuses the factory string."""
     try:
         return faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
+        reason = _SIGNATURE.sub("", str(error).rsplit("Error: ", 1)[-1].strip())
         raise ConfigError(
             f"index.kind: {factory}",
-            (
-                f"auto, flat, ivf_flat, ivf_sq8, opq_ivf_pq, hnsw, or a faiss factory string for {dim} "
-                "dimensions and the inner product"
-            ),
-            f"what faiss refuses ({_SIGNATURE.sub('', str(error).rsplit('Error: ', 1)[-1].strip())})",
+            f"{', '.join(INDEX_KINDS)}, or a faiss factory string for {dim} dimensions and the inner product",
+            f"a string that faiss refuses ({reason})",
             "mend the string, for instance IVF1024,PQ48x8",
         ) from None
 
 
-def _code_bytes(ann: Any) -> int:
-    if hasattr(ann, "hnsw"):
-        links = 4 * (ann.hnsw.nb_neighbors(0) + 2) + 12
-        return int(faiss.downcast_index(ann.storage).sa_code_size()) + links
-    return int(ann.code_size)
-
-
 def unwrap(index: Any) -> Any:
-    """The innermost index, typed: what stands behind transforms and id maps.
+    """Return the innermost index, inside transforms and id maps, as an object of its own class.
 
-    It is a view: keep `index` as long as it is used.
+    It is a view: keep `index` alive while it is used.
     """
     index = faiss.downcast_index(index)
     while isinstance(index, faiss.IndexPreTransform | faiss.IndexIDMap):
@@ -111,69 +112,74 @@ def unwrap(index: Any) -> Any:
 
 
 def chain_of(index: Any) -> list[Any]:
-    """The transforms before the ANN index, typed, in the order of their use; none for an index without."""
-    chain: Any = index.chain if isinstance(index, faiss.IndexPreTransform) else None
-    return [
-        faiss.downcast_VectorTransform(chain.at(number)) for number in range(chain.size() if chain else 0)
-    ]
+    """Return the transforms that are applied before the index, in their order."""
+    if not isinstance(index, faiss.IndexPreTransform):
+        return []
+    return [faiss.downcast_VectorTransform(index.chain.at(number)) for number in range(index.chain.size())]
 
 
 def graph_search(index: Any, least: int) -> Any:
-    """faiss search parameters that raise efSearch of an HNSW index to at least `least`; None for other kinds."""
-    if isinstance(index, faiss.IndexPreTransform):
-        inner = graph_search(faiss.downcast_index(index.index), least)
-        return None if inner is None else faiss.SearchParametersPreTransform(index_params=inner)
-    if isinstance(index, faiss.IndexIDMap):
-        return graph_search(faiss.downcast_index(index.index), least)
-    return (
-        faiss.SearchParametersHNSW(efSearch=max(index.hnsw.efSearch, least))
-        if hasattr(index, "hnsw")
-        else None
-    )
+    """Return faiss search parameters that raise efSearch of an HNSW index to at least `least`.
+
+    None for other kinds.
+    """
+    if not hasattr(ann := unwrap(index), "hnsw"):
+        return None
+    return _through_transforms(index, faiss.SearchParametersHNSW(efSearch=max(ann.hnsw.efSearch, least)))
 
 
 def list_search(index: Any, nprobe: int) -> Any:
-    """faiss search parameters with which an IVF index visits `nprobe` lists."""
+    """Return faiss search parameters with which an IVF index visits `nprobe` lists."""
+    return _through_transforms(index, faiss.SearchParametersIVF(nprobe=nprobe))
+
+
+def _through_transforms(index: Any, parameters: Any) -> Any:
     if isinstance(index, faiss.IndexPreTransform):
-        return faiss.SearchParametersPreTransform(
-            index_params=list_search(faiss.downcast_index(index.index), nprobe)
-        )
-    return faiss.SearchParametersIVF(nprobe=nprobe)
+        return faiss.SearchParametersPreTransform(index_params=parameters)
+    return parameters
 
 
 def ivf_of(index: Any) -> Any | None:
-    """The IVF inside, typed, a view; None where there is none."""
+    """Return the IVF index inside `index`, as a view; None if it has no lists."""
     ann = unwrap(index)
     return ann if isinstance(ann, faiss.IndexIVF) else None
 
 
-def has_lists_apart(index: Any) -> bool:
-    """Whether the inverted lists are in a file of their own."""
+def lists_of(ivf: Any) -> Any:
+    """Return the inverted lists of an IVF index as an object of their own class."""
+    return faiss.downcast_InvertedLists(ivf.invlists)
+
+
+def nlist_of(index: Any) -> int:
+    """Return the number of inverted lists; 0 without lists."""
+    return int(getattr(unwrap(index), "nlist", 0))
+
+
+def has_lists_on_disk(index: Any) -> bool:
+    """Return whether the inverted lists are in a file of their own."""
     ivf = ivf_of(index)
-    lists = None if ivf is None else faiss.downcast_InvertedLists(ivf.invlists)
-    return isinstance(lists, faiss.OnDiskInvertedLists)
+    return ivf is not None and isinstance(lists_of(ivf), faiss.OnDiskInvertedLists)
 
 
-def id_map_of(index: Any) -> Any | None:
-    """The map from place to address of an index that keeps no ids of its own; None for an IVF."""
-    inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
-    return inner if isinstance(inner, faiss.IndexIDMap) else None
+def is_exact(index: Any) -> bool:
+    """Return whether the index stores the vectors that it is given, without compressing them."""
+    return _class_of(index).exact
 
 
-def can_remove(index: Any) -> bool:
-    """Whether rows can be taken out and others added afterwards."""
-    return type(unwrap(index)).__name__ not in _GRAPHS + _IVF_PACKED
+def is_fixed(index: Any) -> bool:
+    """Return whether parts of this kind cannot be merged, nor rows be removed."""
+    return _class_of(index).fixed
 
 
-def can_merge(index: Any) -> bool:
-    """Whether parts of this kind can be filled apart."""
-    return type(unwrap(index)).__name__ not in _GRAPHS + _IVF_PACKED
+def _class_of(index: Any) -> _FaissClass:
+    return _CLASSES.get(type(unwrap(index)).__name__, _FaissClass())
 
 
 def addresses_of(index: Any) -> Iterator[np.ndarray]:
-    """All addresses (int64) block by block: list by list of an IVF, in order of adding otherwise.
+    """Yield copies of all addresses (int64) in blocks: an IVF list by list, others in the order of adding.
 
-    The blocks are copies.
+    Raises:
+        DataError: the index has neither lists nor an id map.
     """
     if (ivf := ivf_of(index)) is not None:
         for number in range(ivf.nlist):
@@ -182,33 +188,22 @@ def addresses_of(index: Any) -> Iterator[np.ndarray]:
                 yield faiss.rev_swig_ptr(ids, size).copy()
                 ivf.invlists.release_ids(number, ids)
         return
-    id_map = id_map_of(index)
-    if id_map is None:
+    inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
+    if not isinstance(inner, faiss.IndexIDMap):
+        found = type(unwrap(index)).__name__
         raise DataError(
-            "index",
-            "addresses in an IVF or an id map",
-            type(unwrap(index)).__name__,
-            "build the index with this package",
+            "index", "addresses in an IVF or an id map", found, "build the index with this package"
         )
-    places = faiss.rev_swig_ptr(id_map.id_map.data(), index.ntotal)
+    addresses = faiss.rev_swig_ptr(inner.id_map.data(), index.ntotal)
     for start in range(0, index.ntotal, _BLOCK_ROWS):
-        yield places[start : start + _BLOCK_ROWS].copy()
-
-
-def imbalance(index: Any) -> float:
-    """How unevenly the lists are filled: 1 for equal ones (Jegou et al. 2011, eq. 5); 1 for an index without
-    lists.
-    """
-    ivf = ivf_of(index)
-    return 1.0 if ivf is None or not index.ntotal else float(ivf.invlists.imbalance_factor())
+        yield addresses[start : start + _BLOCK_ROWS].copy()
 
 
 def fingerprint(index: Any) -> str:
-    """sha256 (hex) over all that training and settings fixed, rows and search effort left out: transforms,
-    metric, lists and their centroids, codebooks.
+    """Return the sha256 (hex) of everything that training fixed: transforms, metric, centroids, codebooks.
 
-    faiss merges indexes of different codebooks without an error and answers wrongly afterwards; two parts fit
-    together where their fingerprints are equal.
+    Rows and search effort do not enter it. faiss merges indexes with different codebooks without an error and
+    the result gives wrong answers, so parts are merged only if their fingerprints are equal.
     """
     digest = hashlib.sha256()
     for part in _trained_parts(index):
@@ -219,9 +214,15 @@ def fingerprint(index: Any) -> str:
 
 def _trained_parts(index: Any) -> Iterator[Any]:
     yield index.d, index.metric_type
-    if isinstance(index, faiss.IndexPreTransform):
-        for step in chain_of(index):
-            yield from _transform_parts(step)
+    for transform in chain_of(index):
+        # OPQ and PCA are linear transforms too: a file keeps the matrix, not how it was found.
+        linear = isinstance(transform, faiss.LinearTransform)
+        yield "LinearTransform" if linear else type(transform).__name__, transform.d_in, transform.d_out
+        if linear:
+            yield faiss.vector_to_array(transform.A).tobytes()
+            yield faiss.vector_to_array(transform.b).tobytes()
+        if isinstance(transform, faiss.NormalizationTransform):
+            yield transform.norm
     ann = unwrap(index)
     yield _type_name(ann), ann.d, ann.metric_type
     if isinstance(ann, faiss.IndexIVF):
@@ -240,19 +241,5 @@ def _trained_parts(index: Any) -> Iterator[Any]:
 
 
 def _type_name(index: Any) -> str:
-    """faiss calls a flat index IndexFlat when the factory makes it and IndexFlatIP when it is read from a
-    file.
-    """
+    """Return one name for a flat index: IndexFlat from the factory is IndexFlatIP when read from a file."""
     return "IndexFlat" if isinstance(index, faiss.IndexFlat) else type(index).__name__
-
-
-def _transform_parts(transform: Any) -> Iterator[Any]:
-    linear = isinstance(
-        transform, faiss.LinearTransform
-    )  # OPQ and PCA too: a file keeps the matrix, not how it was found
-    yield "LinearTransform" if linear else type(transform).__name__, transform.d_in, transform.d_out
-    if linear:
-        yield faiss.vector_to_array(transform.A).tobytes()
-        yield faiss.vector_to_array(transform.b).tobytes()
-    if isinstance(transform, faiss.NormalizationTransform):
-        yield transform.norm

@@ -13,10 +13,10 @@ import numpy as np
 
 from pipeline.config import Settings
 from pipeline.index.build import threads
-from pipeline.index.kinds import GIB
 from pipeline.index.library import faiss
 from pipeline.index.parts import Parts
-from pipeline.index.structure import chain_of, ivf_of, unwrap
+from pipeline.index.plan import GIB
+from pipeline.index.structure import chain_of, is_exact, ivf_of, unwrap
 from pipeline.index.truth import NOBODY, Neighbours, Queries
 from pipeline.settings import Dtype, GateSettings
 from pipeline.store.manifest import Gate
@@ -27,7 +27,6 @@ _SAME_SCORE = 1e-6  # float32 cosines of equal texts differ by 2e-7 at most betw
 _Z = 1.959964  # standard normal quantile of a two-sided 95 % interval
 _BEYOND_TARGET = 2  # points of the curve after the chosen one: it shows what more effort would buy
 _FLAT_POINTS, _FLAT_GAIN = 4, 5e-4  # four points are a factor of four in effort
-_EXACT_CODES = ("IndexFlat", "IndexFlatIP", "IndexIVFFlat", "IndexHNSWFlat")
 _CANARY = {"float32": 0.9999, "bfloat16": 0.999, "float16": 0.999}
 
 
@@ -175,7 +174,7 @@ def _scores_are_exact(index: Any) -> bool:
     """Whether vectors are stored whole, with nothing after the normalisation that changes them."""
     chain = chain_of(index)
     normalised_last = not chain or isinstance(chain[-1], faiss.NormalizationTransform)
-    return normalised_last and type(unwrap(index)).__name__ in _EXACT_CODES
+    return normalised_last and is_exact(index)
 
 
 def _answers(index: Any, queries: Queries, k: int) -> tuple[np.ndarray, np.ndarray]:

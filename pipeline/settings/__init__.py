@@ -11,12 +11,11 @@ from pipeline.settings.cluster import ClusterSettings, WorkerSettings
 from pipeline.settings.corpus import CorpusSettings
 from pipeline.settings.encode import Dtype, EncoderSettings, EncodeSettings
 from pipeline.settings.evaluate import CandidateSettings, EvaluateSettings, GeometrySettings, TaskSettings
-from pipeline.settings.index import INDEX_KINDS, GateSettings, IndexSettings, ReleaseSettings
+from pipeline.settings.index import GateSettings, IndexSettings, ReleaseSettings
 from pipeline.settings.training import TrainSettings
 from pipeline.settings.transform import FlowSettings, WhitenSettings
 
 __all__ = [
-    "INDEX_KINDS",
     "AugmentSettings",
     "CandidateSettings",
     "ClusterSettings",

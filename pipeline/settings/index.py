@@ -6,8 +6,7 @@ from pydantic import AfterValidator, Field
 
 from pipeline.config import Settings
 from pipeline.settings.corpus import Uri
-
-INDEX_KINDS = ("auto", "flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "hnsw")
+from pipeline.settings.index_kinds import INDEX_KINDS
 
 
 def _kind_or_factory(kind: str) -> str:

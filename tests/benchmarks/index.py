@@ -20,11 +20,12 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from pipeline.index.build import fill, read_index, threads, train, write_index
-from pipeline.index.kinds import IndexPlan, plan_index
 from pipeline.index.merge import Part, merge
+from pipeline.index.plan import IndexPlan, plan_index
 from pipeline.index.truth import ExactTopK, Neighbours, Queries
 from pipeline.index.validate import choose_nprobe, get_effort, recall, set_effort
 from pipeline.settings import EncoderSettings, EncodeSettings, IndexSettings
+from pipeline.settings.index_kinds import KINDS
 from tests.benchmarks.machine import machine, print_table, spread
 
 EVERY = 4  # of the queries is searched by itself
@@ -33,7 +34,6 @@ SHARDS = 3
 TRAININGS = 3
 FAISS_SEED = 1234  # what plain faiss starts k-means from
 TARGET = 0.95  # recall@10 that nprobe is chosen for
-KINDS = ("flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "hnsw")
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--rows", type=int, default=30_000)
     arguments.add_argument("--pairs", type=int, default=7)
-    arguments.add_argument("--kinds", nargs="+", default=KINDS)
+    arguments.add_argument("--kinds", nargs="+", default=list(KINDS))
     chosen = arguments.parse_args()
     print(machine())
     raw, what = vectors(chosen.rows)

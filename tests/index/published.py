@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 
 from pipeline.index.build import fill, remove, train, write_index
 from pipeline.index.ids import write_ids
-from pipeline.index.kinds import plan_index
 from pipeline.index.merge import Part, merge_on_disk
+from pipeline.index.plan import plan_index
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings, IndexSettings
 from pipeline.store.base import Store, sha256_of

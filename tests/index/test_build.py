@@ -11,18 +11,15 @@ import pytest
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.index.build import fill, read_index, remove, threads, train, write_index
-from pipeline.index.kinds import IndexPlan, plan_index
-from pipeline.index.structure import addresses_of, fingerprint, imbalance, ivf_of
+from pipeline.index.parts import Parts
+from pipeline.index.plan import IndexPlan, plan_index
+from pipeline.index.structure import addresses_of, fingerprint, ivf_of
 from pipeline.index.truth import ExactTopK
-from pipeline.settings import IndexSettings
+from pipeline.settings import IndexSettings, index_kinds
 from tests.index.clustered import Map, clustered, cosines, some_map
 
 KINDS = [
-    "flat",
-    "ivf_flat",
-    "ivf_sq8",
-    "opq_ivf_pq",
-    "hnsw",
+    *index_kinds.KINDS,
     "PCA16,IVF16,SQ4",
     "IVF16,PQ4x4fs",
     "SQ8",
@@ -166,10 +163,10 @@ def test_filling_finds_the_exact_neighbours_in_the_same_pass():
 
 
 def test_imbalance_is_one_for_equal_lists():
-    assert imbalance(built("flat", rows=600)[0]) == 1.0
+    assert Parts([built("flat", rows=600)[0]]).imbalance() == 1.0
     index, _, _ = built("ivf_flat")
     sizes = np.array([ivf_of(index).invlists.list_size(number) for number in range(20)])
-    assert imbalance(index) == pytest.approx(20 * (sizes**2).sum() / sizes.sum() ** 2)
+    assert Parts([index]).imbalance() == pytest.approx(20 * (sizes**2).sum() / sizes.sum() ** 2)
 
 
 @pytest.mark.parametrize("content", [b"", b"not an index", b"IxPT\x00\x00"])
@@ -186,8 +183,8 @@ def test_transforms_before_a_factorys_own_are_freed_once():
     code = """
 import gc
 from pipeline.index.build import train
-from pipeline.index.kinds import IndexPlan, plan_index
-from pipeline.settings import IndexSettings
+from pipeline.index.plan import IndexPlan, plan_index
+from pipeline.settings import IndexSettings, index_kinds
 from tests.index.clustered import clustered, some_map
 for kind in ("OPQ4_32,IVF4,PQ4x4", "PCA16,Flat", "flat", "L2norm,IVF4,Flat"):
     index = train(plan_index(600, 28, IndexSettings(kind=kind)), some_map(), clustered(600).raw)

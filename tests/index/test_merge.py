@@ -10,8 +10,8 @@ import pytest
 
 from pipeline.errors import DataError, SpaceMismatch
 from pipeline.index.build import fill, read_index, train, write_index
-from pipeline.index.kinds import plan_index
 from pipeline.index.merge import Part, duplicates, merge, merge_on_disk
+from pipeline.index.plan import plan_index
 from pipeline.index.structure import addresses_of, ivf_of
 from pipeline.settings import IndexSettings
 from tests.index.clustered import Vectors, clustered, some_map

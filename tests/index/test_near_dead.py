@@ -5,8 +5,8 @@ import pytest
 
 from pipeline.index.build import fill, train
 from pipeline.index.finish import measure
-from pipeline.index.kinds import plan_index
 from pipeline.index.near_dead import absent, raise_effort
+from pipeline.index.plan import plan_index
 from pipeline.index.truth import ExactTopK, Queries
 from pipeline.index.validate import Measured, get_effort
 from pipeline.settings import IndexSettings

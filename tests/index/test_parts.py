@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from pipeline.index.build import fill, remove, train, write_index
-from pipeline.index.kinds import plan_index
 from pipeline.index.merge import Part, merge_on_disk
 from pipeline.index.parts import Parts, open_parts
-from pipeline.index.structure import addresses_of, imbalance, ivf_of, unwrap
+from pipeline.index.plan import plan_index
+from pipeline.index.structure import addresses_of, ivf_of, unwrap
 from pipeline.index.truth import NOBODY
 from pipeline.settings import IndexSettings
 from pipeline.store.units import FileRef
@@ -190,7 +190,8 @@ def test_an_empty_delta_changes_nothing():
 
 def test_the_lists_of_all_parts_are_balanced_together():
     parts = Parts([filled("ivf_flat", np.arange(900)), filled("ivf_flat", np.arange(900, FIRST))])
-    assert parts.imbalance() == pytest.approx(imbalance(filled("ivf_flat", np.arange(FIRST))))
+    whole = filled("ivf_flat", np.arange(FIRST))
+    assert parts.imbalance() == pytest.approx(ivf_of(whole).invlists.imbalance_factor())
     assert (
         Parts([filled("flat", np.arange(9))]).imbalance() == Parts([trained("ivf_flat")]).imbalance() == 1.0
     )

@@ -10,9 +10,9 @@ from scipy.stats import binomtest
 
 from pipeline.index.build import fill, train, write_index
 from pipeline.index.finish import finish, measure, measure_parts
-from pipeline.index.kinds import plan_index
 from pipeline.index.merge import Part
 from pipeline.index.parts import Parts
+from pipeline.index.plan import plan_index
 from pipeline.index.truth import ExactTopK
 from pipeline.index.validate import (
     Counted,

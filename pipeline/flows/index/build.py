@@ -24,7 +24,7 @@ from pipeline.flows.rows import LiveRows, Placed, space_of
 from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import Pool
 from pipeline.flows.workers.workers import Workers
-from pipeline.index.kinds import IndexPlan, plan_index
+from pipeline.index.plan import IndexPlan, plan_index
 from pipeline.log import packages
 from pipeline.post import Transform
 from pipeline.settings import IndexSettings, Job

@@ -33,7 +33,7 @@ from pipeline.flows.index.tasks import Build, BuiltIndex, FillShard, Shard
 from pipeline.flows.rows import LiveRows, Placed, space_of
 from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import Pool
-from pipeline.index.kinds import IndexPlan
+from pipeline.index.plan import IndexPlan
 from pipeline.post import Transform
 from pipeline.settings import Job
 from pipeline.store.base import Store

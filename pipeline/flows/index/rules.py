@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.flows.rows import Placed
-from pipeline.index.kinds import GIB, IndexPlan
+from pipeline.index.plan import GIB, IndexPlan
 from pipeline.post import Transform
 from pipeline.settings import Job
 from pipeline.store.manifest import Choice, IndexFiles, ReleaseManifest

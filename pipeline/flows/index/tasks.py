@@ -10,7 +10,7 @@ import numpy as np
 from pipeline.errors import DataError, Defect
 from pipeline.flows.rows import LiveRows, Placed
 from pipeline.flows.workers.tasks import progress
-from pipeline.index.kinds import IndexPlan
+from pipeline.index.plan import IndexPlan
 from pipeline.post import Affine, Transform
 from pipeline.settings import GateSettings, IndexSettings
 from pipeline.stats.tensors import pack, unpack

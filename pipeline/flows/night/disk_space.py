@@ -12,7 +12,7 @@ from pipeline.errors import ConfigError
 from pipeline.flows.corpus import open_releases
 from pipeline.flows.encode.encoder_copy import encoder_place
 from pipeline.flows.night.previous import load_previous
-from pipeline.index.kinds import plan_index
+from pipeline.index.plan import plan_index
 from pipeline.log import size
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job

@@ -14,7 +14,7 @@ from pipeline.device import resolve
 from pipeline.errors import DataError
 from pipeline.flows.corpus import open_releases
 from pipeline.flows.night.previous import load_previous
-from pipeline.index.kinds import IndexPlan, plan_index
+from pipeline.index.plan import IndexPlan, plan_index
 from pipeline.log import Stages
 from pipeline.settings import CorpusSettings, Job
 from pipeline.text.corpus.corpus_record import reading_digest

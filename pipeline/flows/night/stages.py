@@ -16,7 +16,7 @@ from pipeline.flows.transform.decide import Decision, check_dev, decide_transfor
 from pipeline.flows.transform.train_flow import check_flow
 from pipeline.flows.transform.write import write_whitened
 from pipeline.flows.workers.cluster import connect, is_local
-from pipeline.index.kinds import plan_index
+from pipeline.index.plan import plan_index
 from pipeline.log import Stages, say
 from pipeline.models.folder.folder import open_folder
 from pipeline.post.chain import check_transform

@@ -19,6 +19,7 @@ from pipeline.flows.workers.workers import Workers
 from pipeline.index.search import open_release
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings
+from pipeline.settings.index_kinds import KINDS
 from pipeline.store.units import FileRef
 from tests.flows.index.extending import DIM, Chain
 
@@ -65,7 +66,7 @@ def test_rows_come_and_go_in_place(cluster: Workers, tmp_path: Path, kind: str):
     chain.assert_sound()
 
 
-@pytest.mark.parametrize("kind", ["flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "hnsw"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_where_a_whole_topic_was_deleted_answers_are_those_of_an_index_without_it(
     cluster: Workers, tmp_path: Path, kind: str
 ):

@@ -5,7 +5,7 @@ import pytest
 from pipeline.flows.index import rules
 from pipeline.flows.index.rules import ANEW, KEPT
 from pipeline.flows.rows import Placed
-from pipeline.index.kinds import plan_index
+from pipeline.index.plan import plan_index
 from pipeline.settings import GateSettings, IndexSettings, Job
 from pipeline.store.manifest import EncoderFiles, IndexFiles, ReleaseManifest, ReleaseUnit
 from pipeline.store.units import FileRef, UnitRecord

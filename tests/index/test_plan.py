@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.index.kinds import plan_index
+from pipeline.index.plan import plan_index
 from pipeline.settings import IndexSettings
 
 
@@ -92,7 +92,7 @@ def test_no_rows_are_no_index():
 def test_a_plan_of_a_named_kind_does_not_import_faiss():
     code = """
 import sys
-from pipeline.index.kinds import plan_index
+from pipeline.index.plan import plan_index
 from pipeline.settings import IndexSettings
 plan_index(10**6, 384, IndexSettings())
 print("faiss" in sys.modules)

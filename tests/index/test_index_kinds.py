@@ -1,0 +1,62 @@
+"""Every named kind of index keeps its promises: about its layout, its size, and what it finds."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.errors import ConfigError
+from pipeline.index.build import fill, remove, train, write_index
+from pipeline.index.plan import plan_index
+from pipeline.index.structure import inspect_factory, ivf_of
+from pipeline.settings import IndexSettings
+from pipeline.settings.index_kinds import INDEX_KINDS, KINDS, IndexShape
+from tests.index.clustered import clustered
+
+ROOT = Path(__file__).parents[2]
+ROWS = 20_000
+
+
+@pytest.mark.parametrize("dim", [32, 100])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layout_is_that_of_the_index_that_faiss_makes(kind: str, dim: int):
+    entry = KINDS[kind]
+    for nlist in (7, 100) if entry.has_lists else (0,):
+        for per_code in entry.per_codes:
+            layout = entry.layout(IndexShape(dim, nlist, per_code))
+            found = inspect_factory(layout.factory, dim)
+            assert asdict(found) | {"fixed_bytes": 0} == asdict(layout) | {"fixed_bytes": 0}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plan_states_the_size_of_the_file(kind: str, tmp_path: Path):
+    vectors, settings = clustered(ROWS), IndexSettings(kind=kind)
+    plan = plan_index(ROWS, 32, settings)
+    index = train(plan, None, vectors.raw[: max(1, plan.train_rows)])
+    fill(index, vectors.batches())
+    write_index(index, tmp_path / "index.faiss")
+    assert (tmp_path / "index.faiss").stat().st_size == pytest.approx(plan.file_bytes, rel=0.05)
+    if (ivf := ivf_of(index)) is not None:
+        ivf.nprobe = ivf.nlist
+    found = index.search(vectors.raw[:200], 10)[1]
+    assert np.mean([own in row for own, row in zip(vectors.addresses[:200], found, strict=True)]) > 0.95
+    if plan.removable:
+        assert remove(index, vectors.addresses[:100]) == 100
+        assert not np.isin(index.search(vectors.raw[:100], 10)[1], vectors.addresses[:100]).any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_kinds_with_lists_keep_them_on_disk(kind: str):
+    settings = IndexSettings(kind=kind, on_disk="always")
+    if KINDS[kind].has_lists:
+        assert plan_index(ROWS, 32, settings).on_disk
+    else:
+        with pytest.raises(ConfigError, match="name ivf_flat, "):
+            plan_index(ROWS, 32, settings)
+
+
+@pytest.mark.parametrize("document", ["README.md", "jobs/configs/README.md", "jobs/configs/nightly.yaml"])
+def test_documents_list_every_kind(document: str):
+    listed = (ROOT / document).read_text().replace("`", "")
+    assert f"{', '.join(INDEX_KINDS)}, or a faiss factory string" in listed
