@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipeline.models.folder.encoder_folder import MASKED, EncoderFolder
-from pipeline.models.folder.modules import SENTENCE_TRANSFORMERS_MODES, Denoising, Dense
+from pipeline.models.folder.modules import Denoising, Dense
+from pipeline.models.layers.pooling import POOLINGS
 from pipeline.settings.training import TrainSettings
 from pipeline.train.metrics_line import MetricsLine
 
@@ -67,7 +68,7 @@ class EncoderSummary:
         pooling = folder.pooling or tuple(
             dict.fromkeys(name for part in folder.parts for name in part.pooling)
         )
-        named = set(pooling) <= set(SENTENCE_TRANSFORMERS_MODES.values()) and all(
+        named = all(POOLINGS[name].st_name for name in pooling) and all(
             isinstance(module, Dense | str) for module in folder.tail
         )
         elsewhere = named and not (

@@ -9,18 +9,8 @@ from typing import Any
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.frequencies import FREQUENCIES, locate_frequencies
+from pipeline.models.layers.pooling import POOLINGS
 from pipeline.settings import EncoderSettings
-
-OF_WORDS = (
-    "mean",
-    "max",
-    "sqrt_len",
-    "weighted_mean",
-    "static",
-    "table",
-)  # word vectors have one layer, and no token that stands for the text
-_WEIGHED = ("mean", "sqrt_len", "static", "table")
-_OF_ONE_TOKEN = ("cls", "cls_mlp", "last", "mask")
 
 
 @dataclass(frozen=True)
@@ -64,12 +54,11 @@ def averages_of(
 
 
 def _check(settings: EncoderSettings, model_type: str, pooling: tuple[str, ...], words: bool) -> None:
-    found = repr("+".join(pooling))
-    if words and not set(pooling) <= set(OF_WORDS):
-        raise ModelError(
-            "encoder.pooling", f"one of {', '.join(OF_WORDS)} for word vectors", found, "choose one of these"
-        )
-    if settings.exclude and set(pooling) <= set(_OF_ONE_TOKEN):
+    found, chosen = repr("+".join(pooling)), [POOLINGS[name] for name in pooling]
+    if words and not all(each.words for each in chosen):
+        names = ", ".join(each.name for each in POOLINGS.values() if each.words)
+        raise ModelError("encoder.pooling", f"one of {names} for word vectors", found, "choose one of these")
+    if settings.exclude and all(each.token for each in chosen):
         raise ModelError(
             "encoder.exclude",
             "a pooling over all tokens, such as mean or table",
@@ -86,13 +75,10 @@ def _check(settings: EncoderSettings, model_type: str, pooling: tuple[str, ...],
         raise ModelError(
             "encoder.sif", "word vectors at encoder.path", f"the {model_type} model {settings.path}", remedy
         )
-    if not set(pooling) <= set(_WEIGHED):
-        raise ModelError(
-            "encoder.sif",
-            f"one of the poolings {', '.join(_WEIGHED)}",
-            found,
-            "choose one of these, or set encoder.sif to null",
-        )
+    if not all(each.sif for each in chosen):
+        names = ", ".join(each.name for each in POOLINGS.values() if each.sif)
+        remedy = "choose one of these, or set encoder.sif to null"
+        raise ModelError("encoder.sif", f"one of the poolings {names}", found, remedy)
 
 
 def _counts(settings: EncoderSettings, own: Path) -> Path:

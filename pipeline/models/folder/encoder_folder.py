@@ -17,16 +17,6 @@ from pipeline.text.tokens.tokens import Side, Tokenizer
 
 ENDS_SENTENCES = "ensure_final_punctuation"  # our name of it among a folder's settings
 
-OF_RECURRENT = (
-    "last",
-    "ends",
-    "max",
-    "mean",
-    "sqrt_len",
-    "weighted_mean",
-    "table",
-)  # its layers are as wide as each other, its words are not
-
 MASKED = ("mask",)  # the state of one token: it stands by itself
 
 JOINED = "manta-joined"  # the model_type of a folder with several encoders in it

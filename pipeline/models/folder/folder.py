@@ -17,14 +17,12 @@ from pipeline.models.folder.encoder_folder import (
     ENDS_SENTENCES,
     JOINED,
     MASKED,
-    OF_RECURRENT,
     PACKED_FAMILIES,
     EncoderFolder,
 )
 from pipeline.models.folder.identity import TRANSFORMER_CONFIGS, identified
 from pipeline.models.folder.locate import locate
 from pipeline.models.folder.modules import (
-    POOLINGS,
     Denoising,
     check_numbers,
     modules_of,
@@ -36,6 +34,7 @@ from pipeline.models.folder.modules import (
 from pipeline.models.folder.pretrained import check_code
 from pipeline.models.folder.weight_files import weights_of
 from pipeline.models.folder.word_vectors import RECURRENT, WORDS
+from pipeline.models.layers.pooling import POOLINGS
 from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.tokens import Side
 
@@ -151,13 +150,10 @@ def _check_template(folder: EncoderFolder, settings: EncoderSettings) -> None:
 def _check_recurrent(folder: EncoderFolder) -> None:
     """Two directions end at two places of a text; nothing else has them."""
     pooling, recurrent = "+".join(folder.pooling), folder.family == "recurrent"
-    if recurrent and not set(folder.pooling) <= set(OF_RECURRENT):
-        raise ModelError(
-            "encoder.pooling",
-            f"one of {', '.join(OF_RECURRENT)} for a recurrent encoder",
-            pooling,
-            "choose one of these",
-        )
+    if recurrent and not all(POOLINGS[name].recurrent for name in folder.pooling):
+        names = ", ".join(each.name for each in POOLINGS.values() if each.recurrent)
+        expected = f"one of {names} for a recurrent encoder"
+        raise ModelError("encoder.pooling", expected, pooling, "choose one of these")
     if recurrent and folder.config.get("contexts") and folder.pooling != ("mean",):
         raise ModelError(
             "encoder.pooling",

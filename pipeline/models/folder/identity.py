@@ -15,6 +15,7 @@ from pipeline.models.folder.modules import (
     Module,
 )
 from pipeline.models.folder.weight_files import joined
+from pipeline.models.layers.pooling import POOLINGS
 from pipeline.store.cache import digest_of_file
 from pipeline.text.tokens.load_tokenizer import added_tokens
 
@@ -55,7 +56,7 @@ def identified(folder: EncoderFolder, modules: list[tuple[str, str]]) -> Encoder
         folder.config.get("hidden_size") or folder.config.get("dim") or folder.config.get("d_model") or 0
     )
     width = sum(
-        int(folder.config.get("embedding_size") or states) if name == "table" else states
+        int(folder.config.get("embedding_size") or states) if POOLINGS[name].layers is None else states
         for name in folder.pooling
     )
     if width == 0:

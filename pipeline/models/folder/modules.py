@@ -10,51 +10,14 @@ from typing import Any
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.values import check_values
+from pipeline.models.layers.pooling import POOLINGS, ST_FLAGS, ST_NAMES
 
-POOLINGS = (
-    "cls",
-    "cls_mlp",
-    "mean",
-    "max",
-    "first_last",
-    "static_last",
-    "last2",
-    "static",
-    "sqrt_len",
-    "weighted_mean",
-    "last",
-    "table",
-    "mask",
-    "ends",
-)
 OWN_MODULES = "template_modules"  # the file of modules of ours in a folder
-SENTENCE_TRANSFORMERS_MODES = {
-    "cls": "cls",
-    "max": "max",
-    "mean": "mean",
-    "mean_sqrt_len_tokens": "sqrt_len",
-    "weightedmean": "weighted_mean",
-    "lasttoken": "last",
-}
-_OWN_MODES = set(POOLINGS) - set(
-    SENTENCE_TRANSFORMERS_MODES.values()
-)  # a trained encoder's folder names them as we do: that library has no name for them
 _OWN = {f"{OWN_MODULES}.MaskPooling": "Pooling", f"{OWN_MODULES}.Denoise": "Denoising"}
 _SIZES = (
     *("hidden_size", "dim", "num_hidden_layers", "n_layers", "num_attention_heads", "n_heads"),
     *("intermediate_size", "hidden_dim", "vocab_size", "max_position_embeddings"),
 )
-POOLING_FLAGS = {
-    f"pooling_mode_{name}": mode
-    for name, mode in (
-        ("cls_token", "cls"),
-        ("max_tokens", "max"),
-        ("mean_tokens", "mean"),
-        ("mean_sqrt_len_tokens", "sqrt_len"),
-        ("weightedmean_tokens", "weighted_mean"),
-        ("lasttoken", "last"),
-    )
-}  # in the order in which sentence-transformers concatenates
 _CONFIG_VALUES: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
     (
         ("hidden_size", "dim", "d_model", "num_hidden_layers", "n_layers", "num_layers", "num_attention_heads", "n_heads", "num_heads", "intermediate_size",
@@ -241,18 +204,18 @@ def pooling_of(path: Path, modules: list[tuple[str, str]]) -> tuple[tuple[str, .
     config = read_json(file, required=True)
     if (modes := config.get("pooling_mode")) is not None:
         names = [modes] if isinstance(modes, str) else list(modes)
-        if unknown := [
-            name for name in names if name not in SENTENCE_TRANSFORMERS_MODES and name not in _OWN_MODES
-        ]:
+        # a trained encoder's folder has our name of a pooling that sentence-transformers does not know
+        known = [*ST_NAMES, *(pooling.name for pooling in POOLINGS.values() if not pooling.st_name)]
+        if unknown := [name for name in names if name not in known]:
             raise ModelError(
                 str(file),
-                f"pooling_mode among {', '.join(SENTENCE_TRANSFORMERS_MODES)}",
+                f"pooling_mode among {', '.join(ST_NAMES)}",
                 repr(unknown[0]),
                 "use an encoder with one of these",
             )
-        pooling = tuple(SENTENCE_TRANSFORMERS_MODES.get(name, name) for name in names)
+        pooling = tuple(ST_NAMES.get(name, name) for name in names)
     else:
-        pooling = tuple(mode for key, mode in POOLING_FLAGS.items() if config.get(key)) or ("mean",)
+        pooling = tuple(name for flag, name in ST_FLAGS.items() if config.get(flag)) or ("mean",)
     return pooling, bool(config.get("include_prompt", True))
 
 

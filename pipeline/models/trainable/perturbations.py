@@ -16,14 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
-from pipeline.models.layers.pooling import Segments
+from pipeline.models.layers.pooling import POOLINGS, Segments
 from pipeline.text.tokens.tokens import Tokens
 
-_AT_A_TOKEN = (
-    "cls",
-    "cls_mlp",
-    "last",
-)  # poolings that take one token's state, wherever it believes to stand
 _LEAST_NORM = 1e-10  # of a token's gradient, as in the published program: a token without one is left alone
 
 
@@ -49,7 +44,7 @@ def keeps_special(encoder: nn.Module) -> bool:
     text.
     """
     pooling: tuple[str, ...] = getattr(getattr(encoder, "folder", None), "pooling", ())
-    return any(name in _AT_A_TOKEN for name in pooling)
+    return any(POOLINGS[name].token in ("first", "last") for name in pooling)
 
 
 def standing(tokens: Tokens) -> np.ndarray:

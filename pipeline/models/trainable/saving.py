@@ -17,7 +17,8 @@ from pipeline.errors import ModelError
 from pipeline.models.folder.concatenated import PARTS, described
 from pipeline.models.folder.encoder_folder import ENDS_SENTENCES, MASKED, EncoderFolder
 from pipeline.models.folder.folder import open_folder
-from pipeline.models.folder.modules import OWN_MODULES, POOLING_FLAGS, SENTENCE_TRANSFORMERS_MODES, read_json
+from pipeline.models.folder.modules import OWN_MODULES, read_json
+from pipeline.models.layers.pooling import POOLINGS, ST_FLAGS
 from pipeline.models.layers.post_pooling import mlp_name
 from pipeline.models.layers.weights import open_checkpoint
 from pipeline.models.trainable import template_modules
@@ -266,10 +267,9 @@ def _pooling(pooling: Sequence[str], width: int, include_prompt: bool) -> dict[s
     that keeps the order, or has the name.
     """
     config: dict[str, Any] = {"word_embedding_dimension": width, "include_prompt": include_prompt}
-    if list(pooling) == [mode for mode in POOLING_FLAGS.values() if mode in pooling]:
-        return config | {flag: mode in pooling for flag, mode in POOLING_FLAGS.items()}
-    names = {mode: name for name, mode in SENTENCE_TRANSFORMERS_MODES.items()}
-    return config | {"pooling_mode": [names.get(mode, mode) for mode in pooling]}
+    if list(pooling) == [mode for mode in ST_FLAGS.values() if mode in pooling]:
+        return config | {flag: mode in pooling for flag, mode in ST_FLAGS.items()}
+    return config | {"pooling_mode": [POOLINGS[mode].st_name or mode for mode in pooling]}
 
 
 def _write_dense(layer: DenseModule, to: Path) -> None:

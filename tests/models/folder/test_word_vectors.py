@@ -233,7 +233,7 @@ def test_a_worker_gets_full_paths(glove, monkeypatch):
 
 @pytest.mark.parametrize("pooling", ["cls", "last", "first_last", "mean+last2", "cls_mlp"])
 def test_a_pooling_that_a_table_of_words_cannot_do_is_refused(glove, pooling):
-    with pytest.raises(ModelError, match=r"encoder\.pooling: expected one of mean, max, .* for word vectors"):
+    with pytest.raises(ModelError, match=r"encoder\.pooling: expected one of max, mean, .* for word vectors"):
         open_folder(EncoderSettings(path=str(glove), pooling=pooling))
 
 

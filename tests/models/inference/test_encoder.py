@@ -13,22 +13,7 @@ from pipeline.errors import ConfigError, ModelError
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.models.folders import FAMILIES, LONG, TEXTS, hidden_states, table_rows
-
-POOLINGS = {
-    "cls": lambda h: h[-1][0],
-    "mean": lambda h: h[-1].mean(0),
-    "max": lambda h: h[-1].max(0),
-    "first_last": lambda h: ((h[1] + h[-1]) / 2).mean(0),
-    "static_last": lambda h: ((h[0] + h[-1]) / 2).mean(0),
-    "last2": lambda h: ((h[-2] + h[-1]) / 2).mean(0),
-    "static": lambda h: h[0].mean(0),
-    "sqrt_len": lambda h: h[-1].sum(0) / np.sqrt(len(h[-1])),
-    "weighted_mean": lambda h: np.average(h[-1], axis=0, weights=np.arange(1, len(h[-1]) + 1)),
-    "last": lambda h: h[-1][-1],
-    "table": lambda h: h["table"].mean(0),
-    "mean+table": lambda h: np.concatenate([h[-1].mean(0), h["table"].mean(0)]),
-    "mean+max": lambda h: np.concatenate([h[-1].mean(0), h[-1].max(0)]),
-}
+from tests.models.poolings import FORMULAS, OF_TRANSFORMERS, TABLE
 
 
 def settings(folder, **changes) -> EncoderSettings:
@@ -52,14 +37,14 @@ def test_vectors_equal_those_of_the_model_run_on_each_text_alone(folders, family
 
 
 @pytest.mark.parametrize("family", ["bert", "electra"])
-@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("pooling", [*OF_TRANSFORMERS, "mean+table", "mean+max"])
 def test_every_pooling_equals_its_formula_on_the_states_of_each_text_alone(folders, family, pooling):
     encoder = load_encoder(settings(folders[family], pooling=pooling), EncodeSettings(max_tokens=128))
     for text, vector in zip(TEXTS, encoder.encode(TEXTS), strict=True):
         states = dict(enumerate(state.numpy() for state in hidden_states(folders[family], text)))
-        expected = POOLINGS[pooling](
-            states | {-1: states[3], -2: states[2], "table": table_rows(folders[family], text)}
-        )
+        states |= {-1: states[3], -2: states[2], TABLE: table_rows(folders[family], text)}
+        at = np.arange(len(states[0]))
+        expected = np.concatenate([FORMULAS[name](states, at) for name in pooling.split("+")])
         np.testing.assert_allclose(vector, expected, atol=1e-5)
 
 

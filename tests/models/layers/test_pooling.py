@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from sentence_transformers.sentence_transformer.modules import Pooling as LibraryPooling
 
-from pipeline.models.layers.pooling import TABLE_STATE, layers_of, pool, segments
+from pipeline.models.layers.pooling import POOLINGS, ST_FLAGS, TABLE_STATE, layers_of, pool, segments
+from tests.models.poolings import FORMULAS, TABLE
 
 H = torch.tensor([[1.0, 2], [3, 0], [5, -4], [9, 9]])
 H2 = torch.tensor([[0.0, 2], [2, 2], [1, 5], [7, 7]])
+READ_WHOLE = ("cls", "cls_mlp", "last", "ends")  # poolings of tokens that `encoder.exclude` leaves alone
 FIRST_THREE = segments(np.array([0]), np.array([3]), 0, torch.from_numpy)
 
 
@@ -32,59 +35,35 @@ def test_the_layers_read_are_those_of_the_names():
     assert layers_of(["table", "mean", "static"], 0) == {TABLE_STATE, 0}
 
 
-@pytest.mark.parametrize("name", ["mean", "max", "cls", "sqrt_len", "weighted_mean", "last"])
+@pytest.mark.parametrize("pooling", POOLINGS.values(), ids=POOLINGS)
 @pytest.mark.parametrize("skip", [0, 2])
-def test_poolings_equal_numpy_text_by_text(name, skip):
-    rng = np.random.default_rng(0)
-    lengths = np.array([9, 9, 4, 1])
-    states = rng.normal(size=(30, 5)).astype(np.float32)
-    starts = np.cumsum(lengths) - lengths
-    got = pool(name, {3: torch.from_numpy(states)}, 3, segments(starts, lengths, skip, torch.from_numpy))
-    for start, length, vector in zip(starts, lengths, got, strict=True):
-        first = skip if length > skip else 0  # a text that is nothing but prompt keeps all it has
-        rows, places = states[start + first : start + length], np.arange(first, length)
-        expected = {
-            "mean": rows.mean(0),
-            "max": rows.max(0),
-            "cls": rows[0],
-            "last": rows[-1],
-            "sqrt_len": rows.sum(0) / np.sqrt(len(rows)),
-            "weighted_mean": np.average(rows, axis=0, weights=places + 1),
-        }[name]
-        np.testing.assert_allclose(vector, expected, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["mean", "max", "cls", "sqrt_len", "weighted_mean", "last"])
-@pytest.mark.parametrize("skip", [0, 2])
-def test_tokens_left_out_are_left_out_except_where_nothing_is_left(name, skip):
+@pytest.mark.parametrize("filtered", [False, True])
+def test_every_pooling_equals_its_formula_text_by_text(pooling, skip, filtered):
     rng = np.random.default_rng(1)
     lengths = np.array([9, 7, 4, 1, 3])
-    states, kept = rng.normal(size=(30, 5)).astype(np.float32), rng.random(24) < 0.4
-    kept[16:20] = [
-        True,
-        True,
-        False,
-        False,
-    ]  # the third text keeps what is its prompt's alone, the last nothing
-    kept[21:] = False
-    starts = np.cumsum(lengths) - lengths
-    got = pool(
-        name, {3: torch.from_numpy(states)}, 3, segments(starts, lengths, skip, torch.from_numpy, kept)
-    )
-    for start, length, vector in zip(starts, lengths, got, strict=True):
-        first = skip if length > skip else 0
-        all_places = np.arange(first, length)
-        places = all_places[kept[start + all_places]] if kept[start + all_places].any() else all_places
-        rows = states[start + places]
-        expected = {
-            "mean": rows.mean(0),
-            "max": rows.max(0),
-            "cls": states[start + first],
-            "last": states[start + length - 1],
-            "sqrt_len": rows.sum(0) / np.sqrt(len(rows)),
-            "weighted_mean": np.average(rows, axis=0, weights=places + 1),
-        }[name]
-        np.testing.assert_allclose(vector, expected, atol=1e-6)
+    ends = np.cumsum(lengths)
+    kept = rng.random(24) < 0.4 if filtered or pooling.token == "mask" else None
+    if kept is not None:
+        kept[16:20] = [True, True, False, False]  # the third text keeps tokens of its prompt alone
+        kept[20:] = False  # the last two keep nothing
+    if pooling.token == "mask":  # one token per text, behind the prompt where there is one
+        kept = np.isin(np.arange(24), ends - 1)
+    states = {number: rng.normal(size=(30, 6)).astype(np.float32) for number in (TABLE_STATE, 0, 1, 2, 3)}
+    where = segments(ends - lengths, lengths, skip, torch.from_numpy, kept)
+    got = pool(pooling.name, {number: torch.from_numpy(each) for number, each in states.items()}, 3, where)
+    for start, length, vector in zip(ends - lengths, lengths, got, strict=True):
+        at = np.arange(skip if length > skip else 0, length)  # a text that is only a prompt keeps all tokens
+        if kept is not None and kept[start + at].any() and pooling.name not in READ_WHOLE:
+            at = at[kept[start + at]]
+        of_text = {number: each[start : start + length] for number, each in states.items()}
+        h = of_text | {-1: of_text[3], -2: of_text[2], TABLE: of_text[TABLE_STATE]}
+        np.testing.assert_allclose(vector, FORMULAS[pooling.name](h, at), atol=1e-6)
+
+
+def test_names_in_sentence_transformers_are_those_of_that_library(tmp_path):
+    for flag, name in ST_FLAGS.items():
+        library = LibraryPooling(4, **{mode: mode == flag for mode in ST_FLAGS})
+        assert library.get_config_dict()["pooling_mode"] == POOLINGS[name].st_name
 
 
 def test_half_precision_states_are_pooled_in_float32():

@@ -29,22 +29,9 @@ from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from pipeline.text.tokens.tokens import Tokens
 from tests.models.folders import FAMILIES, LONG, TEXTS, edit_json
+from tests.models.poolings import OF_TRANSFORMERS
 
 PACKED = [family for family in FAMILIES if family != "electra"]
-POOLINGS = (
-    "cls",
-    "mean",
-    "max",
-    "first_last",
-    "static_last",
-    "last2",
-    "static",
-    "sqrt_len",
-    "weighted_mean",
-    "last",
-    "table",
-    "mean+max",
-)
 
 
 def opened(path, **changes):
@@ -105,7 +92,7 @@ def test_vectors_and_every_gradient_equal_those_of_the_padded_model(folders, fam
 
 
 @pytest.mark.parametrize("family", ["roberta", "mpnet", "electra"])
-@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("pooling", [*OF_TRANSFORMERS, "mean+max"])
 def test_every_pooling_equals_the_encoder_and_lets_the_gradient_through(folders, family, pooling):
     folder = opened(folders[family], pooling=pooling)
     encoder = load_trainable(folder).eval()
