@@ -15,25 +15,16 @@ from pipeline.losses.classification import (
     pair_features,
 )
 from pipeline.losses.context import quick_thoughts
-from pipeline.losses.contrastive import candidate_logits, cosines, info_nce, nt_xent
+from pipeline.losses.contrastive import cosines, info_nce, nt_xent
 from pipeline.losses.distillation import embedding_distillation, similarity_distillation
 from pipeline.losses.divergence import pser, symmetric_divergence
-from pipeline.losses.matryoshka import matryoshka
-from pipeline.losses.momentum import enqueue, moco, moco_logits, moving_average, random_queue
-from pipeline.losses.pairs import (
-    binary_cross_entropy,
-    contrastive_tension,
-    cosine_regression,
-    row_cosines,
-    triplet,
-)
+from pipeline.losses.momentum import enqueue, moco, moving_average, random_queue
+from pipeline.losses.pairs import contrastive_tension, cosine_regression, triplet
 
 __all__ = [
     "FEATURES",
     "SBERT",
     "Feature",
-    "binary_cross_entropy",
-    "candidate_logits",
     "classification",
     "contrastive_tension",
     "cosine_regression",
@@ -43,16 +34,13 @@ __all__ = [
     "info_nce",
     "mask_words",
     "masked_lm",
-    "matryoshka",
     "moco",
-    "moco_logits",
     "moving_average",
     "nt_xent",
     "pair_features",
     "pser",
     "quick_thoughts",
     "random_queue",
-    "row_cosines",
     "similarity_distillation",
     "symmetric_divergence",
     "triplet",

@@ -79,8 +79,7 @@ def masked_lm(logits: Tensor, words: Tensor, *, total: int | None = None) -> Ten
         logits: (m, V) predictions at the m masked positions.
         words: (m,) ids of the original tokens.
         total: number of masked positions in the whole batch, if this is a chunk of it; the chunks' losses
-            then add up
-            to the loss of the batch.
+            then add up to the loss of the batch.
 
     Returns:
         Scalar: 0 with gradient 0 if m is 0.

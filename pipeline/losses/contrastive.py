@@ -55,16 +55,13 @@ def info_nce(
             negatives.
         temperature: divides the cosines; > 0.
         negatives: (M, D) with M >= offset + Q. The hard negative of query i is negatives[offset + i]; the
-            others are
-            negatives too.
+            others are negatives too.
         hard_negative_weight: factor of exp(logit) of a query's own hard negative (SimCSE, appendix); > 0.
         excluded: (Q, K + M) bool, True where a candidate is not used as a negative, for example an equal
-            text. The
-            positive is never excluded.
+            text. The positive is never excluded.
         offset: index of this rank's first row among the gathered keys.
         symmetric: average with the other direction, in which each positive picks its query among the queries,
-            without
-            `negatives`. Needs offset = 0.
+            without `negatives`. Needs offset = 0.
 
     Returns:
         Scalar: log(number of candidates) if all are alike, close to 0 if the pairs are well separated.
@@ -75,7 +72,11 @@ def info_nce(
         Defect: wrong shapes.
     """
     require_positive("hard_negative_weight", hard_negative_weight)
-    logits = candidate_logits(queries, keys, negatives, temperature)
+    require_positive("temperature", temperature)
+    logits = cosines(queries, keys)
+    if negatives is not None:
+        logits = torch.cat([logits, cosines(queries, negatives)], dim=1)
+    logits = logits / temperature
     _check_rows(len(queries), offset, keys=len(keys), negatives=len(keys if negatives is None else negatives))
     require_candidates("InfoNCE", logits.shape[1])
     own = offset + torch.arange(len(queries), device=logits.device)
@@ -86,15 +87,6 @@ def info_nce(
         logits = logits.masked_fill(excluded & ~_one_hot(own, logits).bool(), MASKED_LOGIT)
     loss = F.cross_entropy(logits, own)
     return (loss + _from_keys(queries, keys, temperature, excluded, offset)) / 2 if symmetric else loss
-
-
-def candidate_logits(queries: Tensor, keys: Tensor, negatives: Tensor | None, temperature: float) -> Tensor:
-    """Return (Q, K + M) cosines of queries (Q, D) with keys (K, D) and negatives (M, D), over temperature."""
-    require_positive("temperature", temperature)
-    logits = cosines(queries, keys)
-    if negatives is not None:
-        logits = torch.cat([logits, cosines(queries, negatives)], dim=1)
-    return logits / temperature
 
 
 def nt_xent(

@@ -46,8 +46,7 @@ def similarity_distillation(
         teacher: (Q, K) scores, for example cosines or the output of a cross-encoder.
         temperature: divides the scores of both; > 0.
         excluded: (Q, K) bool, True where a column is not a candidate of the row, for example the diagonal if
-            a batch is
-            compared with itself. Each row needs at least one candidate.
+            a batch is compared with itself. Each row needs at least one candidate.
 
     Raises:
         ConfigError: a temperature that is not above 0, or a single candidate.

@@ -41,11 +41,6 @@ def symmetric_divergence(first: Tensor, second: Tensor) -> Tensor:
     return ((p.exp() - q.exp()) * (p - q)).sum(dim=1).mean() / 2
 
 
-def embedding_divergence(first: Tensor, second: Tensor) -> Tensor:
-    """Symmetric divergence of softmax over the dimensions of two passes (N, D): PSER read literally."""
-    return symmetric_divergence(*representations("PSER", first=first, second=second))
-
-
 def similarity_divergence(first: Tensor, second: Tensor, *, temperature: float) -> Tensor:
     """Symmetric divergence of the two passes' predictive distributions over the batch, as in R-Drop.
 
@@ -88,4 +83,4 @@ def pser(
     """
     if kl_on == "similarity":
         return similarity_divergence(first, second, temperature=temperature)
-    return embedding_divergence(first, second)
+    return symmetric_divergence(*representations("PSER", first=first, second=second))

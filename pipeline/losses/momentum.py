@@ -13,7 +13,7 @@ from pipeline.losses.checks import (
     require_shape,
     shape_error,
 )
-from pipeline.losses.contrastive import MASKED_LOGIT, inner_products
+from pipeline.losses.contrastive import inner_products
 
 
 def moco_logits(queries: Tensor, keys: Tensor, queue: Tensor, *, temperature: float) -> Tensor:
@@ -45,9 +45,7 @@ def moco_logits(queries: Tensor, keys: Tensor, queue: Tensor, *, temperature: fl
     return torch.cat([own, inner_products(queries, queue)], dim=1) / temperature
 
 
-def moco(
-    queries: Tensor, keys: Tensor, queue: Tensor, *, temperature: float, excluded: Tensor | None = None
-) -> Tensor:
+def moco(queries: Tensor, keys: Tensor, queue: Tensor, *, temperature: float) -> Tensor:
     """Mean cross-entropy of picking its own key for each query among that key and the queue.
 
     Source: MoCo, He et al. 2020, eq. 1.
@@ -60,7 +58,6 @@ def moco(
         keys: (N, D), without gradient.
         queue: (K, D) earlier keys, without gradient.
         temperature: > 0.
-        excluded: (N, K) bool, True where the queue holds a key of the same text.
 
     Returns:
         Scalar: log(1 + K) if all candidates are alike.
@@ -69,9 +66,6 @@ def moco(
         ConfigError, ModelError, Defect: as in `moco_logits`.
     """
     logits = moco_logits(queries, keys, queue, temperature=temperature)
-    if excluded is not None:
-        require_shape("MoCo", "excluded", excluded, len(logits), len(queue))
-        logits = logits.masked_fill(F.pad(excluded, (1, 0)), MASKED_LOGIT)
     return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device))
 
 
@@ -122,8 +116,7 @@ def moving_average(slow: Tensor, fast: Tensor, *, momentum: float) -> Tensor:
 
     Args:
         slow: parameter of the momentum encoder; float32 or float64, because the rounding steps of half
-            precision, 2^-8
-            and 2^-11, are larger than 1 - momentum = 0.001.
+            precision, 2^-8 and 2^-11, are larger than 1 - momentum = 0.001.
         fast: parameter of the trained encoder, of the same shape.
         momentum: in [0, 1].
 

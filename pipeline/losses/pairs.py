@@ -11,12 +11,11 @@ from torch import Tensor
 
 from pipeline.errors import DataError
 from pipeline.losses.checks import (
-    at_least_float32,
     representations,
     require_finite,
     require_positive,
     require_rows,
-    shape_error,
+    require_shape,
 )
 
 
@@ -45,15 +44,13 @@ def cosine_regression(left: Tensor, right: Tensor, scores: Tensor) -> Tensor:
         Defect: wrong shapes.
     """
     cosine = row_cosines(left, right)
-    if scores.shape != cosine.shape:
-        raise shape_error("cosine regression", f"scores of shape {tuple(cosine.shape)}", scores)
+    require_shape("cosine regression", "scores", scores, *cosine.shape)
     outside = ~(scores.abs() <= 1)
     if bool(outside.any()):
-        found = f"{float(scores[outside][0]):g}"
         raise DataError(
             "scores of cosine regression",
             "finite numbers from -1 to 1",
-            found,
+            f"{float(scores[outside][0]):g}",
             "divide them by the maximum of the scale: 5 for STS",
         )
     return F.mse_loss(cosine, scores.to(cosine.dtype))
@@ -102,26 +99,14 @@ def contrastive_tension(
     """
     first, second = representations("contrastive tension", first=first, second=second)
     require_rows("contrastive tension", len(first), second=second)
-    return binary_cross_entropy(
-        require_finite("inner products of contrastive tension", (first * second).sum(dim=1)),
-        equal,
-        reduction=reduction,
-    )
-
-
-def binary_cross_entropy(
-    logits: Tensor, equal: Tensor, *, reduction: Literal["mean", "sum"] = "mean"
-) -> Tensor:
-    """Binary cross-entropy of logits (N,) and labels (N,), bool or 0 and 1."""
-    if logits.shape != equal.shape:
-        raise shape_error("binary cross-entropy", f"labels of shape {tuple(logits.shape)}", equal)
+    logits = require_finite("inner products of contrastive tension", (first * second).sum(dim=1))
+    require_shape("contrastive tension", "labels", equal, len(logits))
     outside = (equal != 0) & (equal != 1)
     if bool(outside.any()):
         raise DataError(
-            "labels of binary cross-entropy",
+            "labels of contrastive tension",
             "0 or 1",
             f"{float(equal[outside][0]):g}",
             "use 1 if both texts are equal, else 0",
         )
-    logits = at_least_float32(logits)
     return F.binary_cross_entropy_with_logits(logits, equal.to(logits.dtype), reduction=reduction)

@@ -18,7 +18,9 @@ class Peers(Protocol):
     """Ranks whose rows are candidates for the rows of this rank."""
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """Number of this rank, from 0."""
+        ...
 
     def gather(self, z: Tensor) -> Tensor:
         """Concatenate z (n, ...) of all W ranks in rank order: (W n, ...).
@@ -37,6 +39,7 @@ class NoPeers:
     rank = 0
 
     def gather(self, z: Tensor) -> Tensor:
+        """Return z."""
         return z
 
 
@@ -53,10 +56,8 @@ class Batch:
         tokenize: tokenizer of the texts.
         peers: ranks whose rows are candidates too.
         false_negatives: by role, (n, candidates) bool: True where a candidate means the same as the row
-            without being
-            its positive. For the role "text" the candidates are the texts of all peers; for "anchor" their
-                positives,
-            followed by their negatives if there are any.
+            without being its positive. For the role "text" the candidates are the texts of all peers; for
+            "anchor" their positives, followed by their negatives if there are any.
         source: data source of the rows.
         indices: (n,) position of each row within the batch of the step, if this is a part of that batch; else
             None.

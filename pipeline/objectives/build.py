@@ -11,7 +11,7 @@ from pipeline.config import Settings, validated
 from pipeline.errors import ConfigError
 from pipeline.objectives import OBJECTIVES, Objective
 from pipeline.objectives.matryoshka import Matryoshka
-from pipeline.objectives.weighted import Sum, Term
+from pipeline.objectives.weighted import Sum, Term, merged_roles
 from pipeline.settings.training import TrainSettings
 
 Order = Literal["shuffled", "contiguous"]
@@ -39,8 +39,7 @@ def build_objective(settings: TrainSettings, encoder: nn.Module) -> Objective:
 
     Raises:
         ConfigError: an unknown objective, invalid options, or lengths that the objective does not allow. The
-            message
-            names the position in the settings.
+            message names the position in the settings.
     """
     terms = [
         Term(one.name, one.weight, _build(settings, number, encoder))
@@ -55,20 +54,11 @@ def roles_of(settings: TrainSettings) -> Roles:
     Raises:
         ConfigError: as in `build_objective`.
     """
-    columns: list[str] = []
-    optional: list[str] = []
-    order: Order = "shuffled"
-    for number, one in enumerate(settings.objective):
-        kind = OBJECTIVES[one.name]
-        required, used = kind.roles(_options(settings, number))
-        columns, optional = [*columns, *required], [*optional, *used]
-        if kind.order == "contiguous":  # objectives that do not need neighbours can use such rows too
-            order = "contiguous"
-    return Roles(
-        tuple(dict.fromkeys(columns)),
-        tuple(role for role in dict.fromkeys(optional) if role not in columns),
-        order,
-    )
+    kinds = [OBJECTIVES[one.name] for one in settings.objective]
+    roles = [kind.roles(_options(settings, number)) for number, kind in enumerate(kinds)]
+    # Objectives that do not need neighbours can use contiguous rows too.
+    order: Order = "contiguous" if any(kind.order == "contiguous" for kind in kinds) else "shuffled"
+    return Roles(*merged_roles(roles), order)
 
 
 def _build(settings: TrainSettings, number: int, encoder: nn.Module) -> Objective:
@@ -77,11 +67,10 @@ def _build(settings: TrainSettings, number: int, encoder: nn.Module) -> Objectiv
     if not settings.matryoshka:
         return objective
     if not objective.allows_truncation:
-        found = f"{one.name} with a layer or a queue of the vectors' full width"
         raise ConfigError(
             "train.matryoshka",
             "objectives that compare the vectors themselves",
-            found,
+            f"{one.name} with a layer or a queue of the vectors' full width",
             "set its head to none if it has one, or leave train.matryoshka out",
         )
     return Matryoshka(encoder, objective, dims=settings.matryoshka)
@@ -93,31 +82,24 @@ def _options(settings: TrainSettings, number: int) -> dict[str, Any]:
     where = f"train.objective[{number}].options of {one.name}"
     checked = validated(_model(one.name), one.options, where)
     options = {name: getattr(checked, name) for name in type(checked).model_fields}
-    _check_classes(settings, where, options.get("classes"))
-    return options
-
-
-def _check_classes(settings: TrainSettings, where: str, classes: int | None) -> None:
-    """Raise ConfigError unless there is a class for every label that a row may have."""
     for source in settings.data:
         labels = source.values.labels
-        if classes is not None and len(labels) > classes:
-            remedy = f"raise classes, or list the labels of the file in `values` (now {', '.join(labels)})"
+        if len(labels) > options.get("classes", len(labels)):
             raise ConfigError(
                 f"{where}: classes",
                 f"at least {len(labels)}, one per label of {source.uri}",
-                f"{classes}",
-                remedy,
+                f"{options['classes']}",
+                f"raise classes, or list the labels of the file in `values` (now {', '.join(labels)})",
             )
+    return options
 
 
 @cache
 def _model(name: str) -> type[Settings]:
     """Return a settings model of the keyword arguments of an objective."""
-    parameters = inspect.signature(OBJECTIVES[name], eval_str=True).parameters.values()
-    keywords = [each for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY]
     fields: dict[str, Any] = {
-        each.name: (each.annotation, ... if each.default is inspect.Parameter.empty else each.default)
-        for each in keywords
+        each.name: (each.annotation, ... if each.default is each.empty else each.default)
+        for each in inspect.signature(OBJECTIVES[name], eval_str=True).parameters.values()
+        if each.kind is each.KEYWORD_ONLY
     }
     return create_model(f"Options of {name}", __base__=Settings, **fields)

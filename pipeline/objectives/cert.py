@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
 from pipeline.losses import enqueue, moco, moving_average, random_queue
-from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.heads import drawn
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, View
 
@@ -26,6 +25,7 @@ class Projection(nn.Module):
         self.hidden, self.out = drawn(nn.Linear(dim, dim)), drawn(nn.Linear(dim, width))
 
     def forward(self, vectors: Tensor) -> Tensor:
+        """Project vectors (n, d): (n, width)."""
         projected: Tensor = self.out(self.hidden(vectors).relu())
         return projected
 
@@ -108,25 +108,25 @@ class Cert(Objective):
         queue, pointer = enqueue(self.queue, keys, int(self.pointer))
         self.queue.copy_(queue)
         self.pointer.fill_(pointer)
-        for slow, fast in ((self.slow_encoder, self.encoder), (self.slow_head, self.head)):
-            self._follow(slow, fast)
+        self._follow(self.slow_encoder, self.encoder)
+        self._follow(self.slow_head, self.head)
 
     def warnings(self) -> list[str]:
-        if len(self.columns) == 2 or cast(TrainableEncoder, self.encoder).backbone.drops:
+        if len(self.columns) == 2 or self.encoder.backbone.drops:
             return []
         return [
             "cert: the encoder has no dropout, so that both views of a text differ by the momentum alone; "
             "set train.dropout, or use pairs"
         ]
 
+    @torch.no_grad()
     def _keys(self, vectors: Tensor) -> Tensor:
-        with torch.no_grad():
-            keys: Tensor = self.slow_head(vectors)
-            return keys
+        return cast(Tensor, self.slow_head(vectors))
 
+    @torch.no_grad()
     def _follow(self, slow: nn.Module, fast: nn.Module) -> None:
-        with torch.no_grad():
-            for old, new in zip(slow.parameters(), fast.parameters(), strict=True):
-                old.copy_(moving_average(old, new, momentum=self.momentum))
-            for kept, current in zip(slow.buffers(), fast.buffers(), strict=True):
-                kept.copy_(current)
+        """Move the slow parameters towards the fast ones, and copy the buffers."""
+        for old, new in zip(slow.parameters(), fast.parameters(), strict=True):
+            old.copy_(moving_average(old, new, momentum=self.momentum))
+        for kept, current in zip(slow.buffers(), fast.buffers(), strict=True):
+            kept.copy_(current)

@@ -1,6 +1,6 @@
 """Classification of sentence pairs by their vectors: SBERT (Reimers & Gurevych 2019), InferSent (2017)."""
 
-from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, cast
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pipeline.losses import FEATURES, SBERT, Feature, classification, pair_features
 from pipeline.models.trainable.heads import drawn
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, View
+from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective
 
 
 @OBJECTIVES.register("classification")
@@ -38,16 +38,15 @@ class Classification(Objective):
         super().__init__(encoder)
         self.features = features
         width = sum(name in features for name in FEATURES) * self.dim
-        self.classifier = _classifier(width, classes, hidden, nonlinear, bias)
-
-    def views(self, batch: Batch) -> Sequence[View]:
-        return [View(self.encoder, batch.tokens(role)) for role in self.columns[:2]]
+        widths = [width, classes] if hidden is None else [width, hidden, classes]
+        first, *rest = [drawn(nn.Linear(*each, bias)) for each in pairwise(widths)]
+        between = [nn.Tanh()] if nonlinear else []
+        self.classifier = nn.Sequential(first, *between, *rest) if rest else first
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         logits = self.logits(*reps)
-        return Loss.of(
-            cross_entropy=classification(logits, torch.tensor(batch.column("label"), device=logits.device))
-        )
+        labels = torch.tensor(batch.column("label"), device=logits.device)
+        return Loss.of(cross_entropy=classification(logits, labels))
 
     def classes(self, left: Tensor, right: Tensor) -> Tensor:
         return self.logits(left, right).argmax(1)
@@ -55,12 +54,3 @@ class Classification(Objective):
     def logits(self, premises: Tensor, hypotheses: Tensor) -> Tensor:
         """Compute (n, classes) logits of the vectors (n, dim) of n pairs."""
         return cast(Tensor, self.classifier(pair_features(premises, hypotheses, self.features)))
-
-
-def _classifier(width: int, classes: int, hidden: int | None, nonlinear: bool, bias: bool) -> nn.Module:
-    if hidden is None:
-        return drawn(nn.Linear(width, classes, bias))
-    between = [nn.Tanh()] if nonlinear else []
-    return nn.Sequential(
-        drawn(nn.Linear(width, hidden, bias)), *between, drawn(nn.Linear(hidden, classes, bias))
-    )

@@ -1,7 +1,7 @@
 """ConSERT (Yan et al. 2021): contrastive learning of two views per text, made at the embedding layer."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
 from pipeline.losses import nt_xent
-from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.perturbations import Probe, cutoff, keeps_special, shuffled_positions
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, View
 from pipeline.text.tokens.tokens import Tokens
@@ -29,10 +28,8 @@ class Consert(Objective):
     - token_cutoff, feature_cutoff: whole tokens, or whole columns of all tokens, are set to zero after the
       embeddings.
     - adversarial: every token moves by `noise` at the embeddings, in the direction in which this loss rises
-      most while the
-      other view is fixed. The step is normalized per token, as in the published program; that program follows
-          the loss of
-      the labels instead. This view costs an additional forward and backward pass.
+      most while the other view is fixed. The step is normalized per token, as in the published program; that
+      program follows the loss of the labels instead. This view costs an additional forward and backward pass.
 
     `keep_special`: the first and the last token keep their positions; None: if the pooling uses one of them.
 
@@ -77,19 +74,18 @@ class Consert(Objective):
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         first, second = reps
-        gathered = batch.peers.gather(first), batch.peers.gather(second)
         value = nt_xent(
             first,
             second,
             temperature=self.temperature,
-            gathered=gathered,
+            gathered=(batch.peers.gather(first), batch.peers.gather(second)),
             offset=batch.offset,
             excluded=batch.excluded("text", first.device),
         )
         return Loss.of(nt_xent=value)
 
     def warnings(self) -> list[str]:
-        if self.kinds != ("none", "none") or cast(TrainableEncoder, self.encoder).backbone.drops:
+        if self.kinds != ("none", "none") or self.encoder.backbone.drops:
             return []
         return [
             "consert: the encoder has no dropout and both views are none, so that they are equal and "

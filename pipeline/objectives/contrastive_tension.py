@@ -2,14 +2,13 @@
 
 import copy
 from collections.abc import Sequence
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from pipeline.losses import contrastive_tension
-from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Product, View
 
 
@@ -45,7 +44,7 @@ class ContrastiveTension(Objective):
         inference: Literal["first", "second", "best"] = "second",
     ) -> None:
         super().__init__(encoder)
-        self.twin = copy.deepcopy(encoder)
+        self.twin = copy.deepcopy(self.encoder)
         self.negatives, self.reduction, self.inference = negatives, reduction, inference
         self.register_buffer("chosen", torch.zeros((), dtype=torch.int64))
 
@@ -74,7 +73,7 @@ class ContrastiveTension(Objective):
         return partners
 
     def warnings(self) -> list[str]:
-        if not cast(TrainableEncoder, self.encoder).folder.normalize:
+        if not self.encoder.folder.normalize:
             return []
         return [
             "contrastive_tension: inner products of unit vectors are between -1 and 1; "
@@ -86,7 +85,7 @@ class ContrastiveTension(Objective):
 
     def candidates(self) -> tuple[Product, ...]:
         kept = {"first": (self.encoder,), "second": (self.twin,), "best": (self.twin, self.encoder)}
-        return tuple(Product(cast(TrainableEncoder, encoder)) for encoder in kept[self.inference])
+        return tuple(Product(encoder) for encoder in kept[self.inference])
 
     def select(self, candidate: int) -> None:
         self.chosen.fill_(candidate)

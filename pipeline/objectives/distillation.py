@@ -47,15 +47,13 @@ class Distillation(Objective):
         self.min_rows = _MIN_TEXTS if match == "similarity" else 1
         loaded = load_trainable(open_folder(EncoderSettings(path=teacher))).eval().requires_grad_(False)
         if match == "embedding" and loaded.dim != self.dim:
-            found = f"dimension {loaded.dim} of {teacher} for an encoder of {self.dim}"
             raise ConfigError(
                 "distillation: match",
                 "a teacher of the encoder's dimension, because match is embedding",
-                found,
+                f"dimension {loaded.dim} of {teacher} for an encoder of {self.dim}",
                 "set match to similarity, or use another teacher",
             )
-        # Set past nn.Module: the teacher has no part in parameters(), state_dict() or train().
-        object.__setattr__(self, "_teacher", loaded)
+        self.set_unregistered("_teacher", loaded)
         self._tokenizer: Tokenizer | None = None  # loaded with the first batch, because it cannot be pickled
 
     def __getstate__(self) -> dict[str, Any]:
@@ -79,14 +77,8 @@ class Distillation(Objective):
 
     def views(self, batch: Batch) -> Sequence[View]:
         teacher, tokenize = self._teacher_on_device()
-        students = [View(self.encoder, batch.tokens(role)) for role in self.columns]
-        return [
-            *students,
-            *(
-                View(teacher, tokenize([str(text) for text in batch.column(role)]), grad=False)
-                for role in self.columns
-            ),
-        ]
+        texts = ([str(text) for text in batch.column(role)] for role in self.columns)
+        return [*super().views(batch), *(View(teacher, tokenize(each), grad=False) for each in texts)]
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         students, teachers = reps[: len(self.columns)], reps[len(self.columns) :]

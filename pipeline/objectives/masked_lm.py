@@ -1,7 +1,7 @@
 """Masked language modelling as an auxiliary loss (Gao et al. 2021, section 4; Devlin et al. 2019)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -40,12 +40,11 @@ class MaskedLanguageModelling(Objective):
     ) -> None:
         super().__init__(encoder)
         self.columns, self.role, self.rate = (role,), role, rate
-        trained = cast(TrainableEncoder, encoder)
-        tokenizer = trained.folder.tokenizer()
+        tokenizer = self.encoder.folder.tokenizer()
         self._special = len(tokenizer.prefix), len(tokenizer.suffix)
         self._vocabulary = len(tokenizer.vocabulary())
-        self._mask_id = _mask_id(trained, tokenizer.vocabulary())
-        self.head = load_language_head(trained)
+        self._mask_id = _mask_id(self.encoder, tokenizer.vocabulary())
+        self.head = load_language_head(self.encoder)
         self._masked = self._plain = Tokens(np.empty(0, np.int32), np.zeros(1, np.int64), np.empty(0, bool))
         self._masked_words = 0.0  # per rank, on average
         self._row_of = dict[int, int]()  # index within the batch of the step -> row of the masked tokens
@@ -77,18 +76,17 @@ class MaskedLanguageModelling(Objective):
     def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
         rows = np.array([self._row_of[index] for index in _indices(batch)])
         masked, words = self._masked.of_rows(rows), self._plain.of_rows(rows).ids
-        encoder = cast(TrainableEncoder, self.encoder)
         assert masked.kept is not None
-        states, chosen = encoder.states(masked), np.flatnonzero(masked.kept)
+        states, chosen = self.encoder.states(masked), np.flatnonzero(masked.kept)
         at, labels = (
             torch.from_numpy(each).to(states.device) for each in (chosen, words[chosen].astype(np.int64))
         )
-        total = masked_lm(self.head(states[at], encoder.backbone.words), labels, total=1)
+        total = masked_lm(self.head(states[at], self.encoder.backbone.words), labels, total=1)
         # Scaled so that the mean over rows is the mean over masked words.
         return Loss.of(masked_lm=total * (len(self._plain) / (len(rows) * max(self._masked_words, 1.0))))
 
     def warnings(self) -> list[str]:
-        if has_language_head(cast(TrainableEncoder, self.encoder)):
+        if has_language_head(self.encoder):
             return []
         return [
             "masked_lm: the encoder's folder has no language model head, so a new one starts with random "

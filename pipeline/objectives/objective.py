@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.heads import DenseModule
 from pipeline.objectives.batch import Batch
-from pipeline.objectives.view import View, ViewEncoder
+from pipeline.objectives.view import View
+from pipeline.settings.training import TEXTS
 from pipeline.text.tokens.tokens import Tokens
 
 
@@ -29,10 +30,9 @@ class Loss:
 
     def __add__(self, other: "Loss") -> "Loss":
         """Add two losses; parts with the same name are added up."""
-        names = [*self.parts, *(name for name in other.parts if name not in self.parts)]
         parts = {
             name: sum((loss.parts[name] for loss in (self, other) if name in loss.parts), torch.zeros(()))
-            for name in names
+            for name in {**self.parts, **other.parts}
         }
         return Loss(self.total + other.total, parts)
 
@@ -60,6 +60,7 @@ class Product:
 
     @property
     def dim(self) -> int:
+        """Dimension of the vectors, without the head."""
         return self.encoder.dim + (0 if self.twin is None else self.twin.dim)
 
     def __call__(self, tokens: Tokens) -> Tensor:
@@ -86,8 +87,7 @@ class Objective(nn.Module):
         order: "contiguous" if the rows of a batch must be consecutive sentences of a document.
         min_rows: smallest number of rows, over all peers, for which the loss is defined.
         allows_truncation: the loss may be computed on the first dimensions of the vectors, because no layer
-            or queue
-            depends on their full width.
+            or queue depends on their full width.
         has_positive_pairs: row i of the first view and row i of the second mean the same, other rows do not.
         has_stateful_loss: the loss depends on earlier steps, for example through a queue, so that equal rows
             may have another loss later.
@@ -104,11 +104,12 @@ class Objective(nn.Module):
     has_stateful_loss: bool = False
     classifies: ClassVar[bool] = False
     needs_folder: ClassVar[bool] = False
+    encoder: TrainableEncoder
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
-        self.encoder = encoder
-        self.dim = cast(ViewEncoder, encoder).dim  # nn.Module types its attributes as tensors and modules
+        self.encoder = cast(TrainableEncoder, encoder)  # or a `ViewEncoder`, if the objective needs no folder
+        self.dim = self.encoder.dim
 
     @classmethod
     def roles(cls, options: Mapping[str, JsonValue]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -129,11 +130,12 @@ class Objective(nn.Module):
         """
 
     def views(self, batch: Batch) -> Sequence[View]:
-        """Return the views to encode; called once per step.
+        """Return the views to encode, by default one per column of texts; called once per step.
 
         Views of one encoder share a forward pass if possible.
         """
-        raise NotImplementedError
+        used = (*self.columns, *(role for role in self.optional if role in batch))
+        return [View(self.encoder, batch.tokens(role)) for role in used if role in TEXTS]
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         """Mean loss over this rank's rows, so that the mean over ranks is the mean over all rows.
@@ -154,9 +156,7 @@ class Objective(nn.Module):
         return Loss.of()
 
     def after_step(self, reps: tuple[Tensor, ...], batch: Batch) -> None:
-        """Update momentum encoders and queues with the vectors of the step; called after the weights have
-        changed.
-        """
+        """Update momentum encoders and queues with the vectors of a step, after the weights have changed."""
 
     def truncated(self, reps: tuple[Tensor, ...], dim: int) -> tuple[Tensor, ...]:
         """Truncate the vectors of each view to `dim` dimensions."""
@@ -164,7 +164,7 @@ class Objective(nn.Module):
 
     def product(self) -> Product:
         """Return the modules that inference uses; by default the encoder alone."""
-        return Product(cast(TrainableEncoder, self.encoder))
+        return Product(self.encoder)
 
     def candidates(self) -> tuple[Product, ...]:
         """Return the possible products: the best one on dev is used, or the first if there is no dev set."""
@@ -183,3 +183,10 @@ class Objective(nn.Module):
         Called before the first step, possibly on one rank alone, so it must not run the encoder.
         """
         return []
+
+    def set_unregistered(self, name: str, module: nn.Module) -> None:
+        """Set a module as an attribute that parameters(), state_dict() and train() do not see.
+
+        For modules that are fixed, or that share their weights with a registered one.
+        """
+        object.__setattr__(self, name, module)

@@ -1,23 +1,21 @@
 """Continuous templates (OptiPrompt: Zhong et al. 2021; Jiang et al. 2022): only the template is learnt."""
 
 from collections.abc import Sequence
-from typing import cast
 
-from torch import Tensor, nn
+from torch import nn
 
 from pipeline.errors import ConfigError
-from pipeline.losses import info_nce
-from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.lora import is_adapted
 from pipeline.models.trainable.mlm_head import has_language_head
 from pipeline.models.trainable.prompted import transform_of
 from pipeline.models.trainable.soft_prompt import LearnedTemplate
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, Product, View
-from pipeline.objectives.prompt import Limit, default_template, set_unregistered
+from pipeline.objectives import OBJECTIVES, Batch, Positive, Product, View
+from pipeline.objectives.in_batch import InBatchContrast
+from pipeline.objectives.prompt import Limit, default_template
 
 
 @OBJECTIVES.register("optiprompt")
-class OptiPrompt(Objective):
+class OptiPrompt(InBatchContrast):
     """InfoNCE of two passes, with different dropout, over a template of free vectors.
 
     Each text is represented by the mask token of the template. The template's vectors start as the words of
@@ -28,7 +26,6 @@ class OptiPrompt(Objective):
 
     columns = ("text",)
     needs_folder = True
-    has_positive_pairs = True
     _reading: LearnedTemplate
     _product: LearnedTemplate
 
@@ -41,7 +38,7 @@ class OptiPrompt(Objective):
         limit: Limit = 32,
     ) -> None:
         super().__init__(encoder)
-        trained, self.temperature = cast(TrainableEncoder, encoder), temperature
+        trained, self.temperature = self.encoder, temperature
         if is_adapted(encoder):
             raise ConfigError(
                 "train.lora.rank",
@@ -52,27 +49,13 @@ class OptiPrompt(Objective):
         encoder.requires_grad_(False)
         self.transform = transform_of(trained).requires_grad_(False) if has_language_head(trained) else None
         template = default_template(trained.folder) if template is None else template
-        set_unregistered(
-            self, "_reading", LearnedTemplate(trained, template, limit=limit, transform=self.transform)
-        )
-        set_unregistered(self, "_product", LearnedTemplate(trained, template, limit=limit))
+        for name, transform in (("_reading", self.transform), ("_product", None)):
+            learned = LearnedTemplate(trained, template, limit=limit, transform=transform)
+            self.set_unregistered(name, learned)
         self.dim = self._reading.dim
 
     def views(self, batch: Batch) -> Sequence[View]:
         return 2 * (View(self._reading, self._reading.framed(batch.tokens("text"), self._reading.frame)),)
-
-    def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        first, second = reps
-        candidates = batch.peers.gather(second)
-        return Loss.of(
-            info_nce=info_nce(
-                first,
-                candidates,
-                temperature=self.temperature,
-                excluded=batch.excluded("text", first.device),
-                offset=batch.offset,
-            )
-        )
 
     def product(self) -> Product:
         return Product(self._product)

@@ -1,24 +1,24 @@
 """Supervised PromptBERT (Jiang et al. 2022, section 4): pairs and hard negatives in one prompt template."""
 
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Literal
 
-from torch import Tensor, nn
+from torch import nn
 
-from pipeline.losses import info_nce
 from pipeline.models.trainable.denoise import DenoiseTransform
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.heads import TanhHead
 from pipeline.models.trainable.mlm_head import has_language_head
 from pipeline.models.trainable.prompted import PromptedEncoder, transform_of
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, Product, View
-from pipeline.objectives.prompt import Limit, default_template, set_unregistered
+from pipeline.objectives import OBJECTIVES, Batch, Positive, Product, View
+from pipeline.objectives.in_batch import InBatchContrast
+from pipeline.objectives.prompt import Limit, default_template
 
 Readout = Literal["transform", "mlp", "none"]
 
 
 @OBJECTIVES.register("prompt_supervised")
-class PromptSupervised(Objective):
+class PromptSupervised(InBatchContrast):
     """InfoNCE of anchors with positives and hard negatives, each read at the mask token of one template.
 
     With h the mask token's state and h_hat that of the template without a text, vectors are T(h) - T(h_hat)
@@ -34,7 +34,6 @@ class PromptSupervised(Objective):
     columns = ("anchor", "positive")
     optional = ("negative",)
     needs_folder = True
-    has_positive_pairs = True
     _reading: PromptedEncoder
 
     def __init__(
@@ -49,53 +48,31 @@ class PromptSupervised(Objective):
         hard_negative_weight: Positive = 1.0,
     ) -> None:
         super().__init__(encoder)
-        trained = cast(TrainableEncoder, encoder)
+        trained = self.encoder
         chosen = readout or _readout_of(trained)
         self.temperature, self.hard_negative_weight = temperature, hard_negative_weight
         self.transform = transform_of(trained) if chosen == "transform" else None
         self.head = TanhHead(trained.backbone.width) if chosen == "mlp" else None
         template = default_template(trained.folder) if template is None else template
-        set_unregistered(
-            self,
-            "_reading",
-            PromptedEncoder(
-                trained, template, limit=limit, denoise=denoise, transform=self.transform, head=self.head
-            ),
+        reading = PromptedEncoder(
+            trained, template, limit=limit, denoise=denoise, transform=self.transform, head=self.head
         )
+        self.set_unregistered("_reading", reading)
         self.dim = self._reading.dim
 
     def views(self, batch: Batch) -> Sequence[View]:
-        roles = [*self.columns, *(role for role in self.optional if role in batch)]
+        frame = self._reading.frame
         return [
-            View(self._reading, self._reading.framed(batch.tokens(role), self._reading.frame))
-            for role in roles
+            View(self._reading, self._reading.framed(view.tokens, frame)) for view in super().views(batch)
         ]
-
-    def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        anchors, *columns = reps
-        candidates, *rest = [batch.peers.gather(column) for column in columns]
-        value = info_nce(
-            anchors,
-            candidates,
-            negatives=rest[0] if rest else None,
-            hard_negative_weight=self.hard_negative_weight,
-            temperature=self.temperature,
-            excluded=batch.excluded("anchor", anchors.device),
-            offset=batch.offset,
-        )
-        return Loss.of(info_nce=value)
 
     def product(self) -> Product:
         return Product(self._reading)
 
     def warnings(self) -> list[str]:
-        if isinstance(self.transform, DenoiseTransform) and not has_language_head(
-            cast(TrainableEncoder, self.encoder)
-        ):
-            return [
-                "prompt_supervised: the encoder's folder has no language model head; a new layer replaces it"
-            ]
-        return []
+        if not isinstance(self.transform, DenoiseTransform) or has_language_head(self.encoder):
+            return []
+        return ["prompt_supervised: the encoder's folder has no language model head; a new layer replaces it"]
 
 
 def _readout_of(encoder: TrainableEncoder) -> Readout:

@@ -5,13 +5,14 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from pipeline.losses import info_nce, pser
+from pipeline.losses import pser
 from pipeline.models.trainable.perturbations import keeps_special, shuffled_positions
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, View
+from pipeline.objectives import OBJECTIVES, Batch, Loss, Positive, View
+from pipeline.objectives.in_batch import InBatchContrast
 
 
 @OBJECTIVES.register("pser")
-class Pser(Objective):
+class Pser(InBatchContrast):
     """InfoNCE of a text and its view with shuffled positions, plus alpha times their divergence.
 
     Each view has its own dropout mask. `kl_on`: "embedding" compares softmax(z1) and softmax(z2) over the
@@ -22,7 +23,6 @@ class Pser(Objective):
     """
 
     columns = ("text",)
-    has_positive_pairs = True
     allows_truncation = True
 
     def __init__(
@@ -44,25 +44,8 @@ class Pser(Objective):
         return View(self.encoder, tokens), View(self.encoder, tokens, positions=shuffled)
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        first, second = reps
-        candidates = batch.peers.gather(second)
-        value = info_nce(
-            first,
-            candidates,
-            temperature=self.temperature,
-            excluded=batch.excluded("text", first.device),
-            offset=batch.offset,
-        )
-        return Loss.of(
-            info_nce=value, divergence=self.alpha * self._divergence(first, second, candidates, batch)
-        )
-
-    def _divergence(self, first: Tensor, second: Tensor, candidates: Tensor, batch: Batch) -> Tensor:
-        """Compute the divergence of this rank's rows.
-
-        Over similarities it is that of all rows, equal on every rank, because the distributions of second
-        views need all first views too.
-        """
-        if self.kl_on == "embedding":
-            return pser(first, second, temperature=self.temperature)
-        return pser(batch.peers.gather(first), candidates, temperature=self.temperature, kl_on="similarity")
+        # Over similarities it is the divergence of all rows, equal on every rank, because the distributions
+        # of second views need all first views too.
+        compared = reps if self.kl_on == "embedding" else map(batch.peers.gather, reps)
+        divergence = pser(*compared, temperature=self.temperature, kl_on=self.kl_on)
+        return super().loss(reps, batch) + Loss.of(divergence=self.alpha * divergence)

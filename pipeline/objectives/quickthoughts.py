@@ -3,17 +3,14 @@
 import copy
 import hashlib
 from collections.abc import Sequence
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from pipeline.losses import quick_thoughts
-from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Product, View
-
-Second = Literal["copy", "drawn", "same"]
 
 
 @OBJECTIVES.register("quickthoughts")
@@ -42,13 +39,13 @@ class QuickThoughts(Objective):
         *,
         context: Annotated[int, Field(ge=1)] = 1,
         diag: Literal["mask", "zero"] = "mask",
-        second: Second = "copy",
+        second: Literal["copy", "drawn", "same"] = "copy",
         inference: Literal["both", "first"] = "both",
     ) -> None:
         super().__init__(encoder)
-        self.twin = None if second == "same" else copy.deepcopy(encoder)
-        if second == "drawn":
-            cast(TrainableEncoder, self.twin).draw()
+        self.twin = None if second == "same" else copy.deepcopy(self.encoder)
+        if self.twin is not None and second == "drawn":
+            self.twin.draw()
         self.context, self.diag, self.inference = context, diag, inference
 
     def views(self, batch: Batch) -> Sequence[View]:
@@ -72,7 +69,7 @@ class QuickThoughts(Objective):
                 "quickthoughts: one encoder for both sides favours vectors that are all alike; "
                 "set second to copy or drawn"
             )
-        if cast(TrainableEncoder, self.encoder).folder.normalize:
+        if self.encoder.folder.normalize:
             found.append(
                 "quickthoughts: inner products of unit vectors are between -1 and 1; "
                 "set encoder.normalize to false"
@@ -80,8 +77,7 @@ class QuickThoughts(Objective):
         return found
 
     def product(self) -> Product:
-        twin = self.twin if self.inference == "both" else None
-        return Product(cast(TrainableEncoder, self.encoder), twin=cast(TrainableEncoder | None, twin))
+        return Product(self.encoder, twin=self.twin if self.inference == "both" else None)
 
 
 def _document_numbers(batch: Batch) -> Tensor:

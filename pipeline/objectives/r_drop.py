@@ -1,14 +1,13 @@
 """R-Drop (Liang et al. 2021): two passes over a sentence pair, with different dropout, agree on its class."""
 
 from collections.abc import Sequence
-from typing import Annotated, cast
+from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from pipeline.losses import SBERT, Feature, classification, symmetric_divergence
-from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Positive, View
 from pipeline.objectives.classification import Classification
 
@@ -42,7 +41,7 @@ class RDrop(Classification):
         return 2 * tuple(super().views(batch))
 
     def warnings(self) -> list[str]:
-        if cast(TrainableEncoder, self.encoder).backbone.drops:
+        if self.encoder.backbone.drops:
             return []
         return [
             "r_drop: the encoder has no dropout, so that both passes are equal, and the result is that of "

@@ -1,12 +1,10 @@
 """Cosine regression (Reimers & Gurevych 2019, section 3): cosines of pairs match similarity scores."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from pipeline.losses import cosine_regression
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, View
+from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective
 
 
 @OBJECTIVES.register("regression")
@@ -17,13 +15,7 @@ class CosineRegression(Objective):
     min_rows = 1
     allows_truncation = True
 
-    def views(self, batch: Batch) -> Sequence[View]:
-        return [View(self.encoder, batch.tokens(role)) for role in self.columns[:2]]
-
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         left, right = reps
-        return Loss.of(
-            squared_error=cosine_regression(
-                left, right, torch.tensor(batch.column("score"), device=left.device)
-            )
-        )
+        scores = torch.tensor(batch.column("score"), device=left.device)
+        return Loss.of(squared_error=cosine_regression(left, right, scores))

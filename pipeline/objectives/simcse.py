@@ -1,18 +1,17 @@
 """Unsupervised SimCSE (Gao et al. 2021, section 3): each text is its own positive, with other dropout."""
 
 from collections.abc import Sequence
-from typing import Literal, cast
+from typing import Literal
 
 from torch import Tensor, nn
 
-from pipeline.losses import info_nce
-from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.heads import HeadName, head_of
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, View
+from pipeline.objectives import OBJECTIVES, Batch, Loss, Positive, View
+from pipeline.objectives.in_batch import InBatchContrast
 
 
 @OBJECTIVES.register("simcse")
-class SimCSE(Objective):
+class SimCSE(InBatchContrast):
     """InfoNCE of two copies of each text with different dropout masks; candidates come from all ranks.
 
     Both copies are encoded in one pass. The encoder needs dropout: without it both copies are equal, and the
@@ -40,21 +39,15 @@ class SimCSE(Objective):
         view = View(self.encoder, batch.tokens("text"))
         return (view, view) if self.masks == "own" else (view,)
 
+    def project(self, vectors: Tensor) -> Tensor:
+        projected: Tensor = self.head(vectors)
+        return projected
+
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        first, second = self.head(reps[0]), self.head(reps[-1])
-        candidates = batch.peers.gather(second)
-        return Loss.of(
-            info_nce=info_nce(
-                first,
-                candidates,
-                temperature=self.temperature,
-                excluded=batch.excluded("text", first.device),
-                offset=batch.offset,
-            )
-        )
+        return super().loss((reps[0], reps[-1]), batch)
 
     def warnings(self) -> list[str]:
-        if self.masks == "own" and cast(TrainableEncoder, self.encoder).backbone.drops:
+        if self.masks == "own" and self.encoder.backbone.drops:
             return []
         found, remedy = "the encoder has no dropout", "train.dropout"
         if self.masks == "shared":

@@ -1,17 +1,16 @@
 """Supervised SimCSE (Gao et al. 2021, section 4): pairs, with hard negatives if the data has them."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor, nn
 
-from pipeline.losses import info_nce
 from pipeline.models.trainable.heads import DenseModule, HeadName, head_of
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, Product, View
+from pipeline.objectives import OBJECTIVES, Positive, Product
+from pipeline.objectives.in_batch import InBatchContrast
 
 
 @OBJECTIVES.register("supervised")
-class Supervised(Objective):
+class Supervised(InBatchContrast):
     """InfoNCE of anchors with positives and, if the data has them, hard negatives; for example NLI triples.
 
     `hard_negative_weight` multiplies an anchor's own hard negative in the denominator of its softmax; hard
@@ -22,7 +21,6 @@ class Supervised(Objective):
 
     columns = ("anchor", "positive")
     optional = ("negative",)
-    has_positive_pairs = True
 
     def __init__(
         self,
@@ -35,27 +33,12 @@ class Supervised(Objective):
     ) -> None:
         super().__init__(encoder)
         self.temperature, self.hard_negative_weight = temperature, hard_negative_weight
-        self.keep_head = keep_head
-        self.head = head_of(head, self.dim)
+        self.head, self.keep_head = head_of(head, self.dim), keep_head
         self.allows_truncation = head == "none"
 
-    def views(self, batch: Batch) -> Sequence[View]:
-        roles = [*self.columns, *(role for role in self.optional if role in batch)]
-        return [View(self.encoder, batch.tokens(role)) for role in roles]
-
-    def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        anchors, *columns = map(self.head, reps)
-        candidates, *rest = [batch.peers.gather(column) for column in columns]
-        value = info_nce(
-            anchors,
-            candidates,
-            negatives=rest[0] if rest else None,
-            hard_negative_weight=self.hard_negative_weight,
-            temperature=self.temperature,
-            excluded=batch.excluded("anchor", anchors.device),
-            offset=batch.offset,
-        )
-        return Loss.of(info_nce=value)
+    def project(self, vectors: Tensor) -> Tensor:
+        projected: Tensor = self.head(vectors)
+        return projected
 
     def product(self) -> Product:
         kept = self.head if self.keep_head and isinstance(self.head, DenseModule) else None

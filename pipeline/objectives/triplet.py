@@ -1,11 +1,9 @@
 """Triplet loss (Reimers & Gurevych 2019, section 3): positives closer than negatives, by a margin."""
 
-from collections.abc import Sequence
-
 from torch import Tensor, nn
 
 from pipeline.losses import triplet
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, View
+from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive
 
 
 @OBJECTIVES.register("triplet")
@@ -20,9 +18,6 @@ class Triplet(Objective):
     def __init__(self, encoder: nn.Module, *, margin: Positive = 1.0) -> None:
         super().__init__(encoder)
         self.margin = margin
-
-    def views(self, batch: Batch) -> Sequence[View]:
-        return [View(self.encoder, batch.tokens(role)) for role in self.columns]
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         return Loss.of(triplet=triplet(*reps, margin=self.margin))

@@ -33,8 +33,7 @@ class View:
         tokens: tokens of the n texts.
         grad: False for a momentum encoder or a teacher.
         at_embedding: change of the states behind the embedding layer; None for none. A change that depends on
-            the
-            text belongs to this view alone.
+            the text belongs to this view alone.
         positions: (tokens,) int64 position of each token; None: 0, 1, 2 ... in each text.
         whole_batch_reason: why the rows cannot be encoded in chunks, for an error message; None if they can.
     """

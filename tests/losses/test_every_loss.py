@@ -10,7 +10,6 @@ from pipeline.losses import (
     cosine_regression,
     embedding_distillation,
     info_nce,
-    matryoshka,
     moco,
     nt_xent,
     pser,
@@ -36,9 +35,6 @@ COSINE = {  # loss of (x, y, order of the rows, for the labels)
     "moco": lambda x, y, order: moco(x, y.detach(), QUEUE.to(x.dtype), temperature=0.1),
     "regression": lambda x, y, order: cosine_regression(x, y, SCORES[order]),
     "pser_similarity": lambda x, y, order: pser(x, y, temperature=0.1, kl_on="similarity"),
-    "matryoshka": lambda x, y, order: matryoshka(
-        lambda q, k: info_nce(q, k, temperature=0.1), (x, y), dims=(5, 2)
-    ),
     "similarity_distillation": lambda x, y, order: similarity_distillation(
         cosines(x, y), cosines(x.detach() ** 3, y.detach() ** 3), temperature=0.1
     ),

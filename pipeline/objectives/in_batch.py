@@ -1,0 +1,37 @@
+"""Contrastive objectives whose candidates are the rows of the batch, on all ranks."""
+
+from torch import Tensor
+
+from pipeline.losses import info_nce
+from pipeline.objectives import Batch, Loss, Objective
+
+
+class InBatchContrast(Objective):
+    """InfoNCE of the first view with the second and, if there is a third, with hard negatives.
+
+    Attributes:
+        temperature: divides the cosines.
+        hard_negative_weight: factor of exp(logit) of a row's own hard negative.
+    """
+
+    has_positive_pairs = True
+    temperature: float
+    hard_negative_weight: float = 1.0
+
+    def project(self, vectors: Tensor) -> Tensor:
+        """Apply the layers between vectors and loss to (n, dim) vectors; by default there are none."""
+        return vectors
+
+    def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
+        queries, *columns = map(self.project, reps)
+        candidates, *negatives = [batch.peers.gather(column) for column in columns]
+        value = info_nce(
+            queries,
+            candidates,
+            negatives=negatives[0] if negatives else None,
+            hard_negative_weight=self.hard_negative_weight,
+            temperature=self.temperature,
+            excluded=batch.excluded(self.columns[0], queries.device),
+            offset=batch.offset,
+        )
+        return Loss.of(info_nce=value)
