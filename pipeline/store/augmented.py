@@ -29,10 +29,9 @@ class Augmented(Manifest):
     def paths(self, store: Store) -> set[str]:
         """Return the paths of the files that this manifest and a later run need, except its own."""
         try:
-            content = store.read_checked(self.corpus.path, self.corpus.sha256)
+            corpus = Corpus.read(store, self.corpus)
         except FileNotFoundError:
             return {self.corpus.path, *self._unit_files()}
-        corpus = Corpus.from_json(content, store.uri_of(self.corpus.path))
         units = frozenset(unit.sha256[:24] for unit in corpus.units)
         folders = {folder for model_folders in self.makings.values() for folder in model_folders}
         made = (entry.path for folder in folders for entry in store.list(folder))

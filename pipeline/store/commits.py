@@ -105,7 +105,7 @@ class Commits:
             DataError: the commit took effect and is damaged.
         """
         try:
-            return Commit.left(self.store, commit_path(number))
+            return Commit.load_intact(self.store, commit_path(number))
         except DataError as error:
             remedy = (
                 "it may hold the root, or make another release current: restore it from a copy; "

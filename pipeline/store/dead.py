@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.store.base import Store
-from pipeline.store.units import FileRef, stored_by_content
+from pipeline.store.once import stored_by_content
+from pipeline.store.units import FileRef
 
 _SCHEMA = pa.schema([pa.field("address", pa.int64(), nullable=False)])
 
@@ -59,4 +60,4 @@ def write_addresses(store: Store, addresses: np.ndarray, stem: str) -> FileRef:
 
 def read_addresses(store: Store, reference: FileRef) -> np.ndarray:
     """Read the addresses that `write_addresses` stored, (n,) int64. Raises DataError for a changed file."""
-    return pq.read_table(store.open(reference.path, reference.sha256))["address"].to_numpy()
+    return pq.read_table(reference.open(store))["address"].to_numpy()

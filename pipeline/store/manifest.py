@@ -33,6 +33,16 @@ class ReleaseUnit(Stored):
     quarantine: FileRef | None = None
     """rows whose vector was unusable"""
 
+    @property
+    def file(self) -> FileRef:
+        """The file with the unit's rows."""
+        return FileRef(path=self.path, sha256=self.sha256, rows=self.rows, bytes=self.bytes)
+
+    def references(self) -> Iterator[FileRef]:
+        """Yield the unit's files. The reference to its record has neither size nor sha256."""
+        yield from (self.file, FileRef(path=self.record, sha256=""))
+        yield from super().references()
+
 
 class IndexFiles(Stored):
     """The files of an index, how it was built, and what its recall is measured with."""
@@ -97,6 +107,11 @@ class EncoderFiles(Stored):
     path: str
     files: tuple[FileRef, ...]
 
+    def references(self) -> Iterator[FileRef]:
+        """Yield the files with paths relative to the root."""
+        for file in self.files:
+            yield file.model_copy(update={"path": f"{self.path}/{file.path}"})
+
 
 class ReleaseManifest(Stored):
     """All files and settings of a release. Paths are relative to the root."""
@@ -136,32 +151,9 @@ class ReleaseManifest(Stored):
         """sha256 of the content except the release number; it names a candidate."""
         return digest_of(self.model_dump(mode="json", exclude={"release"}))
 
-    def files(self) -> Iterator[FileRef]:
-        """Yield the files that the release needs, except its manifest and those named by its corpus record.
-
-        References to records of units have no size and no sha256.
-        """
-        rows = (self.moments, self.canary, self.dead, self.tombstones, self.corpus)
-        whitening = (self.whitening.fitted, self.whitening.fitted_on) if self.whitening else ()
-        index = (self.index.trained, self.index.queries, self.index.truth)
-        optional = (self.transform, *rows, *whitening, *index)
-        yield from (reference for reference in optional if reference)
-        yield from (*self.index.files, *self.ids, *self.encoder_files())
-        for unit in self.units:
-            yield FileRef(path=unit.path, sha256=unit.sha256, rows=unit.rows, bytes=unit.bytes)
-            yield FileRef(path=unit.record, sha256="")
-            yield from (reference for reference in (unit.corpus, unit.moments, unit.quarantine) if reference)
-
-    def encoder_files(self) -> tuple[FileRef, ...]:
-        """Return the encoder's files with paths relative to the root."""
-        return tuple(
-            file.model_copy(update={"path": f"{self.encoder.path}/{file.path}"})
-            for file in self.encoder.files
-        )
-
     def paths(self) -> set[str]:
-        """Return the paths of `files`."""
-        return {file.path for file in self.files()}
+        """Return the paths of `references`."""
+        return {file.path for file in self.references()}
 
 
 def manifest_path(number: int) -> str:

@@ -3,10 +3,13 @@
 Equal work gives equal records: they contain no time, host or number of attempts.
 """
 
+import builtins
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from hashlib import sha256
+from pathlib import Path
 from typing import Self
+
+import pyarrow as pa
 
 from pipeline.config import Settings, canonical, digest_of
 from pipeline.errors import DataError
@@ -51,14 +54,14 @@ class Stored(Settings):
 
     @classmethod
     def load(cls, store: Store, path: str) -> Self | None:
-        """Load the value stored at `path`; None if it does not exist. Raises DataError as `from_json`."""
+        """Load the record at `path`; None if there is none. Raises DataError as `from_json`."""
         try:
             return cls.from_json(store.read(path), store.uri_of(path))
         except FileNotFoundError:
             return None
 
     @classmethod
-    def left(cls, store: Store, path: str) -> Self | None:
+    def load_intact(cls, store: Store, path: str) -> Self | None:
         """Load the record that an earlier run wrote. Raises DataError as `from_json`.
 
         Returns None if it is missing or truncated, so that the caller redoes the work.
@@ -68,6 +71,35 @@ class Stored(Settings):
         except FileNotFoundError:
             return None
         return cls.from_json(content, store.uri_of(path)) if content.endswith(b"}\n") else None
+
+    @classmethod
+    def read(cls, store: Store, reference: "FileRef") -> Self:
+        """Read the record in a file that another record names.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            DataError: as `from_json`, or the sha256 differs.
+        """
+        return cls.from_json(reference.read(store), store.uri_of(reference.path))
+
+    @classmethod
+    def load_complete(cls, store: Store, path: str) -> Self | None:
+        """Load the record as `load_intact`; None also if a file that it names is missing or incomplete."""
+        record = cls.load_intact(store, path)
+        return record if record is not None and record.is_complete(store) else None
+
+    def references(self) -> Iterator["FileRef"]:
+        """Yield every file that a field names, and those that values among the fields name."""
+        for _, value in self:
+            for each in value if isinstance(value, tuple) else (value,):
+                if isinstance(each, FileRef):
+                    yield each
+                elif isinstance(each, Stored):
+                    yield from each.references()
+
+    def is_complete(self, store: Store) -> bool:
+        """Return whether every file of `references` exists with its size."""
+        return all(reference.is_complete(store) for reference in self.references())
 
 
 class OtherSchema(DataError):
@@ -89,18 +121,21 @@ class FileRef(Settings):
     rows: int = 0
     bytes: int = 0
 
+    def read(self, store: Store) -> builtins.bytes:
+        """Return the content. Raises DataError if its sha256 differs."""
+        return store.read_checked(self.path, self.sha256)
 
-def stored_by_content(store: Store, content: bytes, stem: str, suffix: str, rows: int = 0) -> FileRef:
-    """Store bytes in a file named `stem`-<first digits of their sha256>`suffix`, unless it exists.
+    def open(self, store: Store) -> pa.NativeFile:
+        """Open the file as a seekable stream. Raises DataError if its sha256 differs."""
+        return store.open(self.path, self.sha256)
 
-    Args:
-        rows: number of rows in the file, recorded in the reference.
-    """
-    digest = sha256(content).hexdigest()
-    reference = FileRef(path=f"{stem}-{digest[:12]}{suffix}", sha256=digest, rows=rows, bytes=len(content))
-    if store.size(reference.path) != reference.bytes:
-        store.write(reference.path, content)
-    return reference
+    def local(self, store: Store) -> Path:
+        """Return a path on this machine with the content. Raises DataError if its sha256 differs."""
+        return store.local(self.path, self.sha256)
+
+    def is_complete(self, store: Store) -> bool:
+        """Return whether the file exists with its size."""
+        return store.size(self.path) == self.bytes
 
 
 class UnitRecord(Stored):
@@ -123,14 +158,14 @@ class UnitRecord(Stored):
     moments: FileRef | None = None
     quarantine: FileRef | None = None
 
-    def sizes(self) -> dict[str, int]:
-        """Return the size in bytes of each file that the record names, by path."""
-        references = [reference for reference in (self.moments, self.quarantine) if reference]
-        return {self.path: self.bytes} | {reference.path: reference.bytes for reference in references}
+    @property
+    def file(self) -> FileRef:
+        """The file with the unit's rows."""
+        return FileRef(path=self.path, sha256=self.sha256, rows=self.rows, bytes=self.bytes)
 
-    def is_whole(self, store: Store) -> bool:
-        """Return whether every file that the record names exists with its size."""
-        return all(store.size(path) == size for path, size in self.sizes().items())
+    def references(self) -> Iterator[FileRef]:
+        yield self.file
+        yield from super().references()
 
 
 class InputFile(Settings):
@@ -249,15 +284,6 @@ class Corpus(Stored):
         """The first ordinal after those of the units."""
         return max((unit.ordinal for unit in self.units), default=-1) + 1
 
-    def references(self) -> Iterator[FileRef]:
-        """Yield every file that the corpus needs, except its record."""
-        yield from (*self.keys, *self.texts)
-        yield from (reference for reference in (self.dead, self.quarantine) if reference)
-        for unit in self.units:
-            yield FileRef(path=unit.path, sha256=unit.sha256, rows=unit.rows, bytes=unit.bytes)
-            if unit.copies:
-                yield unit.copies
-
     def paths(self) -> set[str]:
         """Return the paths of `references`."""
         return {reference.path for reference in self.references()}
@@ -294,21 +320,3 @@ def total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
         for name, count in mapping.items():
             sums[name] = sums.get(name, 0) + count
     return sums
-
-
-def create_record(store: Store, path: str, record: UnitRecord) -> UnitRecord:
-    """Store a record and return the one that counts: `record`, or that of an attempt which was faster.
-
-    An existing record is replaced if it cannot be read (a process killed while it wrote, on a file system
-    without hard links), or if files that it names are missing.
-    """
-    if store.create(path, record.to_json()):
-        return record
-    try:
-        winner = UnitRecord.load(store, path)
-    except DataError:
-        winner = None
-    if winner is None or not winner.is_whole(store):
-        store.write(path, record.to_json())
-        return record
-    return winner

@@ -48,12 +48,11 @@ def files_of(store: Store, manifest: ReleaseManifest) -> tuple[FileRef, ...]:
     Raises:
         DataError: the corpus record was changed, or is of another version.
     """
-    needed = {file.path: file for file in manifest.files()}
+    needed = {file.path: file for file in manifest.references()}
     try:
-        content = store.read_checked(manifest.corpus.path, manifest.corpus.sha256)
+        corpus = Corpus.read(store, manifest.corpus)
     except FileNotFoundError:
         return tuple(needed.values())
-    corpus = Corpus.from_json(content, store.uri_of(manifest.corpus.path))
     return tuple((needed | {file.path: file for file in corpus.references()}).values())
 
 
@@ -62,7 +61,7 @@ def _known_files(store: Store, manifest: ReleaseManifest) -> tuple[FileRef, ...]
     try:
         return files_of(store, manifest)
     except DataError:
-        return tuple({file.path: file for file in manifest.files()}.values())
+        return tuple({file.path: file for file in manifest.references()}.values())
 
 
 def size_faults(store: Store, manifest: ReleaseManifest) -> list[Fault]:

@@ -98,9 +98,7 @@ def trained(x: np.ndarray, settings: FlowSettings, dev: DevPairs) -> tuple[Flow,
         source, units = stored(Path(folder), x)
         start = time.perf_counter()
         reference = TrainFlow().start()(FlowTraining(source, units, settings, dev=dev))
-        return Flow.from_bytes(
-            source.store.read_checked(reference.path, reference.sha256)
-        ), time.perf_counter() - start
+        return Flow.from_bytes(reference.read(source.store)), time.perf_counter() - start
 
 
 def row(pooling: str, name: str, x: np.ndarray, settings: FlowSettings, dev: DevPairs) -> list[str]:

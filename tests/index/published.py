@@ -17,8 +17,9 @@ from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings, IndexSettings
 from pipeline.store.base import Store, sha256_of
 from pipeline.store.manifest import EncoderFiles, IndexFiles, ReleaseManifest, ReleaseUnit
+from pipeline.store.once import stored_by_content
 from pipeline.store.release import Releases
-from pipeline.store.units import Corpus, FileRef, stored_by_content
+from pipeline.store.units import Corpus, FileRef
 from tests.index.clustered import Map
 
 WORDS = re.findall(

@@ -1,13 +1,15 @@
 """A record that stands says the truth about its data."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
 
 from pipeline.errors import DataError
 from pipeline.store.base import Store
+from pipeline.store.once import create_record, put_by_content, remembered, stored_by_content
 from pipeline.store.store import open_store
-from pipeline.store.units import UnitRecord, create_record, stored_by_content
+from pipeline.store.units import FileRef, Manifest, UnitRecord
 
 
 @pytest.fixture
@@ -41,26 +43,73 @@ def test_a_record_that_nothing_stands_behind_is_replaced(store: Store, damage: s
     assert UnitRecord.load(store, "units/r.json") == second
 
 
-def test_of_what_an_earlier_run_left_only_a_beginning_counts_as_nothing(store: Store):
+def test_a_truncated_record_counts_as_missing_and_a_changed_one_is_refused(store: Store):
     made = record(store, "a")
     content = made.to_json()
-    assert UnitRecord.left(store, "units/r.json") is None
+    assert UnitRecord.load_intact(store, "units/r.json") is None
     for end in range(0, len(content) - 1, 7):
         store.write("units/r.json", content[:end])
-        assert UnitRecord.left(store, "units/r.json") is None
+        assert UnitRecord.load_intact(store, "units/r.json") is None
     store.write("units/r.json", content)
-    assert UnitRecord.left(store, "units/r.json") == made
+    assert UnitRecord.load_intact(store, "units/r.json") == made
     store.write("units/r.json", content.replace(b'"rows":1', b'"rows":2'))
     with pytest.raises(DataError):
-        UnitRecord.left(store, "units/r.json")
+        UnitRecord.load_intact(store, "units/r.json")
 
 
 @pytest.mark.parametrize("name", ["moments", "quarantine"])
-def test_a_record_is_whole_while_all_that_it_names_is_there_in_full(store: Store, name: str):
+def test_a_record_is_complete_while_every_file_that_it_names_is(store: Store, name: str):
     reference = stored_by_content(store, b"twelve bytes", name, ".bin")
     made = record(store, "a").model_copy(update={name: reference})
-    assert made.is_whole(store)
-    store.write(reference.path, b"twelve")
-    assert not made.is_whole(store)
-    store.delete(reference.path)
-    assert not made.is_whole(store)
+    manifest = Manifest(stage="vectors", units=(record(store, "b"), made))
+    assert made.is_complete(store)
+    assert manifest.is_complete(store)
+    for damage in (lambda: store.write(reference.path, b"twelve"), lambda: store.delete(reference.path)):
+        damage()
+        assert not made.is_complete(store)
+        assert not manifest.is_complete(store)
+
+
+def test_references_are_found_in_fields_tuples_and_records_within(store: Store):
+    moments = FileRef(path="moments", sha256="m")
+    first, second = record(store, "a"), record(store, "b").model_copy(update={"moments": moments})
+    manifest = Manifest(stage="vectors", units=(first, second))
+    assert list(manifest.references()) == [first.file, second.file, moments]
+
+
+def test_work_is_done_once_and_again_only_if_its_files_are_gone(store: Store):
+    calls = []
+
+    def make() -> UnitRecord:
+        calls.append(1)
+        return record(store, "a")
+
+    for _ in range(2):
+        assert remembered(store, "units/r.json", UnitRecord, make) == record(store, "a")
+    assert len(calls) == 1
+    store.delete("units/a.parquet")
+    assert remembered(store, "units/r.json", UnitRecord, make).is_complete(store)
+    assert len(calls) == 2
+
+
+def test_the_record_of_a_faster_attempt_counts(store: Store):
+    def make() -> UnitRecord:
+        create_record(store, "units/r.json", record(store, "a"))
+        return record(store, "b")
+
+    assert remembered(store, "units/r.json", UnitRecord, make).name == "a"
+
+
+@pytest.mark.parametrize(("stem", "named"), [("units/a", "units/a-{}.bin"), ("units/", "units/{}.bin")])
+def test_a_file_named_by_content_says_its_size_and_digest(
+    store: Store, tmp_path: Path, stem: str, named: str
+):
+    (tmp_path / "given.bin").write_bytes(b"content")
+    reference = put_by_content(store, tmp_path / "given.bin", stem, rows=3)
+    digest = hashlib.sha256(b"content").hexdigest()
+    assert reference == FileRef(path=named.format(digest[:24]), sha256=digest, rows=3, bytes=7)
+    assert reference.read(store) == reference.open(store).read() == reference.local(store).read_bytes()
+    store.write(reference.path, b"CONTENT")
+    for read in (reference.read, reference.open, reference.local):
+        with pytest.raises(DataError):
+            read(store)

@@ -43,7 +43,7 @@ def augment(job: Job, stages: Stages, *, verbose: bool = False) -> Augmentation:
             "the command that ends first writes the manifest"
         )
     with lease(store, series.folder):
-        parent = Corpus.left(store, before.corpus.path) if before is not None else None
+        parent = Corpus.load_intact(store, before.corpus.path) if before is not None else None
         start = ParentCorpus(parent, parent.next_ordinal if parent is not None else 0)
         corpus = read_corpus(job.corpus, job.augment.unit_rows, store, start, stages)
         with (

@@ -18,8 +18,9 @@ from pipeline.errors import MODEL_FAILURES, Defect, ModelError
 from pipeline.flows.workers.tasks import progress
 from pipeline.flows.workers.worker import gpu_assigned
 from pipeline.settings.augment import AugmentSettings
-from pipeline.store.base import Store, sha256_of
-from pipeline.store.units import CorpusUnit, UnitRecord, create_record
+from pipeline.store.base import Store
+from pipeline.store.once import create_record, put_by_content
+from pipeline.store.units import CorpusUnit, UnitRecord
 
 _FORMAT = 1  # version of these units
 _TOP = "units/made"
@@ -72,8 +73,8 @@ class MakeUnit:
             record, before, spent = None, self.reads, []
             for number, folder in enumerate(self.folders):
                 path = model_record_path(folder, unit.sha256)
-                record, stats = UnitRecord.left(self.store, path), ModelStats()
-                if record is None or not record.is_whole(self.store):
+                record, stats = UnitRecord.load_complete(self.store, path), ModelStats()
+                if record is None:
                     record, stats = self._make(unit, number, before, model)
                     record = create_record(self.store, path, record)
                 before = folder
@@ -124,19 +125,19 @@ class MakeUnit:
         known = np.zeros(unit.rows, bool)
         if unit.copies is None or not self.known:
             return known
-        table = pq.read_table(self.store.open(unit.copies.path, unit.copies.sha256))
+        table = pq.read_table(unit.copies.open(self.store))
         rows, addresses = table["row"].to_numpy().astype(np.int64), table["source"].to_numpy()
         for ordinal in np.unique(addresses >> 32).tolist():
             record = (
-                UnitRecord.left(self.store, model_record_path(folder, self.known[ordinal]))
+                UnitRecord.load_complete(self.store, model_record_path(folder, self.known[ordinal]))
                 if ordinal in self.known
                 else None
             )
-            if record is None or not record.is_whole(self.store):
+            if record is None:
                 continue
             mine = addresses >> 32 == ordinal
             earlier, index = (
-                pq.read_table(self.store.open(record.path, record.sha256)),
+                pq.read_table(record.file.open(self.store)),
                 pa.array(addresses[mine] & 0xFFFFFFFF),
             )
             for column in range(texts.shape[1]):
@@ -155,21 +156,12 @@ class MakeUnit:
                 text: pa.array(texts[:, column], pa.large_string()),
                 reason: pa.array(reasons[:, column], pa.string()),
             }
+        name = f"{folder}/{unit.sha256[:24]}"
         with self.store.scratch() as scratch:
             file = scratch / "made.parquet"
             pq.write_table(pa.table(columns), file, compression="zstd")
-            digest, size = sha256_of(file), file.stat().st_size
-            path = f"{folder}/{unit.sha256[:24]}-{digest[:12]}.parquet"
-            self.store.put(file, path)
-        return UnitRecord(
-            name=f"{folder}/{unit.sha256[:24]}",
-            path=path,
-            rows=unit.rows,
-            bytes=size,
-            sha256=digest,
-            counts={"known": copied},
-            source=unit.sha256,
-        )
+            stored = put_by_content(self.store, file, name, unit.rows, digits=12)
+        return UnitRecord(name=name, **dict(stored), counts={"known": copied}, source=unit.sha256)
 
 
 def _model_errors(
@@ -199,7 +191,7 @@ def _inputs(
     store: Store, unit: CorpusUnit, before: str | None
 ) -> tuple[list[tuple[list[str | None], list[str | None]]], list[bytes]]:
     """((texts, reasons) that the stage works on, one pair for each text of a row; keys of the rows)."""
-    corpus = pq.read_table(store.open(unit.path, unit.sha256), columns=["text", "text_key"])
+    corpus = pq.read_table(unit.file.open(store), columns=["text", "text_key"])
     keys = corpus["text_key"].to_pylist()
     if before is None:
         return [(corpus["text"].to_pylist(), [None] * unit.rows)], keys
@@ -211,7 +203,7 @@ def _inputs(
             "nothing",
             "run repeats",
         )
-    table = pq.read_table(store.open(record.path, record.sha256))
+    table = pq.read_table(record.file.open(store))
     pairs = (model_columns(number) for number in range(table.num_columns // 2))
     return [(table[text].to_pylist(), table[reason].to_pylist()) for text, reason in pairs], keys
 
@@ -254,6 +246,6 @@ def units_to_do(store: Store, folder: str, units: Sequence[CorpusUnit]) -> Itera
     there = {entry.path: entry.size for entry in store.list(folder)}
     for unit in sorted(units, key=lambda unit: (-unit.bytes, unit.sha256)):
         path = model_record_path(folder, unit.sha256)
-        record = UnitRecord.left(store, path) if path in there else None
+        record = UnitRecord.load_intact(store, path) if path in there else None
         if record is None or there.get(record.path) != record.bytes:
             yield unit

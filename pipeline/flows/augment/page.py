@@ -56,9 +56,7 @@ def report_of(
     Reads units until there are `most` rows, and of them only the columns that are shown.
     """
     manifest, store, data = made.manifest, made.store, _collect(made, named, job, most)
-    corpus = made.corpus or Corpus.from_json(
-        store.read_checked(manifest.corpus.path, manifest.corpus.sha256), store.uri_of(manifest.corpus.path)
-    )
+    corpus = made.corpus or Corpus.read(store, manifest.corpus)
     changes = corpus.changes if made.number > 1 else None
     folder = manifest.units[0].path.rpartition("/")[0] if manifest.units else ""
     return AugmentationReport(
@@ -118,7 +116,7 @@ def _collect(made: Augmentation, named: Sequence[NamedAugmenter], job: Job, most
 
 def _batches(store: Store, unit: UnitRecord, labels: Sequence[str]) -> Iterator[Batch]:
     columns = ["text", "text_key", *(name for label in labels for name in columns_of(label))]
-    with pq.ParquetFile(store.open(unit.path, unit.sha256)) as file:
+    with pq.ParquetFile(unit.file.open(store)) as file:
         yield from file.iter_batches(_ROWS, columns=columns)
 
 

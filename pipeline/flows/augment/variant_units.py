@@ -21,10 +21,11 @@ from pipeline.flows.workers.tasks import progress
 from pipeline.flows.workers.worker import loaded
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.settings.augment import AugmentSettings
-from pipeline.store.base import Store, sha256_of
+from pipeline.store.base import Store
 from pipeline.store.dead import Dead
+from pipeline.store.once import put_by_content, remembered
 from pipeline.store.schema import KEY, carried_name, kept_name
-from pipeline.store.units import CorpusUnit, FileRef, UnitRecord, create_record
+from pipeline.store.units import CorpusUnit, FileRef, UnitRecord
 
 _ROWS = 2_048  # judged together, so that the encoder's buffers are full
 # the last one holds the text before normalization
@@ -77,14 +78,22 @@ class AssembleUnit:
         def work(unit: CorpusUnit) -> UnitRecord:
             dead_rows = dead.rows_of(unit.ordinal)
             path = variant_record_path(self.folder, unit, dead_rows)
-            record = UnitRecord.left(self.store, path)
-            if record is None or not record.is_whole(self.store):
+
+            def make() -> UnitRecord:
                 with self.store.scratch() as scratch:
-                    counts = self._write(unit, dead_rows, scratch / "augmented.parquet", edits, vectors)
-                    record = create_record(
-                        self.store, path, self._record(unit, dead_rows, scratch / "augmented.parquet", counts)
-                    )
-            return record
+                    file = scratch / "augmented.parquet"
+                    counts = self._write(unit, dead_rows, file, edits, vectors)
+                    rows = unit.rows - len(dead_rows)
+                    stem = f"{self.folder}/{unit.sha256[:24]}"
+                    stored = put_by_content(self.store, file, stem, rows, digits=12)
+                return UnitRecord(
+                    name=path.removesuffix(".json"),
+                    **dict(stored),
+                    counts={"rows": rows, **dict(sorted(counts.items()))},
+                    source=unit.sha256,
+                )
+
+            return remembered(self.store, path, UnitRecord, make)
 
         return work
 
@@ -102,7 +111,7 @@ class AssembleUnit:
         edits: Mapping[str, Edit],
         vectors: Vectors | None,
     ) -> Counter[str]:
-        source = pq.read_table(self.store.open(unit.path, unit.sha256))
+        source = pq.read_table(unit.file.open(self.store))
         schema, counts = self._schema(source.schema), Counter[str]()
         made = {name: self._model_outputs(unit, folder) for name, folder in self.makings.items()}
         live = np.ones(unit.rows, bool)
@@ -157,7 +166,7 @@ class AssembleUnit:
         if record is None:
             path = self.store.uri_of(model_record_path(folder, unit.sha256))
             raise Defect(path, "the outputs of the models", "no such file", "run again")
-        return pq.read_table(self.store.open(record.path, record.sha256))
+        return pq.read_table(record.file.open(self.store))
 
     def _schema(self, corpus: pa.Schema) -> pa.Schema:
         kept = [corpus.field(name).with_name(kept_name(name)) for name in corpus.names if name not in _OWN]
@@ -190,18 +199,6 @@ class AssembleUnit:
         arrays = [batch["id"], batch["text"], batch["text_key"], *kept, *variants]
         return pa.table(
             [array.cast(field.type) for array, field in zip(arrays, schema, strict=True)], schema=schema
-        )
-
-    def _record(
-        self, unit: CorpusUnit, dead_rows: np.ndarray, file: Path, counts: Counter[str]
-    ) -> UnitRecord:
-        digest, size, rows = sha256_of(file), file.stat().st_size, unit.rows - len(dead_rows)
-        path = f"{self.folder}/{unit.sha256[:24]}-{digest[:12]}.parquet"
-        self.store.put(file, path)
-        name = variant_record_path(self.folder, unit, dead_rows).removesuffix(".json")
-        numbers = {"rows": rows, **dict(sorted(counts.items()))}
-        return UnitRecord(
-            name=name, path=path, rows=rows, bytes=size, sha256=digest, counts=numbers, source=unit.sha256
         )
 
 

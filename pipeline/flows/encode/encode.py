@@ -182,7 +182,11 @@ def finished(store: Store, corpus: Corpus, space_id: str, job: Job) -> dict[str,
     found = {
         unit.sha256: record for (unit, _), record in zip(named, records, strict=True) if record is not None
     }
-    return {name: record for name, record in found.items() if record.sizes().items() <= there.items()}
+    return {
+        name: record
+        for name, record in found.items()
+        if all(there.get(file.path) == file.bytes for file in record.references())
+    }
 
 
 def _waits(spent: Spent) -> str:

@@ -63,7 +63,7 @@ class SampleTexts:
         dead = Dead.load(self.store, self.dead)
         for unit in units:
             start, gone = 0, dead.rows_of(unit.ordinal)
-            for batch in pq.ParquetFile(self.store.open(unit.path, unit.sha256)).iter_batches(
+            for batch in pq.ParquetFile(unit.file.open(self.store)).iter_batches(
                 _BATCH, columns=["text", "text_key"]
             ):
                 live = ~np.isin(np.arange(start, start + len(batch)), gone)

@@ -47,7 +47,7 @@ def find_known(
     """
     if unit.copies is None or not sources:
         return KnownVectors.none(dim)
-    table = pq.read_table(store.open(unit.copies.path, unit.copies.sha256))
+    table = pq.read_table(unit.copies.open(store))
     rows, addresses = table["row"].to_numpy().astype(np.int64), table["source"].to_numpy()
     found: list[tuple[np.ndarray, np.ndarray]] = []
     numerics: dict[str, int] = {}
@@ -71,7 +71,7 @@ def find_known(
 def _read(store: Store, unit: UnitRecord, rows: np.ndarray, space_id: str) -> np.ndarray:
     """The vectors of those rows of the corpus unit behind `unit`, in the order given."""
     places = rows - np.searchsorted(np.asarray(unit.dropped, dtype=np.int64), rows)
-    source = checked_space(pq.ParquetFile(store.open(unit.path, unit.sha256)), unit.path, space_id)
+    source = checked_space(pq.ParquetFile(unit.file.open(store)), unit.path, space_id)
     asked, back = np.unique(places, return_inverse=True)
     return vectors_at(source, asked)[back]
 

@@ -27,9 +27,10 @@ from pipeline.flows.workers.worker import assigned_cpus, loaded
 from pipeline.log import listening
 from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
 from pipeline.stats.moments import Moments
-from pipeline.store.base import Store, sha256_of
+from pipeline.store.base import Store
+from pipeline.store.once import create_record, put_by_content, stored_by_content
 from pipeline.store.schema import QUARANTINE, kept_name, vector_column, vectors_schema, writer_options
-from pipeline.store.units import CorpusUnit, FileRef, UnitRecord, create_record, stored_by_content
+from pipeline.store.units import CorpusUnit, FileRef, UnitRecord
 from pipeline.text.tokens.coverage import CoverageCounter
 
 LENGTH_BIN = 8  # tokens per bar of the length histogram
@@ -99,21 +100,13 @@ class EncodeUnit:
             spent = Spent({"load": loading.pop()} if loading else {}, tuple(heard))
             path = record_path(self.space_id, unit, self.encode, self.id_name)
             record = load_record(self.store, path, self.space_id)
-            if record is None or not record.is_whole(
-                self.store
-            ):  # a truncated file is made again, to the same bytes
+            if record is None or not record.is_complete(self.store):
                 attempts = Attempts(self.store, path, self.run)
-                record = create_record(
-                    self.store,
-                    path,
-                    self._made(encoder, unit, sources, spent, apart=attempts.begin() >= LIMIT),
-                )
+                made = self._made(encoder, unit, sources, spent, apart=attempts.begin() >= LIMIT)
+                record = create_record(self.store, path, made)
                 attempts.end()
-                count_encoded(
-                    record.rows - sum(record.copied.values()),
-                    int(spent.seconds.get("tokens", 0)),
-                    spent.seconds,
-                )
+                rows = record.rows - sum(record.copied.values())
+                count_encoded(rows, int(spent.seconds.get("tokens", 0)), spent.seconds)
             return record, spent
 
         return work
@@ -188,7 +181,7 @@ class EncodeUnit:
         tell: Callable[[int], None] = progress,
     ) -> "_Result":
         """Vectors of the unit in `file`, in row order; the encoder tokenizes one batch ahead."""
-        source = pq.ParquetFile(self.store.open(unit.path, unit.sha256))
+        source = pq.ParquetFile(unit.file.open(self.store))
         names = [name for name in source.schema_arrow.names if name not in ("text", "file", "row")]
         kept = [
             source.schema_arrow.field(name).with_name(kept_name(name))
@@ -222,27 +215,21 @@ class EncodeUnit:
 
         Names come from the content, so equal work meets in equal files and other bytes never replace them.
         """
-        digest, size = sha256_of(file), file.stat().st_size
-        name = f"{self.space_id[:16]}/{unit.sha256[:24]}"
-        moments = result.moments.to_bytes()
-        path = f"units/vectors/{name}-{digest[:12]}.parquet"
-        self.store.put(file, path)
-        moments_ref = stored_by_content(
-            self.store, moments, f"moments/{name}", ".safetensors", rows=result.moments.count
+        name, rows = f"{self.space_id[:16]}/{unit.sha256[:24]}", result.moments.count
+        vectors = put_by_content(self.store, file, f"units/vectors/{name}", rows, digits=12)
+        moments = stored_by_content(
+            self.store, result.moments.to_bytes(), f"moments/{name}", ".safetensors", rows
         )
         return UnitRecord(
             name=f"vectors/{name}",
-            path=path,
-            rows=result.moments.count,
-            bytes=size,
-            sha256=digest,
+            **dict(vectors),
             counts=result.counts(),
             space_id=self.space_id,
             numerics_id=numerics_id,
             copied=result.copied,
             source=unit.sha256,
             dropped=tuple(result.dropped),
-            moments=moments_ref,
+            moments=moments,
             quarantine=self._set_aside(name, result),
         )
 
@@ -338,7 +325,7 @@ def load_record(store: Store, path: str, space_id: str) -> UnitRecord | None:
 
     SpaceMismatch for one whose vectors are of another space.
     """
-    record = UnitRecord.left(store, path)
+    record = UnitRecord.load_intact(store, path)
     if record is not None and record.space_id != space_id:
         remedy = "a record was put where it does not belong: delete it, and the unit is encoded again"
         raise SpaceMismatch(

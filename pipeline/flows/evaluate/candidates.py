@@ -131,7 +131,7 @@ def _of_encoder(given: CandidateSettings, job: Job, store: Store) -> Contender:
 
 def _of_release(given: CandidateSettings, job: Job, store: Store) -> Contender:
     manifest, releases = _released(given, job)
-    needed = (*manifest.encoder_files(), manifest.transform)
+    needed = (*manifest.encoder.references(), manifest.transform)
     check_files(releases.store, (file for file in needed if file))
     encoder = _encoder_of(manifest, releases.store)
     folder = open_folder(encoder)
@@ -156,7 +156,7 @@ def _of_release(given: CandidateSettings, job: Job, store: Store) -> Contender:
     )
     if manifest.transform is None:
         return plain
-    content = releases.store.read_checked(manifest.transform.path, manifest.transform.sha256)
+    content = manifest.transform.read(releases.store)
     return _with_transform(plain, load_transform(content), content, store)
 
 
@@ -199,11 +199,10 @@ def _encoder_of(manifest: ReleaseManifest, store: Store) -> EncoderSettings:
 
 def _with_transform(plain: Contender, transform: Transform, content: bytes, store: Store) -> Contender:
     path = f"transforms/{transform.transform_id[:24]}.safetensors"
-    if store.size(path) != len(content):
+    digest = hashlib.sha256(content).hexdigest()
+    reference = FileRef(path=path, sha256=digest, rows=transform.fitted_rows, bytes=len(content))
+    if not reference.is_complete(store):
         store.write(path, content)
-    reference = FileRef(
-        path=path, sha256=hashlib.sha256(content).hexdigest(), rows=transform.fitted_rows, bytes=len(content)
-    )
     return replace(
         plain,
         transform=reference,

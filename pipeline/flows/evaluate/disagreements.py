@@ -77,4 +77,4 @@ def _evidence(scored: Scored, store: Store) -> dict[str, np.ndarray] | None:
     reference = scored.result.evidence
     if reference is None:
         return None
-    return unpack(store.read_checked(reference.path, reference.sha256), kind="evidence")[0]
+    return unpack(reference.read(store), kind="evidence")[0]

@@ -17,6 +17,7 @@ from pipeline.stats.measured import RAW, EncoderGeometry, Level, measure_layer
 from pipeline.stats.occurrences import Occurrences, Tokenized, choose_occurrences
 from pipeline.stats.space import POSITIVE, ScoredPairs, Space, sentence_space, with_pairs, word_metrics
 from pipeline.store.base import Store
+from pipeline.store.once import remembered
 from pipeline.store.units import FileRef
 
 if TYPE_CHECKING:
@@ -50,11 +51,7 @@ class MeasureEncoder:
 
     def _work(self, subject: Subject) -> EncoderGeometry:
         path = f"geometry/{self._digest(subject)[:24]}.json"
-        if (left := EncoderGeometry.left(self.store, path)) is not None:
-            return left
-        geometry = self._measured(subject)
-        self.store.write(path, geometry.to_json())
-        return geometry
+        return remembered(self.store, path, EncoderGeometry, lambda: self._measured(subject))
 
     def _digest(self, subject: Subject) -> str:
         pairs = None if self.pairs is None else [self.pairs.left, self.pairs.right, self.pairs.gold.tolist()]
@@ -73,8 +70,7 @@ class MeasureEncoder:
     def _measured(self, subject: Subject) -> EncoderGeometry:
         encoder = loaded(subject.encoder, self.encode)
         transforms = {
-            name: load_transform(self.store.read_checked(file.path, file.sha256))
-            for name, file in subject.transforms.items()
+            name: load_transform(file.read(self.store)) for name, file in subject.transforms.items()
         }
         inside = encoder.inside()
         words, missing = self._words(inside)

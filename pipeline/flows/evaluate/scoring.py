@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +14,8 @@ from pipeline.flows.evaluate.sentences import SpaceVectors
 from pipeline.post import Transform, load_transform
 from pipeline.stats.tensors import pack, unpack
 from pipeline.store.base import Store
-from pipeline.store.units import FileRef, Stored, stored_by_content
-
-Kept = TypeVar("Kept", bound=Stored)
+from pipeline.store.once import remembered, stored_by_content
+from pipeline.store.units import FileRef, Stored
 
 _VERSION = 1  # of the files and their computation; with another version candidates are scored again
 
@@ -91,21 +90,11 @@ class Scoring:
 
     def done(self, store: Store) -> Scored | None:
         """Load the result of an earlier run, with its draws; None if incomplete."""
-        result = self.result(store)
+        result = Result.load_complete(store, self.path)
         if result is None or result.evidence is None or not self.resamples:
             return Scored(result, None) if result else None
-        draws = Draws.left(store, self.draws_path(result.evidence))
+        draws = Draws.load_intact(store, self.draws_path(result.evidence))
         return Scored(result, draws) if draws else None
-
-    def result(self, store: Store) -> Result | None:
-        """Load the result of an earlier run; None if it or its evidence is missing."""
-        result = Result.left(store, self.path)
-        lost = (
-            result is not None
-            and result.evidence is not None
-            and store.size(result.evidence.path) != result.evidence.bytes
-        )
-        return None if lost else result
 
 
 @dataclass(frozen=True)
@@ -118,19 +107,16 @@ class ScoreTask:
         return self._work
 
     def _work(self, scoring: Scoring) -> Scored:
-        result = _created(self.store, scoring.path, scoring.result(self.store) or self._scored(scoring))
-        if result.evidence is None or not scoring.resamples:
+        result = remembered(self.store, scoring.path, Result, lambda: self._scored(scoring))
+        if (evidence := result.evidence) is None or not scoring.resamples:
             return Scored(result, None)
-        path = scoring.draws_path(result.evidence)
-        return Scored(
-            result,
-            _created(self.store, path, Draws.left(self.store, path) or self._drawn(scoring, result.evidence)),
-        )
+        path = scoring.draws_path(evidence)
+        return Scored(result, remembered(self.store, path, Draws, lambda: self._drawn(scoring, evidence)))
 
     def _drawn(self, scoring: Scoring, reference: FileRef) -> Draws:
         from pipeline.evaluate.bootstrap import statistics
 
-        evidence, _ = unpack(self.store.read_checked(reference.path, reference.sha256), kind="evidence")
+        evidence, _ = unpack(reference.read(self.store), kind="evidence")
         return Draws(
             values=tuple(
                 map(_number, statistics(scoring.task, evidence, scoring.resamples, scoring.seed).tolist())
@@ -170,9 +156,7 @@ class ScoreTask:
 
     def _transform(self, contender: Contender) -> Transform | None:
         reference = contender.transform
-        return (
-            load_transform(self.store.read_checked(reference.path, reference.sha256)) if reference else None
-        )
+        return load_transform(reference.read(self.store)) if reference else None
 
 
 class _Transformed:
@@ -199,13 +183,6 @@ class _Transformed:
         lost = f"the encoder gave {self._lost:,} sentences no usable vector: they count as unlike everything"
         alike = f"all {self._alike:,} sentences have one and the same vector: the score is meaningless"
         return (*([lost] if self._lost else []), *([alike] if self._alike else []))
-
-
-def _created(store: Store, path: str, value: Kept) -> Kept:
-    """Store a value at `path`, over a truncated one but not over a complete one."""
-    if not store.create(path, value.to_json()) and type(value).left(store, path) is None:
-        store.write(path, value.to_json())
-    return value
 
 
 def _number(value: float) -> float | None:

@@ -22,8 +22,9 @@ from pipeline.flows.run import Run
 from pipeline.log import say
 from pipeline.settings import EncodeSettings, Job
 from pipeline.store.base import Store
+from pipeline.store.once import stored_by_content
 from pipeline.store.schema import checked_space, corpus_schema, writer_options
-from pipeline.store.units import CorpusUnit, Stored, UnitRecord, stored_by_content
+from pipeline.store.units import CorpusUnit, Stored, UnitRecord
 from pipeline.text.corpus.normalize import normalize, text_keys
 
 BLANK = " "  # stands for a sentence without text: leaving out its pair would change the task
@@ -130,7 +131,7 @@ class SpaceVectors:
     def _lost_keys(self, unit: UnitRecord) -> pa.Array:
         if unit.quarantine is None:
             return pa.array([], pa.binary(16))
-        file = self.store.open(unit.quarantine.path, unit.quarantine.sha256)
+        file = unit.quarantine.open(self.store)
         ids = pq.read_table(file, columns=["id"])["id"].to_pylist()
         return pa.array([bytes.fromhex(key) for key in ids], pa.binary(16))
 
@@ -144,9 +145,7 @@ class SpaceVectors:
         return vectors
 
     def _open(self, unit: UnitRecord) -> Any:
-        return checked_space(
-            pq.ParquetFile(self.store.open(unit.path, unit.sha256)), unit.path, self.space_id
-        )
+        return checked_space(pq.ParquetFile(unit.file.open(self.store)), unit.path, self.space_id)
 
 
 def kept_vectors(store: Store, contender: Contender) -> SpaceVectors:
@@ -162,7 +161,7 @@ def kept_vectors(store: Store, contender: Contender) -> SpaceVectors:
             for record in pool.map(lambda path: load_record(store, path, contender.space_id), paths)
             if record is not None
         ]
-        whole = list(pool.map(lambda record: record.is_whole(store), records))
+        whole = list(pool.map(lambda record: record.is_complete(store), records))
     return SpaceVectors(
         store,
         contender.space_id,
@@ -218,12 +217,12 @@ class Speed(Stored):
 
 def sentences_per_s(store: Store, space_id: str) -> float | None:
     """Return the speed of one worker in the evaluation that encoded most in this space; None if unknown."""
-    kept = Speed.left(store, _speed_path(space_id))
+    kept = Speed.load_intact(store, _speed_path(space_id))
     return kept.sentences / kept.busy_s if kept else None
 
 
 def _keep_speed(store: Store, space_id: str, speed: Speed) -> None:
-    kept = Speed.left(store, _speed_path(space_id))
+    kept = Speed.load_intact(store, _speed_path(space_id))
     if kept is None or kept.sentences <= speed.sentences:
         store.write(_speed_path(space_id), speed.to_json())
 
@@ -279,11 +278,4 @@ def _unit(store: Store, texts: pa.Array, keys: pa.Array, number: int) -> CorpusU
     stored = stored_by_content(
         store, sink.getvalue().to_pybytes(), "units/sentences/unit", ".parquet", rows=len(texts)
     )
-    return CorpusUnit(
-        name=stored.path,
-        path=stored.path,
-        rows=len(texts),
-        bytes=stored.bytes,
-        sha256=stored.sha256,
-        ordinal=number,
-    )
+    return CorpusUnit(name=stored.path, **dict(stored), ordinal=number)

@@ -29,6 +29,7 @@ from pipeline.log import packages
 from pipeline.post import Transform
 from pipeline.settings import IndexSettings, Job
 from pipeline.store.base import Store
+from pipeline.store.once import create_record
 from pipeline.store.units import FileRef
 
 
@@ -80,7 +81,7 @@ def build_index(run: Run, vectors: IndexInput) -> BuiltIndex:
     work = f"indexes/work/{digest_of(what)[:24]}"
     build = Build(source, plan, job.index, job.gates, transform, work, vectors.asked_before)
     done = f"{build.work}/built.json"
-    if (built := BuiltIndex.left(store, done)) and built.is_whole(store):
+    if built := BuiltIndex.load_complete(store, done):
         return built
     with run.stages("train") as bar:
         trained = run.workers.run(Train(build), filled, Pool(1))
@@ -90,7 +91,7 @@ def build_index(run: Run, vectors: IndexInput) -> BuiltIndex:
     with run.stages("merge"):
         finish = Finish(build, trained, max(placed.ordinal for placed in units) + 1)
         built = _finished(run.workers, finish, records, done)
-    store.write(done, built.to_json())
+    create_record(store, done, built)
     drop_parts(store, records)
     return built
 
@@ -154,7 +155,7 @@ def _finished(workers: Workers, task: Finish, shards: tuple[ShardRecord, ...], d
         return workers.run(task, shards, Pool(1))
     except (FileNotFoundError, DataError):
         # a second run beside this one finished the same index and removed its parts
-        if built := BuiltIndex.left(task.build.store, done):
+        if built := BuiltIndex.load_complete(task.build.store, done):
             return built
         raise
 

@@ -98,10 +98,10 @@ class Survey:
         assert index.queries is not None
         assert index.truth is not None
         try:
-            store.local(index.trained.path, index.trained.sha256)
+            index.trained.local(store)
             load_truth(store, index.truth)
             asked = load_queries(store, index.queries).addresses
-            was = ids_schema(store.local(self.before.ids[0].path, self.before.ids[0].sha256))
+            was = ids_schema(self.before.ids[0].local(store))
         except (FileNotFoundError, DataError) as error:
             return str(error), 0.0
         new = [placed for placed in units if placed.ordinal >= self.before.next_ordinal]

@@ -38,6 +38,7 @@ from pipeline.post import Transform
 from pipeline.settings import Job
 from pipeline.store.base import Store
 from pipeline.store.manifest import Choice, ReleaseManifest
+from pipeline.store.once import create_record
 from pipeline.store.units import FileRef, Stored
 
 Built = tuple[BuiltIndex, tuple[Choice, ...]]
@@ -210,7 +211,7 @@ class _Extending:
     def _made(self, extension: Extension, apart: bool) -> _Extended | str:
         """The extended index, or why last night's files cannot be used."""
         done = f"{extension.build.work}/extended.json"
-        if (found := _Extended.left(self.store, done)) and found.built.is_whole(self.store):
+        if found := _Extended.load_complete(self.store, done):
             return found
         try:
             grown = self._beside(extension) if apart else self._in_place(extension)
@@ -218,7 +219,7 @@ class _Extending:
             FileNotFoundError,
             DataError,
         ):  # a second run beside this one finished the same extension and removed its parts
-            if found := _Extended.left(self.store, done):
+            if found := _Extended.load_complete(self.store, done):
                 return found
             raise
         measured, truth = (
@@ -228,9 +229,7 @@ class _Extending:
         )
         if measured.built is None or truth is None:
             return measured.unusable
-        found = _Extended(built=measured.built, truth=truth)
-        self.store.write(done, found.to_json())
-        return found
+        return create_record(self.store, done, _Extended(built=measured.built, truth=truth))
 
     def _in_place(self, extension: Extension) -> Grown:
         rows = extension.rows_since(self.before.next_ordinal)

@@ -24,14 +24,15 @@ from pipeline.flows.index.tasks import (
     keep_truth,
     load_queries,
     load_truth,
-    put_by_content,
     sample_queries,
     settings_of,
 )
 from pipeline.flows.rows import LiveRows, Placed, placed_in
 from pipeline.post import Affine
+from pipeline.store.base import Store
 from pipeline.store.dead import Dead
 from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.once import put_by_content, remembered
 from pipeline.store.units import FileRef, Stored
 
 _RANK = 100  # recall is reported down to it
@@ -50,6 +51,9 @@ class Grown(Stored):
     tombstones: FileRef | None = None
     unusable: str = ""
     """why last night's files cannot be extended"""
+
+    def is_complete(self, store: Store) -> bool:
+        return self.added is not None and super().is_complete(store)
 
 
 class Asked(Stored):
@@ -119,15 +123,7 @@ class GrowInPlace:
 
     def _work(self, _: None) -> Grown:
         build, path = self.extension.build, f"{self.extension.build.work}/grown.json"
-        grown = Grown.left(build.store, path)
-        if (
-            grown is None
-            or not grown.added
-            or any(build.store.size(ref.path) != ref.bytes for ref in (*grown.files, *grown.ids, grown.added))
-        ):
-            grown = self._grown()
-            build.store.write(path, grown.to_json())
-        return grown
+        return remembered(build.store, path, Grown, self._grown)
 
     def _grown(self) -> Grown:
         from pipeline.index.build import fill, read_index, remove, threads, write_index
@@ -137,10 +133,8 @@ class GrowInPlace:
 
         build, before, store = self.extension.build, self.extension.before, self.extension.build.store
         try:
-            index = read_index(
-                store.local(before.index.files[0].path, before.index.files[0].sha256), mapped=False
-            )
-            old_ids = [store.local(reference.path, reference.sha256) for reference in before.ids]
+            index = read_index(before.index.files[0].local(store), mapped=False)
+            old_ids = [reference.local(store) for reference in before.ids]
         except (FileNotFoundError, DataError) as error:
             return Grown(unusable=str(error))
         new, gone = (
@@ -167,8 +161,8 @@ class GrowInPlace:
                 )
             write_index(index, scratch / "index.faiss")
             write_ids(scratch / "ids.arrow", chain(surviving(old_ids, gone), build.source.ids(new)))
-            file = put_by_content(store, scratch / "index.faiss", "indexes/", ".faiss", index.ntotal)
-            ids = put_by_content(store, scratch / "ids.arrow", "ids/", ".arrow", index.ntotal)
+            file = put_by_content(store, scratch / "index.faiss", "indexes/", index.ntotal)
+            ids = put_by_content(store, scratch / "ids.arrow", "ids/", index.ntotal)
             added = keep_truth(store, filled.neighbours, scratch)
         return Grown(
             files=(file,),
@@ -214,7 +208,7 @@ class JoinDelta:
             if (effort := before.index.settings.get("effort")) is not None:
                 set_effort(index, effort)
             write_index(index, scratch / "delta.faiss")
-            delta = put_by_content(store, scratch / "delta.faiss", "indexes/", ".faiss", index.ntotal)
+            delta = put_by_content(store, scratch / "delta.faiss", "indexes/", index.ntotal)
         ids = tuple(shard.ids for shard in shards)
         return kept.model_copy(
             update={"files": (*base_files, delta), "ids": (*base_ids, *ids), "delta_ids": len(ids)}
@@ -291,9 +285,7 @@ class MeasureGrown:
             return Measurement(short_queries=short)
         try:
             tombstones = Dead.load(store, grown.tombstones).addresses
-            parts = open_parts(
-                grown.files, lambda reference: store.local(reference.path, reference.sha256), tombstones
-            )
+            parts = open_parts(grown.files, lambda reference: reference.local(store), tombstones)
         except (FileNotFoundError, DataError) as error:
             return Measurement(unusable=str(error))
         if parts.ntotal != rows or len({fingerprint(part) for part in parts.indexes}) > 1:

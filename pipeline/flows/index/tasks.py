@@ -14,8 +14,9 @@ from pipeline.index.plan import IndexPlan
 from pipeline.post import Affine, Transform
 from pipeline.settings import GateSettings, IndexSettings
 from pipeline.stats.tensors import pack, unpack
-from pipeline.store.base import Store, sha256_of
+from pipeline.store.base import Store
 from pipeline.store.manifest import IndexFiles
+from pipeline.store.once import put_by_content, remembered
 from pipeline.store.units import FileRef, Stored
 
 _EXAMPLES, _EXAMPLE_ANSWERS = 6, 4
@@ -99,13 +100,6 @@ class BuiltIndex(Stored):
             truth=self.truth,
         )
 
-    def is_whole(self, store: Store) -> bool:
-        """Whether every file of it is there, in full."""
-        own = (self.trained, self.queries, self.truth, *([self.tombstones] if self.tombstones else []))
-        return all(
-            store.size(reference.path) == reference.bytes for reference in (*self.files, *self.ids, *own)
-        )
-
 
 @dataclass(frozen=True)
 class Build:
@@ -159,28 +153,12 @@ class Train:
         return self._work
 
     def _work(self, units: tuple[Placed, ...]) -> TrainedIndex:
-        store, record = self.build.store, f"{self.build.work}/trained.json"
-        if found := self._left(record):
-            return found
-        made = self._trained(units)
-        if not store.create(record, made.to_json()):
-            if found := self._left(
-                record
-            ):  # of two nights that train the same, on machines that round differently, all shards follow one
-                return found
-            store.write(record, made.to_json())  # it was cut short, or its files are gone
-        return made
-
-    def _left(self, record: str) -> TrainedIndex | None:
-        """What an earlier run trained, while all of it is there."""
-        store, found = self.build.store, TrainedIndex.left(self.build.store, record)
-        return (
-            found
-            if found
-            and all(
-                store.size(reference.path) == reference.bytes for reference in (found.index, found.queries)
-            )
-            else None
+        # two nights that train the same, on machines that round differently, both continue with one result
+        return remembered(
+            self.build.store,
+            f"{self.build.work}/trained.json",
+            TrainedIndex,
+            lambda: self._trained(units),
         )
 
     def _trained(self, units: tuple[Placed, ...]) -> TrainedIndex:
@@ -191,7 +169,7 @@ class Train:
         index = train(build.plan, build.map, sample, build.settings.seed)
         with build.store.scratch() as scratch:
             write_index(index, scratch / "trained.faiss")
-            reference = put_by_content(build.store, scratch / "trained.faiss", "indexes/trained", ".faiss", 0)
+            reference = put_by_content(build.store, scratch / "trained.faiss", "indexes/trained", 0)
             return TrainedIndex(index=reference, queries=sample_queries(build, units, scratch))
 
 
@@ -205,8 +183,9 @@ def sample_queries(build: Build, units: tuple[Placed, ...], scratch: Path) -> Fi
     addresses, vectors = build.source.sample(units, build.settings.queries - len(gone), "queries")
     if len(gone):
         addresses, vectors = np.concatenate([addresses, gone]), np.concatenate([vectors, theirs])
-    (scratch / "queries").write_bytes(pack({"addresses": addresses, "vectors": vectors}, {}))
-    return put_by_content(build.store, scratch / "queries", "indexes/queries", ".safetensors", len(addresses))
+    file = scratch / "queries.safetensors"
+    file.write_bytes(pack({"addresses": addresses, "vectors": vectors}, {}))
+    return put_by_content(build.store, file, "indexes/queries", len(addresses))
 
 
 def _dead_queries(build: Build, units: tuple[Placed, ...], count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -233,7 +212,7 @@ def load_queries(store: Store, reference: FileRef) -> Any:
     """The `Queries` in that file."""
     from pipeline.index.truth import Queries
 
-    tensors, _ = unpack(store.read_checked(reference.path, reference.sha256), "addresses", "vectors")
+    tensors, _ = unpack(reference.read(store), "addresses", "vectors")
     return Queries(tensors["addresses"], tensors["vectors"])
 
 
@@ -251,15 +230,8 @@ class FillShard:
         return self._work
 
     def _work(self, shard: Shard) -> ShardRecord:
-        store = self.build.store
         path = f"{self.build.work}/shard-{shard.number:05d}.json"
-        record = ShardRecord.left(store, path)
-        if record is None or any(
-            store.size(ref.path) != ref.bytes for ref in (record.part, record.truth, record.ids)
-        ):
-            record = self._filled(shard)
-            store.write(path, record.to_json())
-        return record
+        return remembered(self.build.store, path, ShardRecord, lambda: self._filled(shard))
 
     def _filled(self, shard: Shard) -> ShardRecord:
         from pipeline.index.build import fill, read_index, threads, write_index
@@ -267,7 +239,7 @@ class FillShard:
         from pipeline.index.truth import ExactTopK
 
         build, store = self.build, self.build.store
-        index = read_index(store.local(self.trained.index.path, self.trained.index.sha256), mapped=False)
+        index = read_index(self.trained.index.local(store), mapped=False)
         with store.scratch() as scratch, threads(1):
             filled = fill(
                 index,
@@ -283,12 +255,12 @@ class FillShard:
                 "probe_addresses": filled.probe_addresses,
                 "probe_vectors": filled.probe_vectors,
             }
-            (scratch / "truth").write_bytes(pack(tensors, {}))
+            (scratch / "truth.safetensors").write_bytes(pack(tensors, {}))
             write_ids(scratch / "ids.arrow", build.source.ids(shard.units))
             stem = f"{build.work}/shard-{shard.number:05d}"
-            part = put_by_content(store, scratch / "part.faiss", stem, ".faiss", filled.rows)
-            truth = put_by_content(store, scratch / "truth", stem, ".safetensors", len(found.addresses))
-            ids = put_by_content(store, scratch / "ids.arrow", "ids/", ".arrow", filled.rows)
+            part = put_by_content(store, scratch / "part.faiss", stem, filled.rows)
+            truth = put_by_content(store, scratch / "truth.safetensors", stem, len(found.addresses))
+            ids = put_by_content(store, scratch / "ids.arrow", "ids/", filled.rows)
         return ShardRecord(part=part, truth=truth, ids=ids, rows=filled.rows, space_id=build.source.space_id)
 
 
@@ -325,9 +297,7 @@ class Finish:
             parts, truth = filled_parts(store, shards, queries)
             files, measured = finish(build.plan, build.settings, build.gates, queries, parts, truth, scratch)
             examples = _examples_in(files[0], queries, build.plan.on_disk)
-            refs = tuple(
-                put_by_content(store, file, "indexes/", file.suffix, measured["rows"]) for file in files
-            )
+            refs = tuple(put_by_content(store, file, "indexes/", measured["rows"]) for file in files)
             kept = keep_truth(store, truth, scratch)
         return BuiltIndex(
             kind=build.plan.kind,
@@ -374,25 +344,26 @@ def filled_parts(store: Store, shards: tuple[ShardRecord, ...], queries: Any) ->
 
     truth, parts = ExactTopK(queries).none(), []
     for shard in shards:
-        content = store.read_checked(shard.truth.path, shard.truth.sha256)
+        content = shard.truth.read(store)
         found = unpack(content, "addresses", "scores", "probe_addresses", "probe_vectors")[0]
         truth = ExactTopK(queries).merge(truth, Neighbours(found["addresses"], found["scores"]))
-        file = store.local(shard.part.path, shard.part.sha256)
+        file = shard.part.local(store)
         parts.append(Part(file, shard.rows, found["probe_addresses"], found["probe_vectors"], shard.space_id))
     return parts, truth
 
 
 def keep_truth(store: Store, truth: Any, scratch: Path) -> FileRef:
     """Exact neighbours as a file: addresses and scores, (q, k) each."""
-    (scratch / "truth").write_bytes(pack({"addresses": truth.addresses, "scores": truth.scores}, {}))
-    return put_by_content(store, scratch / "truth", "indexes/truth", ".safetensors", len(truth.addresses))
+    file = scratch / "truth.safetensors"
+    file.write_bytes(pack({"addresses": truth.addresses, "scores": truth.scores}, {}))
+    return put_by_content(store, file, "indexes/truth", len(truth.addresses))
 
 
 def load_truth(store: Store, reference: FileRef) -> Any:
     """The `Neighbours` in that file."""
     from pipeline.index.truth import Neighbours
 
-    tensors, _ = unpack(store.read_checked(reference.path, reference.sha256), "addresses", "scores")
+    tensors, _ = unpack(reference.read(store), "addresses", "scores")
     return Neighbours(tensors["addresses"], tensors["scores"])
 
 
@@ -417,12 +388,3 @@ def examples(index: Any, queries: Any) -> tuple[ExampleQuery, ...]:
         ]
         answers.append(ExampleQuery(query=query, neighbours=tuple(others[:_EXAMPLE_ANSWERS])))
     return tuple(answers)
-
-
-def put_by_content(store: Store, file: Path, stem: str, suffix: str, rows: int) -> FileRef:
-    """The file, stored under its content's name."""
-    digest, size = sha256_of(file), file.stat().st_size
-    separator = "" if stem.endswith("/") else "-"
-    reference = FileRef(path=f"{stem}{separator}{digest[:24]}{suffix}", sha256=digest, rows=rows, bytes=size)
-    store.put(file, reference.path)
-    return reference

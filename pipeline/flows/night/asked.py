@@ -44,7 +44,7 @@ class AskIndex:
         from pipeline.index.parts import open_parts
 
         store, dead = self.store, Dead.load(self.store, self.tombstones).addresses
-        parts = open_parts(self.files, lambda reference: store.local(reference.path, reference.sha256), dead)
+        parts = open_parts(self.files, lambda reference: reference.local(store), dead)
         with threads(1):
             return parts.search(vectors, self.answers)
 
@@ -83,7 +83,7 @@ def texts_at(
     for unit in units:
         rows = sorted({address & 0xFFFFFFFF for address in addresses if address >> 32 == unit.ordinal})
         if rows:
-            table = _rows(pq.ParquetFile(store.open(unit.corpus.path, unit.corpus.sha256)), rows)
+            table = _rows(pq.ParquetFile(unit.corpus.open(store)), rows)
             cells = zip(map(str, table["id"].to_pylist()), table["text"].to_pylist(), strict=True)
             found |= dict(zip([unit.ordinal << 32 | row for row in rows], cells, strict=True))
     return found

@@ -93,14 +93,10 @@ class MeasureRelease:
 
         store, manifest = self.store, self.manifest
         units = tuple(placed for placed in placed_in(manifest) if placed.unit.rows)
-        id_name = pq.ParquetFile(store.open(units[0].unit.path, units[0].unit.sha256)).schema_arrow.names[0]
+        id_name = pq.ParquetFile(units[0].unit.file.open(store)).schema_arrow.names[0]
         source = LiveRows(store, manifest.space_id, id_name, manifest.dead)
         queries = Queries(*source.sample(units, self.settings.queries, "evaluate"))
-        transform = (
-            load_transform(store.read_checked(manifest.transform.path, manifest.transform.sha256)).affine()
-            if manifest.transform
-            else None
-        )
+        transform = load_transform(manifest.transform.read(store)).affine() if manifest.transform else None
         fold = ExactTopK(queries, transform)
         truth, bad = fold.none(), 0
         for addresses, vectors in source.batches(units):
@@ -108,9 +104,7 @@ class MeasureRelease:
             bad += int(np.count_nonzero(~np.isfinite(lengths) | (lengths == 0)))
             truth = fold.merge(truth, fold.of([(addresses, vectors)]))
         tombstones = Dead.load(store, manifest.tombstones).addresses
-        parts = open_parts(
-            manifest.index.files, lambda reference: store.local(reference.path, reference.sha256), tombstones
-        )
+        parts = open_parts(manifest.index.files, lambda reference: reference.local(store), tombstones)
         measured = measure_parts(parts, queries, truth)
         size = sum(reference.bytes for reference in manifest.index.files)
         return measured.model_copy(update={"file_bytes": size}).model_dump(mode="json"), bad

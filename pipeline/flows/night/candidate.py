@@ -92,9 +92,7 @@ class Live:
         for placed, _, waiting in self.units():
             if len(waiting) and placed.unit.quarantine is not None:
                 reference = placed.unit.quarantine
-                reasons = pq.read_table(store.open(reference.path, reference.sha256), columns=["reason"])[
-                    "reason"
-                ].to_pylist()
+                reasons = pq.read_table(reference.open(store), columns=["reason"])["reason"].to_pylist()
                 lines = dict(zip(placed.unit.dropped, reasons, strict=True))  # both in the order of the rows
                 found.update(f"quarantined_{lines[row]}" for row in waiting.tolist())
         return dict(sorted(found.items()))

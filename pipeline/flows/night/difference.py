@@ -108,7 +108,7 @@ def _drift(store: Store, before: ReleaseManifest, after: ReleaseManifest) -> Dri
     if before.moments is None or after.moments is None or before.space_id != after.space_id:
         return None
     try:
-        read = [store.read_checked(each.path, each.sha256) for each in (before.moments, after.moments)]
+        read = [each.read(store) for each in (before.moments, after.moments)]
     except FileNotFoundError as error:
         say(f"the drift is not measured: {error.filename or error} is gone")
         return None
@@ -185,7 +185,7 @@ def _bucket(store: Store, keys: Sequence[FileRef], part: int, parts: int) -> pa.
 def _corpus(store: Store, manifest: ReleaseManifest) -> Corpus:
     where = store.uri_of(manifest.corpus.path)
     try:
-        corpus = Corpus.from_json(store.read_checked(manifest.corpus.path, manifest.corpus.sha256), where)
+        corpus = Corpus.read(store, manifest.corpus)
     except FileNotFoundError:
         raise DataError(where, "the corpus record of the release", "no such file", "restore it") from None
     if not corpus.keys:
@@ -243,7 +243,7 @@ class _Texts:
         if address is None or (unit := self._units[which].get(address >> 32)) is None:
             return None
         try:
-            column = pq.read_table(self._store.open(unit.path, unit.sha256), columns=["text"])["text"]
+            column = pq.read_table(unit.open(self._store), columns=["text"])["text"]
         except FileNotFoundError:
             return None
         return str(column[address & 0xFFFFFFFF].as_py())

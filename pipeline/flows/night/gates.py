@@ -62,7 +62,7 @@ class RepeatedIds:
         return lambda corpus: sum(self._repeated(reference) for reference in corpus.keys)
 
     def _repeated(self, bucket: FileRef) -> int:
-        table = pq.read_table(self.store.open(bucket.path, bucket.sha256), columns=["id", "address"])
+        table = pq.read_table(bucket.open(self.store), columns=["id", "address"])
         live = table.filter(table["address"].is_valid())
         return int(live.num_rows - pc.count_distinct(live["id"]).as_py())
 
@@ -119,7 +119,7 @@ def canary_of(release: ReleaseManifest, store: Store) -> np.ndarray | None:
     if release.canary is None:
         return None
     try:
-        content = store.read_checked(release.canary.path, release.canary.sha256)
+        content = release.canary.read(store)
     except FileNotFoundError:
         gone = f"{release.canary.path}, of release {release.release}, is gone"
         say(f"the canary texts are not compared: {gone}")

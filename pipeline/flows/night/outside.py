@@ -11,7 +11,7 @@ from pipeline.errors import DataError, SpaceMismatch
 from pipeline.flows.encode.probe import encode_texts
 from pipeline.flows.index.build import contiguous, live_units
 from pipeline.flows.index.extend_tasks import ScanTruth
-from pipeline.flows.index.tasks import Shard, load_queries, load_truth, put_by_content
+from pipeline.flows.index.tasks import Shard, load_queries, load_truth
 from pipeline.flows.rows import LiveRows, placed_in
 from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import Pool
@@ -23,6 +23,7 @@ from pipeline.stats.tensors import pack
 from pipeline.store.base import Store
 from pipeline.store.dead import Dead
 from pipeline.store.manifest import OUTSIDE_RECALL, Gate, ReleaseManifest
+from pipeline.store.once import put_by_content
 from pipeline.store.units import FileRef
 from pipeline.text.corpus.normalize import normalize
 from pipeline.text.corpus.queries import read_texts
@@ -90,17 +91,12 @@ def _recall(run: Run, manifest: ReleaseManifest, vectors: np.ndarray) -> tuple[f
     store = run.store
     with store.scratch() as scratch:
         addresses = np.full(len(vectors), OUTSIDE, dtype=np.int64)
-        (scratch / "queries").write_bytes(
-            pack({"addresses": addresses, "vectors": vectors.astype(np.float32)}, {})
-        )
-        queries = put_by_content(store, scratch / "queries", "indexes/queries", ".safetensors", len(vectors))
+        file = scratch / "queries.safetensors"
+        file.write_bytes(pack({"addresses": addresses, "vectors": vectors.astype(np.float32)}, {}))
+        queries = put_by_content(store, file, "indexes/queries", len(vectors))
     source = LiveRows(store, manifest.space_id, run.job.corpus.id, manifest.dead)
     units, _ = live_units(run.workers, source, placed_in(manifest))
-    transform = (
-        load_transform(store.read_checked(manifest.transform.path, manifest.transform.sha256))
-        if manifest.transform
-        else None
-    )
+    transform = load_transform(manifest.transform.read(store)) if manifest.transform else None
     size = run.workers.index_workers(run.job.cluster, len(manifest.units))
     shards = [Shard(number=number, units=part) for number, part in enumerate(contiguous(units, size))]
     scan = ScanTruth(source, transform.affine() if transform else None, queries)
@@ -134,7 +130,7 @@ class RecallOf:
         tombstones = Dead.load(store, self.manifest.tombstones).addresses
         parts = open_parts(
             self.manifest.index.files,
-            lambda reference: store.local(reference.path, reference.sha256),
+            lambda reference: reference.local(store),
             tombstones,
         )
         share = recall(parts, queries, truth, (10,))[10]

@@ -14,6 +14,7 @@ from pipeline.store.answers import Answers
 from pipeline.store.base import Store
 from pipeline.store.commits import Commit
 from pipeline.store.manifest import Gate, ReleaseManifest
+from pipeline.store.once import remembered
 from pipeline.store.release import Releases
 from pipeline.store.units import Stored
 
@@ -159,13 +160,9 @@ def _summary(releases: Releases, number: int) -> Summary | None:
     """Kept, or made of the manifest, for releases of versions that kept none; None where that was changed."""
     store, path = releases.store, summary_path(number)
     try:
-        if kept := Summary.left(store, path):
-            return kept
-        made = Summary.of(releases.get(number))
+        return remembered(store, path, Summary, lambda: Summary.of(releases.get(number)))
     except DataError:
         return None
-    store.create(path, made.to_json())
-    return made
 
 
 def _row(summary: Summary, history: Sequence[Commit]) -> "ReleaseRow":

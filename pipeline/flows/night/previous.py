@@ -80,7 +80,7 @@ def load_previous(releases: Releases) -> PreviousRelease:
         return PreviousRelease()
     where = releases.store.uri_of(release.corpus.path)
     try:
-        content = releases.store.read_checked(release.corpus.path, release.corpus.sha256)
+        content = release.corpus.read(releases.store)
     except FileNotFoundError:
         return PreviousRelease(release, lost=f"{where} is gone")
     try:

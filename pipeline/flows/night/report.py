@@ -157,7 +157,7 @@ def _drawn(store: Store, corpus_id: str) -> tuple[DrawnRow, ...]:
     is said.
     """
     try:
-        drawn = ChangedRows.left(store, ChangedRows.path(corpus_id))
+        drawn = ChangedRows.load_intact(store, ChangedRows.path(corpus_id))
     except DataError as error:
         say(f"the report shows no new, changed and deleted rows: {error}")
         return ()
@@ -299,7 +299,7 @@ def _lengths(candidate: Candidate) -> Histogram | None:
 
 def _geometry(candidate: Candidate, store: Store) -> VectorCharts:
     sample = unpack(
-        store.read_checked(candidate.built.queries.path, candidate.built.queries.sha256),
+        candidate.built.queries.read(store),
         "addresses",
         "vectors",
     )[0]["vectors"]

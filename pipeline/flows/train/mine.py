@@ -21,8 +21,9 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.settings import CorpusSettings, EncodeSettings, Job
 from pipeline.settings.training import PairSettings
 from pipeline.store.base import Store
+from pipeline.store.once import remembered, stored_by_content
 from pipeline.store.schema import corpus_schema, writer_options
-from pipeline.store.units import Corpus, CorpusUnit, FileRef, Stored, UnitRecord, stored_by_content, total
+from pipeline.store.units import Corpus, CorpusUnit, FileRef, Stored, UnitRecord, total
 from pipeline.text.corpus.normalize import NORMALIZER_VERSION, text_keys
 from pipeline.text.rows.pairs import TrainingRows, open_training_rows
 
@@ -42,10 +43,6 @@ class Mined(Stored):
 
     files: tuple[FileRef, ...]
     counts: dict[str, int]
-
-    def is_whole(self, store: Store) -> bool:
-        """Return whether every file is stored completely."""
-        return all(store.size(file.path) == file.bytes for file in self.files)
 
     def sentence(self, name: str) -> str:
         """Return the result as a log line."""
@@ -105,10 +102,7 @@ def _source(run: Run, source: PairSettings) -> PairSettings:
     job, store = run.job, run.store
     pairs = open_training_rows(source, _ROLES)
     folder = f"pairs/{_identity(job, pairs)}"
-    mined = Mined.left(store, f"{folder}/mined.json")
-    if mined is None or not mined.is_whole(store):
-        mined = _mined(run, pairs, folder)
-        store.write(f"{folder}/mined.json", mined.to_json())
+    mined = remembered(store, f"{folder}/mined.json", Mined, lambda: _mined(run, pairs, folder))
     say(mined.sentence(pairs.name))
     if not mined.counts["rows"]:
         remedy = (
@@ -186,16 +180,14 @@ def _mined(run: Run, pairs: TrainingRows, folder: str) -> Mined:
         for number in range(count)
     ]
     records = _searched(run, task, both)
-    files = tuple(
-        FileRef(path=record.path, sha256=record.sha256, rows=record.rows, bytes=record.bytes)
-        for record in records
-    )
+    files = tuple(record.file for record in records)
     return Mined(files=files, counts=total(record.counts for record in records))
 
 
 def _searched(run: Run, task: MineUnit, both: Sequence[Both]) -> list[UnitRecord]:
     """Return the record of every unit, in order."""
-    made = {each.number: record for each in both if (record := task.left(each)) is not None}
+    earlier = {each.number: UnitRecord.load_complete(run.store, task.record(each)) for each in both}
+    made = {number: record for number, record in earlier.items() if record is not None}
     todo = [each for each in both if each.number not in made]
     with run.stages("search", sum(each.anchors.rows for each in both)) as bar:
         bar.skip(sum(both[number].anchors.rows for number in made))
@@ -242,14 +234,7 @@ def _unit(texts: pa.Array, role: str, first: int, store: Store) -> CorpusUnit:
     stored = stored_by_content(
         store, sink.getvalue().to_pybytes(), "units/pairs/unit", ".parquet", rows=len(texts)
     )
-    return CorpusUnit(
-        name=stored.path,
-        path=stored.path,
-        rows=len(texts),
-        bytes=stored.bytes,
-        sha256=stored.sha256,
-        ordinal=0,
-    )
+    return CorpusUnit(name=stored.path, **dict(stored), ordinal=0)
 
 
 def _numbered(units: Sequence[CorpusUnit]) -> Iterator[CorpusUnit]:

@@ -9,14 +9,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.flows.index.tasks import BuiltIndex, put_by_content
+from pipeline.flows.index.tasks import BuiltIndex
 from pipeline.flows.rows import LiveRows, Placed, placed_rows
 from pipeline.flows.workers.tasks import progress
 from pipeline.settings.training import MineSettings
 from pipeline.store.base import Store, sha256_of
 from pipeline.store.dead import Dead
+from pipeline.store.once import put_by_content, remembered
 from pipeline.store.schema import KEY, vector_matrix
-from pipeline.store.units import CorpusUnit, FileRef, Stored, UnitRecord, create_record
+from pipeline.store.units import CorpusUnit, FileRef, Stored, UnitRecord
 from pipeline.text.rows.triples import SCHEMA
 
 ROW_GROUP = 8_192  # rows; small, since the training order shuffles whole row groups
@@ -63,13 +64,13 @@ class Relate:
         repeats = []
         with self.store.scratch() as scratch:
             with pq.ParquetWriter(
-                scratch / "known", _KNOWN, compression="NONE", use_dictionary=False
+                scratch / "known.parquet", _KNOWN, compression="NONE", use_dictionary=False
             ) as writer:
                 for part in range(parts):
                     again, known = _related(*self._lines(units, part, parts))
                     repeats.append(again)
                     writer.write_table(known)
-            known_file = put_by_content(self.store, scratch / "known", "pairs/known", ".parquet", 0)
+            known_file = put_by_content(self.store, scratch / "known.parquet", "pairs/known", 0)
         return Related(
             repeats=Dead(np.sort(np.concatenate(repeats))).store_in(self.store, "pairs/repeats"),
             known=known_file,
@@ -113,7 +114,7 @@ def _related(lines: pa.Table, anchors: pa.Array) -> tuple[np.ndarray, pa.Table]:
 
 
 def _keys(store: Store, unit: CorpusUnit) -> pa.Array:
-    return _column(pq.read_table(store.open(unit.path, unit.sha256), columns=["text_key"]), "text_key")
+    return _column(pq.read_table(unit.file.open(store), columns=["text_key"]), "text_key")
 
 
 def _in_part(keys: pa.Array, part: int, parts: int) -> pa.Array:
@@ -143,22 +144,20 @@ class MineUnit:
         from pipeline.index.parts import open_parts
 
         store = self.source.store
-        index = open_parts(self.built.files, lambda reference: store.local(reference.path, reference.sha256))
-        ids = open_ids([store.local(reference.path, reference.sha256) for reference in self.built.ids])
-        return lambda both: self.left(both) or self._mined(both, index, ids)
+        index = open_parts(self.built.files, lambda reference: reference.local(store))
+        ids = open_ids([reference.local(store) for reference in self.built.ids])
+        return lambda both: remembered(
+            store, self.record(both), UnitRecord, lambda: self._mined(both, index, ids)
+        )
 
-    def left(self, both: Both) -> UnitRecord | None:
-        """Load the complete record of the unit that an earlier run wrote; None if there is none."""
-        record = UnitRecord.left(self.source.store, self._record(both))
-        return record if record is not None and record.is_whole(self.source.store) else None
-
-    def _record(self, both: Both) -> str:
+    def record(self, both: Both) -> str:
+        """Return the path of the unit's record."""
         return f"{self.folder}/part-{both.number:05d}.json"
 
     def _mined(self, both: Both, index: Any, ids: Any) -> UnitRecord:
         store = self.source.store
         anchors, positives = (
-            pq.read_table(store.open(unit.path, unit.sha256), columns=["text", "text_key"])
+            pq.read_table(unit.file.open(store), columns=["text", "text_key"])
             for unit in (both.anchors, both.positives)
         )
         vectors = (
@@ -192,7 +191,7 @@ class MineUnit:
                 space_id=self.source.space_id,
             )
             store.put(file, name)
-        return create_record(store, self._record(both), record)
+        return record
 
     def _picked(
         self, both: Both, keys: pa.Array, vectors: tuple[np.ndarray, np.ndarray], index: Any
@@ -237,7 +236,7 @@ class MineUnit:
     def _known(self, anchors: pa.Array) -> list[np.ndarray]:
         """Return, for each anchor, the addresses of the texts that cannot be its negatives."""
         found = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
-        file = pq.ParquetFile(self.source.store.open(self.known.path, self.known.sha256))
+        file = pq.ParquetFile(self.known.open(self.source.store))
         for batch in file.iter_batches():
             positions = pc.index_in(batch["anchor"], value_set=anchors)
             ours = pc.is_valid(positions)

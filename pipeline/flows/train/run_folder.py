@@ -100,7 +100,9 @@ class RunFolder:
 
         In the second case the last checkpoints give the encoder again.
         """
-        return ResultRecord.left(self.store, RESULT) if self.store.exists(f"{ENCODER}/{_LAST}") else None
+        return (
+            ResultRecord.load_intact(self.store, RESULT) if self.store.exists(f"{ENCODER}/{_LAST}") else None
+        )
 
     def ended(self) -> ResultRecord:
         """Return the result after the workers have ended."""
@@ -115,7 +117,7 @@ class RunFolder:
         """
         self.check()
         created = self.store.create(RUN, record.to_json())
-        if not created and RunRecord.left(self.store, RUN) is None:
+        if not created and RunRecord.load_intact(self.store, RUN) is None:
             self.store.write(RUN, record.to_json())  # replace the truncated record of a killed run
         return created
 
@@ -127,7 +129,7 @@ class RunFolder:
                 record, or is not usable as a folder.
         """
         with room(self.store.uri):
-            record = RunRecord.left(self.store, RUN)
+            record = RunRecord.load(self.store, RUN)
         if record is None:
             if strangers := [entry.path for entry in self.store.list() if entry.path != RUN]:
                 raise ConfigError(

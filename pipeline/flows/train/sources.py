@@ -69,7 +69,7 @@ def _open_trainings(settings: TrainSettings) -> Iterator[tuple[str, ...]]:
 def _sources(store: Store, path: str) -> tuple[str, ...]:
     """Return the sources of one training; empty if its record has another version or is truncated."""
     try:
-        record = RunRecord.left(store, path)
+        record = RunRecord.load_intact(store, path)
     except DataError:
         return ()
     return record.sources if record is not None else ()

@@ -76,7 +76,7 @@ def opened(job: Job) -> tuple[Job, RunFolder]:
     for settings in begun:
         try:
             one, run = _opened(job, settings)
-            record = RunRecord.left(run.store, RUN)
+            record = RunRecord.load_intact(run.store, RUN)
         except DataError:  # a unit of that training is gone, or its record has another version
             continue
         if record is not None and record.digest == run.digest and run.result() is None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from pipeline.flows.encode.probe import SampleTexts, encode_texts
 from pipeline.flows.rows import LiveRows, Placed
 from pipeline.flows.run import Run
 from pipeline.flows.transform.moments import live_moments
+from pipeline.flows.transform.write import store_transform
 from pipeline.flows.workers.tasks import Pool
 from pipeline.log import Running, say
 from pipeline.post import Transform, load_transform
@@ -37,8 +37,9 @@ from pipeline.stats.drift import drift
 from pipeline.stats.moments import Moments
 from pipeline.store.base import Store
 from pipeline.store.manifest import Choice, ReleaseManifest, Whitened
+from pipeline.store.once import stored_by_content
 from pipeline.store.store import open_store
-from pipeline.store.units import Corpus, FileRef, stored_by_content
+from pipeline.store.units import Corpus, FileRef
 from pipeline.text.corpus.columns import plain_type
 
 _SHORTEST = 2 * MIN_WORDS - 1  # characters: eight words of one letter
@@ -127,10 +128,7 @@ def _kept(
     if then.fitted is None:
         return _refused_again(job, store, moments, reference, before, then)
     try:
-        fitted_on, fitted = (
-            store.read_checked(reference.path, reference.sha256)
-            for reference in (then.fitted_on, then.fitted)
-        )
+        fitted_on, fitted = then.fitted_on.read(store), then.fitted.read(store)
     except FileNotFoundError as error:
         gone = error.filename or error
         say(f"the {noun(job.whiten.transform)} is fitted again: {gone}, of release {before.release}, is gone")
@@ -165,7 +163,7 @@ def _refused_again(
     """
     most = job.whiten.max_drift
     try:
-        was = Moments.from_bytes(store.read_checked(then.fitted_on.path, then.fitted_on.sha256))
+        was = Moments.from_bytes(then.fitted_on.read(store))
         if (
             job.whiten.mode == "off"
             or moments.count > (1 + most) * was.count
@@ -240,7 +238,7 @@ def _decide(fit: "_Fit", reference: FileRef) -> Decision:
 
 def _judged(fit: "_Fit", reference: FileRef, fitted: Transform, curves: tuple[Curve, ...]) -> Decision:
     """Store the fitted transform, and use it as `whiten.mode` says."""
-    moments, name, ref = fit.moments, name_of(fitted), _stored(fit.source.store, fitted)
+    moments, name, ref = fit.moments, name_of(fitted), store_transform(fit.source.store, fitted)
     told = "; ".join([*fitted.notes, *(curve.sentence for curve in curves)])
     if fit.job.whiten.mode == "on":
         return Decision(
@@ -276,13 +274,6 @@ def _judged(fit: "_Fit", reference: FileRef, fitted: Transform, curves: tuple[Cu
         ref,
         curves,
     )
-
-
-def _stored(store: Store, fitted: Transform) -> FileRef:
-    content = fitted.to_bytes()
-    path = f"transforms/{fitted.transform_id[:24]}.safetensors"
-    store.write(path, content)
-    return FileRef(path=path, sha256=sha256(content).hexdigest(), rows=fitted.fitted_rows, bytes=len(content))
 
 
 @dataclass(frozen=True)
@@ -335,7 +326,7 @@ class _Fit:
             )
         task = HeldMoments(self.source, min(_HELD_ROWS, self.moments.count // 5))
         reference = self.run.workers.run(task, self.units, Pool(1))
-        return Moments.from_bytes(self.source.store.read_checked(reference.path, reference.sha256))
+        return Moments.from_bytes(reference.read(self.source.store))
 
     def _trained(self, name: str, before: Transform | None, space_id: str) -> Transform:
         """Train the last step, which moments do not determine."""

@@ -11,7 +11,8 @@ from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import Pool
 from pipeline.stats.moments import GROUP, MOST_DEAD, Moments, merge_tree
 from pipeline.store.dead import Dead
-from pipeline.store.units import FileRef, stored_by_content
+from pipeline.store.once import stored_by_content
+from pipeline.store.units import FileRef
 
 
 def live_moments(run: Run, source: LiveRows, units: Sequence[Placed]) -> Moments:
@@ -29,7 +30,7 @@ def live_moments(run: Run, source: LiveRows, units: Sequence[Placed]) -> Moments
 
 
 def _loaded(source: LiveRows, reference: FileRef) -> Moments:
-    return Moments.from_bytes(source.store.read_checked(reference.path, reference.sha256))
+    return Moments.from_bytes(reference.read(source.store))
 
 
 @dataclass(frozen=True)

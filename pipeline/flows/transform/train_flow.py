@@ -13,6 +13,7 @@ from pipeline.device import resolve
 from pipeline.errors import DataError
 from pipeline.flows.rows import LiveRows, Placed
 from pipeline.flows.transform.flow_order import RowOrder
+from pipeline.flows.transform.write import store_transform
 from pipeline.flows.workers.tasks import Pool, progress
 from pipeline.flows.workers.worker import gpu_assigned
 from pipeline.flows.workers.workers import Workers
@@ -23,6 +24,7 @@ from pipeline.post.flow import Flow
 from pipeline.settings import FlowSettings, WhitenSettings
 from pipeline.stats.tensors import unpack
 from pipeline.store.base import Store
+from pipeline.store.once import remembered
 from pipeline.store.units import FileRef, Stored
 
 if TYPE_CHECKING:
@@ -131,15 +133,16 @@ def train_flow(training: FlowTraining, workers: Workers, pool: Pool, bar: Runnin
             stored.
     """
     store, rows = training.source.store, _rows_in_all(training)
-    made = _finished(store, training)
-    if made is None:
-        if bar is not None:
-            bar.expect(rows)
-        _log_resumed(store, training)
-        ((_, made),) = workers.map_units(TrainFlow(), [training], pool, bar)
-        if bar is not None:
-            bar.reach(rows)  # a short training may end before the driver has looked
-    return Flow.from_bytes(store.read_checked(made.path, made.sha256))
+    record = _Trained.load_complete(store, training.record)
+    if record is not None:
+        return Flow.from_bytes(record.transform.read(store))
+    if bar is not None:
+        bar.expect(rows)
+    _log_resumed(store, training)
+    ((_, made),) = workers.map_units(TrainFlow(), [training], pool, bar)
+    if bar is not None:
+        bar.reach(rows)  # a short training may end before the driver has looked
+    return Flow.from_bytes(made.read(store))
 
 
 @dataclass(frozen=True)
@@ -153,17 +156,19 @@ class TrainFlow:
         from pipeline.train.flow import Diverged, one_thread
 
         store = training.source.store
-        if (made := _finished(store, training)) is not None:
-            return made
-        try:
+
+        def train() -> _Trained:
             with one_thread():
                 flow = _trained(training)
+            return _Trained(training=training.id, transform=store_transform(store, flow))
+
+        try:
+            made = remembered(store, training.record, _Trained, train)
         except Diverged:
             store.delete(training.checkpoint)  # it would diverge there again
             raise
-        made = _stored(store, training, flow)
         store.delete(training.checkpoint)
-        return made
+        return made.transform
 
 
 def _trained(training: FlowTraining) -> Flow:
@@ -237,23 +242,3 @@ def _last(store: Store, training: FlowTraining) -> bytes | None:
 def _log_resumed(store: Store, training: FlowTraining) -> None:
     if (checkpoint := _last(store, training)) is not None:
         say(f"the training of the flow continues after step {unpack(checkpoint)[1].get('step', 0):,}")
-
-
-def _stored(store: Store, training: FlowTraining, flow: Flow) -> FileRef:
-    """Store the flow and its record. Another worker's earlier record is equal."""
-    content = flow.to_bytes()
-    path, digest = f"transforms/{flow.transform_id[:24]}.safetensors", sha256(content).hexdigest()
-    made = FileRef(path=path, sha256=digest, rows=flow.fitted_rows, bytes=len(content))
-    store.write(path, content)
-    store.write(training.record, _Trained(training=training.id, transform=made).to_json())
-    return made
-
-
-def _finished(store: Store, training: FlowTraining) -> FileRef | None:
-    """Return the flow of an earlier run of the same training, if its file is complete."""
-    record = _Trained.left(store, training.record)
-    return (
-        record.transform
-        if record is not None and store.size(record.transform.path) == record.transform.bytes
-        else None
-    )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,9 +10,23 @@ import pyarrow.parquet as pq
 from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import Pool
 from pipeline.post import Transform, space_after
-from pipeline.store.base import Store, sha256_of
+from pipeline.store.base import Store
+from pipeline.store.once import put_by_content, remembered
 from pipeline.store.schema import checked_space, vector_column, vector_matrix, vectors_schema, writer_options
-from pipeline.store.units import Manifest, UnitRecord, create_record
+from pipeline.store.units import FileRef, Manifest, UnitRecord
+
+
+def store_transform(store: Store, transform: Transform) -> FileRef:
+    """Store a fitted transform in a file named by its id."""
+    content = transform.to_bytes()
+    reference = FileRef(
+        path=f"transforms/{transform.transform_id[:24]}.safetensors",
+        sha256=sha256(content).hexdigest(),
+        rows=transform.fitted_rows,
+        bytes=len(content),
+    )
+    store.write(reference.path, content)
+    return reference
 
 
 @dataclass(frozen=True)
@@ -27,16 +42,13 @@ class WhitenUnit:
     def _work(self, unit: UnitRecord) -> UnitRecord:
         name = f"{self.transform.transform_id[:16]}/{unit.sha256[:24]}"
         path = f"units/whitened/{name}.json"
-        record = UnitRecord.left(self.store, path)
-        if record is None or not record.is_whole(self.store):
-            record = create_record(self.store, path, self._written(unit, name))
-        return record
+        return remembered(self.store, path, UnitRecord, lambda: self._written(unit, name))
 
     def _written(self, unit: UnitRecord, name: str) -> UnitRecord:
         with self.store.scratch() as scratch:
             file = scratch / "whitened.parquet"
             source = checked_space(
-                pq.ParquetFile(self.store.open(unit.path, unit.sha256)), unit.path, self.transform.space_id
+                pq.ParquetFile(unit.file.open(self.store)), unit.path, self.transform.space_id
             )
             given = source.schema_arrow
             kept = [field for field in given if field.name not in (given.names[0], "text_key", "vector")]
@@ -45,17 +57,11 @@ class WhitenUnit:
             with pq.ParquetWriter(file, schema, **writer_options(schema)) as writer:
                 for table in _whitened(source, self.transform, schema):
                     writer.write_table(table)
-            digest, size = sha256_of(file), file.stat().st_size
-            data = f"units/whitened/{name}-{digest[:12]}.parquet"
-            self.store.put(file, data)
-        counts = {"rows": unit.rows}
+            stored = put_by_content(self.store, file, f"units/whitened/{name}", unit.rows, digits=12)
         return UnitRecord(
             name=f"whitened/{name}",
-            path=data,
-            rows=unit.rows,
-            bytes=size,
-            sha256=digest,
-            counts=counts,
+            **dict(stored),
+            counts={"rows": unit.rows},
             space_id=space,
             source=unit.sha256,
         )

@@ -91,7 +91,7 @@ class Ingestion:
     def _parent_schema(self) -> pa.Schema:
         assert self.parent is not None
         unit = self.parent.units[0]
-        return pq.ParquetFile(self.store.open(unit.path, unit.sha256)).schema_arrow.remove_metadata()
+        return pq.ParquetFile(unit.file.open(self.store)).schema_arrow.remove_metadata()
 
     def _unchanged_files(self) -> dict[str, InputFile]:
         """Files that need not be read.
@@ -117,7 +117,7 @@ class Ingestion:
         if before is None or not self.kept:
             return
         names = pa.array(list(self.kept), pa.string())
-        for batch in pq.ParquetFile(self.store.open(before.path, before.sha256)).iter_batches():
+        for batch in pq.ParquetFile(before.open(self.store)).iter_batches():
             kept = pc.is_in(batch["file"], value_set=names)
             kept = pc.and_(kept, pc.not_equal(batch["reason"], "duplicate_id"))
             self.bad.add(pa.Table.from_batches([batch]).filter(kept))

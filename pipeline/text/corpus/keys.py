@@ -103,7 +103,7 @@ def read_bucket(
     if not buckets:
         return None
     bucket = buckets[part * len(buckets) // parts]
-    table = pq.read_table(store.open(bucket.path, bucket.sha256)).combine_chunks()
+    table = pq.read_table(bucket.open(store)).combine_chunks()
     if len(buckets) == parts or not table.num_rows:
         return table
     bits = np.uint64(parts.bit_length() - 1)

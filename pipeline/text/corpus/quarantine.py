@@ -136,8 +136,7 @@ def list_quarantined(
 
 def _all_rows(store: Store, manifest: ReleaseManifest) -> Iterator[tuple[str, pa.Table]]:
     """Yield (URI of a file, some of its rows), without rows whose text is no longer in the corpus."""
-    content = store.read_checked(manifest.corpus.path, manifest.corpus.sha256)
-    corpus = Corpus.from_json(content, store.uri_of(manifest.corpus.path))
+    corpus = Corpus.read(store, manifest.corpus)
     if corpus.quarantine is not None:
         yield from ((store.uri_of(corpus.quarantine.path), rows) for rows in corpus_rows(store, corpus))
     yield from unit_rows(store, manifest)
@@ -146,7 +145,7 @@ def _all_rows(store: Store, manifest: ReleaseManifest) -> Iterator[tuple[str, pa
 def corpus_rows(store: Store, corpus: Corpus) -> Iterator[pa.Table]:
     """Yield the rows that were quarantined before encoding, in tables of bounded length."""
     if corpus.quarantine is not None:
-        reader = pq.ParquetFile(store.open(corpus.quarantine.path, corpus.quarantine.sha256))
+        reader = pq.ParquetFile(corpus.quarantine.open(store))
         yield from (pa.Table.from_batches([batch]) for batch in reader.iter_batches(_GROUP_ROWS))
 
 
@@ -159,6 +158,6 @@ def unit_rows(store: Store, manifest: ReleaseManifest) -> Iterator[tuple[str, pa
     for unit in manifest.units:
         live = ~np.isin(unit.dropped, dead.rows_of(unit.ordinal))
         if unit.quarantine is not None and live.any():
-            table = pq.read_table(store.open(unit.quarantine.path, unit.quarantine.sha256))
+            table = pq.read_table(unit.quarantine.open(store))
             # the table and unit.dropped are in the same order
             yield store.uri_of(unit.quarantine.path), table.filter(pa.array(live))

@@ -67,7 +67,7 @@ def manifest_units(uri: str) -> list[SourceFile]:
                 raise DataError(store.uri_of(unit.path), expected, found, _REMEDY)
         if local_path(root) is not None and sum(unit.bytes for unit in manifest.units) <= _MAX_HASHED_BYTES:
             for unit in manifest.units:
-                store.local(unit.path, unit.sha256)
+                unit.file.local(store)
     return [_source_file(store, unit) for unit in manifest.units]
 
 

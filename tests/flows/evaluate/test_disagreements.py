@@ -13,8 +13,8 @@ from pipeline.flows.evaluate.disagreements import disagreements, ranks_of
 from pipeline.flows.evaluate.scoring import Result, Scored
 from pipeline.stats.tensors import pack
 from pipeline.store.base import Store
+from pipeline.store.once import stored_by_content
 from pipeline.store.store import open_store
-from pipeline.store.units import stored_by_content
 
 
 class Pairs:

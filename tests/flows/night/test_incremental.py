@@ -100,7 +100,7 @@ def live_vectors(night: Night) -> dict[str, bytes]:
 def moments(night: Night) -> Moments:
     manifest, store = night.current(), open_store(night.job.release.root)
     assert manifest.moments is not None
-    return Moments.from_bytes(store.read_checked(manifest.moments.path, manifest.moments.sha256))
+    return Moments.from_bytes(manifest.moments.read(store))
 
 
 def same(incremental: Night, scratch: Night) -> None:

@@ -184,7 +184,7 @@ def test_rows_held_out_do_not_depend_on_how_they_lie_in_units(
     assert manifest is not None
     source = LiveRows(open_store(root / "releases"), manifest.space_id, "id")
     drawn = HeldMoments(source, 80).start()(placed_in(manifest))
-    moments = Moments.from_bytes(source.store.read_checked(drawn.path, drawn.sha256))
+    moments = Moments.from_bytes(drawn.read(source.store))
     raw = raw_vectors(str(root / "releases"), manifest)
     assert moments.count == 80
     assert np.abs(moments.mean - raw.mean(axis=0)).max() < 5 * raw.std(axis=0).max() / np.sqrt(80)

@@ -60,7 +60,7 @@ def training(folder: Path, **settings: object) -> FlowTraining:
 
 def trained(given: FlowTraining) -> Flow:
     reference = TrainFlow().start()(given)
-    return Flow.from_bytes(given.source.store.read_checked(reference.path, reference.sha256))
+    return Flow.from_bytes(reference.read(given.source.store))
 
 
 def stored(given: FlowTraining) -> dict[str, bytes]:
@@ -241,7 +241,7 @@ def test_manta_whiten_trains_a_flow_behind_other_steps_and_writes_its_vectors(
     store, decision, written = through_whitening(job, Stages())
     assert decision.ref is not None
     assert written is not None
-    chain = load_transform(store.read_checked(decision.ref.path, decision.ref.sha256))
+    chain = load_transform(decision.ref.read(store))
     standardised, flow = steps_of(chain)
     assert isinstance(flow, Flow)
     assert (flow.space_id, flow.metric, chain.affine()) == (space_after(standardised), "MRR", None)

@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 
 from pipeline.store.augmented import Augmented, Series
 from pipeline.store.base import Store
-from pipeline.store.units import FileRef, UnitRecord, stored_by_content
+from pipeline.store.once import stored_by_content
+from pipeline.store.units import FileRef, UnitRecord
 
 
 def write_unit(store: Store, columns: dict[str, Any]) -> UnitRecord:

@@ -1,0 +1,60 @@
+"""Files and records that are written once: each run uses what an earlier one has stored completely."""
+
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import TypeVar
+
+from pipeline.store.base import Store, sha256_of
+from pipeline.store.units import FileRef, Stored
+
+Record = TypeVar("Record", bound=Stored)
+
+
+def remembered(store: Store, path: str, kind: type[Record], make: Callable[[], Record]) -> Record:
+    """Load the complete record that an earlier run stored at `path`, else make it and store it there.
+
+    Raises:
+        DataError: there is a record, and it is damaged.
+    """
+    return kind.load_complete(store, path) or create_record(store, path, make())
+
+
+def create_record(store: Store, path: str, record: Record) -> Record:
+    """Store a record and return the one that counts: `record`, or the complete one of a faster attempt.
+
+    A record that is truncated (a process killed while it wrote, on a file system without hard links), or that
+    names files which are missing, is replaced.
+    """
+    if store.create(path, record.to_json()):
+        return record
+    if winner := type(record).load_complete(store, path):
+        return winner
+    store.write(path, record.to_json())
+    return record
+
+
+def stored_by_content(store: Store, content: bytes, stem: str, suffix: str, rows: int = 0) -> FileRef:
+    """Store bytes in a file named `stem`-<first 12 digits of their sha256>`suffix`, unless it is complete.
+
+    Args:
+        rows: number of rows in the file, recorded in the reference.
+    """
+    digest = sha256(content).hexdigest()
+    reference = FileRef(path=f"{stem}-{digest[:12]}{suffix}", sha256=digest, rows=rows, bytes=len(content))
+    if not reference.is_complete(store):
+        store.write(reference.path, content)
+    return reference
+
+
+def put_by_content(store: Store, file: Path, stem: str, rows: int, digits: int = 24) -> FileRef:
+    """Move a local file into the store, named `stem`-<first digits of its sha256> with the file's suffix.
+
+    Args:
+        stem: of the path; if it ends with "/", the digits are the whole name.
+    """
+    digest, size = sha256_of(file), file.stat().st_size
+    separator = "" if stem.endswith("/") else "-"
+    path = f"{stem}{separator}{digest[:digits]}{file.suffix}"
+    store.put(file, path)
+    return FileRef(path=path, sha256=digest, rows=rows, bytes=size)
