@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
 from pipeline.losses import enqueue, moco, moving_average, random_queue
-from pipeline.models.trainable.heads import drawn
+from pipeline.models.layers.post_pooling import drawn
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, View
 
 _QUEUE = 96_606  # keys, as published; need not be a multiple of the batch size

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from pipeline.losses import FEATURES, SBERT, Feature, classification, pair_features
-from pipeline.models.trainable.heads import drawn
+from pipeline.models.layers.post_pooling import drawn
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective
 
 

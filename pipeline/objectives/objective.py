@@ -8,8 +8,8 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor, nn
 
+from pipeline.models.layers.post_pooling import DenseModule
 from pipeline.models.trainable.encoder import TrainableEncoder
-from pipeline.models.trainable.heads import DenseModule
 from pipeline.objectives.batch import Batch
 from pipeline.objectives.view import View
 from pipeline.settings.training import TEXTS

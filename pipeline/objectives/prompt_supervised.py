@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import nn
 
-from pipeline.models.trainable.denoise import DenoiseTransform
+from pipeline.models.layers.post_pooling import DenoiseTransform
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.heads import TanhHead
 from pipeline.models.trainable.mlm_head import has_language_head

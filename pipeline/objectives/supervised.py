@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from pipeline.models.trainable.heads import DenseModule, HeadName, head_of
+from pipeline.models.layers.post_pooling import DenseModule
+from pipeline.models.trainable.heads import HeadName, head_of
 from pipeline.objectives import OBJECTIVES, Positive, Product
 from pipeline.objectives.in_batch import InBatchContrast
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import ConfigError, Defect
-from pipeline.models.trainable.perturbations import Each, PerText, standing
+from pipeline.models.trainable.perturbations import Each, PerText
 from pipeline.objectives import View
 from pipeline.text.tokens.tokens import Tokens
 from pipeline.train.generators import Generators
@@ -157,7 +157,7 @@ def _joined(numbers: tuple[int, ...], views: list[View]) -> Pass:
     positions, change = None, views[0].at_embedding
     if any(view.positions is not None for view in views):
         positions = np.concatenate(
-            [standing(view.tokens) if view.positions is None else view.positions for view in views]
+            [view.tokens.positions if view.positions is None else view.positions for view in views]
         )
     changes = [view.at_embedding if isinstance(view.at_embedding, PerText) else None for view in views]
     if any(each is not None for each in changes):

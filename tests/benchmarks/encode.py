@@ -79,7 +79,7 @@ def mixed(root: Path, encoder: Encoder) -> Corpus:
             _joined(sentences, int(rng.integers(len(sentences))), int(rng.integers(4, 240)))
             for _ in range(500)
         ]
-        for draft, length in zip(drafts, encoder.token_counts(drafts), strict=True):
+        for draft, length in zip(drafts, encoder.count_tokens(drafts).lengths, strict=True):
             if 8 <= length <= 256 and len(texts := bins[min(30, (length - 8) // 8)]) < TEXTS_PER_BIN:
                 texts.append(draft)
     texts = [text for number in bins for text in bins[number]]
@@ -94,7 +94,7 @@ def _joined(sentences: list[str], start: int, words: int) -> str:
 
 
 def _corpus(name: str, texts: list[str], encoder: Encoder) -> Corpus:
-    return Corpus(name, texts, encoder.token_counts(texts))
+    return Corpus(name, texts, encoder.count_tokens(texts).lengths)
 
 
 def useful_gflop(encoder: Encoder, lengths: np.ndarray) -> float:

@@ -31,7 +31,8 @@ from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
 from pipeline.text.tokens.tokens import TokenCounts
 
 if TYPE_CHECKING:
-    from pipeline.models.inference.encoder import Encoded, Encoder
+    from pipeline.models.inference.encoder import Encoder
+    from pipeline.models.inference.windows import Encoded
 
 CHUNK = 512  # texts: nine halvings find the one
 _LOOK_S = 0.5
@@ -158,7 +159,7 @@ class Apart:
 
     def _gathered(self, start: int, stop: int) -> "Encoded":
         """Rows [start, stop) out of the chunks' files."""
-        from pipeline.models.inference.encoder import Encoded
+        from pipeline.models.inference.windows import Encoded
 
         fields = _rejected(stop - start, self._dim())
         for file in self.scratch.glob("done-*.npz"):

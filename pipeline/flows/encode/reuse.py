@@ -113,7 +113,7 @@ class Knowing:
             return encoded
         rest = np.ones(len(texts), dtype=bool)
         rest[places] = False
-        known = self.encoder.measured(pc.take(texts, pa.array(places)).to_pylist())
+        known = self.encoder.count_tokens(pc.take(texts, pa.array(places)).to_pylist())
         counts = type(known)(
             *(_merged(one, rest, other) for one, other in zip(encoded.counts, known, strict=True))
         )

@@ -133,9 +133,9 @@ def _planned(
             start = time.perf_counter()
             for encoded in encoder.encode_stream([next(batches)]):
                 lengths, cut, done = (
-                    lengths + int(encoded.lengths.sum()),
-                    cut + int(encoded.truncated.sum()),
-                    done + len(encoded.lengths),
+                    lengths + int(encoded.counts.lengths.sum()),
+                    cut + int(encoded.counts.truncated.sum()),
+                    done + len(encoded.counts.lengths),
                 )
                 bad += int(encoded.bad.sum())
             spent += time.perf_counter() - start

@@ -1,16 +1,16 @@
 """Encoding of texts: tokenize ahead, plan packed buffers, run them, return the rows in input order."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeline.device import Device, resolve
 from pipeline.errors import MODEL_FAILURES, ModelError
@@ -21,48 +21,25 @@ from pipeline.models.inference.model import Model
 from pipeline.models.inference.packed import PackedModel
 from pipeline.models.inference.padded import PaddedModel
 from pipeline.models.inference.recurrent import SteppedModel
+from pipeline.models.inference.windows import Encoded, Window, as_strings, windows
 from pipeline.models.inference.word_average import BagModel
 from pipeline.models.layers.numerics import Arithmetic, arithmetic_of
 from pipeline.models.layers.pooling import Segments, layers_of, pool
-from pipeline.models.layers.post_pooling import load_mlp, load_tail, through
+from pipeline.models.layers.post_pooling import FixedRows, load_mlp, load_tail, through
+from pipeline.models.layers.transfer import to_host
 from pipeline.models.layers.weights import open_checkpoint
 from pipeline.prefetch import ahead
 from pipeline.settings import EncoderSettings, EncodeSettings
-from pipeline.text.tokens.budget import distinct
 from pipeline.text.tokens.tokens import TokenCounts, Tokenizer, Tokens
 
 if TYPE_CHECKING:
     from pipeline.models.inference.hidden_states import Inside
 
-# rows; windows double from here on, so that the forward pass starts early and the tokenizer works ahead
-_FIRST_WINDOW = 2_048
 _SMALLEST_BUFFER = 16  # tokens; with fewer rows, matrix kernels switch to slower variants
 _PENDING = 4  # copies from the GPU at the same time
 _PLAIN = ("A sentence to try the encoder with.", "Another one.")
 
-Module = Callable[[Tensor], Tensor]
 Report = Callable[[float], None]  # called with the proportion that is computed, up to 1
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """Vectors of n texts, in input order."""
-
-    vectors: np.ndarray
-    """(n, dim) float32"""
-    bad: np.ndarray
-    """(n,) bool: the vector is zero or not finite"""
-    counts: TokenCounts
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Tokens of each text as encoded, (n,) int64."""
-        return self.counts.lengths
-
-    @property
-    def truncated(self) -> np.ndarray:
-        """Mask of the texts that were cut to max_length, (n,) bool."""
-        return self.counts.truncated
 
 
 @dataclass
@@ -97,16 +74,17 @@ class Encoder:
         self._threads = encode.threads if device.kind == "cpu" else None
         self._tokenizer = folder.tokenizer()
         self._parts = [Encoder(part, encode, device) for part in folder.parts]
-        self._model: Model
-        self._mlp: Module | None
-        if self._parts:
-            self._model, self._mlp = self._parts[0]._model, None
-        else:
-            self._model, self._mlp = _load(folder, self.arithmetic, self._tokenizer)
-        self._kept = load_filter(folder, self._tokenizer)
         for part in self._parts:
             part.counters = self.counters
-        self._tail = load_tail(folder, self.arithmetic.place)
+        self._model: Model
+        self._mlp: nn.Module | None
+        with torch.random.fork_rng(devices=[]):  # loading leaves torch's generator as it was
+            if self._parts:
+                self._model, self._mlp = self._parts[0]._model, None
+            else:
+                self._model, self._mlp = _load(folder, self.arithmetic, self._tokenizer)
+            self._tail = load_tail(folder, fixed_rows=True).to(self.arithmetic.place)
+        self._kept = load_filter(folder, self._tokenizer)
         self._query_tokenizer = replace(self._tokenizer, prompt=folder.query_prompt)
 
     def __repr__(self) -> str:
@@ -138,9 +116,11 @@ class Encoder:
             TypeError: a text is not a string.
         """
         tokenizer = self._query_tokenizer if query else self._tokenizer
-        if isinstance(texts, str):
-            return self._window([texts], tokenizer, query).vectors[0]
-        return self._window(as_strings(texts), tokenizer, query).vectors
+        batch = [texts] if isinstance(texts, str) else as_strings(texts)
+        window = Window.of([batch], tokenizer)
+        max_tokens = self._small_buffer(window.tokens) if query else self.max_tokens
+        vectors = self._encoded(window, max_tokens, tokenizer).vectors
+        return vectors[0] if isinstance(texts, str) else vectors
 
     def check(self) -> None:
         """Encode two plain sentences, to find an unusable encoder before any text is read.
@@ -161,13 +141,9 @@ class Encoder:
         if not self.folder.whole_words and not vectors.any(axis=1).all():
             raise ModelError(str(where), "vectors that are not zero", f"zeros for {_PLAIN[0]!r}", remedy)
 
-    def measured(self, texts: Sequence[str]) -> TokenCounts:
+    def count_tokens(self, texts: Sequence[str]) -> TokenCounts:
         """Count the tokens of n texts as they would be encoded, without encoding them."""
         return self._tokenizer.counts(self._tokenizer(texts))
-
-    def token_counts(self, texts: Sequence[str]) -> np.ndarray:
-        """Tokens of each text as encoded, (n,) int64: with prompt and special tokens, at most max_length."""
-        return self._tokenizer(texts).lengths
 
     def inside(self) -> "Inside":
         """Give access to the hidden states, layer by layer, and the tokens.
@@ -196,31 +172,19 @@ class Encoder:
             tell: called after each buffer with an estimate of the rows encoded so far, from their tokens.
         """
         done = 0
-        tokenized = (self._tokenized(window) for window in _windows(batches, self._window_rows))
-        with closing(ahead(tokenized)) as windows:
-            while (window := self._waited(windows)) is not None:
-                report = partial(_report_rows, tell, done, sum(window.rows)) if tell is not None else None
-                encoded = self._encoded(
-                    window.tokens, window.inverse, self.max_tokens, self._tokenizer, report
-                )
-                yield from _split(encoded, window.rows)
-                done += sum(window.rows)
+        tokenized = (Window.of(window, self._tokenizer) for window in windows(batches, self._window_rows))
+        with closing(ahead(tokenized)) as ready:
+            while (window := self._waited(ready)) is not None:
+                report = partial(_report_rows, tell, done, len(window.inverse)) if tell is not None else None
+                encoded = self._encoded(window, self.max_tokens, self._tokenizer, report)
+                yield from encoded.split(window.rows)
+                done += len(window.inverse)
 
-    def _waited(self, windows: "Iterator[_Window]") -> "_Window | None":
+    def _waited(self, ready: Iterator[Window]) -> Window | None:
         began = time.perf_counter()
-        window = next(windows, None)
+        window = next(ready, None)
         self.counters.waiting_s += time.perf_counter() - began
         return window
-
-    def _window(self, texts: list[str], tokenizer: Tokenizer, query: bool) -> Encoded:
-        unique, inverse = distinct(texts)
-        tokens = tokenizer(unique)
-        max_tokens = self._small_buffer(tokens) if query else self.max_tokens
-        return self._encoded(tokens, inverse, max_tokens, tokenizer)
-
-    def _tokenized(self, window: list[list[str]]) -> "_Window":
-        unique, inverse = distinct([text for batch in window for text in batch])
-        return _Window([len(batch) for batch in window], self._tokenizer(unique), inverse)
 
     def _small_buffer(self, tokens: Tokens) -> int:
         """Smallest power of two that holds all tokens: few shapes, as the first use of a shape is slow."""
@@ -228,14 +192,9 @@ class Encoder:
         return min(self.max_tokens, 1 << (total - 1).bit_length())
 
     def _encoded(
-        self,
-        tokens: Tokens,
-        inverse: np.ndarray,
-        max_tokens: int,
-        tokenizer: Tokenizer,
-        report: Report | None = None,
+        self, window: Window, max_tokens: int, tokenizer: Tokenizer, report: Report | None = None
     ) -> Encoded:
-        began = time.perf_counter()
+        began, tokens, inverse = time.perf_counter(), window.tokens, window.inverse
         if self._kept is not None:
             tokens = replace(tokens, kept=self._kept[tokens.ids])
         skip = 0 if self.folder.include_prompt else tokenizer.prompt_tokens
@@ -275,14 +234,15 @@ class Encoder:
         pending: list[tuple[np.ndarray, Callable[[], np.ndarray]]] = []
         with torch.inference_mode(), _computing_with(self._threads):
             for rows in self._model.plan(tokens.lengths, max_tokens):
-                pending.append((rows, _host_copy(self._forward(tokens, rows, max_tokens, skip))))
+                pending.append((rows, to_host(self._forward(tokens, rows, max_tokens, skip))))
                 if len(pending) > _PENDING:
-                    _store(vectors, *pending.pop(0))
+                    oldest, ready = pending.pop(0)
+                    vectors[oldest] = ready()
                 computed += int(tokens.lengths[rows].sum())
                 if report is not None:
                     report(computed / total)
             for rows, ready in pending:
-                _store(vectors, rows, ready)
+                vectors[rows] = ready()
         return vectors
 
     def _forward(self, tokens: Tokens, rows: np.ndarray, max_tokens: int, skip: int) -> Tensor:
@@ -326,25 +286,6 @@ def load_encoder(
     return Encoder(open_folder(settings), encode, resolve(device), settings.path)
 
 
-def as_strings(texts: Iterable[Any]) -> list[str]:
-    """Convert a sequence of strings to a list.
-
-    Raises:
-        TypeError: it is not a sequence, or a text is not a string; the message has position and type.
-    """
-    unordered = isinstance(texts, (bytes, bytearray, Mapping, set, frozenset))
-    if unordered or not isinstance(texts, Iterable) or getattr(texts, "ndim", 1) == 0:
-        raise TypeError(f"texts: expected a string or a sequence of strings, found {type(texts).__name__}")
-    rows = texts.to_pylist() if isinstance(texts, (pa.Array, pa.ChunkedArray)) else list(texts)
-    for number, text in enumerate(rows):
-        if not isinstance(text, str):
-            raise TypeError(
-                f"texts[{number}]: expected a string, found {type(text).__name__}; "
-                "replace missing texts by '' or leave them out"
-            )
-    return rows
-
-
 @contextmanager
 def _computing_with(threads: int | None) -> Iterator[None]:
     """Set torch's number of threads for the duration of the block; None leaves it unchanged."""
@@ -359,79 +300,22 @@ def _computing_with(threads: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@dataclass(frozen=True)
-class _Window:
-    """Distinct texts of consecutive batches, tokenized."""
-
-    rows: list[int]
-    """rows of each batch"""
-    tokens: Tokens
-    inverse: np.ndarray
-    """for each row, the index of its text in `tokens`"""
-
-
-def _windows(batches: Iterable[pa.Array | Sequence[str]], max_rows: int) -> Iterator[list[list[str]]]:
-    """Group whole batches into windows, which double in size up to about `max_rows` rows."""
-    window: list[list[str]] = []
-    rows, enough = 0, min(_FIRST_WINDOW, max_rows)
-    for batch in batches:
-        window.append(batch.to_pylist() if isinstance(batch, (pa.Array, pa.ChunkedArray)) else list(batch))
-        rows += len(window[-1])
-        if rows >= enough:
-            yield window
-            window, rows, enough = [], 0, min(2 * enough, max_rows)
-    if window:
-        yield window
-
-
 def _report_rows(report: Callable[[int], None], done: int, rows: int, proportion: float) -> None:
     """Report `done` rows plus a proportion of `rows` more."""
     report(done + int(proportion * rows))
 
 
-def _split(encoded: Encoded, rows: list[int]) -> Iterator[Encoded]:
-    """Split the vectors of a window into its batches of `rows` rows each."""
-    cuts = np.cumsum(rows)[:-1]
-    parts = (np.split(part, cuts) for part in (encoded.vectors, encoded.bad, *encoded.counts))
-    for vectors, bad, *counts in zip(*parts, strict=True):
-        yield Encoded(vectors, bad, TokenCounts(*counts))
-
-
-def _load(folder: EncoderFolder, arithmetic: Arithmetic, tokenizer: Tokenizer) -> tuple[Model, Module | None]:
+def _load(
+    folder: EncoderFolder, arithmetic: Arithmetic, tokenizer: Tokenizer
+) -> tuple[Model, nn.Module | None]:
     """Load the backbone and the layer of cls_mlp, None for other poolings."""
     checkpoint = open_checkpoint(folder)
     if folder.family == "words":
         return BagModel(folder, checkpoint, arithmetic, tokenizer), None
     if folder.family == "recurrent":
         return SteppedModel(folder, checkpoint, arithmetic), None
-    model: Model
-    if folder.family == "other":
-        model = PaddedModel(folder, arithmetic)
-    else:
-        model = PackedModel(folder, checkpoint, arithmetic)
+    other = folder.family == "other"
+    model = PaddedModel(folder, arithmetic) if other else PackedModel(folder, checkpoint, arithmetic)
     if "cls_mlp" not in folder.pooling:
         return model, None
-    return model, load_mlp(checkpoint, model.width, arithmetic.place)
-
-
-def _host_copy(vectors: Tensor) -> Callable[[], np.ndarray]:
-    """Start a copy to the host and return a function that waits for it.
-
-    From a GPU, the copy goes through pinned memory while the next buffer is computed.
-    """
-    if vectors.device.type == "cpu":
-        return vectors.numpy
-    host = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=True)
-    host.copy_(vectors, non_blocking=True)
-    done = torch.cuda.Event()
-    done.record()
-
-    def wait() -> np.ndarray:
-        done.synchronize()
-        return host.numpy()
-
-    return wait
-
-
-def _store(vectors: np.ndarray, rows: np.ndarray, ready: Callable[[], np.ndarray]) -> None:
-    vectors[rows] = ready()
+    return model, FixedRows(load_mlp(checkpoint, model.width)).to(arithmetic.place)

@@ -48,8 +48,7 @@ class Inside:
         worded = kept_tokens(
             self._tokenizer, ("punctuation",), words=self._folder.whole_words, counts=None, frequent=0
         )
-        lengths = tokens.lengths
-        inside = np.arange(len(tokens.ids)) - np.repeat(tokens.offsets[:-1], lengths)
+        inside, lengths = tokens.positions, tokens.lengths
         before = max(len(self._tokenizer.prefix), self._tokenizer.prompt_tokens)
         after = len(self._tokenizer.suffix)
         text = (inside >= before) & (inside < np.repeat(lengths, lengths) - after)

@@ -3,8 +3,9 @@
 Every layer computes flat (T, d) tokens with T fixed, so the shapes do not depend on the texts.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,68 +17,11 @@ from pipeline.models.layers.attention import Group, attend_groups, attend_varlen
 from pipeline.models.layers.linear import Linear
 from pipeline.models.layers.numerics import Arithmetic
 from pipeline.models.layers.pooling import TABLE_STATE, Segments, segments
+from pipeline.models.layers.shape import shape_of
+from pipeline.models.layers.transfer import to_device
 from pipeline.models.layers.weights import NAMES, Checkpoint, Names, tensor_names
 from pipeline.text.tokens.budget import plan_buffers
 from pipeline.text.tokens.tokens import Tokens
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a family's model, by neutral names."""
-
-    width: int
-    inner: int
-    heads: int
-    layers: int
-    vocabulary: int
-    positions: int
-    token_types: int
-    epsilon: float
-    activation: str
-    counts_from_pad: bool
-    """positions start behind the padding index and leave out padding tokens (RoBERTa, MPNet)"""
-    pad_id: int
-
-    def places(
-        self, ids: np.ndarray, inside: np.ndarray, starts: np.ndarray, owners: np.ndarray
-    ) -> np.ndarray:
-        """Row of the position table for each token.
-
-        Args:
-            ids: (tokens,) token ids.
-            inside: (tokens,) position of each token in its text.
-            starts: (n,) first token of each text.
-            owners: (tokens,) text of each token.
-        """
-        if not self.counts_from_pad:
-            return inside
-        # a padding token that is written out in the text has the padding position, as in fairseq
-        real = ids != self.pad_id
-        counted = np.cumsum(real)
-        before = counted[starts] - real[starts]
-        return (counted - before[owners]) * real + self.pad_id
-
-
-def shape_of(family: str, config: Mapping[str, object]) -> Shape:
-    """Read the sizes from config.json, where DistilBERT has its own names."""
-
-    def number(*names: str, default: float = 0) -> float:
-        return next((float(str(config[name])) for name in names if config.get(name) is not None), default)
-
-    counts_from_pad = family in ("roberta", "mpnet")
-    return Shape(
-        width=int(number("hidden_size", "dim")),
-        inner=int(number("intermediate_size", "hidden_dim")),
-        heads=int(number("num_attention_heads", "n_heads")),
-        layers=int(number("num_hidden_layers", "n_layers")),
-        vocabulary=int(number("vocab_size")),
-        positions=int(number("max_position_embeddings")),
-        token_types=int(number("type_vocab_size", default=2)) if family in ("bert", "roberta") else 0,
-        epsilon=number("layer_norm_eps", default=1e-12),
-        activation=str(config.get("activation") or config.get("hidden_act") or "gelu"),
-        counts_from_pad=counts_from_pad,
-        pad_id=1 if family == "mpnet" else int(number("pad_token_id", default=1 if counts_from_pad else 0)),
-    )
 
 
 @dataclass(frozen=True)
@@ -135,6 +79,7 @@ class PackedModel:
         self.shape = shape_of(folder.family, folder.config)
         self.width, self.layers = self.shape.width, self.shape.layers
         self._device, self._dtype = arithmetic.place, arithmetic.torch_dtype
+        self._put = partial(to_device, device=self._device)
         self._rows, self._longest = arithmetic.max_tokens, folder.max_length
         token_types = self.shape.token_types > 0
         checkpoint.check_present(tensor_names(folder.family, self.layers, token_types=token_types))
@@ -176,20 +121,14 @@ class PackedModel:
     def _buffer(self, tokens: Tokens, rows: np.ndarray, max_tokens: int, skip: int) -> Buffer:
         part = tokens.of_rows(rows)
         lengths, starts, total = part.lengths, part.offsets[:-1], len(part.ids)
-        owners = np.repeat(np.arange(len(rows)), lengths)
-        inside = np.arange(total) - starts[owners]
         ids = np.full(max_tokens, self.shape.pad_id, np.int64)
         ids[:total] = part.ids
         positions = np.full(max_tokens, self.shape.pad_id if self.shape.counts_from_pad else 0, np.int64)
-        positions[:total] = self.shape.places(ids[:total], inside, starts, owners)
+        positions[:total] = self.shape.position_rows(part)
         bounds = np.concatenate([starts, np.arange(total, max_tokens, self._longest), [max_tokens]])
         where = segments(starts, lengths, skip, self._put, part.kept)
         groups, ends = _groups(lengths, starts), self._put(bounds.astype(np.int32))
         return Buffer(self._put(ids), self._put(positions), groups, where, ends)
-
-    def _put(self, values: np.ndarray) -> Tensor:
-        host = torch.from_numpy(values)
-        return host.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else host
 
     def _embeddings(self, checkpoint: Checkpoint) -> tuple[Tensor, Tensor]:
         """Tables of words and positions; positions include token type 0, which all tokens have."""

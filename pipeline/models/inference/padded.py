@@ -1,5 +1,6 @@
 """Padded forward pass through transformers, for architectures without a packed forward pass."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.pretrained import load_config, load_whole
 from pipeline.models.layers.numerics import Arithmetic
 from pipeline.models.layers.pooling import TABLE_STATE, Segments, segments
+from pipeline.models.layers.transfer import to_device
 from pipeline.text.tokens.budget import longest_first
 from pipeline.text.tokens.tokens import Tokens
 
@@ -27,15 +29,11 @@ class PaddedModel:
     """
 
     def __init__(self, folder: EncoderFolder, arithmetic: Arithmetic) -> None:
-        model = load_model(folder, arithmetic.torch_dtype)
-        encoder = model.get_encoder() if model.config.is_encoder_decoder else model
-        self._model = encoder.to(arithmetic.place).eval()
+        self._model = encoder_of(load_model(folder, arithmetic.torch_dtype)).to(arithmetic.place).eval()
         config = self._model.config.get_text_config()
         self.width, self.layers = int(config.hidden_size), int(config.num_hidden_layers)
-        self._device, self._longest = arithmetic.place, folder.max_length
+        self._put, self._longest = partial(to_device, device=arithmetic.place), folder.max_length
         self._pad_id = int(config.pad_token_id or 0)
-        # the table itself: some models scale its rows before the first layer
-        self._words = self._model.get_input_embeddings().weight
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
         """Group texts into forward passes of one padded length each, longest first; see `Model.plan`."""
@@ -61,34 +59,39 @@ class PaddedModel:
         for row, length in enumerate(lengths):
             ids[row, :length] = part.ids[part.offsets[row] : part.offsets[row + 1]]
             mask[row, :length] = 1
-        hidden = self._forward(ids, mask, wanted)
+        inputs = {"input_ids": self._put(ids), "attention_mask": self._put(mask)}
+        hidden = hidden_states(self._model, inputs, wanted)
         return hidden, segments(np.arange(len(rows)) * width, lengths, skip, self._put, part.kept)
-
-    def _forward(self, ids: np.ndarray, mask: np.ndarray, wanted: set[int]) -> dict[int, Tensor]:
-        found: dict[int, Tensor] = {}
-        if TABLE_STATE in wanted:
-            found[TABLE_STATE] = F.embedding(self._put(ids), self._words).flatten(0, 1)
-        wanted = wanted - {TABLE_STATE}
-        if not wanted:
-            return found
-        inner = bool(wanted - {self.layers})
-        output = self._model(
-            input_ids=self._put(ids),
-            attention_mask=self._put(mask),
-            output_hidden_states=inner,
-            return_dict=True,
-        )
-        chosen = {
-            number: output.last_hidden_state if number == self.layers else output.hidden_states[number]
-            for number in wanted
-        }
-        return found | {number: state.flatten(0, 1) for number, state in chosen.items()}
-
-    def _put(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(self._device)
 
     def _padded(self, lengths: np.ndarray) -> np.ndarray:
         return np.minimum(-(-lengths // _STEP) * _STEP, max(self._longest, int(lengths.max(initial=0))))
+
+
+def encoder_of(model: Any) -> Any:
+    """The encoder of a transformers model that may have a decoder, too."""
+    return model.get_encoder() if model.config.is_encoder_decoder else model
+
+
+def hidden_states(encoder: Any, inputs: dict[str, Tensor], wanted: set[int]) -> dict[int, Tensor]:
+    """Run a transformers encoder.
+
+    Args:
+        encoder: of transformers.
+        inputs: arguments of its call, (rows, L) each.
+        wanted: numbers of hidden states, as `layers_of` gives them.
+
+    Returns:
+        Hidden states (rows * L, d) by number.
+    """
+    last = int(encoder.config.get_text_config().num_hidden_layers)
+    states: dict[int, Tensor] = {}
+    if TABLE_STATE in wanted:  # the table itself: some models scale its rows before the first layer
+        states[TABLE_STATE] = F.embedding(inputs["input_ids"], encoder.get_input_embeddings().weight)
+    if wanted - {TABLE_STATE}:
+        inner = bool(wanted - {TABLE_STATE, last})
+        output = encoder(**inputs, output_hidden_states=inner, return_dict=True)
+        states |= dict(enumerate(output.hidden_states or ())) | {last: output.last_hidden_state}
+    return {number: states[number].flatten(0, 1) for number in wanted}
 
 
 def load_model(folder: EncoderFolder, dtype: torch.dtype, dropout: float | None = None) -> Any:

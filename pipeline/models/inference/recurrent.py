@@ -1,5 +1,7 @@
 """Forward pass of a recurrent encoder for inference: a fixed number of texts at each step."""
 
+from functools import partial
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,7 @@ from pipeline.models.layers.linear import Linear
 from pipeline.models.layers.numerics import Arithmetic
 from pipeline.models.layers.pooling import TABLE_STATE, Segments, segments
 from pipeline.models.layers.recurrence import State, alike
+from pipeline.models.layers.transfer import to_device
 from pipeline.models.layers.weights import Checkpoint
 from pipeline.models.trainable.recurrent import Direction, load_recurrent
 from pipeline.text.tokens.budget import longest_first
@@ -28,7 +31,8 @@ class SteppedModel:
 
     def __init__(self, folder: EncoderFolder, checkpoint: Checkpoint, arithmetic: Arithmetic) -> None:
         backbone = load_recurrent(folder, checkpoint).to(arithmetic.place)
-        self.width, self.layers, self._device = backbone.width, backbone.layers, arithmetic.place
+        self.width, self.layers = backbone.width, backbone.layers
+        self._put = partial(to_device, device=arithmetic.place)
         self._layers, self._directions = backbone.shape.layers, backbone.shape.directions
         self._words, self._of_layer = backbone.words, backbone.of_layer
         self._prepared: dict[tuple[int, int, int], _Prepared] = {}
@@ -51,19 +55,17 @@ class SteppedModel:
         for number in range(1, min(self._layers, max(0, *wanted)) + 1):
             x = states[number] = self._layer(number, x, reverse, int(part.lengths.max()))
         if self._attentive is not None and self.layers in wanted:
-            states[self.layers] = self._weighted(self._attentive, x, part.lengths)
+            states[self.layers] = self._weighted(self._attentive, x, part)
         flat = {number: states[number].transpose(0, 1).flatten(0, 1) for number in wanted}
         return flat, segments(np.arange(len(rows)) * len(ids), part.lengths, skip, self._put, part.kept)
 
-    def _weighted(self, readout: Attentive, x: Tensor, lengths: np.ndarray) -> Tensor:
+    def _weighted(self, readout: Attentive, x: Tensor, tokens: Tokens) -> Tensor:
         """Apply attention pooling weights: (steps, rows, contexts * size) for x (steps, rows, size)."""
         steps, rows = x.shape[:2]
         if rows not in self._readouts:
             self._readouts[rows] = _PreparedReadout(readout, rows)
-        owners = np.repeat(np.arange(len(lengths)), lengths)
-        step = np.arange(len(owners)) - (np.cumsum(lengths) - lengths)[owners]
-        words = self._put(step), self._put(owners)
-        weights = self._readouts[rows](x, words, self._put(lengths))
+        words = self._put(tokens.positions), self._put(tokens.owners)
+        weights = self._readouts[rows](x, words, self._put(tokens.lengths))
         found = x.new_zeros(steps, rows, weights.shape[1])
         found[words] = weights
         return found
@@ -82,9 +84,6 @@ class SteppedModel:
         if key not in self._prepared:
             self._prepared[key] = _Prepared(self._of_layer(number)[direction], rows)
         return self._prepared[key]
-
-    def _put(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(self._device)
 
 
 class _Prepared:

@@ -1,7 +1,8 @@
 """Backbone of averaged word vectors, without layers, optionally with SIF weights (Arora et al. 2017)."""
 
+from functools import partial
+
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -10,6 +11,7 @@ from pipeline.models.folder.frequencies import Frequencies, read_frequencies
 from pipeline.models.folder.word_vectors import TABLE
 from pipeline.models.layers.numerics import Arithmetic
 from pipeline.models.layers.pooling import Segments, segments
+from pipeline.models.layers.transfer import to_device
 from pipeline.models.layers.weights import Checkpoint
 from pipeline.text.tokens.budget import plan_buffers
 from pipeline.text.tokens.tokens import Tokenizer, Tokens
@@ -25,15 +27,15 @@ class BagModel:
         self, folder: EncoderFolder, checkpoint: Checkpoint, arithmetic: Arithmetic, tokenizer: Tokenizer
     ) -> None:
         self.width, self.layers = int(folder.config["hidden_size"]), 0
-        self._device = arithmetic.place
+        self._put = partial(to_device, device=arithmetic.place)
         shape = (int(folder.config["vocab_size"]), self.width)
-        self._table = checkpoint.tensor(TABLE, shape).to(self._device)
+        self._table = checkpoint.tensor(TABLE, shape).to(arithmetic.place)
         self._weights: Tensor | None = None
         averages = folder.averages
         if averages.sif is not None and averages.counts is not None:
             frequencies = read_frequencies(averages.counts)
             weights = sif_weights(tokenizer, frequencies, averages.sif, lower=folder.lower)
-            self._weights = torch.from_numpy(weights.astype(np.float32)).to(self._device)
+            self._weights = self._put(weights.astype(np.float32))
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
         """Group texts into passes of at most max_tokens tokens; see `Model.plan`."""
@@ -44,14 +46,11 @@ class BagModel:
     ) -> tuple[dict[int, Tensor], Segments]:
         """Look up the weighted word vectors (tokens, d), the same for each number; see `Model.states`."""
         part = tokens.of_rows(rows)
-        ids = torch.from_numpy(part.ids).to(self._device)
+        ids = self._put(part.ids)
         x = F.embedding(ids, self._table)
         if self._weights is not None:
             x = x * self._weights[ids][:, None]
         return dict.fromkeys(wanted, x), segments(part.offsets[:-1], part.lengths, skip, self._put, part.kept)
-
-    def _put(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(self._device)
 
 
 def sif_weights(tokenizer: Tokenizer, frequencies: Frequencies, a: float, *, lower: bool) -> np.ndarray:

@@ -1,12 +1,14 @@
-"""Modules after the pooling: Dense layers, normalization and denoising of template vectors, in float32."""
+"""Modules after the pooling, in float32: Dense layers, normalization, cuts, denoising of template vectors.
+
+Parameters have the names of sentence-transformers.
+"""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
@@ -14,8 +16,8 @@ from pipeline.models.folder.modules import Cut, Denoising, Dense, Module
 from pipeline.models.layers import linear
 from pipeline.models.layers.weights import Checkpoint, open_weights
 
-# rows per matrix product, padded with zeros: with one shape, a row's bits do not depend on the other rows
-_ROWS = 64
+_ROWS = 64  # per matrix product
+_STD = 0.02  # of new weights, as in BERT
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "Identity": lambda x: x,
     "Tanh": torch.tanh,
@@ -27,54 +29,135 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 _MLP_HEADS = ("mlp.dense", "pooler.dense")  # names in SimCSE's code and in its published checkpoints
 
 
-@dataclass(frozen=True)
-class DenseLayer:
+def drawn(layer: nn.Linear) -> nn.Linear:
+    """Draw new weights from torch's generator, N(0, 0.02), set the biases to zero, and return the layer."""
+    nn.init.normal_(layer.weight, std=_STD)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class DenseModule(nn.Module):
     """`activation(x @ weight.T + bias)`, plus x or its projection if the module is residual."""
 
-    weight: Tensor
-    bias: Tensor | None
-    activation: Callable[[Tensor], Tensor]
-    residual: bool
-    projection: Tensor | None
+    def __init__(self, described: Dense) -> None:
+        super().__init__()
+        inner, outer = described.in_features, described.out_features
+        self.described = described
+        self.linear = nn.Linear(inner, outer, described.bias)
+        self.residual = nn.Linear(inner, outer, False) if described.residual and inner != outer else None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return (n, out) for x (n, in)."""
-        short = -len(x) % _ROWS
-        parts = F.pad(x, (0, 0, 0, short)).split(_ROWS)
-        return torch.cat([self._rows(part) for part in parts])[: len(x)]
-
-    def _rows(self, x: Tensor) -> Tensor:
-        y = self.activation(F.linear(x, self.weight, self.bias))
-        if not self.residual:
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, out) for (n, in)."""
+        y = ACTIVATIONS[self.described.activation](self.linear(x))
+        if not self.described.residual:
             return y
-        return y + (x if self.projection is None else F.linear(x, self.projection))
+        return y + (x if self.residual is None else self.residual(x))
+
+    def draw(self) -> None:
+        """Draw new weights as `drawn` does."""
+        for layer in self.children():
+            if isinstance(layer, nn.Linear):
+                drawn(layer)
 
 
-class ByLength:
-    """Module whose second argument is the number of tokens of each text, (n,) int64."""
+class Normalize(nn.Module):
+    """Scale rows to length one; a zero row stays zero."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, d) for (n, d)."""
+        return F.normalize(x, dim=-1)
 
 
-@dataclass(frozen=True)
-class DenoiseLayer(ByLength):
-    """`layer(x)` minus the vector of the bare template, looked up by the text's length (PromptBERT)."""
+class CutModule(nn.Module):
+    """Keep the first `width` components."""
 
-    layer: Callable[[Tensor], Tensor]
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, width) for (n, d)."""
+        return x[:, : self.width]
+
+
+class DenoiseTransform(nn.Module):
+    """norm(activation(W h + b)), the layer between the states and the words of a masked language model."""
+
+    def __init__(self, width: int, activation: str, epsilon: float) -> None:
+        super().__init__()
+        self.dense, self.norm = nn.Linear(width, width), nn.LayerNorm(width, epsilon)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, d) for (n, d)."""
+        return self.norm(linear.ACTIVATIONS[self.activation](self.dense(x)))
+
+
+class DenoiseModule(nn.Module):
+    """`transform(x)` minus the vector of the bare template, looked up by the text's length.
+
+    PromptBERT (Jiang et al. 2022), section 4.3.
+    """
+
     table: Tensor
-    """(lengths, d)"""
-    shortest: int
-    """text length, in tokens, of the table's first row"""
 
-    def __call__(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Return (n, d) for x (n, d) of texts with `lengths` (n,) tokens."""
-        return self.layer(x) - self.table[lengths - self.shortest]
+    def __init__(self, transform: nn.Module | None, table: Tensor, shortest: int) -> None:
+        """Use a table (lengths, d) whose first row is for texts of `shortest` tokens."""
+        super().__init__()
+        self.transform, self.shortest = transform, shortest
+        self.register_buffer("table", table)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """(n, d) for (n, d) of texts with `lengths` (n,) tokens."""
+        return (x if self.transform is None else self.transform(x)) - self.table[lengths - self.shortest]
+
+    def described(self) -> Denoising:
+        """Describe the module as its folder's config.json does; without the path of its weights."""
+        assert isinstance(self.transform, DenoiseTransform | None)
+        width = self.table.shape[1]
+        if self.transform is None:
+            return Denoising("", width, None, 0.0, self.shortest)
+        return Denoising("", width, self.transform.activation, self.transform.norm.eps, self.shortest)
 
 
-def load_tail(folder: EncoderFolder, device: torch.device) -> list[Callable[..., Tensor]]:
-    """Load the modules after the pooling, to be applied by `through`."""
-    return [_loaded(folder, module, device) for module in folder.tail]
+class FixedRows(nn.Module):
+    """Apply a module to parts of 64 rows, the last part padded with zeros.
+
+    As all products have one shape, a row's bits do not depend on the other rows.
+    """
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, out) for (n, d)."""
+        parts = F.pad(x, (0, 0, 0, -len(x) % _ROWS)).split(_ROWS)
+        return torch.cat([self.inner(part) for part in parts])[: len(x)]
 
 
-def through(tail: Iterable[Callable[..., Tensor]], x: Tensor, lengths: np.ndarray) -> Tensor:
+def load_tail(folder: EncoderFolder, *, fixed_rows: bool = False) -> nn.ModuleList:
+    """Load the modules after the pooling, to be applied by `through`.
+
+    Args:
+        folder: of the encoder.
+        fixed_rows: apply linear layers through `FixedRows`, for inference.
+
+    Raises:
+        ModelError: a module cannot be used, or its weights do not match its configuration.
+    """
+    tail = nn.ModuleList(_loaded(folder, module) for module in folder.tail)
+    if fixed_rows:
+        for number, module in enumerate(tail):
+            if isinstance(module, DenseModule):
+                tail[number] = FixedRows(module)
+            elif isinstance(module, DenoiseModule) and module.transform is not None:
+                module.transform = FixedRows(module.transform)
+    return tail
+
+
+def through(tail: Iterable[nn.Module], x: Tensor, lengths: np.ndarray) -> Tensor:
     """Apply the modules after the pooling.
 
     Args:
@@ -86,7 +169,8 @@ def through(tail: Iterable[Callable[..., Tensor]], x: Tensor, lengths: np.ndarra
         (n, out)
     """
     for module in tail:
-        x = module(x, torch.from_numpy(lengths).to(x.device)) if isinstance(module, ByLength) else module(x)
+        more = (torch.from_numpy(lengths).to(x.device),) if isinstance(module, DenoiseModule) else ()
+        x = module(x, *more)
     return x
 
 
@@ -96,7 +180,7 @@ def mlp_name(weights: Checkpoint) -> str | None:
     return next((name for name in _MLP_HEADS if any(f"{name}.{part}" in weights for part in parts)), None)
 
 
-def load_mlp(checkpoint: Checkpoint, width: int, device: torch.device) -> DenseLayer:
+def load_mlp(checkpoint: Checkpoint, width: int) -> DenseModule:
     """Load the layer of `cls_mlp`, tanh(W h + b) (SimCSE, Gao et al. 2021).
 
     Raises:
@@ -104,81 +188,51 @@ def load_mlp(checkpoint: Checkpoint, width: int, device: torch.device) -> DenseL
     """
     name = mlp_name(checkpoint)
     if name is None:
-        found = f"neither {' nor '.join(_MLP_HEADS)} among the weights"
         raise ModelError(
             "encoder.pooling cls_mlp",
             "the trained layer behind the first token's state",
-            found,
+            f"neither {' nor '.join(_MLP_HEADS)} among the weights",
             "choose cls, or an encoder that has the layer",
         )
-    weight, bias = checkpoint.linear(name, width, width)
-    return DenseLayer(weight.to(device), None if bias is None else bias.to(device), torch.tanh, False, None)
+    layer = DenseModule(Dense("", width, width, True, "Tanh", False))
+    checkpoint.fill(layer.linear, f"{name}.")
+    return layer
 
 
-def normalize(x: Tensor) -> Tensor:
-    """Scale rows to length one; a zero row stays zero."""
-    return F.normalize(x, dim=-1)
-
-
-def _loaded(folder: EncoderFolder, module: Module, device: torch.device) -> Callable[..., Tensor]:
+def _loaded(folder: EncoderFolder, module: Module) -> nn.Module:
     if isinstance(module, str):
-        return normalize
+        return Normalize()
     if isinstance(module, Cut):
-        return lambda x: x[:, : module.width]
-    if isinstance(module, Dense):
-        return load_dense(folder, module, device)
-    return load_denoise(folder, module, device)
+        return CutModule(module.width)
+    return _dense(folder, module) if isinstance(module, Dense) else _denoise(folder, module)
 
 
-def load_denoise(folder: EncoderFolder, module: Denoising, device: torch.device) -> DenoiseLayer:
-    """Load a Denoise module of the folder.
+def _dense(folder: EncoderFolder, described: Dense) -> DenseModule:
+    if described.activation not in ACTIVATIONS:
+        raise ModelError(
+            str(folder.file(described.weights).parent / "config.json"),
+            f"an activation among {', '.join(ACTIVATIONS)}",
+            described.activation,
+            "use an encoder with one of these",
+        )
+    module = DenseModule(described)
+    open_weights(folder.file(described.weights)).fill(module)
+    return module
 
-    Raises:
-        ModelError: max_length is above the lengths in the module's table.
-    """
-    weights, width = open_weights(folder.file(module.weights)), module.width
-    table = weights.tensor("table").to(device)
-    if folder.max_length - module.shortest >= len(table):
-        longest = module.shortest + len(table) - 1
+
+def _denoise(folder: EncoderFolder, described: Denoising) -> DenoiseModule:
+    weights = open_weights(folder.file(described.weights))
+    table = weights.tensor("table")
+    longest = described.shortest + len(table) - 1
+    if folder.max_length > longest:
         raise ModelError(
             "encoder.max_length",
             f"at most {longest}, the longest text that the folder's Denoise module supports",
             str(folder.max_length),
             "lower it",
         )
-    if module.activation is None:
-        return DenoiseLayer(lambda x: x, table, module.shortest)
-    weight, bias = weights.linear("transform.dense", width, width)
-    scale = weights.tensor("transform.norm.weight", (width,)).to(device)
-    shift = weights.tensor("transform.norm.bias", (width,)).to(device)
-    bias = None if bias is None else bias.to(device)
-    dense = DenseLayer(weight.to(device), bias, linear.ACTIVATIONS[module.activation], False, None)
-
-    def transform(x: Tensor) -> Tensor:
-        return F.layer_norm(dense(x), (width,), scale, shift, module.epsilon)
-
-    return DenoiseLayer(transform, table, module.shortest)
-
-
-def load_dense(folder: EncoderFolder, module: Dense, device: torch.device) -> DenseLayer:
-    """Load a Dense module of the folder.
-
-    Raises:
-        ModelError: its activation is unknown, or its weights do not match its configuration.
-    """
-    if module.activation not in ACTIVATIONS:
-        where = str(folder.file(module.weights).parent / "config.json")
-        raise ModelError(
-            where,
-            f"an activation among {', '.join(ACTIVATIONS)}",
-            module.activation,
-            "use an encoder with one of these",
-        )
-    weights = open_weights(folder.file(module.weights))
-    weight, bias = weights.linear("linear", module.in_features, module.out_features, bias=module.bias)
-    bias = None if bias is None else bias.to(device)
-    projection = None
-    if module.residual and module.in_features != module.out_features:
-        shape = (module.out_features, module.in_features)
-        projection = weights.tensor("residual.weight", shape).to(device)
-    return DenseLayer(weight.to(device), bias, ACTIVATIONS[module.activation], module.residual, projection)
+    if described.activation is None:
+        return DenoiseModule(None, table, described.shortest)
+    transform = DenoiseTransform(described.width, described.activation, described.epsilon)
+    weights.fill(transform, "transform.")
+    return DenoiseModule(transform, table, described.shortest)

@@ -8,7 +8,7 @@ from pickle import UnpicklingError
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
@@ -121,6 +121,19 @@ class Checkpoint:
         found = found.to(torch.float32)
         check_finite(self._where, name, found)
         return found
+
+    def fill(self, module: nn.Module, prefix: str = "") -> None:
+        """Load all parameters of a module, float32. prefix: of their neutral names.
+
+        Raises:
+            ModelError: as `tensor` does.
+        """
+        parameters = dict(module.named_parameters())
+        self.check_present(prefix + name for name in parameters)
+        found = {
+            name: self.tensor(prefix + name, tuple(each.shape)).clone() for name, each in parameters.items()
+        }
+        module.load_state_dict(found, strict=False, assign=True)  # not strict: buffers keep their values
 
     def check_present(self, names: Iterable[str]) -> None:
         """Check that the weights contain these tensors.

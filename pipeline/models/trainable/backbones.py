@@ -16,11 +16,12 @@ from torch.utils.checkpoint import checkpoint
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import PACKED_FAMILIES, EncoderFolder
-from pipeline.models.inference.packed import Shape, shape_of
-from pipeline.models.inference.padded import load_model
+from pipeline.models.inference.padded import encoder_of, hidden_states, load_model
 from pipeline.models.layers.attention import Block, attend_blocks, blocks_of, relative_bias
 from pipeline.models.layers.linear import ACTIVATIONS, TrainableLinear
 from pipeline.models.layers.pooling import TABLE_STATE, Segments, segments
+from pipeline.models.layers.shape import Shape, shape_of
+from pipeline.models.layers.transfer import to_device
 from pipeline.models.layers.weights import NAMES, Checkpoint, Names
 from pipeline.text.tokens.budget import longest_first
 from pipeline.text.tokens.tokens import Tokens
@@ -174,6 +175,9 @@ class Backbone(nn.Module):
         """New weights from torch's generator, as the architecture begins."""
         raise NotImplementedError
 
+    def _put(self, values: np.ndarray) -> Tensor:
+        return to_device(values, next(self.parameters()).device)
+
     def compile_layers(self) -> None:
         """Compile what can be compiled, in place."""
         raise ModelError(
@@ -209,12 +213,7 @@ class PackedBackbone(Backbone):
                     device="meta",
                 ),
             )
-        weights.check_present(name for name, _ in self.named_parameters())
-        named = {
-            name: weights.tensor(name, tuple(parameter.shape)).clone()
-            for name, parameter in self.named_parameters()
-        }
-        self.load_state_dict(named, assign=True)
+        weights.fill(self)
 
     def forward(self, request: ForwardRequest) -> tuple[dict[int, Tensor], Segments]:
         """Hidden states (T, d) of the wanted numbers, and where the texts lie in them."""
@@ -270,15 +269,11 @@ class PackedBackbone(Backbone):
         lies, in the order of the call.
         """
         part = request.tokens.of_rows(order)
-        owners, starts, ids = (
-            np.repeat(np.arange(len(order)), part.lengths),
-            part.offsets[:-1],
-            part.ids.astype(np.int64),
-        )
+        starts, ids = part.offsets[:-1], part.ids.astype(np.int64)
         if request.positions is None:
-            positions = self.shape.places(ids, np.arange(len(ids)) - starts[owners], starts, owners)
+            positions = self.shape.position_rows(part)
         else:
-            places = np.arange(len(ids)) + (request.tokens.offsets[order] - starts)[owners]
+            places = np.arange(len(ids)) + (request.tokens.offsets[order] - starts)[part.owners]
             positions = np.asarray(request.positions, np.int64)[places] + (
                 self.shape.pad_id + 1 if self.shape.counts_from_pad else 0
             )
@@ -337,10 +332,6 @@ class PackedBackbone(Backbone):
     def _relative_table(self) -> Any:
         return self.get_submodule("encoder.relative_attention_bias").weight
 
-    def _put(self, values: np.ndarray) -> Tensor:
-        made, device = torch.from_numpy(values), self._part("LayerNorm").weight.device
-        return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made
-
 
 class PaddedBackbone(Backbone):
     """A transformers model, texts padded to the longest of the call.
@@ -363,7 +354,7 @@ class PaddedBackbone(Backbone):
             if PACKED_FAMILIES.get(str(folder.config.get("model_type"))) in ("roberta", "mpnet")
             else 0
         )
-        trained = {id(parameter) for parameter in self._encoder().parameters()}
+        trained = {id(parameter) for parameter in encoder_of(self.model).parameters()}
         for parameter in self.model.parameters():
             parameter.requires_grad_(id(parameter) in trained)
 
@@ -387,22 +378,12 @@ class PaddedBackbone(Backbone):
             "input_ids": self._spread(tokens.ids, real, self._pad_id),
             "attention_mask": self._put(real.astype(np.int64)),
         } | self._places(request, real)
-        encoder = self._encoder()
-        table = encoder.get_input_embeddings()
-        states = (
-            {TABLE_STATE: F.embedding(inputs["input_ids"], table.weight)}
-            if TABLE_STATE in request.wanted
-            else {}
-        )
-        if request.wanted - {TABLE_STATE}:
-            hidden = encoder(**inputs, output_hidden_states=True, return_dict=True)
-            states |= dict(enumerate((*hidden.hidden_states[:-1], hidden.last_hidden_state)))
         where = segments(np.arange(len(lengths)) * longest, lengths, request.skip, self._put, tokens.kept)
-        return {number: states[number].flatten(0, 1) for number in request.wanted}, where
+        return hidden_states(encoder_of(self.model), inputs, request.wanted), where
 
     @property
     def words(self) -> Tensor:
-        return self._encoder().get_input_embeddings().weight
+        return encoder_of(self.model).get_input_embeddings().weight
 
     def draw(self) -> None:
         """As transformers begins a model of this architecture."""
@@ -411,7 +392,7 @@ class PaddedBackbone(Backbone):
     def _places(self, request: ForwardRequest, real: np.ndarray) -> dict[str, Tensor]:
         if request.positions is None:
             return {}
-        if "position_ids" not in inspect.signature(self._encoder().forward).parameters:
+        if "position_ids" not in inspect.signature(encoder_of(self.model).forward).parameters:
             raise ModelError(
                 self._where,
                 "a model that takes position_ids, for tokens out of their order",
@@ -431,12 +412,6 @@ class PaddedBackbone(Backbone):
         elif self._checkpointed and not self.checkpointing:
             self.model.gradient_checkpointing_disable()
         self._checkpointed = self.checkpointing
-
-    def _encoder(self) -> Any:
-        return self.model.get_encoder() if self.model.config.is_encoder_decoder else self.model
-
-    def _put(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(self.model.device)
 
 
 def _plant(root: nn.Module, name: str, module: nn.Module) -> None:

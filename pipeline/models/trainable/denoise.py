@@ -1,82 +1,8 @@
-"""What a template says without any text is taken off what it says with one (template de-noising: Jiang et al.
-2022, PromptBERT, section 4.3).
-"""
+"""Template denoising: vectors of templates without a text (Jiang et al. 2022, PromptBERT, section 4.3)."""
 
 import numpy as np
-from torch import Tensor, nn
 
-from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.folder.modules import Denoising
-from pipeline.models.layers.linear import ACTIVATIONS
-from pipeline.models.layers.post_pooling import ByLength
-from pipeline.models.layers.weights import open_weights
 from pipeline.text.tokens.tokens import Tokens
-
-
-class DenoiseTransform(nn.Module):
-    """norm(activation(W h + b)), (n, d) for (n, d): what stands between a masked language model's states and
-    its words.
-    """
-
-    def __init__(self, width: int, activation: str, epsilon: float) -> None:
-        super().__init__()
-        self.dense, self.norm, self.activation = (
-            nn.Linear(width, width),
-            nn.LayerNorm(width, epsilon),
-            activation,
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(ACTIVATIONS[self.activation](self.dense(x)))
-
-
-class DenoiseModule(ByLength, nn.Module):
-    """`transform(x)` less the table's row for each text's length."""
-
-    table: Tensor
-
-    def __init__(self, transform: DenoiseTransform | None, table: Tensor, shortest: int) -> None:
-        """table (lengths, d), whose first row is for texts of `shortest` tokens; what it was made from may
-        move on, it stays.
-        """
-        super().__init__()
-        self.transform, self.shortest = transform, shortest
-        self.register_buffer("table", table)
-
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """(n, d) for (n, d) of texts of so many tokens."""
-        return (x if self.transform is None else self.transform(x)) - self.table[lengths - self.shortest]
-
-    def described(self, weights: str = "") -> Denoising:
-        """What its folder's config.json says."""
-        width, transform = self.table.shape[1], self.transform
-        return Denoising(
-            weights,
-            width,
-            None if transform is None else transform.activation,
-            0.0 if transform is None else transform.norm.eps,
-            self.shortest,
-        )
-
-
-def load_denoise_module(folder: EncoderFolder, described: Denoising) -> DenoiseModule:
-    """A Denoise module of the folder. ModelError for weights that do not fit."""
-    weights, width = open_weights(folder.file(described.weights)), described.width
-    transform = (
-        None
-        if described.activation is None
-        else DenoiseTransform(width, described.activation, described.epsilon)
-    )
-    if transform is not None:
-        names = {
-            f"{part}.{kind}": (width, width) if (part, kind) == ("dense", "weight") else (width,)
-            for part in ("dense", "norm")
-            for kind in ("weight", "bias")
-        }
-        transform.load_state_dict(
-            {name: weights.tensor(f"transform.{name}", shape) for name, shape in names.items()}
-        )
-    return DenoiseModule(transform, weights.tensor("table"), described.shortest)
 
 
 def without_texts(
@@ -89,9 +15,8 @@ def without_texts(
     was.
     """
     assert tokens.around is not None
-    own = inside(tokens) if positions is None else positions
-    owners = np.repeat(np.arange(len(tokens)), tokens.lengths)
-    counts = np.bincount(owners[tokens.around], minlength=len(tokens))
+    own = tokens.positions if positions is None else positions
+    counts = np.bincount(tokens.owners[tokens.around], minlength=len(tokens))
     ends = np.cumsum(counts)
     ids, places = tokens.ids[tokens.around], own[tokens.around]
     first: dict[bytes, int] = {}
@@ -109,11 +34,6 @@ def without_texts(
         alone.ids[alone.around], offsets, np.zeros(len(rows), bool), kept, np.ones(offsets[-1], bool)
     )
     return bare, np.concatenate([places[ends[row] - counts[row] : ends[row]] for row in rows]), which
-
-
-def inside(tokens: Tokens) -> np.ndarray:
-    """(tokens,) place of each in its own text."""
-    return np.arange(len(tokens.ids)) - np.repeat(tokens.offsets[:-1], tokens.lengths)
 
 
 def lengths_to(limit: int) -> Tokens:

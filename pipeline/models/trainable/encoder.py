@@ -6,9 +6,8 @@ from torch import Tensor, nn
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.folder.modules import Cut, Denoising, Module
 from pipeline.models.layers.pooling import layers_of, pool, wide
-from pipeline.models.layers.post_pooling import load_dense, mlp_name, normalize, through
+from pipeline.models.layers.post_pooling import DenseModule, load_tail, mlp_name, through
 from pipeline.models.layers.weights import Checkpoint, open_checkpoint
 from pipeline.models.trainable.backbones import (
     AtEmbedding,
@@ -18,29 +17,9 @@ from pipeline.models.trainable.backbones import (
     PaddedBackbone,
     rates_of,
 )
-from pipeline.models.trainable.denoise import load_denoise_module
-from pipeline.models.trainable.heads import DenseModule, TanhHead
+from pipeline.models.trainable.heads import TanhHead
 from pipeline.models.trainable.recurrent import load_recurrent
 from pipeline.text.tokens.tokens import Tokens
-
-
-class CutModule(nn.Module):
-    """Keep the first `width` components: (n, width) for (n, d)."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.width = width
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x[:, : self.width]
-
-
-class Normalize(nn.Module):
-    """Rows of length one; a zero row stays zero."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(n, d) for (n, d)."""
-        return normalize(x)
 
 
 class TrainableEncoder(nn.Module):
@@ -56,7 +35,7 @@ class TrainableEncoder(nn.Module):
         super().__init__()
         self.folder, self.dim, self._skip = folder, folder.dim, skip
         self.backbone, self.mlp = backbone, mlp
-        self.tail = nn.ModuleList(_module(folder, module) for module in folder.tail)
+        self.tail = load_tail(folder)
 
     def forward(
         self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
@@ -151,30 +130,8 @@ def _head(weights: Checkpoint, width: int) -> DenseModule:
     """The checkpoint's own layer, or a new one."""
     head, name = TanhHead(width), mlp_name(weights)
     if name is not None:
-        head.linear.load_state_dict(
-            {
-                part: weights.tensor(f"{name}.{part}", tuple(value.shape))
-                for part, value in head.linear.state_dict().items()
-            }
-        )
+        weights.fill(head.linear, f"{name}.")
     return head
-
-
-def _module(folder: EncoderFolder, module: Module) -> nn.Module:
-    if isinstance(module, str):
-        return Normalize()
-    if isinstance(module, Cut):
-        return CutModule(module.width)
-    if isinstance(module, Denoising):
-        return load_denoise_module(folder, module)
-    loaded, made = load_dense(folder, module, torch.device("cpu")), DenseModule(module)
-    tensors = {
-        "linear.weight": loaded.weight,
-        "linear.bias": loaded.bias,
-        "residual.weight": loaded.projection,
-    }
-    made.load_state_dict({name: tensor for name, tensor in tensors.items() if tensor is not None})
-    return made
 
 
 def _skipped(folder: EncoderFolder) -> int:

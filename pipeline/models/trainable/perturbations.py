@@ -28,14 +28,12 @@ def shuffled_positions(tokens: Tokens, *, keep_special: bool) -> np.ndarray:
     keep_special: the first and the last token of each text keep theirs. With absolute positions and no
         dropout, this is the text with its tokens in another order.
     """
-    lengths, starts = tokens.lengths, tokens.offsets[:-1]
     draws = torch.rand(len(tokens.ids), dtype=torch.float64).numpy()
     if keep_special:
         draws[tokens.offsets[1:] - 1] = 2.0
-        draws[starts] = -1.0
-    owners = np.repeat(np.arange(len(tokens)), lengths)
+        draws[tokens.offsets[:-1]] = -1.0
     positions = np.empty(len(draws), np.int64)
-    positions[np.lexsort((draws, owners))] = np.arange(len(draws)) - starts[owners]
+    positions[np.lexsort((draws, tokens.owners))] = tokens.positions
     return positions
 
 
@@ -45,11 +43,6 @@ def keeps_special(encoder: nn.Module) -> bool:
     """
     pooling: tuple[str, ...] = getattr(getattr(encoder, "folder", None), "pooling", ())
     return any(POOLINGS[name].token in ("first", "last") for name in pooling)
-
-
-def standing(tokens: Tokens) -> np.ndarray:
-    """(tokens,) int64: the positions that the tokens have, 0, 1, 2 ... in each text."""
-    return np.arange(len(tokens.ids)) - np.repeat(tokens.offsets[:-1], tokens.lengths)
 
 
 @runtime_checkable

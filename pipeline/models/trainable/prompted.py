@@ -12,17 +12,16 @@ from pipeline.errors import ConfigError, ModelError
 from pipeline.models.folder.averaging import Averages
 from pipeline.models.folder.encoder_folder import MASKED, EncoderFolder
 from pipeline.models.folder.folder import positions_of
-from pipeline.models.layers.post_pooling import through
-from pipeline.models.trainable.backbones import AtEmbedding
-from pipeline.models.trainable.denoise import (
+from pipeline.models.layers.post_pooling import (
     DenoiseModule,
     DenoiseTransform,
-    inside,
-    lengths_to,
-    without_texts,
+    DenseModule,
+    Normalize,
+    through,
 )
-from pipeline.models.trainable.encoder import Normalize, TrainableEncoder
-from pipeline.models.trainable.heads import DenseModule
+from pipeline.models.trainable.backbones import AtEmbedding
+from pipeline.models.trainable.denoise import lengths_to, without_texts
+from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.mlm_head import load_language_head
 from pipeline.text.tokens.templates import TemplateFrame, template_frame
 from pipeline.text.tokens.tokens import Tokens
@@ -92,7 +91,7 @@ class PromptedEncoder(TrainableEncoder):
                 tokens.lengths,
             )
         alone, places, which = without_texts(tokens, positions)
-        own = inside(tokens) if positions is None else positions
+        own = tokens.positions if positions is None else positions
         x = self._read(
             self.pooled(
                 Tokens.joined([tokens, alone]),

@@ -208,9 +208,6 @@ class RecurrentBackbone(Backbone):
             dim=1,
         )
 
-    def _put(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(self.words.device)
-
 
 @dataclass(frozen=True)
 class Steps:
@@ -263,9 +260,5 @@ def load_recurrent(
     """The backbone of a folder. ModelError where weights and configuration do not belong together."""
     with torch.device("meta"):
         backbone = RecurrentBackbone(recurrent_of(folder, dropout), str(folder.path))
-    named = {
-        name: weights.tensor(name, tuple(parameter.shape)).clone()
-        for name, parameter in backbone.named_parameters()
-    }
-    backbone.load_state_dict(named, assign=True)
+    weights.fill(backbone)
     return backbone

@@ -19,13 +19,11 @@ from pipeline.models.folder.encoder_folder import ENDS_SENTENCES, MASKED, Encode
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.modules import OWN_MODULES, read_json
 from pipeline.models.layers.pooling import POOLINGS, ST_FLAGS
-from pipeline.models.layers.post_pooling import mlp_name
+from pipeline.models.layers.post_pooling import CutModule, DenoiseModule, DenseModule, mlp_name
 from pipeline.models.layers.weights import open_checkpoint
 from pipeline.models.trainable import template_modules
 from pipeline.models.trainable.backbones import PaddedBackbone
-from pipeline.models.trainable.denoise import DenoiseModule
-from pipeline.models.trainable.encoder import CutModule, TrainableEncoder
-from pipeline.models.trainable.heads import DenseModule
+from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.lora import merged
 from pipeline.models.trainable.prompted import PromptedEncoder
 from pipeline.models.trainable.soft_prompt import WORDS_TABLE, LearnedTemplate

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.errors import ModelError
+from pipeline.models.layers.post_pooling import DenoiseTransform
 from pipeline.models.trainable.backbones import AtEmbedding, PackedBackbone
-from pipeline.models.trainable.denoise import DenoiseTransform
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.prompted import PromptedEncoder
 from pipeline.text.tokens.tokens import Tokens

@@ -55,7 +55,7 @@ class TemplateFrame:
             cuts: side from which tokens over the limit are removed.
         """
         old = frame_masks(tokens.offsets, *specials, 0)[1] if tokens.around is None else tokens.around
-        owners, inner = np.repeat(np.arange(len(tokens)), tokens.lengths)[~old], tokens.ids[~old]
+        owners, inner = tokens.owners[~old], tokens.ids[~old]
         found = np.bincount(owners, minlength=len(tokens))
         position = np.arange(len(inner)) - np.repeat(np.cumsum(found) - found, found)
         inner = inner[position < limit if cuts == "end" else found[owners] - position <= limit]

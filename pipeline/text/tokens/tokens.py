@@ -57,6 +57,16 @@ class Tokens:
         """(n,) int64: tokens of each text."""
         return np.diff(self.offsets)
 
+    @property
+    def owners(self) -> np.ndarray:
+        """(tokens,) int64: the text of each token."""
+        return np.repeat(np.arange(len(self)), self.lengths)
+
+    @property
+    def positions(self) -> np.ndarray:
+        """(tokens,) int64: the position of each token in its text, from 0."""
+        return np.arange(len(self.ids)) - np.repeat(self.offsets[:-1], self.lengths)
+
     def of_rows(self, rows: np.ndarray) -> "Tokens":
         """The tokens of the given texts only, in the order given."""
         lengths = self.lengths[rows]

@@ -106,9 +106,9 @@ def test_a_stream_gives_each_batch_its_rows_in_order_and_equal_bits(minilm):
     encoded = list(minilm.encode_stream(iter(batches)))
     assert [len(part.vectors) for part in encoded] == [7, 0, 53, 30]
     np.testing.assert_array_equal(np.concatenate([part.vectors for part in encoded]), minilm.encode(texts))
-    lengths = minilm.token_counts(texts)
-    np.testing.assert_array_equal(np.concatenate([part.lengths for part in encoded]), lengths)
-    assert not any(part.bad.any() or part.truncated.any() for part in encoded)
+    lengths = minilm.count_tokens(texts).lengths
+    np.testing.assert_array_equal(np.concatenate([part.counts.lengths for part in encoded]), lengths)
+    assert not any(part.bad.any() or part.counts.truncated.any() for part in encoded)
 
 
 def test_a_stream_tells_of_its_rows_while_a_window_is_computed(folders):
@@ -135,7 +135,7 @@ def test_an_error_of_the_reader_reaches_the_caller_and_a_caller_may_stop_early(m
 def test_counters_tell_tokens_filling_and_repeats(folders):
     encoder = load_encoder(settings(folders["bert"]), EncodeSettings(max_tokens=128))
     encoder.encode(["Two dogs run.", "x", "Two dogs run."])
-    tokens = encoder.token_counts(["Two dogs run.", "x"]).sum()
+    tokens = encoder.count_tokens(["Two dogs run.", "x"]).lengths.sum()
     assert (encoder.counters.texts, encoder.counters.repeats) == (3, 1)
     assert (encoder.counters.tokens, encoder.counters.filling) == (tokens, 128 - tokens)
 
@@ -143,8 +143,8 @@ def test_counters_tell_tokens_filling_and_repeats(folders):
 def test_truncation_is_counted_and_equals_the_references(folders):
     encoder = load_encoder(settings(folders["roberta"], pooling="mean", max_length=20), EncodeSettings())
     (part,) = encoder.encode_stream([["short", LONG]])
-    assert part.truncated.tolist() == [False, True]
-    assert part.lengths[1] == 20
+    assert part.counts.truncated.tolist() == [False, True]
+    assert part.counts.lengths[1] == 20
     np.testing.assert_allclose(
         part.vectors[1], hidden_states(folders["roberta"], LONG, max_length=20)[-1].mean(0), atol=1e-5
     )

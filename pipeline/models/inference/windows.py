@@ -1,0 +1,85 @@
+"""Texts in, vectors out: batches grouped into windows that are tokenized at once, and what comes back."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.text.tokens.budget import distinct
+from pipeline.text.tokens.tokens import TokenCounts, Tokenizer, Tokens
+
+# rows; windows double from here on, so that the forward pass starts early and the tokenizer works ahead
+_FIRST_WINDOW = 2_048
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Vectors of n texts, in input order."""
+
+    vectors: np.ndarray
+    """(n, dim) float32"""
+    bad: np.ndarray
+    """(n,) bool: the vector is zero or not finite"""
+    counts: TokenCounts
+
+    def split(self, rows: Sequence[int]) -> "Iterator[Encoded]":
+        """Split into parts of `rows` rows each."""
+        parts = (np.split(part, np.cumsum(rows)[:-1]) for part in (self.vectors, self.bad, *self.counts))
+        for vectors, bad, *counts in zip(*parts, strict=True):
+            yield Encoded(vectors, bad, TokenCounts(*counts))
+
+
+@dataclass(frozen=True)
+class Window:
+    """Distinct texts of consecutive batches, tokenized."""
+
+    rows: list[int]
+    """rows of each batch"""
+    tokens: Tokens
+    inverse: np.ndarray
+    """for each row, the index of its text in `tokens`"""
+
+    @classmethod
+    def of(cls, batches: Sequence[list[str]], tokenizer: Tokenizer) -> "Window":
+        """Tokenize each distinct text of some batches."""
+        unique, inverse = distinct([text for batch in batches for text in batch])
+        return cls([len(batch) for batch in batches], tokenizer(unique), inverse)
+
+
+def windows(batches: Iterable[pa.Array | Sequence[str]], max_rows: int) -> Iterator[list[list[str]]]:
+    """Group whole batches into windows, which double in size up to about `max_rows` rows."""
+    window: list[list[str]] = []
+    rows, enough = 0, min(_FIRST_WINDOW, max_rows)
+    for batch in batches:
+        window.append(_to_list(batch))
+        rows += len(window[-1])
+        if rows >= enough:
+            yield window
+            window, rows, enough = [], 0, min(2 * enough, max_rows)
+    if window:
+        yield window
+
+
+def as_strings(texts: Iterable[Any]) -> list[str]:
+    """Convert a sequence of strings to a list.
+
+    Raises:
+        TypeError: it is not a sequence, or a text is not a string; the message has position and type.
+    """
+    unordered = isinstance(texts, (bytes, bytearray, Mapping, set, frozenset))
+    if unordered or not isinstance(texts, Iterable) or getattr(texts, "ndim", 1) == 0:
+        raise TypeError(f"texts: expected a string or a sequence of strings, found {type(texts).__name__}")
+    rows = _to_list(texts)
+    for number, text in enumerate(rows):
+        if not isinstance(text, str):
+            raise TypeError(
+                f"texts[{number}]: expected a string, found {type(text).__name__}; "
+                "replace missing texts by '' or leave them out"
+            )
+    return rows
+
+
+def _to_list(texts: Iterable[Any]) -> list[Any]:
+    return texts.to_pylist() if isinstance(texts, (pa.Array, pa.ChunkedArray)) else list(texts)
