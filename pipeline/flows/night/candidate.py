@@ -21,7 +21,7 @@ from pipeline.settings import Job
 from pipeline.store.base import Store
 from pipeline.store.dead import Dead
 from pipeline.store.manifest import Choice, EncoderFiles, ReleaseManifest, ReleaseUnit
-from pipeline.store.units import Corpus, FileRef, Manifest, UnitRecord, total
+from pipeline.store.units import Corpus, FileRef, Manifest, total
 from pipeline.text.corpus.corpus_record import record_path as corpus_path
 from pipeline.text.tokens.coverage import token_counts
 
@@ -43,7 +43,7 @@ _KEPT = ("control_characters", "surrogates_replaced", "kept_values_dropped", "ba
 
 @dataclass(frozen=True)
 class Candidate:
-    """A built release before its gates, with what the report tells beside it."""
+    """A built release before its gates, with further values for the report."""
 
     manifest: ReleaseManifest
     corpus: Corpus
@@ -56,13 +56,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Live:
-    """Which rows of the units are live. placed: the units with their ordinals, in the corpus's order."""
+    """The units of a release, in the corpus's order, and their dead rows."""
 
     placed: tuple[Placed, ...]
     dead: Dead
 
     def units(self) -> Iterator[tuple[Placed, np.ndarray, np.ndarray]]:
-        """Each unit with its dead rows that have a vector, and its dropped rows that would be live."""
+        """Yield each unit, its dead rows that have a vector, and its live rows that have none."""
         for placed in self.placed:
             gone, dropped = self.dead.rows_of(placed.ordinal), np.asarray(placed.unit.dropped, dtype=np.int64)
             yield (
@@ -73,11 +73,13 @@ class Live:
 
     @property
     def rows(self) -> int:
+        """Number of live rows with a vector."""
         return sum(placed.unit.rows - len(gone) for placed, gone, _ in self.units())
 
     def numerics(self) -> dict[str, int]:
-        """Live rows by the arithmetic that made their vectors; dead ones are taken from those that a unit
-        encoded itself.
+        """Count live rows by the numerics of their vectors.
+
+        Dead rows are subtracted from the rows that were encoded for their unit, not from copied ones.
         """
         found: Counter[str] = Counter()
         for placed, gone, _ in self.units():
@@ -87,14 +89,14 @@ class Live:
         return {name: count for name, count in found.items() if count > 0}
 
     def set_aside(self, store: Store) -> dict[str, int]:
-        """Rows that have no vector and would be live, by reason."""
+        """Count the live rows that have no vector, by reason."""
         found: Counter[str] = Counter()
         for placed, _, waiting in self.units():
             if len(waiting) and placed.unit.quarantine is not None:
                 reference = placed.unit.quarantine
                 reasons = pq.read_table(reference.open(store), columns=["reason"])["reason"].to_pylist()
-                lines = dict(zip(placed.unit.dropped, reasons, strict=True))  # both in the order of the rows
-                found.update(f"quarantined_{lines[row]}" for row in waiting.tolist())
+                by_row = dict(zip(placed.unit.dropped, reasons, strict=True))  # both in the order of the rows
+                found.update(f"quarantined_{by_row[row]}" for row in waiting.tolist())
         return dict(sorted(found.items()))
 
 
@@ -164,18 +166,17 @@ def _units(corpus: Corpus, placed: Sequence[Placed], job: Job) -> tuple[ReleaseU
     )
 
 
-def counts(corpus: Corpus, live: Live, before: PreviousRelease, store: Store) -> dict[str, int]:
-    """Rows of the night: total = rows + quarantined. new, changed and deleted compare with the release
-    before, by id; encoded were encoded for this release, and the other live ones are reused. truncated and
-    tokens (text_tokens: without special ones) are those of tonight's units, script_... those of all units.
+def counts(corpus: Corpus, live: Live, previous: PreviousRelease, store: Store) -> dict[str, int]:
+    """Count the rows of the night by their fate: total = live rows + quarantined.
+
+    new, changed and deleted compare with the previous release, by id. encoded counts live rows that were
+    encoded for this release; the others are reused. truncated, tokens and text_tokens (tokens without special
+    ones) are of tonight's units, script_... of all units.
     """
-    known = {unit.path for unit in before.release.units} if before.release else set()
+    known = {unit.path for unit in previous.release.units} if previous.release else set()
     fresh = [placed.unit for placed in live.placed if placed.unit.path not in known]
-    encoded, tonight, aside = (
-        sum(encoded_rows(unit) for unit in fresh),
-        total(unit.counts for unit in fresh),
-        live.set_aside(store),
-    )
+    encoded = sum(unit.rows - sum(unit.copied.values()) for unit in fresh)
+    tonight, aside = total(unit.counts for unit in fresh), live.set_aside(store)
     found = {
         "total": corpus.counts["rows"],
         "new": corpus.changes.new,
@@ -194,8 +195,3 @@ def counts(corpus: Corpus, live: Live, before: PreviousRelease, store: Store) ->
         for name, count in total((corpus.counts, aside)).items()
         if name.startswith("quarantined_") or name in _KEPT
     }
-
-
-def encoded_rows(unit: UnitRecord) -> int:
-    """Rows of a unit that were encoded for it, those that were copied left out."""
-    return unit.rows - sum(unit.copied.values())

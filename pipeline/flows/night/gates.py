@@ -1,27 +1,30 @@
-"""The questions that a candidate must answer before it is published."""
+"""The gates that a candidate must pass before it is published."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.flows.encode.probe import encode_texts
+from pipeline.flows.night.asked import ask, fixed_queries
 from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.night.outside import outside_gates
+from pipeline.flows.night.overview import load_summary
+from pipeline.flows.night.report import Compared
 from pipeline.flows.run import Run
+from pipeline.flows.workers import metrics
 from pipeline.flows.workers.tasks import Pool
 from pipeline.log import say
 from pipeline.stats.tensors import pack, unpack
 from pipeline.store.base import Store
-from pipeline.store.manifest import Gate, ReleaseManifest
+from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.units import Corpus, FileRef
 from pipeline.text.tokens.coverage import ScriptCoverage
 
-# never changed: their vectors are compared with those of the release before, whatever its age
+# Never changed: their vectors are compared with those of the previous release, whatever its version.
 CANARIES = (
     "A",
     "Yes.",
@@ -67,55 +70,51 @@ class RepeatedIds:
         return int(live.num_rows - pc.count_distinct(live["id"]).as_py())
 
 
-class Judged(NamedTuple):
-    """Every gate with its value; the canary texts' vectors, stored for the next night; vectors (q, d) of the
-    fixed queries.
-    """
-
-    gates: dict[str, Gate]
-    canary: FileRef
-    asked: np.ndarray
-
-
-def run_gates(
-    run: Run, before: ReleaseManifest | None, candidate: Candidate, queries: Sequence[str] = ()
-) -> Judged:
-    """Judge the candidate.
+def judge_candidate(
+    run: Run, before: ReleaseManifest | None, candidate: Candidate
+) -> tuple[Candidate, Compared]:
+    """Run the gates and ask the fixed queries.
 
     Args:
         before: the previous release.
-        queries: encoded along with the canary texts, by the same worker.
+
+    Returns:
+        The candidate with its gates and canary vectors, and its comparison with the previous release.
     """
     from pipeline.index.validate import Counted, Measured, judge, lowest_cosine
 
-    job, store, counts = run.job, run.store, candidate.manifest.counts
-    counted = Counted(
-        read=counts["total"],
-        vectors=candidate.manifest.rows,
-        quarantined=counts["quarantined"],
-        bad_vectors=0,  # filling the index refuses any
-        duplicate_ids=run.workers.run(RepeatedIds(store), candidate.corpus, Pool(1)),
-        covered=ScriptCoverage.of(counts),
-        most_quarantined=job.corpus.max_quarantined,
-    )
-    vectors = encode_texts(run, (*CANARIES, *queries))
-    vectors, asked = vectors[: len(CANARIES)], vectors[len(CANARIES) :]
-    failed, canary = int((~np.isfinite(vectors).all(axis=1)).sum()), None
-    if not failed and before is not None and before.space_id == candidate.manifest.space_id:
-        then = canary_of(before, store)
-        canary = None if then is None else lowest_cosine(then, vectors)
-    gates = judge(
-        Measured.model_validate(candidate.built.measured),
-        replace(counted, failed_canaries=failed),
-        job.gates,
-        canary=canary,
-        dtype=job.encode.dtype,
-    )
-    return Judged(gates | outside_gates(run, candidate.manifest), _keep(store, vectors), asked)
+    job, store, manifest = run.job, run.store, candidate.manifest
+    with run.stages("gates"):
+        last = load_summary(store, before.release) if before else None
+        queries = fixed_queries(store, candidate, last.answers if last else ())
+        repeated = run.workers.run(RepeatedIds(store), candidate.corpus, Pool(1))
+        vectors, asked = np.split(encode_texts(run, (*CANARIES, *queries)), [len(CANARIES)])
+        failed, canary = int((~np.isfinite(vectors).all(axis=1)).sum()), None
+        if not failed and before is not None and before.space_id == manifest.space_id:
+            then = canary_of(before, store)
+            canary = None if then is None else lowest_cosine(then, vectors)
+        counted = Counted(
+            read=manifest.counts["total"],
+            vectors=manifest.rows,
+            quarantined=manifest.counts["quarantined"],
+            bad_vectors=0,  # filling the index refuses any
+            duplicate_ids=repeated,
+            covered=ScriptCoverage.of(manifest.counts),
+            most_quarantined=job.corpus.max_quarantined,
+            failed_canaries=failed,
+        )
+        measured = Measured.model_validate(candidate.built.measured)
+        gates = judge(measured, counted, job.gates, canary=canary, dtype=job.encode.dtype)
+        gates |= outside_gates(run, manifest)
+        update = {"gates": gates, "canary": _store_canary(store, vectors)}
+        answers = ask(run, candidate, queries, asked)
+    metrics.count_quarantined(manifest.counts)
+    metrics.record_gates(gates)
+    return replace(candidate, manifest=manifest.model_copy(update=update)), Compared(before, last, answers)
 
 
 def canary_of(release: ReleaseManifest, store: Store) -> np.ndarray | None:
-    """The canary texts' vectors of that night; None where there are none."""
+    """Load the vectors (n, d) of the canary texts that a release stored; None without any."""
     if release.canary is None:
         return None
     try:
@@ -127,7 +126,7 @@ def canary_of(release: ReleaseManifest, store: Store) -> np.ndarray | None:
     return unpack(content, "vectors")[0]["vectors"]
 
 
-def _keep(store: Store, vectors: np.ndarray) -> FileRef:
+def _store_canary(store: Store, vectors: np.ndarray) -> FileRef:
     content = pack({"vectors": vectors}, {"texts": len(vectors)})
     digest = sha256(content).hexdigest()
     reference = FileRef(

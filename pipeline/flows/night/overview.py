@@ -1,11 +1,9 @@
-"""The page over all releases, index.html at the root: made of the commits and of one small summary for each
-release.
-"""
+"""The page over all releases, index.html at the root, made of the commits and a small summary per release."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import Any
 
 from pipeline.config import digest_of
 from pipeline.errors import DataError, PipelineError
@@ -13,25 +11,20 @@ from pipeline.log import say
 from pipeline.store.answers import Answers
 from pipeline.store.base import Store
 from pipeline.store.commits import Commit
-from pipeline.store.manifest import Gate, ReleaseManifest
+from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.once import remembered
 from pipeline.store.release import Releases
 from pipeline.store.units import Stored
 
-if TYPE_CHECKING:
-    from pipeline.report.releases import Event, ReleaseRow
-
 PAGE = "index.html"
-_VERSION = 1  # of the page: another one is made anew
-_EVENTS = 20  # rollbacks and holds that are shown
-_READERS = 16  # small files read at once: over a network each waits for an answer
+_VERSION = 1  # of the page; pages of other versions are written again
+_EVENTS = 20  # rollbacks and holds on the page
+_READERS = 16  # small files read at once, since each read over a network waits for an answer
+_CHANGES = ("new", "changed", "deleted")
 
 
 class Summary(Stored):
-    """The figures of one release on the page of all releases.
-
-    Kept beside the manifest, which may be large. seconds: of its night.
-    """
+    """The metrics of one release on the page of all releases, stored beside its manifest, which may be large."""
 
     release: int
     rows: int
@@ -42,25 +35,23 @@ class Summary(Stored):
     index_kind: str
     index_bytes: int
     seconds: float | None = None
+    """duration of the night"""
     answers: tuple[Answers, ...] = ()
-    """to the fixed queries: the next night's report compares its own with them"""
+    """to the fixed queries; the next night's report compares its own with them"""
 
     @classmethod
     def of(cls, manifest: ReleaseManifest) -> "Summary":
-        """As far as the manifest tells: what no gate asked for is not in it."""
+        """Return what the manifest contains: of recall and latency, the values that gates judged."""
+        values = {name: gate.value for name, gate in manifest.gates.items()}
         return cls(
             release=manifest.release,
             rows=manifest.rows,
-            counts={name: manifest.counts.get(name, 0) for name in ("new", "changed", "deleted")},
-            recall_at_10=_value(manifest.gates.get("recall_at_10")),
-            p99_ms=_value(manifest.gates.get("p99_ms")),
+            counts={name: manifest.counts.get(name, 0) for name in _CHANGES},
+            recall_at_10=values.get("recall_at_10"),
+            p99_ms=values.get("p99_ms"),
             index_kind=manifest.index.kind,
             index_bytes=sum(file.bytes for file in manifest.index.files),
         )
-
-
-def _value(gate: Gate | None) -> float | None:
-    return None if gate is None or gate.value is None else float(gate.value)
 
 
 def summary_path(number: int) -> str:
@@ -75,10 +66,9 @@ def keep_summary(
     seconds: float,
     answers: tuple[Answers, ...] = (),
 ) -> None:
-    """Record what the manifest of a new release does not hold: what no gate asked for, and how long the night
-    took.
+    """Store the summary of a new release, with metrics that no gate judged and the duration of the night.
 
-    What cannot be written costs the page a figure, and nobody a release.
+    An error is logged, not raised: the page then lacks these metrics.
     """
     night = {
         "recall_at_10": measured["recall"]["10"]["value"],
@@ -94,7 +84,7 @@ def keep_summary(
 
 
 def load_summary(store: Store, number: int) -> Summary | None:
-    """The summary of release `number`; None where it has none, or a damaged one, which is said."""
+    """Load the summary of release `number`; None if it is missing, or damaged, which is logged."""
     try:
         return Summary.load(store, summary_path(number))
     except DataError as error:
@@ -102,10 +92,17 @@ def load_summary(store: Store, number: int) -> Summary | None:
         return None
 
 
-def refresh(releases: Releases) -> None:
-    """Write the page again where it does not show the store as it is; all or nothing.
+@contextmanager
+def refreshed(releases: Releases) -> Iterator[None]:
+    """Refresh the page after the block, unless it raises."""
+    yield
+    refresh(releases)
 
-    A page that cannot be written is said, and fails no command.
+
+def refresh(releases: Releases) -> None:
+    """Write the page again, atomically, if it does not show the present state of the store.
+
+    An error is logged, not raised.
     """
     try:
         _refresh(releases)
@@ -114,50 +111,62 @@ def refresh(releases: Releases) -> None:
 
 
 def _refresh(releases: Releases) -> None:
-    state = _state(releases)  # of before anything is read: what comes meanwhile makes the next page differ
-    if f"<!-- state {state} -->" in _page_now(releases.store):
+    store, state = releases.store, _state(releases)  # read first: later changes make the next page differ
+    try:
+        shown = store.read(PAGE).decode(errors="replace")
+    except FileNotFoundError:
+        shown = ""
+    if f"<!-- state {state} -->" in shown or not (history := releases.history()):
         return
-    history, numbers = releases.history(), releases.numbers()
-    if not history:
-        return
-    from pipeline.report.releases import (
-        Overview,
-        render,
-    )  # here: a night in which nothing changed draws nothing
+    from pipeline.report.releases import Event, Overview, ReleaseRow, render  # unused by most nights
 
+    def event(commit: Commit) -> Event:
+        return Event(commit.kind, int(commit.release or 0), _minute(commit.committed_at), commit.reason)
+
+    numbers, published = releases.numbers(), {commit.release: commit for commit in reversed(history)}
     with ThreadPoolExecutor(_READERS) as pool:
-        found = list(pool.map(lambda number: _summary(releases, number), numbers))
+        found = list(pool.map(lambda number: _summary(releases, number), reversed(numbers)))
+    rows = [
+        ReleaseRow(
+            number=summary.release,
+            published=_minute(published[summary.release].committed_at)
+            if summary.release in published
+            else "",
+            rows=summary.rows,
+            **{name: summary.counts.get(name, 0) for name in _CHANGES},
+            recall_at_10=summary.recall_at_10,
+            p99_ms=summary.p99_ms,
+            index_kind=summary.index_kind,
+            index_bytes=summary.index_bytes,
+            seconds=summary.seconds,
+        )
+        for summary in found
+        if summary is not None
+    ]
     current, held = releases.current(), releases.commits.hold()
     overview = Overview(
-        root=releases.store.uri,
+        root=store.uri,
         current=current.release if current else None,
-        held=_event(held) if held else None,
-        rows=tuple(_row(summary, history) for summary in reversed(found) if summary is not None),
-        events=tuple(_event(commit) for commit in reversed(history) if commit.kind != "publish")[:_EVENTS],
+        held=event(held) if held else None,
+        rows=tuple(rows),
+        events=tuple(event(commit) for commit in reversed(history) if commit.kind != "publish")[:_EVENTS],
         pruned=len({commit.release for commit in history}) - len(numbers),
         damage=str(releases.commits.damage() or ""),
         state=state,
     )
-    releases.store.write(PAGE, render(overview).encode())
+    store.write(PAGE, render(overview).encode())
 
 
 def _state(releases: Releases) -> str:
-    """Digest of all that the page shows, from two listings."""
+    """Return a digest of everything that the page shows, from two listings."""
     stored = (*releases.commits.store.list("commits", ".json"), *releases.store.list("releases", ".json"))
     return digest_of(
         [_VERSION, releases.store.uri, [[entry.path, entry.size, entry.stamp] for entry in stored]]
     )
 
 
-def _page_now(store: Store) -> str:
-    try:
-        return store.read(PAGE).decode(errors="replace")
-    except FileNotFoundError:
-        return ""
-
-
 def _summary(releases: Releases, number: int) -> Summary | None:
-    """Kept, or made of the manifest, for releases of versions that kept none; None where that was changed."""
+    """Load or make the summary of a release; None if it, or the manifest that it is made of, was changed."""
     store, path = releases.store, summary_path(number)
     try:
         return remembered(store, path, Summary, lambda: Summary.of(releases.get(number)))
@@ -165,34 +174,6 @@ def _summary(releases: Releases, number: int) -> Summary | None:
         return None
 
 
-def _row(summary: Summary, history: Sequence[Commit]) -> "ReleaseRow":
-    from pipeline.report.releases import ReleaseRow
-
-    first = next((commit for commit in history if commit.release == summary.release), None)
-    return ReleaseRow(
-        number=summary.release,
-        published=_when(first.committed_at) if first else "",
-        rows=summary.rows,
-        new=summary.counts.get("new", 0),
-        changed=summary.counts.get("changed", 0),
-        deleted=summary.counts.get("deleted", 0),
-        recall_at_10=summary.recall_at_10,
-        p99_ms=summary.p99_ms,
-        index_kind=summary.index_kind,
-        index_bytes=summary.index_bytes,
-        seconds=summary.seconds,
-    )
-
-
-def _event(commit: Commit) -> "Event":
-    from pipeline.report.releases import Event
-
-    return Event(commit.kind, int(commit.release or 0), _when(commit.committed_at), commit.reason)
-
-
-def _when(committed_at: str) -> str:
-    """2026-11-22 11:24, in UTC as commits have it."""
-    try:
-        return datetime.fromisoformat(committed_at).strftime("%Y-%m-%d %H:%M")
-    except ValueError:
-        return committed_at
+def _minute(committed_at: str) -> str:
+    """Return the time of a commit, in UTC, as 2026-11-22 11:24."""
+    return committed_at[:16].replace("T", " ")

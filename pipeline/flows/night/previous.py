@@ -1,4 +1,4 @@
-"""The live release with its corpus, and whether tonight would make anything else.
+"""The live release with its corpus, and the comparison of tonight's job with it.
 
 Imports neither torch nor Ray.
 """
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from pipeline.errors import DataError
 from pipeline.log import Stages, say
-from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings, Job
 from pipeline.store.base import Store
@@ -22,8 +21,10 @@ from pipeline.text.corpus.sources import list_files
 
 @dataclass(frozen=True)
 class PreviousRelease:
-    """The live release with its corpus; both None before the first night. lost: why there is no corpus though
-    there is a release.
+    """The live release with its corpus; both None before the first night.
+
+    Attributes:
+        lost: why there is a release without a corpus.
     """
 
     release: ReleaseManifest | None = None
@@ -31,49 +32,37 @@ class PreviousRelease:
     lost: str = ""
 
     def parent(self, job: Job, next_ordinal: int) -> ParentCorpus:
-        """The corpus to go on from, and why its units cannot live on where they cannot."""
-        if self.release is None:
-            return ParentCorpus(next_ordinal=next_ordinal)
-        return ParentCorpus(
-            self.corpus, next_ordinal, self.lost or self._parted(job, open_folder(job.encoder))
-        )
+        """Return the corpus to continue from, with the reason if none of its units can be kept."""
+        return ParentCorpus(self.corpus, next_ordinal, self._rebuild_reason(job))
 
-    def _parted(self, job: Job, folder: EncoderFolder) -> str:
-        """Why vectors of tonight cannot stand in one unit or index with those of the release."""
-        assert self.release is not None
-        then = self.release.settings.get("corpus", {}).get("id")
-        if self.release.space_id != folder.space_id:
-            spaces = (
-                f"the encoder's space is {folder.space_id}, that of release {self.release.release} is "
-                f"{self.release.space_id}"
-            )
-            return f"{spaces} ({self._reset(job)})"
-        return (
-            f"corpus.id is {job.corpus.id!r}, in release {self.release.release} it was {then!r}"
-            if then != job.corpus.id
-            else ""
-        )
-
-    def _reset(self, job: Job) -> str:
-        """Name the encoder settings that differ from the release's; if none does, say that a file changed."""
-        assert self.release is not None
-        then, now = self.release.settings.get("encoder", {}), job.encoder.model_dump(mode="json")
-        other = [
-            f"encoder.{name}"
-            for name, value in now.items()
-            if name != "query_prompt" and value != then.get(name, EncoderSettings.model_fields[name].default)
-        ]
-        return (
-            f"{', '.join(other)} changed"
-            if other
-            else "the settings are the same: a file of the encoder changed"
-        )
+    def _rebuild_reason(self, job: Job) -> str:
+        """Return why rows of tonight and of the release cannot share units or an index; empty if they can."""
+        if self.release is None or self.lost:
+            return self.lost
+        number, settings = self.release.release, self.release.settings
+        if (space_id := open_folder(job.encoder).space_id) != self.release.space_id:
+            then = settings.get("encoder", {})
+            changed = [
+                f"encoder.{name}"
+                for name, value in job.encoder.model_dump(mode="json").items()
+                if name != "query_prompt"
+                and value != then.get(name, EncoderSettings.model_fields[name].default)
+            ]
+            unchanged = "the settings are the same: a file of the encoder changed"
+            why = f"{', '.join(changed)} changed" if changed else unchanged
+            spaces = f"the encoder's space is {space_id}, that of release {number} is {self.release.space_id}"
+            return f"{spaces} ({why})"
+        id_column = settings.get("corpus", {}).get("id")
+        if id_column != job.corpus.id:
+            return f"corpus.id is {job.corpus.id!r}, in release {number} it was {id_column!r}"
+        return ""
 
 
 def load_previous(releases: Releases) -> PreviousRelease:
-    """The live release and its corpus.
+    """Load the live release and its corpus.
 
-    DataError for a corpus record that was changed after it was published.
+    Raises:
+        DataError: the corpus record was changed after it was published.
     """
     release = releases.current()
     if release is None:
@@ -85,22 +74,25 @@ def load_previous(releases: Releases) -> PreviousRelease:
         return PreviousRelease(release, lost=f"{where} is gone")
     try:
         return PreviousRelease(release, Corpus.from_json(content, where))
-    except DataError:  # its content is the one that was published, so another version wrote it
+    except DataError:  # with the published content, so another version wrote it
         return PreviousRelease(release, lost=f"{where} was written by another version")
 
 
-def is_damaged(store: Store, before: PreviousRelease, stages: Stages, *, by_content: bool) -> bool:
-    """True if files of the live release are missing or of another size; the first is reported.
+def is_damaged(store: Store, previous: PreviousRelease, stages: Stages, *, by_content: bool) -> bool:
+    """Return whether files of the live release are missing or of another size; tonight's stages remake them.
 
-    Tonight's stages make them again.
+    The first of them is logged.
 
-    by_content: read every file. DataError for one of the right size and another content: later stages would
-    take it for whole.
+    Args:
+        by_content: read every file and compare its sha256.
+
+    Raises:
+        DataError: a file has the right size and another content; later stages would not notice it.
     """
-    release = before.release
+    release = previous.release
     if release is None:
         return False
-    faults = _read_through(store, release, stages) if by_content else size_faults(store, release)
+    faults = _content_faults(store, release, stages) if by_content else size_faults(store, release)
     if not faults:
         return False
     more = f" and {len(faults) - 1:,} more" if len(faults) > 1 else ""
@@ -109,7 +101,7 @@ def is_damaged(store: Store, before: PreviousRelease, stages: Stages, *, by_cont
     return True
 
 
-def _read_through(store: Store, release: ReleaseManifest, stages: Stages) -> list[Fault]:
+def _content_faults(store: Store, release: ReleaseManifest, stages: Stages) -> list[Fault]:
     with stages("verify", bytes_to_read(store, release), "bytes") as bar:
         faults = content_faults(store, release, bar.add)
     if changed := [fault for fault in faults if fault.content]:
@@ -119,34 +111,35 @@ def _read_through(store: Store, release: ReleaseManifest, stages: Stages) -> lis
     return faults
 
 
-def unchanged(job: Job, previous: PreviousRelease, place: str) -> bool:
-    """True if the live release is what the job would make: same files, same encoder, same settings.
+def same_release(job: Job, previous: PreviousRelease, encoder: str) -> ReleaseManifest | None:
+    """Return the live release if the job would make an equal one of equal rows, else None. Opens no unit.
 
-    place: of the encoder's copy. Opens no unit.
+    Args:
+        encoder: path of the encoder's copy in the store.
     """
-    release, corpus = previous.release, previous.corpus
-    if release is None or corpus is None or not same_making(job, previous, place):
-        return False
-    return corpus.digest == corpus_digest(job.corpus, list_files(job.corpus))
-
-
-def same_making(job: Job, previous: PreviousRelease, place: str) -> bool:
-    """True if equal rows would become an equal release."""
     release = previous.release
-    return (
+    if (
         release is not None
         and release.space_id == open_folder(job.encoder).space_id
-        and release.encoder.path == place
-        and _shaping(job) == _shaping_of(release)
-    )
+        and release.encoder.path == encoder
+        and _published_settings(job) == _settings_of(release)
+    ):
+        return release
+    return None
 
 
-def _shaping(job: Job) -> dict[str, object]:
-    """Settings that change what is published."""
+def has_same_files(job: Job, previous: PreviousRelease) -> bool:
+    """Return whether the listing of the corpus is that of the live release. Opens no file."""
+    corpus = previous.corpus
+    return corpus is not None and corpus.digest == corpus_digest(job.corpus, list_files(job.corpus))
+
+
+def _published_settings(job: Job) -> dict[str, object]:
+    """Return the settings that change a release."""
     settings = job.model_dump(mode="json")
-    whiten = {
-        name: value for name, value in settings["whiten"].items() if name not in ("write_vectors", "flow")
-    }  # no index holds a flow
+    whiten = settings["whiten"]
+    for name in ("write_vectors", "flow"):  # an index never contains a flow
+        del whiten[name]
     if job.whiten.mode == "off":
         whiten = {"mode": "off"}
     index = {name: value for name, value in settings["index"].items() if name != "shards"}
@@ -160,8 +153,8 @@ def _shaping(job: Job) -> dict[str, object]:
     }
 
 
-def _shaping_of(release: ReleaseManifest) -> dict[str, object]:
+def _settings_of(release: ReleaseManifest) -> dict[str, object]:
     try:
-        return _shaping(Job.model_validate(release.settings))
+        return _published_settings(Job.model_validate(release.settings))
     except ValueError:  # written by a version with other settings: build anew
         return {}

@@ -1,7 +1,8 @@
 """The report of a night, as the value that the page shows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from pipeline.flows.night.asked import texts_at
 from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.night.overview import Summary
 from pipeline.flows.night.set_aside import quarantined_rows
-from pipeline.log import Stages, say
+from pipeline.flows.run import Run
+from pipeline.log import Stage, say
 from pipeline.post import Transform
 from pipeline.post.chain import name_of
 from pipeline.post.compare import noun
@@ -67,24 +69,18 @@ class Compared:
         )
 
 
-def summarize(
-    candidate: Candidate,
-    compared: Compared,
-    store: Store,
-    stages: Stages,
-    created: str,
-    commits_root: str | None = None,
-) -> NightReport:
-    """The report of a candidate; its release number and status are filled in when they are known."""
-    manifest, decision = candidate.manifest, candidate.decision
+def summarize(run: Run, candidate: Candidate, compared: Compared) -> NightReport:
+    """Return the report of a candidate, without release number and status, which are known later."""
+    manifest, decision, store = candidate.manifest, candidate.decision, run.store
+    finished = run.stages.finished
     return NightReport(
         root=store.uri,
-        commits_root=commits_root,
+        commits_root=manifest.settings["release"]["commits_root"],
         status="published",
         number=None,
         candidate=manifest.id,
         parent=manifest.parent,
-        created=created,
+        created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         encoder=str(manifest.settings["encoder"]["path"]),
         dim=candidate.folder.dim,
         space_id=manifest.space_id,
@@ -93,8 +89,8 @@ def summarize(
         index=_index(candidate),
         counts=_counts(candidate),
         decisions=_decisions(candidate),
-        stages=tuple(StageTime(stage.name, stage.seconds, stage.done or None) for stage in stages.finished),
-        throughput=_throughput(candidate.spent, stages),
+        stages=tuple(StageTime(stage.name, stage.seconds, stage.done or None) for stage in finished),
+        throughput=_throughput(candidate.spent, finished),
         lengths=_lengths(candidate),
         max_length=candidate.folder.max_length,
         geometry=_geometry(candidate, store),
@@ -105,17 +101,22 @@ def summarize(
             for name, gate in manifest.gates.items()
         ),
         covered=ScriptCoverage.of(manifest.counts),
-        warnings=(
-            *token_warnings(manifest.counts),
-            *rejected_warnings(manifest.counts, manifest.counts["total"]),
-            *near_dead_warnings(manifest.choices),
-        ),
+        warnings=warnings_of(manifest),
         settings=to_yaml(Job.model_validate(manifest.settings)),
         packages=manifest.packages,
         previous=_previous(compared),
         changed_rows=tuple(_changed_rows(store, candidate, compared.before)),
         quarantined=quarantined_rows(store, candidate),
         answers=compared.both,
+    )
+
+
+def warnings_of(release: ReleaseManifest) -> tuple[str, ...]:
+    """Return warnings about tokens, rejected texts and queries near dead rows, as sentences."""
+    return (
+        *token_warnings(release.counts),
+        *rejected_warnings(release.counts, release.counts["total"]),
+        *near_dead_warnings(release.choices),
     )
 
 
@@ -263,8 +264,8 @@ def _effort(measured: dict[str, Any], target: float | None, extended: bool) -> t
     )
 
 
-def _throughput(spent: Spent, stages: Stages) -> Throughput | None:
-    encoding = next((stage for stage in stages.finished if stage.name == "encode" and stage.done), None)
+def _throughput(spent: Spent, finished: Sequence[Stage]) -> Throughput | None:
+    encoding = next((stage for stage in finished if stage.name == "encode" and stage.done), None)
     if encoding is None or not spent.seconds:
         return None
     seconds = spent.seconds

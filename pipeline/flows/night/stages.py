@@ -1,9 +1,13 @@
-"""The stages of a night up to a candidate, each resumable by what it left in the store."""
+"""The stages of a night up to a candidate. A repeated stage continues from the files that it stored before."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from pipeline.errors import DataError
 from pipeline.flows.corpus import fill_corpus, open_releases, read_corpus
 from pipeline.flows.encode.encode import encode, waiting_rows
 from pipeline.flows.encode.encoder_copy import keep_encoder
+from pipeline.flows.encode.probe import EncodeTexts
 from pipeline.flows.index import rules
 from pipeline.flows.index.build import IndexInput, build_index
 from pipeline.flows.index.extend import extend_index
@@ -15,10 +19,12 @@ from pipeline.flows.run import Run
 from pipeline.flows.transform.decide import Decision, check_dev, decide_transform
 from pipeline.flows.transform.train_flow import check_flow
 from pipeline.flows.transform.write import write_whitened
-from pipeline.flows.workers.cluster import connect, is_local
+from pipeline.flows.workers.cluster import connect, is_local, local_workers
+from pipeline.flows.workers.local import LocalWorkers
 from pipeline.index.plan import plan_index
 from pipeline.log import Stages, say
 from pipeline.models.folder.folder import open_folder
+from pipeline.models.folder.locate import anywhere
 from pipeline.post.chain import check_transform
 from pipeline.settings import Job
 from pipeline.store.base import Store
@@ -27,17 +33,13 @@ from pipeline.store.manifest import Choice, ReleaseManifest
 from pipeline.store.release import Releases
 from pipeline.store.units import Corpus, Manifest
 
-_ENOUGH_ROWS = 10_000_000  # to try out a kind of index whatever it wants for its training
-_SMALL_INDEX = (
-    500_000  # rows; rewriting a larger index takes longer than starting Ray, whose workers share the work
-)
+_ENOUGH_ROWS = 10_000_000  # more than any kind of index needs for its training
+# Rows; rewriting a larger index takes longer than starting Ray, whose workers share the work.
+_SMALL_INDEX = 500_000
 
 
 def ingest_corpus(job: Job, releases: Releases, previous: PreviousRelease, stages: Stages) -> Corpus:
-    """Read tonight's corpus into units.
-
-    Changed files are read, sifted and keyed; all others keep their units.
-    """
+    """Read tonight's corpus into units. Only changed files are read; rows of all others keep their units."""
     parent = previous.parent(job, releases.next_ordinal())
     corpus = read_corpus(job.corpus, job.encode.unit_rows, releases.store, parent, stages)
     if previous.release is not None:
@@ -46,18 +48,14 @@ def ingest_corpus(job: Job, releases: Releases, previous: PreviousRelease, stage
 
 
 def corpus_choice(corpus: Corpus, previous: PreviousRelease) -> Choice:
-    """Describe how tonight's corpus came about, with its numbers."""
-    changes, then = corpus.changes, previous.corpus
-    new_units = [unit for unit in corpus.units if then is None or unit.ordinal >= then.next_ordinal]
+    """Describe the changes of tonight's corpus, with their numbers."""
+    changes, first_new = corpus.changes, previous.corpus.next_ordinal if previous.corpus else 0
     rows, dead = sum(unit.rows for unit in corpus.units), sum(unit.dead for unit in corpus.units)
     numbers = {
         "files": len(corpus.files),
         "files_read": corpus.read_files,
-        "new": changes.new,
-        "changed": changes.changed,
-        "deleted": changes.deleted,
-        "unchanged": changes.unchanged,
-        "rows_in_new_units": sum(unit.rows for unit in new_units),
+        **changes.model_dump(),
+        "rows_in_new_units": sum(unit.rows for unit in corpus.units if unit.ordinal >= first_new),
         "dead_rows": dead,
         "unit_rows": rows,
     }
@@ -74,14 +72,22 @@ def corpus_choice(corpus: Corpus, previous: PreviousRelease) -> Choice:
     return Choice(what="corpus", chosen=chosen, sentence=sentence, numbers=numbers)
 
 
-def may_be_small(job: Job, previous: PreviousRelease) -> bool:
-    """True if local workers may suffice tonight, as far as the previous release shows."""
-    rows = previous.release.rows if previous.release is not None else 0
-    return bool(job.cluster.small_rows) and is_local(job.cluster) and rows <= _SMALL_INDEX
+@contextmanager
+def warm_workers(job: Job, previous: PreviousRelease) -> Iterator[LocalWorkers | None]:
+    """Start local workers if the previous release shows that they may suffice, else yield None.
+
+    They load the encoder while the corpus is read.
+    """
+    release, small = previous.release, bool(job.cluster.small_rows) and is_local(job.cluster)
+    few = release is None or release.rows <= _SMALL_INDEX
+    with local_workers(small and few, job.cluster.patience_s) as local:
+        if local is not None and release is not None:
+            local.warm(EncodeTexts(anywhere(job.encoder), local.encode_settings(job.encode)))
+        yield local
 
 
 def is_small(job: Job, store: Store, corpus: Corpus) -> bool:
-    """True if local workers finish tonight's work before Ray would have started."""
+    """Return whether local workers finish tonight's work before Ray would have started."""
     return corpus.rows <= _SMALL_INDEX and waiting_rows(corpus, job, store) <= job.cluster.small_rows
 
 
@@ -92,8 +98,9 @@ def check_kind(job: Job, previous: ReleaseManifest | None = None) -> None:
         previous: the release whose decision about the transform may be kept.
 
     Raises:
-        ConfigError: faiss cannot make the index of this encoder's vectors, or the transform cannot be part of
-        it. DataError: whiten.dev cannot be used.
+        ConfigError: faiss cannot make the index of this encoder's vectors, or the transform cannot be part
+            of it.
+        DataError: whiten.dev cannot be used.
     """
     if job.whiten.mode != "off":
         check_transform(job.whiten, indexed=True)
@@ -102,7 +109,7 @@ def check_kind(job: Job, previous: ReleaseManifest | None = None) -> None:
 
 
 def build_candidate(run: Run, previous: PreviousRelease, corpus: Corpus) -> Candidate:
-    """Encode, transform and index the corpus; whatever an earlier run finished is kept."""
+    """Encode, transform and index the corpus. Results of an earlier run are reused."""
     job, store, folder = run.job, run.store, open_folder(run.job.encoder)
     encoder = keep_encoder(folder, store)
     vectors, timings = encode(run, corpus, previous.release)
@@ -123,35 +130,32 @@ def build_candidate(run: Run, previous: PreviousRelease, corpus: Corpus) -> Cand
 def _extend_or_build(
     run: Run, vectors: IndexInput, corpus: Corpus, previous: ReleaseManifest | None
 ) -> tuple[BuiltIndex, tuple[Choice, ...]]:
-    """Extend last night's index if its rows are still part of this space, else build one; with the decisions
-    made.
+    """Extend last night's index if its rows keep their addresses and space, else build one.
+
+    Returns:
+        The index, and the decisions about it.
     """
-    choices: tuple[Choice, ...]
     if previous is not None and not corpus.anew and previous.space_id == vectors.units[0].unit.space_id:
         index, choices = extend_index(run, vectors, previous)
     else:
-        index = build_index(run, vectors)
-        if previous is None:
-            why = "the first of this root"
-        else:
+        index, why = build_index(run, vectors), "the first of this root"
+        if previous is not None:
             why = "all rows have new addresses" if corpus.anew else "the vectors are of another space"
         choices = (Choice(what="index", chosen="built anew", sentence=f"built anew: {why}"),)
     if near := rules.near_dead(index.measured, run.job.gates.wanted_recall):
         choices = (*choices, near)
-    for choice in choices:
-        say(f"index: {choice.sentence}")
-    for sentence in rules.near_dead_warnings(choices):
-        say(f"warning: {sentence}")
+    warnings = [f"warning: {sentence}" for sentence in rules.near_dead_warnings(choices)]
+    for line in (*(f"index: {choice.sentence}" for choice in choices), *warnings):
+        say(line)
     kind = f"{index.plan.factory}: {index.plan.why}"
     return index, (*choices, Choice(what="index kind", chosen=index.plan.kind, sentence=kind))
 
 
 def through_encoding(job: Job, stages: Stages, *, verbose: bool = False) -> tuple[Store, Corpus, Manifest]:
     """Run a night up to the units of vectors."""
-    releases, previous, corpus = _opened(job, stages)
-    with connect(job.cluster, stages, verbose=verbose) as workers:
-        vectors, _ = encode(Run(job, releases.store, workers, stages), corpus, previous.release)
-    return releases.store, corpus, vectors
+    with _started(job, stages, verbose) as (run, previous, corpus):
+        vectors, _ = encode(run, corpus, previous.release)
+    return run.store, corpus, vectors
 
 
 def through_whitening(
@@ -164,30 +168,30 @@ def through_whitening(
     check_transform(job.whiten, indexed=False)
     check_dev(job.whiten)
     check_flow(job.whiten, open_folder(job.encoder).dim)
-    releases, previous, corpus = _opened(job, stages)
-    store, written = releases.store, None
-    with connect(job.cluster, stages, verbose=verbose) as workers:
-        run = Run(job, store, workers, stages)
+    written = None
+    with _started(job, stages, verbose) as (run, previous, corpus):
         vectors, _ = encode(run, corpus, previous.release)
-        source = LiveRows(store, open_folder(job.encoder).space_id, job.corpus.id, corpus.dead)
+        source = LiveRows(run.store, open_folder(job.encoder).space_id, job.corpus.id, corpus.dead)
         decision = decide_transform(run, source, corpus, place(corpus, vectors), previous.release)
         if job.whiten.write_vectors and decision.fitted:
             written = write_whitened(run, vectors, decision.fitted)
-    return store, decision, written
+    return run.store, decision, written
 
 
 def through_index(job: Job, stages: Stages, *, verbose: bool = False) -> tuple[Store, BuiltIndex]:
     """Run a night up to the index that it would publish, built and measured."""
     check_kind(job)
-    releases, previous, corpus = _opened(job, stages)
-    with connect(job.cluster, stages, verbose=verbose) as workers:
-        index = build_candidate(Run(job, releases.store, workers, stages), previous, corpus).built
-    return releases.store, index
+    with _started(job, stages, verbose) as (run, previous, corpus):
+        return run.store, build_candidate(run, previous, corpus).built
 
 
-def _opened(job: Job, stages: Stages) -> tuple[Releases, PreviousRelease, Corpus]:
-    open_folder(job.encoder)  # an encoder that cannot be used shows before any work
+@contextmanager
+def _started(job: Job, stages: Stages, verbose: bool) -> Iterator[tuple[Run, PreviousRelease, Corpus]]:
+    """Read the corpus, then connect to workers for the duration of the block."""
+    open_folder(job.encoder)  # an unusable encoder shows before any work
     fill_corpus(job, stages)
     releases = open_releases(job)
     previous = load_previous(releases)
-    return releases, previous, ingest_corpus(job, releases, previous, stages)
+    corpus = ingest_corpus(job, releases, previous, stages)
+    with connect(job.cluster, stages, verbose=verbose) as workers:
+        yield Run(job, releases.store, workers, stages), previous, corpus
