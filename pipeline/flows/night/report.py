@@ -1,28 +1,23 @@
-"""The report of a night, as the value that the page shows."""
+"""The report of a night, as the value that its page shows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
-
-import numpy as np
 
 from pipeline.config import to_yaml
-from pipeline.errors import DataError
 from pipeline.flows.encode.rejected import rejected_warnings
 from pipeline.flows.encode.unit import LENGTH_BIN, Spent
 from pipeline.flows.index.rules import near_dead_warnings
-from pipeline.flows.night.asked import texts_at
 from pipeline.flows.night.candidate import Candidate
+from pipeline.flows.night.example_rows import changed_rows, quarantined_rows, search_examples
 from pipeline.flows.night.overview import Summary
-from pipeline.flows.night.set_aside import quarantined_rows
 from pipeline.flows.run import Run
-from pipeline.log import Stage, say
+from pipeline.log import Stage
 from pipeline.post import Transform
 from pipeline.post.chain import name_of
 from pipeline.post.compare import noun
 from pipeline.post.whitening import Whitening
-from pipeline.report.changes import ChangedAnswers, Neighbour, Previous, RowChange
+from pipeline.report.changes import ChangedAnswers, Neighbour, Previous
 from pipeline.report.night import (
     Counts,
     GateRow,
@@ -31,7 +26,6 @@ from pipeline.report.night import (
     ProportionInterval,
     QueryLatency,
     RecallPoint,
-    SearchExample,
     StageTime,
     Throughput,
     VectorCharts,
@@ -42,9 +36,7 @@ from pipeline.stats.spectrum import spectrum_of
 from pipeline.stats.tensors import unpack
 from pipeline.store.answers import Answers, Hit
 from pipeline.store.base import Store
-from pipeline.store.manifest import Choice, ReleaseManifest
-from pipeline.store.units import ChangedRow as DrawnRow
-from pipeline.store.units import ChangedRows
+from pipeline.store.manifest import ReleaseManifest
 from pipeline.text.tokens.coverage import ScriptCoverage, token_warnings
 
 
@@ -58,15 +50,16 @@ class Compared:
 
     @property
     def both(self) -> tuple[ChangedAnswers, ...]:
-        """Answers of both releases to the queries that both were asked."""
+        """Return the answers of both releases to the queries that both were asked."""
         if self.before is None or self.last is None:
             return ()
         then = {each.query: each.hits for each in self.last.answers}
-        common = [each for each in self.answers if each.query in then]
-        return tuple(
-            ChangedAnswers(each.query, _neighbours(then[each.query]), _neighbours(each.hits))
-            for each in common
-        )
+        found = [(each.query, then[each.query], each.hits) for each in self.answers if each.query in then]
+        return tuple(ChangedAnswers(query, _shown(before), _shown(now)) for query, before, now in found)
+
+
+def _shown(hits: tuple[Hit, ...]) -> tuple[Neighbour, ...]:
+    return tuple(Neighbour(**hit.model_dump()) for hit in hits)
 
 
 def summarize(run: Run, candidate: Candidate, compared: Compared) -> NightReport:
@@ -85,17 +78,17 @@ def summarize(run: Run, candidate: Candidate, compared: Compared) -> NightReport
         dim=candidate.folder.dim,
         space_id=manifest.space_id,
         transform_id=manifest.transform_id,
-        transform=_words(decision.transform) if decision.transform else None,
+        transform=_transform_width(decision.transform) if decision.transform else None,
         index=_index(candidate),
         counts=_counts(candidate),
-        decisions=_decisions(candidate),
+        decisions=tuple(_decisions(candidate)),
         stages=tuple(StageTime(stage.name, stage.seconds, stage.done or None) for stage in finished),
         throughput=_throughput(candidate.spent, finished),
         lengths=_lengths(candidate),
         max_length=candidate.folder.max_length,
         geometry=_geometry(candidate, store),
         curves=decision.curves,
-        examples=tuple(_examples(store, candidate)),
+        examples=search_examples(store, candidate),
         gates=tuple(
             GateRow(name, gate.value, gate.threshold, gate.passed, gate.relation)
             for name, gate in manifest.gates.items()
@@ -105,7 +98,7 @@ def summarize(run: Run, candidate: Candidate, compared: Compared) -> NightReport
         settings=to_yaml(Job.model_validate(manifest.settings)),
         packages=manifest.packages,
         previous=_previous(compared),
-        changed_rows=tuple(_changed_rows(store, candidate, compared.before)),
+        changed_rows=tuple(changed_rows(store, candidate, compared.before)),
         quarantined=quarantined_rows(store, candidate),
         answers=compared.both,
     )
@@ -121,7 +114,7 @@ def warnings_of(release: ReleaseManifest) -> tuple[str, ...]:
 
 
 def _previous(compared: Compared) -> Previous | None:
-    """Figures of the previous release; those that its manifest does not have come from its summary."""
+    """Return the metrics of the previous release: of its summary, else those that its manifest has."""
     before, last = compared.before, compared.last
     if before is None:
         return None
@@ -134,53 +127,18 @@ def _previous(compared: Compared) -> Previous | None:
     )
 
 
-def _changed_rows(store: Store, candidate: Candidate, before: ReleaseManifest | None) -> Iterator[RowChange]:
-    """Examples of new, changed and deleted rows with their texts; none on the first night, when all rows are
-    new.
-    """
-    if before is None:
-        return
-    rows = _drawn(store, candidate.corpus.id)
-    then = texts_at(store, before.units, [row.before for row in rows if row.before is not None])
-    now = texts_at(store, candidate.manifest.units, [row.now for row in rows if row.now is not None])
-    for row in rows:
-        was, text = (
-            place.get(address) if address is not None else None
-            for place, address in ((then, row.before), (now, row.now))
-        )
-        if was or text:
-            name = (text or was or ("", ""))[0]
-            yield RowChange(name, was[1] if was else None, text[1] if text else None)
-
-
-def _drawn(store: Store, corpus_id: str) -> tuple[DrawnRow, ...]:
-    """The rows that were drawn while the corpus was read; none where their file is missing or damaged, which
-    is said.
-    """
-    try:
-        drawn = ChangedRows.load_intact(store, ChangedRows.path(corpus_id))
-    except DataError as error:
-        say(f"the report shows no new, changed and deleted rows: {error}")
-        return ()
-    return drawn.rows if drawn else ()
-
-
-def _neighbours(hits: tuple[Hit, ...]) -> tuple[Neighbour, ...]:
-    return tuple(Neighbour(hit.id, hit.score, hit.text) for hit in hits)
-
-
 def _index(candidate: Candidate) -> Index:
     built, measured = candidate.built, candidate.built.measured
-    at_10 = measured["recall"]["10"]
+    at_10, latency = measured["recall"]["10"], measured["latency"]
     return Index(
         kind=built.kind,
         factory=built.factory,
-        bytes=sum(ref.bytes for ref in built.files),
-        files=tuple(ref.path for ref in built.files),
-        ids=tuple(ref.path for ref in built.ids),
+        bytes=sum(file.bytes for file in built.files),
+        files=tuple(file.path for file in built.files),
+        ids=tuple(file.path for file in built.ids),
         nprobe=measured["effort"],
         effort=measured["effort_name"] or "nprobe",
-        latency=QueryLatency(measured["latency"]["p50_ms"], measured["latency"]["p99_ms"]),
+        latency=QueryLatency(latency["p50_ms"], latency["p99_ms"]),
         curve=tuple(
             RecallPoint(point["effort"], point["recall_at_10"], point["query_ms"])
             for point in measured["curve"]
@@ -193,19 +151,17 @@ def _index(candidate: Candidate) -> Index:
 
 def _counts(candidate: Candidate) -> Counts:
     counts = candidate.manifest.counts
-    reasons = {
-        name.removeprefix("quarantined_"): count
-        for name, count in counts.items()
-        if name.startswith("quarantined_")
-    }
-    # files that hold rows beyond corpus.max_rows are skipped, their rows never read: they are no part of the
-    # total
+    # Skipped rows are not shown: files beyond corpus.max_rows are never read, and not part of the total.
     return Counts(
         read=counts["total"],
         live=candidate.manifest.rows,
         encoded=counts["encoded"],
         reused=counts["reused"],
-        quarantined=reasons,
+        quarantined={
+            name.removeprefix("quarantined_"): count
+            for name, count in counts.items()
+            if name.startswith("quarantined_")
+        },
         new=counts["new"],
         changed=counts["changed"],
         deleted=counts["deleted"],
@@ -214,53 +170,34 @@ def _counts(candidate: Candidate) -> Counts:
     )
 
 
-def _decisions(candidate: Candidate) -> tuple[str, ...]:
-    manifest = candidate.manifest
-    extended = any(choice.what == "index" and choice.chosen != "built anew" for choice in manifest.choices)
-    return (
-        *map(_told, manifest.choices),
-        *_effort(candidate.built.measured, manifest.settings["gates"]["recall_at_10"], extended),
-    )
-
-
-def _told(choice: Choice) -> str:
-    """The decision as a sentence that stands by itself."""
-    return (
-        choice.sentence
-        if choice.sentence[0].isupper()
-        else f"{choice.what.capitalize()}: {choice.sentence.rstrip('.')}."
-    )
-
-
-def _effort(measured: dict[str, Any], target: float | None, extended: bool) -> tuple[str, ...]:
+def _decisions(candidate: Candidate) -> Iterator[str]:
+    """Yield the decisions of the night as whole sentences, that about the search effort last."""
+    choices, measured = candidate.manifest.choices, candidate.built.measured
+    for choice in choices:
+        whole = choice.sentence[0].isupper()
+        yield choice.sentence if whole else f"{choice.what.capitalize()}: {choice.sentence.rstrip('.')}."
     if measured["effort"] is None:
-        return ()
-    name, effort, latency = measured["effort_name"], measured["effort"], measured["latency"]
-    reached, low = max(
-        ((point["recall_at_10"], point["low"]) for point in measured["curve"] if point["effort"] == effort),
-        default=(None, 0.0),
-    )
-    meets = target is not None and low >= target
-    chosen = (
-        (
-            f"the least whose recall@10 on one half of the queries ({reached:.4f}, at least {low:.4f}) "
-            f"meets {target:g}"
-        )
-        if meets
-        else "as set, or the best there is"
-    )
-    if raised_from := measured.get("raised_from"):
-        chosen = f"raised from {raised_from}, which live rows need, for queries near dead rows"
+        return
+    effort, target = measured["effort"], candidate.manifest.settings["gates"]["recall_at_10"]
+    points = [
+        (point["recall_at_10"], point["low"]) for point in measured["curve"] if point["effort"] == effort
+    ]
+    reached, low = max(points, default=(None, 0.0))
+    extended = any(choice.what == "index" and choice.chosen != "built anew" for choice in choices)
     if extended and reached is not None:
-        chosen = (
-            "as chosen when the index was built anew last; recall@10 on one half of the queries is "
-            f"{reached:.4f} tonight"
-        )
-    return (
-        (
-            f"{name} is {effort}: {chosen}. One query takes {latency['p50_ms']:.2f} ms on one thread "
-            f"(p50), {latency['p99_ms']:.2f} ms (p99)."
-        ),
+        found = f"recall@10 on one half of the queries is {reached:.4f} tonight"
+        chosen = f"as chosen when the index was built anew last; {found}"
+    elif raised_from := measured.get("raised_from"):
+        chosen = f"raised from {raised_from}, which live rows need, for queries near dead rows"
+    elif target is not None and low >= target:
+        found = f"recall@10 on one half of the queries ({reached:.4f}, at least {low:.4f})"
+        chosen = f"the least whose {found} meets {target:g}"
+    else:
+        chosen = "as set, or the best there is"
+    latency = measured["latency"]
+    yield (
+        f"{measured['effort_name']} is {effort}: {chosen}. One query takes {latency['p50_ms']:.2f} ms on one "
+        f"thread (p50), {latency['p99_ms']:.2f} ms (p99)."
     )
 
 
@@ -268,18 +205,15 @@ def _throughput(spent: Spent, finished: Sequence[Stage]) -> Throughput | None:
     encoding = next((stage for stage in finished if stage.name == "encode" and stage.done), None)
     if encoding is None or not spent.seconds:
         return None
-    seconds = spent.seconds
-    whole = sum(seconds.get(name, 0.0) for name in ("forward_s", "waiting_s", "store"))
-    waiting = (
-        {"tokenizer": seconds.get("waiting_s", 0.0) / whole, "store": seconds.get("store", 0.0) / whole}
-        if whole
-        else {}
-    )
-    return Throughput(encoding.done / encoding.seconds, seconds.get("tokens", 0) / encoding.seconds, waiting)
+    forward, tokenizer, store = (spent.seconds.get(name, 0.0) for name in ("forward_s", "waiting_s", "store"))
+    whole = forward + tokenizer + store
+    waiting = {"tokenizer": tokenizer / whole, "store": store / whole} if whole else {}
+    tokens = spent.seconds.get("tokens", 0)
+    return Throughput(encoding.done / encoding.seconds, tokens / encoding.seconds, waiting)
 
 
 def _lengths(candidate: Candidate) -> Histogram | None:
-    """Tokens of a text; texts that were cut stand beyond the limit."""
+    """Return the histogram of tokens per text, with truncated texts in a bar beyond the limit."""
     counts = candidate.vectors.counts()
     bins = {
         int(name.removeprefix("length_")): count
@@ -293,73 +227,41 @@ def _lengths(candidate: Candidate) -> Histogram | None:
     heights = [0] * (len(edges) - 1)
     for start, count in bins.items():
         heights[min(start // LENGTH_BIN, len(heights) - 2)] += count
-    heights[-2] -= cut
-    heights[-1] = cut
+    heights[-2:] = [heights[-2] - cut, cut]
     return Histogram(tuple(map(float, edges)), tuple(heights), counts["tokens"] / max(counts["rows"], 1))
 
 
 def _geometry(candidate: Candidate, store: Store) -> VectorCharts:
-    sample = unpack(
-        candidate.built.queries.read(store),
-        "addresses",
-        "vectors",
-    )[0]["vectors"]
+    """Compare sampled vectors before and after the fitted transform."""
+    content, decision = candidate.built.queries.read(store), candidate.decision
+    sample, fitted = unpack(content, "addresses", "vectors")[0]["vectors"], decision.fitted
     if len(sample) < 2:
         return VectorCharts()
-    fitted = candidate.decision.fitted
-    moved = fitted(sample) if fitted else None
-    name = name_of(fitted) if fitted else "whitening"
     notes = [f"From {len(sample):,} rows sampled by hash; {PAIRS:,} random pairs."]
-    if fitted:
-        raw = spectrum_of(candidate.decision.moments)
-        used = (
-            ""
-            if candidate.decision.used
-            else f" The {noun(name)} shown was fitted and compared, and is not used."
-        )
-        notes.append(
-            f"Raw vectors: rank {raw.rank} of {len(raw.eigenvalues)}, effective rank "
-            f"{raw.effective_rank:.0f}, condition {raw.condition:.2g}.{used}"
-        )
-    return VectorCharts(
-        moved="whitened" if name == "whitening" else "transformed",
-        spectrum=_values(singular_spectrum(sample)),
-        spectrum_whitened=_values(singular_spectrum(moved)) if moved is not None else None,
+    raw = VectorCharts(
+        spectrum=tuple(singular_spectrum(sample).tolist()),
         cosines=cosine_histogram(sample),
-        cosines_whitened=cosine_histogram(moved) if moved is not None else None,
+        notes=tuple(notes),
+    )
+    if not fitted:
+        return raw
+    spectrum, moved, name = spectrum_of(decision.moments), fitted(sample), name_of(fitted)
+    used = "" if decision.used else f" The {noun(name)} shown was fitted and compared, and is not used."
+    notes.append(
+        f"Raw vectors: rank {spectrum.rank} of {len(spectrum.eigenvalues)}, effective rank "
+        f"{spectrum.effective_rank:.0f}, condition {spectrum.condition:.2g}.{used}"
+    )
+    return replace(
+        raw,
+        moved="whitened" if name == "whitening" else "transformed",
+        spectrum_whitened=tuple(singular_spectrum(moved).tolist()),
+        cosines_whitened=cosine_histogram(moved),
         notes=tuple(notes),
     )
 
 
-def _words(transform: Transform) -> str:
-    """A transform with the width that it gives."""
-    plain = isinstance(transform, Whitening) and transform.kept is None
-    return (
-        f"whitening to {transform.k} components"
-        if plain
-        else f"{name_of(transform)}, {transform.k} dimensions"
-    )
-
-
-def _values(spectrum: np.ndarray) -> tuple[float, ...]:
-    return tuple(float(value) for value in spectrum)
-
-
-def _examples(store: Store, candidate: Candidate) -> list[SearchExample]:
-    """Queries with their neighbours, as texts."""
-    found = candidate.built.examples
-    wanted = {
-        address
-        for example in found
-        for address in (example.query, *(address for address, _ in example.neighbours))
-    }
-    rows = texts_at(store, candidate.manifest.units, sorted(wanted))
-    return [
-        SearchExample(
-            rows[example.query][1],
-            tuple(
-                Neighbour(rows[address][0], score, rows[address][1]) for address, score in example.neighbours
-            ),
-        )
-        for example in found
-    ]
+def _transform_width(transform: Transform) -> str:
+    """Return the name of a transform with the width of its vectors."""
+    if isinstance(transform, Whitening) and transform.kept is None:
+        return f"whitening to {transform.k} components"
+    return f"{name_of(transform)}, {transform.k} dimensions"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.flows.night.example_rows import _chosen_rows
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.night.overview import Summary, load_summary, summary_path
-from pipeline.flows.night.report import _drawn
 from pipeline.index.search import open_release
 from pipeline.log import Stages
 from pipeline.settings import Job
@@ -56,15 +56,15 @@ def test_the_next_night_asks_the_same_queries_and_shows_what_changed(
     assert len(re.findall(r"Deleted rows <span class=\"soft\">· 5 of 20", page)) == 1
 
 
-def test_a_damaged_file_of_drawn_rows_leaves_them_out_of_the_report(
+def test_a_damaged_file_of_changed_rows_leaves_them_out_of_the_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     store = open_store(tmp_path)
-    assert _drawn(store, "corpus") == ()
+    assert _chosen_rows(store, "corpus") == ()
     store.write(ChangedRows.path("corpus"), ChangedRows(rows=(ChangedRow(now=7),)).to_json())
-    assert _drawn(store, "corpus") == (ChangedRow(now=7),)
+    assert _chosen_rows(store, "corpus") == (ChangedRow(now=7),)
     store.write(ChangedRows.path("corpus"), b'{"rows": 3}\n')
-    assert _drawn(store, "corpus") == ()
+    assert _chosen_rows(store, "corpus") == ()
     assert "the report shows no new, changed and deleted rows" in capsys.readouterr().err
 
 
