@@ -30,22 +30,18 @@ class BootstrapInterval:
     high: float
     resamples: int
 
-    @property
-    def excludes_zero(self) -> bool:
-        """True if a difference is significant."""
-        return self.low > 0 or self.high < 0
-
 
 def resampled(evidence: Mapping[str, np.ndarray], resamples: int, seed: int) -> Iterator[np.ndarray]:
     """Yield the row indices (n,) of each resample, drawn with replacement within each stratum."""
     count = len(next(iter(evidence.values())))
-    strata = _strata(evidence.get("stratum", np.zeros(count, np.int64)))
+    strata = grouped(evidence.get("stratum", np.zeros(count, np.int64)))
     rng = np.random.default_rng(seed)
     for _ in range(resamples):
         yield np.concatenate([rows[rng.integers(len(rows), size=len(rows))] for rows in strata])
 
 
-def _strata(labels: np.ndarray) -> Sequence[np.ndarray]:
+def grouped(labels: np.ndarray) -> Sequence[np.ndarray]:
+    """Return the ascending row indices of each distinct label, for labels (n,)."""
     order = np.argsort(labels, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
 

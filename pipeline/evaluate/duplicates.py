@@ -5,20 +5,17 @@ Without gold pairs, the number of pairs above similarity thresholds, and the mos
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
 
-from pipeline.config import validated
 from pipeline.errors import DataError
-from pipeline.evaluate import TASKS, Score, Vectors
+from pipeline.evaluate import TASKS, EvaluationTask, Score, Vectors
 from pipeline.evaluate.metrics import average_precision, best_f1
 from pipeline.evaluate.ranks import MinedPairs, most_similar
-from pipeline.evaluate.similarity import Similarity, vectors_of
-from pipeline.evaluate.source import RowOptions, TaskFile, TaskRows, digest, name_of, open_file
-from pipeline.settings import EvaluateSettings, TaskSettings
-from pipeline.store.base import Store
+from pipeline.evaluate.similarity import vectors_of
+from pipeline.evaluate.source import RowOptions, TaskRoles, TaskRows
 
 THRESHOLDS = (0.7, 0.8, 0.9, 0.95, 0.99)
 SHOWN = 20  # most similar pairs in the result
@@ -54,7 +51,7 @@ class DistinctTexts:
 
 @TASKS.register("duplicates")
 @dataclass(frozen=True)
-class DuplicatesTask:
+class DuplicatesTask(EvaluationTask):
     """Mining of duplicates among texts.
 
     Roles: sentence1, sentence2, label (1 for duplicates; every other pair of the texts counts as different),
@@ -67,30 +64,9 @@ class DuplicatesTask:
         "Ranking of pairs with the same meaning among all pairs of texts. Without known pairs, pairs are "
         "only counted."
     )
-    quick: ClassVar[bool] = False
-    name: str
-    file: TaskFile
-    similarity: Similarity
+    roles: ClassVar[TaskRoles] = TaskRoles(("sentence1", "sentence2", "label"), ("text", "group"), ("text",))
+    options_type: ClassVar[type[DuplicatesOptions]] = DuplicatesOptions
     options: DuplicatesOptions
-
-    @classmethod
-    def of(cls, source: TaskSettings, store: Store, path: str, settings: EvaluateSettings) -> Self:
-        options = validated(DuplicatesOptions, source.options, f"{source.uri}: options")
-        forms = [("sentence1", "sentence2", "label"), ("text", "group"), ("text",)]
-        file = open_file(source, store, path, forms, split=options.split)
-        task = cls(name_of(source, path), file, settings.similarity, options)
-        task.texts()
-        return task
-
-    @property
-    def digest(self) -> str:
-        return digest(
-            self.kind,
-            self.name,
-            self.file,
-            similarity=self.similarity,
-            **self.options.model_dump(exclude={"split"}),
-        )
 
     def texts(self) -> DistinctTexts:
         """Return the distinct texts; DataError if there are fewer than two, or no duplicates among them."""
@@ -106,12 +82,11 @@ class DuplicatesTask:
                 self.file.where, "at least two different texts", f"{len(texts.texts)}", "use more texts"
             )
         if texts.gold is not None and not len(texts.gold):
-            remedy = "add gold pairs, or set the role text only"
             raise DataError(
                 self.file.where,
                 "two different texts that are duplicates",
                 f"none among {len(texts.texts):,}",
-                remedy,
+                "add gold pairs, or set the role text only",
             )
         return texts
 
@@ -171,13 +146,7 @@ class DuplicatesTask:
         ]
         pairs = f"pairs of at least {self.options.threshold:g}"
         metric = f"{pairs}, {self.similarity} (no gold: a count, no quality)"
-        return Score(
-            metric,
-            figures[pairs],
-            len(texts.texts),
-            figures,
-            facts | {"top": top},
-        )
+        return Score(metric, figures[pairs], len(texts.texts), figures, facts | {"top": top})
 
     def _thresholds(self) -> tuple[float, ...]:
         """Return the thresholds; the usual ones apply to cosine and angular similarity only."""

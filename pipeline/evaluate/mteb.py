@@ -28,7 +28,9 @@ class QueryEncoder(Protocol):
     space_id: str
     max_length: int
 
-    def encode(self, texts: Sequence[str], *, query: bool = False) -> np.ndarray: ...
+    def encode(self, texts: Sequence[str], *, query: bool = False) -> np.ndarray:
+        """Encode n texts: (n, dim)."""
+        ...
 
 
 class MtebModel:

@@ -2,23 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
-from pipeline.config import validated
 from pipeline.errors import DataError
-from pipeline.evaluate import TASKS, Score, Vectors
+from pipeline.evaluate import TASKS, EvaluationTask, Score, Vectors
 from pipeline.evaluate.metrics import average_precision, best_accuracy, best_f1, roc_auc
-from pipeline.evaluate.similarity import Similarity, paired, vectors_of
-from pipeline.evaluate.source import RowOptions, TaskFile, TaskRows, digest, name_of, open_file
-from pipeline.settings import EvaluateSettings, TaskSettings
-from pipeline.store.base import Store
+from pipeline.evaluate.similarity import paired, vectors_of
+from pipeline.evaluate.source import TaskRoles, TaskRows
 
 
 @TASKS.register("pairs")
 @dataclass(frozen=True)
-class PairsTask:
+class PairsTask(EvaluationTask):
     """Classification of pairs by similarity.
 
     Roles: sentence1, sentence2, label (1 for the same meaning). The value is average precision. Options:
@@ -30,32 +27,19 @@ class PairsTask:
         "Ranking of pairs with the same meaning above the others by similarity; 100 is perfect."
     )
     quick: ClassVar[bool] = True
-    name: str
-    file: TaskFile
-    similarity: Similarity
-
-    @classmethod
-    def of(cls, source: TaskSettings, store: Store, path: str, settings: EvaluateSettings) -> Self:
-        options = validated(RowOptions, source.options, f"{source.uri}: options")
-        file = open_file(source, store, path, [("sentence1", "sentence2", "label")], split=options.split)
-        task = cls(name_of(source, path), file, settings.similarity)
-        task._labelled()
-        return task
-
-    @property
-    def digest(self) -> str:
-        return digest(self.kind, self.name, self.file, similarity=self.similarity)
+    roles: ClassVar[TaskRoles] = TaskRoles(("sentence1", "sentence2", "label"))
 
     def _labelled(self) -> tuple[TaskRows, int]:
         """Return the labelled rows and the number of other rows; DataError if there is a single class."""
         rows = self.file.rows()
-        is_labelled = ~np.isnan(rows.labels("label"))
-        kept = rows.take(is_labelled)
+        kept = rows.take(~np.isnan(rows.labels("label")))
         positives = int(kept.labels("label").sum())
         if positives in (0, len(kept)):
-            found = f"one class only: {positives:,} of {len(kept):,} are 1"
             raise DataError(
-                self.file.where, "pairs labelled 1 and pairs labelled 0", found, "use pairs of both kinds"
+                self.file.where,
+                "pairs labelled 1 and pairs labelled 0",
+                f"one class only: {positives:,} of {len(kept):,} are 1",
+                "use pairs of both kinds",
             )
         return kept, len(rows) - len(kept)
 
@@ -66,10 +50,7 @@ class PairsTask:
     def score(self, vectors: Vectors) -> Score:
         rows, dropped = self._labelled()
         x = vectors_of(vectors, [*rows.texts("sentence1"), *rows.texts("sentence2")], self.name)
-        predicted, positive = (
-            paired(self.similarity, x[: len(rows)], x[len(rows) :]),
-            rows.labels("label") == 1,
-        )
+        predicted, positive = paired(self.similarity, *np.split(x, 2)), rows.labels("label") == 1
         accuracy, f1 = best_accuracy(predicted, positive), best_f1(predicted, positive)
         figures = {
             "average precision": 100 * average_precision(predicted, positive),
@@ -90,17 +71,14 @@ class PairsTask:
             "thresholds": "chosen on these pairs themselves: accuracy and F1 are the best possible, "
             "not what new pairs would give",
         }
-        metric = f"average precision x100, {self.similarity}"
-        warnings: tuple[str, ...] = ()
-        if np.ptp(predicted) == 0:
-            warnings = (f"{self.name}: every pair has the same {self.similarity} similarity",)
+        equal = f"{self.name}: every pair has the same {self.similarity} similarity"
         return Score(
-            metric,
+            f"average precision x100, {self.similarity}",
             figures["average precision"],
             len(rows),
             figures,
             facts,
-            warnings,
+            () if np.ptp(predicted) else (equal,),
             {"prediction": predicted, "positive": positive},
         )
 

@@ -143,11 +143,10 @@ def protocol_of(
         or not (known == (CROSS,) or TRAIN in known)
         or (CROSS in known and len(known) > 1)
     ):
-        found = ", ".join(map(str, splits)) or "none"
         raise DataError(
             where,
             f"the split {CROSS} for all rows, or {TRAIN}, {DEV} and {TEST}",
-            found,
+            ", ".join(map(str, splits)) or "none",
             "rename the values of the split column",
         )
     expected = EXPECTED.get(name, () if known == (CROSS,) else (TRAIN, TEST))
@@ -179,11 +178,10 @@ def check_classes(
         least = 1 if DEV in protocol.splits else MIN_PER_CLASS
         small = {label: int(count) for label, count in zip(labels, counts, strict=True) if count < least}
         if small:
-            found = ", ".join(f"{count} of {label!r}" for label, count in small.items())
             raise DataError(
                 where,
                 f"at least {MIN_PER_CLASS} training texts of every class in the split {name}",
-                found,
+                ", ".join(f"{count} of {label!r}" for label, count in small.items()),
                 "leave the class out, or use more texts of it",
             )
         if (

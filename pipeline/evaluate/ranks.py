@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.evaluate.similarity import Similarity, crossed, prepared
+from pipeline.evaluate.similarity import crossed, prepared
+from pipeline.evaluate.task import Similarity
 
 BLOCK = 1 << 24  # similarities per block: 64 MiB in float32
 TIE = 1e-6  # relative; similarities of equal vectors differ by rounding within a matrix product
@@ -13,7 +14,7 @@ TIE = 1e-6  # relative; similarities of equal vectors differ by rounding within 
 
 @dataclass(frozen=True)
 class RelevantTargets:
-    """RelevantTargets targets of each query.
+    """Relevant targets of each query.
 
     Attributes:
         targets: ascending target indices per query; arrays may be shared.

@@ -2,20 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
 
-from pipeline.config import validated
 from pipeline.errors import DataError
-from pipeline.evaluate import TASKS, Score, Vectors
+from pipeline.evaluate import TASKS, EvaluationTask, Score, Vectors
+from pipeline.evaluate.bootstrap import grouped
 from pipeline.evaluate.metrics import ndcg_at, recall_at, reciprocal_rank
 from pipeline.evaluate.ranks import RelevantTargets, relevant_ranks
-from pipeline.evaluate.similarity import Similarity, vectors_of
-from pipeline.evaluate.source import RowOptions, TaskFile, TaskRows, digest, name_of, open_file
-from pipeline.settings import EvaluateSettings, TaskSettings
-from pipeline.store.base import Store
+from pipeline.evaluate.similarity import vectors_of
+from pipeline.evaluate.source import RowOptions, TaskRoles, TaskRows
 
 RECALLS = (1, 5, 10, 100)
 
@@ -48,7 +46,7 @@ class SearchProblem:
 
 @TASKS.register("retrieval")
 @dataclass(frozen=True)
-class RetrievalTask:
+class RetrievalTask(EvaluationTask):
     """Exact search of queries among targets.
 
     Roles: query, positive (each distinct query searches all distinct positives for its own), or text, group
@@ -59,53 +57,29 @@ class RetrievalTask:
     description: ClassVar[str] = (
         "Ranking of the texts that belong to a query; 100 means that they are always first."
     )
-    quick: ClassVar[bool] = False
-    name: str
-    file: TaskFile
-    similarity: Similarity
+    roles: ClassVar[TaskRoles] = TaskRoles(("query", "positive"), ("text", "group"))
+    options_type: ClassVar[type[RetrievalOptions]] = RetrievalOptions
+    relevant: ClassVar[tuple[str, ...]] = ("similarity", "seed")
     options: RetrievalOptions
-    seed: int
-
-    @classmethod
-    def of(cls, source: TaskSettings, store: Store, path: str, settings: EvaluateSettings) -> Self:
-        options = validated(RetrievalOptions, source.options, f"{source.uri}: options")
-        file = open_file(source, store, path, [("query", "positive"), ("text", "group")], split=options.split)
-        task = cls(name_of(source, path), file, settings.similarity, options, settings.seed)
-        task.search()
-        return task
-
-    @property
-    def digest(self) -> str:
-        return digest(
-            self.kind,
-            self.name,
-            self.file,
-            similarity=self.similarity,
-            k=self.options.k,
-            queries=self.options.queries,
-            seed=self.seed,
-        )
 
     def search(self) -> SearchProblem:
         """Return queries and targets; DataError if no query has a relevant target."""
         rows = self.file.rows()
         search = _by_positive(rows) if rows.has("query") else _by_group(rows)
         if not len(search.queries):
-            found = (
-                f"{len(rows):,} rows, in which no text shares its group with another"
-                if rows.has("group")
-                else "no rows"
-            )
+            grouped = f"{len(rows):,} rows, in which no text shares its group with another"
             raise DataError(
                 self.file.where,
                 "queries with relevant targets",
-                found,
+                grouped if rows.has("group") else "no rows",
                 "use another file, or set the columns by role in `columns`",
             )
         wanted = self.options.queries or len(search.queries)
         if wanted >= len(search.queries):
             return search
-        chosen = np.sort(np.random.default_rng(self.seed).choice(len(search.queries), wanted, replace=False))
+        chosen = np.sort(
+            np.random.default_rng(self.settings.seed).choice(len(search.queries), wanted, replace=False)
+        )
         relevant = RelevantTargets(
             [search.relevant.targets[query] for query in chosen], search.relevant.own[chosen]
         )
@@ -121,7 +95,8 @@ class RetrievalTask:
         x = vectors_of(vectors, [search.texts[index] for index in needed], self.name)
         queries, targets = x[inverse[: len(search.queries)]], x[inverse[len(search.queries) :]]
         ranks = relevant_ranks(self.similarity, queries, targets, search.relevant)
-        gains, k = ndcg_at(ranks, self.options.k), self.options.k
+        k = self.options.k
+        gains = ndcg_at(ranks, k)
         figures = {
             f"recall@{each}": 100 * float(recall_at(ranks, each).mean()) for each in sorted({*RECALLS, k})
         }
@@ -171,12 +146,7 @@ def _by_positive(rows: TaskRows) -> SearchProblem:
 def _by_group(rows: TaskRows) -> SearchProblem:
     """Search every row whose group has another row among all rows."""
     groups, _ = rows.codes("group")
-    order = np.argsort(groups, kind="stable")
-    members = {
-        int(groups[part[0]]): part
-        for part in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
-        if len(part)
-    }
+    members = {int(groups[part[0]]): part for part in grouped(groups) if len(part)}
     queries = np.flatnonzero([group >= 0 and len(members[group]) > 1 for group in groups.tolist()])
     return SearchProblem(
         rows.texts("text"),

@@ -1,14 +1,11 @@
 """Similarity of vectors, larger is closer: of paired rows, and of all rows with all others."""
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 
 from pipeline.errors import ModelError
-from pipeline.evaluate import Vectors
-
-Similarity = Literal["cosine", "angular", "euclidean", "dot"]
+from pipeline.evaluate.task import Similarity, Vectors
 
 _SMALLEST = 1e-12  # smaller norms count as zero, with cosine 0 to everything
 

@@ -3,7 +3,6 @@
 import difflib
 import hashlib
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.config import Settings, digest_of
+from pipeline.config import Settings
 from pipeline.errors import ConfigError, DataError
 from pipeline.settings import TaskSettings
 from pipeline.store.base import Store
@@ -40,6 +39,7 @@ class TaskRows:
         return int(self.table.num_rows)
 
     def has(self, role: str) -> bool:
+        """Return whether the file has a column with the role."""
         return role in self.table.column_names
 
     def texts(self, role: str) -> list[str]:
@@ -137,10 +137,8 @@ class TaskFile:
 
     @property
     def where(self) -> str:
+        """Address of the file."""
         return self.store.uri_of(self.path)
-
-    def roles(self) -> set[str]:
-        return {role for role, _ in self.columns}
 
     def content(self) -> dict[str, Any]:
         """Return everything that changes a score, for a digest."""
@@ -163,80 +161,63 @@ class TaskFile:
         return rows.take(codes == values.index(splits))
 
 
+class TaskRoles:
+    """Columns that a kind of task needs, by role.
+
+    Attributes:
+        forms: alternative tuples of required roles.
+        optional: roles that are used if the file has them.
+    """
+
+    def __init__(self, *forms: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
+        self.forms, self.optional = forms, optional
+
+
 def open_file(
-    source: TaskSettings,
-    store: Store,
-    path: str,
-    forms: Sequence[Sequence[str]],
-    optional: Sequence[str] = (),
-    split: str | None = None,
+    source: TaskSettings, store: Store, path: str, roles: TaskRoles, split: str | None = None
 ) -> TaskFile:
-    """Open a file with the columns of the first of `forms` (lists of roles) that it has completely.
+    """Open a file with the columns of the first form of `roles` that it has completely.
 
     Args:
         source: settings of the task.
         store: store of the file.
         path: its path.
-        forms: alternative lists of required roles.
-        optional: roles that are used if the file has them.
+        roles: columns of this kind of task.
         split: value of the split column of the rows to use, None for all.
 
     Raises:
         ConfigError: a role that this kind of task does not have, or one column for two roles.
         DataError: the file is missing, not Parquet, or lacks columns.
     """
-    known = list(dict.fromkeys([*(role for form in forms for role in form), *optional, "split"]))
+    known = list(dict.fromkeys([*(role for form in roles.forms for role in form), *roles.optional, "split"]))
     for role in source.columns:
         if role not in known:
             near = difflib.get_close_matches(role, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
             raise ConfigError(f"{source.uri}: columns", f"a role of a {source.kind} task", repr(role), hint)
-    content = _content(store, path)
-    names = _table(content, store.uri_of(path)).column_names
+    content, where = _content(store, path), store.uri_of(path)
+    names = _table(content, where).column_names
     column = {role: source.columns.get(role, role) for role in known}
-    complete = [form for form in forms if all(column[role] in names for role in form)]
-    required = (*source.columns, *(["split"] if split is not None else []))
-    absent = [role for role in required if column[role] not in names]
-    if absent or not complete:
-        choices = [absent] if absent else forms
+    by_split = () if split is None else ("split",)
+    complete = next((form for form in roles.forms if all(column[role] in names for role in form)), None)
+    absent = [role for role in (*source.columns, *by_split) if column[role] not in names]
+    if absent or complete is None:
+        choices = [absent] if absent else roles.forms
         wanted = " or ".join(", ".join(column[role] for role in form) for form in choices)
-        raise DataError(
-            store.uri_of(path),
-            f"the columns {wanted}",
-            f"{', '.join(names) or '(none)'}",
-            "set the columns by role in `columns`",
-        )
-    shared = [(role, other) for role, other in combinations(complete[0], 2) if column[role] == column[other]]
-    if shared:
-        role, other = shared[0]
-        raise ConfigError(
-            f"{source.uri}: columns",
-            "different columns for all roles",
-            f"{column[role]!r} for {role} and for {other}",
-            "set another column",
-        )
-    extra = [role for role in optional if column[role] in names] + (["split"] if split is not None else [])
+        found = ", ".join(names) or "(none)"
+        raise DataError(where, f"the columns {wanted}", found, "set the columns by role in `columns`")
+    for role, other in combinations(complete, 2):
+        if column[role] == column[other]:
+            raise ConfigError(
+                f"{source.uri}: columns",
+                "different columns for all roles",
+                f"{column[role]!r} for {role} and for {other}",
+                "set another column",
+            )
+    used = dict.fromkeys((*complete, *(role for role in roles.optional if column[role] in names), *by_split))
     return TaskFile(
-        store,
-        path,
-        hashlib.sha256(content).hexdigest(),
-        tuple((role, column[role]) for role in dict.fromkeys([*complete[0], *extra])),
-        split,
+        store, path, hashlib.sha256(content).hexdigest(), tuple((role, column[role]) for role in used), split
     )
-
-
-def name_of(source: TaskSettings, path: str) -> str:
-    """Return the task's name from the settings, or that of its file."""
-    return source.name or path.rpartition("/")[2].removesuffix(".parquet")
-
-
-def digest(kind: str, name: str, file: TaskFile, **options: Any) -> str:
-    """Return the sha256 (hex) of everything that changes a score except the vectors.
-
-    The name is part of it, because it is in warnings, names a single subset and determines the expected
-    splits.
-    """
-    return digest_of({"kind": kind, "name": name, **file.content(), **options})
 
 
 def _content(store: Store, path: str) -> bytes:

@@ -1,25 +1,22 @@
 """Semantic textual similarity: correlation of vector similarity with human scores."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 from pydantic import Field
 
-from pipeline.config import validated
 from pipeline.errors import DataError
-from pipeline.evaluate import TASKS, Score, Vectors
-from pipeline.evaluate.similarity import Similarity, paired, vectors_of
-from pipeline.evaluate.source import RowOptions, TaskFile, digest, name_of, open_file
-from pipeline.settings import EvaluateSettings, TaskSettings
+from pipeline.evaluate import TASKS, EvaluationTask, Score, Vectors
+from pipeline.evaluate.similarity import paired, vectors_of
+from pipeline.evaluate.source import RowOptions, TaskRoles
 from pipeline.stats.correlation import constant, pearson, spearman
-from pipeline.store.base import Store
 
 Aggregation = Literal["all", "mean", "wmean"]
 Correlation = Callable[[np.ndarray, np.ndarray], float]
 
-AGGREGATIONS: tuple[Aggregation, ...] = ("all", "mean", "wmean")
+AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
 
 
 class StsOptions(RowOptions):
@@ -56,7 +53,7 @@ class StsPairs:
 
 @TASKS.register("sts")
 @dataclass(frozen=True)
-class StsTask:
+class StsTask(EvaluationTask):
     """Correlation of similarity with human scores.
 
     Roles: sentence1, sentence2, score, and optionally subset. Options: see StsOptions.
@@ -68,33 +65,10 @@ class StsTask:
         "pairs of a task, mean and wmean over its subsets."
     )
     quick: ClassVar[bool] = True
-    name: str
-    file: TaskFile
-    similarity: Similarity
-    aggregation: Aggregation
+    roles: ClassVar[TaskRoles] = TaskRoles(("sentence1", "sentence2", "score"), optional=("subset",))
+    options_type: ClassVar[type[StsOptions]] = StsOptions
+    relevant: ClassVar[tuple[str, ...]] = ("similarity", "aggregation")
     options: StsOptions
-
-    @classmethod
-    def of(cls, source: TaskSettings, store: Store, path: str, settings: EvaluateSettings) -> Self:
-        options = validated(StsOptions, source.options, f"{source.uri}: options")
-        file = open_file(
-            source, store, path, [("sentence1", "sentence2", "score")], ("subset",), options.split
-        )
-        task = cls(name_of(source, path), file, settings.similarity, settings.aggregation, options)
-        task.pairs()
-        return task
-
-    @property
-    def digest(self) -> str:
-        return digest(
-            self.kind,
-            self.name,
-            self.file,
-            similarity=self.similarity,
-            aggregation=self.aggregation,
-            low=self.options.low,
-            high=self.options.high,
-        )
 
     def pairs(self) -> StsPairs:
         """Return the pairs with a score.
@@ -102,12 +76,10 @@ class StsTask:
         DataError for scores out of range, without variance, or fewer than two.
         """
         rows = self.file.rows()
-        is_scored = ~np.isnan(rows.numbers("score"))
-        kept = rows.take(is_scored)
-        gold, (subset, names) = (
-            kept.numbers("score"),
-            kept.codes("subset") if kept.has("subset") else (np.zeros(len(kept), np.int64), [self.name]),
-        )
+        kept = rows.take(~np.isnan(rows.numbers("score")))
+        gold, subset, names = kept.numbers("score"), np.zeros(len(kept), np.int64), [self.name]
+        if kept.has("subset"):
+            subset, names = kept.codes("subset")
         self._check(gold)
         names = [*map(str, names), *(["(none)"] if (subset < 0).any() else [])]
         subset = np.where(subset < 0, len(names) - 1, subset)
@@ -117,7 +89,7 @@ class StsTask:
             gold,
             subset,
             names,
-            int((~is_scored).sum()),
+            len(rows) - len(kept),
             kept.missing("sentence1", "sentence2"),
         )
 
@@ -125,11 +97,10 @@ class StsTask:
         low, high = self.options.low, self.options.high
         outside = gold[(gold < low) | (gold > high)]
         if len(outside):
-            found = f"{len(outside):,} outside, such as {outside[0]:g}"
             raise DataError(
                 self.file.where,
                 f"scores from {low:g} to {high:g}",
-                found,
+                f"{len(outside):,} outside, such as {outside[0]:g}",
                 "correct the file, or set the options `low` and `high`",
             )
         if len(gold) < 2:
@@ -151,20 +122,20 @@ class StsTask:
     def score(self, vectors: Vectors) -> Score:
         pairs = self.pairs()
         x = vectors_of(vectors, [*pairs.left, *pairs.right], self.name)
-        predicted = paired(self.similarity, x[: len(pairs.left)], x[len(pairs.left) :])
+        predicted = paired(self.similarity, *np.split(x, 2))
         evidence = {"prediction": predicted, "gold": pairs.gold, "stratum": pairs.subset}
         figures = _correlations(evidence, pairs.names)
-        value = figures[f"Spearman {self.aggregation}"]
+        value = figures[f"Spearman {self.settings.aggregation}"]
         if np.isnan(value):
             raise DataError(
                 self.file.where,
-                f"a subset with different scores, for the aggregation {self.aggregation}",
+                f"a subset with different scores, for the aggregation {self.settings.aggregation}",
                 f"none of {len(pairs.names)}",
                 "use evaluate.aggregation=all or larger subsets",
             )
         facts = {
             "similarity": self.similarity,
-            "aggregation": self.aggregation,
+            "aggregation": self.settings.aggregation,
             "pairs": len(pairs.gold),
             "without_gold": pairs.dropped,
             "missing_texts": pairs.missing,
@@ -173,37 +144,41 @@ class StsTask:
             ),
         }
         defined = {name: each for name, each in figures.items() if not np.isnan(each)}
-        metric = f"Spearman x100, {self.similarity}, {self.aggregation}"
         return Score(
-            metric, value, len(pairs.gold), defined, facts, self._warnings(pairs, predicted), evidence
+            f"Spearman x100, {self.similarity}, {self.settings.aggregation}",
+            value,
+            len(pairs.gold),
+            defined,
+            facts,
+            tuple(self._warnings(pairs, predicted)),
+            evidence,
         )
 
-    def _warnings(self, pairs: StsPairs, predicted: np.ndarray) -> tuple[str, ...]:
+    def _warnings(self, pairs: StsPairs, predicted: np.ndarray) -> Iterator[str]:
         if constant(predicted):
             value = f"{self.similarity} similarity, {predicted[0] + 0.0:g}"
-            return (f"{self.name}: every pair has the same {value}; correlations are given as 0",)
+            yield f"{self.name}: every pair has the same {value}; correlations are given as 0"
+            return
         parts = [
             (name, predicted[pairs.subset == number], pairs.gold[pairs.subset == number])
             for number, name in enumerate(pairs.names)
         ]
         flat = [name for name, ours, gold in parts if constant(ours) and not constant(gold)]
         undefined = [name for name, _, gold in parts if constant(gold)]
-        found = []
         if undefined:
-            found.append(
+            yield (
                 f"{self.name}: no correlation is defined in {', '.join(undefined)} (one pair, or one "
                 "score for all); mean and wmean leave them out"
             )
         if flat:
-            found.append(
+            yield (
                 f"{self.name}: every pair of {', '.join(flat)} has the same similarity; "
                 "its correlation counts as 0"
             )
-        return tuple(found)
 
     def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:
         return 100 * aggregated(
-            spearman, {name: values[rows] for name, values in evidence.items()}, self.aggregation
+            spearman, {name: values[rows] for name, values in evidence.items()}, self.settings.aggregation
         )
 
 
@@ -233,8 +208,7 @@ def aggregated(correlate: Correlation, evidence: Mapping[str, np.ndarray], how: 
         correlate: correlation of two samples.
         evidence: "prediction", "gold" and "stratum" of the pairs.
         how: "all" for one correlation over all pairs, "mean" for the mean of the subsets, "wmean" for their
-            mean weighted by
-            the number of pairs.
+            mean weighted by the number of pairs.
     """
     predicted, gold, subset = evidence["prediction"], evidence["gold"], evidence["stratum"]
     if how == "all":

@@ -1,21 +1,19 @@
 """Transfer tasks of SentEval: accuracy of logistic regressions on frozen sentence vectors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
-from pipeline.config import Settings, validated
+from pipeline.config import Settings
 from pipeline.errors import DataError
-from pipeline.evaluate import TASKS, Score, Vectors
+from pipeline.evaluate import TASKS, EvaluationTask, Score, Vectors
 from pipeline.evaluate.protocol import TransferOutcome, TransferProtocol, check_classes, protocol_of
 from pipeline.evaluate.similarity import vectors_of
 from pipeline.evaluate.solvers import build_solver
 from pipeline.evaluate.solvers.linear import Solver
-from pipeline.evaluate.source import TaskFile, digest, name_of, open_file
-from pipeline.settings import EvaluateSettings, TaskSettings
-from pipeline.store.base import Store
+from pipeline.evaluate.source import TaskRoles
 
 
 class TransferOptions(Settings):
@@ -24,7 +22,7 @@ class TransferOptions(Settings):
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """LabelledTexts texts or pairs of texts, in the order of the file.
+    """Texts or pairs of texts with a label, in the order of the file.
 
     Attributes:
         left: n texts.
@@ -47,7 +45,7 @@ class LabelledTexts:
 
 @TASKS.register("transfer")
 @dataclass(frozen=True)
-class TransferTask:
+class TransferTask(EvaluationTask):
     """Classification of texts, or of pairs, by logistic regression.
 
     Roles: text, label; or sentence1, sentence2, label, with the features |u - v| and u * v; optionally split
@@ -60,26 +58,11 @@ class TransferTask:
         "Proportion of texts that a linear classifier of the frozen vectors classifies correctly. "
         "Results of lbfgs and sgd, two methods to fit it, are not comparable."
     )
-    quick: ClassVar[bool] = False
-    name: str
-    file: TaskFile
-    solver: Literal["lbfgs", "sgd"]
-    folds: int
-    seed: int
-
-    @classmethod
-    def of(cls, source: TaskSettings, store: Store, path: str, settings: EvaluateSettings) -> Self:
-        validated(TransferOptions, source.options, f"{source.uri}: options")
-        file = open_file(
-            source, store, path, [("text", "label"), ("sentence1", "sentence2", "label")], ("split",)
-        )
-        task = cls(name_of(source, path), file, settings.solver, settings.folds, settings.seed)
-        task.labelled()
-        return task
-
-    @property
-    def digest(self) -> str:
-        return digest(self.kind, self.name, self.file, solver=self.solver, folds=self.folds, seed=self.seed)
+    roles: ClassVar[TaskRoles] = TaskRoles(
+        ("text", "label"), ("sentence1", "sentence2", "label"), optional=("split",)
+    )
+    options_type: ClassVar[type[TransferOptions]] = TransferOptions
+    relevant: ClassVar[tuple[str, ...]] = ("solver", "folds", "seed")
 
     def labelled(self) -> LabelledTexts:
         """Return the labelled rows that the protocol uses; DataError for unsuitable splits or classes."""
@@ -92,7 +75,7 @@ class TransferTask:
                 f"{(splits < 0).sum():,} rows without one",
                 "fill in the column",
             )
-        protocol = protocol_of(self.name, names, self.folds, self.seed, self.file.where)
+        protocol = protocol_of(self.name, names, self.settings.folds, self.settings.seed, self.file.where)
         codes, values = rows.codes("label")
         split = np.array(names if names is not None else ["cv"], object)[splits]
         kept = (codes >= 0) & np.isin(split, protocol.used)
@@ -111,7 +94,7 @@ class TransferTask:
         return [*labelled.left, *(labelled.right or [])]
 
     def score(self, vectors: Vectors) -> Score:
-        labelled, solver = self.labelled(), build_solver(self.solver, self.seed)
+        labelled, solver = self.labelled(), build_solver(self.settings.solver, self.settings.seed)
         x = vectors_of(vectors, [*labelled.left, *(labelled.right or [])], self.name)
         features = x if labelled.right is None else pair_features(*np.split(x, 2))
         outcome = labelled.protocol.run(solver, features, labelled.y, labelled.split)
@@ -123,27 +106,25 @@ class TransferTask:
         }
         if len(labelled.labels) == 2 and labelled.right is not None:
             figures["F1"] = 100 * f1(outcome.predicted == 1, gold == 1)
-        metric = f"accuracy x100, {self.solver}, {labelled.protocol.name}"
         return Score(
-            metric,
+            f"accuracy x100, {self.settings.solver}, {labelled.protocol.name}",
             figures["accuracy"],
             len(gold),
             figures,
             self._facts(labelled, solver, outcome),
-            self._warnings(labelled.protocol, outcome),
+            tuple(self._warnings(labelled.protocol, outcome)),
             evidence,
         )
 
     def _facts(self, labelled: LabelledTexts, solver: Solver, outcome: TransferOutcome) -> dict[str, Any]:
-        strength = "inverse strength C" if self.solver == "lbfgs" else "weight decay"
         protocol = labelled.protocol
         return {
-            "solver": self.solver,
+            "solver": self.settings.solver,
             "protocol": protocol.name,
             "missing_splits": list(protocol.missing),
-            "folds": self.folds,
-            "seed": self.seed,
-            "strength": strength,
+            "folds": self.settings.folds,
+            "seed": self.settings.seed,
+            "strength": "inverse strength C" if self.settings.solver == "lbfgs" else "weight decay",
             "strengths": list(solver.strengths),
             "chosen": list(outcome.chosen),
             "features": "u" if labelled.right is None else "|u-v|, u*v",
@@ -156,18 +137,15 @@ class TransferTask:
             **labelled.facts,
         }
 
-    def _warnings(self, protocol: TransferProtocol, outcome: TransferOutcome) -> tuple[str, ...]:
-        found = []
+    def _warnings(self, protocol: TransferProtocol, outcome: TransferOutcome) -> Iterator[str]:
         if protocol.missing:
-            found.append(
+            yield (
                 f"{self.name}: the {' and '.join(protocol.missing)} part is missing; {protocol.name} is not "
                 "the published protocol, and the value is not comparable"
             )
         if not outcome.converged:
-            found.append(
-                f"{self.name}: {self.solver} stopped before the optimum; accuracies may change slightly"
-            )
-        return tuple(found)
+            solver = self.settings.solver
+            yield f"{self.name}: {solver} stopped before the optimum; accuracies may change slightly"
 
     def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:
         return 100 * _mean_of_folds({name: values[rows] for name, values in evidence.items()})

@@ -2,24 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
-from pipeline.config import validated
 from pipeline.errors import DataError
-from pipeline.evaluate import TASKS, Score, Vectors
-from pipeline.evaluate.similarity import Similarity, paired, vectors_of
-from pipeline.evaluate.source import RowOptions, TaskFile, digest, name_of, open_file
-from pipeline.settings import EvaluateSettings, TaskSettings
-from pipeline.store.base import Store
+from pipeline.evaluate import TASKS, EvaluationTask, Score, Vectors
+from pipeline.evaluate.similarity import paired, vectors_of
+from pipeline.evaluate.source import TaskRoles
 
 ROLES = ("anchor", "positive", "negative")
 
 
 @TASKS.register("triplets")
 @dataclass(frozen=True)
-class TripletsTask:
+class TripletsTask(EvaluationTask):
     """Accuracy of triplets.
 
     Roles: anchor, positive, negative. The value is the proportion of triplets whose positive is strictly
@@ -31,25 +28,12 @@ class TripletsTask:
         "Proportion of triplets whose anchor is more similar to its positive than to its negative."
     )
     quick: ClassVar[bool] = True
-    name: str
-    file: TaskFile
-    similarity: Similarity
-
-    @classmethod
-    def of(cls, source: TaskSettings, store: Store, path: str, settings: EvaluateSettings) -> Self:
-        options = validated(RowOptions, source.options, f"{source.uri}: options")
-        file = open_file(source, store, path, [ROLES], split=options.split)
-        task = cls(name_of(source, path), file, settings.similarity)
-        if not task.sentences():
-            raise DataError(file.where, "at least one triplet", "none", "use a file with triplets")
-        return task
-
-    @property
-    def digest(self) -> str:
-        return digest(self.kind, self.name, self.file, similarity=self.similarity)
+    roles: ClassVar[TaskRoles] = TaskRoles(ROLES)
 
     def sentences(self) -> Sequence[str]:
         rows = self.file.rows()
+        if not len(rows):
+            raise DataError(self.file.where, "at least one triplet", "none", "use a file with triplets")
         return [text for role in ROLES for text in rows.texts(role)]
 
     def score(self, vectors: Vectors) -> Score:
@@ -63,17 +47,15 @@ class TripletsTask:
             "ties_count_as": "wrong",
             "missing_texts": rows.missing(*ROLES),
         }
-        warnings: tuple[str, ...] = ()
-        if ties:
-            counts = f"{ties:,} of {len(rows):,} triplets"
-            warnings = (f"{self.name}: {counts} have equal similarities and count as wrong",)
+        counts = f"{ties:,} of {len(rows):,} triplets"
+        warning = f"{self.name}: {counts} have equal similarities and count as wrong"
         return Score(
             f"accuracy x100, {self.similarity}",
             100 * float(right.mean()),
             len(rows),
             {"mean margin": float(margin.mean())},
             facts,
-            warnings,
+            (warning,) if ties else (),
             {"right": right},
         )
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.evaluate.source import open_file
+from pipeline.evaluate.source import TaskRoles, open_file
 from pipeline.settings import TaskSettings
 from pipeline.store.store import open_store
 from tests.evaluate.files import save
@@ -17,7 +17,7 @@ from tests.evaluate.files import save
 def rows(folder: Path, **columns: object):
     file = save(folder / "f.parquet", columns)
     return open_file(
-        TaskSettings(kind="pairs", uri=str(file)), open_store(folder), "f.parquet", [tuple(columns)]
+        TaskSettings(kind="pairs", uri=str(file)), open_store(folder), "f.parquet", TaskRoles(tuple(columns))
     ).rows()
 
 
@@ -56,7 +56,7 @@ def test_a_column_can_have_one_role_only(tmp_path: Path):
         ConfigError,
         match="columns: expected different columns for all roles, found 'a' for sentence1 and for sentence2",
     ):
-        open_file(source, open_store(tmp_path), "f.parquet", [("sentence1", "sentence2", "label")])
+        open_file(source, open_store(tmp_path), "f.parquet", TaskRoles(("sentence1", "sentence2", "label")))
 
 
 def test_repeated_column_names_and_folders_are_refused(tmp_path: Path):
@@ -73,7 +73,7 @@ def test_repeated_column_names_and_folders_are_refused(tmp_path: Path):
                 TaskSettings(kind="duplicates", uri=path),
                 open_store(tmp_path if path else tmp_path.parent),
                 path or tmp_path.name,
-                [("text",)],
+                TaskRoles(("text",)),
             )
 
 

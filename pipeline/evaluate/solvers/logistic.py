@@ -35,6 +35,7 @@ class Lbfgs:
     def fit(
         self, x: np.ndarray, y: np.ndarray, classes: int, parts: np.ndarray, strengths: Sequence[float]
     ) -> LinearClassifiers:
+        """Fit all problems to their optimum; see `Solver.fit`."""
         x = x.astype(np.float64)
         mean = x.mean(axis=0)
         variance, axes = np.linalg.eigh((x - mean).T @ (x - mean) / len(x))
@@ -64,8 +65,15 @@ def _objective(
     scale: np.ndarray,
     shape: tuple[int, ...],
 ) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
-    """Return a function of the sum of all problems' losses and penalties, with its gradient, in scaled
-    coordinates.
+    """Return a function of scaled weights: the sum of all losses and penalties, and its gradient.
+
+    Args:
+        rows: (n, d + 1) principal coordinates, with a column of ones.
+        y: (n,) classes.
+        parts: (F, n) bool, True for the rows of a training part.
+        penalty: (d + 1, 1, 1, S) factors of the squared weights.
+        scale: (d + 1, 1, 1, S) weights per unit of the scaled coordinates.
+        shape: of the weights: (d + 1, K, F, S).
     """
     inside = (parts.T / len(rows))[:, None, :, None]  # (n, 1, F, 1)
 

@@ -34,6 +34,7 @@ class Sgd:
     def fit(
         self, x: np.ndarray, y: np.ndarray, classes: int, parts: np.ndarray, strengths: Sequence[float]
     ) -> LinearClassifiers:
+        """Fit all problems with the same batches per part; see `Solver.fit`."""
         rows = torch.from_numpy(np.c_[x, np.ones(len(x))].astype(np.float32))
         batches = _Batches(rows, torch.from_numpy(y), classes, parts, self.seed)
         weights = self._train(batches, torch.tensor(strengths, dtype=torch.float32))
