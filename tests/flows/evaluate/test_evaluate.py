@@ -103,7 +103,7 @@ def test_figures_are_those_of_each_encoder_with_its_transform(folder: Path, enco
     raw, cls = EncoderSettings(path=str(encoder)), EncoderSettings(path=str(encoder), pooling="cls")
     whitening = Whitening.from_bytes((folder / "whitening.safetensors").read_bytes())
     for measured in found.measured:
-        file = folder / f"tasks/sts/{measured.name}.parquet"
+        file = folder / f"tasks/sts/{measured.task.name}.parquet"
         expected = [oracle(file, raw), oracle(file, raw, whitening), oracle(file, cls)]
         np.testing.assert_allclose([each.result.value for each in measured.scored], expected, atol=1e-3)
     assert [each.name for each in found.candidates] == [encoder.name, f"{encoder.name} + whitening", "cls"]
@@ -141,7 +141,7 @@ def test_a_second_run_takes_everything_over_and_a_further_task_encodes_what_is_n
         Stages(),
     )
     assert own.encoded == distinct(*known, further) - distinct(*known) > 0
-    assert own.measured[-1].name == "further"
+    assert own.measured[-1].task.name == "further"
     assert own.speeds == again.speeds, "measured where most was encoded"
     np.testing.assert_allclose(
         own.measured[-1].scored[0].result.value,
