@@ -1,4 +1,7 @@
-"""The corpus of a command: filled where the job asks for it, and read into units."""
+"""The corpus of a command: filled if the job asks for it, sampled, and read into units."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from pipeline.log import Stages
 from pipeline.settings import CorpusSettings, Job
@@ -8,6 +11,9 @@ from pipeline.store.store import open_store
 from pipeline.store.units import Corpus
 from pipeline.text.corpus.docstrings import harvest_docstrings
 from pipeline.text.corpus.ingest import ParentCorpus, ingest
+from pipeline.text.corpus.reader import CorpusSurvey, read_batches
+from pipeline.text.corpus.sift import SourceBatch
+from pipeline.text.corpus.sources import SourceFile
 
 
 def open_releases(job: Job) -> Releases:
@@ -17,10 +23,19 @@ def open_releases(job: Job) -> Releases:
 
 
 def fill_corpus(job: Job, stages: Stages) -> None:
-    """Write the harvested corpus to corpus.uri if the job asks for one; equal content is not written again."""
+    """Write the harvested corpus to corpus.uri if the job asks for one. Equal content is not written again."""
     if job.corpus.harvest == "docstrings":
         with stages("harvest") as bar:
             bar.add(harvest_docstrings(job.corpus.uri, job.corpus.max_rows))
+
+
+def sample_files(
+    files: Sequence[SourceFile], survey: CorpusSurvey, corpus: CorpusSettings, most: int, batches: int
+) -> list[Iterator[SourceBatch]]:
+    """Open up to `most` usable files spread over the corpus. Returns the first batches of each."""
+    usable = [file for file in files if file.name not in survey.refused]
+    chosen = usable[:: max(1, len(usable) // most)][:most]
+    return [islice(read_batches(file, corpus, survey.columns), batches) for file in chosen]
 
 
 def read_corpus(
@@ -28,14 +43,7 @@ def read_corpus(
 ) -> Corpus:
     """Read the corpus into units that continue those of `parent`, as a stage of its own."""
     with stages("ingest") as bar:
-        seen = 0
-
-        def progress(rows: int, _: int) -> None:
-            nonlocal seen
-            bar.add(rows - seen)
-            seen = rows
-
-        corpus = ingest(settings, unit_rows, store, parent, on_progress=progress)
+        corpus = ingest(settings, unit_rows, store, parent, on_progress=lambda rows, _: bar.reach(rows))
         rows, quarantined = f"{corpus.rows:,} live rows", f"{corpus.counts['quarantined']:,} quarantined"
         bar.stage.note = f"{rows} in {len(corpus.units)} units, {quarantined}"
     return corpus

@@ -13,7 +13,8 @@ import numpy as np
 from pipeline.index.build import read_index
 from pipeline.index.structure import addresses_of, graph_search, ivf_of, list_search
 from pipeline.index.truth import NOBODY
-from pipeline.store.base import checked
+from pipeline.store.base import Store, checked
+from pipeline.store.dead import Dead
 from pipeline.store.units import FileRef
 
 _LISTS = ".ivfdata"  # lists on disk, beside the index file that refers to them
@@ -144,6 +145,11 @@ def open_parts(
             [read_index(folder / name, on_disk=True) for name, _ in places if not name.endswith(_LISTS)],
             tombstones,
         )
+
+
+def load_parts(store: Store, files: Sequence[FileRef], tombstones: FileRef | None = None) -> Parts:
+    """Open the index in stored files. tombstones: the addresses that they hold and that are dead."""
+    return open_parts(files, lambda file: file.local(store), Dead.load(store, tombstones).addresses)
 
 
 @contextlib.contextmanager

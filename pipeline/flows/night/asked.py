@@ -1,6 +1,4 @@
-"""The same few queries, asked of every release of a root: what a new release answers otherwise than the
-previous one.
-"""
+"""The fixed queries: a few queries that every release of a root answers, to compare its answers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,12 +12,12 @@ from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import Pool
 from pipeline.store.answers import Answers, Hit
 from pipeline.store.base import Store
-from pipeline.store.dead import Dead
 from pipeline.store.manifest import ReleaseUnit
 from pipeline.store.units import FileRef
 
 _ANSWERS = 4
-_QUERY_LETTERS, _TEXT_LETTERS = 2_000, 300  # of a query that is asked, and of an answer's text that is kept
+# Characters of a query that are asked, and of an answer's id and text that are kept.
+_QUERY_LENGTH, _TEXT_LENGTH = 2_000, 300
 
 Found = tuple[np.ndarray, np.ndarray]
 """scores and addresses (q, k)"""
@@ -27,8 +25,11 @@ Found = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class AskIndex:
-    """Search the index in these files for raw vectors (q, d). tombstones: rows that the files still hold and
-    that are dead.
+    """Search the index in these files for raw vectors (q, d).
+
+    Attributes:
+        tombstones: addresses of dead rows that the files contain.
+        answers: number of answers to each.
     """
 
     store: Store
@@ -37,48 +38,53 @@ class AskIndex:
     answers: int
 
     def start(self) -> Callable[[np.ndarray], Found]:
-        return self._work
-
-    def _work(self, vectors: np.ndarray) -> Found:
         from pipeline.index.build import threads
-        from pipeline.index.parts import open_parts
+        from pipeline.index.parts import load_parts
 
-        store, dead = self.store, Dead.load(self.store, self.tombstones).addresses
-        parts = open_parts(self.files, lambda reference: reference.local(store), dead)
-        with threads(1):
-            return parts.search(vectors, self.answers)
+        parts = load_parts(self.store, self.files, self.tombstones)
+
+        def search(vectors: np.ndarray) -> Found:
+            with threads(1):
+                return parts.search(vectors, self.answers)
+
+        return search
 
 
 def fixed_queries(store: Store, candidate: Candidate, last: Sequence[Answers]) -> tuple[str, ...]:
-    """Queries of the previous release, whose answers are `last`; where it kept none, texts of a few sampled
-    rows.
-    """
+    """Return the queries of the previous release's answers `last`; without any, texts of a few sampled rows."""
     if last:
         return tuple(answers.query for answers in last)
     rows = texts_at(store, candidate.manifest.units, [example.query for example in candidate.built.examples])
-    return tuple(dict.fromkeys(text[:_QUERY_LETTERS] for _, text in rows.values()))
+    return tuple(dict.fromkeys(text[:_QUERY_LENGTH] for _, text in rows.values()))
 
 
 def ask(run: Run, candidate: Candidate, queries: Sequence[str], vectors: np.ndarray) -> tuple[Answers, ...]:
-    """Answers of the candidate's index, rows with the query's own text left out. vectors: (q, d), one for
-    each query.
+    """Search the candidate's index, leaving out rows with the query's own text.
+
+    Args:
+        vectors: (q, d), one for each query. If any is not finite, nothing is asked.
     """
     if not queries or not np.isfinite(vectors).all():
         return ()
-    store = run.store
-    asking = AskIndex(store, candidate.built.files, candidate.built.tombstones, _ANSWERS + 1)
+    built = candidate.built
+    asking = AskIndex(run.store, built.files, built.tombstones, _ANSWERS + 1)
     scores, addresses = run.workers.run(asking, vectors, Pool(1))
-    rows = texts_at(store, candidate.manifest.units, np.unique(addresses[np.isfinite(scores)]).tolist())
-    return tuple(
-        Answers(query=query, hits=_hits(query, rows, found, values))
-        for query, found, values in zip(queries, addresses.tolist(), scores.tolist(), strict=True)
-    )
+    rows = texts_at(run.store, candidate.manifest.units, np.unique(addresses[np.isfinite(scores)]).tolist())
+    answers = []
+    for query, found, values in zip(queries, addresses.tolist(), scores.tolist(), strict=True):
+        hits = [
+            Hit(id=rows[address][0][:_TEXT_LENGTH], score=score, text=rows[address][1][:_TEXT_LENGTH])
+            for address, score in zip(found, values, strict=True)
+            if address in rows and rows[address][1][:_QUERY_LENGTH] != query
+        ]
+        answers.append(Answers(query=query, hits=tuple(hits[:_ANSWERS])))
+    return tuple(answers)
 
 
 def texts_at(
     store: Store, units: Sequence[ReleaseUnit], addresses: Sequence[int]
 ) -> dict[int, tuple[str, str]]:
-    """(id, text) of the rows at those addresses; reads only the row groups that hold them."""
+    """Return (id, text) of the rows at these addresses. Reads only the row groups that contain them."""
     found: dict[int, tuple[str, str]] = {}
     for unit in units:
         rows = sorted({address & 0xFFFFFFFF for address in addresses if address >> 32 == unit.ordinal})
@@ -90,7 +96,7 @@ def texts_at(
 
 
 def _rows(file: pq.ParquetFile, rows: Sequence[int]) -> pa.Table:
-    """Columns id and text of the rows at those positions, ascending."""
+    """Return columns id and text of the rows at ascending positions."""
     starts = np.cumsum(
         [0, *(file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))]
     )
@@ -100,16 +106,3 @@ def _rows(file: pq.ParquetFile, rows: Sequence[int]) -> pa.Table:
         inside = np.asarray(rows)[groups == number] - starts[number]
         parts.append(file.read_row_group(number, columns=["id", "text"]).take(pa.array(inside)))
     return pa.concat_tables(parts)
-
-
-def _hits(
-    query: str, rows: dict[int, tuple[str, str]], addresses: Sequence[int], scores: Sequence[float]
-) -> tuple[Hit, ...]:
-    found = [
-        (rows[address], score) for address, score in zip(addresses, scores, strict=True) if address in rows
-    ]
-    others = [(row, score) for row, score in found if row[1][:_QUERY_LETTERS] != query]
-    return tuple(
-        Hit(id=name[:_TEXT_LETTERS], score=score, text=text[:_TEXT_LETTERS])
-        for (name, text), score in others[:_ANSWERS]
-    )

@@ -6,12 +6,11 @@ The corpus is not read.
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from pipeline.errors import ConfigError
 from pipeline.flows.corpus import open_releases
 from pipeline.flows.encode.encoder_copy import encoder_place
-from pipeline.flows.night.previous import load_previous
+from pipeline.flows.night.previous import changed_files, load_previous
 from pipeline.index.plan import plan_index
 from pipeline.log import size
 from pipeline.models.folder.folder import open_folder
@@ -21,22 +20,20 @@ from pipeline.store.local import LocalStore
 from pipeline.text.corpus.sources import SourceFile
 
 _TABLE_BYTES = 120  # of one row in the key tables and beside the index: id, text key, address, file, row
-_REPORT_BYTES = 1 << 20  # report, manifests, records: what does not grow with the rows
+_REPORT_BYTES = 1 << 20  # report, manifests and records, which do not grow with the rows
 _LINE_BYTES = 100  # of one row while the corpus is read
 
 
 @dataclass(frozen=True)
 class Room:
-    """Bytes that a night writes below release.root, by what they are for; scratch: the most that is there for
-    a while, besides.
-    """
+    """Bytes that a night writes below release.root, by purpose, and the most temporary bytes besides."""
 
     kept: Mapping[str, int]
     scratch: int
 
     @property
     def sentence(self) -> str:
-        """The parts in words, those of nothing left out."""
+        """The sizes of all parts that are not empty."""
         parts = {**self.kept, "scratch": self.scratch}
         return ", ".join(f"{name} {size(count)}" for name, count in parts.items() if count)
 
@@ -44,29 +41,29 @@ class Room:
 def needed(job: Job, store: Store, files: Mapping[SourceFile, int]) -> Room:
     """Estimate the space that tonight needs.
 
-    files: rows of each input file. Files of the previous release are on the disk already and stay there. The
-    first night of a root therefore counts the index twice: tomorrow's is written beside it.
+    Files of the previous release are on the disk already and stay there. The first night of a root therefore
+    counts the index twice: tomorrow's is written beside it.
+
+    Args:
+        files: number of rows of each input file.
     """
-    folder, before = open_folder(job.encoder), load_previous(open_releases(job))
-    release = before.release if before.release and before.release.space_id == folder.space_id else None
-    inputs = before.corpus.files if release and before.corpus else ()
-    known = {(file.name, file.size, file.stamp) for file in inputs}
-    fresh = {file: rows for file, rows in files.items() if (file.name, file.size, file.stamp) not in known}
-    every, rows = (
-        min(sum(each.values()), job.corpus.max_rows or sum(each.values())) for each in (files, fresh)
-    )
+    folder, previous = open_folder(job.encoder), load_previous(open_releases(job))
+    release = previous.release
+    same_space = release is not None and release.space_id == folder.space_id
+    fresh = changed_files(files, previous.corpus if same_space else None)
+    most = job.corpus.max_rows or sum(files.values())
+    every, rows = min(sum(files.values()), most), min(sum(files[file] for file in fresh), most)
     texts, width = sum(file.size for file in fresh), 2 if job.encode.vectors == "float16" else 4
     moments = -(-rows // job.encode.unit_rows) * folder.dim * (folder.dim + 1) * 4  # float64, one triangle
-    index = plan_index(max(every, 1), folder.dim, job.index).file_bytes
+    index, copy = plan_index(max(every, 1), folder.dim, job.index).file_bytes, encoder_place(folder)
+    sizes = {f"{copy}/{name}": folder.file(name).stat().st_size for name in folder.files}
     kept = {
         "vectors": rows * folder.dim * width + moments,
         "texts": texts,
         "tables": every * _TABLE_BYTES + (texts if job.corpus.keep else 0),
-        "index" if before.release else "two indexes": index if before.release else 2 * index,
+        "index" if release else "two indexes": index if release else 2 * index,
         "report and samples": _REPORT_BYTES + 2 * job.index.queries * folder.dim * 4,
-        "encoder": sum(
-            _missing(store, encoder_place(folder), name, folder.file(name)) for name in folder.files
-        ),
+        "encoder": sum(count for path, count in sizes.items() if store.size(path) != count),
     }
     return Room(kept, max(texts + rows * _LINE_BYTES, index))
 
@@ -74,28 +71,23 @@ def needed(job: Job, store: Store, files: Mapping[SourceFile, int]) -> Room:
 def check_room(room: Room, store: Store, root: str) -> str:
     """Describe the free and the needed space.
 
-    ConfigError if there is too little, on the root's disk or on the one for temporary files.
+    Raises:
+        ConfigError: there is too little on the root's disk, or on that of temporary files.
     """
     kept, free = sum(room.kept.values()), store.free_bytes()
     remedy = "make room (manta releases prune), or choose another release.root"
     if free is not None:
         _check(root, kept + room.scratch, free, room, remedy)
         return f"{size(free)} free, about {size(kept + room.scratch)} needed: {room.sentence}"
-    place = tempfile.gettempdir()
-    free = LocalStore(place).free_bytes() or 0
-    _check(place, room.scratch, free, room, "make room there, or set TMPDIR to a larger disk")
+    folder = tempfile.gettempdir()
+    free = LocalStore(folder).free_bytes() or 0
+    _check(folder, room.scratch, free, room, "make room there, or set TMPDIR to a larger disk")
     return (
         f"an object store: no limit known, about {size(kept)} needed; {size(free)} free for scratch in "
-        f"{place}: {room.sentence}"
+        f"{folder}: {room.sentence}"
     )
 
 
 def _check(where: str, wanted: int, free: int, room: Room, remedy: str) -> None:
     if free < wanted:
         raise ConfigError(where, f"about {size(wanted)} free ({room.sentence})", size(free), remedy)
-
-
-def _missing(store: Store, place: str, name: str, file: Path) -> int:
-    """Bytes of an encoder's file that the root has no copy of yet."""
-    count = file.stat().st_size
-    return 0 if store.size(f"{place}/{name}") == count else count

@@ -1,9 +1,12 @@
-"""Recall on texts that people ask, beside recall on rows of the corpus: an index that compresses finds less
-for the former.
+"""Recall on texts that people ask, beside recall on rows of the corpus.
+
+An index that compresses finds less for the former.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from itertools import islice
 
 import numpy as np
 
@@ -17,60 +20,53 @@ from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import Pool
 from pipeline.log import say
 from pipeline.models.folder.folder import open_folder
-from pipeline.post import load_transform
+from pipeline.post import Affine, load_transform
 from pipeline.settings import GateSettings
 from pipeline.stats.tensors import pack
 from pipeline.store.base import Store
-from pipeline.store.dead import Dead
 from pipeline.store.manifest import OUTSIDE_RECALL, Gate, ReleaseManifest
 from pipeline.store.once import put_by_content
 from pipeline.store.units import FileRef
 from pipeline.text.corpus.normalize import normalize
 from pipeline.text.corpus.queries import read_texts
 
-_MOST = 1_000  # queries: as many as rows are asked by default; recall is known to two points then
+_MOST = 1_000  # queries, as many as rows are asked by default; recall is then known to two digits
 
 
 def outside_texts(gates: GateSettings) -> tuple[str, ...]:
-    """The first thousand texts of `gates.queries`, without blank ones; none where it names no file.
+    """Read the first thousand texts of `gates.queries` that are not blank; none if it is not set.
 
-    DataError for a file without texts.
+    Raises:
+        DataError: the file has no texts.
     """
     if gates.queries is None:
         return ()
-    texts: list[str] = []
-    for text in read_texts(gates.queries):
-        texts += [text] if text.strip() else []
-        if len(texts) == _MOST:
-            break
+    texts = list(islice((text for text in read_texts(gates.queries) if text.strip()), _MOST))
     if not texts:
-        raise DataError(
-            f"gates.queries: {gates.queries}",
-            "a text on each line",
-            "none",
-            "give the texts that people ask, or null",
-        )
+        where, remedy = f"gates.queries: {gates.queries}", "give the texts that people ask, or null"
+        raise DataError(where, "a text on each line", "none", remedy)
     return tuple(normalize(texts).to_pylist())
 
 
 def outside_gates(run: Run, manifest: ReleaseManifest) -> dict[str, Gate]:
-    """Recall@10 of `gates.queries` as a gate that refuses nothing; none where no file is named."""
+    """Return recall@10 of `gates.queries` as a gate that always passes; empty if it is not set.
+
+    Raises:
+        SpaceMismatch: the job's encoder is not that of the release.
+    """
     job = run.job
     texts = outside_texts(job.gates)
     if not texts:
         return {}
     if (found := open_folder(job.encoder).space_id) != manifest.space_id:
+        expected = f"an encoder of space {manifest.space_id}"
         remedy = "set encoder to that of the release, or gates.queries to null"
-        raise SpaceMismatch(
-            "gates.queries", f"an encoder of space {manifest.space_id}", f"space {found}", remedy
-        )
+        raise SpaceMismatch("gates.queries", expected, f"space {found}", remedy)
     vectors = encode_texts(run, texts, query=True)
     known = vectors[np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)]
     if not len(known):
-        say(
-            f"gates.queries: the encoder knows none of the {len(texts):,} texts in "
-            f"{job.gates.queries}; their recall is not measured"
-        )
+        unknown = f"the encoder knows none of the {len(texts):,} texts in {job.gates.queries}"
+        say(f"gates.queries: {unknown}; their recall is not measured")
         return {}
     value, low, high = _recall(run, manifest, known)
     interval = f"(95 % interval {low:.4f} to {high:.4f})"
@@ -81,8 +77,13 @@ def outside_gates(run: Run, manifest: ReleaseManifest) -> dict[str, Gate]:
     return {OUTSIDE_RECALL: Gate(value=value, threshold=None, passed=True, sentence=sentence)}
 
 
+def affine_of(store: Store, release: ReleaseManifest) -> Affine | None:
+    """Load the release's transform as an affine map; None without any."""
+    return load_transform(release.transform.read(store)).affine() if release.transform else None
+
+
 def _recall(run: Run, manifest: ReleaseManifest, vectors: np.ndarray) -> tuple[float, float, float]:
-    """Return recall of the release's index at its stored effort, with its 95 % interval.
+    """Return recall@10 of the release's index at its stored effort, with the ends of its 95 % interval.
 
     All rows are searched for the exact neighbours.
     """
@@ -96,18 +97,18 @@ def _recall(run: Run, manifest: ReleaseManifest, vectors: np.ndarray) -> tuple[f
         queries = put_by_content(store, file, "indexes/queries", len(vectors))
     source = LiveRows(store, manifest.space_id, run.job.corpus.id, manifest.dead)
     units, _ = live_units(run.workers, source, placed_in(manifest))
-    transform = load_transform(manifest.transform.read(store)) if manifest.transform else None
     size = run.workers.index_workers(run.job.cluster, len(manifest.units))
     shards = [Shard(number=number, units=part) for number, part in enumerate(contiguous(units, size))]
-    scan = ScanTruth(source, transform.affine() if transform else None, queries)
+    scan = ScanTruth(source, affine_of(store, manifest), queries)
     pieces = dict(run.workers.map_units(scan, shards, Pool(min(size, len(shards)))))
     return run.workers.run(RecallOf(store, manifest, queries), tuple(pieces.values()), Pool(1))
 
 
 @dataclass(frozen=True)
 class RecallOf:
-    """Share of the exact ten nearest that a release's index returns for stored queries, and its 95 %
-    interval.
+    """Compute the recall@10 of a release's index for stored queries, with the ends of its 95 % interval.
+
+    The exact neighbours come in parts, one for each part of the rows.
     """
 
     store: Store
@@ -118,20 +119,12 @@ class RecallOf:
         return self._work
 
     def _work(self, pieces: tuple[FileRef, ...]) -> tuple[float, float, float]:
-        from pipeline.index.parts import open_parts
+        from pipeline.index.parts import load_parts
         from pipeline.index.truth import ExactTopK
         from pipeline.index.validate import recall
 
         store, queries = self.store, load_queries(self.store, self.queries)
-        fold = ExactTopK(queries)
-        truth = fold.none()
-        for piece in pieces:
-            truth = fold.merge(truth, load_truth(store, piece))
-        tombstones = Dead.load(store, self.manifest.tombstones).addresses
-        parts = open_parts(
-            self.manifest.index.files,
-            lambda reference: reference.local(store),
-            tombstones,
-        )
-        share = recall(parts, queries, truth, (10,))[10]
-        return share.value, share.low, share.high
+        truth = reduce(ExactTopK(queries).merge, (load_truth(store, piece) for piece in pieces))
+        parts = load_parts(store, self.manifest.index.files, self.manifest.tombstones)
+        found = recall(parts, queries, truth, (10,))[10]
+        return found.value, found.low, found.high

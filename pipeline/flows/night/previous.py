@@ -3,6 +3,7 @@
 Imports neither torch nor Ray.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeline.errors import DataError
@@ -16,7 +17,7 @@ from pipeline.store.units import Corpus
 from pipeline.store.verify import Fault, bytes_to_read, content_faults, size_faults
 from pipeline.text.corpus.corpus_record import corpus_digest
 from pipeline.text.corpus.ingest import ParentCorpus
-from pipeline.text.corpus.sources import list_files
+from pipeline.text.corpus.sources import SourceFile, list_files
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,12 @@ def has_same_files(job: Job, previous: PreviousRelease) -> bool:
     """Return whether the listing of the corpus is that of the live release. Opens no file."""
     corpus = previous.corpus
     return corpus is not None and corpus.digest == corpus_digest(job.corpus, list_files(job.corpus))
+
+
+def changed_files(files: Iterable[SourceFile], corpus: Corpus | None) -> list[SourceFile]:
+    """Return the files that are new or changed since a corpus was read; all of them if it is None."""
+    known = {(file.name, file.size, file.stamp) for file in corpus.files} if corpus is not None else set()
+    return [file for file in files if (file.name, file.size, file.stamp) not in known]
 
 
 def _published_settings(job: Job) -> dict[str, object]:

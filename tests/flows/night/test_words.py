@@ -103,7 +103,7 @@ def test_the_night_after_is_published_though_the_words_of_some_canary_texts_are_
 
 def test_preflight_shows_word_vectors_as_such(arguments: list[str], tmp_path: Path):
     job = load_settings(Job, None, tuple(arguments))
-    [found] = _encoder(job)
+    found = _encoder(job)
     assert found.startswith(
         f"{tmp_path / 'words.txt.gz'}: {len(WORDS)} words: 24 dimensions, 1024 tokens, space "
     )
