@@ -20,7 +20,8 @@ from jobs.command import (
 from jobs.layout import table
 
 if TYPE_CHECKING:
-    from pipeline.flows.augment.result import Augmentation, StageWork
+    from pipeline.augment import ModelWork
+    from pipeline.flows.augment.result import Augmentation
 
 
 def augment(
@@ -89,7 +90,7 @@ def _rates(made: "Augmentation") -> str:
     return table(lines, ("variant", "kept", "of the rows", "rejected"))
 
 
-def _facts(worked: "StageWork") -> dict[str, object]:
+def _facts(worked: "ModelWork") -> dict[str, object]:
     stats = worked.stats
     names = ("texts", "tokens_in", "tokens_out", "padding", "seconds")
     return {
@@ -99,14 +100,12 @@ def _facts(worked: "StageWork") -> dict[str, object]:
     }
 
 
-def _told(worked: "StageWork") -> str:
-    stats = worked.stats
-    if not stats.texts:
+def _told(worked: "ModelWork") -> str:
+    if not worked.stats.texts:
         return f"{worked.title}: nothing new"
-    share = stats.padding / max(stats.tokens_in + stats.padding, 1)
     return (
-        f"{worked.title}: {stats.texts:,} texts, {stats.texts / max(worked.seconds, 1e-9):,.1f} a second "
-        f"with all workers, {share:.1%} padding"
+        f"{worked.title}: {worked.stats.texts:,} texts, {worked.per_s('texts'):,.1f} a second "
+        f"with all workers, {worked.padding:.1%} padding"
     )
 
 

@@ -12,7 +12,7 @@ comes back on another night under another id gets the same variant.
 import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from typing import Annotated, Protocol
 
 import numpy as np
@@ -21,9 +21,11 @@ from pydantic import Field, JsonValue
 from pipeline.config import Settings, validated
 from pipeline.device import Device
 from pipeline.registry import Registry
-from pipeline.settings.augment import AugmentSettings, ModelSettings, VariantSettings
+from pipeline.settings.augment import AugmentSettings, KeepSettings, ModelSettings, VariantSettings
 
 Words = list[str]
+Edit = Callable[[Words, np.random.Generator], Words]
+"""a function from the words of a text, which it leaves unchanged, to the words of a variant, at least one"""
 
 
 class Augmenter(Settings):
@@ -42,9 +44,7 @@ class Augmenter(Settings):
         """
 
     def identity(self) -> JsonValue:
-        """Everything that decides the variants: the options, with the content of files in place of their
-        paths.
-        """
+        """Everything that decides the variants: the options, with the digests of files instead of paths."""
         return self.model_dump(mode="json")
 
 
@@ -62,13 +62,8 @@ class WordAugmenter(Augmenter):
         return self.count
 
     @abstractmethod
-    def start(self) -> Callable[[Words, np.random.Generator], Words]:
-        """Load key the edits need, on the worker.
-
-        Returns:
-            A function from the words of a text, which it leaves unchanged, and a random generator to the
-            words of one variant, at least one.
-        """
+    def start(self) -> Edit:
+        """Load the files that the edit needs, on the worker, and return the edit."""
 
 
 @dataclass(frozen=True)
@@ -106,51 +101,68 @@ class ModelStats:
 
     def merge(self, other: "ModelStats") -> "ModelStats":
         """Add the statistics of two stages or calls."""
-        return ModelStats(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+        return ModelStats(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+
+@dataclass(frozen=True)
+class ModelWork:
+    """The work of the stages that one worker runs together."""
+
+    title: str
+    """names of the variants and of the stages"""
+    stats: ModelStats
+    seconds: float
+    """wall time, including the start of workers"""
+
+    @property
+    def padding(self) -> float:
+        """Padding as a proportion of the positions in source batches."""
+        return self.stats.padding / max(self.stats.tokens_in + self.stats.padding, 1)
+
+    def per_s(self, name: str) -> float:
+        """Texts, tokens_in or tokens_out per second, over all workers."""
+        return float(getattr(self.stats, name) / max(self.seconds, 1e-9))
 
 
 class LoadedStage(Protocol):
-    """A stage with its model loaded. stats: of all calls so far."""
+    """A stage with its model loaded."""
 
     stats: ModelStats
+    """sums over all calls since they were last set"""
 
     def __call__(self, sources: Sequence[StageInput]) -> Iterator[tuple[int, StageOutput]]:
         """Yield (index in `sources`, output), each index once, in any order.
 
         Equal inputs in equal order give equal outputs.
         """
-        ...
 
 
 class ModelStage(Protocol):
-    """One model's work on texts; a value that can be pickled.
-
-    title: for people, such as en-de; model: the model and its workers; outputs: texts made of each input.
-    """
+    """One model's work on texts; a value that can be pickled."""
 
     @property
-    def title(self) -> str: ...
+    def title(self) -> str:
+        """Name of the stage for people, such as en-de."""
 
     @property
-    def model(self) -> ModelSettings: ...
+    def model(self) -> ModelSettings:
+        """The model and its workers."""
 
     @property
-    def outputs(self) -> int: ...
+    def outputs(self) -> int:
+        """Number of texts made of each input."""
 
     def check(self) -> None:
         """Check the model before any worker starts, like `Augmenter.check`."""
-        ...
 
     def identity(self) -> JsonValue:
         """Everything that decides the outputs, like `Augmenter.identity`.
 
         It has the content of the model, but no path and no setting that only changes the speed.
         """
-        ...
 
     def start(self, device: Device, settings: AugmentSettings) -> LoadedStage:
         """Load the model, on the worker."""
-        ...
 
 
 class ModelAugmenter(Augmenter):
@@ -179,11 +191,12 @@ class ModelAugmenter(Augmenter):
 
 @dataclass(frozen=True)
 class NamedAugmenter:
-    """An augmenter with the name of its variants."""
+    """An augmenter with the name of its variants, and the tests by which they are kept."""
 
     name: str
     settings: VariantSettings
-    augmenter: Augmenter = field(compare=False)
+    keep: KeepSettings
+    augmenter: Augmenter
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -194,19 +207,17 @@ class NamedAugmenter:
 
 def build_augmenters(settings: AugmentSettings) -> tuple[NamedAugmenter, ...]:
     """The augmenters of a job, in its order. ConfigError for an unknown method or option."""
-    return tuple(
-        NamedAugmenter(
-            name, one, validated(AUGMENTERS[one.method], one.options, f"augment.variants.{name}.options")
-        )
-        for name, one in settings.variants.items()
-    )
+    named = []
+    for name, one in settings.variants.items():
+        augmenter = validated(AUGMENTERS[one.method], one.options, f"augment.variants.{name}.options")
+        named.append(NamedAugmenter(name, one, one.keep or settings.keep, augmenter))
+    return tuple(named)
 
 
 def keyed_rng(*key: str | int | bytes) -> np.random.Generator:
-    """A random generator that depends on the key only: Philox, seeded by the blake2b-128 of the parts of the
-    key.
+    """Make a random generator that depends on the key only: Philox, seeded by the key's blake2b-128.
 
-    Each part is hashed with its type and length.
+    Each part of the key is hashed with its type and length.
     """
     state = hashlib.blake2b(digest_size=16)
     for part in key:

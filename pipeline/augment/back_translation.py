@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,13 +21,19 @@ from pipeline.augment import (
 )
 from pipeline.device import Device
 from pipeline.models.translation.seq2seq import anywhere, check_languages, check_weights, open_translator
-from pipeline.settings.augment import AugmentSettings, DecodingSettings, ModelSettings, TranslatorSettings
+from pipeline.settings.augment import AugmentSettings, ModelSettings, TranslatorSettings
 
 if TYPE_CHECKING:
     from pipeline.models.translation.decode import Request
     from pipeline.models.translation.translate import Translator, Uniforms
 
 _ENGINE = 1  # part of the identity: raise it when the same settings begin to give other texts
+# settings that a decoding method uses, besides those that all use
+_DECODING_OPTIONS = {
+    "greedy": (),
+    "beam": ("beams", "length_penalty", "hypotheses"),
+    "sample": ("temperature", "top_p", "top_k", "hypotheses"),
+}
 
 
 @AUGMENTERS.register("back_translation")
@@ -46,10 +53,11 @@ class BackTranslation(ModelAugmenter):
 
 @dataclass(frozen=True)
 class TranslationStage:
-    """One model of the chain. number: its index."""
+    """One model of the chain."""
 
     settings: TranslatorSettings
     number: int = 0
+    """index in the chain"""
 
     @property
     def title(self) -> str:
@@ -73,6 +81,7 @@ class TranslationStage:
 
     def identity(self) -> JsonValue:
         own = self.settings
+        used = {"method", "max_ratio", "max_extra", "min_ratio", *_DECODING_OPTIONS[own.decoding.method]}
         sampled: dict[str, JsonValue] = {"number": self.number} if own.decoding.method == "sample" else {}
         return {
             "engine": _ENGINE,
@@ -81,7 +90,7 @@ class TranslationStage:
             "target": own.target,
             "prefix": own.prefix,
             "max_length": own.max_length,
-            "decoding": _decoding_identity(own.decoding),
+            "decoding": own.decoding.model_dump(mode="json", include=used),
             **sampled,
         }
 
@@ -94,21 +103,6 @@ class TranslationStage:
             torch.set_num_threads(settings.threads)
         translator = Translator(open_translator(self.settings), self.settings, device, settings.dtype)
         return LoadedTranslator(translator, self, settings.seed)
-
-
-_DECODING_OPTIONS = {
-    "greedy": (),
-    "beam": ("beams", "length_penalty", "hypotheses"),
-    "sample": ("temperature", "top_p", "top_k", "hypotheses"),
-}
-
-
-def _decoding_identity(decoding: DecodingSettings) -> JsonValue:
-    """The settings that the decoding method uses."""
-    return decoding.model_dump(
-        mode="json",
-        include={"method", "max_ratio", "max_extra", "min_ratio", *_DECODING_OPTIONS[decoding.method]},
-    )
 
 
 class LoadedTranslator:
@@ -140,48 +134,34 @@ class LoadedTranslator:
         self, sources: Sequence[StageInput], groups: list[list[int]]
     ) -> Iterator[tuple[list[int], StageOutput]]:
         """Yield each group of equal inputs with its output."""
-        requested: list[tuple[list[int], Request]] = []
-        for indices, ids in zip(
-            groups, self._translator.tokens([sources[group[0]].text for group in groups]), strict=True
-        ):
-            if not sources[indices[0]].text.strip():
+        requests: list[Request] = []
+        requested: list[list[int]] = []
+        uniforms = self._uniforms(sources) if self._sampled else None
+        texts = [sources[group[0]].text for group in groups]
+        for indices, text, ids in zip(groups, texts, self._translator.tokens(texts), strict=True):
+            if not text.strip():
                 yield indices, StageOutput(("",) * self._stage.outputs)
             elif len(ids) > self._translator.longest:
                 yield indices, StageOutput(reason="too_long_for_model")
             else:
-                requested.append(
-                    (
-                        indices,
-                        self._translator.request(
-                            ids, indices[0], self._uniforms(sources) if self._sampled else None
-                        ),
-                    )
-                )
-        yield from self._translate(requested)
-
-    def _translate(
-        self, requested: "list[tuple[list[int], Request]]"
-    ) -> Iterator[tuple[list[int], StageOutput]]:
-        requests = [request for _, request in requested]
+                requests.append(self._translator.request(ids, indices[0], uniforms))
+                requested.append(indices)
         for batch, written in self._translator(requests):
             lengths = [len(requests[index].ids) for index in batch]
+            tokens = list(chain.from_iterable(written))
             self.stats.tokens_in += sum(lengths)
             self.stats.padding += max(lengths) * len(lengths) - sum(lengths)
-            self.stats.tokens_out += sum(len(tokens) for hypotheses in written for tokens in hypotheses)
-            texts = iter(self._translator.texts([tokens for hypotheses in written for tokens in hypotheses]))
+            self.stats.tokens_out += sum(map(len, tokens))
+            made = iter(self._translator.texts(tokens))
             for index in batch:
-                yield requested[index][0], StageOutput(tuple(next(texts) for _ in range(self._stage.outputs)))
+                yield requested[index], StageOutput(tuple(islice(made, self._stage.outputs)))
 
     def _uniforms(self, sources: Sequence[StageInput]) -> "Uniforms":
-        """One random number for each token of each hypothesis.
+        """Return a function that draws one random number for each token of each hypothesis of a source.
 
         It depends on the seed, the input's key, and the numbers of the stage and the hypothesis only.
         """
+        key, numbers = (self._seed, "translation", self._stage.number), range(self._stage.outputs)
         return lambda index, length: np.stack(
-            [
-                keyed_rng(
-                    self._seed, "translation", self._stage.number, sources[index].key, hypothesis
-                ).random(length)
-                for hypothesis in range(self._stage.outputs)
-            ]
+            [keyed_rng(*key, sources[index].key, number).random(length) for number in numbers]
         )

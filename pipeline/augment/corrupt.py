@@ -1,14 +1,11 @@
-"""Corrupt a text like the input of a denoising auto-encoder (Hill, Cho & Korhonen 2016, SDAE: N(S | p_o,
-p_x)).
-"""
+"""Corrupt a text as a denoising auto-encoder's input (Hill, Cho & Korhonen 2016, SDAE: N(S | p_o, p_x))."""
 
-from collections.abc import Callable
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from pipeline.augment import AUGMENTERS, WordAugmenter, Words
+from pipeline.augment import AUGMENTERS, Edit, WordAugmenter, Words
 from pipeline.settings.augment import Share
 
 
@@ -43,13 +40,11 @@ class Corrupt(WordAugmenter):
     """
 
     omit: Share = 0.1
-    """p_o; with omit and swap 0 the text is unchanged, as for a plain auto-encoder. At least one word
-    is kept
-    """
+    """p_o; at least one word is kept. With omit and swap 0 the text is unchanged, as for a plain auto-encoder"""
     swap: Share = 0.1
     """p_x"""
     span: Annotated[int, Field(ge=1)] = 1
     """neighbouring words that are deleted together; each word's probability is `omit` for every span"""
 
-    def start(self) -> Callable[[Words, np.random.Generator], Words]:
+    def start(self) -> Edit:
         return lambda words, rng: swap_bigrams(omit_words(words, self.omit, rng, self.span), self.swap, rng)

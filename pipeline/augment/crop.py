@@ -1,23 +1,19 @@
 """Keep a span of a text (Gao et al. 2021, SimCSE, table 1: crop)."""
 
-from collections.abc import Callable
-
 import numpy as np
 
-from pipeline.augment import AUGMENTERS, WordAugmenter, Words
+from pipeline.augment import AUGMENTERS, Edit, WordAugmenter, Words
 from pipeline.settings.augment import Share
 
 
 @AUGMENTERS.register("crop")
 class Crop(WordAugmenter):
-    """A span of 1 - `share` of the words, rounded, at least one; every span of that length is equally
-    likely.
-    """
+    """A random span of 1 - `share` of the words, rounded, at least one; all such spans are equally likely."""
 
     share: Share = 0.1
     """proportion of the words that are cut off"""
 
-    def start(self) -> Callable[[Words, np.random.Generator], Words]:
+    def start(self) -> Edit:
         return self._cropped
 
     def _cropped(self, words: Words, rng: np.random.Generator) -> Words:

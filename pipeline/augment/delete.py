@@ -1,12 +1,11 @@
 """Delete words of a text (Gao et al. 2021, SimCSE, table 1: word deletion, delete one word)."""
 
-from collections.abc import Callable
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from pipeline.augment import AUGMENTERS, WordAugmenter, Words
+from pipeline.augment import AUGMENTERS, Edit, WordAugmenter, Words
 from pipeline.augment.words import draw_positions, edit_count
 from pipeline.settings.augment import Share
 
@@ -20,7 +19,7 @@ class Delete(WordAugmenter):
     words: Annotated[int, Field(ge=1)] | None = None
     """number of words that are deleted; null: by share"""
 
-    def start(self) -> Callable[[Words, np.random.Generator], Words]:
+    def start(self) -> Edit:
         return self._shortened
 
     def _shortened(self, words: Words, rng: np.random.Generator) -> Words:

@@ -1,13 +1,14 @@
 """Easy data augmentation: one of four edits of a text's words (Wei & Zou 2019, EDA)."""
 
+from bisect import bisect
 from collections.abc import Callable
 from itertools import accumulate
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 from pydantic import Field, field_validator
 
-from pipeline.augment import AUGMENTERS, Words
+from pipeline.augment import AUGMENTERS, Edit, Words
 from pipeline.augment.corrupt import omit_words
 from pipeline.augment.insert import insert_synonyms
 from pipeline.augment.swap import swap_words
@@ -17,7 +18,7 @@ from pipeline.augment.words import edit_count
 from pipeline.settings.augment import Share
 
 Operation = Literal["synonym", "insert", "swap", "delete"]
-OPERATIONS: tuple[Operation, ...] = ("synonym", "insert", "swap", "delete")
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 
 
 @AUGMENTERS.register("eda")
@@ -31,15 +32,10 @@ class EDA(SynonymAugmenter):
 
     share: Share = 0.1
     """alpha of the paper"""
-    weights: dict[Operation, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {
-        "synonym": 1.0,
-        "insert": 1.0,
-        "swap": 1.0,
-        "delete": 1.0,
-    }
-    """how often each operation is drawn, relative to the others; an operation without a weight is never
-    drawn
-    """
+    weights: dict[Operation, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = dict.fromkeys(
+        OPERATIONS, 1.0
+    )
+    """how often each operation is drawn, relative to the others; one without a weight is never drawn"""
 
     @field_validator("weights")
     @classmethod
@@ -52,24 +48,19 @@ class EDA(SynonymAugmenter):
     def needs_synonyms(self) -> bool:
         return any(self.weights.get(name) for name in ("synonym", "insert"))
 
-    def start(self) -> Callable[[Words, np.random.Generator], Words]:
+    def start(self) -> Edit:
         find_synonyms, share = self.find_synonyms(), self.share
-        edits: dict[Operation, Callable[[Words, np.random.Generator], Words]] = {
-            "synonym": lambda words, rng: replace_words(
-                words, edit_count(len(words), share, None), find_synonyms, rng
-            ),
-            "insert": lambda words, rng: insert_synonyms(
-                words, edit_count(len(words), share, None), find_synonyms, rng
-            ),
-            "swap": lambda words, rng: swap_words(words, edit_count(len(words), share, None), rng),
-            "delete": lambda words, rng: omit_words(words, share, rng),
+        edits: dict[Operation, Callable[[Words, int, np.random.Generator], Words]] = {
+            "synonym": lambda words, count, rng: replace_words(words, count, find_synonyms, rng),
+            "insert": lambda words, count, rng: insert_synonyms(words, count, find_synonyms, rng),
+            "swap": swap_words,
+            "delete": lambda words, _, rng: omit_words(words, share, rng),
         }
-        drawn = [(edits[name], weight) for name in OPERATIONS if (weight := self.weights.get(name))]
-        bounds = list(accumulate(weight for _, weight in drawn))
+        drawn = [name for name in OPERATIONS if self.weights.get(name)]
+        bounds = list(accumulate(self.weights[name] for name in drawn))
 
         def edited(words: Words, rng: np.random.Generator) -> Words:
-            value = rng.random() * bounds[-1]
-            operation = sum(value >= bound for bound in bounds[:-1])
-            return drawn[operation][0](words, rng)
+            operation = drawn[bisect(bounds[:-1], rng.random() * bounds[-1])]
+            return edits[operation](words, edit_count(len(words), share, None), rng)
 
         return edited

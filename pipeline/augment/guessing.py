@@ -1,22 +1,27 @@
-"""Mask words of texts and replace them by the guesses of a masked language model. Imports torch only when
-loaded.
+"""Mask words of texts and replace them by the guesses of a masked language model.
+
+Torch is imported only when the model is loaded.
 """
 
 import re
 import time
 import unicodedata
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from pipeline.augment import ModelStats, StageInput, StageOutput, keyed_rng
 from pipeline.augment.words import cased_like, draw_positions, edit_count, split_word
+from pipeline.config import Settings
 from pipeline.device import Device
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.settings.augment import AugmentSettings
+from pipeline.settings.augment import AugmentSettings, ModelSettings, Share
 from pipeline.text.tokens.templates import fast_tokenizer
 
 if TYPE_CHECKING:
@@ -28,35 +33,44 @@ _TOKENIZED_AT_ONCE = 1_024  # texts in one call of the tokenizer
 
 @dataclass(frozen=True)
 class WordSpan:
-    """A word of a text, without punctuation around it: its characters first to last, and its tokens."""
+    """A word of a text, without punctuation around it."""
 
     first: int
+    """index of its first character"""
     last: int
+    """index after its last character"""
     tokens: tuple[int, int]
+    """its first token, and the one after its last"""
 
 
 @dataclass(frozen=True)
 class MaskedVariant:
-    """A variant before the guesses: index of its source, its number, the masked words, and the model's
-    input.
-    """
+    """A variant before the guesses: the masked words, and the model's input."""
 
     source: int
+    """index of its text"""
     number: int
     chosen: list[WordSpan]
     blanks: "Blanks"
 
 
-@dataclass(frozen=True)
-class GuessOptions:
-    """How words are masked and guessed; see `MaskedLMAugmenter`."""
+class GuessOptions(Settings):
+    """Options of masking and guessing."""
 
-    share: float
-    top_k: int | None
-    temperature: float
-    other: bool
-    count: int
-    batch_tokens: int | None
+    model: ModelSettings
+    """a model with its masked-language-model head, such as bert-base-uncased: BERT, RoBERTa, DistilBERT,
+    MPNet or another that transformers loads as a masked language model
+    """
+    share: Share = 0.15
+    """proportion of the words that are replaced, rounded; at least one word"""
+    top_k: Annotated[int, Field(ge=1)] | None = 10
+    """guesses are drawn among this many of the likeliest; 1: the likeliest; null: all"""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """divides the logits; above 1 unlikely words are drawn more often"""
+    other: bool = True
+    """whether a guess must differ from the word behind the mask"""
+    count: Annotated[int, Field(ge=1)] = 1
+    """variants of each text, drawn independently"""
 
 
 class LoadedGuesser:
@@ -79,11 +93,12 @@ class LoadedGuesser:
         self._backend.no_truncation()
         self._mask = self._backend.get_vocab()[mask]
         self._whole_words = _whole_words(self._backend, folder.path)
-        self._ids_by_word = _ids_by_word(self._whole_words)
+        self._ids_by_word = defaultdict[str, list[int]](list)
+        for number, word in self._whole_words.items():
+            self._ids_by_word[word.casefold()].append(number)
         self._choice = GuessChoice(sorted(self._whole_words), options.top_k, options.temperature)
-        self._guesser = Guesser(
-            folder, device, settings.dtype, batch_tokens=options.batch_tokens, threads=settings.threads
-        )
+        tokens = options.model.batch_tokens
+        self._guesser = Guesser(folder, device, settings.dtype, batch_tokens=tokens, threads=settings.threads)
 
     def __call__(self, sources: Sequence[StageInput]) -> Iterator[tuple[int, StageOutput]]:
         began = time.perf_counter()
@@ -112,14 +127,13 @@ class LoadedGuesser:
             part = sources[start : start + _TOKENIZED_AT_ONCE]
             encodings = self._backend.encode_batch([source.text for source in part])
             for index, (source, encoding) in enumerate(zip(part, encodings, strict=True), start):
-                numbers = range(self._options.count)
                 if len(encoding.ids) > self._limit:
                     yield index, StageOutput(reason="too_long_for_model")
                 elif words := _word_spans(source.text, encoding):
                     mask = partial(self._mask_words, index, source=source, ids=encoding.ids, words=words)
-                    yield index, [mask(number) for number in numbers]
+                    yield index, list(map(mask, range(self._options.count)))
                 else:
-                    yield index, StageOutput((source.text,) * len(numbers))
+                    yield index, StageOutput((source.text,) * self._options.count)
 
     def _mask_words(
         self, index: int, number: int, source: StageInput, ids: list[int], words: list[WordSpan]
@@ -141,7 +155,7 @@ class LoadedGuesser:
 
     def _excluded_ids(self, word: str) -> Sequence[int]:
         """Ids that may not be guessed in place of a word."""
-        same = self._ids_by_word.get(word.casefold(), []) if self._options.other else []
+        same = self._ids_by_word[word.casefold()] if self._options.other else []
         return same if len(same) < len(self._whole_words) else []
 
     def _guess(
@@ -150,14 +164,13 @@ class LoadedGuesser:
         """Guess the masked words of one batch of `size` rows, padded to `width` tokens."""
         began = time.perf_counter()
         masks = edit_count(width, self._options.share, None)  # no row of this length has more
-        guesses = self._guesser.guesses(
-            [variant.blanks for variant in variants], width, size, masks, self._choice
-        )
+        blanks = [variant.blanks for variant in variants]
+        guesses = self._guesser.guesses(blanks, width, size, masks, self._choice)
         texts = [
             self._insert_guesses(sources[variant.source].text, variant.chosen, guess)
             for variant, guess in zip(variants, guesses, strict=True)
         ]
-        tokens = sum(len(variant.blanks.ids) for variant in variants)
+        tokens = sum(len(each.ids) for each in blanks)
         self.stats = self.stats.merge(
             ModelStats(0, tokens, sum(map(len, guesses)), size * width - tokens, time.perf_counter() - began)
         )
@@ -167,10 +180,8 @@ class LoadedGuesser:
         """The text with the guesses in place of the masked words."""
         parts, done = list[str](), 0
         for word, guess in zip(chosen, guesses, strict=True):
-            parts += [
-                text[done : word.first],
-                cased_like(text[word.first : word.last], self._whole_words[guess]),
-            ]
+            original = text[word.first : word.last]
+            parts += [text[done : word.first], cased_like(original, self._whole_words[guess])]
             done = word.last
         return "".join([*parts, text[done:]])
 
@@ -206,8 +217,12 @@ def _whole_words(backend: Any, path: Path) -> dict[int, str]:
     }
     words = {number: word for number, word in spelled.items() if _is_word(word)}
     if not words:
-        expected = "a vocabulary with whole words, to guess from"
-        raise ModelError(str(path), expected, "only pieces of words", "use another model")
+        raise ModelError(
+            str(path),
+            "a vocabulary with whole words, to guess from",
+            "only pieces of words",
+            "use another model",
+        )
     return words
 
 
@@ -215,11 +230,3 @@ def _is_word(token: str) -> bool:
     return any(map(str.isalpha, token)) and all(
         character.isalnum() or unicodedata.category(character)[0] == "M" for character in token
     )
-
-
-def _ids_by_word(words: dict[int, str]) -> dict[str, list[int]]:
-    """Case-folded word -> its ids."""
-    ids: dict[str, list[int]] = {}
-    for number, word in words.items():
-        ids.setdefault(word.casefold(), []).append(number)
-    return ids

@@ -1,12 +1,11 @@
 """Insert synonyms of a text's words at random positions (Wei & Zou 2019, EDA: random insertion)."""
 
-from collections.abc import Callable
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from pipeline.augment import AUGMENTERS, Words
+from pipeline.augment import AUGMENTERS, Edit, Words
 from pipeline.augment.synonyms import FindSynonyms, SynonymAugmenter
 from pipeline.augment.words import edit_count
 from pipeline.settings.augment import Share
@@ -35,7 +34,7 @@ class Insert(SynonymAugmenter):
     times: Annotated[int, Field(ge=1)] | None = None
     """number of insertions; null: by share"""
 
-    def start(self) -> Callable[[Words, np.random.Generator], Words]:
+    def start(self) -> Edit:
         find_synonyms = self.find_synonyms()
         return lambda words, rng: insert_synonyms(
             words, edit_count(len(words), self.share, self.times), find_synonyms, rng

@@ -1,23 +1,18 @@
 """Decide which variants of a batch of texts are kept, and why the others are rejected."""
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.augment.comparison import (
-    as_mask,
-    case_fold,
-    folded_repetitions,
-    text_lengths,
-    without_punctuation,
-)
+from pipeline.augment.comparison import as_mask, case_fold, repetitions, text_lengths, without_punctuation
 from pipeline.augment.language import check_languages, languages_of
 from pipeline.settings.augment import KeepSettings
+from pipeline.text.tokens.budget import distinct
 
 EMPTY, IDENTICAL, TOO_SHORT, TOO_LONG, REPETITION, LANGUAGE, UNLIKE, ALIKE, DUPLICATE = REASONS = (
     "empty",
@@ -64,9 +59,8 @@ class JudgedVariants:
 
     def counts(self) -> dict[str, int]:
         """Number of variants under "kept", and of rejected ones by reason."""
-        return {"kept": len(self.kept) - self.kept.null_count} | dict(
-            sorted(Counter(self.reasons.drop_null().to_pylist()).items())
-        )
+        reasons = Counter(self.reasons.drop_null().to_pylist())
+        return {"kept": len(self.kept) - self.kept.null_count} | dict(sorted(reasons.items()))
 
 
 def check_keep(settings: KeepSettings, where: str) -> None:
@@ -97,7 +91,7 @@ def judge(
     Raises:
         ConfigError: as by `check_keep`.
     """
-    sources = _Sources(texts)
+    sources = _Texts(texts)
     trials = {label: _Trial(sources, candidates) for label, candidates in made.items()}
     for trial in trials.values():
         for test in (_empty, _identical, _length, _repetition, _language):
@@ -107,78 +101,73 @@ def judge(
     return {label: trial.judged() for label, trial in trials.items()}
 
 
-class _Sources:
-    """The texts, and values that are computed from them once."""
+class _Texts:
+    """Texts or variants, in the forms in which they are compared; null if there is none."""
 
     def __init__(self, texts: pa.Array) -> None:
         self.texts = texts.cast(pa.large_string())
         self.lengths = text_lengths(self.texts)
+        self.folded = case_fold(self.texts)
+        self.bare = without_punctuation(self.folded)
         self._repetitions: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
-    @functools.cached_property
-    def folded(self) -> pa.Array:
-        return case_fold(self.texts)
-
-    @functools.cached_property
-    def bare(self) -> pa.Array:
-        return without_punctuation(self.folded)
+    def take(self, rows: np.ndarray) -> list[str]:
+        """The texts at these rows."""
+        return self.texts.take(pa.array(rows)).to_pylist()
 
     def repetitions(self, run: int) -> tuple[np.ndarray, np.ndarray]:
+        """Repetitions in all texts; they are counted once."""
         if run not in self._repetitions:
-            self._repetitions[run] = folded_repetitions(self.folded, run)
+            self._repetitions[run] = repetitions(self.folded, run)
         return self._repetitions[run]
 
 
 class _Trial:
     """The variants of one label during the tests."""
 
-    def __init__(self, sources: _Sources, candidates: Candidates) -> None:
-        self.sources, self.settings = sources, candidates.settings
-        self.variants = candidates.variants.cast(pa.large_string())
+    def __init__(self, sources: _Texts, candidates: Candidates) -> None:
+        self.sources, self.variants, self.settings = sources, _Texts(candidates.variants), candidates.settings
         self.reasons = np.array(candidates.reasons.to_pylist(), object)
         self._accepted = as_mask(pc.is_null(candidates.reasons))
-        self.similarity = np.full(len(self.variants), np.nan)
-        self.folded = case_fold(self.variants)
-        self.bare = without_punctuation(self.folded)
+        self.similarity = np.full(len(self.reasons), np.nan)
 
     @property
     def remaining(self) -> np.ndarray:
         """(m,) int64: indices of the variants that no test has rejected so far."""
         return np.flatnonzero(self._accepted)
 
-    def reject(self, places: np.ndarray, reason: str) -> None:
-        self.reasons[places], self._accepted[places] = reason, False
+    def reject(self, rows: np.ndarray, reason: str) -> None:
+        """Reject the variants at these rows."""
+        self.reasons[rows], self._accepted[rows] = reason, False
 
     def judged(self) -> JudgedVariants:
+        """The variants as they are after all tests."""
         kept, missing = pa.array(self._accepted), pa.scalar(None, pa.large_string())
         similarity = pa.array(self.similarity.astype(np.float32), mask=np.isnan(self.similarity))
-        return JudgedVariants(
-            pc.if_else(kept, self.variants, missing),
-            pc.if_else(kept, missing, self.variants),
-            pa.array(self.reasons, pa.string()),
-            similarity,
-        )
+        texts = pc.if_else(kept, self.variants.texts, missing)
+        rejected = pc.if_else(kept, missing, self.variants.texts)
+        return JudgedVariants(texts, rejected, pa.array(self.reasons, pa.string()), similarity)
 
 
 def _empty(trial: _Trial) -> None:
     """Reject variants without text, or with punctuation only if the text has words."""
-    remaining = trial.remaining
-    missing = pc.equal(pc.utf8_trim_whitespace(trial.variants), "").fill_null(True)
-    wordless = pc.and_(pc.equal(trial.bare, "").fill_null(True), pc.not_equal(trial.sources.bare, ""))
-    trial.reject(remaining[as_mask(pc.or_(missing, wordless))[remaining]], EMPTY)
+    remaining, bare = trial.remaining, trial.variants.bare
+    wordless = pc.and_(pc.equal(bare, "").fill_null(True), pc.not_equal(trial.sources.bare, ""))
+    empty = (trial.variants.lengths == 0) | as_mask(wordless)
+    trial.reject(remaining[empty[remaining]], EMPTY)
 
 
 def _identical(trial: _Trial) -> None:
     if not trial.settings.identical:
-        remaining = trial.remaining
-        trial.reject(remaining[as_mask(pc.equal(trial.bare, trial.sources.bare))[remaining]], IDENTICAL)
+        remaining, same = trial.remaining, as_mask(pc.equal(trial.variants.bare, trial.sources.bare))
+        trial.reject(remaining[same[remaining]], IDENTICAL)
 
 
 def _length(trial: _Trial) -> None:
     if trial.settings.length_ratio is None:
         return
     remaining, (low, high) = trial.remaining, trial.settings.length_ratio
-    ratios = text_lengths(trial.variants)[remaining] / np.maximum(trial.sources.lengths[remaining], 1)
+    ratios = trial.variants.lengths[remaining] / np.maximum(trial.sources.lengths[remaining], 1)
     trial.reject(remaining[ratios < low], TOO_SHORT)
     trial.reject(remaining[ratios > high], TOO_LONG)
 
@@ -187,38 +176,32 @@ def _repetition(trial: _Trial) -> None:
     if trial.settings.repeats is None:
         return
     remaining, run = trial.remaining, trial.settings.repeat_words
-    words, runs = folded_repetitions(trial.folded.take(pa.array(remaining)), run)
+    words, runs = repetitions(trial.variants.folded.take(pa.array(remaining)), run)
     own_words, own_runs = (found[remaining] for found in trial.sources.repetitions(run))
-    trial.reject(
-        remaining[(words > own_words) | (runs > np.maximum(own_runs, trial.settings.repeats))], REPETITION
-    )
+    repeated = (words > own_words) | (runs > np.maximum(own_runs, trial.settings.repeats))
+    trial.reject(remaining[repeated], REPETITION)
 
 
 def _language(trial: _Trial) -> None:
     if trial.settings.language is None:
         return
     remaining = trial.remaining
-    found = languages_of(trial.variants.take(pa.array(remaining)).to_pylist(), trial.settings.languages)
+    found = languages_of(trial.variants.take(remaining), trial.settings.languages)
     trial.reject(remaining[np.array(found, object) != trial.settings.language], LANGUAGE)
 
 
 def _similarity(trials: list[_Trial], vectors: Vectors | None) -> None:
     """Test the cosines. Each distinct text is encoded once."""
-    places: dict[str, int] = {}
-    pairs = []
-    for trial in trials:
-        couples = [
-            (each.take(pa.array(trial.remaining)).to_pylist())
-            for each in (trial.sources.texts, trial.variants)
-        ]
-        pairs.append([[places.setdefault(text, len(places)) for text in texts] for texts in couples])
-    if not places:
+    pairs = [[each.take(trial.remaining) for each in (trial.sources, trial.variants)] for trial in trials]
+    texts, rows = distinct(list(chain.from_iterable(chain.from_iterable(pairs))))
+    if not texts:
         return
     assert vectors is not None, "a bound on the similarity needs an encoder"
-    made = np.asarray(vectors(list(places)), np.float64)
+    made = np.asarray(vectors(texts), np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         units = made / np.linalg.norm(made, axis=1, keepdims=True)
-    for trial, (own, others) in zip(trials, pairs, strict=True):
+    for trial in trials:
+        (own, others), rows = np.split(rows[: 2 * len(trial.remaining)], 2), rows[2 * len(trial.remaining) :]
         _reject_by_cosine(trial, np.clip((units[own] * units[others]).sum(1), -1, 1))
 
 
@@ -240,4 +223,5 @@ def _duplicates(trials: list[_Trial]) -> None:
             continue
         for before in trials[:number]:
             both = np.intersect1d(trial.remaining, before.remaining, assume_unique=True)
-            trial.reject(both[as_mask(pc.equal(trial.bare, before.bare))[both]], DUPLICATE)
+            equal = as_mask(pc.equal(trial.variants.bare, before.variants.bare))
+            trial.reject(both[equal[both]], DUPLICATE)

@@ -27,8 +27,9 @@ def check_languages(codes: Sequence[str], where: str) -> None:
     known = _full_identifier(where).labels
     for code in codes:
         if code not in known:
-            remedy = f"known: {', '.join(known)}"
-            raise ConfigError(where, "the ISO 639 code of a known language", repr(code), remedy)
+            raise ConfigError(
+                where, "the ISO 639 code of a known language", repr(code), f"known: {', '.join(known)}"
+            )
 
 
 @functools.cache
@@ -56,6 +57,9 @@ def _full_identifier(where: str) -> Any:
     try:
         return _load()
     except ImportError:
-        remedy = "pip install 'manta-embeddings[augment]', or set language to null"
-        expected = "py3langid, which identifies languages"
-        raise ConfigError(where, expected, "not installed", remedy) from None
+        raise ConfigError(
+            where,
+            "py3langid, which identifies languages",
+            "not installed",
+            "pip install 'manta-embeddings[augment]', or set language to null",
+        ) from None

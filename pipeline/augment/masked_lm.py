@@ -1,9 +1,8 @@
 """Replace words by guesses of a masked language model (Gao et al. 2021, SimCSE, table 1: MLM 15 %)."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from pydantic import Field, JsonValue
+from pydantic import JsonValue
 
 from pipeline.augment import AUGMENTERS, LoadedStage, ModelAugmenter, ModelStage
 from pipeline.augment.guessing import GuessOptions, LoadedGuesser
@@ -14,49 +13,21 @@ from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings
-from pipeline.settings.augment import AugmentSettings, ModelSettings, Share
+from pipeline.settings.augment import AugmentSettings, ModelSettings
 from pipeline.text.tokens.templates import mask_token
 
 _RULES = 1  # part of the identity: raise it when the same settings begin to give other texts
-_HEADED = (
-    "MaskedLM",
-    "PreTraining",
-)  # endings of the names of architectures with a masked-language-model head
+# endings of the names of architectures with a masked-language-model head
+_HEADED = ("MaskedLM", "PreTraining")
 
 
 @AUGMENTERS.register("masked_lm")
-class MaskedLMAugmenter(ModelAugmenter):
+class MaskedLMAugmenter(ModelAugmenter, GuessOptions):
     """The text with some random words replaced by guesses of a masked language model that sees the others.
 
     A word is masked as a whole by one mask token, and replaced by one whole word of the model's vocabulary.
     Punctuation around a word and its capitals are kept.
     """
-
-    model: ModelSettings
-    """a model with its masked-language-model head, such as bert-base-uncased: BERT, RoBERTa, DistilBERT,
-    MPNet or another that transformers loads as a masked language model
-    """
-    share: Share = 0.15
-    """proportion of the words that are replaced, rounded; at least one word"""
-    top_k: Annotated[int, Field(ge=1)] | None = 10
-    """guesses are drawn among this many of the likeliest; 1: the likeliest; null: all"""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    """divides the logits; above 1 unlikely words are drawn more often"""
-    other: bool = True
-    """whether a guess must differ from the word behind the mask"""
-    count: Annotated[int, Field(ge=1)] = 1
-    """variants of each text, drawn independently"""
-
-    def guess_options(self) -> GuessOptions:
-        """The options that the loaded stage needs."""
-        return GuessOptions(
-            share=self.share,
-            top_k=self.top_k,
-            temperature=self.temperature,
-            other=self.other,
-            count=self.count,
-            batch_tokens=self.model.batch_tokens,
-        )
 
     def model_stages(self) -> tuple[ModelStage, ...]:
         model = self.model.model_copy(update={"path": absolute_path(self.model.path)})
@@ -111,10 +82,14 @@ class GuessStage:
         """The mask token. ModelError if the tokenizer has none."""
         name = mask_token(folder.beside_config(""), folder.tokenizer().vocabulary())
         if name is None:
-            expected = "a tokenizer with a mask token, to guess words"
-            raise ModelError(str(folder.path), expected, "none", "use a model such as BERT")
+            raise ModelError(
+                str(folder.path),
+                "a tokenizer with a mask token, to guess words",
+                "none",
+                "use a model such as BERT",
+            )
         return name
 
     def start(self, device: Device, settings: AugmentSettings) -> LoadedStage:
         folder = self.folder()
-        return LoadedGuesser(folder, self.mask(folder), self.settings.guess_options(), device, settings)
+        return LoadedGuesser(folder, self.mask(folder), self.settings, device, settings)

@@ -4,6 +4,7 @@ Only the neighbours of words that texts contain are computed, once in each worke
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,9 +15,8 @@ from pipeline.models.folder.locate import locate
 from pipeline.models.folder.vectorfile import read_vectors
 from pipeline.models.folder.word_vectors import TABLE
 
-_BLOCK = (
-    32  # words looked up together: neighbours in the file have similar frequencies, so they occur together
-)
+# words looked up together: neighbours in the file have similar frequencies, so they occur together
+_BLOCK = 32
 _ROWS = 8_192  # of the table in one product: 10 MB with 300 dimensions
 
 
@@ -49,18 +49,11 @@ class NearestWords:
         self._index: dict[str, int] = {}
         for index, word in enumerate(self._folded):
             self._index.setdefault(word, index)
-        lengths = np.concatenate(
-            [
-                np.linalg.norm(self.vectors[start : start + _ROWS], axis=1)
-                for start in range(0, len(self.words), _ROWS)
-            ]
-        )
+        lengths = np.concatenate([np.linalg.norm(rows, axis=1) for rows in self._table_blocks()])
         self._scale = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
-        first = (self._index[word] == index for index, word in enumerate(self._folded))
-        lettered = (any(map(str.isalpha, word)) for word in self.words)
-        self._is_candidate = np.fromiter(
-            map(all, zip(first, lettered, strict=True)), bool, len(self.words)
-        ) & (lengths > 0)
+        candidates = [index for index in self._index.values() if any(map(str.isalpha, self.words[index]))]
+        self._is_candidate = np.zeros(len(self.words), bool)
+        self._is_candidate[candidates] = lengths[candidates] > 0
 
     @classmethod
     def of(cls, path: str, count: int, least_cosine: float, vocabulary: int | None) -> "NearestWords":
@@ -71,12 +64,8 @@ class NearestWords:
         with file.open("rb") as stream:  # the file has one tensor, after the header
             header = int.from_bytes(stream.read(8), "little")
             shape = json.loads(stream.read(header))[TABLE]["shape"]
-        return cls(
-            words[:vocabulary],
-            np.memmap(file, "<f4", "r", 8 + header, tuple(shape))[:vocabulary],
-            count,
-            least_cosine,
-        )
+        vectors = np.memmap(file, "<f4", "r", 8 + header, tuple(shape))
+        return cls(words[:vocabulary], vectors[:vocabulary], count, least_cosine)
 
     def __call__(self, word: str) -> tuple[str, ...]:
         index = self._index.get(word)
@@ -90,18 +79,13 @@ class NearestWords:
         """Find the neighbours of the block of words that begins at `start`."""
         block = slice(start, min(start + _BLOCK, len(self.words)))
         own = self.vectors[block] * self._scale[block, None]
-        cosines = (
-            np.concatenate(
-                [own @ self.vectors[first : first + _ROWS].T for first in range(0, len(self.words), _ROWS)],
-                axis=1,
-            )
-            * self._scale
-        )
+        cosines = np.concatenate([own @ rows.T for rows in self._table_blocks()], axis=1) * self._scale
         cosines[:, ~self._is_candidate] = -np.inf
         for index, row in enumerate(cosines, start):
             row[self._index[self._folded[index]]] = -np.inf
-            near = np.flatnonzero(row >= self.least_cosine)
+            near = np.flatnonzero(row >= self.least_cosine) if self._scale[index] else np.zeros(0, np.int64)
             nearest = near[np.argsort(-row[near], kind="stable")[: self.count]]
-            self._found[index] = (
-                tuple(self.words[each] for each in nearest.tolist()) if self._scale[index] else ()
-            )
+            self._found[index] = tuple(self.words[each] for each in nearest.tolist())
+
+    def _table_blocks(self) -> Iterator[np.ndarray]:
+        return (self.vectors[start : start + _ROWS] for start in range(0, len(self.words), _ROWS))

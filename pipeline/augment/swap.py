@@ -1,12 +1,11 @@
 """Exchange words of a text (Wei & Zou 2019, EDA: random swap)."""
 
-from collections.abc import Callable
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from pipeline.augment import AUGMENTERS, WordAugmenter, Words
+from pipeline.augment import AUGMENTERS, Edit, WordAugmenter, Words
 from pipeline.augment.words import edit_count
 from pipeline.settings.augment import Share
 
@@ -32,5 +31,5 @@ class Swap(WordAugmenter):
     times: Annotated[int, Field(ge=1)] | None = None
     """number of exchanges; null: by share"""
 
-    def start(self) -> Callable[[Words, np.random.Generator], Words]:
+    def start(self) -> Edit:
         return lambda words, rng: swap_words(words, edit_count(len(words), self.share, self.times), rng)

@@ -1,12 +1,11 @@
 """Replace words by synonyms (Gao et al. 2021, SimCSE, table 1: synonym replacement; Wei & Zou 2019, EDA)."""
 
-from collections.abc import Callable
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from pipeline.augment import AUGMENTERS, Words
+from pipeline.augment import AUGMENTERS, Edit, Words
 from pipeline.augment.synonyms import FindSynonyms, SynonymAugmenter
 from pipeline.augment.words import cased_like, draw_positions, edit_count
 from pipeline.settings.augment import Share
@@ -39,7 +38,7 @@ class Synonym(SynonymAugmenter):
     share: Share = 0.1
     """proportion of the words that are replaced if `words` is null, rounded; at least one"""
 
-    def start(self) -> Callable[[Words, np.random.Generator], Words]:
+    def start(self) -> Edit:
         find_synonyms = self.find_synonyms()
         return lambda words, rng: replace_words(
             words, edit_count(len(words), self.share, self.words), find_synonyms, rng

@@ -74,9 +74,12 @@ class SynonymSettings(Settings):
             store, name = store_of(self.path)
             return store.local(name)
         except FileNotFoundError:
-            expected = "a thesaurus" if self.vectors is None else "a file of word vectors"
-            remedy = "check the path; a relative path starts at the working directory of the command"
-            raise ConfigError("synonyms", expected, f"no file {self.path}", remedy) from None
+            raise ConfigError(
+                "synonyms",
+                "a thesaurus" if self.vectors is None else "a file of word vectors",
+                f"no file {self.path}",
+                "check the path; a relative path starts at the working directory of the command",
+            ) from None
 
     def check(self) -> None:
         """Check that the file can be read.
@@ -95,12 +98,8 @@ class SynonymSettings(Settings):
         content: JsonValue = {"sha256": digest_of_file(self.file())}
         if self.vectors is None:
             return {"thesaurus": content}
-        return {
-            "vectors": content,
-            "nearest": self.nearest,
-            "least_cosine": self.least_cosine,
-            "vocabulary": self.vocabulary,
-        }
+        options = self.model_dump(mode="json", include={"nearest", "least_cosine", "vocabulary"})
+        return {"vectors": content, **options}
 
     def start(self) -> Lookup:
         """Load the source.
@@ -160,10 +159,7 @@ class SynonymAugmenter(WordAugmenter):
             self.synonyms.check()
 
     def identity(self) -> JsonValue:
-        return {
-            **self.model_dump(mode="json"),
-            "synonyms": None if self.synonyms is None else self.synonyms.identity(),
-        }
+        return self.model_dump(mode="json") | {"synonyms": self.synonyms and self.synonyms.identity()}
 
     def find_synonyms(self) -> FindSynonyms:
         """Load the source.
@@ -172,12 +168,8 @@ class SynonymAugmenter(WordAugmenter):
             A function from a word of a text to its synonyms; None for a stop word and for a word without
             synonyms.
         """
-        lookup: Lookup = (
-            self.synonyms.start() if self.synonyms is not None and self.needs_synonyms else lambda word: ()
-        )
-        stop_words = (
-            STOP_WORDS if self.stop_words is None else frozenset(word.casefold() for word in self.stop_words)
-        )
+        lookup: Lookup = self.synonyms.start() if self.synonyms and self.needs_synonyms else lambda word: ()
+        stop_words = STOP_WORDS if self.stop_words is None else {word.casefold() for word in self.stop_words}
 
         @functools.lru_cache(maxsize=_CACHED_WORDS)
         def find_synonyms(word: str) -> ReplaceableWord | None:

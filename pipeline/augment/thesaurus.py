@@ -1,13 +1,13 @@
 """Read a user's thesaurus: a Parquet file, or lines of text."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
-from pipeline.text.corpus.columns import plain_type
+from pipeline.store.arrays import is_text
 
 _REMEDY = "write Parquet with the columns word and synonym, or a line word<TAB>synonym,synonym for each word"
 
@@ -55,23 +55,20 @@ def _lines(file: Path, name: str) -> Entries:
                 continue
             word, tab, others = text.partition("\t")
             if not tab:
-                found = f"{text[:60]!a}, which has no tab"
-                raise DataError(where, "word<TAB>synonym,synonym", found, _REMEDY)
-            yield (
-                where,
-                _collapse_white_space(word),
-                [_collapse_white_space(other) for other in others.split(",")],
-            )
+                raise DataError(
+                    where, "word<TAB>synonym,synonym", f"{text[:60]!a}, which has no tab", _REMEDY
+                )
+            yield where, _collapse_white_space(word), list(map(_collapse_white_space, others.split(",")))
 
 
 def _rows(file: Path, name: str) -> Entries:
     words, others = _columns(file, name)
-    for number, (word, other) in enumerate(zip(_values(words), _values(others), strict=True), 1):
+    for number, (word, other) in enumerate(zip(words.to_pylist(), others.to_pylist(), strict=True), 1):
         where = f"{name}: row {number}"
         several = other if isinstance(other, list) else [other]
         if word is None or other is None or None in several:
             raise DataError(where, "a word and its synonyms", "a missing value", "fix or remove it")
-        yield where, _collapse_white_space(word), [_collapse_white_space(each) for each in several]
+        yield where, _collapse_white_space(word), list(map(_collapse_white_space, several))
 
 
 def _columns(file: Path, name: str) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
@@ -81,25 +78,23 @@ def _columns(file: Path, name: str) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
         names = table.schema_arrow.names
         second = next((each for each in ("synonym", "synonyms") if each in names), None)
         if "word" not in names or second is None:
-            found = f"the columns {', '.join(names[:8])}"
-            raise DataError(name, "the columns word and synonym", found, _REMEDY)
+            raise DataError(
+                name, "the columns word and synonym", f"the columns {', '.join(names[:8])}", _REMEDY
+            )
         words, others = table.read(columns=["word", second]).select(["word", second]).columns
     except (pa.ArrowException, OSError) as error:
-        found = " ".join(str(error).split())[:200]
-        raise DataError(name, "a readable Parquet file", found, "write the file again") from None
+        raise DataError(
+            name, "a readable Parquet file", " ".join(str(error).split())[:200], "write the file again"
+        ) from None
     is_list = pa.types.is_list(others.type) or pa.types.is_large_list(others.type)
-    if not _is_text(words.type) or not _is_text(others.type.value_type if is_list else others.type):
-        expected = "words as strings and synonyms as strings or lists of them"
-        raise DataError(name, expected, f"{words.type} and {others.type}", _REMEDY)
+    if not is_text(words.type) or not is_text(others.type.value_type if is_list else others.type):
+        raise DataError(
+            name,
+            "words as strings and synonyms as strings or lists of them",
+            f"{words.type} and {others.type}",
+            _REMEDY,
+        )
     return words, others
-
-
-def _values(column: pa.ChunkedArray) -> Iterable[object]:
-    return (value for chunk in column.chunks for value in chunk.to_pylist())
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(plain_type(kind)) or pa.types.is_large_string(plain_type(kind)))
 
 
 def _collapse_white_space(word: object) -> str:

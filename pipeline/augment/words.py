@@ -11,9 +11,7 @@ _POSSESSIVE = re.compile(r"(?<=.)['’][sS]$")
 
 
 def edit_count(words: int, share: float, exactly: int | None) -> int:
-    """Number of words to edit: `exactly`, or if that is None the proportion `share`, rounded; at least
-    one.
-    """
+    """Number of words to edit: `exactly`, or the proportion `share`, rounded, but at least one."""
     return max(1, round(share * words)) if exactly is None else exactly
 
 
@@ -50,9 +48,7 @@ def split_word(word: str) -> tuple[str, str, str]:
 
 
 def cased_like(word: str, other: str) -> str:
-    """`other` in capitals if `word` is in capitals, with a capital first letter if `word` has one; else
-    unchanged.
-    """
+    """Write `other` in capitals if `word` is in capitals, or with a capital first letter if `word` has one."""
     if len(word) > 1 and word.isupper():
         return other.upper()
     return other[:1].upper() + other[1:] if word[:1].isupper() else other

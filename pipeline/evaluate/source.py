@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from pipeline.config import Settings
 from pipeline.errors import ConfigError, DataError
 from pipeline.settings import TaskSettings
+from pipeline.store.arrays import plain_type
 from pipeline.store.base import Store
-from pipeline.text.corpus.columns import plain_type
 
 BLANK = " "  # replaces a missing text; leaving the row out would change the task
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pipeline.augment import ModelStats
+from pipeline.augment import ModelWork
 from pipeline.charts.augmentation import VariantHistogram
 from pipeline.settings.augment import KeepSettings
 
@@ -28,30 +28,6 @@ class Method:
     keep: KeepSettings
     ratios: VariantHistogram | None = None
     similarities: VariantHistogram | None = None
-
-
-@dataclass(frozen=True)
-class ModelWork:
-    """Work of a stage with models.
-
-    Attributes:
-        title: of the stage.
-        stats: counts of texts and tokens.
-        seconds: wall time, including the start of workers.
-    """
-
-    title: str
-    stats: ModelStats
-    seconds: float
-
-    @property
-    def padding(self) -> float:
-        """Proportion of positions in batches that were padding."""
-        return self.stats.padding / max(self.stats.tokens_in + self.stats.padding, 1)
-
-    def per_s(self, name: str) -> float:
-        """Texts, tokens_in or tokens_out per second, over all workers."""
-        return float(getattr(self.stats, name) / max(self.seconds, 1e-9))
 
 
 @dataclass(frozen=True)

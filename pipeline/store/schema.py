@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import SpaceMismatch
+from pipeline.store.arrays import one_chunk
 
 SPACE_ID, DIM = b"manta.space_id", b"manta.dim"
 KEY = pa.binary(16)
@@ -87,9 +88,7 @@ def vector_column(vectors: np.ndarray, field: pa.Field) -> pa.Array:
 
 def vector_matrix(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
     """Return a FixedSizeList column as (n, dim), without a copy if it has one chunk."""
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):
-        array = array.chunk(0) if array.num_chunks else pa.array([], column.type)
+    array = one_chunk(column)
     return array.flatten().to_numpy(zero_copy_only=True).reshape(-1, array.type.list_size)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.augment import ModelStats
+from pipeline.augment import ModelStats, ModelWork
 from pipeline.augment.keep import REASONS
 from pipeline.charts.augmentation import VariantHistogram
 from pipeline.report.augmentation import charts, meaning, render, verdict, warnings
@@ -18,7 +18,6 @@ from pipeline.report.augmentation_report import (
     AugmentationReport,
     AugmentedExample,
     Method,
-    ModelWork,
     RejectedVariant,
     VariantSample,
 )

@@ -1,6 +1,4 @@
-"""Augment a corpus: make variants of its texts, choose the good ones, and write a numbered manifest of
-units.
-"""
+"""Augment a corpus: make variants of its texts, choose the good ones, and write a numbered manifest."""
 
 from pipeline.flows.augment.check import check_augmenters
 from pipeline.flows.augment.plan import VariantPlan
@@ -35,7 +33,7 @@ def augment(job: Job, stages: Stages, *, verbose: bool = False) -> Augmentation:
     series = Series(store, job.augment.name)
     number, before = series.newest()
     plan = VariantPlan(job, named)
-    if before is not None and _is_current(job, store, before, plan):
+    if before and _is_current(job, store, before, plan):
         return _with_page(Augmentation("unchanged", store, series, number, before), plan, stages)
     for other in holders(store, series.folder):
         say(
@@ -43,8 +41,8 @@ def augment(job: Job, stages: Stages, *, verbose: bool = False) -> Augmentation:
             "the command that ends first writes the manifest"
         )
     with lease(store, series.folder):
-        parent = Corpus.load_intact(store, before.corpus.path) if before is not None else None
-        start = ParentCorpus(parent, parent.next_ordinal if parent is not None else 0)
+        parent = Corpus.load_intact(store, before.corpus.path) if before else None
+        start = ParentCorpus(parent, parent.next_ordinal if parent else 0)
         corpus = read_corpus(job.corpus, job.augment.unit_rows, store, start, stages)
         with (
             local_workers(plan.is_small(store, corpus), job.cluster.patience_s) as local,
@@ -54,7 +52,7 @@ def augment(job: Job, stages: Stages, *, verbose: bool = False) -> Augmentation:
             worked = plan.run_models(run, corpus, parent)
             units = plan.write_variants(run, corpus)
         manifest = plan.manifest(store, corpus, units)
-        if before is not None and manifest.model_copy(update={"settings": before.settings}) == before:
+        if before and manifest.model_copy(update={"settings": before.settings}) == before:
             made = Augmentation("unchanged", store, series, number, before, corpus, worked)
         else:
             number = series.add(manifest, number)
@@ -62,10 +60,8 @@ def augment(job: Job, stages: Stages, *, verbose: bool = False) -> Augmentation:
         return _with_page(made, plan, stages)
 
 
-def _with_page(made: Augmentation, plan: "VariantPlan", stages: Stages) -> Augmentation:
-    """Write the page beside the manifest, unless there is one: it describes the run that wrote the
-    manifest.
-    """
+def _with_page(made: Augmentation, plan: VariantPlan, stages: Stages) -> Augmentation:
+    """Write the page beside the manifest, unless the run that wrote the manifest has written it."""
     if made.status == "augmented" or not made.store.exists(made.series.page(made.number)):
         from pipeline.flows.augment.page import write_page  # here, because an unchanged run needs no charts
 
@@ -75,8 +71,8 @@ def _with_page(made: Augmentation, plan: "VariantPlan", stages: Stages) -> Augme
     return made
 
 
-def _is_current(job: Job, store: Store, before: Augmented, plan: "VariantPlan") -> bool:
-    """Whether the newest manifest is what the job would write, and its files are complete. Opens no unit."""
+def _is_current(job: Job, store: Store, before: Augmented, plan: VariantPlan) -> bool:
+    """Whether the job would write the newest manifest again, and its files are complete. Opens no unit."""
     if before.settings_digest != plan.digest:
         return False
     if before.corpus_digest != corpus_digest(job.corpus, list_files(job.corpus)):

@@ -1,9 +1,9 @@
-"""Units of model outputs: for each stage and each corpus unit, one unit with a row for every row, live or
-not.
+"""Units of model outputs: one for each stage and corpus unit, with a row for every row, live or dead.
 
 They are stored under a digest of everything that decides their content.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -30,10 +30,8 @@ _NO_SOURCE = "no_source"  # reason of a text for which the previous stage gave n
 def stage_folders(model_stages: Sequence[ModelStage], seed: int) -> tuple[str, ...]:
     """Folder of each stage's units, from the identities of the stages up to it and the seed."""
     identities = [stage.identity() for stage in model_stages]
-    return tuple(
-        f"{_TOP}/{digest_of([_FORMAT, seed, identities[: number + 1]])[:16]}"
-        for number in range(len(model_stages))
-    )
+    chains = (identities[:stop] for stop in range(1, len(identities) + 1))
+    return tuple(f"{_TOP}/{digest_of([_FORMAT, seed, chain])[:16]}" for chain in chains)
 
 
 def model_record_path(folder: str, sha256: str) -> str:
@@ -46,6 +44,15 @@ def model_columns(number: int) -> tuple[str, str]:
     return f"text_{number + 1}", f"reason_{number + 1}"
 
 
+def read_outputs(store: Store, folder: str, unit: CorpusUnit) -> pa.Table:
+    """Read the models' outputs for a corpus unit, row for row. Defect if there are none."""
+    path = model_record_path(folder, unit.sha256)
+    record = UnitRecord.load(store, path)
+    if record is None:
+        raise Defect(store.uri_of(path), "the outputs of the models", "no such file", "run again")
+    return pq.read_table(record.file.open(store))
+
+
 @dataclass(frozen=True)
 class MakeUnit:
     """Pass a corpus unit through model stages. A stage whose unit is complete is skipped."""
@@ -53,6 +60,7 @@ class MakeUnit:
     store: Store
     model_stages: tuple[ModelStage, ...]
     folders: tuple[str, ...]
+    """folder of each stage's outputs"""
     first: int
     """number of stages before these"""
     reads: str | None
@@ -61,37 +69,30 @@ class MakeUnit:
     known: Mapping[int, str] = field(default_factory=dict)
     """sha256 of earlier corpus units by ordinal; outputs of a text in one of them are copied"""
 
-    def start(self) -> Callable[[CorpusUnit], tuple[UnitRecord, tuple[ModelStats, ...]]]:
-        loaded_stages: dict[int, LoadedStage] = {}
-
+    def start(self) -> Callable[[CorpusUnit], ModelStats]:
+        @functools.cache
         def model(number: int) -> LoadedStage:
-            if number not in loaded_stages:
-                loaded_stages[number] = _start_stage(self.model_stages[number], self.settings)
-            return loaded_stages[number]
+            import torch
 
-        def work(unit: CorpusUnit) -> tuple[UnitRecord, tuple[ModelStats, ...]]:
-            record, before, spent = None, self.reads, []
+            torch.set_num_threads(self.settings.threads)
+            device = resolve(self.settings.device, float(gpu_assigned()))
+            return self.model_stages[number].start(device, self.settings)
+
+        def work(unit: CorpusUnit) -> ModelStats:
+            stats = ModelStats()
             for number, folder in enumerate(self.folders):
-                path = model_record_path(folder, unit.sha256)
-                record, stats = UnitRecord.load_complete(self.store, path), ModelStats()
-                if record is None:
-                    record, stats = self._make(unit, number, before, model)
-                    record = create_record(self.store, path, record)
-                before = folder
-                spent.append(stats)
+                if UnitRecord.load_complete(self.store, model_record_path(folder, unit.sha256)) is None:
+                    stats = stats.merge(self._make(unit, number, model))
                 progress(unit.rows * (number + 1), last=True)  # a model may have to be loaded next
-            assert record is not None
-            return record, tuple(spent)
+            return stats
 
         return work
 
-    def _make(
-        self, unit: CorpusUnit, number: int, before: str | None, model: Callable[[int], LoadedStage]
-    ) -> tuple[UnitRecord, ModelStats]:
-        given, keys = _inputs(self.store, unit, before)
+    def _make(self, unit: CorpusUnit, number: int, model: Callable[[int], LoadedStage]) -> ModelStats:
+        given, keys = self._inputs(unit, number)
         outputs, folder = self.model_stages[number].outputs, self.folders[number]
         texts = np.full((unit.rows, len(given) * outputs), None, object)
-        reasons = np.full_like(texts, None)
+        reasons = texts.copy()
         known = self._copy_known(unit, folder, texts, reasons)
         first, repeats = _split_repeats(keys, ~known)
         stats = ModelStats()
@@ -106,17 +107,31 @@ class MakeUnit:
                     requests.append(StageInput(text, keys[row] + suffix))
             if not rows:
                 continue
-            start = _copy_stats((stage := model(number)).stats)
-            for done, (index, made) in enumerate(
-                _model_errors(stage(requests), self.model_stages[number], unit), 1
-            ):
-                _set_output(texts[rows[index], columns], reasons[rows[index], columns], made)
-                progress(
-                    unit.rows * number + unit.rows * (column * len(rows) + done) // (len(given) * len(rows))
-                )
-            stats = stats.merge(_stats_since(stage.stats, start))
+            stage = model(number)
+            stage.stats = ModelStats()
+            results = _model_errors(stage(requests), self.model_stages[number], unit)
+            for done, (index, made) in enumerate(results, 1):
+                written = len(made.texts)
+                texts[rows[index], columns][:written] = made.texts
+                reasons[rows[index], columns][written:] = made.reason or _NO_SOURCE
+                passed = (column * len(rows) + done) / (len(given) * len(rows))
+                progress(int(unit.rows * (number + passed)))
+            stats = stats.merge(stage.stats)
         texts[repeats[:, 0]], reasons[repeats[:, 0]] = texts[repeats[:, 1]], reasons[repeats[:, 1]]
-        return self._store(unit, folder, texts, reasons, int(known.sum())), stats
+        self._store(unit, folder, (texts, reasons), int(known.sum()))
+        return stats
+
+    def _inputs(
+        self, unit: CorpusUnit, number: int
+    ) -> tuple[list[tuple[list[str | None], list[str | None]]], list[bytes]]:
+        """((texts, reasons) that the stage works on, one pair for each text of a row; keys of the rows)."""
+        corpus = pq.read_table(unit.file.open(self.store), columns=["text", "text_key"])
+        keys, folder = corpus["text_key"].to_pylist(), self.folders[number - 1] if number else self.reads
+        if folder is None:
+            return [(corpus["text"].to_pylist(), [None] * unit.rows)], keys
+        table = read_outputs(self.store, folder, unit)
+        pairs = map(model_columns, range(table.num_columns // 2))
+        return [(table[text].to_pylist(), table[reason].to_pylist()) for text, reason in pairs], keys
 
     def _copy_known(
         self, unit: CorpusUnit, folder: str, texts: np.ndarray, reasons: np.ndarray
@@ -127,41 +142,34 @@ class MakeUnit:
             return known
         table = pq.read_table(unit.copies.open(self.store))
         rows, addresses = table["row"].to_numpy().astype(np.int64), table["source"].to_numpy()
-        for ordinal in np.unique(addresses >> 32).tolist():
-            record = (
-                UnitRecord.load_complete(self.store, model_record_path(folder, self.known[ordinal]))
-                if ordinal in self.known
-                else None
-            )
+        for ordinal in self.known.keys() & set((addresses >> 32).tolist()):
+            record = UnitRecord.load_complete(self.store, model_record_path(folder, self.known[ordinal]))
             if record is None:
                 continue
             mine = addresses >> 32 == ordinal
-            earlier, index = (
-                pq.read_table(record.file.open(self.store)),
-                pa.array(addresses[mine] & 0xFFFFFFFF),
-            )
+            earlier = pq.read_table(record.file.open(self.store))
+            earlier = earlier.take(pa.array(addresses[mine] & 0xFFFFFFFF))
             for column in range(texts.shape[1]):
                 for target, name in zip((texts, reasons), model_columns(column), strict=True):
-                    target[rows[mine], column] = earlier[name].take(index).to_numpy(zero_copy_only=False)
+                    target[rows[mine], column] = earlier[name].to_numpy(zero_copy_only=False)
             known[rows[mine]] = True
         return known
 
     def _store(
-        self, unit: CorpusUnit, folder: str, texts: np.ndarray, reasons: np.ndarray, copied: int
-    ) -> UnitRecord:
+        self, unit: CorpusUnit, folder: str, outputs: tuple[np.ndarray, np.ndarray], copied: int
+    ) -> None:
         columns: dict[str, pa.Array] = {}
-        for column in range(texts.shape[1]):
-            text, reason = model_columns(column)
-            columns |= {
-                text: pa.array(texts[:, column], pa.large_string()),
-                reason: pa.array(reasons[:, column], pa.string()),
-            }
-        name = f"{folder}/{unit.sha256[:24]}"
+        for column, (texts, reasons) in enumerate(zip(*(each.T for each in outputs), strict=True)):
+            arrays = (pa.array(texts, pa.large_string()), pa.array(reasons, pa.string()))
+            columns |= zip(model_columns(column), arrays, strict=True)
+        path = model_record_path(folder, unit.sha256)
+        name = path.removesuffix(".json")
         with self.store.scratch() as scratch:
             file = scratch / "made.parquet"
             pq.write_table(pa.table(columns), file, compression="zstd")
-            stored = put_by_content(self.store, file, name, unit.rows, digits=12)
-        return UnitRecord(name=name, **dict(stored), counts={"known": copied}, source=unit.sha256)
+            stored = dict(put_by_content(self.store, file, name, unit.rows, digits=12))
+        record = UnitRecord(name=name, **stored, counts={"known": copied}, source=unit.sha256)
+        create_record(self.store, path, record)
 
 
 def _model_errors(
@@ -171,69 +179,20 @@ def _model_errors(
     try:
         yield from results
     except MODEL_FAILURES as error:
-        found, remedy = (
+        raise ModelError(
+            f"{stage.model.path}, unit {unit.sha256[:12]}",
+            "an output for every text",
             f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
             "check that tokenizer and weights belong together, and the model's settings",
-        )
-        raise ModelError(
-            f"{stage.model.path}, unit {unit.sha256[:12]}", "an output for every text", found, remedy
         ) from error
 
 
-def _start_stage(stage: ModelStage, settings: AugmentSettings) -> LoadedStage:
-    import torch
-
-    torch.set_num_threads(settings.threads)
-    return stage.start(resolve(settings.device, float(gpu_assigned())), settings)
-
-
-def _inputs(
-    store: Store, unit: CorpusUnit, before: str | None
-) -> tuple[list[tuple[list[str | None], list[str | None]]], list[bytes]]:
-    """((texts, reasons) that the stage works on, one pair for each text of a row; keys of the rows)."""
-    corpus = pq.read_table(unit.file.open(store), columns=["text", "text_key"])
-    keys = corpus["text_key"].to_pylist()
-    if before is None:
-        return [(corpus["text"].to_pylist(), [None] * unit.rows)], keys
-    record = UnitRecord.load(store, model_record_path(before, unit.sha256))
-    if record is None:
-        raise Defect(
-            store.uri_of(model_record_path(before, unit.sha256)),
-            "what the model before made",
-            "nothing",
-            "run repeats",
-        )
-    table = pq.read_table(record.file.open(store))
-    pairs = (model_columns(number) for number in range(table.num_columns // 2))
-    return [(table[text].to_pylist(), table[reason].to_pylist()) for text, reason in pairs], keys
-
-
 def _split_repeats(keys: Sequence[bytes], wanted: np.ndarray) -> tuple[list[int], np.ndarray]:
-    """(first row of each key among the wanted rows, (m, 2) every other wanted row with the first row of its
-    key).
-    """
+    """(first row of each key among the wanted rows, (m, 2) other wanted rows with the first of their key)."""
     seen: dict[bytes, int] = {}
-    repeats = [
-        (row, first)
-        for row in np.flatnonzero(wanted).tolist()
-        if (first := seen.setdefault(keys[row], row)) != row
-    ]
-    return list(seen.values()), np.array(repeats, np.int64).reshape(-1, 2)
-
-
-def _set_output(texts: np.ndarray, reasons: np.ndarray, made: StageOutput) -> None:
-    texts[: len(made.texts)] = made.texts
-    reasons[len(made.texts) :] = made.reason or _NO_SOURCE
-
-
-def _copy_stats(stats: ModelStats) -> ModelStats:
-    return ModelStats().merge(stats)
-
-
-def _stats_since(now: ModelStats, before: ModelStats) -> ModelStats:
-    return ModelStats(
-        *(getattr(now, name) - getattr(before, name) for name in ModelStats.__dataclass_fields__)
-    )
+    rows = np.flatnonzero(wanted).tolist()
+    pairs = np.array([(row, seen.setdefault(keys[row], row)) for row in rows], np.int64).reshape(-1, 2)
+    return list(seen.values()), pairs[pairs[:, 0] != pairs[:, 1]]
 
 
 def total_rows(units: Sequence[CorpusUnit]) -> int:

@@ -4,35 +4,25 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.augment import ModelStats
+from pipeline.augment import ModelWork
 from pipeline.store.augmented import Augmented, Series
 from pipeline.store.base import Store
 from pipeline.store.units import Corpus
 
 
 @dataclass(frozen=True)
-class StageWork:
-    """The work of a model stage in this run.
-
-    title: names of the variants and of the models; seconds: wall time.
-    """
-
-    title: str
-    stats: ModelStats
-    seconds: float
-
-
-@dataclass(frozen=True)
 class Augmentation:
-    """The result of a run. status: unchanged if an earlier run had already made it."""
+    """The result of a run."""
 
     status: Literal["augmented", "unchanged"]
+    """unchanged if an earlier run had already made it"""
     store: Store
     series: Series
     number: int
+    """number of the manifest"""
     manifest: Augmented
     corpus: Corpus | None = None
-    worked: tuple[StageWork, ...] = ()
+    worked: tuple[ModelWork, ...] = ()
 
     @property
     def uri(self) -> str:
@@ -48,7 +38,7 @@ class Augmentation:
         """Variants by label: number kept, and number rejected by reason, the most frequent first."""
         counts: dict[str, Counter[str]] = {label: Counter(kept=0) for label in self.manifest.labels}
         for name, count in self.manifest.counts().items():
-            label, sign, what = name.rpartition(":")
-            if sign:
-                counts[label][what] += count
+            label, colon, outcome = name.rpartition(":")
+            if colon:
+                counts[label][outcome] += count
         return {label: dict(each.most_common()) for label, each in counts.items()}

@@ -20,11 +20,13 @@ from pipeline.log import say
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import CorpusSettings, EncodeSettings, Job
 from pipeline.settings.training import PairSettings
+from pipeline.store.arrays import one_chunk
 from pipeline.store.base import Store
 from pipeline.store.once import remembered, stored_by_content
 from pipeline.store.schema import corpus_schema, writer_options
 from pipeline.store.units import Corpus, CorpusUnit, FileRef, Stored, UnitRecord, total
 from pipeline.text.corpus.normalize import NORMALIZER_VERSION, text_keys
+from pipeline.text.corpus.sift import rechunk
 from pipeline.text.rows.pairs import TrainingRows, open_training_rows
 
 _VERSION = 1  # of the mining and its files; with another version all pairs are mined again
@@ -200,21 +202,11 @@ def _searched(run: Run, task: MineUnit, both: Sequence[Both]) -> list[UnitRecord
 
 def _units(pairs: TrainingRows, unit_rows: int, store: Store) -> Iterator[tuple[CorpusUnit, CorpusUnit]]:
     """Yield units of anchors and of positives, row for row, in the order of the files."""
-    held: list[pa.Table] = []
     first = 0
-    for table in pairs.read(pairs.spans(), _ROLES):
-        held.append(table)
-        while sum(map(len, held)) >= unit_rows:
-            joined = pa.concat_tables(held)
-            yield _pair_of_units(joined.slice(0, unit_rows), first, store)
-            held, first = [joined.slice(unit_rows)], first + unit_rows
-    if rest := pa.concat_tables(held):
-        yield _pair_of_units(rest, first, store)
-
-
-def _pair_of_units(table: pa.Table, first: int, store: Store) -> tuple[CorpusUnit, CorpusUnit]:
-    anchors, positives = (_unit(table[role].combine_chunks(), role, first, store) for role in _ROLES)
-    return anchors, positives
+    for table in rechunk(pairs.read(pairs.spans(), _ROLES), unit_rows):
+        anchors, positives = (_unit(one_chunk(table[role]), role, first, store) for role in _ROLES)
+        yield anchors, positives
+        first += len(table)
 
 
 def _unit(texts: pa.Array, role: str, first: int, store: Store) -> CorpusUnit:

@@ -13,6 +13,7 @@ from pipeline.flows.index.tasks import BuiltIndex
 from pipeline.flows.rows import LiveRows, Placed, placed_rows
 from pipeline.flows.workers.tasks import progress
 from pipeline.settings.training import MineSettings
+from pipeline.store.arrays import one_chunk
 from pipeline.store.base import Store, sha256_of
 from pipeline.store.dead import Dead
 from pipeline.store.once import put_by_content, remembered
@@ -114,7 +115,7 @@ def _related(lines: pa.Table, anchors: pa.Array) -> tuple[np.ndarray, pa.Table]:
 
 
 def _keys(store: Store, unit: CorpusUnit) -> pa.Array:
-    return _column(pq.read_table(unit.file.open(store), columns=["text_key"]), "text_key")
+    return one_chunk(pq.read_table(unit.file.open(store), columns=["text_key"])["text_key"])
 
 
 def _in_part(keys: pa.Array, part: int, parts: int) -> pa.Array:
@@ -164,11 +165,11 @@ class MineUnit:
             self._vectors(both.anchors, both.anchor_vectors),
             self._vectors(both.positives, both.positive_vectors),
         )
-        picked, usable = self._picked(both, _column(anchors, "text_key"), vectors, index)
+        picked, usable = self._picked(both, one_chunk(anchors["text_key"]), vectors, index)
         rows, ranks = np.nonzero(picked >= 0)
         negatives = ids.take(picked[rows, ranks])["text"]
         table = pa.table(
-            [_column(anchors, "text").take(rows), _column(positives, "text").take(rows), negatives],
+            [one_chunk(anchors["text"]).take(rows), one_chunk(positives["text"]).take(rows), negatives],
             names=SCHEMA.names,
         ).cast(SCHEMA)
         counts = {
@@ -261,8 +262,3 @@ def _batches(codes: np.ndarray, sizes: np.ndarray) -> Iterator[np.ndarray]:
     """Yield batches of anchors, those with few known texts first: only the last searches reach deep."""
     ordered = codes[np.argsort(sizes[codes], kind="stable")]
     yield from (ordered[start : start + _QUERIES] for start in range(0, len(ordered), _QUERIES))
-
-
-def _column(table: pa.Table, name: str) -> pa.Array:
-    column = table[name].combine_chunks()
-    return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column

@@ -35,12 +35,12 @@ from pipeline.post.compare import (
 from pipeline.settings import FlowSettings, Job, WhitenSettings
 from pipeline.stats.drift import drift
 from pipeline.stats.moments import Moments
+from pipeline.store.arrays import plain_type
 from pipeline.store.base import Store
 from pipeline.store.manifest import Choice, ReleaseManifest, Whitened
 from pipeline.store.once import stored_by_content
 from pipeline.store.store import open_store
 from pipeline.store.units import Corpus, FileRef
-from pipeline.text.corpus.columns import plain_type
 
 _SHORTEST = 2 * MIN_WORDS - 1  # characters: eight words of one letter
 _FEWEST_TEXTS = 10  # for a comparison

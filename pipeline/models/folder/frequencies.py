@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import ModelError
+from pipeline.store.arrays import plain_type
 from pipeline.store.store import open_store
-from pipeline.text.corpus.columns import plain_type
 from pipeline.text.corpus.listing import local_path
 
 FREQUENCIES = "frequencies.parquet"  # its name in an encoder folder that carries its own

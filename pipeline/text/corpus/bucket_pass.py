@@ -1,6 +1,5 @@
 """Resolve the ids of a night's rows, one bucket of ids at a time."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.store.base import Store
-from pipeline.store.units import Changes, Corpus, FileRef
+from pipeline.store.units import Changes, Corpus
 from pipeline.text.corpus.keys import bucket_count, id_hashes, read_bucket
 from pipeline.text.corpus.read_pass import ReadPass
 from pipeline.text.corpus.resolve_ids import (
@@ -24,37 +23,36 @@ from pipeline.text.corpus.spill import write_arrow
 
 @dataclass
 class BucketPass:
-    """Resolve bucket after bucket, and collect the results.
-
-    names: files in tonight's listing; kept: names of the files that were not read tonight; reuse: whether
-    unchanged rows keep their addresses. After `resolve`, files: an Arrow file of each bucket's lines; wanted:
-    mask by position of the rows read tonight that need a row in a unit; dead: addresses that are no longer
-    live;
-    duplicates: rows that lost their id.
-    """
+    """Resolve bucket after bucket, and collect the results."""
 
     store: Store
     scratch: Path
     parent: Corpus | None
     names: list[str]
+    """names of the files in tonight's listing"""
     kept: list[str]
+    """names of the files that were not read tonight"""
     reuse: bool
+    """whether unchanged rows keep their addresses"""
     files: list[Path] = field(default_factory=list)
+    """an Arrow file of each bucket's lines"""
     wanted: np.ndarray = field(init=False)
+    """mask by position of the rows read tonight that need a row in a unit"""
     changes: Changes = field(default_factory=Changes)
     examples: list[ChangeExamples] = field(default_factory=list)
     dead: list[np.ndarray] = field(default_factory=list)
+    """addresses that are no longer live"""
     duplicates: list[pa.Table] = field(default_factory=list)
+    """rows that lost their id"""
     _revived: list[pa.Table] = field(default_factory=list)
 
     def resolve(self, read: ReadPass, kept_rows: int) -> None:
         """Resolve the ids of the rows read tonight and of the `kept_rows` good rows of other files."""
-        schema = line_schema(read.schema.field("id").type)
-        keys: tuple[FileRef, ...] = ()
-        if self.parent is not None:
-            keys = self.parent.keys if self.parent.id_type == str(schema.field("id").type) else ()
-            if not keys:
-                self.changes += Changes(deleted=self.parent.rows)
+        id_type = read.schema.field("id").type
+        schema = line_schema(id_type)
+        keys = self.parent.keys if self.parent and self.parent.id_type == str(id_type) else ()
+        if self.parent and not keys:
+            self.changes += Changes(deleted=self.parent.rows)
         count = max(bucket_count(read.rows + kept_rows), len(keys))
         self.wanted = np.zeros(read.rows, dtype=bool)
         position = read.rows
@@ -74,16 +72,18 @@ class BucketPass:
         """Last night's lines of a bucket; `file` is ABSENT if the file is gone or was read tonight."""
         if table is None:
             return schema.empty_table()
-        index = pc.index_in(table["file"], value_set=pa.array(self.names, pa.string())).combine_chunks()
-        kept = pc.is_in(table["file"], value_set=pa.array(self.kept, pa.string())).combine_chunks()
+        index = pc.index_in(table["file"], value_set=pa.array(self.names, pa.string()))
+        kept = pc.is_in(table["file"], value_set=pa.array(self.kept, pa.string()))
         columns = {name: table[name] for name in ("id", "text_key", "carried", "row", "address")}
         columns["file"] = pc.if_else(kept, index, ABSENT)
         columns["position"] = pa.repeat(pa.scalar(ABSENT, pa.int64()), table.num_rows)
-        return pa.table([columns[name] for name in schema.names], schema=schema)
+        return pa.table(columns, schema=schema)
 
     def _collect(self, bucket: ResolvedBucket, next_position: int) -> int:
-        """Add a bucket's results; its revived rows get positions from `next_position`. Returns the next free
-        one.
+        """Add a bucket's results; its revived rows get positions from `next_position` on.
+
+        Returns:
+            The next free position.
         """
         positions = bucket.lines["position"].to_numpy().copy()
         was_read = positions[bucket.wanted] != ABSENT
@@ -97,13 +97,7 @@ class BucketPass:
         self.dead.append(bucket.dead)
         self.duplicates.append(bucket.duplicates())
         self.changes += bucket.changes
-        self._add_examples(bucket.examples, positions)
+        new = [each.with_positions(positions) for each in bucket.examples]
+        self.examples = list(map(ChangeExamples.__add__, self.examples, new)) if self.examples else new
         self.files.append(write_arrow(lines, self.scratch / f"bucket-{len(self.files)}.arrow"))
         return stop
-
-    def _add_examples(self, examples: Sequence[ChangeExamples], positions: np.ndarray) -> None:
-        """Add a bucket's examples, by the positions of their rows instead of their lines."""
-        new = [each.with_positions(positions) for each in examples]
-        if self.examples:
-            new = [old + each for old, each in zip(self.examples, new, strict=True)]
-        self.examples = new

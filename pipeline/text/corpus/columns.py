@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
+from pipeline.store.arrays import is_text, plain_type
 from pipeline.store.schema import corpus_schema
 from pipeline.text.corpus.sources import SourceFile
 
@@ -17,14 +18,13 @@ MAX_LEAVES = 256  # of a kept column in JSON: each is a column in memory, even i
 
 @dataclass(frozen=True)
 class Columns:
-    """Types of the corpus's id column (string, int64 or uint64) and of its kept columns.
-
-    partly: whether a nested type leaves out keys because there are too many.
-    """
+    """Types of the corpus's id column and of its kept columns."""
 
     id: pa.DataType
+    """string, int64 or uint64"""
     kept: tuple[pa.Field, ...] = ()
     partly: bool = False
+    """whether a nested type leaves out keys because there are too many"""
 
     @property
     def schema(self) -> pa.Schema:
@@ -34,55 +34,55 @@ class Columns:
 
 @dataclass(frozen=True)
 class FileColumns:
-    """Columns of one file.
-
-    types: of the id and the kept columns; null if no value shows the type. rows: None if only reading the
-    file shows the number. negative_ids: whether an id may be negative. known: names of all columns. absent:
-    wanted columns that no row has. partly: nested columns with values that their type does not hold.
-    """
+    """Columns of one file."""
 
     file: SourceFile
     types: dict[str, pa.DataType]
+    """types of the id and of the kept columns; null if no value shows the type"""
     rows: int | None = None
+    """number of rows; None if only reading the file shows it"""
     negative_ids: bool = True
+    """whether an id may be negative"""
     known: tuple[str, ...] = ()
+    """names of all columns"""
     absent: frozenset[str] = frozenset()
+    """wanted columns that no row has"""
     partly: frozenset[str] = frozenset()
+    """nested columns with values that their type does not hold"""
 
 
 def id_type(found: pa.DataType) -> pa.DataType | None:
-    """The id type of a column: string, int64 or uint64; null for a column without values; None if it cannot
-    be an id.
+    """The id type of a column: string, int64 or uint64.
+
+    Returns:
+        The type; null for a column without values; None if the column cannot hold ids.
     """
     found = plain_type(found)
-    if pa.types.is_string(found) or pa.types.is_large_string(found):
+    if is_text(found):
         return pa.string()
     if pa.types.is_integer(found):
         return pa.uint64() if pa.types.is_uint64(found) else pa.int64()
     return found if pa.types.is_null(found) else None
 
 
-def plain_type(found: pa.DataType) -> pa.DataType:
-    """The type without its encoding: the values' type of a dictionary, string for a string view."""
-    plain = found.value_type if pa.types.is_dictionary(found) else found
-    if pa.types.is_string_view(plain):
-        return pa.string()
-    return pa.binary() if pa.types.is_binary_view(plain) else plain
-
-
 def missing_column(file: SourceFile, setting: str, column: str, known: Iterable[str]) -> DataError:
     """The error for a column that a file does not have."""
     names = list(dict.fromkeys(known))
     near = difflib.get_close_matches(column, names, n=1)
-    found = f"the columns {', '.join(names) or '(none)'}"
-    remedy = f"set {setting}: {near[0]}?" if near else f"set {setting} to one of them"
-    return file.error(f"a column {column!r} ({setting})", found, remedy)
+    return file.error(
+        f"a column {column!r} ({setting})",
+        f"the columns {', '.join(names) or '(none)'}",
+        f"set {setting}: {near[0]}?" if near else f"set {setting} to one of them",
+    )
 
 
 def wrong_column_type(file: SourceFile, setting: str, column: str, expected: str, found: object) -> DataError:
     """The error for a column of a wrong type."""
-    remedy = f"name another column in {setting}, fix the file, or skip such files with corpus.bad_files=skip"
-    return file.error(f"column {column!r} ({setting}) of type {expected}", str(found), remedy)
+    return file.error(
+        f"column {column!r} ({setting}) of type {expected}",
+        str(found),
+        f"name another column in {setting}, fix the file, or skip such files with corpus.bad_files=skip",
+    )
 
 
 def agree_on_columns(
@@ -104,7 +104,6 @@ def agree_on_columns(
     for name in corpus.keep:
         if seen and all(name in one.absent for one in seen):
             raise missing_column(seen[0].file, "corpus.keep", name, seen[0].known)
-    for name in corpus.keep:
         kind = chosen if name == corpus.id else pa.null()
         for one in () if name == corpus.id else seen:
             try:
@@ -113,8 +112,8 @@ def agree_on_columns(
                 kind, partly = (wider, partly) if fits else (kind, True)
             except pa.ArrowTypeError:
                 if one.file.format == "parquet":
-                    expected, found = f"{kind}, as in earlier files", one.types[name]
-                    error = wrong_column_type(one.file, "corpus.keep", name, expected, found)
+                    expected = f"{kind}, as in earlier files"
+                    error = wrong_column_type(one.file, "corpus.keep", name, expected, one.types[name])
                     refused.setdefault(one.file.name, error)
         kept.append(pa.field(name, pa.string() if pa.types.is_null(kind) else kind))
     return Columns(chosen, tuple(kept), partly), refused
@@ -128,29 +127,23 @@ def _agree_on_id(
     uint64 if a file needs it and no file may have negative ids; otherwise ids of 2^63 and above are rejected
     when they are read.
     """
+    kinds = {one.file: "string" if is_text(one.types[corpus.id]) else "integer" for one in seen}
     known = [one for one in seen if not pa.types.is_null(one.types[corpus.id])]
     if not known:
         return pa.string(), {}
-    first = known[0].types[corpus.id]
-    fitting = [one for one in known if pa.types.is_string(one.types[corpus.id]) == pa.types.is_string(first)]
-    expected = f"{_type_name(first)}, as in {known[0].file.name}"
+    first = kinds[known[0].file]
+    fitting = [one for one in known if kinds[one.file] == first]
+    expected = f"{first}, as in {known[0].file.name}"
     refused = {
-        one.file.name: wrong_column_type(
-            one.file, "corpus.id", corpus.id, expected, _type_name(one.types[corpus.id])
-        )
+        one.file.name: wrong_column_type(one.file, "corpus.id", corpus.id, expected, kinds[one.file])
         for one in known
-        if one not in fitting
+        if kinds[one.file] != first
     }
-    if pa.types.is_string(first):
-        return first, refused
-    unsigned = any(pa.types.is_uint64(one.types[corpus.id]) for one in fitting) and not any(
-        one.negative_ids for one in fitting
-    )
+    if first == "string":
+        return pa.string(), refused
+    large = any(pa.types.is_uint64(one.types[corpus.id]) for one in fitting)
+    unsigned = large and not any(one.negative_ids for one in fitting)
     return pa.uint64() if unsigned else pa.int64(), refused
-
-
-def _type_name(found: pa.DataType) -> str:
-    return "string" if pa.types.is_string(found) else "integer"
 
 
 def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:

@@ -44,9 +44,7 @@ def load_complete_corpus(store: Store, corpus_id: str) -> Corpus | None:
 
 def first_missing_file(store: Store, corpus: Corpus) -> str | None:
     """Path of a file of the corpus that is missing or has another size; None if all are complete."""
-    single = (corpus.dead, corpus.quarantine, *(unit.copies for unit in corpus.units))
-    tables = (*corpus.keys, *corpus.texts, *(reference for reference in single if reference))
-    needed = {ref.path: ref.bytes for ref in tables} | {unit.path: unit.bytes for unit in corpus.units}
+    needed = {reference.path: reference.bytes for reference in corpus.references()}
     folders = sorted({path.rpartition("/")[0] for path in needed})
     present = {entry.path: entry.size for folder in folders for entry in store.list(folder)}
     return next((path for path, size in needed.items() if present.get(path) != size), None)
@@ -63,9 +61,16 @@ def check_good_rows(made: Corpus, corpus: CorpusSettings, store: Store) -> None:
     )
     if not good:
         skipped = f", {made.counts['bad_files']} unusable files" if "bad_files" in made.counts else ""
-        found = f"{rows} rows{f' ({reasons})' if reasons else ''}{skipped}"
-        raise DataError(corpus.uri, "at least one row with an id and a text", found, listed)
+        raise DataError(
+            corpus.uri,
+            "at least one row with an id and a text",
+            f"{rows} rows{f' ({reasons})' if reasons else ''}{skipped}",
+            listed,
+        )
     if bad > corpus.max_quarantined * rows:
-        expected = f"at most {corpus.max_quarantined:.0%} bad rows (corpus.max_quarantined)"
-        remedy = f"{listed}, then fix the corpus or raise corpus.max_quarantined"
-        raise DataError(corpus.uri, expected, f"{bad} of {rows} rows ({reasons})", remedy)
+        raise DataError(
+            corpus.uri,
+            f"at most {corpus.max_quarantined:.0%} bad rows (corpus.max_quarantined)",
+            f"{bad} of {rows} rows ({reasons})",
+            f"{listed}, then fix the corpus or raise corpus.max_quarantined",
+        )

@@ -8,34 +8,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
 _MIN_WORDS = 4
-
-
 _MAX_SIGNATURE = 160  # characters
-
-
 _DOCUMENTED = re.compile(rb':\s*\n\s+[rRuU]?(?:"""|\'\'\')\s*[A-Z]')
-
-
 _IMPORTS_PRIVATE = re.compile(rb"from +(?:\.|[\w.]+\.)_\w")
-
-
 _DIRECTIVE = re.compile(r"^(\.\.|:|>>>|[-=~*#]{3}|copyright\b)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Docstring:
-    """The first paragraph of a docstring.
-
-    id: dotted name; text: the paragraph on one line; kind: function, class, method or module; package:
-    top-level name.
-    """
+    """The first paragraph of a docstring."""
 
     id: str
+    """dotted name"""
     text: str
+    """the paragraph on one line"""
     kind: str
+    """function, class, method or module"""
     signature: str
     package: str
+    """top-level name"""
 
 
 @dataclass(frozen=True)
@@ -54,29 +48,17 @@ def parse_docstrings(module: PythonFile) -> Iterator[Docstring]:
     tree = _parse(module.path)
     if tree is None:
         return
-    nodes = [
-        *_definitions(tree.body),
-        *(node for path, names in _private_imports(tree, module) for node in _named_definitions(path, names)),
-    ]
+    nodes = [*_definitions(tree.body), *_private_imports(tree, module)]
     package = module.name.split(".")[0]
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    named = [(node.name, node, "class" if node in classes else "function") for node in nodes]
     methods = [
-        (f"{module.name}.{node.name}.{method.name}", method)
-        for node in nodes
-        if isinstance(node, ast.ClassDef)
-        for method in _definitions(node.body)
+        (f"{node.name}.{each.name}", each, "method") for node in classes for each in _definitions(node.body)
     ]
-    for node in nodes:
-        if text := _first_paragraph(node):
-            yield Docstring(
-                f"{module.name}.{node.name}",
-                text,
-                "class" if isinstance(node, ast.ClassDef) else "function",
-                _signature(node),
-                package,
-            )
-    for name, method in methods:
-        if not isinstance(method, ast.ClassDef) and (text := _first_paragraph(method)):
-            yield Docstring(name, text, "method", _signature(method), package)
+    for name, node, kind in [*named, *methods]:
+        nested = kind == "method" and isinstance(node, ast.ClassDef)
+        if not nested and (text := _first_paragraph(node)):
+            yield Docstring(f"{module.name}.{name}", text, kind, _signature(node), package)
     if text := _first_paragraph(tree):
         yield Docstring(module.name, text, "module", "", package)
 
@@ -85,9 +67,8 @@ def _parse(path: Path) -> ast.Module | None:
     """Parse a file; None if it has no docstring or cannot be parsed (MemoryError: nested too deeply)."""
     try:
         content = path.read_bytes()
-        if not _DOCUMENTED.search(content) and not (
-            path.name == "__init__.py" and _IMPORTS_PRIVATE.search(content)
-        ):
+        imports = path.name == "__init__.py" and _IMPORTS_PRIVATE.search(content)
+        if not _DOCUMENTED.search(content) and not imports:
             return None  # parsing takes most of the time, and one file in three has no docstring
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in other people's code
@@ -96,37 +77,26 @@ def _parse(path: Path) -> ast.Module | None:
         return None
 
 
-def _private_imports(tree: ast.Module, module: PythonFile) -> Iterator[tuple[Path, set[str] | None]]:
-    """Yield the private files that a package's `__init__` imports from, with the imported names; None means
-    all names.
+def _private_imports(tree: ast.Module, module: PythonFile) -> Iterator[Definition]:
+    """Yield the definitions that a package's `__init__` imports from its private modules.
 
     An example is `from ._logistic import LogisticRegression`.
     """
     for node in tree.body if module.path.name == "__init__.py" else ():
         if isinstance(node, ast.ImportFrom) and node.module and node.level <= 1:
             inside = node.module if node.level else node.module.removeprefix(f"{module.name}.")
-            if (
-                inside.startswith("_")
-                and inside.replace(".", "").isidentifier()
-                and (node.level or inside != node.module)
-            ):
+            own = node.level or inside != node.module
+            if own and inside.startswith("_") and inside.replace(".", "").isidentifier():
                 names = {alias.name for alias in node.names if alias.asname in (None, alias.name)}
-                yield module.path.parent / f"{inside.replace('.', '/')}.py", None if "*" in names else names
+                private = _parse(module.path.parent / f"{inside.replace('.', '/')}.py")
+                found = _definitions(private.body) if private else ()
+                yield from (each for each in found if "*" in names or each.name in names)
 
 
-def _named_definitions(
-    path: Path, names: set[str] | None
-) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
-    tree = _parse(path)
-    for node in _definitions(tree.body) if tree else ():
-        if names is None or node.name in names:
-            yield node
-
-
-def _definitions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
+def _definitions(body: list[ast.stmt]) -> Iterator[Definition]:
     """Yield the public functions and classes of a body, including those under `if` and `try`."""
     for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        if isinstance(node, Definition):
             if not node.name.startswith("_"):
                 yield node
         elif isinstance(node, ast.If | ast.Try):
@@ -134,7 +104,7 @@ def _definitions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFu
             yield from _definitions([*node.body, *handlers, *node.orelse])
 
 
-def _first_paragraph(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module) -> str | None:
+def _first_paragraph(node: Definition | ast.Module) -> str | None:
     """The first paragraph of a docstring on one line; None if there is none or it says too little."""
     docstring = ast.get_docstring(node, clean=False)
     if not docstring:
@@ -144,8 +114,7 @@ def _first_paragraph(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     return text if len(text.split()) >= _MIN_WORDS and not _DIRECTIVE.match(text) else None
 
 
-def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> str:
-    inside = (
-        ", ".join(map(ast.unparse, node.bases)) if isinstance(node, ast.ClassDef) else ast.unparse(node.args)
-    )
+def _signature(node: Definition) -> str:
+    parts = node.bases if isinstance(node, ast.ClassDef) else [node.args]
+    inside = ", ".join(map(ast.unparse, parts))
     return f"{node.name}({inside})".encode(errors="replace").decode()[:_MAX_SIGNATURE]

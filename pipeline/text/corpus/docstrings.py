@@ -4,6 +4,7 @@ import contextlib
 import gc
 import hashlib
 import os
+import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -12,7 +13,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.store.base import Store
 from pipeline.store.store import open_store
 from pipeline.text.corpus.docstring_parser import Docstring, PythonFile, parse_docstrings
 
@@ -25,7 +25,7 @@ _SKIPPED = {
 }
 
 
-def harvest_docstrings(store: Store | str | Path, max_rows: int | None = None) -> int:
+def harvest_docstrings(store: str | Path, max_rows: int | None = None) -> int:
     """Write the docstrings of the standard library and of the installed packages to a Parquet file.
 
     The sources are parsed, nothing is imported. All of the standard library comes first, then equal parts of
@@ -35,13 +35,14 @@ def harvest_docstrings(store: Store | str | Path, max_rows: int | None = None) -
     Returns:
         The number of docstrings in the file.
     """
-    root = store if isinstance(store, Store) else open_store(store)
-    paths = sysconfig.get_paths()
+    root = open_store(store)
+    stdlib, *installed = (Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
     with _without_garbage_collection():
-        found = collect_docstrings(
-            [Path(paths["stdlib"])], [Path(paths["purelib"]), Path(paths["platlib"])], max_rows
-        )
-    content = _parquet(found)
+        found = collect_docstrings([stdlib], installed, max_rows)
+    rows = [{name: getattr(one, name) for name in _SCHEMA.names} for one in found]
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows, _SCHEMA), sink, compression="zstd")
+    content = sink.getvalue().to_pybytes()
     if not root.exists(FILE) or root.read(FILE) != content:
         root.write(FILE, content)
     return len(found)
@@ -49,9 +50,7 @@ def harvest_docstrings(store: Store | str | Path, max_rows: int | None = None) -
 
 @contextlib.contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Disable the garbage collector: it takes 8 of 13 s on the nodes of syntax trees, which have no
-    cycles.
-    """
+    """Disable the garbage collector, which takes 8 of 13 s on syntax trees; they have no cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -73,36 +72,21 @@ def collect_docstrings(
         max_rows: number of docstrings at most; None: no limit.
     """
     seen: set[str] = set()
-    first = [
-        one
-        for directory in dict.fromkeys(standard)
-        for package in _packages(directory)
-        for one in _distinct_docstrings(package, seen)
-    ]
+    first = [one for package in _packages(standard) for one in _distinct_docstrings(package, seen)]
     if max_rows is not None:
         first = sorted(first, key=_sort_key)[:max_rows]
-    packages = [
-        _distinct_docstrings(package, seen, _MAX_METHODS_OF_A_FILE)
-        for directory in dict.fromkeys(installed)
-        for package in _packages(directory)
-    ]
-    return sorted(
-        [*first, *_equal_parts(packages, None if max_rows is None else max_rows - len(first))],
-        key=lambda one: one.id,
-    )
+    packages = [_distinct_docstrings(each, seen, _MAX_METHODS_OF_A_FILE) for each in _packages(installed)]
+    room = sys.maxsize if max_rows is None else max_rows - len(first)
+    return sorted([*first, *_equal_parts(packages, room)], key=lambda one: one.id)
 
 
 def _sort_key(one: Docstring) -> tuple[bool, bytes]:
-    """Functions and classes before methods and modules; within both, a hash of the id for an even
-    selection.
-    """
+    """Sort functions and classes before methods and modules, and by a hash of the id within both."""
     return one.kind not in ("function", "class"), hashlib.blake2b(one.id.encode(), digest_size=8).digest()
 
 
-def _equal_parts(streams: list[Iterator[Docstring]], room: int | None) -> list[Docstring]:
+def _equal_parts(streams: list[Iterator[Docstring]], room: int) -> list[Docstring]:
     """Take items from the streams in equal parts; the unused part of a short stream goes to the others."""
-    if room is None:
-        return [one for stream in streams for one in stream]
     found: list[Docstring] = []
     while streams and len(found) < room:
         part, unfinished = max(1, (room - len(found)) // len(streams)), []
@@ -115,15 +99,14 @@ def _equal_parts(streams: list[Iterator[Docstring]], room: int | None) -> list[D
     return found
 
 
-def _packages(directory: Path) -> list[list[PythonFile]]:
-    """Modules of each package below a directory; within a package, those nearest to the top first."""
-    grouped: dict[str, list[PythonFile]] = {}
-    for module in _walk_modules(directory):
-        grouped.setdefault(module.name.split(".")[0], []).append(module)
-    return [
-        sorted(grouped[name], key=lambda module: (module.name.count("."), module.name))
-        for name in sorted(grouped)
-    ]
+def _packages(directories: Iterable[Path]) -> Iterator[list[PythonFile]]:
+    """Yield the modules of each package below the directories, in a package the nearest to the top first."""
+    for directory in dict.fromkeys(directories):
+        grouped: dict[str, list[PythonFile]] = {}
+        for module in _walk_modules(directory):
+            grouped.setdefault(module.name.split(".")[0], []).append(module)
+        for name in sorted(grouped):
+            yield sorted(grouped[name], key=lambda module: (module.name.count("."), module.name))
 
 
 def _walk_modules(directory: Path) -> Iterator[PythonFile]:
@@ -147,27 +130,14 @@ def _is_public(name: str) -> bool:
 
 
 def _distinct_docstrings(
-    modules: list[PythonFile], seen: set[str], most_methods: int | None = None
+    modules: list[PythonFile], seen: set[str], most_methods: int = sys.maxsize
 ) -> Iterator[Docstring]:
     """Yield the docstrings of modules in order, except texts and names that are already in `seen`."""
     for module in modules:
         methods = 0
         for one in parse_docstrings(module):
             methods += one.kind == "method"
-            if not seen.isdisjoint((one.text, one.id)) or (
-                one.kind == "method" and most_methods is not None and methods > most_methods
-            ):
-                continue
-            seen.update((one.text, one.id))
-            yield one
-
-
-def _parquet(found: list[Docstring]) -> bytes:
-    columns = [[getattr(one, name) for one in found] for name in _SCHEMA.names]
-    sink = pa.BufferOutputStream()
-    pq.write_table(
-        pa.table([pa.array(column, pa.string()) for column in columns], schema=_SCHEMA),
-        sink,
-        compression="zstd",
-    )
-    return bytes(sink.getvalue())
+            surplus = one.kind == "method" and methods > most_methods
+            if not surplus and seen.isdisjoint((one.text, one.id)):
+                seen.update((one.text, one.id))
+                yield one

@@ -26,15 +26,13 @@ _SMALL_UNITS = 200  # this many: nightly additions make small units, each a file
 
 @dataclass(frozen=True)
 class ParentCorpus:
-    """The corpus of the previous night, to continue from.
-
-    next_ordinal: the first unit number that no release has used; rebuild_reason: why none of its units can be
-    kept, empty if they can.
-    """
+    """The corpus of the previous night, to continue from."""
 
     corpus: Corpus | None = None
     next_ordinal: int = 0
+    """the first unit number that no release has used"""
     rebuild_reason: str = ""
+    """why none of its units can be kept; empty if they can"""
 
 
 def ingest(
@@ -45,8 +43,7 @@ def ingest(
     *,
     on_progress: OnProgress = lambda rows, size: None,
 ) -> Corpus:
-    """Write the corpus as units in `store`: the parent's units with the rows that died, and units of new
-    rows.
+    """Write the corpus as units in `store`: the parent's units with their dead rows, and units of new rows.
 
     Only files that changed are read. Rows are taken in the order of (file name, row). Equal input, parent and
     settings give the same bytes; a corpus that is complete already is not written again.
@@ -65,13 +62,13 @@ def ingest(
     """
     files = list_files(corpus)
     digest, usable = corpus_digest(corpus, files), _usable(parent or ParentCorpus(), store)
-    parent_id = usable.corpus.id if usable.corpus else None
+    parent_id = usable.corpus and usable.corpus.id
     identity = [TABLES_VERSION, digest, parent_id, usable.next_ordinal, usable.rebuild_reason, unit_rows]
     corpus_id = digest_of(identity)
     complete = load_complete_corpus(store, corpus_id)
     if complete is None:
         with store.scratch() as scratch:
-            night = Ingestion(
+            complete = Ingestion(
                 corpus=corpus,
                 unit_rows=unit_rows,
                 store=store,
@@ -83,16 +80,13 @@ def ingest(
                 next_ordinal=usable.next_ordinal,
                 rebuild_reason=usable.rebuild_reason,
                 on_progress=on_progress,
-            )
-            complete = night.run()
+            ).run()
     check_good_rows(complete, corpus, store)
     return complete
 
 
 def _usable(parent: ParentCorpus, store: Store) -> ParentCorpus:
-    """The parent with the reason to rebuild all units, if there is one; without its corpus if that cannot be
-    used.
-    """
+    """The parent with the reason to rebuild all units, if any, and without a corpus that cannot be used."""
     corpus = parent.corpus
     if corpus is None:
         return parent

@@ -14,7 +14,7 @@ from pipeline.errors import Defect, TransientError
 from pipeline.settings import CorpusSettings
 from pipeline.store.base import Store
 from pipeline.store.dead import Dead
-from pipeline.store.units import ChangedRow, ChangedRows, Corpus, CorpusUnit, FileRef, InputFile, total
+from pipeline.store.units import ChangedRow, ChangedRows, Corpus, CorpusUnit, InputFile, total
 from pipeline.text.corpus.bucket_pass import BucketPass
 from pipeline.text.corpus.corpus_record import (
     check_good_rows,
@@ -35,10 +35,7 @@ TABLES_VERSION = 2  # a corpus with tables of another version is rebuilt
 
 @dataclass
 class Ingestion:
-    """One ingestion.
-
-    rebuild_reason: why all rows get new addresses; empty if the parent's units are kept.
-    """
+    """One ingestion."""
 
     corpus: CorpusSettings
     unit_rows: int
@@ -50,6 +47,7 @@ class Ingestion:
     parent: Corpus | None
     next_ordinal: int
     rebuild_reason: str
+    """why all rows get new addresses; empty if the parent's units are kept"""
     on_progress: OnProgress
     kept: dict[str, InputFile] = field(init=False)
     """files that are not read tonight, by name"""
@@ -59,11 +57,7 @@ class Ingestion:
         """Write units, tables and quarantine, then the record."""
         self.kept = self._unchanged_files()
         survey = self._survey()
-        if (
-            self.parent is not None
-            and not self.rebuild_reason
-            and survey.columns.schema != self._parent_schema
-        ):
+        if self._reuse and survey.columns.schema != self._parent_schema:
             self.rebuild_reason = "id or kept columns, or their types, have changed"
             self.kept = {}
             survey = self._survey()
@@ -71,11 +65,9 @@ class Ingestion:
         self._carry_quarantine()
         read = self._read(survey)
         buckets = BucketPass(self.store, self.scratch, self.parent, self.names, list(self.kept), self._reuse)
-        kept_rows = sum(file.good for file in self.kept.values())
-        buckets.resolve(read, kept_rows)
+        buckets.resolve(read, kept_rows=sum(file.good for file in self.kept.values()))
         self._check_unchanged()
-        writer = self._write_units(read, buckets)
-        return self._commit(read, buckets, writer)
+        return self._commit(read, buckets, self._write_units(read, buckets))
 
     @property
     def _reuse(self) -> bool:
@@ -103,8 +95,8 @@ class Ingestion:
         if self.parent.reading != reading_digest(self.corpus):
             return {}
         known = {(file.name, file.size, file.stamp): file for file in self.parent.files}
-        keys = {file.name: (file.name, file.size, file.stamp) for file in self.files}
-        return {name: known[key] for name, key in keys.items() if key in known}
+        found = (known.get((file.name, file.size, file.stamp)) for file in self.files)
+        return {file.name: file for file in found if file}
 
     def _survey(self) -> CorpusSurvey:
         """Inspect the files to be read; their types must fit those of the files that are kept."""
@@ -113,13 +105,13 @@ class Ingestion:
 
     def _carry_quarantine(self) -> None:
         """Copy the quarantined rows of kept files, except duplicate ids, which are resolved again."""
-        before = self.parent.quarantine if self.parent is not None else None
+        before = self.parent.quarantine if self.parent else None
         if before is None or not self.kept:
             return
         names = pa.array(list(self.kept), pa.string())
         for batch in pq.ParquetFile(before.open(self.store)).iter_batches():
-            kept = pc.is_in(batch["file"], value_set=names)
-            kept = pc.and_(kept, pc.not_equal(batch["reason"], "duplicate_id"))
+            other = pc.not_equal(batch["reason"], "duplicate_id")
+            kept = pc.and_(pc.is_in(batch["file"], value_set=names), other)
             self.bad.add(pa.Table.from_batches([batch]).filter(kept))
 
     def _read(self, survey: CorpusSurvey) -> ReadPass:
@@ -142,16 +134,21 @@ class Ingestion:
         for number in np.unique(revived["file"].to_numpy()).tolist():
             wanted = revived.filter(pc.equal(revived["file"], number)).sort_by("row")
             rows = read.rows_of(self.files[number], wanted["row"].to_numpy())
-            if rows["text_key"].combine_chunks() != wanted["text_key"].combine_chunks():
-                expected, found = "the texts that it had before", "other texts"
-                raise TransientError(self.files[number].uri, expected, found, CHANGED_REMEDY)
+            if rows["text_key"] != wanted["text_key"]:
+                raise TransientError(
+                    self.files[number].uri, "the texts that it had before", "other texts", CHANGED_REMEDY
+                )
             yield rows.append_column("position", wanted["position"])
         self._check_unchanged()
 
     def _check_unchanged(self) -> None:
         if not is_unchanged(self.files, self.corpus):
-            expected, found = "files that do not change", "files that changed while they were read"
-            raise TransientError(self.corpus.uri, expected, found, CHANGED_REMEDY)
+            raise TransientError(
+                self.corpus.uri,
+                "files that do not change",
+                "files that changed while they were read",
+                CHANGED_REMEDY,
+            )
 
     def _commit(self, read: ReadPass, buckets: BucketPass, writer: UnitWriter) -> Corpus:
         """Write the tables, then the record."""
@@ -163,7 +160,6 @@ class Ingestion:
         units = (*kept_units, *new_units)
         reasons = self._close_quarantine(buckets)
         path, bad = f"quarantine/{self.corpus_id}.parquet", sum(reasons.values())
-        quarantine = tables.put(self.bad.path, path, bad) if reasons else None
         inputs = {**self.kept, **read.inputs}
         files = tuple(inputs[name] for name in self.names)
         made = Corpus(
@@ -176,8 +172,8 @@ class Ingestion:
             units=units,
             keys=tuple(keys),
             texts=tuple(texts),
-            dead=self._store_dead(dead),
-            quarantine=quarantine,
+            dead=Dead(dead).store_in(self.store, f"keys/{self.corpus_id}/dead"),
+            quarantine=tables.put(self.bad.path, path, bad) if reasons else None,
             files=files,
             read_files=len(read.inputs),
             changes=buckets.changes,
@@ -193,10 +189,9 @@ class Ingestion:
     def _write_record(self, made: Corpus) -> None:
         """Create the record; replace it if an earlier run's is damaged or its files are incomplete."""
         path = record_path(self.corpus_id)
-        if self.store.create(path, made.to_json()):
+        if self.store.create(path, made.to_json()) or load_complete_corpus(self.store, self.corpus_id):
             return
-        if load_complete_corpus(self.store, self.corpus_id) is None:
-            self.store.write(path, made.to_json())
+        self.store.write(path, made.to_json())
 
     def _kept_units(self, buckets: BucketPass) -> tuple[list[CorpusUnit], np.ndarray]:
         """(units of the parent that still have live rows, all dead addresses in them)."""
@@ -213,9 +208,6 @@ class Ingestion:
         kept = [unit for unit in updated if unit.dead < unit.rows]
         return kept, dead[np.isin(dead >> 32, [unit.ordinal for unit in kept])]
 
-    def _store_dead(self, dead: np.ndarray) -> FileRef | None:
-        return Dead(dead).store_in(self.store, f"keys/{self.corpus_id}/dead")
-
     def _close_quarantine(self, buckets: BucketPass) -> dict[str, int]:
         """Add the duplicate ids, and return the number of quarantined rows by reason."""
         if any(table.num_rows for table in buckets.duplicates):
@@ -226,20 +218,19 @@ class Ingestion:
     def _counts(
         self, files: Iterable[InputFile], units: Iterable[CorpusUnit], duplicates: int
     ) -> dict[str, int]:
-        sums = total(
-            [
-                {"rows": file.rows, "skipped": file.skipped, "quarantined": file.quarantined, **file.notes}
-                for file in files
-            ]
-        )
+        names = ("rows", "skipped", "quarantined")
+        sums = total({name: getattr(file, name) for name in names} | file.notes for file in files)
         sums["good"] = sum(unit.rows - unit.dead for unit in units)
         sums["quarantined"] += duplicates
         if duplicates:
             sums["quarantined_duplicate_id"] = duplicates
         if sums["rows"] != sums["good"] + sums["quarantined"]:
-            expected = f"{sums['rows']} rows = good + quarantined"
-            found = f"{sums['good']} + {sums['quarantined']}"
-            raise Defect(self.corpus.uri, expected, found, "report this with the corpus")
+            raise Defect(
+                self.corpus.uri,
+                f"{sums['rows']} rows = good + quarantined",
+                f"{sums['good']} + {sums['quarantined']}",
+                "report this with the corpus",
+            )
         return dict(sorted(sums.items()))
 
 

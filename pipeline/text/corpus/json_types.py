@@ -11,7 +11,6 @@ from pipeline.text.corpus.columns import FileColumns, missing_column, wrong_colu
 from pipeline.text.corpus.json_values import (
     JsonBlock,
     is_integer,
-    is_string,
     parse_block,
     parse_line,
     show_value,
@@ -27,29 +26,34 @@ class TypeInspection:
     file: SourceFile
     corpus: CorpusSettings
     types: dict[str, pa.DataType] = field(init=False)
-    example: dict[str, Any] | None = None  # the first object
+    example: dict[str, Any] | None = None
     """the first object"""
-    wrong_id: Any = None  # one that is neither a string nor an integer
+    wrong_id: Any = None
     """an id that is neither a string nor an integer"""
     present: set[str] = field(default_factory=set)
     """columns that an object has"""
-    partly: set[str] = field(default_factory=set)  # nested columns with values that their types do not hold
+    partly: set[str] = field(default_factory=set)
     """nested columns with values that their types do not hold"""
     negative: bool = False
     """whether an id is negative"""
-    large: bool = False  # an id of 2^63 or above
+    large: bool = False
     """whether an id is 2^63 or above"""
 
     def __post_init__(self) -> None:
         self.types = dict.fromkeys((self.corpus.id, *self.corpus.keep), pa.null())
 
     def add(self, block: JsonBlock) -> None:
-        """Widen the types by the objects of a block. DataError for a JSON array and for a column of a wrong
-        type.
+        """Widen the types by the objects of a block.
+
+        Raises:
+            DataError: the file is a JSON array, or a column is missing or has a wrong type.
         """
         if block.first == 0 and block.lines.lstrip().startswith(b"["):
-            remedy = "write one object per line, for instance with jq -c '.[]'"
-            raise self.file.error("JSON lines (one object per line)", "a JSON array", remedy)
+            raise self.file.error(
+                "JSON lines (one object per line)",
+                "a JSON array",
+                "write one object per line, for instance with jq -c '.[]'",
+            )
         if self.example is not None and self._has_known_types(block):
             return
         parsed = (parse_line(line)[0] for line in block.lines.split(b"\n") if line.strip())
@@ -60,7 +64,7 @@ class TypeInspection:
         self._add_ids(objects)
         for one in objects:
             self.present |= self.types.keys() & one.keys()
-            for name in self._kept():
+            for name in self.types.keys() - {self.corpus.id}:
                 self.types[name], held = widen_type(self.types[name], one.get(name))
                 if not held and pa.types.is_nested(self.types[name]):
                     self.partly.add(name)
@@ -68,14 +72,19 @@ class TypeInspection:
     def columns(self) -> FileColumns:
         """The columns found so far. DataError if no object has an id, or none has an id of a valid type."""
         example = self.example or {}
-        absent = frozenset[str]()
-        if example:
-            absent = frozenset(self.types) - self.present - self.file.partitions.keys()
+        absent = (
+            frozenset(self.types) - self.present - self.file.partitions.keys() if example else frozenset()
+        )
         if self.corpus.id in absent:
             raise missing_column(self.file, "corpus.id", self.corpus.id, [*self.file.partitions, *example])
         if self.wrong_id is not None and pa.types.is_null(self.types[self.corpus.id]):
-            found = f"{show_value(self.wrong_id)} ({type(self.wrong_id).__name__})"
-            raise wrong_column_type(self.file, "corpus.id", self.corpus.id, "string or integer", found)
+            raise wrong_column_type(
+                self.file,
+                "corpus.id",
+                self.corpus.id,
+                "string or integer",
+                f"{show_value(self.wrong_id)} ({type(self.wrong_id).__name__})",
+            )
         types = {
             name: pa.string() if pa.types.is_null(kind) and name in self.file.partitions else kind
             for name, kind in self.types.items()
@@ -98,10 +107,13 @@ class TypeInspection:
         """
         if any(pa.types.is_nested(kind) for kind in self.types.values()):
             return False
-        table = parse_block(block.lines, self.types)
-        if table is not None and pa.types.is_uint64(self.types[self.corpus.id]):
+        try:
+            table = parse_block(block.lines, self.types)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            return False
+        if pa.types.is_uint64(self.types[self.corpus.id]):
             self.large |= (pc.max(table[self.corpus.id]).as_py() or 0) >= 2**63
-        return table is not None
+        return True
 
     def _check_text(self, objects: list[dict[str, Any]]) -> None:
         name = self.corpus.text
@@ -118,17 +130,13 @@ class TypeInspection:
         """
         name = self.corpus.id
         values = [one[name] for one in objects if one.get(name) is not None]
-        strings, integers = sum(map(is_string, values)), sum(map(is_integer, values))
-        if pa.types.is_null(self.types[name]) and (strings or integers):
-            self.types[name] = pa.string() if strings >= integers else pa.uint64()
+        strings, numbers = sum(isinstance(one, str) for one in values), list(filter(is_integer, values))
+        if pa.types.is_null(self.types[name]) and (strings or numbers):
+            self.types[name] = pa.string() if strings >= len(numbers) else pa.uint64()
         elif values and self.wrong_id is None:
             self.wrong_id = values[0]
         if not pa.types.is_integer(self.types[name]):
             return
-        numbers = list(filter(is_integer, values))
         self.negative |= any(-(2**63) <= number < 0 for number in numbers)
         self.large |= any(2**63 <= number < 2**64 for number in numbers)
         self.types[name] = pa.int64() if self.negative else pa.uint64()
-
-    def _kept(self) -> list[str]:
-        return [name for name in self.corpus.keep if name != self.corpus.id]

@@ -10,26 +10,25 @@ import pyarrow.json as pj
 
 @dataclass(frozen=True)
 class JsonBlock:
-    """Whole lines of a file. first: number of the first line, from 0; position: bytes of the file read so
-    far.
-    """
+    """Whole lines of a file."""
 
     lines: bytes
     first: int
+    """number of the first line, from 0"""
     position: int
+    """bytes of the file read so far"""
 
 
-def parse_block(lines: bytes, types: dict[str, pa.DataType]) -> pa.Table | None:
-    """The objects' values under the keys of `types`; None if a value has another type, or a line is not valid
-    JSON.
+def parse_block(lines: bytes, types: dict[str, pa.DataType]) -> pa.Table:
+    """The objects' values under the keys of `types`.
+
+    Raises:
+        pa.ArrowInvalid, pa.ArrowNotImplementedError: a value has another type, or a line is not valid JSON.
     """
     schema = pa.schema(list(types.items()))
     parse = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
     read = pj.ReadOptions(use_threads=False, block_size=len(lines) + 1)
-    try:
-        return pj.read_json(pa.BufferReader(lines), read, parse)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return None
+    return pj.read_json(pa.BufferReader(lines), read, parse)
 
 
 def parse_line(line: bytes) -> tuple[dict[str, Any] | None, str, str]:
@@ -53,12 +52,10 @@ def parse_line(line: bytes) -> tuple[dict[str, Any] | None, str, str]:
 
 def is_id(value: Any, kind: pa.DataType) -> bool:
     """Whether a value can be an id of that type."""
-    return is_string(value) if pa.types.is_string(kind) else is_integer(value) and _in_range(value, kind)
-
-
-def is_string(value: Any) -> bool:
-    """Whether a value of JSON is a string."""
-    return isinstance(value, str)
+    if pa.types.is_string(kind):
+        return isinstance(value, str)
+    low, high = (0, 2**64) if pa.types.is_uint64(kind) else (-(2**63), 2**63)
+    return is_integer(value) and low <= value < high
 
 
 def is_integer(value: Any) -> bool:
@@ -69,7 +66,3 @@ def is_integer(value: Any) -> bool:
 def show_value(value: Any) -> str:
     """The beginning of a value, as JSON."""
     return json.dumps(value)[:60]
-
-
-def _in_range(value: int, kind: pa.DataType) -> bool:
-    return 0 <= value < 2**64 if pa.types.is_uint64(kind) else -(2**63) <= value < 2**63

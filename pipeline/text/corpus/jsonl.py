@@ -18,6 +18,7 @@ from pipeline.text.corpus.columns import Columns, FileColumns
 from pipeline.text.corpus.json_rows import LineParser, keys_by_column, partition_values
 from pipeline.text.corpus.json_types import TypeInspection
 from pipeline.text.corpus.json_values import JsonBlock, parse_block
+from pipeline.text.corpus.normalize import is_utf8
 from pipeline.text.corpus.sift import RawBatch
 from pipeline.text.corpus.sources import SourceFile, open_file
 from pipeline.text.corpus.storage_errors import storage_errors
@@ -28,10 +29,10 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns:
-    """Find the types of a file's columns: from the first block, or with kept columns from all rows that may
-    be read.
+    """Find the types of a file's columns.
 
-    A kept column needs all rows, because a number with a decimal point may occur late.
+    They show in the first block; those of kept columns need all rows that may be read, because a number with
+    a decimal point may occur late.
 
     Raises:
         DataError: the file is a JSON array, or no object has one of the columns, or one of a valid type.
@@ -46,9 +47,7 @@ def inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns:
 
 
 def read(file: SourceFile, corpus: CorpusSettings, columns: Columns) -> Iterator[RawBatch]:
-    """Yield all lines in order except blank ones, which are not rows. The number of a row is that of its
-    line, from 0.
-    """
+    """Yield all lines in order except blank ones. The number of a row is that of its line, from 0."""
     kept = [(carried_name(field.name), field.type) for field in columns.kept]
     schema = pa.schema([("id", columns.id), ("text", pa.string()), *kept])
     for block in read_blocks(file):
@@ -60,8 +59,7 @@ def read(file: SourceFile, corpus: CorpusSettings, columns: Columns) -> Iterator
             for number, line in enumerate(block.lines.split(b"\n"), start=block.first):
                 if line.strip():
                     lines.add(number, line)
-            surrogates, dropped = tuple(lines.surrogates), tuple(lines.dropped)
-            yield RawBatch(lines.table(), block.position, tuple(lines.rejected), surrogates, dropped)
+            yield RawBatch(lines.table(), block.position, lines.rejected, lines.surrogates, lines.dropped)
 
 
 def read_blocks(file: SourceFile) -> Iterator[JsonBlock]:
@@ -76,9 +74,11 @@ def read_blocks(file: SourceFile) -> Iterator[JsonBlock]:
                 yield JsonBlock(held[:end], lines, stream.tell())
                 lines, held = lines + held.count(b"\n", 0, end), held[end:]
             elif len(held) > _MAX_LINE_BYTES:
-                expected = f"lines of at most {_MAX_LINE_BYTES >> 20} MiB"
-                remedy = "the file is probably not JSON lines: set corpus.format, or remove it"
-                raise file.error(expected, "a longer line", remedy)
+                raise file.error(
+                    f"lines of at most {_MAX_LINE_BYTES >> 20} MiB",
+                    "a longer line",
+                    "the file is probably not JSON lines: set corpus.format, or remove it",
+                )
         if held:
             yield JsonBlock(held, lines, file.size)
 
@@ -87,27 +87,26 @@ def _read_piece(source: Any, file: SourceFile) -> bytes:
     try:
         return bytes(source.read(_BLOCK_BYTES))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        found = f"{type(error).__name__}: {error}"
         raise file.error(
-            "a complete gzip file", found, "it is damaged or truncated: write it again"
+            "a complete gzip file",
+            f"{type(error).__name__}: {error}",
+            "it is damaged or truncated: write it again",
         ) from None
 
 
 def _parse_by_arrow(
     block: JsonBlock, schema: pa.Schema, file: SourceFile, corpus: CorpusSettings
 ) -> pa.Table | None:
-    """Parse a block by Arrow; None unless every line is one object that fits the schema and all is valid
-    UTF-8.
-    """
-    rows = _count_plain_lines(block.lines)
-    if rows is None:
-        return None
-    keys = keys_by_column(schema, corpus)
+    """Parse a block by Arrow; None unless all lines are valid UTF-8 and one object that fits the schema."""
+    rows, keys = _count_plain_lines(block.lines), keys_by_column(schema, corpus)
     types = {key: schema.field(column).type for column, key in keys.items()}
-    if any(schema.field(column).type != types[key] for column, key in keys.items()):
-        return None  # one key for two columns of different types
-    table = parse_block(block.lines, types)
-    if table is None or table.num_rows != rows:
+    if rows is None or any(schema.field(column).type != types[key] for column, key in keys.items()):
+        return None  # not plain, or one key for two columns of different types
+    try:
+        table = parse_block(block.lines, types)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
+    if table.num_rows != rows:
         return None
     columns = {column: table[key] for column, key in keys.items()}
     for column, value in partition_values(schema, file, corpus).items():
@@ -117,13 +116,11 @@ def _parse_by_arrow(
 
 
 def _count_plain_lines(lines: bytes) -> int | None:
-    """Number of lines if each begins with { and ends with } and all is valid UTF-8, else None.
+    """Number of lines if each begins with { and ends with } and all are valid UTF-8, else None.
 
     Only then are Arrow's rows the lines.
     """
-    try:
-        lines.decode()
-    except UnicodeDecodeError:
+    if not is_utf8(lines):
         return None
     content = np.frombuffer(lines, dtype=np.uint8)
     ends = np.flatnonzero(content == ord("\n"))

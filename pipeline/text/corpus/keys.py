@@ -1,6 +1,4 @@
-"""The two tables of a corpus, in buckets of bounded size: its rows by id, and the rows of its units by
-text.
-"""
+"""The tables of a corpus, in buckets of bounded size: its rows by id, and the rows of its units by text."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.store.arrays import one_chunk
 from pipeline.store.base import Store
 from pipeline.store.schema import KEY
 from pipeline.store.units import FileRef
@@ -16,14 +15,13 @@ from pipeline.text.corpus.normalize import blake2b_digests
 
 BUCKET_ROWS = 1 << 18  # average rows of a bucket at most: some 25 MB with short string ids
 
-# rows of units by text
-TEXTS = pa.schema(
-    [pa.field("text_key", KEY, nullable=False), pa.field("address", pa.int64(), nullable=False)]
-)
-# rows of a new unit whose text has been encoded before, with the address of that earlier row
+_TEXT_KEY = pa.field("text_key", KEY, nullable=False)
+TEXTS = pa.schema([_TEXT_KEY, pa.field("address", pa.int64(), nullable=False)])
+"""rows of units by text"""
 COPIES = pa.schema(
     [pa.field("row", pa.int32(), nullable=False), pa.field("source", pa.int64(), nullable=False)]
 )
+"""rows of a new unit whose text has been encoded before, with the address of that earlier row"""
 
 Hashes = Callable[[pa.Table], np.ndarray]
 
@@ -37,7 +35,7 @@ def keys_schema(id_type: pa.DataType) -> pa.Schema:
     return pa.schema(
         [
             pa.field("id", id_type, nullable=False),
-            pa.field("text_key", KEY, nullable=False),
+            _TEXT_KEY,
             pa.field("carried", KEY),
             pa.field("file", pa.string(), nullable=False),
             pa.field("row", pa.int64(), nullable=False),
@@ -48,14 +46,13 @@ def keys_schema(id_type: pa.DataType) -> pa.Schema:
 
 def id_hashes(lines: pa.Table) -> np.ndarray:
     """(n,) uint64: blake2b-64 of each id as text."""
-    ids = _as_array(lines["id"])
-    text = ids if pa.types.is_string(ids.type) else ids.cast(pa.string())
-    return np.frombuffer(blake2b_digests(text, 8).buffers()[1], dtype=">u8", count=len(ids)).astype(np.uint64)
+    digests = blake2b_digests(one_chunk(lines["id"]).cast(pa.string()), 8)
+    return np.frombuffer(digests.buffers()[1], dtype=">u8", count=len(digests)).astype(np.uint64)
 
 
 def text_hashes(lines: pa.Table) -> np.ndarray:
     """(n,) uint64: the first half of each text key, which is a hash already."""
-    keys = _as_array(lines["text_key"])
+    keys = one_chunk(lines["text_key"])
     words = np.frombuffer(keys.buffers()[1], dtype=">u8", count=2 * len(keys), offset=16 * keys.offset)
     return words[::2].astype(np.uint64)
 
@@ -72,9 +69,8 @@ def carried_keys(rows: pa.Table, names: Sequence[str]) -> pa.Array:
         value = _as_text(rows[name])
         length = pc.binary_length(value).cast(pa.large_string())
         parts += [pc.fill_null(length, "null"), pc.fill_null(value, "")]
-    return blake2b_digests(
-        _as_array(pc.binary_join_element_wise(*parts, pa.scalar(":", pa.large_string()))), 16
-    )
+    joined = pc.binary_join_element_wise(*parts, pa.scalar(":", pa.large_string()))
+    return blake2b_digests(one_chunk(joined), 16)
 
 
 def bucket_count(rows: int) -> int:
@@ -113,17 +109,6 @@ def read_bucket(
 def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     try:
         return column.cast(pa.large_string())
-    except (
-        pa.ArrowNotImplementedError,
-        pa.ArrowInvalid,
-    ):  # nested values, and bytes that are not valid UTF-8
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):  # nested values, and bytes that are not UTF-8
         texts = [None if value is None else repr(value) for value in column.to_pylist()]
         return pa.chunked_array([pa.array(texts, pa.large_string())])
-
-
-def _as_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    if isinstance(column, pa.Array):
-        return column
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)

@@ -35,9 +35,12 @@ def refuse_tables(uri: str, names: Iterable[str], parquet_files: Sequence[str]) 
         for kind, marker in _MARKERS.items():
             match = marker.fullmatch(name)
             if match and any(each.startswith(match["top"]) for each in parquet_files):
-                where = f"{uri}/{match['top']}".rstrip("/")
-                found = f"a table of {kind} ({name}), whose files may contain removed rows"
-                raise DataError(where, "Parquet files without removed rows", found, _REMEDIES[kind])
+                raise DataError(
+                    f"{uri}/{match['top']}".rstrip("/"),
+                    "Parquet files without removed rows",
+                    f"a table of {kind} ({name}), whose files may contain removed rows",
+                    _REMEDIES[kind],
+                )
 
 
 def possible_table_roots(base: str) -> Iterator[str]:

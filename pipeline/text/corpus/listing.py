@@ -16,21 +16,25 @@ from pipeline.store.retry import retrying
 
 @dataclass(frozen=True)
 class FoundFile:
-    """A file of a listing. path: without scheme; stamp: changes whenever the content changes."""
+    """A file of a listing."""
 
     path: str
+    """without a scheme"""
     uri: str
     size: int
     stamp: str
+    """changes whenever the content changes"""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The files found. base: directory that names are relative to; single: the URI names the file itself."""
+    """The files found."""
 
     base: str
+    """directory that names are relative to"""
     found: list[FoundFile]
     single: bool = False
+    """whether the URI names the file itself"""
 
 
 def local_path(uri: str) -> str | None:
@@ -111,8 +115,12 @@ def _filesystem(uri: str) -> tuple[Any, str]:
     try:
         system, path = fsspec.core.url_to_fs(uri)
     except (ImportError, ValueError) as error:
-        remedy = "use file:// or s3://, or install the file system's package"
-        raise ConfigError(uri, "a path, or a URI that fsspec can open", str(error), remedy) from None
+        raise ConfigError(
+            uri,
+            "a path, or a URI that fsspec can open",
+            str(error),
+            "use file:// or s3://, or install the file system's package",
+        ) from None
     return system, path.rstrip("/")
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.store.arrays import is_text
+
 NORMALIZER_VERSION = "strip-1"  # part of space_id: another rule makes another embedding space
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -24,12 +26,9 @@ def normalize(texts: pa.Array | Sequence[str | None]) -> pa.Array:
     Returns:
         A large_string array; null stays null.
     """
-    if isinstance(texts, pa.Array):
-        array = texts
-    else:
-        clean = [None if text is None else replace_surrogates(text) for text in texts]
-        array = pa.array(clean, pa.large_string())
-    return pc.utf8_trim_whitespace(array.cast(pa.large_string()))
+    if not isinstance(texts, pa.Array):
+        texts = pa.array([text and replace_surrogates(text) for text in texts], pa.large_string())
+    return pc.utf8_trim_whitespace(texts.cast(pa.large_string()))
 
 
 def replace_surrogates(text: str) -> str:
@@ -74,18 +73,15 @@ def valid_utf8(strings: pa.Array) -> np.ndarray:
     Parquet readers do not check that a file's strings are valid.
     """
     try:
-        (strings if _is_text(strings.type) else strings.cast(pa.large_string())).validate(full=True)
+        (strings if is_text(strings.type) else strings.cast(pa.large_string())).validate(full=True)
     except pa.ArrowInvalid:
         encoded = strings.cast(pa.large_binary()).to_numpy(zero_copy_only=False)
-        return np.array([one is None or _decodes(one) for one in encoded], dtype=bool)
+        return np.array([one is None or is_utf8(one) for one in encoded], dtype=bool)
     return np.ones(len(strings), dtype=bool)
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
-
-
-def _decodes(content: bytes) -> bool:
+def is_utf8(content: bytes) -> bool:
+    """Whether bytes are valid UTF-8."""
     try:
         content.decode()
     except UnicodeDecodeError:

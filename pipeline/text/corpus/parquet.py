@@ -49,9 +49,11 @@ def inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns:
     found = id_type(types[corpus.id])
     if found is None:
         raise wrong_column_type(file, "corpus.id", corpus.id, "string or integer", types[corpus.id])
-    if not _can_be_text(plain_type(types[corpus.text])):
-        expected = "string (or binary holding UTF-8)"
-        raise wrong_column_type(file, "corpus.text", corpus.text, expected, types[corpus.text])
+    text = plain_type(types[corpus.text])
+    if not (_has_offsets(text) or pa.types.is_fixed_size_binary(text) or pa.types.is_null(text)):
+        raise wrong_column_type(
+            file, "corpus.text", corpus.text, "string (or binary holding UTF-8)", types[corpus.text]
+        )
     wanted = {name: types[name] for name in corpus.keep} | {corpus.id: found}
     negative = _may_be_negative(opened.metadata, corpus.id, types[corpus.id])
     return FileColumns(file, wanted, rows, negative)
@@ -73,30 +75,30 @@ def read(file: SourceFile, corpus: CorpusSettings, columns: Columns) -> Iterator
     """Yield all rows in the order of the file."""
     with storage_errors(file.uri), open_file(file) as stream:
         opened = pq.ParquetFile(stream, buffer_size=_BUFFER, pre_buffer=False)
-        dictionary_reader = pq.ParquetFile(
-            stream, metadata=opened.metadata, buffer_size=_BUFFER, pre_buffer=False
-        )
-        present = set(opened.schema_arrow.names)
-        wanted = [name for name in dict.fromkeys((corpus.id, corpus.text, *corpus.keep)) if name in present]
+        options = {"metadata": opened.metadata, "buffer_size": _BUFFER, "pre_buffer": False}
+        dictionary_reader = pq.ParquetFile(stream, **options)
+        names = dict.fromkeys((corpus.id, corpus.text, *corpus.keep))
+        wanted = [name for name in names if name in opened.schema_arrow.names]
         total, start = opened.metadata.num_rows, 0
         for table in _tables(opened, dictionary_reader, wanted):
             position = file.size * (start + len(table)) // max(total, 1)
             yield RawBatch(_raw_table(table, start, file, corpus, columns), position)
             start += len(table)
     if start != total:
-        remedy = "the file is damaged: write it again"
-        raise file.error(f"{total} rows, as its footer says", f"{start}", remedy)
+        raise file.error(
+            f"{total} rows, as its footer says", f"{start}", "the file is damaged: write it again"
+        )
 
 
 def _raw_table(
     table: pa.Table, start: int, file: SourceFile, corpus: CorpusSettings, columns: Columns
 ) -> pa.Table:
+    """The rows in the form of `RawBatch`; `start` is the number of the first one."""
     count = table.num_rows
 
     def column(name: str) -> pa.ChunkedArray:
         if name in table.column_names:
-            found = table[name]
-            return found if (plain := plain_type(found.type)) == found.type else found.cast(plain)
+            return table[name].cast(plain_type(table[name].type))
         return pa.chunked_array([pa.repeat(pa.scalar(file.partitions[name], pa.string()), count)])
 
     kept = {
@@ -180,10 +182,8 @@ def _read_steps(
     types = dict(zip(opened.schema_arrow.names, opened.schema_arrow.types, strict=True))
     coded = [name for name in wanted if pa.types.is_dictionary(types[name])]
     plain = [name for name in wanted if name not in coded]
-    if coded and plain:
-        yield from _join(_plain_steps(opened, plain), _dictionary_steps(dictionary_reader, coded))
-    else:
-        yield from _plain_steps(opened, plain) if plain else _dictionary_steps(dictionary_reader, coded)
+    steps = _plain_steps(opened, plain), _dictionary_steps(dictionary_reader, coded)
+    yield from _join(*steps) if coded and plain else steps[0 if plain else 1]
 
 
 def _join(left: Iterator[pa.RecordBatch], right: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -248,7 +248,3 @@ def _column_indices(metadata: pq.FileMetaData, wanted: list[str]) -> list[int]:
     schema = metadata.schema
     paths = (schema.column(index).path for index in range(metadata.num_columns))
     return [index for index, path in enumerate(paths) if path in wanted or path.split(".")[0] in wanted]
-
-
-def _can_be_text(kind: pa.DataType) -> bool:
-    return _has_offsets(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_null(kind)

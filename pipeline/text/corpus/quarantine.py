@@ -1,6 +1,6 @@
 """Quarantined rows: input rows that cannot be encoded, each with its reason, in a Parquet file for people."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +24,10 @@ _GROUP_ROWS = 8_192
 
 @dataclass(frozen=True)
 class RejectedRow:
-    """One quarantined input row. row: its number in the file, -1 for the file as a whole."""
+    """One quarantined input row."""
 
     row: int
+    """number in the file; -1 for the file as a whole"""
     reason: str
     detail: str = ""
     id: str | None = None
@@ -36,21 +37,10 @@ class RejectedRow:
 def quarantine(file: str, rejected: Iterable[RejectedRow]) -> pa.Table:
     """The rejected rows of a file as a quarantine table, sorted by row number."""
     rows = [
-        (file, one.row, one.id, one.reason, one.detail or None, one.text)
+        vars(one) | {"file": file, "detail": one.detail or None, "excerpt": one.text and one.text[:_EXCERPT]}
         for one in sorted(rejected, key=lambda one: one.row)
     ]
-    columns = zip(*rows, strict=True) if rows else ((),) * len(QUARANTINE)
-    return _shorten_texts(
-        [pa.array(column, kind) for column, kind in zip(columns, QUARANTINE.types, strict=True)]
-    )
-
-
-def _shorten_texts(columns: list[pa.Array | pa.ChunkedArray]) -> pa.Table:
-    """The columns as a quarantine table, with long texts cut to an excerpt."""
-    *others, texts = columns
-    return pa.table(
-        [*others, pc.utf8_slice_codeunits(texts, 0, _EXCERPT).cast(pa.string())], schema=QUARANTINE
-    )
+    return pa.Table.from_pylist(rows, QUARANTINE)
 
 
 class QuarantineFile:
@@ -63,14 +53,14 @@ class QuarantineFile:
         self.path = path
         self._writer: pq.ParquetWriter | None = None
         self._waiting: list[pa.Table] = []
-        self._reasons: dict[str, int] = {}
+        self._reasons: Counter[str] = Counter()
 
     def add(self, rows: pa.Table) -> None:
         """Append the rows of a quarantine table."""
         if not rows.num_rows:
             return
         for reason in rows["reason"].value_counts().to_pylist():
-            self._reasons[reason["values"]] = self._reasons.get(reason["values"], 0) + reason["counts"]
+            self._reasons[reason["values"]] += reason["counts"]
         self._waiting.append(rows)
         if sum(len(table) for table in self._waiting) >= _GROUP_ROWS:
             held = pa.concat_tables(self._waiting)
@@ -110,28 +100,25 @@ def list_quarantined(
         DataError: a file is missing or has changed.
     """
     counts: Counter[str] = Counter()
-    shown: dict[str, list[dict[str, Any]]] = {}
-    files: list[str] = []
+    shown = defaultdict[str, list[dict[str, Any]]](list)
+    files: dict[str, None] = {}
     try:
         for file, rows in _all_rows(store, manifest):
-            files += [file] if file not in files else []
+            files[file] = None
             for name in rows["reason"].unique().to_pylist():
                 of_reason = rows.filter(pc.equal(rows["reason"], name))
                 counts[name] += of_reason.num_rows
-                held = shown.setdefault(name, [])
-                held += of_reason.slice(0, max(0, limit - len(held))).to_pylist()
+                shown[name] += of_reason.slice(0, max(0, limit - len(shown[name]))).to_pylist()
     except FileNotFoundError as error:
-        remedy = "restore it, or run manta nightly, which writes it again"
         raise DataError(
-            str(error.filename or error), "a file of the release", "no such file", remedy
+            str(error.filename or error),
+            "a file of the release",
+            "no such file",
+            "restore it, or run manta nightly, which writes it again",
         ) from None
-    most_first = sorted(counts, key=lambda name: (-counts[name], name))
-    wanted = [name for name in most_first if reason in (None, name)]
-    return (
-        {name: counts[name] for name in most_first},
-        [row for name in wanted for row in shown[name]],
-        tuple(files),
-    )
+    most_first = {name: counts[name] for name in sorted(counts, key=lambda name: (-counts[name], name))}
+    rows = [row for name in most_first if reason in (None, name) for row in shown[name]]
+    return most_first, rows, tuple(files)
 
 
 def _all_rows(store: Store, manifest: ReleaseManifest) -> Iterator[tuple[str, pa.Table]]:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import ConfigError, DataError
+from pipeline.store.arrays import is_text
 from pipeline.store.store import store_of
 
 _BATCH = 256  # rows of a Parquet file in memory
@@ -54,8 +55,9 @@ def _open(file: str) -> Iterator[Any]:
     except (FileNotFoundError, IsADirectoryError):
         raise ConfigError(f"queries: {file}", "a file", "no such file", remedy) from None
     except (OSError, pa.ArrowException) as error:
-        found = " ".join(str(error).split())
-        raise DataError(file, "a readable file: one query on each line, or Parquet", found, remedy) from None
+        raise DataError(
+            file, "a readable file: one query on each line, or Parquet", " ".join(str(error).split()), remedy
+        ) from None
 
 
 def read_lines(stream: Iterable[bytes] | BinaryIO | pa.NativeFile, name: str) -> Iterator[str]:
@@ -65,8 +67,12 @@ def read_lines(stream: Iterable[bytes] | BinaryIO | pa.NativeFile, name: str) ->
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            found = f"byte {line[error.start]:#04x}"
-            raise DataError(f"{name}, line {number}", "UTF-8", found, "convert the file to UTF-8") from None
+            raise DataError(
+                f"{name}, line {number}",
+                "UTF-8",
+                f"byte {line[error.start]:#04x}",
+                "convert the file to UTF-8",
+            ) from None
 
 
 def _read_column(stream: Any, name: str, column: str | None) -> Iterator[str]:
@@ -78,7 +84,7 @@ def _read_column(stream: Any, name: str, column: str | None) -> Iterator[str]:
 
 def _query_column(schema: pa.Schema, name: str, column: str | None) -> str:
     """The column of queries: the named one, else the only column of strings, else query or text."""
-    strings = [field.name for field in schema if _is_text(field.type)]
+    strings = [field.name for field in schema if is_text(field.type)]
     wanted = [column] if column is not None else strings if len(strings) == 1 else _NAMES
     if (found := next((each for each in wanted if each in strings), None)) is None:
         expected = "one column of strings, or query or text"
@@ -87,9 +93,3 @@ def _query_column(schema: pa.Schema, name: str, column: str | None) -> str:
         names = ", ".join(schema.names) or "no columns"
         raise DataError(name, expected, names, "name the column with --column")
     return found
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)

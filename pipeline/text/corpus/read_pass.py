@@ -1,6 +1,7 @@
 """One pass over the input files of a night: good rows go to chunks, bad rows to the quarantine."""
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,25 +40,27 @@ class ReadPass:
     """Read files; each good row goes to a chunk file and leaves a line for resolving its id.
 
     A row's position is its index among all good rows read.
-
-    survey: the columns and the unusable files; file_index: index of every file in tonight's listing, by name;
-    chunks: files of good rows, in order; starts: position of the first row of each chunk, and the end;
-    inputs: statistics of each file read; lines: one for each good row.
     """
 
     corpus: CorpusSettings
     survey: CorpusSurvey
+    """the columns and the unusable files"""
     file_index: dict[str, int]
+    """index of every file in tonight's listing, by name"""
     scratch: Path
     bad: QuarantineFile
     on_progress: OnProgress
     chunks: list[Path] = field(default_factory=list)
+    """files of good rows, in order"""
     starts: list[int] = field(default_factory=lambda: [0])
+    """position of the first row of each chunk, and the end"""
     inputs: dict[str, InputFile] = field(default_factory=dict)
+    """statistics of each file read"""
     lines: Spill = field(init=False)
+    """one line for each good row"""
     _rows: int = 0
     _bytes_before: int = 0
-    _notes: dict[str, int] = field(default_factory=dict)
+    _notes: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.lines = Spill(self.scratch, "lines")
@@ -89,24 +92,23 @@ class ReadPass:
             file: the file.
             wanted: row numbers, ascending.
         """
-        found = [
-            _select_rows(batch.good, wanted) for batch in read_batches(file, self.corpus, self.survey.columns)
-        ]
-        rows = pa.concat_tables(found) if found else None
-        if rows is None or rows.num_rows != len(wanted):
-            count = rows.num_rows if rows else 0
-            expected = f"{len(wanted)} good rows that it had before"
-            raise TransientError(file.uri, expected, f"{count}", CHANGED_REMEDY)
-        return self._unit_rows(rows, file)
+        tables = (batch.good for batch in read_batches(file, self.corpus, self.survey.columns))
+        found = [table.filter(pa.array(np.isin(table["row"].to_numpy(), wanted))) for table in tables]
+        count = sum(map(len, found))
+        if count != len(wanted):
+            raise TransientError(
+                file.uri, f"{len(wanted)} good rows that it had before", f"{count}", CHANGED_REMEDY
+            )
+        return self._unit_rows(pa.concat_tables(found), file)
 
     def _read_good(self, files: Sequence[SourceFile]) -> Iterator[pa.Table]:
         """Yield the rows for units in order; add lines, quarantined rows and counts on the way."""
         for file in files:
-            self._notes = {}
+            self._notes.clear()
             error = self.survey.refused.get(file.name) or self._error_in_file(file)
             if error:
                 self.bad.add(quarantine(file.name, [RejectedRow(-1, "bad_file", str(error))]))
-                self._note("bad_files", 1)
+                self._notes["bad_files"] = 1
                 self._record_file(file)
             else:
                 yield from self._read_file(file)
@@ -126,7 +128,6 @@ class ReadPass:
         self._record_file(file, good, bad, skipped)
 
     def _record_file(self, file: SourceFile, good: int = 0, bad: int = 0, skipped: int = 0) -> None:
-        notes = {name: count for name, count in sorted(self._notes.items()) if count}
         self.inputs[file.name] = InputFile(
             name=file.name,
             size=file.size,
@@ -135,7 +136,7 @@ class ReadPass:
             good=good,
             quarantined=bad,
             skipped=skipped,
-            notes=notes,
+            notes={name: count for name, count in sorted(self._notes.items()) if count},
         )
 
     def _read_limited(self, file: SourceFile) -> Iterator[SourceBatch]:
@@ -152,7 +153,7 @@ class ReadPass:
                 yield batch.head(remaining)
             if batch.rows > remaining:
                 if not counted:
-                    self._note("skipped_files", 1)
+                    self._notes["skipped_files"] = 1
                 return
 
     def _remaining_rows(self) -> int:
@@ -187,18 +188,15 @@ class ReadPass:
             "address": pa.nulls(count, pa.int64()),
             "position": pa.array(np.arange(self.rows, self.rows + count, dtype=np.int64)),
         }
-        schema = line_schema(rows.schema.field("id").type)
-        lines = pa.table([columns[name] for name in schema.names], schema=schema)
+        lines = pa.table(columns, schema=line_schema(rows.schema.field("id").type))
         self.lines.add(lines, id_hashes(lines))
         self.bad.add(batch.bad)
         self._rows += batch.rows
-        self._note(
-            "control_characters", sum(count_control_characters(chunk) for chunk in rows["text"].chunks)
-        )
-        self._note("surrogates_replaced", len(batch.surrogates))
-        self._note("kept_values_dropped", len(batch.dropped))
+        self._notes["control_characters"] += sum(map(count_control_characters, rows["text"].chunks))
+        self._notes["surrogates_replaced"] += len(batch.surrogates)
+        self._notes["kept_values_dropped"] += len(batch.dropped)
         for reason in batch.bad["reason"].value_counts().to_pylist():
-            self._note(f"quarantined_{reason['values']}", reason["counts"])
+            self._notes[f"quarantined_{reason['values']}"] += reason["counts"]
         return rows
 
     def _unit_rows(self, good: pa.Table, file: SourceFile) -> pa.Table:
@@ -208,12 +206,4 @@ class ReadPass:
         columns = {name: rows[name] for name in rows.column_names}
         columns["text_key"] = pa.chunked_array(keys, self.schema.field("text_key").type)
         columns["file"] = pa.chunked_array([pa.repeat(pa.scalar(file.name), rows.num_rows)])
-        return pa.table([columns[name] for name in self.schema.names], schema=self.schema)
-
-    def _note(self, name: str, count: int) -> None:
-        self._notes[name] = self._notes.get(name, 0) + count
-
-
-def _select_rows(rows: pa.Table, wanted: np.ndarray) -> pa.Table:
-    """The rows with these numbers."""
-    return rows.filter(pa.array(np.isin(rows["row"].to_numpy(), wanted)))
+        return pa.table(columns, schema=self.schema)

@@ -21,15 +21,14 @@ _INSPECTORS = 16  # files opened at once: over a network, each needs two round t
 
 @dataclass(frozen=True)
 class CorpusSurvey:
-    """The result of inspecting every file.
-
-    columns: the types that the files agree on; rows: by file name, None if only reading shows the number;
-    refused: the error of each file that cannot be used, by its name.
-    """
+    """The result of inspecting every file."""
 
     columns: Columns
+    """the types that the files agree on"""
     rows: dict[str, int | None]
+    """number of rows by file name; None if only reading shows it"""
     refused: dict[str, DataError]
+    """the error of each file that cannot be used, by its name"""
 
 
 def survey_files(
@@ -58,16 +57,19 @@ def survey_files(
     refused = {file.name: result for file, result in results if isinstance(result, DataError)} | misfits
     if refused and corpus.bad_files == "error":
         raise next(refused[file.name] for file in files if file.name in refused)
-    return CorpusSurvey(
-        columns, {one.file.name: one.rows for one in found if one.file.name not in refused}, refused
-    )
+    rows = {one.file.name: one.rows for one in found if one.file.name not in refused}
+    return CorpusSurvey(columns, rows, refused)
 
 
 def read_batches(
     file: SourceFile, corpus: CorpusSettings, columns: Columns | None = None
 ) -> Iterator[SourceBatch]:
-    """Yield all rows of one file in order, good or bad. columns: from the survey; None: from this file
-    only.
+    """Yield all rows of one file in order, good or bad.
+
+    Args:
+        file: the file.
+        corpus: names the columns.
+        columns: from the survey; None: from this file only.
     """
     agreed = columns or survey_files([file], corpus).columns
     for raw in _FORMATS[file.format].read(file, corpus, agreed):

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.store.arrays import one_chunk
 from pipeline.store.schema import KEY, QUARANTINE
 from pipeline.store.units import Changes
 from pipeline.text.corpus.keys import text_hashes
@@ -18,8 +19,8 @@ EXAMPLES = 5  # rows of each kind of change that are kept for the report
 def line_schema(id_type: pa.DataType) -> pa.Schema:
     """Schema of lines: one for each row of the input, before its address is known.
 
-    file: index in tonight's listing, ABSENT if the file is gone or was read again; position: index among the
-    rows read tonight, ABSENT for other rows.
+    The column file is the index in tonight's listing, ABSENT if the file is gone or was read again; position
+    is the index among the rows read tonight, ABSENT for other rows.
     """
     return pa.schema(
         [
@@ -36,15 +37,14 @@ def line_schema(id_type: pa.DataType) -> pa.Schema:
 
 @dataclass(frozen=True, eq=False)
 class ChangeExamples:
-    """Examples of one kind of change: the rows with the smallest text keys.
-
-    keys: (n,) uint64, ascending; before: (n,) int64 addresses in the previous corpus, ABSENT for new rows;
-    now: (n,) int64 indices into `ResolvedBucket.lines`, later positions, ABSENT for deleted rows.
-    """
+    """Examples of one kind of change: the rows with the smallest text keys."""
 
     keys: np.ndarray
+    """(n,) uint64, ascending"""
     before: np.ndarray
+    """(n,) int64: addresses in the previous corpus, ABSENT for new rows"""
     now: np.ndarray
+    """(n,) int64: indices into `ResolvedBucket.lines`, later positions; ABSENT for deleted rows"""
 
     @classmethod
     def of(cls, keys: np.ndarray, before: np.ndarray, now: np.ndarray) -> "ChangeExamples":
@@ -66,47 +66,44 @@ class ChangeExamples:
 
 @dataclass(frozen=True, eq=False)
 class ResolvedBucket:
-    """The lines of one bucket with their ids resolved.
-
-    lines: sorted by (id, file, row); the column duplicate marks rows that lost their id to an earlier row; an
-    address that is not null is final. wanted: indices in `lines` of live rows that need a row in a unit.
-    dead:
-    addresses that are no longer live. winners: for each line, the index of the first line with its id.
-    examples: of new, changed and deleted rows, in this order.
-    """
+    """The lines of one bucket with their ids resolved."""
 
     lines: pa.Table
+    """sorted by (id, file, row); the column duplicate marks rows that lost their id to an earlier row; an
+    address that is not null is final
+    """
     wanted: np.ndarray
+    """indices in `lines` of live rows that need a row in a unit"""
     dead: np.ndarray
+    """addresses that are no longer live"""
     winners: np.ndarray
+    """for each line, the index of the first line with its id"""
     changes: Changes
     examples: tuple[ChangeExamples, ChangeExamples, ChangeExamples]
+    """examples of new, changed and deleted rows"""
 
     def duplicates(self) -> pa.Table:
         """Rows that lost their id (id, file, row), and the row that has it (winner_file, winner_row)."""
         lost = np.flatnonzero(self.lines["duplicate"].to_numpy())
-        own, winner = (
-            self.lines.select(["id", "file", "row"]).take(pa.array(indices))
-            for indices in (lost, self.winners[lost])
-        )
+        rows = self.lines.select(["id", "file", "row"])
+        own, winner = rows.take(pa.array(lost)), rows.take(pa.array(self.winners[lost]))
         return own.append_column("winner_file", winner["file"]).append_column("winner_row", winner["row"])
 
 
 @dataclass(frozen=True, eq=False)
 class _Comparison:
-    """The winners of tonight's ids beside last night's live rows.
-
-    lines: index of each winner among the lines; index: of the live row with the winner's id, 0 if there is
-    none;
-    known: whether there is one; same: whether its text and kept columns are equal too.
-    """
+    """The winners of tonight's ids beside last night's live rows."""
 
     winners: pa.Table
     lines: np.ndarray
+    """index of each winner among the lines"""
     live: pa.Table
     index: np.ndarray
+    """index of the live row with each winner's id, 0 if there is none"""
     known: np.ndarray
+    """whether there is a live row with the winner's id"""
     same: np.ndarray
+    """whether that row's text and kept columns are equal too"""
 
     @classmethod
     def of(cls, winners: pa.Table, lines: np.ndarray, live: pa.Table) -> "_Comparison":
@@ -138,9 +135,8 @@ def resolve_bucket(before: pa.Table, now: pa.Table, *, reuse: bool) -> ResolvedB
     """Resolve the ids of one bucket.
 
     If several rows share an id, the first by (file, row) wins, regardless of the previous night. A winner
-    whose
-    id was live with the same text and kept columns keeps that row's address, even if it moved to another
-    file.
+    whose id was live with the same text and kept columns keeps that row's address, even if it moved to
+    another file.
 
     Args:
         before: last night's lines (`line_schema`); the lines of files that were not read tonight are still
@@ -151,7 +147,9 @@ def resolve_bucket(before: pa.Table, now: pa.Table, *, reuse: bool) -> ResolvedB
     lines = pa.concat_tables([before.filter(pc.greater_equal(before["file"], 0)), now.cast(before.schema)])
     order = [("id", "ascending"), ("file", "ascending"), ("row", "ascending")]
     lines = lines.take(pc.sort_indices(lines, sort_keys=order)).combine_chunks()
-    first = _is_first(lines["id"].combine_chunks())
+    ids = one_chunk(lines["id"])
+    differs = pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
+    first = np.append(True, differs)[: len(ids)]
     live = before.filter(before["address"].is_valid()).combine_chunks()
     winners = lines.filter(pa.array(first)).combine_chunks()
     compared = _Comparison.of(winners, np.flatnonzero(first), live)
@@ -168,18 +166,10 @@ def resolve_bucket(before: pa.Table, now: pa.Table, *, reuse: bool) -> ResolvedB
         lines.append_column("duplicate", pa.array(~first)),
         compared.lines[~keeps],
         held[dead],
-        np.maximum.accumulate(np.where(first, np.arange(len(first)), 0)) if len(first) else compared.lines,
+        np.maximum.accumulate(np.where(first, np.arange(len(first)), 0)),
         compared.changes(),
         compared.examples(),
     )
-
-
-def _is_first(ids: pa.Array) -> np.ndarray:
-    """(n,) bool: which of the sorted ids differ from their predecessor."""
-    first = np.ones(len(ids), dtype=bool)
-    if len(ids) > 1:
-        first[1:] = pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
-    return first
 
 
 def _equal(winners: pa.Table, live: pa.Table, index: np.ndarray) -> np.ndarray:
@@ -187,17 +177,17 @@ def _equal(winners: pa.Table, live: pa.Table, index: np.ndarray) -> np.ndarray:
     if not live.num_rows:
         return np.zeros(winners.num_rows, dtype=bool)
     other = live.select(["text_key", "carried"]).take(pa.array(index))
-    equal = [
-        pc.equal(pc.fill_null(winners[name], _NO_KEY), pc.fill_null(other[name], _NO_KEY))
-        for name in ("text_key", "carried")
-    ]
+    pairs = ((winners[name], other[name]) for name in other.column_names)
+    equal = (pc.equal(pc.fill_null(one, _NO_KEY), pc.fill_null(two, _NO_KEY)) for one, two in pairs)
     return np.asarray(pc.and_(*equal).to_numpy())
 
 
 def quarantine_duplicates(duplicates: pa.Table, names: pa.Array) -> pa.Table:
     """Duplicate rows as a quarantine table, sorted by file and row.
 
-    names: of the files in tonight's listing.
+    Args:
+        duplicates: rows of `ResolvedBucket.duplicates`.
+        names: names of the files in tonight's listing.
     """
     order = [("file", "ascending"), ("row", "ascending")]
     rows = duplicates.take(pc.sort_indices(duplicates, sort_keys=order)).combine_chunks()

@@ -1,13 +1,14 @@
 """Separate the rows of a batch into texts to encode and rows to quarantine, each with its reason."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import Defect
+from pipeline.store.arrays import is_text, one_chunk
 from pipeline.text.corpus.normalize import normalize, valid_utf8
 from pipeline.text.corpus.quarantine import RejectedRow, quarantine
 from pipeline.text.corpus.sources import SourceFile
@@ -15,33 +16,32 @@ from pipeline.text.corpus.sources import SourceFile
 
 @dataclass(frozen=True)
 class RawBatch:
-    """Rows as a reader found them.
-
-    rows: id (of the agreed type), text (string or binary), kept columns, and row; position: input bytes read
-    so far; rejected: rows that the reader could not parse; surrogates: numbers of the rows whose text had
-    lone surrogates; dropped: numbers of the rows with a kept value that did not fit, once for each such
-    value.
-    """
+    """Rows as a reader found them."""
 
     rows: pa.Table
+    """id (of the agreed type), text (string or binary), kept columns, and row"""
     position: int
-    rejected: tuple[RejectedRow, ...] = ()
-    surrogates: tuple[int, ...] = ()
-    dropped: tuple[int, ...] = ()
+    """input bytes read so far"""
+    rejected: Sequence[RejectedRow] = ()
+    """rows that the reader could not parse"""
+    surrogates: Sequence[int] = ()
+    """numbers of the rows whose text had lone surrogates"""
+    dropped: Sequence[int] = ()
+    """numbers of the rows with a kept value that did not fit, once for each such value"""
 
 
 @dataclass(frozen=True)
 class SourceBatch:
-    """Input rows, each in one of two tables.
-
-    good: id, text (normalized), kept columns, and row; bad: a quarantine table, by row.
-    """
+    """Input rows, each in one of two tables."""
 
     good: pa.Table
+    """id, text (normalized), kept columns, and row"""
     bad: pa.Table
+    """a quarantine table, by row"""
     position: int = 0
-    surrogates: frozenset[int] = field(default_factory=frozenset)
+    surrogates: tuple[int, ...] = ()
     dropped: tuple[int, ...] = ()
+    """as in `RawBatch`, of the good rows"""
 
     @property
     def rows(self) -> int:
@@ -54,13 +54,8 @@ class SourceBatch:
             return self
         last = np.sort(np.concatenate([self.good["row"].to_numpy(), self.bad["row"].to_numpy()]))[count]
         good, bad = (table.filter(pc.less(table["row"], int(last))) for table in (self.good, self.bad))
-        return SourceBatch(
-            good,
-            bad,
-            self.position,
-            frozenset(row for row in self.surrogates if row < last),
-            tuple(row for row in self.dropped if row < last),
-        )
+        odd = (tuple(row for row in rows if row < last) for rows in (self.surrogates, self.dropped))
+        return SourceBatch(good, bad, self.position, *odd)
 
 
 def sift(raw: RawBatch, file: SourceFile) -> SourceBatch:
@@ -69,14 +64,12 @@ def sift(raw: RawBatch, file: SourceFile) -> SourceBatch:
     A rejected row has the first reason that applies: invalid_utf8, null_id, empty.
     """
     table = raw.rows.combine_chunks()
-    utf8 = {
-        name: valid_utf8(_as_array(table[name]))
-        for name in table.column_names
-        if name == "text" or _is_string(table[name].type)
-    }
-    decoded = np.logical_and.reduce(list(utf8.values()))
-    text = _as_array(table["text"])
-    texts = normalize(text if decoded.all() else _null_invalid(decoded, text))
+    strings = [name for name in table.column_names if name == "text" or is_text(table[name].type)]
+    utf8 = {name: valid_utf8(one_chunk(table[name])) for name in strings}
+    decoded, text = np.logical_and.reduce(list(utf8.values())), one_chunk(table["text"])
+    if not decoded.all():
+        text = pc.if_else(pa.array(decoded), text.cast(pa.large_binary()), None)
+    texts = normalize(text)
     has_id = table["id"].is_valid().to_numpy()
     filled = pc.fill_null(pc.greater(pc.binary_length(texts), 0), False).to_numpy(zero_copy_only=False)
     good = decoded & has_id & filled
@@ -85,13 +78,16 @@ def sift(raw: RawBatch, file: SourceFile) -> SourceBatch:
         valid = {name: mask[~good] for name, mask in utf8.items()}
         rejected = (*rejected, *_reasons(table.filter(pa.array(~good)), valid))
     table = table.set_column(table.schema.get_field_index("text"), "text", texts).filter(pa.array(good))
-    rows = frozenset(table["row"].to_pylist()) if raw.surrogates or raw.dropped else frozenset()
-    dropped = tuple(row for row in raw.dropped if row in rows)
-    bad = quarantine(file.name, rejected)
-    sifted = SourceBatch(table, bad, raw.position, rows.intersection(raw.surrogates), dropped)
+    rows = set(table["row"].to_pylist()) if raw.surrogates or raw.dropped else set()
+    odd = (tuple(row for row in found if row in rows) for found in (raw.surrogates, raw.dropped))
+    sifted = SourceBatch(table, quarantine(file.name, rejected), raw.position, *odd)
     if sifted.rows != raw.rows.num_rows + len(raw.rejected):
-        expected = f"{raw.rows.num_rows} + {len(raw.rejected)} rows, good or bad"
-        raise Defect(file.uri, expected, f"{sifted.rows}", "report this with the file")
+        raise Defect(
+            file.uri,
+            f"{raw.rows.num_rows} + {len(raw.rejected)} rows, good or bad",
+            f"{sifted.rows}",
+            "report this with the file",
+        )
     return sifted
 
 
@@ -106,46 +102,37 @@ def _reasons(bad: pa.Table, utf8: dict[str, np.ndarray]) -> Iterator[RejectedRow
             yield RejectedRow(row, "null_id" if row_id is None else "empty", "", row_id, text)
 
 
-def rechunk(tables: Iterable[pa.Table], rows: int, most_bytes: int) -> Iterator[pa.Table]:
-    """Yield the same rows in tables of exactly `rows` rows; the last may be shorter.
+def rechunk(tables: Iterable[pa.Table], rows: int, most_bytes: int | None = None) -> Iterator[pa.Table]:
+    """Yield the same rows in tables of exactly `rows` rows, each in one chunk; the last may be shorter.
 
-    A table is shorter too if its texts would exceed `most_bytes`. Its end depends on the rows only, not on
-    the tables in which they came.
+    A table is shorter too if the column text would exceed `most_bytes`. Its end depends on the rows only, not
+    on the tables in which they came.
     """
     waiting: list[pa.Table] = []
     held_rows = held_bytes = 0
     for table in tables:
         while table.num_rows:
             lengths = np.zeros(table.num_rows, dtype=np.int64)
-            if "text" in table.column_names:
+            if most_bytes is not None and "text" in table.column_names:
                 lengths = pc.binary_length(table["text"]).to_numpy()
-            fits = int(np.searchsorted(np.cumsum(lengths), most_bytes - held_bytes, side="right"))
+            fits = int(np.searchsorted(np.cumsum(lengths), (most_bytes or 0) - held_bytes, side="right"))
             take = min(rows - held_rows, max(fits, 0 if held_rows else 1), table.num_rows)
             if take:
                 waiting.append(table.slice(0, take))
             held_rows, held_bytes = held_rows + take, held_bytes + int(lengths[:take].sum())
             if take < table.num_rows or held_rows == rows:
-                yield pa.concat_tables(waiting).combine_chunks()
-                waiting, held_rows, held_bytes = [], 0, 0
+                held_rows = held_bytes = 0
+                yield _join(waiting)
             table = table.slice(take)
     if waiting:
-        yield pa.concat_tables(waiting).combine_chunks()
+        yield _join(waiting)
 
 
-def _as_array(column: pa.ChunkedArray) -> pa.Array:
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-
-
-def _is_string(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
-
-
-def _null_invalid(valid: np.ndarray, strings: pa.Array) -> pa.Array:
-    """The strings that are valid; null instead of the others."""
-    binary, null = strings.cast(pa.large_binary()), pa.scalar(None, pa.large_binary())
-    return pc.if_else(pa.array(valid), binary, null).cast(pa.large_string())
+def _join(waiting: list[pa.Table]) -> pa.Table:
+    """Join the tables and empty the list, so that only the caller holds the rows."""
+    joined = pa.concat_tables(waiting).combine_chunks()
+    waiting.clear()
+    return joined
 
 
 def _shown(column: pa.ChunkedArray) -> list[str | None]:

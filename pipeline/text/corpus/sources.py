@@ -1,6 +1,4 @@
-"""The files of a corpus: one file, a glob, or a directory with hive partitions, on a disk or in an object
-store.
-"""
+"""The files of a corpus: one file, a glob, or a directory with hive partitions, on disk or in a store."""
 
 import glob
 import hashlib
@@ -38,20 +36,21 @@ _PIECE_BYTES = 8 << 20  # read at once when a file is hashed
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One input file.
-
-    name: path below the corpus directory, separated by /; decides the order of files, and is stored with
-    every row. stamp: changes whenever the content changes. partitions: values of the key=value directories of
-    the whole path.
-    """
+    """One input file."""
 
     name: str
+    """path below the corpus directory, separated by /; decides the order of files, and is stored with every
+    row
+    """
     uri: str
     size: int
     stamp: str
+    """changes whenever the content changes"""
     format: Format
     modified: str = ""
+    """the stamp of the listing"""
     partitions: dict[str, str | None] = field(default_factory=dict, hash=False)
+    """values of the key=value directories of the whole path"""
 
     def error(self, expected: str, found: str, remedy: str) -> DataError:
         """A DataError about this file."""
@@ -88,8 +87,9 @@ def list_files(corpus: CorpusSettings) -> list[SourceFile]:
 
 
 def open_file(file: SourceFile) -> pa.NativeFile:
-    """Open a file for seeking and reading. Objects up to 256 MiB are read in one request, larger ones by
-    ranges.
+    """Open a file for seeking and reading.
+
+    Objects up to 256 MiB are read in one request, larger ones by ranges.
     """
     path = local_path(file.uri)
     if path is not None:
@@ -121,16 +121,16 @@ def _file_format(name: str, wanted: str, exact: bool) -> Format | None:
     """
     last = name.rsplit("/", 1)[-1].lower()
     for kind, endings in _SUFFIXES.items():
-        if wanted in ("auto", kind) and (
-            last.endswith(endings) or (wanted == kind and (exact or "." not in last))
-        ):
+        named = wanted == kind and (exact or "." not in last)
+        if named or (wanted in ("auto", kind) and last.endswith(endings)):
             return kind
     return None
 
 
 def _partitions(path: str) -> dict[str, str | None]:
-    """Values of the key=value directories of a path, those of the URI included; of one key the innermost
-    counts.
+    """Values of the key=value directories of a path, those of the URI included.
+
+    If a key occurs several times, the innermost directory counts.
     """
     pairs = (replace_surrogates(part).split("=", 1) for part in path.split("/")[:-1] if "=" in part)
     return {key: None if value == _NULL_PARTITION else unquote(value) for key, value in pairs}
@@ -145,9 +145,7 @@ def _with_content_stamp(file: SourceFile) -> SourceFile:
 
 
 def _refuse_lake_tables(uri: str, listing: Listing, names: Iterable[str], taken: list[str]) -> None:
-    """Raise a DataError if the files, or the folder that contains them, are part of a Delta or Iceberg
-    table.
-    """
+    """Raise a DataError if the files, or their folder, are part of a Delta or Iceberg table."""
     refuse_tables(uri.rstrip("/"), names, taken)
     local, (scheme, sign, _) = local_path(uri) is not None, uri.partition("://")
     for base in possible_table_roots(listing.base):
@@ -165,7 +163,9 @@ def _no_files(corpus: CorpusSettings, names: list[str]) -> DataError:
     allowed = [suffixes for kind, suffixes in _SUFFIXES.items() if corpus.format in ("auto", kind)]
     endings = [suffix for suffixes in allowed for suffix in suffixes]
     shown = f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
-    found = f"only files of other names ({shown})" if names else "nothing there"
-    expected = f"files ending in {', '.join(endings)} (names that begin with . or _ are left out)"
-    remedy = "check corpus.uri, or set corpus.format: parquet or jsonl for files without such an ending"
-    return DataError(corpus.uri, expected, found, remedy)
+    return DataError(
+        corpus.uri,
+        f"files ending in {', '.join(endings)} (names that begin with . or _ are left out)",
+        f"only files of other names ({shown})" if names else "nothing there",
+        "check corpus.uri, or set corpus.format: parquet or jsonl for files without such an ending",
+    )

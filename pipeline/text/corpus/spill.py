@@ -12,8 +12,7 @@ _RUN_ROWS = 1 << 19  # rows sorted in memory before they are written to disk
 
 @dataclass
 class Spill:
-    """Rows by hash: sorted runs in files of `scratch`, named after `name`, that are merged when a bucket is
-    read.
+    """Rows in sorted runs, in files of `scratch` named after `name`, that are merged when a bucket is read.
 
     With 2^b buckets, the upper b bits of a row's hash are its bucket.
     """
@@ -34,12 +33,14 @@ class Spill:
             self._flush()
 
     def buckets(self, count: int) -> Iterator[pa.Table | None]:
-        """Yield the rows of each of `count` buckets (a power of two), unordered; None for each if no row was
-        added.
+        """Yield the rows of each of `count` buckets (a power of two), unordered.
+
+        Yields None for each bucket if no row was added.
         """
         self._flush()
         edges = np.arange(1, count, dtype=np.uint64) << np.uint64(65 - count.bit_length())
-        cuts = [_cuts(np.load(path.with_suffix(".npy"), mmap_mode="r"), edges) for path in self._runs]
+        runs = (np.load(path.with_suffix(".npy"), mmap_mode="r") for path in self._runs)
+        cuts = [[0, *np.searchsorted(hashes, edges).tolist(), len(hashes)] for hashes in runs]
         for bucket in range(count):
             slices = [
                 map_arrow(path).slice(cut[bucket], cut[bucket + 1] - cut[bucket])
@@ -57,11 +58,6 @@ class Spill:
         path = self.scratch / f"{self.name}-{len(self._runs)}.arrow"
         np.save(path.with_suffix(".npy"), hashes[order])
         self._runs.append(write_arrow(table.take(pa.array(order)), path))
-
-
-def _cuts(hashes: np.ndarray, edges: np.ndarray) -> list[int]:
-    """First index of each bucket among sorted hashes, and the number of hashes."""
-    return [0, *np.searchsorted(hashes, edges).tolist(), len(hashes)]
 
 
 def write_arrow(table: pa.Table, path: Path) -> Path:

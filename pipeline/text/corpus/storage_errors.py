@@ -34,13 +34,19 @@ def storage_errors(
         if is_transient(error):
             raise TransientError(where, "an answer of the storage", found, "run again") from error
         if "redentials" in type(error).__name__:
-            remedy = "set AWS_ACCESS_KEY_ID and so on, or give the machine a role"
-            raise ConfigError(where, "credentials in the environment", found, remedy) from error
+            raise ConfigError(
+                where,
+                "credentials in the environment",
+                found,
+                "set AWS_ACCESS_KEY_ID and so on, or give the machine a role",
+            ) from error
         if isinstance(error, FileNotFoundError):
-            expected = "a file, a directory or a glob that matches"
-            raise DataError(where, expected, "nothing there", "check corpus.uri") from error
-        remedy = f"fix or remove the file, or its permissions{leave_out}"
-        raise DataError(where, "a readable file", found, remedy) from error
+            raise DataError(
+                where, "a file, a directory or a glob that matches", "nothing there", "check corpus.uri"
+            ) from error
+        raise DataError(
+            where, "a readable file", found, f"fix or remove the file, or its permissions{leave_out}"
+        ) from error
 
 
 def _error_types() -> tuple[type[Exception], ...]:

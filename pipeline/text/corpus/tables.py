@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.store.arrays import one_chunk
 from pipeline.store.base import Store, sha256_of
 from pipeline.store.schema import writer_options
 from pipeline.store.units import CorpusUnit, FileRef
@@ -42,9 +44,9 @@ class Tables:
             new = (position != ABSENT) & (address == ABSENT) & ~bucket["duplicate"].to_numpy()
             address[new] = writer.addresses(position[new])
             columns = {name: bucket[name] for name in ("id", "text_key", "carried", "row")}
-            columns["file"] = files.take(bucket["file"].combine_chunks())
+            columns["file"] = files.take(one_chunk(bucket["file"]))
             columns["address"] = pa.array(address, mask=address == ABSENT)
-            table = pa.table([columns[name] for name in schema.names], schema=schema)
+            table = pa.table(columns, schema=schema)
             written.append(self._store(table, f"{self.folder}/{number:05d}.parquet"))
         return written
 
@@ -78,12 +80,11 @@ class Tables:
                 _find_sources(new, known, sources)
                 addresses = pa.array(writer.addresses_of(new["new_row"].to_numpy()))
                 tables.append(pa.table([new["text_key"], addresses], schema=TEXTS))
-            table = pa.concat_tables(tables)
             order = [("text_key", "ascending"), ("address", "ascending")]
-            table = table.take(pc.sort_indices(table, sort_keys=order))
+            table = pa.concat_tables(tables).sort_by(order)
             written.append(self._store(table, f"{self.folder}/texts-{part:05d}.parquet"))
-        units = [self._with_copies(unit, sources[start:stop]) for unit, start, stop in writer.unit_bounds()]
-        return written, units
+        bounds = zip(writer.units, pairwise(writer.starts), strict=True)
+        return written, [self._with_copies(unit, sources[start:stop]) for unit, (start, stop) in bounds]
 
     def put(self, file: Path, path: str, rows: int) -> FileRef:
         """Store a local file at `path`."""
@@ -109,7 +110,7 @@ def _find_sources(new: pa.Table, known: pa.Table | None, sources: np.ndarray) ->
     """Set `sources` of each new row to the address of a row with the same text, if one is known."""
     if known is None or not known.num_rows:
         return
-    found = pc.index_in(new["text_key"], value_set=known["text_key"]).combine_chunks()
+    found = one_chunk(pc.index_in(new["text_key"], value_set=known["text_key"]))
     has_source = found.is_valid().to_numpy(zero_copy_only=False)
     addresses = known["address"].to_numpy()[found.drop_null().to_numpy()]
     sources[new["new_row"].to_numpy()[has_source]] = addresses

@@ -1,6 +1,6 @@
 """Write the units of a night, and keep the address of every new row in a file rather than in memory."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -27,8 +27,6 @@ class UnitWriter:
 
     A new row has three numbers: its position among the rows read tonight (or read again for this night), its
     index among all rows of the new units, and its address.
-
-    positions: number of positions; texts: (text_key, new_row) of every new row, where new_row is the index.
     """
 
     store: Store
@@ -37,9 +35,12 @@ class UnitWriter:
     unit_rows: int
     first_ordinal: int
     positions: int
+    """number of positions"""
     units: list[CorpusUnit] = field(default_factory=list)
     starts: list[int] = field(default_factory=lambda: [0])
+    """index of the first row of each unit, and the end"""
     texts: Spill = field(init=False)
+    """(text_key, new_row) of every new row, where new_row is the index"""
     _index: np.ndarray = field(init=False)
     """(positions,) int64: index of the row at each position, ABSENT if it is in no unit"""
 
@@ -57,21 +58,18 @@ class UnitWriter:
             wanted: mask by position of the rows that need a unit; they keep their order.
             revived: more rows, with a column position.
         """
-        kept = [np.flatnonzero(wanted[start:stop]) + start for start, stop in pairwise(read.starts)]
-        rows = np.diff(read.starts)
-
-        def is_full(number: int) -> bool:
-            return len(kept[number]) >= _MIN_FULLNESS * rows[number]
-
-        for full, numbers in groupby(range(len(kept)), is_full):
+        bounds = list(pairwise(read.starts))
+        kept = [np.flatnonzero(wanted[start:stop]) + start for start, stop in bounds]
+        chunks = zip(read.chunks, kept, bounds, strict=True)
+        for full, group in groupby(
+            chunks, lambda one: len(one[1]) >= _MIN_FULLNESS * (one[2][1] - one[2][0])
+        ):
             if full:
-                for number in numbers:
-                    self._write_chunk(
-                        read.chunks[number], kept[number], read.starts[number], int(rows[number])
-                    )
+                for chunk, positions, (start, stop) in group:
+                    self._write_chunk(chunk, positions, start, stop)
             else:
                 self._write_joined(
-                    self._take(read.chunks[number], kept[number], read.starts[number]) for number in numbers
+                    self._take(chunk, positions, start) for chunk, positions, (start, _) in group
                 )
         self._write_joined(revived)
 
@@ -82,17 +80,11 @@ class UnitWriter:
     def addresses_of(self, new_rows: np.ndarray) -> np.ndarray:
         """(n,) int64: addresses of rows by their index among the new rows."""
         unit = np.searchsorted(self.starts, new_rows, side="right") - 1
-        return ((unit + self.first_ordinal).astype(np.int64) << 32) | (
-            new_rows - np.asarray(self.starts)[unit]
-        )
+        rows = new_rows - np.asarray(self.starts)[unit]
+        return ((unit + self.first_ordinal).astype(np.int64) << 32) | rows
 
-    def unit_bounds(self) -> Iterator[tuple[CorpusUnit, int, int]]:
-        """Yield (unit, index of its first row, end) of each new unit."""
-        for unit, (start, stop) in zip(self.units, pairwise(self.starts), strict=True):
-            yield unit, start, stop
-
-    def _write_chunk(self, chunk: Path, positions: np.ndarray, start: int, rows: int) -> None:
-        if len(positions) == rows:
+    def _write_chunk(self, chunk: Path, positions: np.ndarray, start: int, stop: int) -> None:
+        if len(positions) == stop - start:
             self._store(chunk, pq.read_table(chunk, columns=["text_key"]), positions)
         else:
             self._write_table(self._take(chunk, positions, start).drop_columns(["position"]), positions)
@@ -119,12 +111,9 @@ class UnitWriter:
         keyed = pa.table({"text_key": rows["text_key"], "new_row": pa.array(new_rows)})
         self.texts.add(keyed, text_hashes(keyed))
         ordinal, sha256, size = self.first_ordinal + len(self.units), sha256_of(file), file.stat().st_size
-        path = f"units/corpus/{sha256[:24]}.parquet"
+        path, name = f"units/corpus/{sha256[:24]}.parquet", f"{ordinal:08d}"
         if self.store.size(path) != size:
             self.store.put(file, path)
-        self.units.append(
-            CorpusUnit(
-                name=f"{ordinal:08d}", ordinal=ordinal, path=path, rows=count, bytes=size, sha256=sha256
-            )
-        )
+        unit = CorpusUnit(name=name, ordinal=ordinal, path=path, rows=count, bytes=size, sha256=sha256)
+        self.units.append(unit)
         self.starts.append(first + count)

@@ -1,6 +1,4 @@
-"""Values of kept columns in JSON: find a type that holds them all, of bounded size, and convert each value to
-it.
-"""
+"""Values of kept columns in JSON: find a type of bounded size that holds them all, and convert them to it."""
 
 import contextlib
 import json
@@ -8,51 +6,44 @@ from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.json as pj
 
+from pipeline.store.arrays import is_text
 from pipeline.text.corpus.columns import MAX_LEAVES, common_type, count_leaves
+from pipeline.text.corpus.json_values import is_integer, parse_block
 from pipeline.text.corpus.normalize import replace_surrogates
 
 MAX_DEPTH = 32  # levels of a nested value: Arrow and Parquet recurse at each level
 
 
 def convert_value(value: Any, kind: pa.DataType) -> tuple[Any, bool]:
-    """Convert a value to a type by the rules of Arrow's parser: 3 is a double, 3.0 is not an integer, true is
-    neither.
+    """Convert a value to a type by the rules of Arrow's parser.
+
+    3 is a double, 3.0 is not an integer, true is neither.
 
     Returns:
         (the converted value, True), or (None, False) if the value does not fit.
     """
-    types, number = pa.types, isinstance(value, int | float) and not isinstance(value, bool)
     if value is None:
         return None, True
-    if types.is_string(kind) or types.is_large_string(kind):
+    if is_text(kind):
         return (replace_surrogates(value), True) if isinstance(value, str) else (None, False)
-    if types.is_boolean(kind):
+    if pa.types.is_boolean(kind):
         return value, isinstance(value, bool)
-    if types.is_floating(kind) and number:
-        return _try_convert(float, value)
-    if types.is_integer(kind) and number and isinstance(value, int):
+    if pa.types.is_floating(kind) and (is_integer(value) or isinstance(value, float)):
+        return _try_convert(lambda: float(value))
+    if pa.types.is_integer(kind) and is_integer(value):
         return _try_convert(lambda: pa.scalar(value, kind).as_py())
     if not is_bounded(value) or not _has_fields(kind, value):
         return None, False
-    return _try_convert(lambda: _convert_by_arrow(value, kind))
+    line = json.dumps({"value": value}).encode()  # Arrow parses nested values and dates
+    return _try_convert(lambda: parse_block(line, {"value": kind})["value"][0].as_py())
 
 
-def _try_convert(convert: Callable[..., Any], *values: Any) -> tuple[Any, bool]:
+def _try_convert(convert: Callable[[], Any]) -> tuple[Any, bool]:
     try:
-        return convert(*values), True
+        return convert(), True
     except (pa.ArrowException, OverflowError):
         return None, False
-
-
-def _convert_by_arrow(value: Any, kind: pa.DataType) -> Any:
-    """Convert a nested value or a date by parsing it with Arrow."""
-    parse = pj.ParseOptions(explicit_schema=pa.schema([("value", kind)]), unexpected_field_behavior="ignore")
-    content = json.dumps({"value": value}).encode()
-    return pj.read_json(
-        pa.BufferReader(content), pj.ReadOptions(use_threads=False, block_size=len(content) + 1), parse
-    )["value"][0].as_py()
 
 
 def widen_type(kind: pa.DataType, value: Any) -> tuple[pa.DataType, bool]:
@@ -74,9 +65,7 @@ def widen_type(kind: pa.DataType, value: Any) -> tuple[pa.DataType, bool]:
 
 
 def is_bounded(value: Any) -> bool:
-    """Whether a JSON value has at most MAX_LEAVES leaves with different paths, none of them deeper than
-    MAX_DEPTH.
-    """
+    """Whether a JSON value has at most MAX_LEAVES different paths to leaves, none longer than MAX_DEPTH."""
     paths: set[tuple[str | None, ...]] = set()
     remaining: list[tuple[Any, tuple[str | None, ...]]] = [(value, ())]
     while remaining:

@@ -8,7 +8,6 @@ from pipeline.errors import DataError
 from pipeline.store.augmented import TOP, Augmented, Series
 from pipeline.store.base import Store
 from pipeline.store.store import open_store
-from pipeline.store.units import UnitRecord
 from pipeline.text.corpus.listing import local_path
 from pipeline.text.corpus.sources import SourceFile
 from pipeline.text.corpus.storage_errors import storage_errors
@@ -20,9 +19,7 @@ _REMEDY = "run manta augment again, which restores missing units, or name anothe
 
 
 def newest_manifest(uri: str) -> str | None:
-    """URI of the newest manifest if `uri` is a folder of manifests (augmented/NAME below a root); None if it
-    is not.
-    """
+    """URI of the newest manifest in a folder of manifests (augmented/NAME); None if `uri` is another folder."""
     root, path = _split_uri(uri)
     if PurePosixPath(path).parent.as_posix() != TOP or path.endswith(_SUFFIX):
         return None
@@ -62,28 +59,35 @@ def manifest_units(uri: str) -> list[SourceFile]:
         sizes = {entry.path: entry.size for folder in folders for entry in store.list(folder)}
         for unit in manifest.units:
             if (size := sizes.get(unit.path)) != unit.bytes:
-                expected = f"a unit of {unit.bytes:,} bytes, as {path} says"
-                found = "no such file" if size is None else f"{size:,} bytes"
-                raise DataError(store.uri_of(unit.path), expected, found, _REMEDY)
+                raise DataError(
+                    store.uri_of(unit.path),
+                    f"a unit of {unit.bytes:,} bytes, as {path} says",
+                    "no such file" if size is None else f"{size:,} bytes",
+                    _REMEDY,
+                )
         if local_path(root) is not None and sum(unit.bytes for unit in manifest.units) <= _MAX_HASHED_BYTES:
             for unit in manifest.units:
                 unit.file.local(store)
-    return [_source_file(store, unit) for unit in manifest.units]
+    return [
+        SourceFile(unit.path, store.uri_of(unit.path), unit.bytes, f"sha256:{unit.sha256}", "parquet")
+        for unit in manifest.units
+    ]
 
 
 def _load_manifest(store: Store, path: str, uri: str) -> Augmented:
     manifest = Augmented.load(store, path)
     if manifest is None:
-        remedy = "check the URI of the training rows"
-        raise DataError(uri, "a manifest of manta augment", "no such file", remedy)
+        raise DataError(
+            uri, "a manifest of manta augment", "no such file", "check the URI of the training rows"
+        )
     if not manifest.units:
-        remedy = "check the corpus, and run manta augment again"
-        raise DataError(uri, "a manifest with units", "none: the corpus had no row", remedy)
+        raise DataError(
+            uri,
+            "a manifest with units",
+            "none: the corpus had no row",
+            "check the corpus, and run manta augment again",
+        )
     return manifest
-
-
-def _source_file(store: Store, unit: UnitRecord) -> SourceFile:
-    return SourceFile(unit.path, store.uri_of(unit.path), unit.bytes, f"sha256:{unit.sha256}", "parquet")
 
 
 def _split_uri(uri: str) -> tuple[str, str]:

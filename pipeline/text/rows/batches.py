@@ -1,6 +1,4 @@
-"""Batches of training rows: global ones as an order deals them out, and the slice of each that one rank works
-on.
-"""
+"""Batches of training rows: global ones as an order deals them out, and the slice of each for one rank."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,22 +10,22 @@ import pyarrow.compute as pc
 
 from pipeline.errors import ConfigError
 from pipeline.settings.training import TEXTS
-from pipeline.text.rows.false_negatives import false_negatives, repeated
+from pipeline.store.arrays import is_text
+from pipeline.text.rows.false_negatives import false_negatives, repeated, text_codes
 from pipeline.text.rows.roles import BLANK, COMPARED
 
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """The rows of one step on all ranks.
-
-    table: columns named by role, and `row`; exchanged: rows that changed places with a row of another batch;
-    mask: whether the false negatives are wanted.
-    """
+    """The rows of one step on all ranks."""
 
     source: str
     table: pa.Table
+    """columns named by role, and `row`"""
     exchanged: int = 0
+    """rows that changed places with a row of another batch"""
     mask: bool = False
+    """whether the false negatives are wanted"""
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -39,16 +37,13 @@ class Order(Protocol):
     @property
     def batch_rows(self) -> int:
         """Rows of every global batch."""
-        ...
 
     @property
     def steps_per_epoch(self) -> int:
         """Global batches of an epoch."""
-        ...
 
     def batches(self, start: int) -> Iterator[GlobalBatch]:
         """Yield the batch of step `start` and all later ones, epoch after epoch, without end."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,9 +84,12 @@ class RankSlice:
         if batch_rows % self.world:
             less, more = batch_rows - batch_rows % self.world, batch_rows + -batch_rows % self.world
             sizes = f"{less} or {more}" if less else f"{more}"
-            remedy = f"set it to {sizes}, or the number of workers to a divisor of it"
-            expected = f"a number of rows that {self.world} workers can share equally"
-            raise ConfigError("batch", expected, f"{batch_rows}", remedy)
+            raise ConfigError(
+                "batch",
+                f"a number of rows that {self.world} workers can share equally",
+                f"{batch_rows}",
+                f"set it to {sizes}, or the number of workers to a divisor of it",
+            )
         size = batch_rows // self.world
         return self.rank * size, (self.rank + 1) * size
 
@@ -117,7 +115,7 @@ def rank_rows(
 def _rows(batch: GlobalBatch, first: int, last: int, together: bool) -> RankRows:
     own = batch.table.slice(first, last - first)
     columns = {
-        role: own[role].to_pylist() if pa.types.is_large_string(own[role].type) else own[role].to_numpy()
+        role: own[role].to_pylist() if is_text(own[role].type) else own[role].to_numpy()
         for role in own.column_names
         if role != "row"
     }
@@ -127,11 +125,10 @@ def _rows(batch: GlobalBatch, first: int, last: int, together: bool) -> RankRows
 
 
 def _counts(batch: GlobalBatch) -> dict[str, int]:
-    table = batch.table
-    compared = [role for role in COMPARED if role in table.column_names]
-    blank = sum(pc.sum(pc.equal(table[role], BLANK)).as_py() for role in TEXTS if role in table.column_names)
+    table, roles = batch.table, batch.table.column_names
+    compared = [role for role in COMPARED if role in roles]
     return {
-        "repeated": int(repeated(table, compared).sum()) if compared else 0,
+        "repeated": int(repeated(text_codes(table, compared)).sum()) if compared else 0,
         "exchanged": batch.exchanged,
-        "blank": blank,
+        "blank": sum(pc.sum(pc.equal(table[role], BLANK)).as_py() for role in TEXTS if role in roles),
     }

@@ -20,11 +20,6 @@ def text_codes(table: pa.Table, roles: Sequence[str]) -> np.ndarray:
     return np.asarray(found.to_numpy(), np.int64).reshape(len(roles), table.num_rows).T
 
 
-def repeated(table: pa.Table, roles: Sequence[str]) -> np.ndarray:
-    """(n,) bool: rows that share a text, in any of the roles, with an earlier row."""
-    return _repeated(text_codes(table, roles))
-
-
 def false_negatives(table: pa.Table, first: int, last: int) -> dict[str, np.ndarray]:
     """Masks of the candidates that are false negatives of the rows `first` to `last` of a batch.
 
@@ -79,7 +74,7 @@ def separate_repeats(order: np.ndarray, found: np.ndarray) -> np.ndarray:
         (k, n): the same rows, exchanged.
     """
     repeats = [
-        (batch, row) for batch, rows in enumerate(order) for row in np.flatnonzero(_repeated(found[rows]))
+        (batch, row) for batch, rows in enumerate(order) for row in np.flatnonzero(repeated(found[rows]))
     ]
     if not repeats or len(order) == 1:
         return order
@@ -113,8 +108,8 @@ def _move_texts(texts: frozenset[int], source: Counter[int], target: Counter[int
     target.update(texts)
 
 
-def _repeated(found: np.ndarray) -> np.ndarray:
-    """(n,) bool: rows that share a code with an earlier row."""
+def repeated(found: np.ndarray) -> np.ndarray:
+    """(n,) bool: rows of `found` (n, roles), codes of texts, that share a code with an earlier row."""
     rows, values = np.repeat(np.arange(len(found)), found.shape[1]), found.ravel()
     order = np.lexsort((rows, values))
     after = (values[order][1:] == values[order][:-1]) & (rows[order][1:] != rows[order][:-1])

@@ -16,9 +16,12 @@ from pipeline.text.rows.batches import GlobalBatch, Order
 def reduce_weights(weights: Sequence[int]) -> tuple[int, ...]:
     """The smallest whole numbers in the same proportions. ConfigError if one is below 1 or there are none."""
     if not weights or min(weights) < 1:
-        found = ", ".join(map(str, weights)) or "no source"
-        expected = "a whole number of 1 or more as the weight of every source"
-        raise ConfigError("mixture", expected, found, "set the weights")
+        raise ConfigError(
+            "mixture",
+            "a whole number of 1 or more as the weight of every source",
+            ", ".join(map(str, weights)) or "no source",
+            "set the weights",
+        )
     return tuple(weight // reduce(gcd, weights) for weight in weights)
 
 
@@ -35,10 +38,21 @@ class AlternatingOrder:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "weights", _check_weights(self.orders, self.weights))
+        if len(self.orders) != len(self.weights):
+            raise ConfigError(
+                "mixture",
+                f"a weight for each of {len(self.orders)} sources",
+                f"{len(self.weights)}",
+                "give every source a weight",
+            )
+        object.__setattr__(self, "weights", reduce_weights(self.weights))
         if len(sizes := {order.batch_rows for order in self.orders}) > 1:
-            found = ", ".join(map(str, sorted(sizes)))
-            raise ConfigError("mixture", "batches of one size from all sources", found, "set one size")
+            raise ConfigError(
+                "mixture",
+                "batches of one size from all sources",
+                ", ".join(map(str, sorted(sizes))),
+                "set one size",
+            )
 
     @property
     def batch_rows(self) -> int:
@@ -46,9 +60,7 @@ class AlternatingOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of all sources together. By then a source with a greater weight has begun another epoch of
-        its own.
-        """
+        """Batches of all sources together; a source with a greater weight has begun another epoch by then."""
         return sum(order.steps_per_epoch for order in self.orders)
 
     def batches(self, start: int) -> Iterator[GlobalBatch]:
@@ -83,9 +95,7 @@ class BlendedOrder:
     roles: tuple[str, ...]
     """the columns that are read; every source has them"""
     rows: tuple[int, ...]
-    """rows of each source, those left out included: a source's row numbers start after the rows of the
-    sources before it
-    """
+    """rows of each source, those left out included; its row numbers start after the rows of earlier sources"""
     seed: int = 0
 
     @property
@@ -98,17 +108,13 @@ class BlendedOrder:
         return sum(order.steps_per_epoch * order.batch_rows for order in self.orders) // self.batch_rows
 
     def batches(self, start: int) -> Iterator[GlobalBatch]:
-        """Yield the batch of step `start` and all later ones, without end; an exhausted source begins its
-        next epoch.
-        """
+        """Yield the batch of step `start` and all later ones; an exhausted source begins its next epoch."""
         first_rows = np.cumsum([0, *self.rows[:-1]]).tolist()
         streams = zip(*(order.batches(start) for order in self.orders), strict=True)
         for step, parts in enumerate(streams, start):
-            numbered = (
-                self._numbered(part.table, first) for part, first in zip(parts, first_rows, strict=True)
-            )
+            tables = (part.table for part in parts)
             shuffled = np.random.default_rng((self.seed, step)).permutation(self.batch_rows)
-            table = pa.concat_tables(numbered).combine_chunks().take(shuffled)
+            table = pa.concat_tables(map(self._numbered, tables, first_rows)).combine_chunks().take(shuffled)
             source = " + ".join(part.source for part in parts)
             exchanged = sum(part.exchanged for part in parts)
             yield GlobalBatch(source, table, exchanged, any(part.mask for part in parts))
@@ -122,14 +128,10 @@ def rows_per_source(batch_rows: int, weights: Sequence[int]) -> tuple[int, ...]:
     weights = reduce_weights(weights)
     whole = sum(weights)
     if batch_rows % whole:
-        expected = f"batches that the weights {', '.join(map(str, weights))} divide exactly"
-        remedy = f"set the batch to a multiple of {whole}, or other weights"
-        raise ConfigError("mixture", expected, f"{batch_rows} rows", remedy)
+        raise ConfigError(
+            "mixture",
+            f"batches that the weights {', '.join(map(str, weights))} divide exactly",
+            f"{batch_rows} rows",
+            f"set the batch to a multiple of {whole}, or other weights",
+        )
     return tuple(weight * (batch_rows // whole) for weight in weights)
-
-
-def _check_weights(orders: Sequence[Order], weights: Sequence[int]) -> tuple[int, ...]:
-    if len(orders) != len(weights):
-        expected = f"a weight for each of {len(orders)} sources"
-        raise ConfigError("mixture", expected, f"{len(weights)}", "give every source a weight")
-    return reduce_weights(weights)

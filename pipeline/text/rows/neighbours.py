@@ -30,16 +30,14 @@ class NeighbourOrder:
 
     def __init__(self, pairs: TrainingRows, settings: OrderSettings) -> None:
         self._pairs, self._settings = pairs, settings
-        lengths = _run_lengths(pairs)
+        self._lengths = lengths = _run_lengths(pairs)
         self._starts = np.cumsum(lengths) - lengths
-        self._lengths = lengths
         if not self.steps_per_epoch:
-            remedy = "make the batch smaller, or write the rows in the order of the document"
             raise DataError(
                 pairs.name,
                 f"a document of {settings.batch_rows:,} sentences in a row",
                 f"at most {lengths.max():,}",
-                remedy,
+                "make the batch smaller, or write the rows in the order of the document",
             )
 
     @property

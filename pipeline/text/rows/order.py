@@ -1,6 +1,4 @@
-"""The order of training rows: fixed by (seed, epoch), independent of the number of ranks, and read one window
-at a time.
-"""
+"""The order of training rows: fixed by (seed, epoch) whatever the number of ranks, and read in windows."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, count, repeat
@@ -11,6 +9,7 @@ import pyarrow.compute as pc
 
 from pipeline.errors import DataError
 from pipeline.settings.training import TEXTS, OrderSettings
+from pipeline.text.corpus.sift import rechunk
 from pipeline.text.rows.batches import GlobalBatch
 from pipeline.text.rows.false_negatives import separate_repeats, text_codes
 from pipeline.text.rows.pairs import TrainingRows
@@ -58,7 +57,7 @@ class ShuffledOrder:
     def _epoch(self, epoch: int, done: int) -> Iterator[GlobalBatch]:
         first, skip = divmod(done, self._window_rows // self.batch_rows)
         spans = skip_rows(self._spans(epoch), first * self._window_rows)
-        windows = rechunk_rows(self._pairs.read(spans), self._window_rows)
+        windows = rechunk(self._pairs.read(spans), self._window_rows)
         rngs = (np.random.default_rng((self._settings.seed, epoch, number + 1)) for number in count(first))
         # a for loop would keep the old window in memory while the next one is read
         yield from chain.from_iterable(map(self._deal, windows, rngs, chain([skip], repeat(0))))
@@ -99,20 +98,11 @@ class ShuffledOrder:
         if self._settings.bucket_batches == 1:
             return drawn
         size = self._settings.bucket_batches * self.batch_rows
-        lengths = text_lengths(window)
+        texts = (window[role] for role in TEXTS if role in window.column_names)
+        lengths = sum((pc.utf8_length(text).to_numpy() for text in texts), np.zeros(len(window), np.int64))
         buckets = (drawn[first : first + size] for first in range(0, len(drawn), size))
         ordered = (bucket[np.argsort(lengths[bucket], kind="stable")] for bucket in buckets)
         return np.concatenate([np.zeros(0, np.int64), *ordered])
-
-
-def text_lengths(table: pa.Table) -> np.ndarray:
-    """(n,) int64: characters of all texts of each row."""
-    columns = [
-        np.asarray(pc.utf8_length(table[role]).to_numpy(), np.int64)
-        for role in TEXTS
-        if role in table.column_names
-    ]
-    return np.asarray(sum(columns, np.zeros(table.num_rows, np.int64)))
 
 
 def skip_rows(spans: Sequence[Span], rows: int) -> list[Span]:
@@ -124,24 +114,3 @@ def skip_rows(spans: Sequence[Span], rows: int) -> list[Span]:
         if skipped < len(span):
             remaining.append(Span(span.group, span.start + skipped, span.stop))
     return remaining
-
-
-def rechunk_rows(pieces: Iterator[pa.Table], size: int) -> Iterator[pa.Table]:
-    """Yield the rows of the tables, `size` at a time, each table in one chunk; the last may be shorter."""
-    held: list[pa.Table] = []
-    rows = 0
-    for piece in pieces:
-        held.append(piece)
-        rows += len(piece)
-        while rows >= size:
-            rows -= size
-            yield _take_first(held, size)
-    if rows:
-        yield _take_first(held, rows)
-
-
-def _take_first(held: list[pa.Table], size: int) -> pa.Table:
-    """Remove and return the first `size` rows of the tables held."""
-    whole = pa.concat_tables(held)
-    held[:] = [whole.slice(size)]
-    return whole.slice(0, size).combine_chunks()

@@ -106,11 +106,9 @@ def open_training_rows(
     """
     files = training_files(settings.uri)
     footers = [_read_footer(file) for file in files]
-    columns = {role: settings.columns.get(role, role) for role in optional if role not in roles}
-    present = [
-        role for role, column in columns.items() if all(column in footer.schema.names for footer in footers)
-    ]
-    taken = (*roles, *present)
+    common = set[str].intersection(*(set(footer.schema.names) for footer in footers))
+    present = (role for role in optional if settings.columns.get(role, role) in common)
+    taken = tuple(dict.fromkeys([*roles, *present]))
     for file, footer in zip(files, footers, strict=True):
         _check_columns(file, footer.schema, settings, taken)
     groups, counts = [], Counter(rows=0, unlabelled=0, missing=0)
@@ -126,10 +124,10 @@ def open_training_rows(
 
 
 def training_files(uri: str) -> list[SourceFile]:
-    """List the Parquet files of training rows at a URI: files by name, or units in the order of a manifest of
-    `manta augment`.
+    """List the Parquet files of training rows at a URI.
 
-    A folder of such manifests means its newest one.
+    These are files by name, or units in the order of a manifest of `manta augment`; a folder of manifests
+    means its newest one.
 
     Raises:
         DataError: there are no files.
@@ -140,21 +138,20 @@ def training_files(uri: str) -> list[SourceFile]:
     try:
         return list_files(CorpusSettings(uri=uri, format="parquet"))
     except DataError as error:
-        remedy = "check the URI of the training rows"
-        raise DataError(error.where, error.expected, error.found, remedy) from None
+        raise DataError(
+            error.where, error.expected, error.found, "check the URI of the training rows"
+        ) from None
 
 
 @dataclass(frozen=True)
 class _FileFooter:
-    """Schema and statistics from a file's footer.
-
-    sizes: rows of each row group; missing: nulls by column, for each row group. Columns without a null count
-    are left out.
-    """
+    """Schema and statistics from a file's footer."""
 
     schema: pa.Schema
     sizes: list[int]
+    """rows of each row group"""
     missing: list[dict[str, int]]
+    """nulls by column, for each row group; columns without a null count are left out"""
 
 
 def _read_footer(file: SourceFile) -> _FileFooter:
@@ -162,7 +159,7 @@ def _read_footer(file: SourceFile) -> _FileFooter:
         opened = pq.ParquetFile(stream)
         groups = [opened.metadata.row_group(number) for number in range(opened.metadata.num_row_groups)]
         sizes = [group.num_rows for group in groups]
-        return _FileFooter(opened.schema_arrow, sizes, [_null_counts(group) for group in groups])
+        return _FileFooter(opened.schema_arrow, sizes, list(map(_null_counts, groups)))
 
 
 def _null_counts(group: pq.RowGroupMetaData) -> dict[str, int]:
@@ -189,13 +186,17 @@ def _check_columns(file: SourceFile, schema: pa.Schema, settings: PairSettings, 
         if schema.names.count(column) != 1:
             near = difflib.get_close_matches(column, schema.names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near and near[0] != column else ""
-            found = f"the columns {', '.join(schema.names) or '(none)'}"
-            remedy = f"name the column in `columns`{hint}"
-            raise file.error(f"a column {column!r} for the role {role}", found, remedy)
+            raise file.error(
+                f"a column {column!r} for the role {role}",
+                f"the columns {', '.join(schema.names) or '(none)'}",
+                f"name the column in `columns`{hint}",
+            )
         if not has_type(role, schema.field(column).type):
-            expected = f"a column of {expected_type(role)} for the role {role}"
-            found = f"{column!r} of type {schema.field(column).type}"
-            raise file.error(expected, found, "name another column in `columns`")
+            raise file.error(
+                f"a column of {expected_type(role)} for the role {role}",
+                f"{column!r} of type {schema.field(column).type}",
+                "name another column in `columns`",
+            )
 
 
 def _count_kept(
@@ -207,7 +208,7 @@ def _count_kept(
 ) -> RowGroup:
     """Return the group with its number of kept rows, and add the excluded rows to `counts`.
 
-    missing: nulls by column, from the footer; often they are enough and no row has to be read.
+    The nulls by column from the footer (`missing`) often are enough, so that no row has to be read.
     """
     checked = [role for role in _CHECKED_FIRST if role in roles]
     nulls = {role: missing.get(settings.columns.get(role, role)) for role in required_texts(settings, roles)}
@@ -222,10 +223,11 @@ def _count_kept(
 
 
 def _missing_by_footer(rows: int, nulls: Sequence[int | None]) -> int | None:
-    """Number of rows that lack one of several texts, if it follows from the null counts of the columns; else
-    None.
+    """Number of rows that lack one of several texts, if the null counts of the columns show it; else None.
 
-    nulls: null count of each column that may have nulls; None if unknown.
+    Args:
+        rows: number of rows.
+        nulls: null count of each column that may have nulls; None if unknown.
     """
     if not nulls or rows in nulls:
         return rows if nulls else 0

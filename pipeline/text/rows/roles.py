@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from pipeline.errors import DataError
 from pipeline.settings.training import TEXTS, Values
-from pipeline.text.corpus.columns import plain_type
+from pipeline.store.arrays import is_text, plain_type
 from pipeline.text.corpus.normalize import valid_utf8
 
 BLANK = " "  # replaces a missing text: leaving the row out would change the meaning of the other columns
@@ -27,13 +27,12 @@ class _Converted(NamedTuple):
 
 def has_type(role: str, kind: pa.DataType) -> bool:
     """Whether a column of that type can have the role."""
-    kind, types = plain_type(kind), pa.types
-    text = types.is_string(kind) or types.is_large_string(kind)
-    number = types.is_integer(kind)
+    kind = plain_type(kind)
+    text, number = is_text(kind), pa.types.is_integer(kind)
     if role in TEXTS:
-        return text or types.is_null(kind)
+        return text or pa.types.is_null(kind)
     return {
-        "score": number or types.is_floating(kind),
+        "score": number or pa.types.is_floating(kind),
         "position": number,
         "label": text or number,
         "document": text or number,
@@ -77,16 +76,17 @@ def convert_values(table: pa.Table, values: Values, where: str) -> pa.Table:
     convert = {"label": _labels, "score": _scores, "position": _positions, "document": _documents}
     converted = {"row": table["row"]}
     for role in (name for name in table.column_names if name != "row"):
-        column = table[role]
-        if (plain := plain_type(column.type)) != column.type:
-            column = column.cast(plain)
+        column = table[role].cast(plain_type(table[role].type))
         converted[role], valid, expected = convert.get(role, _texts)(column, values)
         if not valid.all():
             first = int(np.argmin(valid))
             row = f"{where}: row {table['row'][first].as_py()} (counted from 0), {role}"
-            found = "bytes that are not valid UTF-8" if role in TEXTS else repr(column[first].as_py())
-            remedy = "fix the row, or name another column in `columns`, or set what its values mean"
-            raise DataError(row, expected, found, remedy)
+            raise DataError(
+                row,
+                expected,
+                "bytes that are not valid UTF-8" if role in TEXTS else repr(column[first].as_py()),
+                "fix the row, or name another column in `columns`, or set what its values mean",
+            )
     return pa.table(converted)
 
 

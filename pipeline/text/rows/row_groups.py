@@ -16,24 +16,22 @@ from pipeline.text.corpus.storage_errors import storage_errors
 from pipeline.text.rows.roles import has_label
 
 _PIECE_ROWS = 8_192  # decoded at once: about 1 MB of sentences
-
-
 _BUFFER = 1 << 20  # bytes read ahead per column
 
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A row group of a file.
-
-    number: index in its file; first: number of its first row among the rows of all files; row: number of that
-    row in its own file; kept: rows that are used for training.
-    """
+    """A row group of a file."""
 
     file: SourceFile
     number: int
+    """index in its file"""
     first: int
+    """number of its first row among the rows of all files"""
     row: int
+    """number of that row in its own file"""
     kept: int
+    """rows that are used for training"""
 
 
 @dataclass(frozen=True)
@@ -56,10 +54,10 @@ def required_texts(settings: PairSettings, roles: Sequence[str]) -> list[str]:
 def read_kept(
     settings: PairSettings, group: RowGroup, roles: Sequence[str], required: Sequence[str]
 ) -> Iterator[pa.Table]:
-    """Yield the kept rows of a group with the file's values, columns named by role, and `row`: the number in
-    the file.
+    """Yield the kept rows of a group with the file's values.
 
-    required: roles whose text a kept row must have.
+    Columns are named by role, and `row` is the number in the file. A kept row has a text in every one of the
+    roles `required`.
     """
     for piece in read_labelled(settings, group, tuple(dict.fromkeys([*roles, *required]))):
         yield with_texts(piece, required).select([*roles, "row"])
@@ -95,5 +93,8 @@ def with_texts(piece: pa.Table, roles: Sequence[str]) -> pa.Table:
 
 def file_changed(group: RowGroup, found: int) -> DataError:
     """The error for a row group that has another number of rows than when training began."""
-    expected = f"{group.kept:,} rows in row group {group.number}, as when training began"
-    return group.file.error(expected, f"{found:,}", "train on files that do not change")
+    return group.file.error(
+        f"{group.kept:,} rows in row group {group.number}, as when training began",
+        f"{found:,}",
+        "train on files that do not change",
+    )

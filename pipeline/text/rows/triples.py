@@ -1,12 +1,10 @@
-"""Triples from natural-language inference: a premise, a hypothesis that it entails, and one that it
-contradicts.
+"""Triples from natural-language inference: a premise with an entailed and a contradicting hypothesis.
 
 Used as anchor, positive and hard negative by supervised SimCSE (Gao et al. 2021).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import islice
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,35 +15,8 @@ from pipeline.text.corpus.normalize import blake2b_digests
 from pipeline.text.rows.pairs import TrainingRows
 
 _ROWS = 8_192  # of a row group: small, because training shuffles whole row groups
+_KINDS = ("entailment", "contradiction")
 SCHEMA = pa.schema([("anchor", pa.string()), ("positive", pa.string()), ("negative", pa.string())])
-
-
-@dataclass
-class _HalfTriples:
-    """Premises that have one half of a triple, by digest; None as soon as the triple is complete.
-
-    About 200 bytes for each premise, and its hypothesis until the triple is complete.
-    """
-
-    entailed: dict[bytes, str | None] = field(default_factory=dict)
-    contradicted: dict[bytes, str | None] = field(default_factory=dict)
-
-    def add(self, key: bytes, hypothesis: str, entails: bool) -> tuple[str, str] | None:
-        """Add a hypothesis.
-
-        Returns:
-            (positive, negative) if this is the premise's first hypothesis of its kind and the other kind came
-            before; else None.
-        """
-        own, other = (self.entailed, self.contradicted) if entails else (self.contradicted, self.entailed)
-        if key in own:
-            return None
-        own[key] = hypothesis
-        partner = other.get(key)
-        if partner is None:
-            return None
-        own[key] = other[key] = None
-        return (hypothesis, partner) if entails else (partner, hypothesis)
 
 
 def write_triples(pairs: TrainingRows, store: Store, path: str) -> int:
@@ -65,45 +36,49 @@ def write_triples(pairs: TrainingRows, store: Store, path: str) -> int:
         DataError: no premise has both kinds of hypothesis.
     """
     names = pairs.settings.values.labels
-    if not {"entailment", "contradiction"} <= set(names):
-        expected = "entailment and contradiction among them"
-        raise ConfigError(f"{pairs.name}: labels", expected, ", ".join(names), "set `labels`")
+    if not set(_KINDS) <= set(names):
+        raise ConfigError(
+            f"{pairs.name}: labels",
+            "entailment and contradiction among them",
+            ", ".join(names),
+            "set `labels`",
+        )
     with store.scratch() as scratch:
         file = scratch / "triples.parquet"
-        count = _write(triples(pairs), file)
+        count = 0
+        with pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
+            found = triples(pairs)
+            while rows := list(islice(found, _ROWS)):
+                columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
+                writer.write_table(pa.table(columns, schema=SCHEMA))
+                count += len(rows)
         if not count:
-            expected = "a premise with an entailed and a contradicting hypothesis"
-            remedy = "give files that have such premises"
-            raise DataError(pairs.name, expected, f"none in {len(pairs):,} rows", remedy)
+            raise DataError(
+                pairs.name,
+                "a premise with an entailed and a contradicting hypothesis",
+                f"none in {len(pairs):,} rows",
+                "give files that have such premises",
+            )
         store.put(file, path)
     return count
 
 
 def triples(pairs: TrainingRows) -> Iterator[tuple[str, str, str]]:
-    """Yield (anchor, positive, negative) of each triple."""
-    names, halves = pairs.settings.values.labels, _HalfTriples()
-    entails = {names.index("entailment"): True, names.index("contradiction"): False}
+    """Yield (anchor, positive, negative) of each triple, as soon as a premise has both kinds of hypothesis.
+
+    Holds about 200 bytes for each premise, and its hypothesis until the triple is complete.
+    """
+    names = pairs.settings.values.labels
+    halves: dict[int, dict[bytes, str | None]] = {names.index(kind): {} for kind in _KINDS}
+    positive, negative = halves
     for table in pairs.read(pairs.spans()):
         keys = blake2b_digests(table["premise"].combine_chunks(), 16).to_pylist()
         columns = (table[role].to_pylist() for role in ("premise", "hypothesis", "label"))
         for key, premise, hypothesis, label in zip(keys, *columns, strict=True):
-            if label in entails and (found := halves.add(key, hypothesis, entails[label])):
-                yield premise, *found
-
-
-def _write(rows: Iterator[tuple[str, str, str]], file: Path) -> int:
-    count, held = 0, []
-    with pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
-        for row in rows:
-            held.append(row)
-            count += 1
-            if len(held) == _ROWS:
-                writer.write_table(_to_table(held))
-                held.clear()
-        if held:
-            writer.write_table(_to_table(held))
-    return count
-
-
-def _to_table(rows: list[tuple[str, str, str]]) -> pa.Table:
-    return pa.table([pa.array(column, pa.string()) for column in zip(*rows, strict=True)], schema=SCHEMA)
+            if label not in halves or key in halves[label]:
+                continue
+            halves[label][key] = hypothesis
+            entailed, contradicted = halves[positive].get(key), halves[negative].get(key)
+            if entailed is not None and contradicted is not None:
+                yield premise, entailed, contradicted
+                halves[positive][key] = halves[negative][key] = None

@@ -121,8 +121,12 @@ def _from_backend(
     prefix, suffix = _special_tokens(backend, folder)
     description = json.loads(backend.to_str())
     if max_length <= len(prefix) + len(suffix):
-        found = f"{max_length}, of which {len(prefix) + len(suffix)} are special tokens"
-        raise ModelError("encoder.max_length", "room for at least one token of the text", found, "raise it")
+        raise ModelError(
+            "encoder.max_length",
+            "room for at least one token of the text",
+            f"{max_length}, of which {len(prefix) + len(suffix)} are special tokens",
+            "raise it",
+        )
 
     def source(texts: list[str]) -> list[list[int]]:
         return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
@@ -209,9 +213,11 @@ def _from_transformers(folder: Path, max_length: int, *, prompt: str, lower: boo
             str(folder), local_files_only=True, trust_remote_code=False
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
-        found = f"none that transformers can load ({' '.join(str(error).split())[:200]})"
         raise ModelError(
-            str(folder), "tokenizer.json or a vocabulary", found, "add the tokenizer's files to the folder"
+            str(folder),
+            "tokenizer.json or a vocabulary",
+            f"none that transformers can load ({' '.join(str(error).split())[:200]})",
+            "add the tokenizer's files to the folder",
         ) from None
     if getattr(loaded, "backend_tokenizer", None) is not None:
         return _from_backend(loaded.backend_tokenizer, folder, max_length, prompt=prompt, lower=lower)

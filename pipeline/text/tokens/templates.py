@@ -91,14 +91,21 @@ def apply_template(tokenizer: Tokenizer, folder: Path, template: str | None, *, 
     """
     name = mask_token(folder, tokenizer.vocabulary())
     if name is None:
-        remedy = "use an encoder trained with masked tokens, such as BERT"
-        raise ModelError(str(folder), "a tokenizer with a mask token", "none", remedy)
+        raise ModelError(
+            str(folder),
+            "a tokenizer with a mask token",
+            "none",
+            "use an encoder trained with masked tokens, such as BERT",
+        )
     mask = tokenizer.vocabulary()[name]
     if template is not None:
         if mask in (*tokenizer.prefix, *tokenizer.suffix):
-            found = f"one in {folder / 'tokenizer.json'}"
-            remedy = "set encoder.template to null"
-            raise ModelError("encoder.template", "an encoder without a template of its own", found, remedy)
+            raise ModelError(
+                "encoder.template",
+                "an encoder without a template of its own",
+                f"one in {folder / 'tokenizer.json'}",
+                "set encoder.template to null",
+            )
         tokenizer = _with_template(tokenizer, template, name)
     around = (*tokenizer.prefix, *tokenizer.suffix)
     if around.count(mask) != 1:
@@ -108,15 +115,23 @@ def apply_template(tokenizer: Tokenizer, folder: Path, template: str | None, *, 
             remedy = "give encoder.template, or choose another pooling"
         raise ModelError(where, f"one {name} around a text", f"{around.count(mask)}", remedy)
     if tokenizer.room < 1:
-        found = f"{tokenizer.max_length}, of which {len(around)} belong to the template"
-        raise ModelError("encoder.max_length", "room for at least one token of the text", found, "raise it")
+        raise ModelError(
+            "encoder.max_length",
+            "room for at least one token of the text",
+            f"{tokenizer.max_length}, of which {len(around)} belong to the template",
+            "raise it",
+        )
     return replace(tokenizer, mask=_mask_position(tokenizer, mask) if masked else None)
 
 
 def _with_template(tokenizer: Tokenizer, template: str, mask_name: str) -> Tokenizer:
     if template.count(TEXT) != 1:
-        remedy = f"write {TEXT} where the text belongs"
-        raise ModelError("encoder.template", f"a template with {TEXT} once", repr(template), remedy)
+        raise ModelError(
+            "encoder.template",
+            f"a template with {TEXT} once",
+            repr(template),
+            f"write {TEXT} where the text belongs",
+        )
     before, behind = tokenizer.source(template.replace(MASK, mask_name).split(TEXT))
     return replace(tokenizer, prefix=(*tokenizer.prefix, *before), suffix=(*behind, *tokenizer.suffix))
 

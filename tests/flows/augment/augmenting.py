@@ -9,7 +9,6 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from pipeline.augment import (
-    AUGMENTERS,
     ModelAugmenter,
     ModelStage,
     ModelStats,
@@ -87,7 +86,6 @@ class ShuffleStage:
         return _LoadedShuffle(self, settings.seed)
 
 
-@AUGMENTERS.register("test_shuffles")
 class Shuffles(ModelAugmenter):
     """One stage for each mark; the last one makes `outputs` texts."""
 

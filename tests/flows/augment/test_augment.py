@@ -26,12 +26,18 @@ from pipeline.settings import Job
 from pipeline.store.prune import prune
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
-from tests.flows.augment.augmenting import TOO_MANY_WORDS, worked_on
+from tests.flows.augment.augmenting import TOO_MANY_WORDS, Shuffles, worked_on
 from tests.flows.conftest import ON_RAY, ROOT, job_arguments, sentences, write_corpus
 
 LENIENT = "augment.keep={identical: true, duplicates: true, length_ratio: null, repeats: null}"
 MakeJob = Callable[..., Job]
 pytestmark = pytest.mark.usefixtures("cluster")
+
+
+@pytest.fixture(autouse=True)
+def _shuffles_are_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registered for one test only: every other test of the process sees the methods of the product."""
+    monkeypatch.setitem(AUGMENTERS._entries, "test_shuffles", Shuffles)
 
 
 def shuffles(folder: Path, **options: Any) -> str:
@@ -192,7 +198,13 @@ def test_killed_driver_loses_no_finished_unit(tmp_path: Path, encoder: Path):
         "augment.unit_rows=20",
         shuffles(tmp_path),
     ]
-    program = "import tests.flows.augment.augmenting, jobs.cli; jobs.cli.app()"
+    program = (
+        "from tests.flows.augment.augmenting import Shuffles\n"
+        "from pipeline.augment import AUGMENTERS\n"
+        "import jobs.cli\n"
+        "AUGMENTERS.register('test_shuffles')(Shuffles)\n"
+        "jobs.cli.app()"
+    )
     command = [sys.executable, "-c", program, "augment", "--json", *arguments]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     killed = subprocess.Popen(
