@@ -5,45 +5,41 @@ from itertools import islice
 
 import numpy as np
 
-from pipeline.evaluate import EvaluationTask
-from pipeline.flows.evaluate.scoring import Scored
+from pipeline.flows.evaluate.scoring import MeasuredTask
 from pipeline.report.disagreements import DifferingPair, Disagreement
 from pipeline.stats.tensors import unpack
 from pipeline.store.base import Store
 
 _PAIRS = 4  # shown per task and candidate
 _MOST = 8  # tasks times candidates shown
-# kinds of tasks over pairs: the part of their evidence with the human judgements
+# Kinds of tasks over pairs, and the name of the human judgements in their evidence.
 _GOLD = {"sts": "gold", "pairs": "positive"}
 _SAID = {0: "not the same", 1: "the same"}
 _LETTERS = 300  # characters kept of a sentence
 
 
 def disagreements(
-    tasks: Sequence[EvaluationTask], scored: Sequence[Sequence[Scored]], names: Sequence[str], store: Store
+    measured: Sequence[MeasuredTask], names: Sequence[str], store: Store
 ) -> tuple[Disagreement, ...]:
-    """Compare each candidate with the first on tasks over pairs.
+    """Compare each candidate with the first on tasks over pairs; the first few results are returned.
 
     Args:
-        tasks: in order; the first ones over pairs are shown.
-        scored: for each task, each candidate's result, in the order of `names`.
+        measured: tasks with each candidate's result, in the order of `names`.
         names: of the candidates.
         store: of the evidence.
     """
-    return tuple(islice(_found(tasks, scored, names, store), _MOST))
+    return tuple(islice(_found(measured, names, store), _MOST))
 
 
-def _found(
-    tasks: Sequence[EvaluationTask], scored: Sequence[Sequence[Scored]], names: Sequence[str], store: Store
-) -> Iterator[Disagreement]:
-    for task, results in zip(tasks, scored, strict=True):
-        evidence = [_evidence(each, store) for each in results] if task.kind in _GOLD else []
-        if not evidence or any(each is None for each in evidence):
+def _found(measured: Sequence[MeasuredTask], names: Sequence[str], store: Store) -> Iterator[Disagreement]:
+    for task, scored in ((each.task, each.scored) for each in measured if each.task.kind in _GOLD):
+        references = [each.result.evidence for each in scored]
+        evidence = [unpack(file.read(store), kind="evidence")[0] for file in references if file is not None]
+        if len(evidence) < len(names):
             continue
         sentences = task.sentences()
-        first = evidence[0] or {}
         for name, other in zip(names[1:], evidence[1:], strict=True):
-            if pairs := tuple(_pairs(task.kind, sentences, first, other or {})):
+            if pairs := tuple(_pairs(task.kind, sentences, evidence[0], other)):
                 yield Disagreement(task.name, names[0], name, pairs)
 
 
@@ -71,10 +67,3 @@ def ranks_of(values: np.ndarray) -> np.ndarray:
     below = np.searchsorted(ordered, values, side="left")
     up_to = np.searchsorted(ordered, values, side="right")
     return np.asarray((below + up_to - 1) / (2 * max(len(values) - 1, 1)))
-
-
-def _evidence(scored: Scored, store: Store) -> dict[str, np.ndarray] | None:
-    reference = scored.result.evidence
-    if reference is None:
-        return None
-    return unpack(reference.read(store), kind="evidence")[0]

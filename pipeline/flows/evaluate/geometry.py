@@ -24,7 +24,6 @@ from pipeline.stats.measured import RAW, EncoderGeometry, GeometryReport, NamedL
 from pipeline.stats.space import ScoredPairs
 from pipeline.store.base import Store
 from pipeline.store.store import open_store
-from pipeline.store.units import Corpus
 from pipeline.text.corpus.ingest import ParentCorpus, ingest
 
 _PAIR_FILES = ("sts/STSB-dev.parquet", "sts/STSB-test.parquet")
@@ -54,28 +53,39 @@ def measure_geometry(run: Run, candidates: Sequence[Contender]) -> GeometryRepor
     with run.stages("geometry", unit="encoders") as bar:
         texts = _sampled(job, workers)
         if len(texts.texts) < _FEWEST:
-            texts = _instead(texts, pairs, settings)
+            texts = _texts_of_pairs(texts, pairs, settings)
         subjects = list(_subjects(candidates, store, workers))
         task = MeasureEncoder(store, workers.encode_settings(job.encode), settings, texts.texts, pairs.pairs)
         made = dict(workers.map_units(task, subjects, workers.pool(job.cluster, len(subjects))))
         bar.add(len(subjects))
     measured = {made[number].space_id: made[number] for number in range(len(subjects))}
-    return _joined(job, candidates, measured, texts, pairs)
+    known = pairs.pairs
+    return GeometryReport(
+        sentences=len(texts.texts),
+        source=texts.source,
+        pairs=len(known.gold) if known else 0,
+        pairs_source=pairs.source or None,
+        seed=settings.seed,
+        neighbours=settings.neighbours,
+        edit_unit=settings.edit_distance,
+        missing={name: each.why for name, each in (("corpus", texts), ("pairs", pairs)) if each.why},
+        gold_edits=rank_correlation(known.gold, known.edits, "pairs") if known else None,
+        series=tuple(_series(candidates, measured)),
+        depths=tuple(_depths(candidates, measured)),
+    )
 
 
 def known_pairs(job: Job) -> Sample:
     """Load STS-B dev, else test, from the folder of tasks; else the first STS task of the user's own."""
     options = job.evaluate
-    home = open_store(options.tasks) if options.tasks is not None else None
-    found = next((home.uri_of(path) for path in _PAIR_FILES if home.exists(path)), None) if home else None
-    if found:
-        source: TaskSettings | None = TaskSettings(kind="sts", uri=found)
-    else:
-        source = next((each for each in options.own if each.kind == "sts"), None)
+    source = next((each for each in options.own if each.kind == "sts"), None)
+    why = "evaluate.tasks is not set: it names a folder with STS-B"
+    if options.tasks is not None:
+        home, why = open_store(options.tasks), f"evaluate.tasks has neither {' nor '.join(_PAIR_FILES)}"
+        if path := next(filter(home.exists, _PAIR_FILES), None):
+            source = TaskSettings(kind="sts", uri=home.uri_of(path))
     if source is None:
-        if home:
-            return Sample(why=f"evaluate.tasks has neither {' nor '.join(_PAIR_FILES)}")
-        return Sample(why="evaluate.tasks is not set: it names a folder with STS-B")
+        return Sample(why=why)
     task = own_task(source, options)
     assert isinstance(task, StsTask)
     read = task.pairs()
@@ -87,47 +97,30 @@ def known_pairs(job: Job) -> Sample:
 
 def _sampled(job: Job, workers: Workers) -> Sample:
     """Sample texts by content key from the corpus of the live release, else from corpus.uri."""
+    releases = open_releases(job)
     try:
-        corpus, store, source = _corpus(job)
+        live = load_previous(releases)
+        if live.release is not None and live.corpus is not None:
+            corpus, source = live.corpus, f"the corpus of release {live.release.release}"
+        else:
+            parent = ParentCorpus(next_ordinal=releases.next_ordinal())
+            corpus, source = ingest(job.corpus, job.encode.unit_rows, releases.store, parent), job.corpus.uri
     except DataError as error:
         return Sample(why=str(error))
-    texts = workers.run(
-        SampleTexts(store, job.evaluate.geometry.sentences, 1, corpus.dead), corpus.units, Pool(1)
-    )
-    return Sample(
-        texts,
-        source=source,
-        why="" if len(texts) >= _FEWEST else f"the corpus has {len(texts)} different texts",
-    )
+    sampling = SampleTexts(releases.store, job.evaluate.geometry.sentences, 1, corpus.dead)
+    texts = workers.run(sampling, corpus.units, Pool(1))
+    few = f"the corpus has {len(texts)} different texts"
+    return Sample(texts, source=source, why="" if len(texts) >= _FEWEST else few)
 
 
-def _corpus(job: Job) -> tuple[Corpus, Store, str]:
-    releases = open_releases(job)
-    before = load_previous(releases)
-    if before.release is not None and before.corpus is not None:
-        return before.corpus, releases.store, f"the corpus of release {before.release.release}"
-    return (
-        ingest(
-            job.corpus,
-            job.encode.unit_rows,
-            releases.store,
-            ParentCorpus(next_ordinal=releases.next_ordinal()),
-        ),
-        releases.store,
-        job.corpus.uri,
-    )
-
-
-def _instead(texts: Sample, pairs: Sample, settings: GeometrySettings) -> Sample:
+def _texts_of_pairs(texts: Sample, pairs: Sample, settings: GeometrySettings) -> Sample:
     """Return the sentences of the pairs as the texts to measure on."""
     if pairs.pairs is None:
-        found = f"neither: {texts.why}; {pairs.why}"
-        raise DataError(
-            "evaluate --geometry",
+        expected, found = (
             "texts of a corpus, or pairs of known similarity",
-            found,
-            "set corpus.uri or evaluate.tasks",
+            f"neither: {texts.why}; {pairs.why}",
         )
+        raise DataError("evaluate --geometry", expected, found, "set corpus.uri or evaluate.tasks")
     sentences = pairs.pairs.sentences
     chosen = np.sort(np.random.default_rng(settings.seed).permutation(len(sentences))[: settings.sentences])
     return replace(texts, texts=tuple(sentences[index] for index in chosen), source=pairs.source)
@@ -143,30 +136,6 @@ def _subjects(candidates: Sequence[Contender], store: Store, workers: Workers) -
         yield Subject(encoder_for_workers(alike[0].encoder, store, workers), space_id, transforms)
 
 
-def _joined(
-    job: Job,
-    candidates: Sequence[Contender],
-    measured: dict[str, EncoderGeometry],
-    texts: Sample,
-    pairs: Sample,
-) -> GeometryReport:
-    settings = job.evaluate.geometry
-    missing = ({"corpus": texts.why} if texts.why else {}) | ({"pairs": pairs.why} if pairs.why else {})
-    return GeometryReport(
-        sentences=len(texts.texts),
-        source=texts.source,
-        pairs=len(pairs.pairs.gold) if pairs.pairs else 0,
-        pairs_source=pairs.source or None,
-        seed=settings.seed,
-        neighbours=settings.neighbours,
-        edit_unit=settings.edit_distance,
-        missing=missing,
-        gold_edits=rank_correlation(pairs.pairs.gold, pairs.pairs.edits, "pairs") if pairs.pairs else None,
-        series=tuple(_series(candidates, measured)),
-        depths=tuple(_depths(candidates, measured)),
-    )
-
-
 def _depths(candidates: Sequence[Contender], measured: dict[str, EncoderGeometry]) -> Iterator[NamedLayers]:
     """Yield the layers of every encoder, once for candidates that differ only after them, as in pooling."""
     alike: dict[str, list[str]] = {}
@@ -179,15 +148,13 @@ def _depths(candidates: Sequence[Contender], measured: dict[str, EncoderGeometry
 
 def _series(candidates: Sequence[Contender], measured: dict[str, EncoderGeometry]) -> Iterator[NamedSpace]:
     """Yield every space once: a candidate's raw vectors before its transformed ones."""
-    seen = set()
+    names: dict[tuple[str, str], str] = {}
     for each in candidates:
-        names = {RAW: _plain_name(each.space_id, candidates)} | (
-            {each.transform_id: each.name} if each.transform_id else {}
-        )
-        for key, name in names.items():
-            if (each.space_id, key) not in seen:
-                seen.add((each.space_id, key))
-                yield NamedSpace(name=name, space=measured[each.space_id].spaces[key])
+        names.setdefault((each.space_id, RAW), _plain_name(each.space_id, candidates))
+        if each.transform_id:
+            names.setdefault((each.space_id, each.transform_id), each.name)
+    for (space_id, key), name in names.items():
+        yield NamedSpace(name=name, space=measured[space_id].spaces[key])
 
 
 def _plain_name(space_id: str, candidates: Sequence[Contender]) -> str:

@@ -12,7 +12,6 @@ from pipeline.flows.workers.worker import loaded
 from pipeline.post import Transform, load_transform
 from pipeline.settings import EncoderSettings, EncodeSettings, GeometrySettings
 from pipeline.stats.contextuality import KEPT_BYTES, gather_states
-from pipeline.stats.geometry import Metric
 from pipeline.stats.measured import RAW, EncoderGeometry, Level, measure_layer
 from pipeline.stats.occurrences import Occurrences, Tokenized, choose_occurrences
 from pipeline.stats.space import POSITIVE, ScoredPairs, Space, sentence_space, with_pairs, word_metrics
@@ -50,12 +49,8 @@ class MeasureEncoder:
         return self._work
 
     def _work(self, subject: Subject) -> EncoderGeometry:
-        path = f"geometry/{self._digest(subject)[:24]}.json"
-        return remembered(self.store, path, EncoderGeometry, lambda: self._measured(subject))
-
-    def _digest(self, subject: Subject) -> str:
         pairs = None if self.pairs is None else [self.pairs.left, self.pairs.right, self.pairs.gold.tolist()]
-        return digest_of(
+        digest = digest_of(
             [
                 _VERSION,
                 subject.space_id,
@@ -66,6 +61,8 @@ class MeasureEncoder:
                 self.encode.dtype,
             ]
         )
+        path = f"geometry/{digest[:24]}.json"
+        return remembered(self.store, path, EncoderGeometry, lambda: self._measured(subject))
 
     def _measured(self, subject: Subject) -> EncoderGeometry:
         encoder = loaded(subject.encoder, self.encode)
@@ -73,43 +70,37 @@ class MeasureEncoder:
             name: load_transform(file.read(self.store)) for name, file in subject.transforms.items()
         }
         inside = encoder.inside()
-        words, missing = self._words(inside)
-        levels: tuple[Level, ...] = ()
-        if inside.layers:
-            levels = self._levels(inside)
-        else:
+        tokens = inside.tokens(self.texts)
+        known, counts = np.unique(tokens.ids[inside.words(tokens).is_word], return_counts=True)
+        words, missing = word_metrics(inside.table(known), counts, self.settings.neighbours)
+        if not inside.layers:
             missing["layers"] = "an average of word vectors has none"
         return EncoderGeometry(
             space_id=subject.space_id,
             spaces=self._spaces(encoder, transforms),
-            levels=levels,
+            levels=self._levels(inside) if inside.layers else (),
             words=words,
             missing=missing,
         )
 
     def _spaces(self, encoder: "Encoder", transforms: Mapping[str, Transform]) -> dict[str, Space]:
         """Encode every text once, then measure the raw vectors and those after each transform."""
-        sentences = self.pairs.sentences if self.pairs else []
-        texts = _finite(encoder.encode(self.texts))
-        paired = _finite(encoder.encode(sentences)) if sentences else np.zeros((0, encoder.dim), np.float32)
+        texts, settings = _finite(encoder.encode(self.texts)), self.settings
+        paired = _finite(encoder.encode(self.pairs.sentences)) if self.pairs else None
         views: dict[str, Callable[[np.ndarray], np.ndarray]] = {RAW: lambda x: x, **transforms}
-        spaces = {
-            name: self._space(view(texts), view(paired) if sentences else paired)
-            for name, view in views.items()
-        }
+        spaces = {}
+        for name, view in views.items():
+            spaces[name] = sentence_space(view(texts), self.texts, settings.neighbours, settings.seed)
+            if self.pairs is not None and paired is not None:
+                spaces[name] = with_pairs(spaces[name], view(paired), self.pairs, settings.seed)
         if empty := int((~texts.any(axis=1)).sum()):
             why = (
                 f"{empty:,} of {len(texts):,} sampled texts have the zero vector, such as those without any "
                 "known word: their cosines count as 0"
             )
-            spaces[RAW] = spaces[RAW].model_copy(
-                update={"missing": {**spaces[RAW].missing, "direction": why}}
-            )
+            missing = {**spaces[RAW].missing, "direction": why}
+            spaces[RAW] = spaces[RAW].model_copy(update={"missing": missing})
         return spaces
-
-    def _space(self, texts: np.ndarray, paired: np.ndarray) -> Space:
-        space = sentence_space(texts, self.texts, self.settings.neighbours, self.settings.seed)
-        return space if self.pairs is None else with_pairs(space, paired, self.pairs, self.settings.seed)
 
     def _levels(self, inside: "Inside") -> tuple[Level, ...]:
         """Measure each layer, on as many sentences and words as the states of all layers leave memory for."""
@@ -134,12 +125,10 @@ class MeasureEncoder:
 
     def _positives(self, inside: "Inside", most: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return mean-pooled states of both sides of pairs of equal meaning, by layer; [] without any pair."""
-        same = np.zeros(0, np.int64)
-        if self.pairs is not None:
-            same = np.flatnonzero(self.pairs.gold > POSITIVE)[: most // 2]
-        if self.pairs is None or not len(same):
+        if (pairs := self.pairs) is None or not (pairs.gold > POSITIVE).any():
             return []
-        tokens = inside.tokens([side[row] for side in (self.pairs.left, self.pairs.right) for row in same])
+        same = np.flatnonzero(pairs.gold > POSITIVE)[: most // 2]
+        tokens = inside.tokens([side[row] for side in (pairs.left, pairs.right) for row in same])
         nothing = np.zeros(0, np.int64)
         layers = gather_states(
             inside.states(tokens),
@@ -148,20 +137,10 @@ class MeasureEncoder:
         )
         return [(layer.means[: len(same)], layer.means[len(same) :]) for layer in layers]
 
-    def _words(self, inside: "Inside") -> tuple[dict[str, Metric], dict[str, str]]:
-        """Compare the token table with the frequencies in the sampled texts."""
-        tokens = inside.tokens(self.texts)
-        known, counts = np.unique(tokens.ids[inside.words(tokens).is_word], return_counts=True)
-        return word_metrics(inside.table(known), counts, self.settings.neighbours)
-
 
 def _finite(vectors: np.ndarray) -> np.ndarray:
     """Return the vectors. Raises ModelError if some are not finite."""
     if bad := int((~np.isfinite(vectors)).any(axis=1).sum()):
-        raise ModelError(
-            "encoder",
-            "finite vectors",
-            f"{bad:,} of {len(vectors):,} with NaN or infinity",
-            "check its weights, or set encode.dtype=float32",
-        )
+        found, remedy = f"{bad:,} of {len(vectors):,} with NaN or infinity", "set encode.dtype=float32"
+        raise ModelError("encoder", "finite vectors", found, f"check its weights, or {remedy}")
     return vectors

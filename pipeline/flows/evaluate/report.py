@@ -1,4 +1,4 @@
-"""An evaluation in words and numbers: the page, the JSON object, and where both are kept."""
+"""The page and the JSON object of an evaluation, and their storage."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,8 +9,10 @@ import numpy as np
 
 from pipeline.config import canonical
 from pipeline.evaluate.bootstrap import interval
+from pipeline.evaluate.tasks import averages
 from pipeline.flows.evaluate.candidates import Contender
-from pipeline.flows.evaluate.evaluate import Evaluation, MeasuredTask
+from pipeline.flows.evaluate.evaluate import Evaluation
+from pipeline.flows.evaluate.scoring import MeasuredTask
 from pipeline.report.evaluation import (
     AverageRow,
     EvaluatedCandidate,
@@ -20,12 +22,13 @@ from pipeline.report.evaluation import (
     render,
 )
 from pipeline.report.evaluation_format import ScoreEstimate
+from pipeline.report.geometry import sections
 from pipeline.store.store import open_store
 
 
 @dataclass(frozen=True)
 class Kept:
-    """An evaluation as it is told. report, json: where page and object are kept."""
+    """The page and the JSON object of an evaluation, and the URIs at which they are stored."""
 
     page: EvaluationReport
     facts: dict[str, Any]
@@ -34,59 +37,63 @@ class Kept:
 
 
 def keep(evaluation: Evaluation, created: str) -> Kept:
-    """Store the evaluation as a page and as a JSON object below its id, each whole or not at all."""
+    """Store the evaluation as a page and as a JSON object, in a folder named by its id."""
     store = open_store(evaluation.root)
-    folder, page, facts = evaluation.id, page_of(evaluation, created), facts_of(evaluation)
-    store.write(f"{folder}/evaluation.json", canonical(facts) + b"\n")
-    store.write(f"{folder}/report.html", render(page).encode())
-    return Kept(page, facts, store.uri_of(f"{folder}/report.html"), store.uri_of(f"{folder}/evaluation.json"))
+    page, facts = page_of(evaluation, created), facts_of(evaluation)
+    report, json = f"{evaluation.id}/report.html", f"{evaluation.id}/evaluation.json"
+    store.write(json, canonical(facts) + b"\n")
+    store.write(report, render(page).encode())
+    return Kept(page, facts, store.uri_of(report), store.uri_of(json))
 
 
 def page_of(evaluation: Evaluation, created: str) -> EvaluationReport:
-    """What the page shows."""
+    """Return the values of the page."""
     return EvaluationReport(
         root=evaluation.root,
         id=evaluation.id,
         created=created,
-        candidates=tuple(map(_candidate, evaluation.candidates, evaluation.numerics, _speeds(evaluation))),
+        candidates=tuple(map(_candidate, evaluation.candidates, evaluation.numerics, evaluation.speeds)),
         disagreements=evaluation.disagreements,
         rows=tuple(map(_row, evaluation.measured)),
         averages=tuple(_averages(evaluation)),
         missing=tuple((each.name, each.reason) for each in evaluation.missing),
         warnings=tuple(_warnings(evaluation)),
         resamples=evaluation.resamples,
-        sections=evaluation.sections,
+        sections=sections(evaluation.geometry) if evaluation.geometry else (),
         settings=evaluation.settings,
         packages=evaluation.packages,
     )
 
 
 def facts_of(evaluation: Evaluation) -> dict[str, Any]:
-    """The JSON object: values of what the page shows, and every further figure. Not-a-number is null."""
+    """Return the JSON object: the values of the page, and every further metric. Undefined ones are null."""
     names = [each.name for each in evaluation.candidates]
-    rows = [(each, _row(each)) for each in evaluation.measured]
-    averages = list(_averages(evaluation))
+    rows, means = [_row(each) for each in evaluation.measured], list(_averages(evaluation))
     return {
         "id": evaluation.id,
         "resamples": evaluation.resamples,
         "candidates": [
             each.facts() | {"numerics": numerics, "sentences_per_s": speed}
             for each, numerics, speed in zip(
-                evaluation.candidates, evaluation.numerics, _speeds(evaluation), strict=True
+                evaluation.candidates, evaluation.numerics, evaluation.speeds, strict=True
             )
         ],
         "results": [
-            _result(each, row, place, name) for each, row in rows for place, name in enumerate(names)
-        ],
-        "differences": [
             {
                 "task": row.task,
-                "candidate": names[place],
-                "against": names[0],
-                **_difference(row.differences[place]),
+                "kind": row.kind,
+                "candidate": name,
+                "metric": row.metric,
+                **asdict(figure),
+                **scored.result.model_dump(
+                    mode="json", include={"count", "figures", "facts", "warnings", "numerics"}
+                ),
             }
-            for _, row in rows
-            for place in range(1, len(names))
+            for row, measured in zip(rows, evaluation.measured, strict=True)
+            for name, figure, scored in zip(names, row.figures, measured.scored, strict=True)
+        ],
+        "differences": [
+            {"task": row.task, **difference} for row in rows for difference in _differences(row, names)
         ],
         "averages": [
             {
@@ -94,71 +101,42 @@ def facts_of(evaluation: Evaluation) -> dict[str, Any]:
                 "complete": average.complete,
                 "tasks": list(average.members),
                 "candidate": name,
-                **_interval(average.figures[place]),
+                **asdict(figure),
             }
-            for average in averages
-            for place, name in enumerate(names)
+            for average in means
+            for name, figure in zip(names, average.figures, strict=True)
         ],
         "average_differences": [
-            {
-                "label": average.label,
-                "candidate": names[place],
-                "against": names[0],
-                **_difference(average.differences[place]),
-            }
-            for average in averages
-            for place in range(1, len(names))
+            {"label": average.label, **difference}
+            for average in means
+            for difference in _differences(average, names)
         ],
         "missing": [{"task": each.name, "reason": each.reason} for each in evaluation.missing],
         "disagreements": [asdict(each) for each in evaluation.disagreements],
         "warnings": list(_warnings(evaluation)),
-        "geometry": evaluation.geometry,
+        "geometry": evaluation.geometry.model_dump(mode="json") if evaluation.geometry else None,
         "sentences_encoded": evaluation.encoded,
         "settings": evaluation.settings,
         "packages": evaluation.packages,
     }
 
 
-def _result(measured: MeasuredTask, row: TaskRow, place: int, candidate: str) -> dict[str, Any]:
-    result, figure = measured.scored[place].result, row.figures[place]
-    return {
-        "task": row.task,
-        "kind": row.kind,
-        "candidate": candidate,
-        "metric": row.metric,
-        **_interval(figure),
-        "count": result.count,
-        "figures": result.figures,
-        "facts": result.facts,
-        "warnings": list(result.warnings),
-        "numerics": result.numerics,
-    }
-
-
-def _interval(figure: ScoreEstimate) -> dict[str, Any]:
-    return {"value": figure.value, "low": figure.low, "high": figure.high}
-
-
-def _difference(figure: ScoreEstimate | None) -> dict[str, Any]:
-    assert figure is not None
-    return _interval(figure) | {"excludes_zero": figure.excludes_zero}
-
-
-def _speeds(evaluation: Evaluation) -> tuple[float | None, ...]:
-    return evaluation.speeds or (None,) * len(evaluation.candidates)
+def _differences(row: TaskRow | AverageRow, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the difference of each candidate but the first from the first, as JSON objects."""
+    for name, figure in zip(names, row.differences, strict=True):
+        if figure is not None:
+            against = {"candidate": name, "against": names[0]}
+            yield against | asdict(figure) | {"excludes_zero": figure.excludes_zero}
 
 
 def _candidate(contender: Contender, numerics: dict[str, int], speed: float | None) -> EvaluatedCandidate:
-    transform = f"{contender.kind} to {contender.k} components" if contender.kind else None
-    encoder = " ".join(
-        [contender.encoder.path, *(f"{name}={value}" for name, value in contender.overrides.items())]
-    )
+    overrides = (f"{name}={value}" for name, value in contender.overrides.items())
     return EvaluatedCandidate(
         contender.name,
-        encoder,
+        " ".join([contender.encoder.path, *overrides]),
         contender.dim,
         contender.space_id,
-        transform,
+        f"{contender.kind} to {contender.k} components" if contender.kind else None,
         contender.transform_id,
         numerics,
         bytes=contender.bytes,
@@ -169,85 +147,74 @@ def _candidate(contender: Contender, numerics: dict[str, int], speed: float | No
 
 def _row(measured: MeasuredTask) -> TaskRow:
     results = [each.result for each in measured.scored]
-    first, values, draws = (
-        results[0],
-        [result.value for result in results],
-        [each.draws.numbers() if each.draws else None for each in measured.scored],
-    )
-    parts = {
-        name: tuple(result.figures.get(name) for result in results)
-        for result in results
-        for name in result.figures
-    }
-    facts, own = facts_in_words([result.facts for result in results])
+    draws = [each.draws.numbers() if each.draws else None for each in measured.scored]
+    names = dict.fromkeys(name for result in results for name in result.figures)
+    parts = ((name, tuple(result.figures.get(name) for result in results)) for name in names)
     return TaskRow(
         measured.task.name,
         measured.task.kind,
-        first.metric,
-        first.count,
-        *_figures(values, draws),
-        tuple(parts.items()),
-        facts,
-        own,
+        results[0].metric,
+        results[0].count,
+        *_figures([result.value for result in results], draws),
+        tuple(parts),
+        *facts_in_words([result.facts for result in results]),
         measured.task.description,
     )
 
 
 def _averages(evaluation: Evaluation) -> Iterator[AverageRow]:
-    """Those that every candidate has, over the same tasks, with the intervals that the tasks' resamples give."""
+    """Yield the averages that every candidate has, over the same tasks, with intervals from the resamples."""
     measured = {each.task.name: each for each in evaluation.measured}
-    for each in zip(*evaluation.averages, strict=True):
-        members = [measured[name] for name in each[0].members]
-        draws = [_mean_draws(members, place) for place in range(len(evaluation.candidates))]
-        figures, differences = _figures([_finite(average.value) for average in each], draws)
-        label = (
-            each[0].label
-            if each[0].complete
-            else f"average of the {len(members)} measured: {', '.join(each[0].members)}"
-        )
-        yield AverageRow(label, each[0].members, each[0].complete, figures, differences)
+    of_candidates = [
+        averages({name: each.scored[index].result.score() for name, each in measured.items()})
+        for index in range(len(evaluation.candidates))
+    ]
+    for found in zip(*of_candidates, strict=True):
+        names = found[0].members
+        members = [measured[name] for name in names]
+        draws = [_mean_draws(members, index) for index in range(len(found))]
+        values = [each.value if math.isfinite(each.value) else None for each in found]
+        label = f"average of the {len(names)} measured: {', '.join(names)}"
+        if found[0].complete:
+            label = found[0].label
+        yield AverageRow(label, names, found[0].complete, *_figures(values, draws))
 
 
-def _mean_draws(members: Sequence[MeasuredTask], place: int) -> np.ndarray | None:
-    """(resamples,): the mean of the tasks' values, each on resamples of its own rows."""
-    drawn = [each.scored[place].draws for each in members]
+def _mean_draws(members: Sequence[MeasuredTask], index: int) -> np.ndarray | None:
+    """Return (resamples,) the mean of a candidate's values, each on resamples of the task's own rows."""
+    drawn = [each.scored[index].draws for each in members]
     return np.mean([draws.numbers() for draws in drawn if draws], axis=0) if all(drawn) else None
 
 
 def _figures(
     values: Sequence[float | None], draws: Sequence[np.ndarray | None]
 ) -> tuple[tuple[ScoreEstimate, ...], tuple[ScoreEstimate | None, ...]]:
-    """The values with their intervals, and their differences with the first one, which are paired: a resample
-    is the same rows for all.
+    """Return the values with their intervals, and their differences from the first one.
+
+    Differences are paired: a resample has the same rows for every candidate.
     """
-    figures = tuple(_figure(value, each) for value, each in zip(values, draws, strict=True))
+    figures = tuple(map(_estimate, values, draws))
     first, zeroth = values[0], draws[0]
     differences: list[ScoreEstimate | None] = [None]
     for value, each in zip(values[1:], draws[1:], strict=True):
         gap = None if value is None or first is None else value - first
-        differences.append(_figure(gap, None if each is None or zeroth is None else each - zeroth))
+        differences.append(_estimate(gap, None if each is None or zeroth is None else each - zeroth))
     return figures, tuple(differences)
 
 
-def _figure(value: float | None, draws: np.ndarray | None) -> ScoreEstimate:
+def _estimate(value: float | None, draws: np.ndarray | None) -> ScoreEstimate:
     found = None if value is None or draws is None else interval(value, draws)
     return ScoreEstimate(value, found.low, found.high) if found else ScoreEstimate(value)
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def _warnings(evaluation: Evaluation) -> Iterator[str]:
-    """Each once, with its task, and with the candidates that it is about where it is not about all."""
+    """Yield each warning once, with its task, and with its candidates if it is not about all."""
     names = [each.name for each in evaluation.candidates]
     for measured in evaluation.measured:
-        said: dict[str, list[str]] = {}
+        task, about = measured.task.name, dict[str, list[str]]()
         for name, scored in zip(names, measured.scored, strict=True):
             for warning in scored.result.warnings:
-                said.setdefault(warning, []).append(name)
-        for warning, about in said.items():
-            who = "" if len(about) == len(names) else f" ({', '.join(about)})"
-            yield (
-                warning if warning.startswith(measured.task.name) else f"{measured.task.name}: {warning}"
-            ) + who
+                about.setdefault(warning, []).append(name)
+        for warning, candidates in about.items():
+            suffix = "" if len(candidates) == len(names) else f" ({', '.join(candidates)})"
+            yield (warning if warning.startswith(task) else f"{task}: {warning}") + suffix

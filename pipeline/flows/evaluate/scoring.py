@@ -1,11 +1,12 @@
 """Scores of candidates on tasks. Every score is a small file, named by everything it depends on."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pydantic_core import from_json, to_json
 
 from pipeline.config import digest_of
 from pipeline.evaluate import EvaluationTask, Score
@@ -68,6 +69,14 @@ class Scored:
 
 
 @dataclass(frozen=True)
+class MeasuredTask:
+    """A task and each candidate's result on it, in the order of the candidates."""
+
+    task: EvaluationTask
+    scored: tuple[Scored, ...]
+
+
+@dataclass(frozen=True)
 class Scoring:
     """One candidate to score on one task, with a number of resamples."""
 
@@ -117,28 +126,18 @@ class ScoreTask:
         from pipeline.evaluate.bootstrap import statistics
 
         evidence, _ = unpack(reference.read(self.store), kind="evidence")
-        return Draws(
-            values=tuple(
-                map(_number, statistics(scoring.task, evidence, scoring.resamples, scoring.seed).tolist())
-            )
-        )
+        values = statistics(scoring.task, evidence, scoring.resamples, scoring.seed)
+        return Draws(values=tuple(map(_number, values.tolist())))
 
     def _scored(self, scoring: Scoring) -> Result:
-        contender, task = scoring.contender, scoring.task
-        vectors = _Transformed(scoring.vectors, self._transform(contender))
+        contender, task, evidence = scoring.contender, scoring.task, None
+        transform = load_transform(contender.transform.read(self.store)) if contender.transform else None
+        vectors = _Transformed(scoring.vectors, transform)
         score = task.score(vectors)
-        evidence = None
         if score.evidence:
-            content = pack(
-                {name: np.asarray(values) for name, values in score.evidence.items()}, {"kind": "evidence"}
-            )
-            evidence = stored_by_content(
-                self.store,
-                content,
-                f"evidence/{contender.space_id[:16]}/rows",
-                ".safetensors",
-                rows=score.count,
-            )
+            arrays = {name: np.asarray(values) for name, values in score.evidence.items()}
+            content, stem = pack(arrays, {"kind": "evidence"}), f"evidence/{contender.space_id[:16]}/rows"
+            evidence = stored_by_content(self.store, content, stem, ".safetensors", rows=score.count)
         return Result(
             kind=task.kind,
             task_digest=task.digest,
@@ -149,14 +148,12 @@ class ScoreTask:
             value=_number(score.value),
             count=score.count,
             figures={name: _number(value) for name, value in score.figures.items()},
-            facts=_plain(score.facts),
-            warnings=(*score.warnings, *vectors.warnings),
+            facts=from_json(
+                to_json(dict(score.facts), inf_nan_mode="null", fallback=lambda value: value.tolist())
+            ),
+            warnings=(*score.warnings, *vectors.warnings()),
             evidence=evidence,
         )
-
-    def _transform(self, contender: Contender) -> Transform | None:
-        reference = contender.transform
-        return load_transform(reference.read(self.store)) if reference else None
 
 
 class _Transformed:
@@ -178,24 +175,15 @@ class _Transformed:
             self._alike = len(sentences)
         return vectors
 
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        lost = f"the encoder gave {self._lost:,} sentences no usable vector: they count as unlike everything"
-        alike = f"all {self._alike:,} sentences have one and the same vector: the score is meaningless"
-        return (*([lost] if self._lost else []), *([alike] if self._alike else []))
+    def warnings(self) -> Iterator[str]:
+        """Yield warnings about the vectors that were looked up."""
+        if self._lost:
+            found = f"the encoder gave {self._lost:,} sentences no usable vector"
+            yield f"{found}: they count as unlike everything"
+        if self._alike:
+            yield f"all {self._alike:,} sentences have one and the same vector: the score is meaningless"
 
 
 def _number(value: float) -> float | None:
     """Return None for NaN and infinity, which JSON does not have."""
     return float(value) if math.isfinite(value) else None
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value to JSON's types."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple, np.ndarray)):
-        return [_plain(each) for each in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return _number(value) if isinstance(value, float) else value

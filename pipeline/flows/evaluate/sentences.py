@@ -1,10 +1,10 @@
 """The sentences of all tasks, each encoded once per space and kept as units for later evaluations."""
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -15,16 +15,15 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import DataError, ModelError
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
-from pipeline.flows.encode.unit import EncodeUnit, load_record
+from pipeline.flows.encode.unit import EncodeUnit, Spent, load_record
 from pipeline.flows.evaluate.candidates import Contender
 from pipeline.flows.rows import vectors_at
 from pipeline.flows.run import Run
 from pipeline.log import say
-from pipeline.settings import EncodeSettings, Job
 from pipeline.store.base import Store
 from pipeline.store.once import stored_by_content
 from pipeline.store.schema import checked_space, corpus_schema, writer_options
-from pipeline.store.units import CorpusUnit, Stored, UnitRecord
+from pipeline.store.units import CorpusUnit, Stored, UnitRecord, total
 from pipeline.text.corpus.normalize import normalize, text_keys
 
 BLANK = " "  # stands for a sentence without text: leaving out its pair would change the task
@@ -88,55 +87,39 @@ class SpaceVectors:
         Raises:
             DataError: a sentence was not encoded.
         """
-        positions = pc.index_in(text_keys(cleaned(sentences)), value_set=self._keys)
+        positions = pc.index_in(text_keys(cleaned(sentences)), value_set=self.keys)
         if positions.null_count:
+            found = f"none for {positions.null_count:,} of {len(positions):,}"
             remedy = "the sentence vectors were changed while this ran: run again"
-            raise DataError(
-                self.store.uri,
-                "a vector for every sentence",
-                f"none for {positions.null_count:,} of {len(positions):,}",
-                remedy,
-            )
+            raise DataError(self.store.uri, "a vector for every sentence", found, remedy)
         wanted, inverse = np.unique(positions.to_numpy(), return_inverse=True)
         return self._rows(wanted)[inverse], (wanted >= self._starts[-1])[inverse]
 
-    @property
-    def known(self) -> pa.Array:
-        """Return the keys of all encoded sentences, including those without a usable vector."""
-        return self._keys
-
     def numerics(self) -> dict[str, int]:
         """Count the vectors by the numerics that computed them."""
-        found: dict[str, int] = {}
-        for unit in self.units:
-            found[unit.numerics_id or ""] = found.get(unit.numerics_id or "", 0) + unit.rows
-        return dict(sorted(found.items()))
+        return dict(sorted(total({unit.numerics_id or "": unit.rows} for unit in self.units).items()))
 
     @cached_property
     def _starts(self) -> np.ndarray:
         return np.cumsum([0, *(unit.rows for unit in self.units)])
 
     @cached_property
-    def _keys(self) -> pa.Array:
-        """Return the keys of the vectors, unit by unit, then those of the sentences without one."""
+    def keys(self) -> pa.Array:
+        """The keys of the vectors, unit by unit, then those of encoded sentences without a usable vector."""
         with ThreadPoolExecutor(_READERS) as pool:
-            held = list(pool.map(self._unit_keys, self.units))
+            held = list(pool.map(lambda unit: self._open(unit).read(["text_key"])["text_key"], self.units))
             lost = list(pool.map(self._lost_keys, self.units))
-        return pa.concat_arrays([pa.array([], pa.binary(16)), *held, *lost])
-
-    def _unit_keys(self, unit: UnitRecord) -> pa.Array:
-        column = self._open(unit).read(columns=["text_key"])["text_key"]
-        return pa.concat_arrays([pa.array([], pa.binary(16)), *column.chunks])
+        chunks = (chunk for column in held for chunk in column.chunks)
+        return pa.concat_arrays([pa.array([], pa.binary(16)), *chunks, *lost])
 
     def _lost_keys(self, unit: UnitRecord) -> pa.Array:
-        if unit.quarantine is None:
-            return pa.array([], pa.binary(16))
-        file = unit.quarantine.open(self.store)
-        ids = pq.read_table(file, columns=["id"])["id"].to_pylist()
+        ids = list[str]()
+        if unit.quarantine is not None:
+            ids = pq.read_table(unit.quarantine.open(self.store), columns=["id"])["id"].to_pylist()
         return pa.array([bytes.fromhex(key) for key in ids], pa.binary(16))
 
     def _rows(self, wanted: np.ndarray) -> np.ndarray:
-        """Return (m, dim) float32 vectors at ascending positions in `_keys`; zero after the last vector."""
+        """Return (m, dim) float32 vectors at ascending positions in `keys`; zero after the last vector."""
         vectors = np.zeros((len(wanted), self.dim), np.float32)
         for unit, start in zip(self.units, self._starts[:-1].tolist(), strict=True):
             here = (wanted >= start) & (wanted < start + unit.rows)
@@ -154,20 +137,15 @@ def kept_vectors(store: Store, contender: Contender) -> SpaceVectors:
     Incomplete units are ignored.
     """
     top = f"units/vectors/{contender.space_id[:16]}"
-    paths = [entry.path for entry in store.list(top, ".json")]
+
+    def load(path: str) -> UnitRecord | None:
+        record = load_record(store, path, contender.space_id)
+        return record if record is not None and record.is_complete(store) else None
+
     with ThreadPoolExecutor(_READERS) as pool:
-        records = [
-            record
-            for record in pool.map(lambda path: load_record(store, path, contender.space_id), paths)
-            if record is not None
-        ]
-        whole = list(pool.map(lambda record: record.is_complete(store), records))
-    return SpaceVectors(
-        store,
-        contender.space_id,
-        contender.dim,
-        tuple(record for record, there in zip(records, whole, strict=True) if there),
-    )
+        found = list(pool.map(load, (entry.path for entry in store.list(top, ".json"))))
+    units = tuple(record for record in found if record is not None)
+    return SpaceVectors(store, contender.space_id, contender.dim, units)
 
 
 def encode_sentences(run: Run, new: Sentences, held: SpaceVectors, contender: Contender) -> SpaceVectors:
@@ -175,7 +153,9 @@ def encode_sentences(run: Run, new: Sentences, held: SpaceVectors, contender: Co
 
     Returns the held and the new vectors.
     """
-    job, store, settings = run.job, run.store, _settings(run.job)
+    job, store = run.job, run.store
+    # A few sentences need no half precision.
+    settings = job.encode.model_copy(update={"vectors": "float32"})
     pool = run.workers.wide_pool(job.cluster, max(1, len(new) // _FEWEST))
     units = _written(new, store, settings.unit_rows, pool.size)
     task = EncodeUnit(
@@ -187,24 +167,22 @@ def encode_sentences(run: Run, new: Sentences, held: SpaceVectors, contender: Co
         uuid.uuid4().hex[:12],
         patience_s=job.cluster.patience_s,
     )
-    records, spent = list(held.units), []
+    records, together = list(held.units), Spent()
     with run.stages(f"encode {contender.name}", len(new), "sentences") as bar:
         for _, (record, seconds) in run.workers.map_units(task, units, pool, bar):
             records.append(record)
-            spent.append(seconds)
+            together = together.merge(seconds)
         bar.reach(len(new))
-    together = reduce(lambda left, right: left.merge(right), spent)
     for sentence in together.said:
         say(sentence)
     if not any(record.rows for record in records):
-        raise ModelError(
-            contender.encoder.path,
-            "finite, non-zero vectors",
-            f"none for {len(new):,} sentences",
-            "check the encoder's weights and dtype",
-        )
+        found, remedy = f"none for {len(new):,} sentences", "check the encoder's weights and dtype"
+        raise ModelError(contender.encoder.path, "finite, non-zero vectors", found, remedy)
     busy_s = sum(together.seconds.get(name, 0.0) for name in ("forward_s", "waiting_s"))
-    _keep_speed(store, held.space_id, Speed(sentences=len(new), busy_s=max(busy_s, 1e-9)))
+    path, speed = _speed_path(held.space_id), Speed(sentences=len(new), busy_s=max(busy_s, 1e-9))
+    kept = Speed.load_intact(store, path)
+    if kept is None or kept.sentences <= speed.sentences:
+        store.write(path, speed.to_json())
     return SpaceVectors(store, held.space_id, held.dim, tuple(records))
 
 
@@ -221,19 +199,8 @@ def sentences_per_s(store: Store, space_id: str) -> float | None:
     return kept.sentences / kept.busy_s if kept else None
 
 
-def _keep_speed(store: Store, space_id: str, speed: Speed) -> None:
-    kept = Speed.load_intact(store, _speed_path(space_id))
-    if kept is None or kept.sentences <= speed.sentences:
-        store.write(_speed_path(space_id), speed.to_json())
-
-
 def _speed_path(space_id: str) -> str:
     return f"speeds/{space_id[:24]}.json"
-
-
-def _settings(job: Job) -> EncodeSettings:
-    """Return the job's settings, but with float32 vectors: a few sentences need no half precision."""
-    return job.encode.model_copy(update={"vectors": "float32"})
 
 
 def _written(new: Sentences, store: Store, most: int, workers: int) -> list[CorpusUnit]:
@@ -251,15 +218,12 @@ def _cuts(lengths: np.ndarray, most: int, workers: int) -> list[int]:
     """Return the ends of units of about equal characters and at most `most` sentences. `lengths` descend."""
     count = max(1, min(_PER_WORKER * workers, len(lengths) // _FEWEST))
     work = np.cumsum(lengths + _OVERHEAD)
-    ends = np.minimum(
-        np.searchsorted(work, work[-1] * np.arange(1, count + 1) / count) + 1, len(lengths)
-    ).tolist()
-    return sorted({0, *(end for start, stop in pairwise([0, *ends]) for end in _parts(start, stop, most))})
-
-
-def _parts(start: int, stop: int, most: int) -> Iterator[int]:
-    pieces = -(-(stop - start) // most)
-    yield from (start + (stop - start) * piece // pieces for piece in range(1, pieces + 1))
+    ends = np.searchsorted(work, work[-1] * np.arange(1, count + 1) / count) + 1
+    cuts = {0}
+    for start, stop in pairwise([0, *np.minimum(ends, len(lengths)).tolist()]):
+        parts = -(-(stop - start) // most)
+        cuts.update(start + (stop - start) * part // parts for part in range(1, parts + 1))
+    return sorted(cuts)
 
 
 def _unit(store: Store, texts: pa.Array, keys: pa.Array, number: int) -> CorpusUnit:

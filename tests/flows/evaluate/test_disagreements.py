@@ -10,7 +10,8 @@ from scipy.stats import rankdata
 
 from pipeline.evaluate import Score
 from pipeline.flows.evaluate.disagreements import disagreements, ranks_of
-from pipeline.flows.evaluate.scoring import Result, Scored
+from pipeline.flows.evaluate.scoring import MeasuredTask, Result, Scored
+from pipeline.report.disagreements import Disagreement
 from pipeline.stats.tensors import pack
 from pipeline.store.base import Store
 from pipeline.store.once import stored_by_content
@@ -30,6 +31,11 @@ class Pairs:
 
     def statistic(self, evidence: object, rows: object) -> float:
         raise NotImplementedError
+
+
+def shown(store: Store, *predictions: np.ndarray | None) -> tuple[Disagreement, ...]:
+    measured = MeasuredTask(Pairs(), tuple(scored(store, each) for each in predictions))
+    return disagreements([measured], ["now", "new"][: len(predictions)], store)
 
 
 def scored(store: Store, prediction: np.ndarray | None) -> Scored:
@@ -62,7 +68,7 @@ def test_the_pairs_whose_ranks_are_furthest_apart_are_shown(tmp_path: Path):
     store, one = open_store(tmp_path), np.linspace(0.1, 0.9, 20)
     other = one.copy()
     other[[2, 17]] = one[[17, 2]]
-    found = disagreements([Pairs()], [[scored(store, one), scored(store, other)]], ["now", "new"], store)
+    found = shown(store, one, other)
     assert [(each.task, each.first, each.other) for each in found] == [("own", "now", "new")]
     assert [(pair.left, pair.right, pair.gold) for pair in found[0].pairs] == [
         ("left 2", "right 2", "0.5"),
@@ -74,8 +80,6 @@ def test_the_pairs_whose_ranks_are_furthest_apart_are_shown(tmp_path: Path):
 
 def test_candidates_that_agree_and_tasks_without_evidence_are_left_out(tmp_path: Path):
     store, one = open_store(tmp_path), np.linspace(0.1, 0.9, 20)
-    assert (
-        disagreements([Pairs()], [[scored(store, one), scored(store, 2 * one)]], ["now", "new"], store) == ()
-    )
-    assert disagreements([Pairs()], [[scored(store, one), scored(store, None)]], ["now", "new"], store) == ()
-    assert disagreements([Pairs()], [[scored(store, one)]], ["now"], store) == ()
+    assert shown(store, one, 2 * one) == ()
+    assert shown(store, one, None) == ()
+    assert shown(store, one) == ()
