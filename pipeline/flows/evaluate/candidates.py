@@ -2,7 +2,6 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +14,6 @@ from pipeline.post import Transform, load_transform
 from pipeline.post.chain import name_of
 from pipeline.settings import CandidateSettings, EncoderSettings, Job
 from pipeline.store.base import Store
-from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store, store_of
 from pipeline.store.units import FileRef
@@ -84,152 +82,99 @@ def contenders(job: Job, store: Store) -> tuple[Contender, ...]:
         _of_release(each, job, store) if each.release is not None else _of_encoder(each, job, store)
         for each in given
     ]
-    counts = Counter(each.name for each in given if each.name)
-    if twice := [name for name, count in counts.items() if count > 1]:
-        raise ConfigError(
-            "evaluate.candidates",
-            "names that distinguish candidates",
-            f"{twice[0]!r} twice",
-            "name each once",
-        )
-    return tuple(_distinguished(found))
+    names = Counter(each.name for each in given if each.name)
+    if twice := [name for name, count in names.items() if count > 1]:
+        expected, remedy = "names that distinguish candidates", "name each once"
+        raise ConfigError("evaluate.candidates", expected, f"{twice[0]!r} twice", remedy)
+    seen = Counter[str]()
+    for number, each in enumerate(found):
+        seen[each.name] += 1
+        if seen[each.name] > 1:
+            found[number] = replace(each, name=f"{each.name} ({seen[each.name]})")
+    return tuple(found)
+
+
+def _plain(name: str, encoder: EncoderSettings, folder: EncoderFolder) -> Contender:
+    """Return an encoder as a candidate without a transform."""
+    size = sum((folder.path / file).stat().st_size for file in folder.files)
+    return Contender(name, encoder, folder.space_id, folder.dim, bytes=size)
 
 
 def _of_encoder(given: CandidateSettings, job: Job, store: Store) -> Contender:
     encoder = given.encoder or job.encoder
-    folder = open_folder(encoder)
-    plain = Contender(
-        given.name or _encoder_name(encoder), encoder, folder.space_id, folder.dim, bytes=_bytes(folder)
-    )
+    plain = _plain(given.name or _encoder_name(encoder), encoder, open_folder(encoder))
     if given.transform is None:
         return plain
-    home, path = store_of(given.transform)
+    where, (home, path) = f"transform {given.transform}", store_of(given.transform)
     try:
         content = home.read(path)
     except (FileNotFoundError, IsADirectoryError):
-        raise DataError(
-            f"transform {given.transform}",
+        expected, remedy = (
             "a file of a fitted transform",
-            "no such file",
             "give one of those below transforms/ of a release root",
-        ) from None
+        )
+        raise DataError(where, expected, "no such file", remedy) from None
     try:
         transform = load_transform(content)
     except DataError as error:
-        raise DataError(f"transform {given.transform}", error.expected, error.found, error.remedy) from None
-    if transform.space_id != folder.space_id:
-        where, found = f"transform {given.transform}", f"one fitted in space {transform.space_id}"
-        raise SpaceMismatch(
-            where,
-            f"a transform of space {folder.space_id}, that of encoder {encoder.path}",
-            found,
+        raise DataError(where, error.expected, error.found, error.remedy) from None
+    if transform.space_id != plain.space_id:
+        expected = f"a transform of space {plain.space_id}, that of encoder {encoder.path}"
+        found, remedy = (
+            f"one fitted in space {transform.space_id}",
             "fit it on vectors of this encoder (manta whiten)",
         )
+        raise SpaceMismatch(where, expected, found, remedy)
     named = plain if given.name else replace(plain, name=f"{plain.name} + {name_of(transform)}")
     return _with_transform(named, transform, content, store)
 
 
 def _of_release(given: CandidateSettings, job: Job, store: Store) -> Contender:
-    manifest, releases = _released(given, job)
+    """Resolve a release, with its own copy of its encoder and the settings of its night."""
+    commits = job.release.commits_root if given.root is None else None
+    releases = Releases(open_store(given.root or job.release.root), open_store(commits) if commits else None)
+    home = releases.store
+    if given.release == "current":
+        manifest = releases.current()
+    else:
+        manifest = releases.get(int(given.release or 0))
+    if manifest is None:
+        remedy = "run `manta nightly` first, or name an encoder in evaluate.candidates"
+        raise DataError(home.uri, "a published release", "none", remedy)
     needed = (*manifest.encoder.references(), manifest.transform)
-    check_files(releases.store, (file for file in needed if file))
-    encoder = _encoder_of(manifest, releases.store)
-    folder = open_folder(encoder)
-    if folder.space_id != manifest.space_id:
-        where = releases.store.uri_of(manifest.encoder.path)
+    check_files(home, (file for file in needed if file))
+    where = home.uri_of(manifest.encoder.path)
+    try:
+        encoder = EncoderSettings.model_validate({**manifest.settings.get("encoder", {}), "path": where})
+    except ValidationError as error:
+        found, remedy = str(error.errors()[0]["loc"]), "evaluate it with the version that wrote it"
+        place = f"release {manifest.release}: settings.encoder"
+        raise DataError(place, "settings that this version knows", found, remedy) from None
+    plain = _plain(given.name or f"release {manifest.release}", encoder, open_folder(encoder))
+    if plain.space_id != manifest.space_id:
+        expected = f"space {manifest.space_id} of release {manifest.release}"
         remedy = "the encoder folder is not that of the release: restore it"
-        raise SpaceMismatch(
-            where,
-            f"space {manifest.space_id} of release {manifest.release}",
-            f"space {folder.space_id}",
-            remedy,
-        )
-    name = given.name or f"release {manifest.release}"
-    plain = Contender(
-        name,
-        encoder,
-        folder.space_id,
-        folder.dim,
-        bytes=_bytes(folder),
-        release=manifest.release,
-        root=releases.store.uri,
-    )
+        raise SpaceMismatch(where, expected, f"space {plain.space_id}", remedy)
+    plain = replace(plain, release=manifest.release, root=home.uri)
     if manifest.transform is None:
         return plain
-    content = manifest.transform.read(releases.store)
+    content = manifest.transform.read(home)
     return _with_transform(plain, load_transform(content), content, store)
-
-
-def _bytes(folder: EncoderFolder) -> int:
-    """Return the size of all files that loading needs."""
-    return sum((folder.path / name).stat().st_size for name in folder.files)
-
-
-def _released(given: CandidateSettings, job: Job) -> tuple[ReleaseManifest, Releases]:
-    root, own = given.root or job.release.root, given.root is None
-    commits = open_store(job.release.commits_root) if own and job.release.commits_root else None
-    releases = Releases(open_store(root), commits)
-    number = given.release
-    manifest = releases.current() if number in (None, "current") else releases.get(int(number or 0))
-    if manifest is None:
-        raise DataError(
-            releases.store.uri,
-            "a published release",
-            "none",
-            "run `manta nightly` first, or name an encoder in evaluate.candidates",
-        )
-    return manifest, releases
-
-
-def _encoder_of(manifest: ReleaseManifest, store: Store) -> EncoderSettings:
-    """Return the release's own copy of its encoder, with the settings of its night."""
-    try:
-        return EncoderSettings.model_validate(
-            {**manifest.settings.get("encoder", {}), "path": store.uri_of(manifest.encoder.path)}
-        )
-    except ValidationError as error:
-        where = f"release {manifest.release}: settings.encoder"
-        raise DataError(
-            where,
-            "settings that this version knows",
-            str(error.errors()[0]["loc"]),
-            "evaluate it with the version that wrote it",
-        ) from None
 
 
 def _with_transform(plain: Contender, transform: Transform, content: bytes, store: Store) -> Contender:
     path = f"transforms/{transform.transform_id[:24]}.safetensors"
     digest = hashlib.sha256(content).hexdigest()
-    reference = FileRef(path=path, sha256=digest, rows=transform.fitted_rows, bytes=len(content))
-    if not reference.is_complete(store):
+    file = FileRef(path=path, sha256=digest, rows=transform.fitted_rows, bytes=len(content))
+    if not file.is_complete(store):
         store.write(path, content)
-    return replace(
-        plain,
-        transform=reference,
-        transform_id=transform.transform_id,
-        kind=name_of(transform),
-        k=transform.k,
-    )
+    kind = name_of(transform)
+    return replace(plain, transform=file, transform_id=transform.transform_id, kind=kind, k=transform.k)
 
 
 def _encoder_name(encoder: EncoderSettings) -> str:
     """Return the last part of the encoder's path, and the settings that differ from its folder."""
     changed = encoder.model_dump(exclude_defaults=True, exclude={"path", "query_prompt", "frequencies"})
-    return " ".join(
-        [
-            encoder.path.rstrip("/").rpartition("/")[2] or encoder.path,
-            *(f"{name}={_short(value)}" for name, value in changed.items()),
-        ]
-    )
-
-
-def _short(value: Any) -> str:
-    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _distinguished(found: list[Contender]) -> Iterator[Contender]:
-    """Yield the candidates, each with a unique name."""
-    seen: Counter[str] = Counter()
-    for each in found:
-        seen[each.name] += 1
-        yield each if seen[each.name] == 1 else replace(each, name=f"{each.name} ({seen[each.name]})")
+    values = {name: value if isinstance(value, tuple) else (value,) for name, value in changed.items()}
+    name = encoder.path.rstrip("/").rpartition("/")[2] or encoder.path
+    return " ".join([name, *(f"{option}={'+'.join(map(str, value))}" for option, value in values.items())])
