@@ -105,15 +105,15 @@ def test_a_text_without_a_known_word_has_the_zero_vector_and_is_told_apart(glove
         [["the cat", "qqzzq xxyyx", " ", "cat qqzzq"]]
     )
     assert encoded.bad.tolist() == [False, True, True, False]
-    assert encoded.lengths.tolist() == [2, 0, 0, 1]
+    assert encoded.counts.lengths.tolist() == [2, 0, 0, 1]
     np.testing.assert_allclose(np.linalg.norm(encoded.vectors, axis=1), [1, 0, 0, 1], atol=1e-6)
 
 
 def test_counters_see_no_filling_and_what_is_cut_is_counted(glove):
     encoder = encoder_of(glove, max_length=8)
     [encoded] = encoder.encode_stream([["the cat", LONG]])
-    assert encoded.truncated.tolist() == [False, True]
-    assert encoded.lengths.tolist() == [2, 8]
+    assert encoded.counts.truncated.tolist() == [False, True]
+    assert encoded.counts.lengths.tolist() == [2, 8]
     assert (encoder.counters.tokens, encoder.counters.filling) == (10, 0)
     np.testing.assert_array_equal(
         encoded.vectors[1], encoder.encode([" ".join(re.findall(r"\w+|[.,]", LONG)[:8])])[0]
