@@ -7,7 +7,8 @@ from pipeline.charts.frame import percent
 from pipeline.report.course import on_same_rows, risen
 from pipeline.report.training_report import TrainingReport
 from pipeline.settings.training import TrainSettings
-from pipeline.train.metrics_line import MetricsLine, totals
+from pipeline.store.units import total
+from pipeline.train.metrics_line import MetricsLine
 
 _AT_CHANCE = 0.02  # relative distance of a loss from ln N, the loss of a random choice
 _EQUAL = 0.9999  # cosine of equal views, up to rounding in half precision
@@ -102,7 +103,7 @@ def _candidates_at_chance(loss: float, settings: TrainSettings) -> int | None:
 
 
 def _row_warnings(report: TrainingReport) -> Iterator[str]:
-    counts, rows = totals(report.lines), sum(line.rows for line in report.lines)
+    counts, rows = total(line.counts for line in report.lines), sum(line.rows for line in report.lines)
     if repeated := counts.get("repeated", 0):
         yield _repeats_warning(repeated, rows, report.settings.order.repeats)
     if blank := counts.get("blank", 0):

@@ -20,24 +20,23 @@ def batches(
     start: int = 0,
     share: RankSlice = RankSlice(),
     peers: Peers = NO_PEERS,
-    roles: Sequence[str] = TEXTS,
 ) -> Generator[Batch, None, None]:
     """Yield this rank's batches from step `start` on, without end.
 
-    A thread reads the batches and tokenizes the texts of `roles` a few batches ahead. Its errors are raised
-    when their batch is due; closing the generator ends the thread.
+    A thread reads the batches and tokenizes their texts a few batches ahead. Its errors are raised when their
+    batch is due; closing the generator ends the thread.
 
     Raises:
         ConfigError: the ranks cannot get equal parts of a batch.
     """
     return ahead(
-        _batch(rows, tokenize, peers, roles)
+        _batch(rows, tokenize, peers)
         for rows in rank_rows(order, start, share, together=peers is not NO_PEERS)
     )
 
 
-def _batch(rows: RankRows, tokenize: Tokenize, peers: Peers, roles: Sequence[str]) -> Batch:
-    texts = [str(text) for role in roles for text in rows.columns.get(role, ())]
+def _batch(rows: RankRows, tokenize: Tokenize, peers: Peers) -> Batch:
+    texts = [str(text) for role in TEXTS for text in rows.columns.get(role, ())]
     return Batch(
         rows.columns,
         rows.rows,

@@ -8,9 +8,9 @@ checkpoint.
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,29 +41,8 @@ class CheckpointRecord(Stored):
         return f"{self.path.removesuffix('.pt')}.json"
 
 
-@dataclass(frozen=True)
-class TrainingCheckpoint:
-    """Complete checkpoint with a local copy of its file."""
-
-    record: CheckpointRecord
-    path: Path
-
-    @property
-    def step(self) -> int:
-        return self.record.step
-
-    @property
-    def figure(self) -> float | None:
-        return self.record.figure
-
-    def load(self) -> dict[str, Any]:
-        """Load the saved state: tensors and plain values only, without running code from the file."""
-        state: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=True)
-        return state
-
-
-class Checkpoints:
-    """Checkpoints below the folder `top` of a store.
+class Checkpoints(AbstractContextManager["Checkpoints"]):
+    """Checkpoints below the folder `top` of a store. Leaving the context waits for the running write.
 
     The first rank writes. `due`, `last` and `best` return the same on all ranks, and every rank has to call
     them.
@@ -75,20 +54,15 @@ class Checkpoints:
         self._written: Future[None] | None = None
         self._saved_at = time.monotonic()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def due(self, step: int) -> bool:
         """Return True if a checkpoint is due after this step, by its number or the first rank's clock."""
-        settings = self._settings
-        if settings.steps is not None and step % settings.steps == 0:
+        steps, minutes = self._settings.steps, self._settings.minutes
+        if steps is not None and step % steps == 0:
             return True
-        return settings.minutes is not None and _from_first_rank(
-            time.monotonic() - self._saved_at > 60 * settings.minutes
-        )
+        return minutes is not None and _from_first_rank(time.monotonic() - self._saved_at > 60 * minutes)
 
     def save(self, step: int, state: dict[str, Any], figure: float | None = None) -> None:
         """Write the state in a thread; the caller must not modify it any more.
@@ -101,17 +75,19 @@ class Checkpoints:
             figure: score on dev, higher is better.
         """
         self._saved_at = time.monotonic()
-        if Ranks().rank:
-            return
-        self._wait()
-        self._written = self._writer.submit(self._write, step, state, figure)
+        if Ranks().rank == 0:
+            self._wait()
+            self._written = self._writer.submit(self._write, step, state, figure)
 
-    def last(self) -> TrainingCheckpoint | None:
-        """Return the complete checkpoint of the highest step; incomplete ones are logged and skipped."""
+    def last(self) -> Path | None:
+        """Return a local copy of the file of the highest step; incomplete files are logged and skipped.
+
+        None if there is no checkpoint.
+        """
         return self._chosen(lambda record: (record.step, record.name))
 
-    def best(self) -> TrainingCheckpoint | None:
-        """Return the complete checkpoint with the best score on dev, the earliest of equals.
+    def best(self) -> Path | None:
+        """Return a local copy of the file with the best score on dev, the earliest of equals.
 
         None without scores.
         """
@@ -129,50 +105,46 @@ class Checkpoints:
         if written is not None:
             written.result()
 
-    def _chosen(self, rank_of: Callable[[CheckpointRecord], Any]) -> TrainingCheckpoint | None:
-        """Return the complete checkpoint of the highest rank, as found by the first rank."""
+    def _chosen(self, rank_of: Callable[[CheckpointRecord], Any]) -> Path | None:
+        """Return the complete file of the highest rank, as found by the first rank of the process group."""
         self._wait()
-        found = self._highest(rank_of) if Ranks().rank == 0 else None
-        record: CheckpointRecord | None = _from_first_rank(found.record if found else None)
-        if found or record is None:
-            return found
-        return TrainingCheckpoint(record, self._store.local(record.path, record.sha256))
+        found = self._complete(rank_of) if Ranks().rank == 0 else None
+        record: CheckpointRecord | None = _from_first_rank(found[0] if found else None)
+        if found:
+            return found[1]
+        return self._store.local(record.path, record.sha256) if record else None
 
-    def _highest(self, rank_of: Callable[[CheckpointRecord], Any]) -> TrainingCheckpoint | None:
+    def _complete(self, rank_of: Callable[[CheckpointRecord], Any]) -> tuple[CheckpointRecord, Path] | None:
+        """Return the record of the highest rank whose file is complete, and a local copy of the file."""
         ranked = [record for record in self._records() if rank_of(record) is not None]
-        complete = (self._open(record) for record in sorted(ranked, key=rank_of, reverse=True))
-        return next((checkpoint for checkpoint in complete if checkpoint), None)
+        for record in sorted(ranked, key=rank_of, reverse=True):
+            try:
+                return record, self._store.local(record.path, record.sha256)
+            except FileNotFoundError:
+                say(f"a checkpoint is skipped: {self._store.uri_of(record.path)} is missing")
+            except DataError as error:
+                say(f"a checkpoint is skipped: {error}")
+        return None
 
     def _records(self) -> list[CheckpointRecord]:
-        """Read all valid records."""
-        read = (self._record(entry.path) for entry in self._store.list(self._top, ".json"))
-        return [record for record in read if record]
-
-    def _record(self, path: str) -> CheckpointRecord | None:
-        try:
-            return CheckpointRecord.load(self._store, path)
-        except DataError as error:
-            say(f"a checkpoint is skipped: {error}")
-            return None
-
-    def _open(self, record: CheckpointRecord) -> TrainingCheckpoint | None:
-        try:
-            return TrainingCheckpoint(record, self._store.local(record.path, record.sha256))
-        except FileNotFoundError:
-            say(f"a checkpoint is skipped: {self._store.uri_of(record.path)} is missing")
-        except DataError as error:
-            say(f"a checkpoint is skipped: {error}")
-        return None
+        """Load all valid records; invalid ones are logged."""
+        records = []
+        for entry in self._store.list(self._top, ".json"):
+            try:
+                records.append(CheckpointRecord.load(self._store, entry.path))
+            except DataError as error:
+                say(f"a checkpoint is skipped: {error}")
+        return [record for record in records if record is not None]
 
     def _write(self, step: int, state: dict[str, Any], figure: float | None) -> None:
         with self._store.scratch() as folder:
             path = folder / "checkpoint.pt"
             torch.save(state, path)
-            digest, size = sha256_of(path), path.stat().st_size
+            digest = sha256_of(path)
             record = CheckpointRecord(
                 step=step,
                 path=f"{self._top}/step-{step:08d}-{digest[:12]}.pt",
-                bytes=size,
+                bytes=path.stat().st_size,
                 sha256=digest,
                 figure=figure,
             )
@@ -183,26 +155,28 @@ class Checkpoints:
     def _prune(self, written: CheckpointRecord) -> None:
         """Delete checkpoints that are neither among the last nor among the best ones.
 
-        Steps after the one just written may belong to another process, and stay.
+        Steps after the one just written may belong to another process, and stay. Files are deleted too whose
+        writer was killed before it could write their record.
         """
         records = self._records()
         past = [written, *(record for record in records if record.step < written.step)]
         latest = sorted(past, key=lambda record: record.step)[-self._settings.keep :]
         scored = sorted((record for record in past if record.figure is not None), key=_by_score)
-        best = scored[-self._settings.keep_best :]
-        kept = {written.name} | {record.name for record in (*latest, *best)}
+        kept = {written.name, *(record.name for record in (*latest, *scored[-self._settings.keep_best :]))}
         for record in records:
             if record.step <= written.step and record.name not in kept:
                 self._store.delete(record.name)
                 self._store.delete(record.path)
-        self._sweep(records)
-
-    def _sweep(self, records: list[CheckpointRecord]) -> None:
-        """Delete files whose writer was killed before it could write their record."""
         known, before = {record.path for record in records}, time.time() - _ABANDONED_S
         for entry in self._store.list(self._top, ".pt"):
             if entry.path not in known and entry.modified < before:
                 self._store.delete(entry.path)
+
+
+def load_state(file: Path) -> dict[str, Any]:
+    """Load the state of a checkpoint: tensors and plain values only, without running code from the file."""
+    state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    return state
 
 
 def _by_score(record: CheckpointRecord) -> Any:

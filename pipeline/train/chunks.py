@@ -85,12 +85,11 @@ def _check_same(again: Tensor, first: Tensor) -> None:
     """Raise Defect if vectors differ: other dropout masks would silently give another gradient."""
     difference = float((again - first).norm() / first.norm().clamp_min(1e-12))
     if not difference < _ROUNDING:
-        remedy = "make the encoder and its views use torch's generators only, or leave chunk_rows out"
         raise Defect(
             "second pass over a chunk",
             "the vectors of the first pass",
             f"a difference of {difference:.1%}",
-            remedy,
+            "make the encoder and its views use torch's generators only, or leave chunk_rows out",
         )
 
 
@@ -98,32 +97,10 @@ def plan_chunks(views: Sequence[View], rows: int, chunk_rows: int | None) -> lis
     """Divide the batch into chunks of at most `chunk_rows` rows; None for one chunk.
 
     Raises:
-        ConfigError: a chunk below one row, or chunks of a view that cannot be divided.
+        ConfigError: a view that cannot be divided would be in several chunks.
         Defect: a view without one text per row.
     """
     size = rows if chunk_rows is None else chunk_rows
-    _check(views, rows, size)
-    chunks = []
-    for start in range(0, rows, size):
-        part = slice(start, min(start + size, rows))
-        indices = np.arange(part.start, part.stop)
-        chunks.append(
-            Chunk(
-                part,
-                [
-                    _joined(group, [views[view].of_rows(indices) for view in group])
-                    for group in _groups(views)
-                ],
-            )
-        )
-    return chunks
-
-
-def _check(views: Sequence[View], rows: int, size: int) -> None:
-    if size < 1:
-        raise ConfigError(
-            "chunk_rows", "at least one row per chunk", f"{size}", "raise chunk_rows, or leave it out"
-        )
     for view in views:
         if len(view.tokens) != rows:
             raise Defect(
@@ -139,6 +116,13 @@ def _check(views: Sequence[View], rows: int, size: int) -> None:
                 f"chunks of {size} of {rows} rows",
                 "leave chunk_rows out, or choose other views",
             )
+    chunks = []
+    for start in range(0, rows, size):
+        stop = min(start + size, rows)
+        parts = [view.of_rows(np.arange(start, stop)) for view in views]
+        passes = [_joined(group, [parts[view] for view in group]) for group in _groups(views)]
+        chunks.append(Chunk(slice(start, stop), passes))
+    return chunks
 
 
 def _groups(views: Sequence[View]) -> list[tuple[int, ...]]:
@@ -146,28 +130,18 @@ def _groups(views: Sequence[View]) -> list[tuple[int, ...]]:
     groups: dict[tuple[object, ...], list[int]] = {}
     for number, view in enumerate(views):
         shared = view.at_embedding is None or isinstance(view.at_embedding, PerText)
-        groups.setdefault(
-            (id(view.encoder), view.grad, None if shared else id(view.at_embedding)), []
-        ).append(number)
+        key = id(view.encoder), view.grad, None if shared else id(view.at_embedding)
+        groups.setdefault(key, []).append(number)
     return [tuple(group) for group in groups.values()]
 
 
 def _joined(numbers: tuple[int, ...], views: list[View]) -> Pass:
     """Join views into one pass; each keeps its own positions and changes of embeddings."""
-    positions, change = None, views[0].at_embedding
+    joined = replace(views[0], tokens=Tokens.joined([view.tokens for view in views]))
     if any(view.positions is not None for view in views):
-        positions = np.concatenate(
-            [view.tokens.positions if view.positions is None else view.positions for view in views]
-        )
+        positions = [view.tokens.positions if view.positions is None else view.positions for view in views]
+        joined = replace(joined, positions=np.concatenate(positions))
     changes = [view.at_embedding if isinstance(view.at_embedding, PerText) else None for view in views]
     if any(each is not None for each in changes):
-        change = Each(changes, [view.tokens.lengths for view in views])
-    return Pass(
-        numbers,
-        replace(
-            views[0],
-            tokens=Tokens.joined([view.tokens for view in views]),
-            positions=positions,
-            at_embedding=change,
-        ),
-    )
+        joined = replace(joined, at_embedding=Each(changes, [view.tokens.lengths for view in views]))
+    return Pass(numbers, joined)

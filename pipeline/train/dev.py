@@ -1,7 +1,7 @@
 """Evaluation on a development set during training, with early stopping."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -25,7 +25,6 @@ from pipeline.stats.correlation import spearman
 from pipeline.store.store import store_of
 from pipeline.text.rows.pairs import open_training_rows
 from pipeline.text.tokens.budget import distinct, plan_buffers
-from pipeline.text.tokens.tokens import Tokens
 from pipeline.train.gather import Ranks, world_size
 
 _LABELLED = ("premise", "hypothesis", "label")
@@ -59,35 +58,25 @@ class Dev:
         Raises:
             ConfigError: no file is set, or a role is unknown.
             DataError: the file is missing or not Parquet, a column is missing or of another type, a label is
-                unknown, or there
-                are fewer than two different scores.
+                unknown, or there are fewer than two different scores.
         """
         if settings.uri is None:
             raise ConfigError("train.dev.uri", "a file to measure on", "none", "set train.dev.uri")
         if settings.measure == "accuracy":
             return cls._labelled(settings, values or Values())
-        store, path = store_of(settings.uri)
-        source = TaskSettings(
-            kind="sts",
-            uri=settings.uri,
-            columns=settings.columns,
-            options={"low": -math.inf, "high": math.inf},
-        )
-        task = StsTask.of(source, store, path, EvaluateSettings())
+        any_score = {"low": -math.inf, "high": math.inf}
+        source = TaskSettings(kind="sts", uri=settings.uri, columns=settings.columns, options=any_score)
+        task = StsTask.of(source, *store_of(settings.uri), EvaluateSettings())
         pairs = task.pairs()
         return cls(task.file.where, tuple(pairs.left), tuple(pairs.right), pairs.gold)
 
     @classmethod
     def _labelled(cls, settings: DevSettings, values: Values) -> "Dev":
-        source = validated(
-            PairSettings, {"uri": settings.uri, "columns": settings.columns, "values": values}, "train.dev"
-        )
-        pairs = open_training_rows(source, _LABELLED)
+        named = {"uri": settings.uri, "columns": settings.columns, "values": values}
+        pairs = open_training_rows(validated(PairSettings, named, "train.dev"), _LABELLED)
         table = pa.concat_tables(pairs.read(pairs.spans()))
-        left, right, labels = (table[role] for role in _LABELLED)
-        return cls(
-            pairs.name, tuple(left.to_pylist()), tuple(right.to_pylist()), labels.to_numpy(), settings.measure
-        )
+        left, right = (tuple(table[role].to_pylist()) for role in _LABELLED[:2])
+        return cls(pairs.name, left, right, table["label"].to_numpy(), settings.measure)
 
     def score(self, product: Product, objective: Objective | None = None) -> float:
         """Score the product's vectors on all pairs.
@@ -101,27 +90,24 @@ class Dev:
 
         Returns:
             Spearman correlation of cosines and scores times 100, 0 if all cosines are equal; or the
-                percentage of pairs that
-            the objective's classifier predicts correctly.
+            percentage of pairs that the objective's classifier predicts correctly.
 
         Raises:
             DataError: on every rank, for vectors that are not finite.
         """
-        with evaluating(*_modules(product)):
+        modules = (product.encoder, product.twin, product.head)
+        with evaluating(*(module for module in modules if module is not None)):
             vectors = self._vectors(product)
+        sentences, indices = self._sentences
         if not (finite := np.isfinite(vectors).all(axis=1)).all():
-            first = self._sentences[0][int(np.argmin(finite))][:80]
-            found = (
-                f"NaN or infinity in {np.count_nonzero(~finite):,} of {len(finite):,} vectors, "
-                f"first for {first!r}"
-            )
             raise DataError(
                 self.where,
                 "finite vectors",
-                found,
+                f"NaN or infinity in {np.count_nonzero(~finite):,} of {len(finite):,} vectors, "
+                f"first for {sentences[int(np.argmin(finite))][:80]!r}",
                 "the weights have diverged; lower the learning rate, or use another precision",
             )
-        left, right = np.split(vectors[self._sentences[1]], 2)
+        left, right = np.split(vectors[indices], 2)
         if self.measure == "accuracy":
             assert objective is not None, "accuracy needs the objective's classifier"
             return self._accuracy(left, right, objective)
@@ -144,10 +130,12 @@ class Dev:
         Ranks take turns at buffers that do not depend on the number of ranks. All ranks run equally many
         passes, repeating the last buffer if necessary, because sharded weights are gathered for each pass.
         """
-        tokens, device = _tokenized(product, self._sentences[0]), next(product.encoder.parameters()).device
-        buffers = plan_buffers(
-            tokens.lengths, max(_MAX_TOKENS.get(device.type, 1_024), product.encoder.folder.max_length)
-        )
+        folder, device = product.encoder.folder, next(product.encoder.parameters()).device
+        tokenizer = folder.tokenizer()
+        tokens, kept = tokenizer(self._sentences[0]), load_filter(folder, tokenizer)
+        if kept is not None:
+            tokens = replace(tokens, kept=kept[tokens.ids])
+        buffers = plan_buffers(tokens.lengths, max(_MAX_TOKENS[device.type], folder.max_length))
         vectors = torch.zeros(len(tokens), product.dim, device=device)
         for turn in range(0, len(buffers), world_size()):
             number = turn + Ranks().rank
@@ -179,8 +167,7 @@ class Best:
 
     Attributes:
         patience: number of consecutive measurements without improvement that end the training; None for no
-            limit. An equal
-            score is no improvement.
+            limit. An equal score is no improvement.
         figure: best score; None before the first measurement.
         step: step of the best score.
         since: number of measurements after it.
@@ -199,20 +186,9 @@ class Best:
 
     @property
     def ended(self) -> bool:
+        """True if the score has not improved for `patience` measurements."""
         return self.patience is not None and self.since >= self.patience
 
     def state(self) -> dict[str, Any]:
         """Return plain values; `Best(**state)` restores the object."""
         return asdict(self)
-
-
-def _tokenized(product: Product, sentences: list[str]) -> Tokens:
-    """Tokenize as `manta encode` does."""
-    folder = product.encoder.folder
-    tokenizer = folder.tokenizer()
-    tokens, kept = tokenizer(sentences), load_filter(folder, tokenizer)
-    return tokens if kept is None else replace(tokens, kept=kept[tokens.ids])
-
-
-def _modules(product: Product) -> Iterable[nn.Module]:
-    return [module for module in (product.encoder, product.twin, product.head) if module is not None]

@@ -31,6 +31,7 @@ class Ranks:
 
     @property
     def rank(self) -> int:
+        """Return this process's rank; 0 without a process group."""
         return dist.get_rank() if dist.is_initialized() else 0
 
     def gather(self, z: Tensor) -> Tensor:
@@ -40,14 +41,12 @@ class Ranks:
 
         Raises:
             DataError: on every rank, if shapes differ. They are compared first, because a collective over
-                unequal shapes hangs
-                or mixes rows.
+                unequal shapes hangs or mixes rows.
         """
-        if world_size() == 1:
-            return z
-        _same_shape(z)
-        gathered: Tensor = _Gather.apply(z)
-        return gathered
+        if world_size() > 1:
+            _check_shapes(z)
+            z = _Gather.apply(z)
+        return z
 
 
 class _Gather(torch.autograd.Function):
@@ -71,20 +70,21 @@ class _Gather(torch.autograd.Function):
         return own
 
 
-def _same_shape(z: Tensor) -> None:
+def _check_shapes(z: Tensor) -> None:
+    """Raise DataError if z has another shape on another rank."""
     own = torch.tensor([z.ndim, len(z), z.numel()], device=z.device)
     shapes = [torch.empty_like(own) for _ in range(world_size())]
     dist.all_gather(shapes, own)
     found = torch.stack(shapes).tolist()
     if any(shape != found[0] for shape in found):
-        described = ", ".join(
+        described = (
             f"{rows} of {values // max(rows, 1)} values on rank {rank}"
             for rank, (_, rows, values) in enumerate(found)
         )
         raise DataError(
             "gathering vectors of all ranks",
             "as many rows on every rank",
-            described,
+            ", ".join(described),
             "drop the incomplete last batch, or make the slices of a batch equal",
         )
 
@@ -99,9 +99,8 @@ def average_gradients(parameters: Iterable[Parameter]) -> None:
     trained = [parameter for parameter in parameters if parameter.requires_grad and not is_sharded(parameter)]
     if world_size() == 1 or not trained:
         return
-    used = torch.tensor(
-        [parameter.grad is not None for parameter in trained], dtype=torch.int32, device=trained[0].device
-    )
+    own = [parameter.grad is not None for parameter in trained]
+    used = torch.tensor(own, dtype=torch.int32, device=trained[0].device)
     dist.all_reduce(used, dist.ReduceOp.MAX)
     gradients = [
         _gradient(parameter) for parameter, exists in zip(trained, used.tolist(), strict=True) if exists
@@ -109,9 +108,8 @@ def average_gradients(parameters: Iterable[Parameter]) -> None:
     for bucket in _buckets(gradients):
         flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
         dist.all_reduce(flat)
-        for gradient, mean in zip(
-            bucket, (flat / world_size()).split([gradient.numel() for gradient in bucket]), strict=True
-        ):
+        means = (flat / world_size()).split([gradient.numel() for gradient in bucket])
+        for gradient, mean in zip(bucket, means, strict=True):
             gradient.copy_(mean.view_as(gradient))
 
 

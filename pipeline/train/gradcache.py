@@ -51,53 +51,51 @@ def loss_and_backward(
         scale: factor of a loss scaler, for float16; the returned loss is without it.
 
     Raises:
-        ConfigError: a chunk below one row, or chunks of a view that cannot be divided.
-        DataError: a batch without rows, or ranks with unequal numbers of rows.
+        ConfigError: a view that cannot be divided is in several chunks.
+        DataError: a batch has no rows, or ranks have unequal numbers of rows.
         Defect: the second pass gives other vectors than the first.
+    """
+    views, chunks, reps = _encoded(objective, batch, chunk_rows, graph=True)
+    leaves = [vectors.requires_grad_(view.grad) for view, vectors in zip(views, reps, strict=True)]
+    loss = objective.loss(tuple(leaves), batch)
+    if loss.total.requires_grad:
+        torch.autograd.backward(loss.total * scale)
+    terms = _through_encoders(objective, batch, chunks, leaves, scale)
+    average_gradients(objective.parameters())
+    return _result(loss.detach() + terms, leaves, views)
+
+
+@torch.no_grad()
+def loss_without_gradient(objective: Objective, batch: Batch, *, chunk_rows: int | None = None) -> StepResult:
+    """Compute the result of `loss_and_backward` without a gradient; the errors are the same."""
+    views, chunks, reps = _encoded(objective, batch, chunk_rows, graph=False)
+    loss = objective.loss(reps, batch)
+    for chunk in chunks:
+        loss = loss + _row_terms(objective, batch, chunk, chunk.outputs)
+    return _result(loss.detach(), reps, views)
+
+
+def _encoded(
+    objective: Objective, batch: Batch, chunk_rows: int | None, *, graph: bool
+) -> tuple[tuple[View, ...], list[Chunk], tuple[Tensor, ...]]:
+    """Encode the batch, with a graph if wanted and if a single chunk has all rows.
+
+    Returns:
+        The views, the chunks, and (n, dim) vectors of each view, without a graph.
     """
     if not len(batch):
         raise DataError("training batch", "rows", "none", "give every rank rows of every batch")
     views, generators = tuple(objective.views(batch)), Generators(objective)
     chunks = plan_chunks(views, len(batch), chunk_rows)
     for chunk in chunks:
-        chunk.encode(generators, graph=len(chunks) == 1)
+        chunk.encode(generators, graph=graph and len(chunks) == 1)
     columns = zip(*(chunk.outputs for chunk in chunks), strict=True)
-    leaves = [
-        torch.cat(parts).detach().requires_grad_(view.grad)
-        for view, parts in zip(views, columns, strict=True)
-    ]
-    loss = objective.loss(tuple(leaves), batch)
-    if loss.total.requires_grad:
-        torch.autograd.backward(loss.total * scale)
-    terms = _through_encoders(objective, batch, chunks, leaves, scale)
-    average_gradients(objective.parameters())
-    return StepResult(*_with_tokens(loss.detach() + terms, tuple(leaves), views))
+    return views, chunks, tuple(torch.cat(parts).detach() for parts in columns)
 
 
-def loss_without_gradient(objective: Objective, batch: Batch, *, chunk_rows: int | None = None) -> StepResult:
-    """Compute the result of `loss_and_backward` without a gradient; the errors are the same."""
-    if not len(batch):
-        raise DataError("training batch", "rows", "none", "give every rank rows of every batch")
-    views, generators = tuple(objective.views(batch)), Generators(objective)
-    chunks = plan_chunks(views, len(batch), chunk_rows)
-    with torch.no_grad():
-        for chunk in chunks:
-            chunk.encode(generators, graph=False)
-        columns = zip(*(chunk.outputs for chunk in chunks), strict=True)
-        reps = tuple(torch.cat(parts) for parts in columns)
-        loss = objective.loss(reps, batch)
-        for chunk in chunks:
-            part = len(chunk.indices) / len(batch)
-            loss = loss + objective.row_terms(chunk.outputs, batch.of_rows(chunk.indices)) * part
-    return StepResult(*_with_tokens(loss.detach(), reps, views))
-
-
-def _with_tokens(
-    loss: Loss, reps: tuple[Tensor, ...], views: Sequence[View]
-) -> tuple[Loss, tuple[Tensor, ...], int]:
-    """Return the fields of `StepResult`; loss and number of tokens are those of all ranks."""
-    averaged, tokens = _averaged(loss, sum(len(view.tokens.ids) for view in views))
-    return averaged, tuple(rep.detach() for rep in reps), tokens
+def _row_terms(objective: Objective, batch: Batch, chunk: Chunk, outputs: tuple[Tensor, ...]) -> Loss:
+    """Return the chunk's part of the row terms."""
+    return objective.row_terms(outputs, batch.of_rows(chunk.indices)) * (len(chunk.indices) / len(batch))
 
 
 def _through_encoders(
@@ -112,36 +110,30 @@ def _through_encoders(
     for chunk in chunks:
         outputs = chunk.encode_again(generators)
         generators.restore(state)
-        terms = objective.row_terms(outputs, batch.of_rows(chunk.indices)) * (len(chunk.indices) / len(batch))
+        terms = _row_terms(objective, batch, chunk, outputs)
         state = generators.state()
         sharded_average(objective, chunk is chunks[-1])
-        _backward(
-            outputs,
-            [None if leaf.grad is None else leaf.grad[chunk.rows] for leaf in leaves],
-            terms.total * scale,
-        )
+        pairs = [
+            (output, leaf.grad[chunk.rows])
+            for output, leaf in zip(outputs, leaves, strict=True)
+            if output.requires_grad and leaf.grad is not None
+        ]
+        if terms.total.requires_grad:
+            pairs.append((terms.total * scale, torch.ones_like(terms.total)))
+        if pairs:
+            tensors, gradients = zip(*pairs, strict=True)
+            torch.autograd.backward(tensors, gradients)
         total = total + terms.detach()
     return total
 
 
-def _backward(outputs: tuple[Tensor, ...], cache: list[Tensor | None], terms: Tensor) -> None:
-    """Propagate the cached gradient of each vector, and that of the row terms, through the encoder."""
-    pairs = [
-        (output, gradient)
-        for output, gradient in zip(outputs, cache, strict=True)
-        if output.requires_grad and gradient is not None
-    ]
-    if terms.requires_grad:
-        pairs.append((terms, torch.ones_like(terms)))
-    if pairs:
-        torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
-
-
-def _averaged(loss: Loss, tokens: int) -> tuple[Loss, int]:
-    """Return the mean of the loss over ranks and the sum of their tokens, in one message in float64."""
-    if world_size() == 1:
-        return loss, tokens
-    own = torch.stack([each.to(loss.total) for each in (loss.total, *loss.parts.values())]).double()
-    *means, mean = mean_over_ranks(torch.cat([own, own.new_tensor([tokens])])).unbind()
-    total, *parts = (each.to(loss.total) for each in means)
-    return Loss(total, dict(zip(loss.parts, parts, strict=True))), round(float(mean) * world_size())
+def _result(loss: Loss, reps: Sequence[Tensor], views: Sequence[View]) -> StepResult:
+    """Average the loss over ranks and sum their tokens, in one message in float64."""
+    tokens = sum(len(view.tokens.ids) for view in views)
+    if world_size() > 1:
+        own = torch.stack([each.to(loss.total) for each in (loss.total, *loss.parts.values())]).double()
+        *means, mean = mean_over_ranks(torch.cat([own, own.new_tensor([tokens])])).unbind()
+        total, *parts = (each.to(loss.total) for each in means)
+        loss = Loss(total, dict(zip(loss.parts, parts, strict=True)))
+        tokens = round(float(mean) * world_size())
+    return StepResult(loss, tuple(rep.detach() for rep in reps), tokens)

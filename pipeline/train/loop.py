@@ -1,4 +1,4 @@
-"""The steps of a training: a generator of them, whose caller decides what becomes of each.
+"""The training loop: a generator of steps.
 
 training = Training(objective, settings, steps=1000, steps_per_epoch=500)
 if checkpoint is not None:
@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.errors import DataError
 from pipeline.objectives import Batch, Loss, Objective
 from pipeline.settings.training import TrainSettings
 from pipeline.train.finite import non_finite
@@ -189,44 +188,43 @@ class Training:
 
         Every rank has to call it; it is empty on all ranks but the first.
         """
-        own: list[Any] = [self._generators.state()]
-        random = own * world_size()
+        random = [self._generators.state()] * world_size()
         if world_size() > 1:
-            dist.all_gather_object(random, own[0])
-        parts = self._parts()
-        if Ranks().rank:
-            return {}
-        copied = {name: _copied(part) for name, part in parts.items()}
-        return {
+            dist.all_gather_object(random, random[0])
+        weights = self._weights()
+        own = {
             "step": self.number,
             "schedule": self.schedule.state(),
             "loss_scale": self.loss_scale.state(),
-            "random": _copied(random),
-            **copied,
+            "random": random,
         }
+        return {} if Ranks().rank else {name: _copied(part) for name, part in (own | weights).items()}
 
-    def _parts(self) -> dict[str, Any]:
+    def _weights(self) -> dict[str, Any]:
         """Return the states of objective and optimizer, gathered from all shards."""
-        if not self._sharded:
-            return {
-                "objective": self.objective.state_dict(),
-                "optimizer": optimizer_state(self.optimizer, self.parameters),
-            }
-        from pipeline.train.sharded import gather_full, reshard
+        if self._sharded:
+            from pipeline.train.sharded import gather_full, reshard
 
-        reshard(self.objective)
-        return {
-            "objective": gather_full(self.objective.state_dict()),
-            "optimizer": gather_full(optimizer_state(self.optimizer, self.parameters)),
+            reshard(self.objective)
+        states = {
+            "objective": self.objective.state_dict(),
+            "optimizer": optimizer_state(self.optimizer, self.parameters),
         }
+        return gather_full(states) if self._sharded else states
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Resume from a state, equal on every rank.
 
         With the same number of ranks, each rank continues its random numbers; otherwise, or on other devices,
-        generators are seeded anew from seed, step and rank.
+        generators are seeded again from seed, step and rank.
         """
-        objective, optimizer = self._sharded_as_held(state["objective"], state["optimizer"])
+        objective, optimizer = state["objective"], state["optimizer"]
+        if self._sharded:
+            from pipeline.train.sharded import reshard, shard_like
+
+            reshard(self.objective)
+            objective = shard_like(objective, self.objective.state_dict())
+            optimizer = shard_like(optimizer, self.parameters)
         self.objective.load_state_dict(objective)
         restore_optimizer(self.optimizer, self.parameters, optimizer)
         self.schedule.restore(state["schedule"])
@@ -237,41 +235,18 @@ class Training:
         else:
             seed_all(self.settings.seed, self.number, rank)
 
-    def _sharded_as_held(
-        self, objective: Mapping[str, Any], optimizer: Mapping[str, Any]
-    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-        """Shard the states returned by `_parts` as this rank holds them."""
-        if not self._sharded:
-            return objective, optimizer
-        from pipeline.train.sharded import reshard, shard_like
-
-        reshard(self.objective)
-        own = self.objective.state_dict()
-        weights = {
-            name: shard_like(value, own[name]) if name in own else value for name, value in objective.items()
-        }
-        return weights, {
-            name: {key: shard_like(value, self.parameters[name]) for key, value in each.items()}
-            for name, each in optimizer.items()
-        }
-
 
 def fit(training: Training, batches: Iterator[Batch], *, until: int) -> Iterator[Step]:
     """Yield the steps up to number `until`, or to the end of the schedule.
 
-    `batches` start with the batch of the next step.
+    `batches` start with the batch of the next step, and have no end.
 
     Raises:
-        DataError: `batches` ended.
         NonFinite: before the step in question.
     """
     while training.number < until and not training.ended:
         asked = time.perf_counter()
-        batch = next(batches, None)
-        if batch is None:
-            raise DataError(
-                "training rows", f"a batch for step {training.number + 1}", "none", "use batches without end"
-            )
+        batch = next(batches)
         yield training.step(batch, time.perf_counter() - asked)
 
 

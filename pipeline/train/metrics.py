@@ -1,15 +1,13 @@
 """Metrics of a running training, written by the first rank to a file and to the configured trackers."""
 
-import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from typing import Self
+from contextlib import AbstractContextManager, ExitStack
+from statistics import fmean
 
 import torch
 from pydantic import ValidationError
-from torch import Tensor
 
 from pipeline.errors import DataError
 from pipeline.store.base import Store
@@ -21,8 +19,6 @@ from pipeline.train.trackers import Tracker
 METRICS = "metrics.jsonl"
 _WRITE_INTERVAL_S = 3.0  # at least; readers see the file grow
 _WRITE_INTERVAL_FACTOR = 50  # at least, times the duration of a write: at most 2 % of the time
-
-_PART = "parts/"
 
 
 class MetricsFile:
@@ -45,10 +41,10 @@ class MetricsFile:
         self._store, self._path = store, path
         old = read_metrics(store, path)
         self.lines = [line for line in old if line.step <= step]
-        dropped = sum(line.resumed for line in old) - sum(line.resumed for line in self.lines)
-        if resumed := dropped + bool(old or step):
+        if old or step:
             last = self.lines.pop() if self.lines else MetricsLine(step=0, epoch=0.0)
-            self.lines.append(last.model_copy(update={"resumed": last.resumed + resumed}))
+            dropped = sum(line.resumed for line in old if line.step > step)
+            self.lines.append(last.model_copy(update={"resumed": last.resumed + dropped + 1}))
         self._encoded = [_encoded(line) for line in self.lines]
         self._next, self._written = 0.0, not self.lines
 
@@ -72,11 +68,8 @@ class MetricsFile:
             return
         began = time.monotonic()
         self._store.write(self._path, b"".join(self._encoded))
-        ended = time.monotonic()
-        self._next, self._written = (
-            ended + max(_WRITE_INTERVAL_S, _WRITE_INTERVAL_FACTOR * (ended - began)),
-            True,
-        )
+        self._written, ended = True, time.monotonic()
+        self._next = ended + max(_WRITE_INTERVAL_S, _WRITE_INTERVAL_FACTOR * (ended - began))
 
 
 def read_metrics(store: Store, path: str = METRICS) -> list[MetricsLine]:
@@ -100,8 +93,11 @@ def _encoded(line: MetricsLine) -> bytes:
     return line.model_dump_json(exclude_defaults=True).encode() + b"\n"
 
 
-class TrainingLog:
-    """Write means over the steps of a line to the file and to the trackers; used by one rank."""
+class TrainingLog(AbstractContextManager["TrainingLog"]):
+    """Write means over the steps of a line to the file and to the trackers; used by one rank.
+
+    Leaving the context writes everything and closes the trackers.
+    """
 
     def __init__(
         self,
@@ -122,13 +118,14 @@ class TrainingLog:
             positives: row i of the first two views mean the same; see `Objective.has_positive_pairs`.
         """
         self._file, self._trackers, self._every, self._epoch = file, trackers, every, steps_per_epoch
-        self._line = _Line(positives)
-
-    def __enter__(self) -> Self:
-        return self
+        self._positives, self._line = positives, _Line()
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        with ExitStack() as stack:
+            for tracker in self._trackers:
+                stack.callback(tracker.close)
+            self._end_line()
+            self._file.write()
 
     @property
     def lines(self) -> list[MetricsLine]:
@@ -142,7 +139,7 @@ class TrainingLog:
 
     def add(self, step: Step, dev: float | None = None, same_rows: Mapping[str, float] = {}) -> None:
         """Add a step; metrics measured after it end the line."""
-        self._line.add(step)
+        self._line.add(step, vector_metrics(step.reps, positives=self._positives))
         if dev is not None or same_rows or step.number % self._every == 0:
             self._end_line(dev, same_rows)
 
@@ -153,18 +150,10 @@ class TrainingLog:
         for tracker in self._trackers:
             tracker.flush()
 
-    def close(self) -> None:
-        """Write everything and close the trackers."""
-        with ExitStack() as stack:
-            for tracker in self._trackers:
-                stack.callback(tracker.close)
-            self._end_line()
-            self._file.write()
-
     def _end_line(self, dev: float | None = None, same_rows: Mapping[str, float] = {}) -> None:
-        if self._line.count:
-            line = self._line.finish(self._epoch, dev)
-            self._write(line.model_copy(update={"same_rows": same_rows}))
+        if self._line.last is not None:
+            line, self._line = self._line.mean(self._epoch), _Line()
+            self._write(line.model_copy(update={"dev": dev, "same_rows": same_rows}))
 
     def _write(self, line: MetricsLine) -> None:
         self._file.add(line)
@@ -175,58 +164,42 @@ class TrainingLog:
 class _Line:
     """Sums over the steps of the unfinished line; it keeps no step, because that would keep its vectors."""
 
-    def __init__(self, positives: bool) -> None:
-        self._positives = positives
-        self._empty()
-
-    def _empty(self) -> None:
-        self.count, self._last = 0, MetricsLine(step=0, epoch=0.0)
+    def __init__(self) -> None:
+        self.last: MetricsLine | None = None
         self._values: dict[str, list[float]] = {}
+        self._parts: dict[str, list[float]] = {}
         self._counts: Counter[str] = Counter()
         self._rows, self._tokens, self._seconds, self._waited = 0, 0, 0.0, 0.0
 
-    def add(self, step: Step) -> None:
-        parts = {f"{_PART}{name}": float(value) for name, value in step.loss.parts.items()}
-        found = {
-            "loss": float(step.loss.total),
-            "gradient_norm": step.gradient_norm,
-            **parts,
-            **vector_metrics(step.reps, positives=self._positives),
-        }
-        for name, value in found.items():
-            self._values.setdefault(name, []).append(value)
+    def add(self, step: Step, geometry: Mapping[str, float]) -> None:
+        found = {"loss": float(step.loss.total), "gradient_norm": step.gradient_norm, **geometry}
+        parts = {name: float(part) for name, part in step.loss.parts.items()}
+        for sums, values in ((self._values, found), (self._parts, parts)):
+            for name, value in values.items():
+                sums.setdefault(name, []).append(value)
         self._counts.update(step.counts)
         self._rows, self._tokens = self._rows + step.rows, self._tokens + step.tokens
         self._seconds, self._waited = self._seconds + step.seconds, self._waited + step.waited_s
-        self.count += 1
-        self._last = MetricsLine(
-            step=step.number, epoch=0.0, learning_rate=step.learning_rate, memory_bytes=_memory(step.reps)
+        on_gpu = step.reps and step.reps[0].is_cuda
+        memory = torch.cuda.max_memory_allocated(step.reps[0].device) if on_gpu else None
+        self.last = MetricsLine(
+            step=step.number, epoch=0.0, learning_rate=step.learning_rate, memory_bytes=memory
         )
 
-    def finish(self, steps_per_epoch: int, dev: float | None) -> MetricsLine:
-        """Return the finished line and start the next one."""
-        means = {name: math.fsum(values) / len(values) for name, values in self._values.items()}
+    def mean(self, steps_per_epoch: int) -> MetricsLine:
+        """Return the line, with the means over its steps; there must be one."""
+        assert self.last is not None
         seconds = max(self._seconds, 1e-9)
-        line = self._last.model_copy(
+        return self.last.model_copy(
             update={
-                **{name: value for name, value in means.items() if not name.startswith(_PART)},
-                "parts": {
-                    name.removeprefix(_PART): value for name, value in means.items() if name.startswith(_PART)
-                },
-                "epoch": self._last.step / steps_per_epoch,
+                **{name: fmean(values) for name, values in self._values.items()},
+                "parts": {name: fmean(values) for name, values in self._parts.items()},
+                "epoch": self.last.step / steps_per_epoch,
                 "tokens_per_s": self._tokens / seconds,
                 "rows_per_s": self._rows / seconds,
                 "waiting": self._waited / seconds,
                 "counts": {name: count for name, count in self._counts.items() if count},
                 "rows": self._rows,
                 "seconds": self._seconds,
-                "dev": dev,
             }
         )
-        self._empty()
-        return line
-
-
-def _memory(reps: Sequence[Tensor]) -> int | None:
-    """Return the peak memory of the GPU of these vectors."""
-    return torch.cuda.max_memory_allocated(reps[0].device) if reps and reps[0].is_cuda else None

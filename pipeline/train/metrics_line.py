@@ -1,6 +1,6 @@
 """Metrics of a training: one record for every few steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from pipeline.config import Settings
 
@@ -52,9 +52,3 @@ class MetricsLine(Settings):
     """score on dev after `step`, times 100"""
     resumed: int = 0
     """number of times that the training was resumed here"""
-
-
-def totals(lines: Sequence[MetricsLine]) -> dict[str, int]:
-    """Sum the counts of all lines."""
-    names = dict.fromkeys(name for line in lines for name in line.counts)
-    return {name: sum(line.counts.get(name, 0) for line in lines) for name in names}

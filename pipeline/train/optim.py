@@ -25,22 +25,24 @@ def trainable_parameters(module: nn.Module) -> dict[str, Parameter]:
 
 
 def build_optimizer(parameters: Iterable[Parameter], settings: OptimizerSettings) -> Optimizer:
-    """Create the optimizer, with weight decay on matrices and embedding tables only, as in BERT.
-
-    Source: Devlin et al. 2019.
+    """Create the optimizer, with weight decay on matrices and embedding tables only (Devlin et al. 2019).
 
     Biases and normalizations have none. Shards have their own groups.
     """
     groups: dict[tuple[bool, bool], list[Parameter]] = {}
     for parameter in parameters:
         groups.setdefault((parameter.ndim >= 2, is_sharded(parameter)), []).append(parameter)
-    return _create(
-        [
-            {"params": group, "weight_decay": settings.weight_decay if matrices else 0.0}
-            for (matrices, _), group in groups.items()
-        ],
-        settings,
-    )
+    decayed: list[dict[str, object]] = [
+        {"params": group, "weight_decay": settings.weight_decay if matrices else 0.0}
+        for (matrices, _), group in groups.items()
+    ]
+    rate, betas, epsilon = settings.learning_rate, settings.betas, settings.epsilon
+    if settings.name == "sgd":
+        return SGD(decayed, lr=rate, momentum=settings.momentum, fused=True)
+    if settings.name == "rmsprop":
+        return RMSprop(decayed, lr=rate, momentum=settings.momentum, eps=epsilon)
+    kind = AdamW if settings.name == "adamw" else Adam
+    return kind(decayed, lr=rate, betas=betas, eps=epsilon, fused=True)
 
 
 def optimizer_state(optimizer: Optimizer, parameters: Mapping[str, Parameter]) -> dict[str, dict[str, Any]]:
@@ -56,17 +58,6 @@ def restore_optimizer(
     order = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     numbered = {order.index(id(parameters[name])): copy.deepcopy(dict(one)) for name, one in state.items()}
     optimizer.load_state_dict({"state": numbered, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def _create(groups: list[dict[str, object]], settings: OptimizerSettings) -> Optimizer:
-    rate, betas, epsilon = settings.learning_rate, settings.betas, settings.epsilon
-    if settings.name == "adamw":
-        return AdamW(groups, lr=rate, betas=betas, eps=epsilon, fused=True)
-    if settings.name == "adam":
-        return Adam(groups, lr=rate, betas=betas, eps=epsilon, fused=True)
-    if settings.name == "sgd":
-        return SGD(groups, lr=rate, momentum=settings.momentum, fused=True)
-    return RMSprop(groups, lr=rate, momentum=settings.momentum, eps=epsilon)
 
 
 def gradients(parameters: Iterable[Parameter]) -> list[Tensor]:

@@ -67,21 +67,15 @@ def prepare(objective: nn.Module, settings: TrainSettings) -> None:
 
 
 def _check_compiler(device: torch.device) -> None:
-    if device.type == "cuda":
-        if importlib.util.find_spec("triton") is None:
-            raise ConfigError(
-                "train.compile", "an installed Triton", "none", "install triton, or leave train.compile out"
-            )
-        return
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        remedy = "install triton, or leave train.compile out"
+        raise ConfigError("train.compile", "an installed Triton", "none", remedy)
     try:
-        get_cpp_compiler()
+        if device.type == "cpu":
+            get_cpp_compiler()
     except InvalidCxxCompiler:
-        raise ConfigError(
-            "train.compile",
-            "a C++ compiler",
-            "none",
-            "install g++ (or name one in CXX), or leave train.compile out",
-        ) from None
+        remedy = "install g++ (or name one in CXX), or leave train.compile out"
+        raise ConfigError("train.compile", "a C++ compiler", "none", remedy) from None

@@ -38,10 +38,7 @@ class Schedule:
         self._last_score: float | None = None
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of a step.
-
-        In the warm-up it rises linearly, up to the last step of the warm-up.
-        """
+        """Return the learning rate of a step; in the warm-up it rises linearly."""
         return self._without_warmup(step) * (min(1.0, step / self._warmup) if self._warmup else 1.0)
 
     def observe(self, score: float) -> None:
@@ -61,20 +58,15 @@ class Schedule:
         if settings.name == "cosine":
             return self._highest * (1 + math.cos(math.pi * self._decayed(step))) / 2
         if settings.name == "stairs":
-            return next(
-                (settings.stairs[first] for first in sorted(settings.stairs, reverse=True) if first <= step),
-                self._highest,
-            )
+            begun = [first for first in settings.stairs if first <= step]
+            return settings.stairs[max(begun)] if begun else self._highest
         if settings.name == "plateau":
-            return (
-                self._highest
-                * settings.decay ** ((step - 1) // self._steps_per_epoch)
-                * settings.drop**self._drops
-            )
+            epochs = (step - 1) // self._steps_per_epoch
+            return self._highest * settings.decay**epochs * settings.drop**self._drops
         return self._highest
 
     def _decayed(self, step: int) -> float:
-        """Proportion of the decay at a step.
+        """Return the proportion of the decay that is done at a step.
 
         The decay starts at the last step of the warm-up, or at the first step, and is complete one step after
         the last.

@@ -48,10 +48,18 @@ def gather_full(value: Any) -> Any:
 
 
 def shard_like(value: Any, like: Any) -> Any:
-    """Shard a full tensor, equal on all ranks, as `like` is sharded, without communication.
+    """Shard full tensors, equal on all ranks, as `like` is sharded, without communication.
 
-    A value of another shape, such as a counter, is returned unchanged.
+    Args:
+        value: a tensor, or a nested dict of tensors. A tensor of another shape, such as a counter, is
+            returned unchanged, and so is one whose name is not in `like`.
+        like: a tensor for all of `value`, or a dict with the same names.
     """
+    if isinstance(value, Mapping):
+        return {
+            name: shard_like(each, like.get(name) if isinstance(like, Mapping) else like)
+            for name, each in value.items()
+        }
     if not isinstance(like, DTensor) or not isinstance(value, Tensor) or value.shape != like.shape:
         return value
     return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
@@ -65,10 +73,9 @@ def reshard(objective: nn.Module) -> None:
 
 
 def _layers(backbone: Backbone) -> Iterator[nn.Module]:
-    """Yield the modules that are gathered at once: one layer each."""
-    if isinstance(backbone, PackedBackbone):
-        yield from (module for module in backbone.modules() if isinstance(module, Layer))
-        return
+    """Yield the modules whose weights are gathered together: each layer."""
     for module in backbone.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == backbone.layers:
-            yield from module
+        if isinstance(backbone, PackedBackbone) and isinstance(module, Layer):
+            yield module
+        elif isinstance(backbone, PaddedBackbone) and isinstance(module, nn.ModuleList):
+            yield from module if len(module) == backbone.layers else ()

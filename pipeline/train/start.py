@@ -28,21 +28,21 @@ def starting_encoder(train: TrainSettings, encoder: EncoderSettings) -> EncoderS
     """
     if train.recurrent.cell is None:
         return encoder
-    settings, counted = train.recurrent, train.recurrent.words is None
+    settings = train.recurrent
 
     def build(folder: Path) -> None:
-        if counted:
+        if settings.words is None:
             say("counting the words of the training rows; this is done once per machine")
-        write_scratch(settings, count_words(_texts(train)) if counted else Counter(), folder, seed=train.seed)
+        counts = count_words(_texts(train)) if settings.words is None else Counter()
+        write_scratch(settings, counts, folder, seed=train.seed)
 
-    origin = _files(train) if counted else _vectors(folder_of_words(str(settings.words)))
     version = digest_of(
         {
             "format": FORMAT,
             "settings": settings.model_dump(mode="json", exclude={"words"}),
             "seed": train.seed,
             "torch": torch.__version__,
-            "of": origin,
+            "of": _files(train) if settings.words is None else _vectors(folder_of_words(settings.words)),
         }
     )
     return encoder.model_copy(update={"path": str(made("recurrent", version, build))})
@@ -61,18 +61,13 @@ def _texts(train: TrainSettings) -> Iterator[str]:
 
 def _files(train: TrainSettings) -> list[object]:
     columns, optional, _ = roles_of(train)
-    stamps = [
-        [
-            source.defining("weight"),
-            [[file.name, file.size, file.stamp] for file in training_files(source.uri)],
-        ]
-        for source in train.data
-    ]
+    stamps = []
+    for source in train.data:
+        files = [[file.name, file.size, file.stamp] for file in training_files(source.uri)]
+        stamps.append([source.defining("weight"), files])
     return [columns, optional, stamps]
 
 
 def _vectors(folder: Path) -> list[str]:
-    return [
-        digest_of_file(folder / name)
-        for name in ("vocab.txt", "model.safetensors", "sentence_bert_config.json")
-    ]
+    names = ("vocab.txt", "model.safetensors", "sentence_bert_config.json")
+    return [digest_of_file(folder / name) for name in names]

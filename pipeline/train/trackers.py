@@ -3,6 +3,7 @@
 Each is optional and imported only if configured.
 """
 
+import abc
 import hashlib
 import importlib.util
 import os
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pipeline.errors import ConfigError
 from pipeline.log import say
@@ -27,16 +28,19 @@ _INSTALL = {"tensorboard": '"manta-embeddings[watch]"', "mlflow": "mlflow", "wan
 _NOT_LOGGED = {"step", "parts", "counts", "same_rows", "resumed", "rows", "seconds"}
 
 
-class Tracker(Protocol):
+class Tracker(abc.ABC):
     """Destination of metrics."""
 
-    def log(self, line: MetricsLine) -> None: ...
+    @abc.abstractmethod
+    def log(self, line: MetricsLine) -> None:
+        """Send the metrics of a line."""
 
-    def flush(self) -> None:
-        """Make all steps so far durable; called after a checkpoint."""
-        ...
+    def flush(self) -> None:  # noqa: B027 (optional)
+        """Make all steps so far durable; called after a checkpoint. Does nothing if `log` is enough."""
 
-    def close(self) -> None: ...
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End the run."""
 
 
 @dataclass(frozen=True)
@@ -86,15 +90,10 @@ def open_trackers(settings: WatchSettings, tracked: TrackedRun) -> list[Tracker]
     Raises:
         ConfigError: as in `tracker_names`, or for a server that does not answer.
     """
-    kinds: Mapping[str, Callable[[TrackedRun], Tracker]] = {
-        "tensorboard": TensorBoard,
-        "mlflow": MLflow,
-        "wandb": Wandb,
-    }
     opened: list[Tracker] = []
     with ExitStack() as stack:
         for name in tracker_names(settings):
-            opened.append(kinds[name](tracked))
+            opened.append(_KINDS[name](tracked))
             stack.callback(opened[-1].close)
         stack.pop_all()
     return opened
@@ -116,7 +115,7 @@ def flat(line: MetricsLine) -> dict[str, float]:
     )
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """Event files in the folder `tensorboard` of the training.
 
     If the store is not a local folder, files are written to a temporary folder and stored at each checkpoint.
@@ -153,12 +152,11 @@ class TensorBoard:
             shutil.rmtree(self._copied)
 
 
-class MLflow:
+class MLflow(Tracker):
     """Run in the experiment MLFLOW_EXPERIMENT_NAME of the server MLFLOW_TRACKING_URI.
 
-    One run per training, also if resumed.
-
-    If the server fails later, this is logged once and the training continues.
+    One run per training, also if resumed. If the server fails later, this is logged once and the training
+    continues.
     """
 
     def __init__(self, tracked: TrackedRun) -> None:
@@ -167,17 +165,14 @@ class MLflow:
         self._mlflow = mlflow
         try:
             self._client = mlflow.MlflowClient()
-            self._run: str | None = self._find_run(tracked.key) or self._create_run(tracked)
+            self._run: str | None = self._open(tracked)
         except mlflow.exceptions.MlflowException as error:
-            remedy = (
-                "check MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME, "
-                "or leave mlflow out of train.watch.trackers"
-            )
             raise ConfigError(
                 "train.watch.trackers",
                 "an MLflow server or folder that answers",
                 str(error).splitlines()[0][:200],
-                remedy,
+                "check MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME, "
+                "or leave mlflow out of train.watch.trackers",
             ) from None
 
     def log(self, line: MetricsLine) -> None:
@@ -194,36 +189,28 @@ class MLflow:
             say(f"MLflow gets no more metrics of this training: {str(error).splitlines()[0][:200]}")
             self._run = None
 
-    def flush(self) -> None:
-        """Do nothing, because metrics are sent immediately."""
-
     def close(self) -> None:
         if self._run is not None:
             with suppress(self._mlflow.exceptions.MlflowException):
                 self._client.set_terminated(self._run)
 
-    def _experiment(self) -> str:
+    def _open(self, tracked: TrackedRun) -> str:
+        """Return the id of the training's run, which is created if there is none."""
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "manta")
         known = self._client.get_experiment_by_name(name)
-        return str(known.experiment_id if known else self._client.create_experiment(name))
-
-    def _find_run(self, key: str) -> str | None:
-        runs = self._client.search_runs([self._experiment()], f"tags.`manta.training` = '{key}'")
-        if not runs:
-            return None
-        self._client.update_run(runs[0].info.run_id, status="RUNNING")
-        return str(runs[0].info.run_id)
-
-    def _create_run(self, tracked: TrackedRun) -> str:
-        run = self._client.create_run(
-            self._experiment(), tags={"manta.training": tracked.key}, run_name=tracked.name
-        )
+        experiment = str(known.experiment_id if known else self._client.create_experiment(name))
+        runs = self._client.search_runs([experiment], f"tags.`manta.training` = '{tracked.key}'")
+        if runs:
+            self._client.update_run(runs[0].info.run_id, status="RUNNING")
+            return str(runs[0].info.run_id)
+        tags = {"manta.training": tracked.key}
+        run = self._client.create_run(experiment, tags=tags, run_name=tracked.name)
         for name, value in _parameters(tracked.settings):
             self._client.log_param(run.info.run_id, name, value)
         return str(run.info.run_id)
 
 
-class Wandb:
+class Wandb(Tracker):
     """Run in the project WANDB_PROJECT.
 
     One run per training, also if resumed. WANDB_MODE=offline writes to WANDB_DIR only.
@@ -232,29 +219,24 @@ class Wandb:
     def __init__(self, tracked: TrackedRun) -> None:
         import wandb
 
-        project = os.environ.get("WANDB_PROJECT", "manta")
         try:
             self._run = wandb.init(
-                project=project,
+                project=os.environ.get("WANDB_PROJECT", "manta"),
                 id=tracked.key,
                 name=tracked.name,
                 resume="allow",
                 config=dict(tracked.settings),
             )
         except wandb.errors.Error as error:
-            remedy = "check WANDB_API_KEY, set WANDB_MODE=offline, or leave wandb out of train.watch.trackers"
             raise ConfigError(
                 "train.watch.trackers",
                 "a login to Weights & Biases",
                 " ".join(str(error).split())[:200],
-                remedy,
+                "check WANDB_API_KEY, set WANDB_MODE=offline, or leave wandb out of train.watch.trackers",
             ) from None
 
     def log(self, line: MetricsLine) -> None:
         self._run.log(flat(line), step=line.step)
-
-    def flush(self) -> None:
-        """Do nothing, because metrics are sent in the background."""
 
     def close(self) -> None:
         self._run.finish()
@@ -267,3 +249,10 @@ def _parameters(settings: Mapping[str, Any], key: str = "") -> list[tuple[str, s
         dotted = f"{key}.{name}" if key else name
         found += _parameters(value, dotted) if isinstance(value, Mapping) else [(dotted, str(value)[:500])]
     return found
+
+
+_KINDS: Mapping[str, Callable[[TrackedRun], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "wandb": Wandb,
+}

@@ -10,7 +10,7 @@ import torch.multiprocessing
 
 from pipeline.settings.training import CheckpointSettings
 from pipeline.store.store import open_store
-from pipeline.train.checkpoint import Checkpoints
+from pipeline.train.checkpoint import Checkpoints, load_state
 from pipeline.train.loop import fit
 from tests.train.ranks_of_loop import CASES, KILLED, settings_of, work
 from tests.train.small import STEPS, numbers, rows_of, training
@@ -45,7 +45,7 @@ def test_one_process_can_resume_a_training_of_two(folder: Path, found: list[dict
     """Expect close losses, because dropout masks differ; weights, optimizer and rows are the same."""
     checkpoint = Checkpoints(open_store(folder / name), "checkpoints", CheckpointSettings()).last()
     made = training(settings_of(CASES[name]), name)
-    made.restore(checkpoint.load())
+    made.restore(load_state(checkpoint))
     assert made.number == KILLED - 1
     steps = numbers(list(fit(made, rows_of(KILLED - 1), until=STEPS)))
     for own, theirs in zip(steps, found[0][name]["undisturbed"][KILLED - 1 :], strict=True):
@@ -68,11 +68,11 @@ def test_an_infinite_loss_on_one_rank_stops_all_ranks(
     batch = next(rows_of())
     for each in found:
         error = each["error"]
-        assert (error["step"], error["number"], error["text"]) == (1, 0, found[0]["error"]["text"])
+        assert (error["number"], error["text"]) == (0, found[0]["error"]["text"])
+        assert error["text"].startswith("step 1: ")
         assert "loss" in error["text"]
         assert "bad" in error["text"]
-        assert error["anchor"] == batch.column("anchor")
-        np.testing.assert_array_equal(error["rows"], batch.rows)
+        assert f"on rows {', '.join(map(str, batch.rows[:5]))}" in error["text"]
 
 
 def test_checkpoints_follow_the_first_ranks_clock(found: list[dict[str, Any]]):

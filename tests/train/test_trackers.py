@@ -20,10 +20,11 @@ from pipeline.settings import Job
 from pipeline.settings.training import TrainSettings, WatchSettings
 from pipeline.store.base import Store
 from pipeline.store.store import open_store
+from pipeline.store.units import total
 from pipeline.train.loop import Step
 from pipeline.train.measures import vector_metrics
 from pipeline.train.metrics import METRICS, MetricsFile, TrainingLog, read_metrics
-from pipeline.train.metrics_line import MetricsLine, totals
+from pipeline.train.metrics_line import MetricsLine
 from pipeline.train.trackers import FOLDER, TensorBoard, TrackedRun, flat, open_trackers, tracker_names
 from tests.objectives.tiny import batch_of
 
@@ -85,7 +86,7 @@ def test_a_line_has_the_means_of_its_steps(store: Store):
         (4 * 640 / took, 4 * 64 / took, 0.1 * numbers.sum() / took)
     )
     assert second.counts == {"repeated": 26}  # counts of zero are omitted
-    assert totals(lines) == {"repeated": 36}
+    assert total(line.counts for line in lines) == {"repeated": 36}
     assert (second.rows, second.seconds) == (256, pytest.approx(took))
     found = [vector_metrics(step(number).reps, positives=True) for number in numbers]
     for name in ("alignment", "uniformity", "positive_cosine", "negative_cosine"):

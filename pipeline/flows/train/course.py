@@ -1,11 +1,10 @@
 """The course of a training on every rank: its steps, the scores on dev between them, its checkpoints."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
 
 from pipeline.objectives import Batch
-from pipeline.settings.training import TrainSettings
-from pipeline.train.checkpoint import Checkpoints, TrainingCheckpoint
+from pipeline.train.checkpoint import Checkpoints, load_state
 from pipeline.train.dev import Best, Dev
 from pipeline.train.loop import Step, Training, fit
 
@@ -20,14 +19,11 @@ class TrainCourse:
 
     def __init__(self, training: Training, checkpoints: Checkpoints, dev: Dev | None, *, steps: int) -> None:
         self.training, self._checkpoints, self._dev, self._steps = training, checkpoints, dev, steps
-        self.best = Best(self._settings.dev.patience)
-        self._saved = -1
+        self.best, self._saved = Best(training.settings.dev.patience), -1
         if (last := checkpoints.last()) is not None:
-            self._restore(last.load())
-
-    @property
-    def _settings(self) -> TrainSettings:
-        return self.training.settings
+            state = load_state(last)
+            training.restore(state)
+            self.best, self._saved = Best(**state[_BEST]), self.number
 
     @property
     def number(self) -> int:
@@ -36,7 +32,7 @@ class TrainCourse:
 
     @property
     def ended(self) -> bool:
-        """Return whether no step is left: all are done, or dev or the learning rate ended the training."""
+        """Return whether all steps are done, or dev or the learning rate ended the training before."""
         return self.number >= self._steps or self.training.ended or self.best.ended
 
     def begin(self) -> float | None:
@@ -46,13 +42,18 @@ class TrainCourse:
         """
         if self.number or self._dev is None:
             return None
-        return self._measure() if self.best.step is None else self.best.figure
+        return self._measure(self._dev) if self.best.step is None else self.best.figure
 
     def steps(self, batches: Iterator[Batch]) -> Iterator[tuple[Step, float | None]]:
         """Yield each remaining step, with the score on dev after it if it was measured."""
         while not self.ended:
             for step in fit(self.training, batches, until=self.number + 1):
-                yield step, self._measure() if self._is_measured() else None
+                measured = (
+                    self.number % self.training.settings.dev.steps == 0
+                    or self.number == self._steps
+                    or self.training.ended
+                )
+                yield step, self._measure(self._dev) if self._dev is not None and measured else None
 
     def wants_checkpoint(self) -> bool:
         """Return whether to keep the current weights: they are due, the best on dev, or the last ones."""
@@ -67,41 +68,29 @@ class TrainCourse:
         )
         self._saved = self.number
 
-    def product(self) -> TrainingCheckpoint:
-        """Return the checkpoint whose weights become the product: the best on dev, or the last.
+    def product(self) -> Path:
+        """Return the file of the checkpoint whose weights become the product: the best on dev, or the last.
 
         Every rank must call it, after the last `save`.
         """
-        chosen = self._checkpoints.best() if self._chooses else None
-        found = chosen or self._checkpoints.last()
+        found = (self._checkpoints.best() if self._chooses else None) or self._checkpoints.last()
         assert found is not None, "the last step is saved"
         return found
 
     @property
     def _chooses(self) -> bool:
-        return self._dev is not None and self._settings.dev.keep == "best"
+        return self._dev is not None and self.training.settings.dev.keep == "best"
 
-    def _is_measured(self) -> bool:
-        return self._dev is not None and (
-            self.number % self._settings.dev.steps == 0 or self.number == self._steps or self.training.ended
-        )
-
-    def _measure(self) -> float:
-        assert self._dev is not None
-        figures = [
-            self._dev.score(candidate, self.training.objective)
-            for candidate in self.training.objective.candidates()
-        ]
-        figure = max(figures)
-        self.training.objective.select(figures.index(figure))
-        self.training.observe(figure)
-        self.best = self.best.observe(self.number, figure)
-        return figure
+    def _measure(self, dev: Dev) -> float:
+        """Return the best score of the objective's candidates, and select that candidate."""
+        objective = self.training.objective
+        scores = [dev.score(candidate, objective) for candidate in objective.candidates()]
+        score = max(scores)
+        objective.select(scores.index(score))
+        self.training.observe(score)
+        self.best = self.best.observe(self.number, score)
+        return score
 
     def _best_here(self) -> float | None:
         """Return the score on dev if the current weights have the best one so far."""
         return self.best.figure if self.best.step == self.number else None
-
-    def _restore(self, state: Mapping[str, Any]) -> None:
-        self.training.restore(state)
-        self.best, self._saved = Best(**state[_BEST]), self.number

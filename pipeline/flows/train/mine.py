@@ -14,7 +14,7 @@ from pipeline.flows.evaluate.sentences import cleaned
 from pipeline.flows.index.build import IndexInput, build_index
 from pipeline.flows.rows import LiveRows, place
 from pipeline.flows.run import Run
-from pipeline.flows.train.mine_tasks import Both, MineUnit, Relate
+from pipeline.flows.train.mine_tasks import MineUnit, PairUnits, Relate
 from pipeline.flows.workers.tasks import Pool
 from pipeline.log import say
 from pipeline.models.folder.folder import open_folder
@@ -29,9 +29,9 @@ from pipeline.text.corpus.normalize import NORMALIZER_VERSION, text_keys
 from pipeline.text.corpus.sift import rechunk
 from pipeline.text.rows.pairs import TrainingRows, open_training_rows
 
-_VERSION = 1  # of the mining and its files; with another version all pairs are mined again
+_VERSION = 1  # of the mining and its files; another version mines all pairs again
 _ROLES = ("anchor", "positive")
-# columns beside those of a corpus: the index's rows are looked up by address, with their text
+# columns in addition to those of a corpus: rows of the index are looked up by address, with their text
 _KEPT = {"anchor": (), "positive": (pa.field("text", pa.large_string(), nullable=False),)}
 
 
@@ -50,8 +50,10 @@ class Mined(Stored):
         """Return the result as a log line."""
         pairs, rows, mined, unusable = (self.counts[each] for each in ("pairs", "rows", "mined", "unusable"))
         lost = f"; {unusable:,} of these because the encoder gave a text no usable vector" if unusable else ""
-        without = f"{pairs - mined:,} pairs without one are left out"
-        return f"{name}: hard negatives for {mined:,} of {pairs:,} pairs, {rows:,} rows; {without}{lost}"
+        return (
+            f"{name}: hard negatives for {mined:,} of {pairs:,} pairs, {rows:,} rows; "
+            f"{pairs - mined:,} pairs without one are left out{lost}"
+        )
 
 
 def mine(run: Run, sources: Sequence[PairSettings]) -> tuple[PairSettings, ...]:
@@ -84,51 +86,44 @@ def check_mining(job: Job) -> None:
     from pipeline.objectives.build import roles_of
 
     if job.train.fresh or job.train.recurrent.cell is not None:
-        found = "train.fresh" if job.train.fresh else "train.recurrent"
-        remedy = "train without mining, then mine with the encoder that comes out"
         raise ConfigError(
-            "train.mine.enabled", "a trained encoder, to search with", f"new weights ({found})", remedy
+            "train.mine.enabled",
+            "a trained encoder, to search with",
+            f"new weights ({'train.fresh' if job.train.fresh else 'train.recurrent'})",
+            "train without mining, then mine with the encoder that comes out",
         )
     columns, optional, _ = roles_of(job.train)
     if not {*_ROLES, "negative"} <= {*columns, *optional}:
-        found = f"{', '.join(one.name for one in job.train.objective)}: {', '.join((*columns, *optional))}"
         raise ConfigError(
             "train.mine.enabled",
             "an objective that reads anchor, positive and negative",
-            found,
+            f"{', '.join(one.name for one in job.train.objective)}: {', '.join((*columns, *optional))}",
             "choose one, or do not mine",
         )
 
 
 def _source(run: Run, source: PairSettings) -> PairSettings:
-    job, store = run.job, run.store
     pairs = open_training_rows(source, _ROLES)
-    folder = f"pairs/{_identity(job, pairs)}"
-    mined = remembered(store, f"{folder}/mined.json", Mined, lambda: _mined(run, pairs, folder))
+    folder = f"pairs/{_identity(run.job, pairs)}"
+    mined = remembered(run.store, f"{folder}/mined.json", Mined, lambda: _mined(run, pairs, folder))
     say(mined.sentence(pairs.name))
     if not mined.counts["rows"]:
-        remedy = (
+        raise DataError(
+            pairs.name,
+            "pairs with a hard negative",
+            f"none of {len(pairs):,}",
             "lower train.mine.margin, raise train.mine.neighbours or train.mine.most, or check that the "
-            "positives differ"
+            "positives differ",
         )
-        raise DataError(pairs.name, "pairs with a hard negative", f"none of {len(pairs):,}", remedy)
-    return PairSettings(uri=store.uri_of(f"{folder}/rows"), weight=source.weight)
+    return PairSettings(uri=run.store.uri_of(f"{folder}/rows"), weight=source.weight)
 
 
 def _identity(job: Job, pairs: TrainingRows) -> str:
     """Return 24 hexadecimal digits of a hash of everything that decides the negatives."""
     files = {group.file.uri: [group.file.uri, group.file.size, group.file.stamp] for group in pairs.groups}
-    settings = job.train.mine.model_dump(mode="json", exclude={"enabled"})
-    made = [
-        job.index.model_dump(mode="json"),
-        job.gates.recall_at_10,
-        job.encode.vectors,
-        job.encode.unit_rows,
-    ]
-    columns = [
-        *(pairs.settings.columns.get(role, role) for role in _ROLES),
-        *([pairs.settings.missing] if pairs.settings.missing == "drop" else []),
-    ]
+    columns = [pairs.settings.columns.get(role, role) for role in _ROLES]
+    if pairs.settings.missing == "drop":
+        columns.append("drop")
     return digest_of(
         [
             _VERSION,
@@ -136,68 +131,74 @@ def _identity(job: Job, pairs: TrainingRows) -> str:
             list(files.values()),
             columns,
             open_folder(job.encoder).space_id,
-            settings,
+            job.train.mine.model_dump(mode="json", exclude={"enabled"}),
             job.train.seed,
-            made,
+            [
+                job.index.model_dump(mode="json"),
+                job.gates.recall_at_10,
+                job.encode.vectors,
+                job.encode.unit_rows,
+            ],
         ]
     )[:24]
 
 
 def _mined(run: Run, pairs: TrainingRows, folder: str) -> Mined:
-    job, store = run.job, run.store
-    with run.stages("read", len(pairs)) as bar:
-        units = []
-        for unit in _units(pairs, job.encode.unit_rows, store):
-            units.append(unit)
-            bar.add(unit[0].rows)
-    anchors, positives = ([unit[which] for unit in units] for which in (0, 1))
-    corpus = Corpus(id=folder, digest=folder, units=tuple(_numbered([*positives, *anchors])))
+    corpus, count = _stored(run, pairs, folder)
+    positives, anchors = corpus.units[:count], corpus.units[count:]
     vectors, _ = encode(run, corpus)
-    numbered, placed, count = corpus.units, place(corpus, vectors), len(units)
     with run.stages("compare"):
-        sides = tuple(zip(numbered[count:], numbered[:count], strict=True))
-        related = run.workers.run(Relate(store), sides, Pool(1))
-    encoder = open_folder(job.encoder)
-    built = build_index(run, IndexInput(placed[:count], related.repeats, None, encoder.dim))
-    source = LiveRows(store, encoder.space_id, job.corpus.id)
+        related = run.workers.run(Relate(run.store), tuple(zip(anchors, positives, strict=True)), Pool(1))
+    encoder, placed = open_folder(run.job.encoder), place(corpus, vectors)[:count]
     task = MineUnit(
-        source,
-        built,
+        LiveRows(run.store, encoder.space_id, run.job.corpus.id),
+        build_index(run, IndexInput(placed, related.repeats, None, encoder.dim)),
         related.known,
-        job.train.mine,
-        job.train.seed,
+        run.job.train.mine,
+        run.job.train.seed,
         run.workers.encode_settings(EncodeSettings()).threads,
         folder,
     )
-    firsts = np.cumsum([0, *(unit.rows for unit in positives)]).tolist()
-    both = [
-        Both(
+    units = [
+        PairUnits(
             number=number,
-            first=firsts[number],
-            anchors=numbered[count + number],
-            positives=numbered[number],
+            first=sum(unit.rows for unit in positives[:number]),
+            anchors=anchors[number],
+            positives=positives[number],
             anchor_vectors=vectors.units[count + number],
             positive_vectors=vectors.units[number],
         )
         for number in range(count)
     ]
-    records = _searched(run, task, both)
+    records = _searched(run, task, units)
     files = tuple(record.file for record in records)
     return Mined(files=files, counts=total(record.counts for record in records))
 
 
-def _searched(run: Run, task: MineUnit, both: Sequence[Both]) -> list[UnitRecord]:
+def _stored(run: Run, pairs: TrainingRows, folder: str) -> tuple[Corpus, int]:
+    """Store the texts. Returns units of positives, then as many units of anchors; and their number."""
+    units = []
+    with run.stages("read", len(pairs)) as bar:
+        for unit in _units(pairs, run.job.encode.unit_rows, run.store):
+            units.append(unit)
+            bar.add(unit[0].rows)
+    stored = [*(positives for _, positives in units), *(anchors for anchors, _ in units)]
+    numbered = (unit.model_copy(update={"ordinal": ordinal}) for ordinal, unit in enumerate(stored))
+    return Corpus(id=folder, digest=folder, units=tuple(numbered)), len(units)
+
+
+def _searched(run: Run, task: MineUnit, units: Sequence[PairUnits]) -> list[UnitRecord]:
     """Return the record of every unit, in order."""
-    earlier = {each.number: UnitRecord.load_complete(run.store, task.record(each)) for each in both}
+    earlier = {unit.number: UnitRecord.load_complete(run.store, task.record(unit)) for unit in units}
     made = {number: record for number, record in earlier.items() if record is not None}
-    todo = [each for each in both if each.number not in made]
-    with run.stages("search", sum(each.anchors.rows for each in both)) as bar:
-        bar.skip(sum(both[number].anchors.rows for number in made))
+    todo = [unit for unit in units if unit.number not in made]
+    with run.stages("search", sum(unit.anchors.rows for unit in units)) as bar:
+        bar.skip(sum(units[number].anchors.rows for number in made))
         pool = Pool(run.workers.index_workers(run.job.cluster, max(1, len(todo))))
         for number, record in run.workers.map_units(task, todo, pool, bar):
             made[todo[number].number] = record
-        bar.reach(sum(each.anchors.rows for each in todo))
-    return [made[number] for number in range(len(both))]
+        bar.reach(sum(unit.anchors.rows for unit in todo))
+    return [made[unit.number] for unit in units]
 
 
 def _units(pairs: TrainingRows, unit_rows: int, store: Store) -> Iterator[tuple[CorpusUnit, CorpusUnit]]:
@@ -212,7 +213,7 @@ def _units(pairs: TrainingRows, unit_rows: int, store: Store) -> Iterator[tuple[
 def _unit(texts: pa.Array, role: str, first: int, store: Store) -> CorpusUnit:
     """Store the texts as a unit. A row's id is its number among the pairs."""
     texts, rows = cleaned(texts), pa.array(np.arange(first, first + len(texts)), pa.int64())
-    schema = corpus_schema(pa.int64(), _KEPT[role])
+    schema, sink = corpus_schema(pa.int64(), _KEPT[role]), pa.BufferOutputStream()
     columns = [
         rows,
         texts,
@@ -221,14 +222,8 @@ def _unit(texts: pa.Array, role: str, first: int, store: Store) -> CorpusUnit:
         pa.repeat(pa.scalar(role), len(texts)),
         rows,
     ]
-    sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_arrays(columns, schema=schema), sink, **writer_options(schema))
     stored = stored_by_content(
         store, sink.getvalue().to_pybytes(), "units/pairs/unit", ".parquet", rows=len(texts)
     )
     return CorpusUnit(name=stored.path, **dict(stored), ordinal=0)
-
-
-def _numbered(units: Sequence[CorpusUnit]) -> Iterator[CorpusUnit]:
-    for ordinal, unit in enumerate(units):
-        yield unit.model_copy(update={"ordinal": ordinal})

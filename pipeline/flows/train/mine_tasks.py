@@ -27,7 +27,7 @@ _QUERIES = 1_024  # anchors per search
 _KNOWN = pa.schema([pa.field("anchor", KEY, nullable=False), pa.field("address", pa.int64(), nullable=False)])
 
 
-class Both(Stored):
+class PairUnits(Stored):
     """Consecutive pairs: one unit of anchors and one of positives, row for row, with their vectors."""
 
     number: int
@@ -58,29 +58,28 @@ class Relate:
     store: Store
 
     def start(self) -> Callable[[Sequence[tuple[CorpusUnit, CorpusUnit]]], Related]:
+        """Return the work: units of anchors and of positives to their equal texts."""
         return self._work
 
     def _work(self, units: Sequence[tuple[CorpusUnit, CorpusUnit]]) -> Related:
         parts = -(-sum(unit.rows for _, unit in units) // _LINES)
         repeats = []
         with self.store.scratch() as scratch:
-            with pq.ParquetWriter(
-                scratch / "known.parquet", _KNOWN, compression="NONE", use_dictionary=False
-            ) as writer:
+            file = scratch / "known.parquet"
+            with pq.ParquetWriter(file, _KNOWN, compression="NONE", use_dictionary=False) as writer:
                 for part in range(parts):
                     again, known = _related(*self._lines(units, part, parts))
                     repeats.append(again)
                     writer.write_table(known)
-            known_file = put_by_content(self.store, scratch / "known.parquet", "pairs/known", 0)
-        return Related(
-            repeats=Dead(np.sort(np.concatenate(repeats))).store_in(self.store, "pairs/repeats"),
-            known=known_file,
-        )
+            return Related(
+                repeats=Dead(np.sort(np.concatenate(repeats))).store_in(self.store, "pairs/repeats"),
+                known=put_by_content(self.store, file, "pairs/known", 0),
+            )
 
     def _lines(
         self, units: Sequence[tuple[CorpusUnit, CorpusUnit]], part: int, parts: int
     ) -> tuple[pa.Table, pa.Array]:
-        """Return (key, address, anchor) of the positives, and the anchors' keys, that fall into the part."""
+        """Return (key, address, anchor) of the positives and the keys of the anchors that are in the part."""
         lines, asked = [], []
         for anchors, positives in units:
             own, other = _keys(self.store, positives), _keys(self.store, anchors)
@@ -102,16 +101,14 @@ def _related(lines: pa.Table, anchors: pa.Array) -> tuple[np.ndarray, pa.Table]:
     keys = first["key"].combine_chunks()
     canonical = first["address_min"].take(pc.index_in(lines["key"].combine_chunks(), value_set=keys))
     found = pc.index_in(anchors, value_set=keys)
-    itself = pa.table(
-        {
-            "anchor": anchors.filter(pc.is_valid(found)),
-            "address": first["address_min"].take(pc.drop_null(found)),
-        }
-    )
-    right = pa.concat_tables([pa.table({"anchor": lines["anchor"], "address": canonical}), itself])
-    again = lines["address"].to_numpy() != canonical.to_numpy()
-    known = right.group_by(["anchor", "address"], use_threads=False).aggregate([]).select(_KNOWN.names)
-    return lines["address"].to_numpy()[again], known.cast(_KNOWN)
+    equal_to_anchor = [anchors.filter(pc.is_valid(found)), first["address_min"].take(pc.drop_null(found))]
+    pairs = [
+        pa.table({"anchor": lines["anchor"], "address": canonical}),
+        pa.table(equal_to_anchor, names=["anchor", "address"]),
+    ]
+    known = pa.concat_tables(pairs).group_by(["anchor", "address"], use_threads=False).aggregate([])
+    addresses = lines["address"].to_numpy()
+    return addresses[addresses != canonical.to_numpy()], known.select(_KNOWN.names).cast(_KNOWN)
 
 
 def _keys(store: Store, unit: CorpusUnit) -> pa.Array:
@@ -140,48 +137,43 @@ class MineUnit:
     threads: int
     folder: str
 
-    def start(self) -> Callable[[Both], UnitRecord]:
+    def start(self) -> Callable[[PairUnits], UnitRecord]:
+        """Open the index, and return the work: pairs to the record of their negatives."""
         from pipeline.index.ids import open_ids
         from pipeline.index.parts import open_parts
 
         store = self.source.store
         index = open_parts(self.built.files, lambda reference: reference.local(store))
         ids = open_ids([reference.local(store) for reference in self.built.ids])
-        return lambda both: remembered(
-            store, self.record(both), UnitRecord, lambda: self._mined(both, index, ids)
+        return lambda units: remembered(
+            store, self.record(units), UnitRecord, lambda: self._mined(units, index, ids)
         )
 
-    def record(self, both: Both) -> str:
+    def record(self, units: PairUnits) -> str:
         """Return the path of the unit's record."""
-        return f"{self.folder}/part-{both.number:05d}.json"
+        return f"{self.folder}/part-{units.number:05d}.json"
 
-    def _mined(self, both: Both, index: Any, ids: Any) -> UnitRecord:
+    def _mined(self, units: PairUnits, index: Any, ids: Any) -> UnitRecord:
         store = self.source.store
         anchors, positives = (
             pq.read_table(unit.file.open(store), columns=["text", "text_key"])
-            for unit in (both.anchors, both.positives)
+            for unit in (units.anchors, units.positives)
         )
-        vectors = (
-            self._vectors(both.anchors, both.anchor_vectors),
-            self._vectors(both.positives, both.positive_vectors),
-        )
-        picked, usable = self._picked(both, one_chunk(anchors["text_key"]), vectors, index)
+        picked, usable = self._picked(units, one_chunk(anchors["text_key"]), index)
         rows, ranks = np.nonzero(picked >= 0)
         negatives = ids.take(picked[rows, ranks])["text"]
-        table = pa.table(
-            [one_chunk(anchors["text"]).take(rows), one_chunk(positives["text"]).take(rows), negatives],
-            names=SCHEMA.names,
-        ).cast(SCHEMA)
+        texts = (one_chunk(table["text"]).take(rows) for table in (anchors, positives))
         counts = {
             "pairs": len(picked),
             "rows": len(rows),
             "mined": len(np.unique(rows)),
             "unusable": int((~usable).sum()),
         }
+        # the name does not depend on the content, since readers take all files of the folder
+        name = f"{self.folder}/rows/part-{units.number:05d}.parquet"
         with store.scratch() as scratch:
+            table = pa.table([*texts, negatives], names=SCHEMA.names).cast(SCHEMA)
             pq.write_table(table, file := scratch / "rows", row_group_size=ROW_GROUP, compression="zstd")
-            # the name does not depend on the content, since readers take all files of the folder
-            name = f"{self.folder}/rows/part-{both.number:05d}.parquet"
             record = UnitRecord(
                 name=name,
                 path=name,
@@ -194,10 +186,8 @@ class MineUnit:
             store.put(file, name)
         return record
 
-    def _picked(
-        self, both: Both, keys: pa.Array, vectors: tuple[np.ndarray, np.ndarray], index: Any
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Pick the negatives of each pair.
+    def _picked(self, units: PairUnits, keys: pa.Array, index: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Pick the negatives of each pair; `keys` are those of the anchors' texts.
 
         Returns:
             (n, negatives) addresses, and an (n,) mask of the pairs whose texts both have a vector.
@@ -206,7 +196,8 @@ class MineUnit:
         from pipeline.index.negatives import pick, without_known
         from pipeline.index.truth import NOBODY, Neighbours
 
-        anchors, positives = vectors
+        anchors = self._vectors(units.anchors, units.anchor_vectors)
+        positives = self._vectors(units.positives, units.positive_vectors)
         usable = np.asarray(anchors.any(axis=1) & positives.any(axis=1))
         cosines = np.einsum("nd,nd->n", anchors, positives)
         coded = keys.dictionary_encode()
@@ -223,13 +214,8 @@ class MineUnit:
             position[batch] = np.arange(len(batch))
             rows = np.flatnonzero((position[codes] >= 0) & usable)
             mine = position[codes[rows]]
-            picked[rows] = pick(
-                Neighbours(found.addresses[mine], found.scores[mine]),
-                cosines[rows],
-                both.first + rows,
-                self.settings,
-                self.seed,
-            )
+            candidates = Neighbours(found.addresses[mine], found.scores[mine])
+            picked[rows] = pick(candidates, cosines[rows], units.first + rows, self.settings, self.seed)
             progress(done := done + len(rows))
         progress(done, last=True)
         return picked, usable
@@ -248,7 +234,7 @@ class MineUnit:
         return np.split(addresses[order], np.searchsorted(positions[order], np.arange(1, len(anchors))))
 
     def _vectors(self, unit: CorpusUnit, record: UnitRecord) -> np.ndarray:
-        """Return (n, d) float32 unit vectors, row for row; zero for a text without a vector."""
+        """Return (n, d) float32 vectors of length one, row for row; zero for a text without a vector."""
         from pipeline.index.truth import indexed
 
         placed = Placed(ordinal=unit.ordinal, unit=record)
@@ -259,6 +245,6 @@ class MineUnit:
 
 
 def _batches(codes: np.ndarray, sizes: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield batches of anchors, those with few known texts first: only the last searches reach deep."""
+    """Yield batches of anchors, sorted by their number of known texts: only the last searches are deep."""
     ordered = codes[np.argsort(sizes[codes], kind="stable")]
     yield from (ordered[start : start + _QUERIES] for start in range(0, len(ordered), _QUERIES))

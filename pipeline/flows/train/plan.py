@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.errors import ConfigError
-from pipeline.settings.training import OrderSettings, TrainSettings, Values
+from pipeline.settings.training import TrainSettings, Values
 from pipeline.text.rows.batches import Order, RankSlice
 from pipeline.text.rows.mixture import AlternatingOrder, BlendedOrder, reduce_weights, rows_per_source
 from pipeline.text.rows.neighbours import NeighbourOrder
@@ -21,7 +21,6 @@ class Plan:
     """The rows of a training in their order, and its steps. Can be pickled."""
 
     order: Order
-    steps_per_epoch: int
     steps: int
     counts: tuple[Mapping[str, int], ...]
     """for each source: rows in the files, and unlabelled rows left out"""
@@ -61,10 +60,10 @@ def plan_of(settings: TrainSettings) -> Plan:
     check_settings(settings)
     columns, optional, order = roles_of(settings)
     sources = tuple(open_training_rows(source, columns, optional) for source in settings.data)
-    rows = order_of(settings, sources, contiguous=order == "contiguous")
-    return Plan(
-        rows, rows.steps_per_epoch, steps_of(settings, rows), tuple(pairs.counts for pairs in sources)
-    )
+    rows = _order(settings, sources, contiguous=order == "contiguous")
+    steps = max(1, round(settings.epochs * rows.steps_per_epoch))
+    counts = tuple(source.counts for source in sources)
+    return Plan(rows, min(steps, settings.max_steps or steps), counts)
 
 
 def open_dev(settings: TrainSettings) -> "Dev | None":
@@ -76,13 +75,8 @@ def open_dev(settings: TrainSettings) -> "Dev | None":
     return Dev.open(settings.dev, settings.data[0].values if settings.data else Values())
 
 
-def order_of(settings: TrainSettings, sources: Sequence[TrainingRows], *, contiguous: bool) -> Order:
-    """Return one order of all rows.
-
-    Args:
-        settings: of the training.
-        sources: the rows.
-        contiguous: whether a batch must be a piece of one document.
+def _order(settings: TrainSettings, sources: Sequence[TrainingRows], *, contiguous: bool) -> Order:
+    """Return one order of all rows; contiguous: a batch must be a piece of one document.
 
     Raises:
         ConfigError: contiguous sources would be blended, or weights do not divide a batch.
@@ -92,34 +86,23 @@ def order_of(settings: TrainSettings, sources: Sequence[TrainingRows], *, contig
     if len(sources) == 1:
         return kind(sources[0], settings.order)
     if settings.mixing == "alternate":
-        return AlternatingOrder(
-            tuple(kind(source, settings.order) for source in sources), weights, settings.order.seed
-        )
+        orders = tuple(kind(source, settings.order) for source in sources)
+        return AlternatingOrder(orders, weights, settings.order.seed)
     if contiguous:
         raise ConfigError(
             "train.mixing",
-            "alternate for an objective that reads neighbours, of which a batch is one piece",
+            "alternate, because the objective reads neighbouring texts: a batch is a piece of one document",
             "blend",
             "leave it out",
         )
     parts = rows_per_source(settings.order.batch_rows, weights)
     orders = tuple(
-        kind(source, _with_rows(settings.order, rows)) for source, rows in zip(sources, parts, strict=True)
+        kind(source, settings.order.model_copy(update={"batch_rows": rows}))
+        for source, rows in zip(sources, parts, strict=True)
     )
     roles = tuple(role for role in sources[0].roles if all(role in source.roles for source in sources))
-    return BlendedOrder(
-        orders, roles, tuple(source.counts["rows"] for source in sources), settings.order.seed
-    )
-
-
-def steps_of(settings: TrainSettings, order: Order) -> int:
-    """Return the number of steps of the training, at least one."""
-    steps = max(1, round(settings.epochs * order.steps_per_epoch))
-    return min(steps, settings.max_steps or steps)
-
-
-def _with_rows(settings: OrderSettings, rows: int) -> OrderSettings:
-    return settings.model_copy(update={"batch_rows": rows})
+    rows = tuple(source.counts["rows"] for source in sources)
+    return BlendedOrder(orders, roles, rows, settings.order.seed)
 
 
 def _check_dev(settings: TrainSettings) -> None:
@@ -130,7 +113,7 @@ def _check_dev(settings: TrainSettings) -> None:
         known = ", ".join(name for name in OBJECTIVES.names() if OBJECTIVES[name].classifies)
         raise ConfigError(
             "train.dev.measure accuracy",
-            f"an objective that trains a classifier, as the first ({known})",
+            f"a first objective that trains a classifier ({known})",
             settings.objective[0].name,
             "measure spearman",
         )
@@ -146,9 +129,9 @@ def _check_dev(settings: TrainSettings) -> None:
     if settings.schedule.name == "plateau":
         raise ConfigError(
             "train.schedule plateau",
-            "a score on dev, which it follows (train.dev.uri)",
+            "a file to measure on (train.dev.uri), because the rate depends on the score",
             "none",
-            "name a file to measure on, or take another schedule",
+            "set it, or choose another schedule",
         )
 
 
@@ -160,11 +143,12 @@ def _check_rows(settings: TrainSettings) -> None:
     first, last = RankSlice(0, settings.workers).bounds(rows)
     seen = rows if settings.across_ranks else last - first
     for one in settings.objective:
-        OBJECTIVES[one.name].check_batch(one.options, seen, everyone=seen == rows)
-        least = OBJECTIVES[one.name].min_rows
-        if seen < least:
-            where = "train.order.batch_rows" if seen == rows else "train.order.batch_rows over train.workers"
-            remedy = "make the batch larger" + ("" if seen == rows else ", or set train.across_ranks")
+        objective = OBJECTIVES[one.name]
+        objective.check_batch(one.options, seen, everyone=seen == rows)
+        if seen < objective.min_rows:
             raise ConfigError(
-                where, f"{least} rows or more, since {one.name} compares them", f"{seen}", remedy
+                "train.order.batch_rows" if seen == rows else "train.order.batch_rows over train.workers",
+                f"{objective.min_rows} rows or more, since {one.name} compares them",
+                f"{seen}",
+                "make the batch larger" + ("" if seen == rows else ", or set train.across_ranks"),
             )

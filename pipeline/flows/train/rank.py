@@ -1,4 +1,4 @@
-"""The work of one rank of a training: its slice of every batch, and on the first rank what is stored."""
+"""The work of one rank of a training; the first rank stores the results."""
 
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pipeline.objectives import Batch, Objective
     from pipeline.train.dev import Dev
     from pipeline.train.finite import NonFinite
-    from pipeline.train.loop import Training
     from pipeline.train.metrics import TrainingLog
 
 Reporter = Callable[[int, str], None]
@@ -35,12 +34,12 @@ class TrainRank:
     """Train an encoder on one rank.
 
     Attributes:
-        run: the training's folder.
-        encoder: the encoder that training starts from, as workers can load it.
-        settings: of the training.
+        run: folder of the training.
+        encoder: encoder that training starts from, as workers can load it.
+        settings: settings of the training.
         plan: rows and steps.
-        dev: the dev set, if any.
-        begun: steps done before this command.
+        dev: dev set, if any.
+        begun: number of steps done before this command.
     """
 
     run: RunFolder
@@ -57,17 +56,22 @@ class TrainRank:
             DataError: a value is not finite; the batch is stored below refused/.
         """
         from pipeline.flows.train.course import TrainCourse
-        from pipeline.train.checkpoint import Checkpoints
+        from pipeline.train.checkpoint import Checkpoints, load_state
+        from pipeline.train.loop import Training
 
+        steps, per_epoch = self.plan.steps, self.plan.order.steps_per_epoch
         with Checkpoints(self.run.store, CHECKPOINTS, self.settings.checkpoint) as checkpoints:
-            course = TrainCourse(self._training(device), checkpoints, self.dev, steps=self.plan.steps)
+            training = Training(
+                self._objective(), self.settings, steps=steps, steps_per_epoch=per_epoch, device=device
+            )
+            course = TrainCourse(training, checkpoints, self.dev, steps=steps)
             with closing(self._batches(course.number, share)) as batches, self._log(course, share) as log:
                 self._follow(course, share, batches, log, report)
             chosen = course.product()
         if share.rank == 0:
-            # a new objective: the trained one may be sharded, on a GPU, or compiled
+            # a new objective, because the trained one may be sharded, on a GPU, or compiled
             objective = self._objective()
-            objective.load_state_dict(chosen.load()["objective"])
+            objective.load_state_dict(load_state(chosen)["objective"])
             outcome = Outcome(course.number, course.best, share.world, device, tuple(objective.warnings()))
             publish(self.run, self.settings, objective.product(), outcome)
 
@@ -82,15 +86,15 @@ class TrainRank:
         from pipeline.train.finite import NonFinite
 
         try:
-            figure = course.begin()
-            at_start = {} if course.number else self._same_rows(course, share)
+            score = course.begin()
+            same_rows = {} if course.number else self._same_rows(course, share)
             if log is not None:
-                log.begin(figure, at_start)
+                log.begin(score, same_rows)
             _keep(course, log)
-            for step, figure in course.steps(batches):
-                at_end = self._same_rows(course, share) if course.ended else {}
+            for step, score in course.steps(batches):
+                same_rows = self._same_rows(course, share) if course.ended else {}
                 if log is not None:
-                    log.add(step, figure, at_end)
+                    log.add(step, score, same_rows)
                 _keep(course, log)
                 dev = "" if course.best.figure is None else f", best on dev {course.best.figure:.2f}"
                 report(step.number - self.begun, f"loss {float(step.loss.total):.4g}{dev}")
@@ -106,9 +110,9 @@ class TrainRank:
 
         if self.dev is not None:
             return {}
+        count = batches_needed(self.plan.order, self.plan.steps)
         with closing(self._batches(self.plan.steps, share)) as batches:
-            wanted = batches_needed(self.plan.order, self.plan.steps)
-            return measure_same_rows(course.training, list(islice(batches, wanted)))
+            return measure_same_rows(course.training, list(islice(batches, count)))
 
     def _log(self, course: "TrainCourse", share: RankSlice) -> "AbstractContextManager[TrainingLog | None]":
         """Open the log of the first rank; None on others."""
@@ -120,31 +124,17 @@ class TrainRank:
         objective, watch = course.training.objective, self.settings.watch
         for warning in objective.warnings():
             say(warning)
-        trackers = open_trackers(
-            watch, TrackedRun(self.run.name, self.run.store, self.run.definition, course.number)
-        )
-        file = MetricsFile(self.run.store, METRICS, step=course.number)
+        tracked = TrackedRun(self.run.name, self.run.store, self.run.definition, course.number)
         return TrainingLog(
-            file,
-            trackers,
+            MetricsFile(self.run.store, METRICS, step=course.number),
+            open_trackers(watch, tracked),
             every=watch.steps,
-            steps_per_epoch=self.plan.steps_per_epoch,
+            steps_per_epoch=self.plan.order.steps_per_epoch,
             positives=objective.has_positive_pairs,
         )
 
-    def _training(self, device: str) -> "Training":
-        from pipeline.train.loop import Training
-
-        return Training(
-            self._objective(),
-            self.settings,
-            steps=self.plan.steps,
-            steps_per_epoch=self.plan.steps_per_epoch,
-            device=device,
-        )
-
     def _objective(self) -> "Objective":
-        """Build the objective, with equal weights on every rank, new weights included."""
+        """Build the objective; its weights, new ones included, are equal on every rank."""
         import torch
 
         from pipeline.models.trainable.encoder import load_trainable
@@ -163,22 +153,20 @@ class TrainRank:
         from pipeline.train.batches import batches
         from pipeline.train.gather import Ranks
 
+        tokenize = open_folder(self.encoder).tokenizer()
         peers = Ranks() if self.settings.across_ranks else NO_PEERS
-        return batches(
-            self.plan.order, open_folder(self.encoder).tokenizer(), start=start, share=share, peers=peers
-        )
+        return batches(self.plan.order, tokenize, start=start, share=share, peers=peers)
 
     def _refused(self, error: "NonFinite | ModelError", step: int) -> DataError:
         """Store the batch of all ranks, and return the error with its URI.
 
-        The rank that meets the error stores the batch, since others may not reach it.
+        Every rank that has the error stores the batch, because the others may not come to it.
         """
         path, sink = f"refused/step-{step}.parquet", pa.BufferOutputStream()
         pq.write_table(next(self.plan.order.batches(step - 1)).table, sink)
         self.run.store.write(path, sink.getvalue().to_pybytes())
-        where = error.where if error.where.startswith("step") else f"step {step}: {error.where}"
         return DataError(
-            where,
+            error.where if error.where.startswith("step") else f"step {step}: {error.where}",
             error.expected,
             error.found,
             f"the batch is in {self.run.store.uri_of(path)}; {error.remedy}",
@@ -187,8 +175,7 @@ class TrainRank:
 
 def _keep(course: "TrainCourse", log: "TrainingLog | None") -> None:
     """Save a checkpoint if one is due, after writing the log up to it."""
-    if not course.wants_checkpoint():
-        return
-    if log is not None:
-        log.checkpoint()
-    course.save()
+    if course.wants_checkpoint():
+        if log is not None:
+            log.checkpoint()
+        course.save()

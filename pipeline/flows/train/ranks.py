@@ -1,4 +1,4 @@
-"""The workers of a training: start them together, restart them if one dies, raise their errors unchanged."""
+"""The workers of a training: start them together, restart all if one is lost, raise their errors unchanged."""
 
 import os
 import tempfile
@@ -21,28 +21,32 @@ from pipeline.settings.training import TrainSettings
 from pipeline.text.rows.batches import RankSlice
 
 _LOOK_S = 0.5
-_LONGER = 1.2  # Ray's timeout over ours, so that ours comes first, with a message about what is missing
+_LONGER = 1.2  # Ray's timeout / ours, so that ours is first, with a message that names what is missing
 _ENVIRONMENT = {
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # also the delay of a short training's start and end; Ray: 2
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # Ray: 2; also the delay at the start and the end
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # saves an actor: a preempted node counts as lost
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths in the settings mean the same on every rank
 }
-# words of an error that ended a collective
+# words in the errors of a collective whose peer is lost
 _LOST = ("gloo", "nccl", "connection reset by peer", "connection closed by peer", "socket", "broken pipe")
 
 
 class Work(Protocol):
-    """The work of one rank: a value that travels.
+    """The work of one rank; it can be pickled."""
 
-    It calls `report` with each finished step and a metric worth showing; the first rank's reports count.
-    """
+    def __call__(self, share: RankSlice, device: str, report: Callable[[int, str], None]) -> None:
+        """Work to the end.
 
-    def __call__(self, share: RankSlice, device: str, report: Callable[[int, str], None]) -> None: ...
+        Args:
+            share: rank, and number of ranks.
+            device: device of the rank.
+            report: called with each finished step and a metric to show; only the first rank's reports count.
+        """
 
 
 class LostPeer(Exception):
-    """A collective failed: another worker is gone, or the network to it."""
+    """A collective failed, because another worker or the network to it is lost."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +55,11 @@ class RankGroup:
 
     Attributes:
         workers: number of ranks.
-        cpus: CPUs of each.
-        gpus: GPUs of each.
-        threads: torch threads of each.
-        failures: restarts before the training is given up.
-        patience_s: seconds in which all must be placed.
+        cpus: CPUs of each rank.
+        gpus: GPUs of each rank.
+        threads: torch threads of each rank.
+        failures: number of restarts before the training is given up.
+        patience_s: seconds in which all ranks must be placed.
     """
 
     workers: int
@@ -65,46 +69,46 @@ class RankGroup:
     failures: int = 3
     patience_s: float = 900.0
 
+    @classmethod
+    def of(cls, train: TrainSettings, cluster: ClusterSettings) -> "RankGroup":
+        """Return the workers that the settings ask for."""
+        resources = cluster.cpus_per_worker, cluster.gpus_per_worker
+        return cls(train.workers, *resources, train.threads, train.failures, cluster.patience_s)
+
+    def __str__(self) -> str:
+        return f"{self.workers} workers of {self.cpus:g} CPUs and {self.gpus:g} GPUs"
+
     def check(self, workers: Workers) -> None:
-        """Raise ConfigError if a cluster that cannot grow has no room for them."""
+        """Raise ConfigError if the cluster has no room for all ranks and cannot grow."""
         room = Needs(self.cpus, self.gpus).fit(workers.nodes)
         if room < self.workers and not workers.grows:
-            expected = (
-                f"room for {self._asked()} (train.workers, cluster.cpus_per_worker, cluster.gpus_per_worker)"
-            )
             raise ConfigError(
                 "cluster",
-                expected,
+                f"room for {self} (train.workers, cluster.cpus_per_worker, cluster.gpus_per_worker)",
                 f"room for {room} on {len(workers.nodes)} nodes",
                 "lower train.workers: a training continues with any number",
             )
 
-    def _asked(self) -> str:
-        return f"{self.workers} workers of {self.cpus:g} CPUs and {self.gpus:g} GPUs"
-
     def run(self, work: Work, bar: Running | None = None) -> None:
-        """Run the work on every rank, again from the last checkpoint if one is lost.
+        """Run the work on every rank; if one is lost, start all of them again from the last checkpoint.
 
         Raises:
-            PipelineError: as one of the workers raised it; it is not tried again.
-            TransientError: workers died more often than `failures`, or could not be placed within the
-                patience.
+            PipelineError: as one of the workers raised it; the work is not tried again.
+            TransientError: workers died more often than `failures`, or could not be placed within
+                `patience_s`.
         """
-        for again in range(self.failures + 1):
+        for restarts in range(self.failures + 1):
             found = self._attempt(work, bar)
             if found is None:
                 return
-            if again < self.failures:
+            if restarts < self.failures:
                 say(f"a training worker is lost ({found}); all of them start again from the last checkpoint")
-        remedy = (
-            "free memory (a smaller train.order.batch_rows, train.chunk_rows, more cluster.cpus_per_worker), "
-            "then run again: it continues from there"
-        )
         raise TransientError(
             "training",
             f"workers that live (train.failures {self.failures})",
             f"{self.failures + 1} losses, the last one: {found}",
-            remedy,
+            "free memory (a smaller train.order.batch_rows, train.chunk_rows, more cluster.cpus_per_worker), "
+            "then run again: it continues from there",
         )
 
     def _attempt(self, work: Work, bar: Running | None) -> str | None:
@@ -119,28 +123,28 @@ class RankGroup:
             try:
                 _follow(_thread(lambda: self._trainer(work, call, storage).fit()), watch)
             except TrainingFailedError as error:
-                failures = failures_of(error)
+                failures = _failures_of(error)
                 if any(isinstance(each, WorkerGroupStartupTimeoutError) for each in failures.values()):
-                    raise self._no_room() from None
-                return judged(failures, error)
+                    raise TransientError(
+                        "cluster",
+                        f"room for {self} within {self.patience_s:g} s (cluster.patience_s)",
+                        "not all of them",
+                        "add nodes, end other work on them, or lower train.workers; then run again: "
+                        "it continues",
+                    ) from None
+                return describe_loss(failures, error)
         return None
-
-    def _no_room(self) -> TransientError:
-        expected = f"room for {self._asked()} within {self.patience_s:g} s (cluster.patience_s)"
-        return TransientError(
-            "cluster",
-            expected,
-            "not all of them",
-            "add nodes, end what occupies them, or lower train.workers; then run again: it continues",
-        )
 
     def _trainer(self, work: Work, call: Call, storage: str) -> Any:
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.torch import TorchConfig, TorchTrainer
 
-        # no restarts by Ray: `run` decides which losses are worth another start
-        once = FailureConfig(max_failures=0, controller_failure_limit=0)
-        resources = {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
+        # workers on other nodes inherit no environment variables from the driver
+        variables = {
+            name: os.environ[name]
+            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+            if name in os.environ
+        }
         return TorchTrainer(
             _work,
             train_loop_config={"work": work, "call": call, "threads": self.threads},
@@ -148,58 +152,38 @@ class RankGroup:
             scaling_config=ScalingConfig(
                 num_workers=self.workers,
                 use_gpu=bool(self.gpus),
-                resources_per_worker=resources,
+                resources_per_worker={"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {}),
                 placement_strategy="PACK" if self.gpus else "SPREAD",
             ),
             run_config=RunConfig(
                 name="training",
                 storage_path=storage,
-                failure_config=once,
-                worker_runtime_env={"env_vars": self._variables()},
+                # no restarts by Ray: `run` decides which losses are worth another start
+                failure_config=FailureConfig(max_failures=0, controller_failure_limit=0),
+                worker_runtime_env={"env_vars": {"OMP_NUM_THREADS": str(self.threads), **variables}},
             ),
         )
 
-    def _variables(self) -> dict[str, str]:
-        """Return the workers' environment variables: workers on other nodes inherit none from the driver."""
-        passed = {
-            name: os.environ[name]
-            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-            if name in os.environ
-        }
-        return {"OMP_NUM_THREADS": str(self.threads), **passed}
-
     @contextmanager
     def _storage(self) -> Iterator[str]:
-        """Yield a folder for Ray Train, which requires one but stores nothing there.
+        """Set Ray Train's variables, and yield a folder, which it requires but stores nothing in.
 
-        Checkpoints are ours, so other nodes need not see it.
+        Checkpoints are in the training's own store, so other nodes need not see the folder.
         """
         wanted = _ENVIRONMENT | {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": f"{_LONGER * self.patience_s:g}"}
-        before = {name: os.environ.get(name) for name in wanted}
-        os.environ.update({name: value for name, value in wanted.items() if before[name] is None})
+        new = {name: value for name, value in wanted.items() if name not in os.environ}
+        os.environ.update(new)
         try:
             with tempfile.TemporaryDirectory(prefix="manta-train-") as folder:
                 yield folder
         finally:
-            for name in (name for name, value in before.items() if value is None):
+            for name in new:
                 os.environ.pop(name, None)
-
-
-def group_of(train: TrainSettings, cluster: ClusterSettings) -> RankGroup:
-    """Return the workers that the settings ask for."""
-    return RankGroup(
-        train.workers,
-        cluster.cpus_per_worker,
-        cluster.gpus_per_worker,
-        train.threads,
-        train.failures,
-        cluster.patience_s,
-    )
 
 
 def _work(config: dict[str, Any]) -> None:
     """Run the work of one rank; Ray Train calls it in every worker."""
-    import ray.train
+    import ray.train.torch
     import torch
 
     torch.set_num_threads(config["threads"])
@@ -208,15 +192,16 @@ def _work(config: dict[str, Any]) -> None:
     with call.alive(), listening() as heard:
         if share.rank == 0:
             call.begin(0)  # if any rank hangs, the first one waits for it, without progress
+        report = partial(_report, call, heard, share.rank)
         try:
-            config["work"](share, str(_device()), partial(_report, call, heard, share.rank))
+            config["work"](share, str(ray.train.torch.get_device()), report)
         except torch.OutOfMemoryError as error:
-            remedy = (
-                "lower train.chunk_rows or train.order.batch_rows, set train.checkpoint_layers=true, or "
-                "train.precision=bfloat16"
-            )
             raise ConfigError(
-                "train", "a step that fits into the GPU's memory", str(error).splitlines()[0][:200], remedy
+                "train",
+                "a step that fits into the GPU's memory",
+                str(error).splitlines()[0][:200],
+                "lower train.chunk_rows or train.order.batch_rows, set train.checkpoint_layers=true, or "
+                "train.precision=bfloat16",
             ) from None
         except RuntimeError as error:
             if any(word in str(error).lower() for word in _LOST):
@@ -241,17 +226,8 @@ def _pass_on(call: Call, heard: list[str], rank: int) -> None:
     heard.clear()
 
 
-def _device() -> Any:
-    import ray.train.torch
-
-    return ray.train.torch.get_device()
-
-
 def _thread(work: Callable[[], Any]) -> "Future[Any]":
-    """Run `work` in a thread.
-
-    In the main thread Ray Train would handle Ctrl-C, and end with exit code 0.
-    """
+    """Run `work` in a thread, because in the main thread Ray Train would end with exit code 0 at Ctrl-C."""
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -271,7 +247,7 @@ def _follow(future: "Future[Any]", watch: Watch) -> None:
     future.result()
 
 
-def failures_of(error: Exception) -> Mapping[int, Exception]:
+def _failures_of(error: Exception) -> Mapping[int, Exception]:
     """Return the error of each worker, by rank; an error of the whole group is under -1."""
     from ray.train import ControllerError, WorkerGroupError
 
@@ -280,8 +256,8 @@ def failures_of(error: Exception) -> Mapping[int, Exception]:
     return {-1: error.controller_failure if isinstance(error, ControllerError) else error}
 
 
-def judged(failures: Mapping[int, Exception], whole: Exception) -> str:
-    """Describe the loss of a worker.
+def describe_loss(failures: Mapping[int, Exception], whole: Exception) -> str:
+    """Describe the loss of a worker, given the error of each worker by rank.
 
     Raises:
         PipelineError: one of the workers raised it.
@@ -295,9 +271,9 @@ def judged(failures: Mapping[int, Exception], whole: Exception) -> str:
         WorkerHealthCheckTimeoutError,
     )
 
-    ours = [error for error in failures.values() if isinstance(error, PipelineError)]
-    if ours:
-        raise ours[0]
+    for error in failures.values():
+        if isinstance(error, PipelineError):
+            raise error
     lost = (
         RayError,
         LostPeer,

@@ -8,17 +8,16 @@ from typing import Any
 from pipeline.config import digest_of
 from pipeline.errors import ConfigError, DataError
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.settings.training import PairSettings, TrainSettings
+from pipeline.settings.training import TrainSettings
 from pipeline.store.base import Store, room
 from pipeline.store.store import open_store
 from pipeline.store.units import Stored
-from pipeline.text.corpus.sources import SourceFile
 from pipeline.text.rows.pairs import training_files
 
 RUN, RESULT, METRICS = "run.json", "result.json", "metrics.jsonl"
 CHECKPOINTS, ENCODER, REPORT = "checkpoints", "encoder", "report.html"
-_VERSION = "training-1"  # changes with every change of the training that changes bits of its result
-_SHAPES_NOTHING = {"root", "name", "data", "workers", "threads", "failures", "checkpoint", "watch"}
+_VERSION = "training-1"  # increased by every change of the code that changes bits of the result
+_DEFINES_NOTHING = {"root", "name", "data", "workers", "threads", "failures", "checkpoint", "watch"}
 _NAME = re.compile(r"[\w][\w.+=-]*")
 _LAST = "config.json"  # the file of an encoder that is written last
 _DIGITS = 12  # of the hash in a generated name
@@ -33,11 +32,11 @@ class RunRecord(Stored):
     definition: dict[str, Any]
     """settings, and identities of encoder and files: equal definitions give equal trainings"""
     encoder: str
-    """the encoder that training starts from, as the user named it"""
+    """encoder that training starts from, as in the settings"""
     counts: tuple[dict[str, int], ...]
     """for each source: rows in the files, and rows left out by reason"""
     sources: tuple[str, ...] = ()
-    """URIs of the rows; for a folder of manifests that of its newest manifest"""
+    """URIs of the rows; for a folder of manifests, the URI of the manifest that is read"""
     steps_per_epoch: int
     steps: int
 
@@ -98,7 +97,7 @@ class RunFolder:
     def result(self) -> ResultRecord | None:
         """Load the result; None before the end of the training, and if its encoder was deleted.
 
-        In the second case the last checkpoints give the encoder again.
+        In the second case the training makes the encoder again from its last checkpoints.
         """
         return (
             ResultRecord.load_intact(self.store, RESULT) if self.store.exists(f"{ENCODER}/{_LAST}") else None
@@ -107,48 +106,40 @@ class RunFolder:
     def ended(self) -> ResultRecord:
         """Return the result after the workers have ended."""
         result = self.result()
-        assert result is not None, "the first rank ends with it"
+        assert result is not None, "the first rank stores it last"
         return result
 
-    def begin(self, record: RunRecord) -> bool:
-        """Create the record.
-
-        Returns False if an equal training has created it. Raises ConfigError as `check`.
-        """
+    def begin(self, record: RunRecord) -> None:
+        """Create the record, unless an equal training has created it. Raises ConfigError as `check`."""
         self.check()
-        created = self.store.create(RUN, record.to_json())
-        if not created and RunRecord.load_intact(self.store, RUN) is None:
+        if not self.store.create(RUN, record.to_json()) and RunRecord.load_intact(self.store, RUN) is None:
             self.store.write(RUN, record.to_json())  # replace the truncated record of a killed run
-        return created
 
     def check(self) -> None:
-        """Check that the folder belongs to this training, or to none.
+        """Check that the folder belongs to this training, or is empty.
 
         Raises:
-            ConfigError: it belongs to another training (with the keys that differ), or has files but no
-                record, or is not usable as a folder.
+            ConfigError: it belongs to another training (the message has the keys that differ), has files but
+                no record, or is not usable as a folder.
         """
         with room(self.store.uri):
-            record = RunRecord.load(self.store, RUN)
+            record = RunRecord.load_intact(self.store, RUN)
         if record is None:
             if strangers := [entry.path for entry in self.store.list() if entry.path != RUN]:
                 raise ConfigError(
                     self.store.uri,
-                    "the folder of a training, or none",
+                    "the folder of a training, or an empty one",
                     f"{strangers[0]} and no {RUN}",
                     "set train.name or train.root to another folder",
                 )
         elif record.digest != self.digest:
-            differing = list(_differing(record.definition, self.definition))
-            remedy = (
-                "set these as they were (workers, threads, cluster, checkpoint and watch may change), "
-                "or another train.name"
-            )
+            differing = "; ".join(_differing(record.definition, self.definition))
             raise ConfigError(
                 f"train.name {self.name}",
                 "the settings that this training began with",
-                "; ".join(differing) or "another version of the program",
-                remedy,
+                differing or "another version of the program",
+                "set these as they were (workers, threads, cluster, checkpoint and watch may change), "
+                "or another train.name",
             )
 
 
@@ -159,52 +150,36 @@ def open_run(settings: TrainSettings, encoder: EncoderFolder) -> RunFolder:
         ConfigError: train.name is not usable as a folder name.
         DataError: a source has no files.
     """
-    definition = {
-        "version": _VERSION,
-        "encoder": {"space_id": encoder.space_id},
-        "train": settings.model_dump(mode="json", exclude=_shapes_nothing(settings)),
-        "data": [_identity(source, training_files(source.uri)) for source in settings.data],
-        "dev": [_stamp(file) for file in training_files(settings.dev.uri)] if settings.dev.uri else [],
-    }
-    if settings.name is not None:
-        name = _checked(settings.name)
-    else:
-        objectives = "-".join(one.name for one in settings.objective)
-        name = f"{objectives}-{digest_of(definition)[:_DIGITS]}"
-    return RunFolder(name, open_store(f"{open_store(settings.root).uri}/{name}"), definition)
-
-
-def _shapes_nothing(settings: TrainSettings) -> dict[str, Any]:
-    """Return the settings that do not define a training, in pydantic's form for `exclude`.
-
-    The measure on dev is left out if it is Spearman, since trainings began before there was a choice.
-    """
-    return dict.fromkeys(_SHAPES_NOTHING, True) | (
-        {"dev": {"measure"}} if settings.dev.measure == "spearman" else {}
-    )
-
-
-def _identity(source: PairSettings, files: list[SourceFile]) -> dict[str, Any]:
-    return source.defining("uri") | {"files": [_stamp(file) for file in files]}
-
-
-def _stamp(file: SourceFile) -> list[Any]:
-    return [file.name, file.size, file.stamp]
-
-
-def _checked(name: str) -> str:
-    if not _NAME.fullmatch(name):
+    if settings.name is not None and not _NAME.fullmatch(settings.name):
         raise ConfigError(
             "train.name",
             "letters, digits and . _ - + =, for a folder",
-            repr(name),
-            "choose another name, or null for one that is made",
+            repr(settings.name),
+            "choose another name, or null for a generated one",
         )
-    return name
+    excluded: dict[str, Any] = dict.fromkeys(_DEFINES_NOTHING, True)
+    if (
+        settings.dev.measure == "spearman"
+    ):  # not in the definitions of trainings begun before it was a setting
+        excluded["dev"] = {"measure"}
+    definition = {
+        "version": _VERSION,
+        "encoder": {"space_id": encoder.space_id},
+        "train": settings.model_dump(mode="json", exclude=excluded),
+        "data": [source.defining("uri") | {"files": _stamps(source.uri)} for source in settings.data],
+        "dev": _stamps(settings.dev.uri) if settings.dev.uri else [],
+    }
+    objectives = "-".join(one.name for one in settings.objective)
+    name = settings.name or f"{objectives}-{digest_of(definition)[:_DIGITS]}"
+    return RunFolder(name, open_store(f"{open_store(settings.root).uri}/{name}"), definition)
+
+
+def _stamps(uri: str) -> list[list[Any]]:
+    return [[file.name, file.size, file.stamp] for file in training_files(uri)]
 
 
 def _differing(old: Any, new: Any, key: str = "") -> Iterator[str]:
-    """Yield each key at which two trees differ, with both values."""
+    """Yield a phrase for each key at which two trees differ, with both values."""
     if isinstance(old, dict) and isinstance(new, dict):
         for name in dict.fromkeys([*old, *new]):
             yield from _differing(old.get(name), new.get(name), f"{key}.{name}" if key else name)

@@ -1,4 +1,4 @@
-"""The training of an encoder: check it, run it on the cluster, continue where an earlier command stopped."""
+"""The training of an encoder: check it, run it on the cluster, continue after an interruption."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,25 +10,25 @@ from pipeline.flows.run import Run
 from pipeline.flows.train.mine import check_mining, mine
 from pipeline.flows.train.plan import Plan, check_settings, open_dev, plan_of
 from pipeline.flows.train.rank import TrainRank
-from pipeline.flows.train.ranks import group_of
+from pipeline.flows.train.ranks import RankGroup
 from pipeline.flows.train.run_folder import CHECKPOINTS, RUN, ResultRecord, RunFolder, RunRecord, open_run
 from pipeline.flows.train.sources import pinned
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages, say
 from pipeline.models.folder.folder import open_folder
-from pipeline.settings import EncoderSettings, Job
+from pipeline.settings import Job
 from pipeline.settings.training import TrainSettings
 from pipeline.store.lease import holders, lease
 from pipeline.store.store import open_store
 
 _LEASES = "leases"  # folder below that of a training
-_MINED = "mined"  # folder below train.root: trainings with the same encoder and rows share what is mined
+_MINED = "mined"  # folder below train.root, shared by trainings with the same encoder and rows
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A training that has ended; unchanged if an earlier command had finished it."""
+    """A complete training; its status is "unchanged" if an earlier command completed it."""
 
     status: Literal["trained", "unchanged"]
     run: RunFolder
@@ -51,20 +51,18 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> Trained:
         return Trained("unchanged", run, result)
     dev, plan = open_dev(job.train), None if _mines(job) else _planned(job.train, stages)
     with connect(job.cluster, stages, verbose=verbose) as workers:
-        group = group_of(job.train, job.cluster)
+        group = RankGroup.of(job.train, job.cluster)
         group.check(workers)
         plan = plan or _planned(_with_negatives(job, workers, stages), stages)
         begun = begin(run, plan, _named(job), [source.uri for source in job.train.data])
         for other in holders(run.store, _LEASES):
-            say(
-                f"another command works on this training ({other}): each does all of it, with the same result"
-            )
+            say(f"another command runs this training ({other}): each does all of it, with the same result")
         encoder = encoder_for_workers(job.encoder, open_store(job.train.root), workers)
-        work = TrainRank(run, encoder, job.train, plan, dev, begun)
         with lease(run.store, _LEASES), stages("training", plan.steps - begun, "steps") as bar:
-            group.run(work, bar)
-            bar.reach(max(run.ended().steps - begun, 0))
-    return Trained("trained", run, run.ended())
+            group.run(TrainRank(run, encoder, job.train, plan, dev, begun), bar)
+            result = run.ended()
+            bar.reach(max(result.steps - begun, 0))
+    return Trained("trained", run, result)
 
 
 def opened(job: Job) -> tuple[Job, RunFolder]:
@@ -77,7 +75,7 @@ def opened(job: Job) -> tuple[Job, RunFolder]:
         try:
             one, run = _opened(job, settings)
             record = RunRecord.load_intact(run.store, RUN)
-        except DataError:  # a unit of that training is gone, or its record has another version
+        except DataError:  # a unit of that training is missing, or its record has another version
             continue
         if record is not None and record.digest == run.digest and run.result() is None:
             if settings != newest:
@@ -89,17 +87,11 @@ def opened(job: Job) -> tuple[Job, RunFolder]:
 
 def _opened(job: Job, settings: TrainSettings) -> tuple[Job, RunFolder]:
     job = job.model_copy(update={"train": settings})
-    job = job.model_copy(update={"encoder": _start(job)})
+    if settings.recurrent.cell is not None:
+        from pipeline.train.start import starting_encoder
+
+        job = job.model_copy(update={"encoder": starting_encoder(settings, job.encoder)})
     return job, open_run(settings, open_folder(job.encoder))
-
-
-def _start(job: Job) -> EncoderSettings:
-    """Return the encoder that training starts from. A new recurrent encoder is created here, first of all."""
-    if job.train.recurrent.cell is None:
-        return job.encoder
-    from pipeline.train.start import starting_encoder
-
-    return starting_encoder(job.train, job.encoder)
 
 
 def _named(job: Job) -> str:
@@ -119,21 +111,20 @@ def _planned(settings: TrainSettings, stages: Stages) -> Plan:
 
 def _mines(job: Job) -> bool:
     """Return whether hard negatives are mined first. Raises ConfigError if they cannot be."""
-    if not job.train.mine.enabled:
-        return False
-    check_settings(job.train)  # now, since mining may take long
-    check_mining(job)
-    return True
+    if job.train.mine.enabled:
+        check_settings(job.train)  # now, because mining may take long
+        check_mining(job)
+    return job.train.mine.enabled
 
 
 def _with_negatives(job: Job, workers: Workers, stages: Stages) -> TrainSettings:
-    """Return the training settings with mined rows in place of the given ones."""
+    """Mine hard negatives, and return the training settings with the mined rows as data."""
     kept = open_store(f"{open_store(job.train.root).uri}/{_MINED}")
     return job.train.model_copy(update={"data": mine(Run(job, kept, workers, stages), job.train.data)})
 
 
 def begin(run: RunFolder, plan: Plan, encoder: str, sources: Sequence[str] = ()) -> int:
-    """Record the training. Returns the steps that are already done, and logs them if there are any.
+    """Record the training. Returns the number of steps that are already done, and logs it if there are any.
 
     Args:
         run: folder of the training.
@@ -141,23 +132,22 @@ def begin(run: RunFolder, plan: Plan, encoder: str, sources: Sequence[str] = ())
         encoder: name of the encoder that training starts from.
         sources: URIs of the rows.
     """
-    counts = tuple(dict(each) for each in plan.counts)
     run.begin(
         RunRecord(
             name=run.name,
             digest=run.digest,
             definition=run.definition,
             encoder=encoder,
-            counts=counts,
-            steps_per_epoch=plan.steps_per_epoch,
+            counts=tuple(dict(each) for each in plan.counts),
+            steps_per_epoch=plan.order.steps_per_epoch,
             steps=plan.steps,
             sources=tuple(sources),
         )
     )
-    done = max(
-        (int(entry.path.rpartition("/")[2].split("-")[1]) for entry in run.store.list(CHECKPOINTS, ".json")),
-        default=0,
+    steps = (
+        int(entry.path.rpartition("/")[2].split("-")[1]) for entry in run.store.list(CHECKPOINTS, ".json")
     )
+    done = max(steps, default=0)
     if done:
         say(f"training {run.name} continues after step {done:,} of {plan.steps:,}")
     return done

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.errors import ConfigError, DataError, TransientError
-from pipeline.flows.train.ranks import LostPeer, RankGroup, judged
+from pipeline.flows.train.ranks import LostPeer, RankGroup, describe_loss
 from pipeline.flows.workers.ray_workers import RayWorkers
 from pipeline.flows.workers.room import Node
 from pipeline.flows.workers.workers import Workers
@@ -77,24 +77,24 @@ def test_an_error_of_ours_comes_home_while_others_wait_and_is_not_tried_again(tm
 
 def test_an_error_of_ours_goes_before_what_others_met():
     with pytest.raises(DataError, match="step 7"):
-        judged({0: LostPeer("connection closed"), 1: refusal()}, Exception("whole"))
+        describe_loss({0: LostPeer("connection closed"), 1: refusal()}, Exception("whole"))
 
 
 def test_who_died_is_told_rather_than_who_noticed():
     from ray.exceptions import WorkerCrashedError
 
-    assert judged({0: LostPeer("connection closed"), 1: WorkerCrashedError()}, Exception("whole")).startswith(
-        "rank 1: WorkerCrashedError"
-    )
+    assert describe_loss(
+        {0: LostPeer("connection closed"), 1: WorkerCrashedError()}, Exception("whole")
+    ).startswith("rank 1: WorkerCrashedError")
     assert (
-        judged({0: LostPeer("connection closed")}, Exception("whole"))
+        describe_loss({0: LostPeer("connection closed")}, Exception("whole"))
         == "rank 0: LostPeer: connection closed"
     )
 
 
 def test_a_defect_is_raised_with_all_that_is_known_of_it():
     with pytest.raises(RuntimeError, match="whole"):
-        judged({0: TypeError("a defect"), 1: LostPeer("connection closed")}, RuntimeError("whole"))
+        describe_loss({0: TypeError("a defect"), 1: LostPeer("connection closed")}, RuntimeError("whole"))
 
 
 def test_a_cluster_without_room_is_refused_unless_it_grows():

@@ -53,12 +53,12 @@ def test_every_rank_has_as_many_rows_in_as_many_steps_whatever_is_left_over(
         (("train.data=[]",), "train.data: expected files"),
         (("train.objective=simcs",), "did you mean 'simcse'"),
         (("train.objective={name: simcse, options: {temprature: 1}}",), "did you mean 'temperature'"),
-        (("train.schedule.name=plateau",), "train.schedule plateau: expected a score on dev"),
+        (("train.schedule.name=plateau",), "train.schedule plateau: expected a file to measure on"),
         (
             ("train.dev.measure=accuracy",),
             (
-                r"train.dev.measure accuracy: expected an objective that trains a classifier, "
-                r".*\(classification, r_drop\), found simcse"
+                r"train.dev.measure accuracy: expected a first objective that trains a classifier "
+                r"\(classification, r_drop\), found simcse"
             ),
         ),
         (
@@ -142,6 +142,6 @@ def test_an_objective_of_neighbours_gets_pieces_of_documents(tmp_path: Path):
     two = f"train.data=[{tmp_path / 'documents.parquet'}, {tmp_path / 'documents.parquet'}]"
     assert plan(tmp_path, two, f"train.objective={name}").steps == 2 * found.steps
     with pytest.raises(
-        ConfigError, match=r"train.mixing: expected alternate for an objective that reads neighbours"
+        ConfigError, match=r"train.mixing: expected alternate, because the objective reads neighbouring texts"
     ):
         plan(tmp_path, two, f"train.objective={name}", "train.mixing=blend")
