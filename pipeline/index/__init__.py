@@ -1,4 +1,4 @@
-"""The published index: planned, trained, filled shard by shard, merged, checked and searched.
+"""The published index: planned, trained, filled part by part, merged, measured and searched.
 
-Nothing outside this package imports faiss.
+Only this package imports faiss.
 """

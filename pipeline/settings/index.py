@@ -33,7 +33,7 @@ class IndexSettings(Settings):
     """rows the quantizer is trained on; null: 64 per list, at least 20,000 where there are so many"""
     nprobe: Annotated[int, Field(ge=1)] | None = None
     """lists a query visits; null: the fewest whose recall is above gates.recall_at_10 with its whole 95 %
-    interval, and up to sixteen times as many if queries near deleted rows need them for that recall"""
+    interval, and up to eight times as many if queries near deleted rows need them for that recall"""
     queries: Annotated[int, Field(ge=2)] = 1_000
     """rows sampled as queries; nprobe is chosen on one half, recall reported on the other"""
     on_disk: Literal["auto", "never", "always"] = "auto"

@@ -20,10 +20,11 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from pipeline.index.build import fill, read_index, threads, train, write_index
+from pipeline.index.effort import choose_effort, get_effort, set_effort
 from pipeline.index.merge import Part, merge
 from pipeline.index.plan import IndexPlan, plan_index
+from pipeline.index.recall import recall
 from pipeline.index.truth import ExactTopK, Neighbours, Queries
-from pipeline.index.validate import choose_nprobe, get_effort, recall, set_effort
 from pipeline.settings import EncoderSettings, EncodeSettings, IndexSettings
 from pipeline.settings.index_kinds import KINDS
 from tests.benchmarks.machine import machine, print_table, spread
@@ -128,7 +129,7 @@ def compare(bench: Bench, truth: Neighbours, folder: Path) -> list[str]:
         built["peer"] = peer_add(faiss.deserialize_index(peer_empty), bench)
 
     adding = [(seconds(add_peer), seconds(add_ours)) for _ in range(bench.pairs)]
-    choose_nprobe(built["ours"], bench.queries, truth, TARGET)
+    choose_effort(built["ours"], bench.queries, truth, TARGET)
     effort = _same_effort(built["peer"], built["ours"])
     sharded = _sharded(bench, ours_empty, folder)
     set_effort(sharded, effort)

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.errors import DataError, SpaceMismatch
 from pipeline.index.build import fill, read_index, train, write_index
-from pipeline.index.merge import Part, duplicates, merge, merge_on_disk
+from pipeline.index.merge import Part, count_duplicates, merge, merge_on_disk
 from pipeline.index.plan import plan_index
 from pipeline.index.structure import addresses_of, ivf_of
 from pipeline.settings import IndexSettings
@@ -162,10 +162,10 @@ def test_a_part_whose_rows_are_not_where_they_should_be_is_noticed(tmp_path):
 def test_duplicates_are_counted_as_numpy_counts_them(seed):
     rng = np.random.default_rng(seed)
     addresses = (rng.integers(0, 5, 3_000) << 32) | rng.integers(0, 2_000, 3_000)
-    found = duplicates(np.split(addresses, [1, 10, 2_000]))
+    found = count_duplicates(np.split(addresses, [1, 10, 2_000]))
     assert found.count == len(addresses) - len(np.unique(addresses))
     assert (found.first is None) == (found.count == 0)
-    assert duplicates([np.unique(addresses)]).count == 0
+    assert count_duplicates([np.unique(addresses)]).count == 0
 
 
 def test_all_addresses_come_out_again(tmp_path):

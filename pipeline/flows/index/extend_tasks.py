@@ -184,8 +184,8 @@ class JoinDelta:
 
     def _work(self, shards: tuple[ShardRecord, ...]) -> Grown:
         from pipeline.index.build import write_index
+        from pipeline.index.effort import set_effort
         from pipeline.index.merge import merge
-        from pipeline.index.validate import set_effort
 
         extension, before, store = self.extension, self.extension.before, self.extension.build.store
         base_files = before.index.files[:-1] if before.index.parts > 1 else before.index.files
@@ -272,7 +272,7 @@ class MeasureGrown:
         return self._work
 
     def _work(self, item: tuple[Grown, Asked]) -> Measurement:
-        from pipeline.index.finish import measure_parts
+        from pipeline.index.measure import measure_parts
         from pipeline.index.near_dead import recall_near_dead
         from pipeline.index.parts import open_parts
         from pipeline.index.structure import fingerprint

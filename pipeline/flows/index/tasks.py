@@ -70,7 +70,7 @@ class BuiltIndex(Stored):
     settings: dict[str, Any]
     """nprobe or efSearch as stored in the file, nlist, fingerprint of the trained part"""
     measured: dict[str, Any]
-    """recall, curve, latency ... as pipeline.index.validate found them"""
+    """recall, curve, latency ... a `Measured` of pipeline.index.measured"""
     examples: tuple[ExampleQuery, ...]
     plan: IndexPlan
     trained: FileRef
@@ -286,19 +286,22 @@ class Finish:
         return self._work
 
     def _work(self, shards: tuple[ShardRecord, ...]) -> BuiltIndex:
-        from pipeline.index.finish import finish
+        from pipeline.index.build import write_index
+        from pipeline.index.measure import measure
+        from pipeline.index.merge import merge, merge_on_disk
 
-        build, store, queries = (
-            self.build,
-            self.build.store,
-            load_queries(self.build.store, self.trained.queries),
-        )
+        build, store = self.build, self.build.store
+        queries = load_queries(store, self.trained.queries)
         with store.scratch() as scratch:
             parts, truth = filled_parts(store, shards, queries)
-            files, measured = finish(build.plan, build.settings, build.gates, queries, parts, truth, scratch)
-            examples = _examples_in(files[0], queries, build.plan.on_disk)
-            refs = tuple(put_by_content(store, file, "indexes/", measured["rows"]) for file in files)
+            index, lists = merge_on_disk(parts, scratch) if build.plan.on_disk else (merge(parts), None)
+            found = measure(index, queries, truth, build.settings, build.gates.wanted_recall)
+            shown = examples(index, queries)
+            write_index(index, scratch / "index.faiss")
+            written = (scratch / "index.faiss", lists) if lists else (scratch / "index.faiss",)
+            refs = tuple(put_by_content(store, file, "indexes/", found.rows) for file in written)
             kept = keep_truth(store, truth, scratch)
+        measured = found.model_dump(mode="json") | {"file_bytes": sum(file.bytes for file in refs)}
         return BuiltIndex(
             kind=build.plan.kind,
             factory=build.plan.factory,
@@ -309,7 +312,7 @@ class Finish:
             rows=measured["rows"],
             settings=settings_of(measured),
             measured=measured,
-            examples=examples,
+            examples=shown,
             plan=build.plan,
             trained=self.trained.index,
             queries=self.trained.queries,
@@ -365,12 +368,6 @@ def load_truth(store: Store, reference: FileRef) -> Any:
 
     tensors, _ = unpack(reference.read(store), "addresses", "scores")
     return Neighbours(tensors["addresses"], tensors["scores"])
-
-
-def _examples_in(file: Path, queries: Any, on_disk: bool) -> tuple[ExampleQuery, ...]:
-    from pipeline.index.build import read_index
-
-    return examples(read_index(file, on_disk=on_disk), queries)
 
 
 def examples(index: Any, queries: Any) -> tuple[ExampleQuery, ...]:

@@ -39,7 +39,8 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
     Raises:
         DataError: there is no release, or one of its files is missing or damaged.
     """
-    from pipeline.index.validate import Counted, Measured, judge
+    from pipeline.index.gates import judge
+    from pipeline.index.measured import Counted, Measured
 
     releases = open_releases(job)
     current = load_previous(releases)
@@ -81,7 +82,7 @@ class MeasureRelease:
         return self._work
 
     def _work(self, _: None) -> tuple[dict[str, Any], int]:
-        from pipeline.index.finish import measure_parts
+        from pipeline.index.measure import measure_parts
         from pipeline.index.parts import load_parts
         from pipeline.index.truth import ExactTopK, Queries
 

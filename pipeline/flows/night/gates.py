@@ -81,7 +81,8 @@ def judge_candidate(
     Returns:
         The candidate with its gates and canary vectors, and its comparison with the previous release.
     """
-    from pipeline.index.validate import Counted, Measured, judge, lowest_cosine
+    from pipeline.index.gates import judge, lowest_cosine
+    from pipeline.index.measured import Counted, Measured
 
     job, store, manifest = run.job, run.store, candidate.manifest
     with run.stages("gates"):

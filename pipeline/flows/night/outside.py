@@ -120,8 +120,8 @@ class RecallOf:
 
     def _work(self, pieces: tuple[FileRef, ...]) -> tuple[float, float, float]:
         from pipeline.index.parts import load_parts
+        from pipeline.index.recall import recall
         from pipeline.index.truth import ExactTopK
-        from pipeline.index.validate import recall
 
         store, queries = self.store, load_queries(self.store, self.queries)
         truth = reduce(ExactTopK(queries).merge, (load_truth(store, piece) for piece in pieces))

@@ -139,12 +139,12 @@ class MineUnit:
 
     def start(self) -> Callable[[PairUnits], UnitRecord]:
         """Open the index, and return the work: pairs to the record of their negatives."""
-        from pipeline.index.ids import open_ids
+        from pipeline.index.ids import Ids
         from pipeline.index.parts import open_parts
 
         store = self.source.store
         index = open_parts(self.built.files, lambda reference: reference.local(store))
-        ids = open_ids([reference.local(store) for reference in self.built.ids])
+        ids = Ids([reference.local(store) for reference in self.built.ids])
         return lambda units: remembered(
             store, self.record(units), UnitRecord, lambda: self._mined(units, index, ids)
         )

@@ -19,7 +19,7 @@ from pipeline.flows.index.tasks import BuiltIndex, load_queries, load_truth
 from pipeline.flows.rows import Placed
 from pipeline.flows.run import Run
 from pipeline.flows.workers.workers import Workers
-from pipeline.index.ids import open_ids
+from pipeline.index.ids import Ids
 from pipeline.index.parts import Parts, open_parts
 from pipeline.index.truth import NOBODY
 from pipeline.log import Stages
@@ -174,7 +174,7 @@ class Chain:
             == parts.ntotal
             == built.measured["rows"]
         )
-        ids = open_ids([self.store.local(reference.path, reference.sha256) for reference in built.ids])
+        ids = Ids([self.store.local(reference.path, reference.sha256) for reference in built.ids])
         assert ids.take(live).to_pylist() == [
             {"id": f"u{a >> 32}-{a & 0xFFFFFFFF}", "name": f"U{a >> 32}-{a & 0xFFFFFFFF}"}
             for a in live.tolist()
