@@ -196,16 +196,13 @@ def check_levels(dim: int, levels: int) -> None:
     if dim % 2**levels == 0:
         return
     most = (dim & -dim).bit_length() - 1  # how often two divides it
-    remedy = (
-        f"set whiten.flow.levels to at most {most}"
-        if most
-        else "none fits an odd dimension: choose whitening"
-    )
     raise ConfigError(
         "whiten.flow.levels",
         f"a dimension divisible by {2**levels}, which is 2^levels",
         f"dimension {dim} with {levels} levels",
-        remedy,
+        f"set whiten.flow.levels to at most {most}"
+        if most
+        else "none fits an odd dimension: choose whitening",
     )
 
 

@@ -1,5 +1,6 @@
-"""How an encoder averages tokens: which ones it leaves out, how it weighs words, and the word counts behind
-both. Imports neither torch nor transformers.
+"""Averages over tokens: the tokens they leave out, weights of words, and the word counts that both need.
+
+Imports neither torch nor transformers.
 """
 
 from collections.abc import Mapping
@@ -15,18 +16,19 @@ from pipeline.settings import EncoderSettings
 
 @dataclass(frozen=True)
 class Averages:
-    """As the settings ask for it; all tokens alike by default."""
+    """Settings of averages over tokens; by default all tokens count alike."""
 
     exclude: tuple[str, ...] = ()
     """kinds of tokens that averages leave out"""
     frequent: int = 0
-    """how many tokens `frequent` leaves out; 0 where it is not asked for"""
+    """number of tokens that `frequent` leaves out; 0 if it is not among `exclude`"""
     sif: float | None = None
+    """smoothing parameter of SIF weights; None: words are not weighted"""
     counts: Path | None = None
-    """file of the word counts, where `frequent` or `sif` needs them"""
+    """file of the word counts, if `frequent` or `sif` needs them"""
 
     def identity(self, files: Mapping[str, str]) -> dict[str, Any]:
-        """What of it vectors depend on; nothing by default. files: sha256 by name."""
+        """Settings that vectors depend on; {} by default. files: sha256 by name."""
         found: dict[str, Any] = {"exclude": [*self.exclude, self.frequent]} if self.exclude else {}
         if self.sif is not None:
             found["sif"] = self.sif
@@ -36,12 +38,20 @@ class Averages:
 def averages_of(
     settings: EncoderSettings, path: Path, model_type: str, pooling: tuple[str, ...], *, words: bool
 ) -> Averages:
-    """Of the encoder at `path`; words: it is a table of word vectors.
+    """Resolve the settings for an encoder.
 
-    Counts that lie in the folder count: a copy of an encoder needs nothing else.
+    Word counts stored in the folder take precedence, so a copied folder is self-contained.
 
-    ModelError for a pooling that the encoder cannot do, for settings of averages where there is none, and for
-    counts that are not there.
+    Args:
+        settings: of the encoder.
+        path: its folder.
+        model_type: as config.json has it, for errors.
+        pooling: names of its poolings.
+        words: it is a table of word vectors.
+
+    Raises:
+        ModelError: the encoder does not support a pooling, the settings need averages or word vectors and
+            there are none, or word counts are missing.
     """
     _check(settings, model_type, pooling, words)
     needed = settings.sif is not None or "frequent" in settings.exclude
@@ -65,29 +75,30 @@ def _check(settings: EncoderSettings, model_type: str, pooling: tuple[str, ...],
             found,
             "choose such a pooling, or exclude nothing",
         )
-    if settings.sif is None:
-        return
-    if not words:
-        remedy = (
-            "name a file of word vectors, or set encoder.sif to null; encoder.exclude: [frequent] works "
-            "with this model"
-        )
+    if settings.sif is not None and not words:
         raise ModelError(
-            "encoder.sif", "word vectors at encoder.path", f"the {model_type} model {settings.path}", remedy
+            "encoder.sif",
+            "word vectors at encoder.path",
+            f"the {model_type} model {settings.path}",
+            "name a file of word vectors, or set encoder.sif to null; encoder.exclude: [frequent] works "
+            "with this model",
         )
-    if not all(each.sif for each in chosen):
+    if settings.sif is not None and not all(each.sif for each in chosen):
         names = ", ".join(each.name for each in POOLINGS.values() if each.sif)
-        remedy = "choose one of these, or set encoder.sif to null"
-        raise ModelError("encoder.sif", f"one of the poolings {names}", found, remedy)
+        raise ModelError(
+            "encoder.sif",
+            f"one of the poolings {names}",
+            found,
+            "choose one of these, or set encoder.sif to null",
+        )
 
 
 def _counts(settings: EncoderSettings, own: Path) -> Path:
     if own.is_file():
         return own
     if settings.frequencies is None:
-        what = "encoder.exclude: frequent" if settings.sif is None else "encoder.sif"
         raise ModelError(
-            what,
+            "encoder.exclude: frequent" if settings.sif is None else "encoder.sif",
             "how often words occur, in encoder.frequencies",
             "null",
             "name a Parquet file with the columns word and count",

@@ -1,11 +1,11 @@
-"""Several encoders as one, whose vectors stand side by side: a folder with a folder for each (QuickThoughts:
-Logeswaran & Lee 2018, whose product is [f; g]).
+"""Several encoders as one, with concatenated vectors: a folder with one folder per encoder.
+
+QuickThoughts (Logeswaran & Lee 2018) concatenates its two encoders, [f; g].
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pipeline.config import digest_of
 from pipeline.errors import ModelError
@@ -15,27 +15,27 @@ from pipeline.settings import EncoderSettings
 from pipeline.store.cache import digest_of_file
 
 PARTS = ("0_First", "1_Second")
+DESCRIBED = {"model_type": JOINED, "parts": list(PARTS)}
+"""config.json of such a folder; its model_type keeps other libraries from loading a part as the whole"""
 _CONFIG = "config.json"
-
-
-def described(parts: tuple[str, ...] = PARTS) -> dict[str, Any]:
-    """What config.json says of such a folder.
-
-    A model_type that other libraries do not know keeps them from loading a part as if it were the whole.
-    """
-    return {"model_type": JOINED, "parts": list(parts)}
+_READING = (
+    *("family", "max_length", "pooling", "prompt", "query_prompt", "lower", "cuts", "template"),
+    *("ends_sentences", "include_prompt"),
+)
 
 
 def open_joined(
     path: Path, settings: EncoderSettings, open_part: Callable[[EncoderSettings], EncoderFolder]
 ) -> EncoderFolder:
-    """The encoder of such a folder.
+    """Open a folder of several encoders.
 
-    What the settings override they override in each part; its vectors have length one where those of all
-    parts have, and of the whole. ModelError where a part cannot be opened, and where parts read texts
-    differently.
+    Settings override those of each part. The vectors are normalized if the settings say so or, by default, if
+    those of all parts are.
+
+    Raises:
+        ModelError: a part cannot be opened, or the parts read texts differently.
     """
-    raw = False if settings.normalize is False else None  # asked for, it is the whole that is normalised
+    raw = False if settings.normalize is False else None  # true normalizes the whole, not each part
     parts = {
         name: open_part(settings.model_copy(update={"path": str(path / name), "normalize": raw}))
         for name in _names(path)
@@ -43,12 +43,10 @@ def open_joined(
     first, *others = parts.values()
     for other in others:
         _check_alike(first, other)
-    whole = (
-        settings.normalize
-        if settings.normalize is not None
-        else all(part.normalize for part in parts.values())
-    )
-    tail = ("normalize",) if whole else ()
+    normalize = settings.normalize
+    if normalize is None:
+        normalize = all(part.normalize for part in parts.values())
+    tail = ("normalize",) if normalize else ()
     return replace(
         first,
         path=path,
@@ -64,19 +62,16 @@ def open_joined(
 
 def _names(path: Path) -> list[str]:
     names = read_json(path / _CONFIG, required=True).get("parts")
-    check_inside(path / _CONFIG, names if isinstance(names, list) else ())
-    if (
-        not isinstance(names, list)
-        or len(names) < 2
-        or not all(isinstance(name, str) and (path / name).is_dir() for name in names)
-    ):
-        raise ModelError(
-            str(path / _CONFIG),
-            "the names of two folders or more beside it as parts",
-            repr(names),
-            "restore the folder",
-        )
-    return names
+    if isinstance(names, list):
+        check_inside(path / _CONFIG, names)
+        if len(names) >= 2 and all((path / name).is_dir() for name in names):
+            return names
+    raise ModelError(
+        str(path / _CONFIG),
+        "the names of two folders or more beside it as parts",
+        repr(names),
+        "restore the folder",
+    )
 
 
 def _files(path: Path, parts: Mapping[str, EncoderFolder]) -> dict[str, str]:
@@ -87,41 +82,25 @@ def _files(path: Path, parts: Mapping[str, EncoderFolder]) -> dict[str, str]:
 
 
 def _check_alike(first: EncoderFolder, other: EncoderFolder) -> None:
-    """Tokens go through all parts as the first one reads them."""
+    """Check that two parts read texts alike: all parts get the tokens of the first one."""
     if first.averages.counts:
         raise ModelError(
             "encoder.frequencies",
-            "none for encoders side by side",
+            "none for concatenated encoders",
             str(first.averages.counts),
             "set it to null, or name one of the parts",
         )
-    apart = [name for name, (one, two) in _reading(first, other).items() if one != two]
-    if apart:
+    different = [name.replace("_", " ") for name in _READING if getattr(first, name) != getattr(other, name)]
+    if _tokenizer_files(first) != _tokenizer_files(other):
+        different.append("tokenizer")
+    if different:
         raise ModelError(
             str(other.path),
-            f"the same {', '.join(apart)} as {first.path.name}",
+            f"the same {', '.join(different)} as {first.path.name}",
             "others",
             "join encoders that read texts alike",
         )
 
 
-def _reading(first: EncoderFolder, other: EncoderFolder) -> dict[str, tuple[Any, Any]]:
-    names = (
-        "family",
-        "max_length",
-        "pooling",
-        "prompt",
-        "query_prompt",
-        "lower",
-        "cuts",
-        "template",
-        "ends_sentences",
-        "include_prompt",
-    )
-    tokenizers = [
-        {name: digest for name, digest in part.files.items() if "token" in name or "vocab" in name}
-        for part in (first, other)
-    ]
-    return {name.replace("_", " "): (getattr(first, name), getattr(other, name)) for name in names} | {
-        "tokenizer": (tokenizers[0], tokenizers[1])
-    }
+def _tokenizer_files(folder: EncoderFolder) -> dict[str, str]:
+    return {name: digest for name, digest in folder.files.items() if "token" in name or "vocab" in name}

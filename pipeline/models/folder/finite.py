@@ -1,4 +1,4 @@
-"""Weights that are NaN or infinite are found when a model is loaded.
+"""Refuse weights that are NaN or infinite when a model is loaded.
 
 Imports torch where a tensor is checked.
 """
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def check_finite(where: str, name: str, tensor: "Tensor") -> None:
-    """Refuse a floating-point tensor that holds NaN or infinity. One such row of a word table spoils only the
-    texts with that token, so encoding a few sentences does not show it.
+    """Check that a floating-point tensor is finite.
 
-    The sum of a tensor that holds either is not finite, and takes a twentieth of the time of a look at each
-    value; a finite tensor whose sum overflows is looked at in full.
+    One bad row of a word table spoils only the texts with that token, so encoding a few sentences would not
+    find it. The sum of a tensor with NaN or infinity is not finite, and takes a twentieth of the time of
+    testing each value. A finite tensor whose sum overflows is tested value by value.
 
     Raises:
-        ModelError: names the tensor and counts its rows (of a vector: its values) that are not finite.
+        ModelError: names the tensor and counts its rows that are not finite; for a vector, its values.
     """
     import torch
 

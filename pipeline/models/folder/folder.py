@@ -1,4 +1,4 @@
-"""What an encoder folder says: its files, modules, pooling, prompts, limits and identity.
+"""Open an encoder folder: its files, modules, pooling, prompts, limits and identity.
 
 Imports neither torch nor transformers.
 """
@@ -27,7 +27,6 @@ from pipeline.models.folder.modules import (
     check_numbers,
     modules_of,
     pooling_of,
-    read_config,
     read_json,
     tail_of,
 )
@@ -38,37 +37,36 @@ from pipeline.models.layers.pooling import POOLINGS
 from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.tokens import Side
 
-_DOCUMENT_PROMPTS = (
-    "document",
-    "passage",
-    "corpus",
-)  # as sentence-transformers' `encode_document` looks for them
+_DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # in the order of sentence-transformers
 _LEFT_TRUNCATION = re.compile(rb'"truncation":\s*\{[^{}]*"direction":\s*"Left"')
 _NO_LIMIT = 1_000_000  # tokenizers without a limit write 1e30
+_DEFAULT_LENGTH = 512  # as models are trained whose files name no limit
 
 
 def open_folder(settings: EncoderSettings) -> EncoderFolder:
-    """The encoder that `settings` mean; ModelError names file, expected and found where it cannot be used."""
+    """Open the encoder of the settings.
+
+    Raises:
+        ModelError: it cannot be used; the message names file, expected and found.
+    """
     path = locate(settings.path)
     if read_json(path / "config.json").get("model_type") == JOINED:
         return open_joined(path, settings, open_folder)
     modules = modules_of(path)
     transformer = modules[0][1] if modules else ""
-    config = read_config(path / transformer)
+    config = read_json(path / transformer / "config.json", required=True)
     check_code(path / transformer)
     if config.get("model_type") in PACKED_FAMILIES:
         check_numbers(path / transformer / "config.json", config)
     own = _transformer_settings(path / transformer)
     pooling, include_prompt = pooling_of(path, modules)
-    tail = tuple(tail_of(path, modules, settings.normalize))
-    prompts = read_json(path / "config_sentence_transformers.json")
-    prompt, query_prompt = _prompts(prompts, settings, path)
+    prompt, query_prompt = _prompts(settings, path)
     folder = EncoderFolder(
         path=path,
         transformer=transformer,
         config=config,
         family=_family(config),
-        tail=tail,
+        tail=tuple(tail_of(path, modules, settings.normalize)),
         prompt=prompt,
         query_prompt=query_prompt,
         pooling=_checked_pooling(settings, pooling),
@@ -90,8 +88,16 @@ def open_folder(settings: EncoderSettings) -> EncoderFolder:
     return identified(replace(folder, averages=averages), modules)
 
 
+def positions_of(config: Mapping[str, Any]) -> int:
+    """Number of tokens that a model has positions for."""
+    positions = int(config.get("max_position_embeddings") or config.get("n_positions") or _NO_LIMIT)
+    if PACKED_FAMILIES.get(str(config.get("model_type"))) in ("roberta", "mpnet"):
+        positions -= int(config.get("pad_token_id", 1)) + 1  # their positions start behind the padding index
+    return positions
+
+
 def _transformer_settings(folder: Path) -> dict[str, Any]:
-    """max_seq_length and do_lower_case, under whichever of its historic names the file lies there."""
+    """max_seq_length and do_lower_case, from a file with one of its historic names."""
     own = next((read for name in TRANSFORMER_CONFIGS if (read := read_json(folder / name))), {})
     if (task := own.get("transformer_task", "feature-extraction")) != "feature-extraction":
         raise ModelError(
@@ -101,25 +107,23 @@ def _transformer_settings(folder: Path) -> dict[str, Any]:
 
 
 def _checked_pooling(settings: EncoderSettings, own: tuple[str, ...]) -> tuple[str, ...]:
-    """`mean`, or several concatenated: `mean+max`.
-
-    A template's mask where the settings say nothing else, else the folder's own.
-    """
+    """Poolings of the settings, such as mean, or mean+max; by default a template's mask, or the folder's."""
     if settings.pooling is None:
         return MASKED if settings.template is not None else own
     pooling = tuple(name.strip() for name in settings.pooling.split("+"))
     for name in pooling:
         if name not in POOLINGS:
             near = difflib.get_close_matches(name, POOLINGS, n=1)
-            remedy = f"did you mean {near[0]!r}?" if near else "choose one; a + between two concatenates them"
-            raise ModelError("encoder.pooling", f"one of {', '.join(POOLINGS)}", repr(name), remedy)
+            raise ModelError(
+                "encoder.pooling",
+                f"one of {', '.join(POOLINGS)}",
+                repr(name),
+                f"did you mean {near[0]!r}?" if near else "choose one; a + between two concatenates them",
+            )
     return pooling
 
 
 def _check_template(folder: EncoderFolder, settings: EncoderSettings) -> None:
-    """Templates are for models with a mask token, whose state stands by itself; what is taken off such
-    vectors belongs to no other ones.
-    """
     pooling = "+".join(folder.pooling)
     if "mask" in folder.pooling and folder.pooling != MASKED:
         raise ModelError("encoder.pooling", "mask by itself", pooling, "choose mask, or poolings without it")
@@ -131,11 +135,10 @@ def _check_template(folder: EncoderFolder, settings: EncoderSettings) -> None:
             "set it to null",
         )
     if folder.template is not None and settings.exclude:
-        found = ", ".join(settings.exclude)
         raise ModelError(
             "encoder.exclude",
             "nothing beside encoder.template, whose tokens would be left out of texts too",
-            found,
+            ", ".join(settings.exclude),
             "use one of both",
         )
     if folder.pooling != MASKED and any(isinstance(module, Denoising) for module in folder.tail):
@@ -148,16 +151,16 @@ def _check_template(folder: EncoderFolder, settings: EncoderSettings) -> None:
 
 
 def _check_recurrent(folder: EncoderFolder) -> None:
-    """Two directions end at two places of a text; nothing else has them."""
     pooling, recurrent = "+".join(folder.pooling), folder.family == "recurrent"
     if recurrent and not all(POOLINGS[name].recurrent for name in folder.pooling):
         names = ", ".join(each.name for each in POOLINGS.values() if each.recurrent)
-        expected = f"one of {names} for a recurrent encoder"
-        raise ModelError("encoder.pooling", expected, pooling, "choose one of these")
+        raise ModelError(
+            "encoder.pooling", f"one of {names} for a recurrent encoder", pooling, "choose one of these"
+        )
     if recurrent and folder.config.get("contexts") and folder.pooling != ("mean",):
         raise ModelError(
             "encoder.pooling",
-            "mean, which the encoder's weights of words are made for",
+            "mean, the pooling of an encoder with attention weights",
             pooling,
             "set it to null",
         )
@@ -170,66 +173,60 @@ def _check_recurrent(folder: EncoderFolder) -> None:
         )
 
 
-def _prompts(config: dict[str, Any], settings: EncoderSettings, path: Path) -> tuple[str, str]:
-    """(prompt of the corpus, prompt of queries): as sentence-transformers' `encode_document` and
-    `encode_query` choose them.
+def _prompts(settings: EncoderSettings, path: Path) -> tuple[str, str]:
+    """Prompts of documents and of queries, as `encode_document` and `encode_query` of sentence-transformers.
 
-    A folder with prompts for both gets both; else the corpus gets the default prompt or none. A prompt in the
-    settings replaces the folder's pair.
+    A folder with prompts for both gets both, otherwise documents get the default prompt or none. A prompt in
+    the settings replaces both of the folder.
     """
+    file = path / "config_sentence_transformers.json"
+    config = read_json(file)
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
     if default is not None and default not in prompts:
-        where = str(path / "config_sentence_transformers.json")
         raise ModelError(
-            where,
+            str(file),
             f"default_prompt_name among {', '.join(prompts) or 'no prompts'}",
             repr(default),
             "restore the file",
         )
     own_query = prompts.get("query") if settings.prompt is None else None
-    document = (
-        next((prompts[name] for name in _DOCUMENT_PROMPTS if prompts.get(name)), None) if own_query else None
-    )
-    prompt = (
-        settings.prompt
-        if settings.prompt is not None
-        else document
-        if document is not None
-        else prompts.get(default, "")
-    )
+    prompt = settings.prompt
+    if prompt is None and own_query:
+        prompt = next((prompts[name] for name in _DOCUMENT_PROMPTS if prompts.get(name)), None)
+    if prompt is None:
+        prompt = prompts.get(default, "")
     if settings.query_prompt is not None:
         return prompt, settings.query_prompt
     return prompt, own_query or prompt
 
 
 def _family(config: dict[str, Any]) -> str:
-    """Whether the packed pass computes exactly this model; what is unusual takes the padded pass."""
-    activation = config.get("activation", config.get("hidden_act", "gelu"))
+    """Family by config.json; `other` unless the packed forward pass computes exactly this model."""
+    kind = str(config.get("model_type"))
     usual = (
         config.get("position_embedding_type", "absolute") == "absolute"
         and not config.get("is_decoder")
-        and activation in ("gelu", "relu", "gelu_new")
+        and config.get("activation", config.get("hidden_act", "gelu")) in ("gelu", "relu", "gelu_new")
         and not config.get("quantization_config")
     )
-    if own := {WORDS: "words", RECURRENT: "recurrent"}.get(str(config.get("model_type"))):
+    if own := {WORDS: "words", RECURRENT: "recurrent"}.get(kind):
         return own
-    return PACKED_FAMILIES.get(str(config.get("model_type")), "other") if usual else "other"
-
-
-def positions_of(config: Mapping[str, Any]) -> int:
-    """How many tokens a model has positions for."""
-    positions = int(config.get("max_position_embeddings") or config.get("n_positions") or _NO_LIMIT)
-    if PACKED_FAMILIES.get(str(config.get("model_type"))) in ("roberta", "mpnet"):
-        positions -= int(config.get("pad_token_id", 1)) + 1  # their positions start behind the padding index
-    return positions
+    return PACKED_FAMILIES.get(kind, "other") if usual else "other"
 
 
 def _max_length(folder: Path, config: dict[str, Any], own: dict[str, Any], wanted: int | None) -> int:
-    """Tokens of one text: what the settings want, else the sentence-transformers limit, else the tokenizer's,
-    never above the positions there are.
+    """Tokens of a text: the settings' limit, or sentence-transformers', or the tokenizer's.
+
+    It is never above the number of positions.
     """
     positions = positions_of(config)
-    calls = own.get("processing_kwargs") or {}  # arguments of the tokenizer's call: these come after the rest
+    if wanted is not None and wanted > positions:
+        raise ModelError(
+            "encoder.max_length", f"at most the {positions} positions of the model", str(wanted), "lower it"
+        )
+    if wanted is not None:
+        return wanted
+    calls = own.get("processing_kwargs") or {}  # arguments of the tokenizer's call, which precede the others
     called = (calls.get("text") or {}).get("max_length") or (calls.get("common") or {}).get("max_length")
     named = (
         called
@@ -238,30 +235,19 @@ def _max_length(folder: Path, config: dict[str, Any], own: dict[str, Any], wante
         or _NO_LIMIT
     )
     limit = min(int(min(named, _NO_LIMIT)), positions)
-    if limit >= _NO_LIMIT:
-        limit = wanted or 512  # neither file names a limit: 512, as the models of this kind were trained with
-    if wanted is None:
-        return limit
-    if wanted > positions:
-        raise ModelError(
-            "encoder.max_length", f"at most the {positions} positions of the model", str(wanted), "lower it"
-        )
-    return wanted
+    return limit if limit < _NO_LIMIT else _DEFAULT_LENGTH
 
 
 def _cuts(folder: Path) -> Side:
-    """As transformers decides: tokenizer_config.json, else what stands at the head of tokenizer.json; that
-    file can have many megabytes.
+    """Side that is truncated, as in transformers: by tokenizer_config.json, or by tokenizer.json.
+
+    Only the beginning of the latter is read, as it can have many megabytes.
     """
-    named = read_json(folder / "tokenizer_config.json").get("truncation_side")
+    file = folder / "tokenizer_config.json"
+    named = read_json(file).get("truncation_side")
     if named not in (None, "left", "right"):
-        raise ModelError(
-            str(folder / "tokenizer_config.json"),
-            "truncation_side left or right",
-            repr(named),
-            "restore the file",
-        )
+        raise ModelError(str(file), "truncation_side left or right", repr(named), "restore the file")
     if named is None and (folder / "tokenizer.json").is_file():
-        with (folder / "tokenizer.json").open("rb") as file:
-            named = "left" if _LEFT_TRUNCATION.search(file.read(2_048)) else "right"
+        with (folder / "tokenizer.json").open("rb") as head:
+            named = "left" if _LEFT_TRUNCATION.search(head.read(2_048)) else "right"
     return "start" if named == "left" else "end"

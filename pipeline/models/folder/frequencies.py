@@ -1,4 +1,4 @@
-"""How often words occur: a Parquet file with the columns word and count.
+"""Word counts: a Parquet file with the columns word and count.
 
 Imports neither torch nor transformers.
 """
@@ -17,33 +17,40 @@ from pipeline.store.arrays import plain_type
 from pipeline.store.store import open_store
 from pipeline.text.corpus.listing import local_path
 
-FREQUENCIES = "frequencies.parquet"  # its name in an encoder folder that carries its own
+FREQUENCIES = "frequencies.parquet"  # name of the file in a copied encoder folder
 _BATCH = 16_384
 _KEY = "encoder.frequencies"
 
 
 @dataclass(frozen=True)
 class Frequencies:
-    """words (n,) strings, counts (n,) float64, not negative; a word may stand several times."""
+    """Counts of n words."""
 
     words: pa.ChunkedArray
+    """(n,) strings; a word may occur in several rows"""
     counts: np.ndarray
+    """(n,) float64, not negative"""
 
     def batches(self) -> Iterator[tuple[list[str], np.ndarray]]:
-        """Both, a part at a time."""
+        """Yield words and their counts, one batch at a time."""
         for start in range(0, len(self.words), _BATCH):
             yield self.words.slice(start, _BATCH).to_pylist(), self.counts[start : start + _BATCH]
 
     @property
     def total(self) -> float:
-        """All occurrences of all words."""
+        """Sum of all counts."""
         return float(self.counts.sum())
 
 
 def locate_frequencies(path: str) -> Path:
-    """The file on this machine; one at a URI is copied into its cache. ModelError where there is none."""
+    """Return the file's local path; a file at a URI is copied into this machine's cache.
+
+    Raises:
+        ModelError: there is no such file.
+    """
     try:
-        if (local := local_path(path)) is None:
+        local = local_path(path)
+        if local is None:
             parent, _, name = path.rpartition("/")
             return open_store(parent).local(name)
     except FileNotFoundError:
@@ -56,44 +63,36 @@ def locate_frequencies(path: str) -> Path:
 
 
 def read_frequencies(file: Path) -> Frequencies:
-    """The file's words and counts; ModelError for a column that is missing or of another type, for a missing
-    word and for a count that is no number from 0 on.
+    """Read words and counts.
+
+    Raises:
+        ModelError: a column is missing or of another type, a word or count is missing, or a count is negative
+            or not finite.
     """
     try:
         table = pq.ParquetFile(file)
-        if missing := [name for name in ("word", "count") if name not in table.schema_arrow.names]:
-            raise _unusable(
-                file,
-                "the columns word and count",
-                f"no {missing[0]} among {', '.join(table.schema_arrow.names[:8])}",
-            )
+        names = table.schema_arrow.names
+        if missing := [name for name in ("word", "count") if name not in names]:
+            found = f"no {missing[0]} among {', '.join(names[:8])}"
+            raise _unusable(file, "the columns word and count", found)
         words, counts = table.read(columns=["word", "count"]).select(["word", "count"]).columns
     except (pa.ArrowException, OSError) as error:
         raise _unusable(file, "a readable Parquet file", " ".join(str(error).split())[:200]) from None
-    if words.null_count or counts.null_count:
-        raise _unusable(
-            file, "a word and a count in every row", f"{words.null_count + counts.null_count} missing"
-        )
-    kinds = plain_type(words.type), plain_type(counts.type)
-    if not (pa.types.is_string(kinds[0]) or pa.types.is_large_string(kinds[0])) or not (
-        pa.types.is_integer(kinds[1]) or pa.types.is_floating(kinds[1])
-    ):
+    if missing := words.null_count + counts.null_count:
+        raise _unusable(file, "a word and a count in every row", f"{missing} missing")
+    kind, number = plain_type(words.type), plain_type(counts.type)
+    strings = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    if not strings or not (pa.types.is_integer(number) or pa.types.is_floating(number)):
         raise _unusable(file, "words as strings and counts as numbers", f"{words.type} and {counts.type}")
-    words, numbers = (
-        words.cast(pa.string()),
-        np.asarray(pc.cast(counts.cast(kinds[1]), pa.float64(), safe=False).to_numpy()),
-    )
-    bad = np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0)))
-    if len(bad) or not numbers.any():
-        found = (
-            f"{numbers[bad[0]]:g} for {words[bad[0]].as_py()!r}"
-            if len(bad)
-            else "no other"
-            if len(numbers)
-            else "no row"
-        )
+    words = words.cast(pa.string())
+    values = np.asarray(pc.cast(counts.cast(number), pa.float64(), safe=False).to_numpy())
+    bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+    if len(bad) or not values.any():
+        found = "only zeros" if len(values) else "no row"
+        if len(bad):
+            found = f"{values[bad[0]]:g} for {words[bad[0]].as_py()!r}"
         raise _unusable(file, "counts from 0 on, not all of them 0", found)
-    return Frequencies(words, numbers)
+    return Frequencies(words, values)
 
 
 def _unusable(file: Path, expected: str, found: str) -> ModelError:

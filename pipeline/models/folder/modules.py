@@ -1,9 +1,11 @@
-"""The modules that an encoder folder names, as sentence-transformers writes them: pooling, and the layers
-behind it. Imports neither torch nor transformers.
+"""Modules of an encoder folder, as sentence-transformers writes them: the pooling, and layers after it.
+
+Imports neither torch nor transformers.
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -12,30 +14,21 @@ from pipeline.errors import ModelError
 from pipeline.models.folder.values import check_values
 from pipeline.models.layers.pooling import POOLINGS, ST_FLAGS, ST_NAMES
 
-OWN_MODULES = "template_modules"  # the file of modules of ours in a folder
+OWN_MODULES = "template_modules"  # Python file with modules of ours in a folder
 _OWN = {f"{OWN_MODULES}.MaskPooling": "Pooling", f"{OWN_MODULES}.Denoise": "Denoising"}
+_KINDS = ("Dense", "Normalize", "Pooling", "Transformer")  # of sentence-transformers
 _SIZES = (
     *("hidden_size", "dim", "num_hidden_layers", "n_layers", "num_attention_heads", "n_heads"),
     *("intermediate_size", "hidden_dim", "vocab_size", "max_position_embeddings"),
 )
-_CONFIG_VALUES: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
-    (
-        ("hidden_size", "dim", "d_model", "num_hidden_layers", "n_layers", "num_layers", "num_attention_heads", "n_heads", "num_heads", "intermediate_size",
-         "hidden_dim", "d_ff", "d_kv", "embedding_size", "max_position_embeddings", "n_positions", "vocab_size", "type_vocab_size", "pad_token_id",
-         "relative_attention_num_buckets"),
-        (int,), "a whole number",
-    ),
-    (("layer_norm_eps", "layer_norm_epsilon", "norm_eps", "rope_theta", "attention_probs_dropout_prob", "hidden_dropout_prob"), (int, float), "a number"),
-    (("hidden_act", "activation", "position_embedding_type"), (str,), "a name"),
-)  # fmt: skip
-"""(keys of a config.json, their types, in words)"""
 
 
 @dataclass(frozen=True)
 class Dense:
-    """A linear layer with activation after the pooling. weights: path in the folder."""
+    """Linear layer with activation."""
 
     weights: str
+    """path in the folder"""
     in_features: int
     out_features: int
     bias: bool
@@ -45,55 +38,52 @@ class Dense:
 
 @dataclass(frozen=True)
 class Denoising:
-    """Takes off what a template without any text gives at its mask, by the text's length; both go through a
-    layer first, where there is one. weights: path in the folder.
+    """Subtraction of the vector of a bare template, by the text's length (Jiang et al. 2022, section 4.3).
 
-    PromptBERT (Jiang et al. 2022), section 4.3. A module of our own: sentence-transformers has no vectors
-    that depend on lengths.
+    A module of ours: in sentence-transformers, no vector depends on a length.
     """
 
     weights: str
+    """path in the folder"""
     width: int
     activation: str | None
-    """of the layer; None: there is none"""
+    """of a layer that both vectors go through first; None: there is none"""
     epsilon: float
-    """of the layer's normalisation"""
+    """of that layer's normalization"""
     shortest: int
     """tokens of an empty text in its template"""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Keep the first `width` components (truncate_dim of sentence-transformers; Matryoshka, Kusupati et al.
-    2022), without normalising again.
+    """Keep the first `width` components, without normalizing again.
+
+    truncate_dim of sentence-transformers; Matryoshka (Kusupati et al. 2022).
     """
 
     width: int
 
 
 Module = Dense | Denoising | Cut | str
+"""a module after the pooling; the only string is "normalize" """
 
 
 def read_json(file: Path, required: bool = False) -> dict[str, Any]:
-    """The mapping in a JSON file of a model folder; {} if there is no file and none is required.
+    """Read the mapping in a JSON file of a model folder; {} if there is no file and none is required.
 
     Raises:
-        ModelError: the file is missing or damaged, or a value in it is of another type than its readers
-        expect.
+        ModelError: the file is missing or damaged, or a value has another type than its readers rely on.
     """
     try:
-        value = json.loads(file.read_text(encoding="utf-8"), parse_constant=_no_number)
+        value = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except FileNotFoundError:
         if not required:
             return {}
-        found = (
-            ", ".join(sorted(entry.name for entry in file.parent.glob("*"))[:8])
-            or "an empty or missing folder"
-        )
+        beside = ", ".join(sorted(entry.name for entry in file.parent.glob("*"))[:8])
         raise ModelError(
             str(file),
             "a model's configuration",
-            f"no such file beside {found}",
+            f"no such file beside {beside or 'an empty or missing folder'}",
             "give a Hugging Face or sentence-transformers folder",
         ) from None
     except (OSError, ValueError, RecursionError) as error:
@@ -106,36 +96,22 @@ def read_json(file: Path, required: bool = False) -> dict[str, Any]:
     return value
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a model folder. ModelError if it is missing or damaged, or if a value that every
-    reader of it takes for granted is of another type.
-    """
-    file = folder / "config.json"
-    config = read_json(file, required=True)
-    for names, kinds, expected in _CONFIG_VALUES:
-        for name in names:
-            value = config.get(name)
-            fits = isinstance(value, kinds) and not isinstance(value, bool)
-            if (
-                value is not None and not fits and not isinstance(value, list)
-            ):  # some families have a value for each layer
-                raise ModelError(str(file), f"{expected} as {name}", repr(value)[:60], "restore the file")
-    return config
-
-
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number in JSON")
 
 
 def check_numbers(file: Path, config: dict[str, Any]) -> None:
-    """Refuse a configuration of BERT's kind whose sizes are not numbers that a model can have."""
-    sizes = {name: config[name] for name in _SIZES if name in config}
-    if wrong := {
-        name: value for name, value in sizes.items() if type(value) is not int or not 1 <= value < 2**31
-    }:
-        name, value = next(iter(wrong.items()))
-        raise ModelError(str(file), f"{name} as a number from 1 on", repr(value), "restore the file")
-    pad, words = config.get("pad_token_id"), sizes.get("vocab_size", 2**31)
+    """Check that the sizes of a model of a packed family are possible.
+
+    Raises:
+        ModelError: a size is not a positive number, or the padding token is not in the vocabulary.
+    """
+    for name in _SIZES:
+        if name in config and (type(config[name]) is not int or not 1 <= config[name] < 2**31):
+            raise ModelError(
+                str(file), f"{name} as a number from 1 on", repr(config[name]), "restore the file"
+            )
+    pad, words = config.get("pad_token_id"), config.get("vocab_size", 2**31)
     if pad is not None and (type(pad) is not int or not 0 <= pad < words):
         raise ModelError(
             str(file), f"pad_token_id as a number from 0 to {words - 1}", repr(pad), "restore the file"
@@ -143,67 +119,62 @@ def check_numbers(file: Path, config: dict[str, Any]) -> None:
 
 
 def check_inside(file: Path, names: Iterable[Any]) -> None:
-    """Refuse names in `file` that lead out of the model folder: named files are read, and copied into
-    releases.
+    """Check that names in `file` do not lead out of the model folder.
+
+    Named files are read, and copied into releases.
+
+    Raises:
+        ModelError: a name is not a relative path without "..".
     """
     for name in names:
-        if (
-            not isinstance(name, str)
-            or PurePosixPath(name).is_absolute()
-            or ".." in PurePosixPath(name).parts
-            or "\\" in name
-            or "\0" in name
-        ):
+        inside = isinstance(name, str) and not {"\\", "\0"} & set(name)
+        if not inside or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise ModelError(str(file), "names of files in the folder", repr(name), "restore the file")
 
 
 def modules_of(path: Path) -> list[tuple[str, str]]:
-    """(kind, folder) of each module in order; none for a plain Hugging Face folder."""
+    """List (kind, folder) of each module in order; [] for a plain Hugging Face folder.
+
+    Raises:
+        ModelError: modules.json is damaged, or names modules that are not supported.
+    """
     file = path / "modules.json"
     if not file.is_file():
         return []
-    try:
-        entries = [
-            (str(entry["type"]), str(entry["path"])) for entry in json.loads(file.read_text(encoding="utf-8"))
-        ]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ModelError(
-            str(file),
-            "a list of modules with type and path",
-            f"{type(error).__name__}: {error}",
-            "restore the file",
-        ) from None
-    check_inside(file, (folder for _, folder in entries))
-    known = {"Transformer", "Pooling", "Dense", "Normalize"}
-    for kind, _ in entries:
-        if kind not in _OWN and (
-            kind.rpartition(".")[2] not in known or not kind.startswith("sentence_transformers.")
-        ):
+    with _complete(file, "a list of modules with type and path"):
+        entries = json.loads(file.read_text(encoding="utf-8"))
+        named = [(str(entry["type"]), str(entry["path"])) for entry in entries]
+    check_inside(file, (folder for _, folder in named))
+    modules = []
+    for name, folder in named:
+        kind = name.rpartition(".")[2]
+        if name not in _OWN and not (kind in _KINDS and name.startswith("sentence_transformers.")):
             raise ModelError(
                 str(file),
-                f"modules among {', '.join(sorted(known))}",
-                f"the module {kind}",
+                f"modules among {', '.join(_KINDS)}",
+                f"the module {name}",
                 "use an encoder made of these modules",
             )
-    kinds = [(_OWN.get(kind, kind.rpartition(".")[2]), folder) for kind, folder in entries]
-    if [kind for kind, _ in kinds[:2]] != ["Transformer", "Pooling"] or any(
-        kind in ("Transformer", "Pooling") for kind, _ in kinds[2:]
-    ):
-        found = ", ".join(kind for kind, _ in kinds) or "no module"
-        raise ModelError(
-            str(file), "Transformer, Pooling, then Dense and Normalize modules", found, "use such an encoder"
-        )
-    return kinds
+        modules.append((_OWN.get(name, kind), folder))
+    kinds = [kind for kind, _ in modules]
+    if kinds[:2] != ["Transformer", "Pooling"] or {"Transformer", "Pooling"} & set(kinds[2:]):
+        expected, found = "Transformer, Pooling, then Dense and Normalize modules", ", ".join(kinds)
+        raise ModelError(str(file), expected, found or "no module", "use such an encoder")
+    return modules
 
 
 def pooling_of(path: Path, modules: list[tuple[str, str]]) -> tuple[tuple[str, ...], bool]:
-    """Pooling names and whether prompt tokens take part; mean for a plain folder."""
+    """Read the names of the poolings and whether prompt tokens are pooled; mean for a plain folder.
+
+    Raises:
+        ModelError: the configuration is damaged, or names an unknown pooling.
+    """
     if not modules:
         return ("mean",), True
     file = path / modules[1][1] / "config.json"
     config = read_json(file, required=True)
     if (modes := config.get("pooling_mode")) is not None:
-        names = [modes] if isinstance(modes, str) else list(modes)
+        names = [modes] if isinstance(modes, str) else modes
         # a trained encoder's folder has our name of a pooling that sentence-transformers does not know
         known = [*ST_NAMES, *(pooling.name for pooling in POOLINGS.values() if not pooling.st_name)]
         if unknown := [name for name in names if name not in known]:
@@ -220,8 +191,15 @@ def pooling_of(path: Path, modules: list[tuple[str, str]]) -> tuple[tuple[str, .
 
 
 def tail_of(path: Path, modules: list[tuple[str, str]], normalize: bool | None) -> list[Module]:
-    """The modules behind the pooling, in order. normalize: False drops the folder's Normalize modules, True
-    puts one at the end.
+    """Read the modules after the pooling, in order.
+
+    Args:
+        path: the folder.
+        modules: from `modules_of`.
+        normalize: False leaves out the folder's Normalize modules, True adds one at the end if there is none.
+
+    Raises:
+        ModelError: the configuration of a module is damaged or not supported.
     """
     read: dict[str, Callable[[Path, str], Module]] = {"Dense": _dense, "Denoising": _denoise}
     tail: list[Module] = [
@@ -229,14 +207,6 @@ def tail_of(path: Path, modules: list[tuple[str, str]], normalize: bool | None) 
     ]
     if normalize is False:
         tail = [module for module in tail if module != "normalize"]
-    if (width := _truncate_dim(path)) is not None:
-        tail.append(Cut(width))
-    if normalize and tail[-1:] != ["normalize"]:
-        tail.append("normalize")
-    return tail
-
-
-def _truncate_dim(path: Path) -> int | None:
     file = path / "config_sentence_transformers.json"
     width = read_json(file).get("truncate_dim")
     if width is not None and (type(width) is not int or width < 1):
@@ -246,7 +216,11 @@ def _truncate_dim(path: Path) -> int | None:
             repr(width),
             "correct it, or remove that line",
         )
-    return width
+    if width is not None:
+        tail.append(Cut(width))
+    if normalize and tail[-1:] != ["normalize"]:
+        tail.append("normalize")
+    return tail
 
 
 def _dense(path: Path, folder: str) -> Dense:
@@ -268,8 +242,8 @@ def _dense(path: Path, folder: str) -> Dense:
                 repr(config[key]),
                 "use an encoder whose Dense works on the sentence embedding",
             )
-    try:
-        return Dense(
+    with _complete(file, "in_features and out_features"):
+        dense = Dense(
             f"{folder}/{names[0]}",
             int(config["in_features"]),
             int(config["out_features"]),
@@ -277,27 +251,29 @@ def _dense(path: Path, folder: str) -> Dense:
             str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2],
             bool(config.get("use_residual", False)),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(
-            str(file), "in_features and out_features", f"{type(error).__name__}: {error}", "restore the file"
-        ) from None
+    return dense
 
 
 def _denoise(path: Path, folder: str) -> Denoising:
     file = path / folder / "config.json"
     config = read_json(file, required=True)
-    try:
-        return Denoising(
+    with _complete(file, "width, activation, epsilon and shortest"):
+        denoising = Denoising(
             f"{folder}/model.safetensors",
             int(config["width"]),
             config["activation"],
             float(config["epsilon"]),
             int(config["shortest"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    return denoising
+
+
+@contextmanager
+def _complete(file: Path, expected: str) -> Iterator[None]:
+    """Raise ModelError if the block misses a key or a value has another type."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(
-            str(file),
-            "width, activation, epsilon and shortest",
-            f"{type(error).__name__}: {error}",
-            "restore the file",
+            str(file), expected, f"{type(error).__name__}: {error}", "restore the file"
         ) from None

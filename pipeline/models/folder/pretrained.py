@@ -16,8 +16,8 @@ from pipeline.models.folder.finite import check_finite
 from pipeline.models.folder.modules import read_json
 
 OFFLINE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-"""what every `from_pretrained` gets: without the latter transformers asks on the terminal whether to run a
-folder's code"""
+"""arguments of every `from_pretrained`; without the latter, transformers asks on the terminal whether to run
+a folder's code"""
 _AGAIN = "fetch its files again, or use another model"
 _LOADING_ERRORS = (
     OSError,
@@ -36,21 +36,21 @@ _PORTS = {
     "NomicBertModel": "nomic_bert",
     "XLMRobertaLoRA": "jina_embeddings_v3",
 }
-"""classes and types of published remote code, and the model_type of transformers' own port of each"""
+"""model_type of transformers' own port, by class or model_type of published remote code"""
 
 
 def check_code(folder: Path, auto: str = "AutoModel") -> None:
-    """Refuse a folder whose model is code of its own, fetches its attention kernel from the hub, or is an
-    adapter to another model. Imports nothing.
+    """Check that a folder's model needs no code from elsewhere. Imports nothing.
 
     Args:
-        auto: the transformers class that is to load the model. Code for other classes is not looked at.
+        folder: of the model.
+        auto: the transformers class that will load the model; code for other classes is ignored.
 
     Raises:
-        ModelError: names the code and, if transformers has one, the type of its own port.
+        ModelError: the model comes with code, fetches its attention kernel from the hub, or is an adapter to
+            another model. The message names the code and, if there is one, transformers' own port.
     """
-    config = read_json(folder / "config.json")
-    where, kind = folder / "config.json", str(config.get("model_type"))
+    where, config = folder / "config.json", read_json(folder / "config.json")
     for name, value in _attentions(config):
         if "/" in value:
             raise ModelError(
@@ -59,9 +59,8 @@ def check_code(folder: Path, auto: str = "AutoModel") -> None:
                 f"{name} {value!r}, a repository of code",
                 "remove that line",
             )
-    if (
-        adapter := folder / "adapter_config.json"
-    ).exists():  # transformers would load the model that it names, whatever is in this folder
+    # transformers would load the model that an adapter names, whatever else is in the folder
+    if (adapter := folder / "adapter_config.json").exists():
         base = read_json(adapter).get("base_model_name_or_path")
         raise ModelError(
             str(adapter),
@@ -69,16 +68,15 @@ def check_code(folder: Path, auto: str = "AutoModel") -> None:
             f"an adapter to {base!r}",
             "merge it (peft's merge_and_unload) and save the model",
         )
-    code = config.get("auto_map")
+    kind, code = str(config.get("model_type")), config.get("auto_map")
     remote = (code.get("AutoModel") or code.get(auto)) if isinstance(code, dict) else code
-    if (
-        remote and kind not in _PORTS.values()
-    ):  # a port has the model_type that its authors gave to their code
+    # folders for a port keep naming the code that it replaces
+    if remote and kind not in _PORTS.values():
         raise _no_code(where, f"auto_map, which names the code {remote}", kind, str(remote))
 
 
 def _attentions(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(name, value) of each attention that a configuration chooses, for the model or for a part of it."""
+    """Yield name and value of each attention that a configuration chooses, for the model or a part of it."""
     parts = [("", config)]
     while parts:
         prefix, part = parts.pop()
@@ -90,7 +88,7 @@ def _attentions(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _check_known(folder: Path) -> None:
-    """ModelError for a model_type that transformers does not know: it would ask for code."""
+    """Check that transformers knows the model_type; otherwise it would ask for code."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind = str(read_json(folder / "config.json", required=True).get("model_type"))
@@ -116,18 +114,19 @@ def load_whole(
     remedy: str = _AGAIN,
     **options: Any,
 ) -> Any:
-    """Load a model with every one of its weights.
+    """Load a model and check that all of its weights were stored.
 
     Args:
         auto: the transformers class that loads it.
-        folder: a model folder on this machine.
-        wanted: the kind of model, for the error message.
-        unused: first parts of names of weights that may be missing, since nobody reads what they compute.
+        folder: of the model.
+        wanted: the kind of model, for errors.
+        unused: prefixes of weights that may be missing, as their outputs are not used.
+        remedy: what to do if the folder cannot be loaded, for errors.
+        options: further arguments of `from_pretrained`.
 
     Raises:
-        ModelError: the folder cannot be loaded, lacks weights, which transformers itself would draw at
-        random,
-            or has weights that are NaN or infinite.
+        ModelError: the folder cannot be loaded, or weights are NaN, infinite or missing; transformers would
+            draw missing ones at random.
     """
     check_code(folder, auto.__name__)
     _check_known(folder)
@@ -142,10 +141,10 @@ def load_whole(
         if not name.startswith(tuple(unused)) and not name.endswith("position_ids")
     )
     if missing:
-        found = (
-            f"{len(missing)} weights missing: {', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}"
+        shown = f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}"
+        raise ModelError(
+            str(folder), f"{wanted}, with all its weights", f"{len(missing)} weights missing: {shown}", remedy
         )
-        raise ModelError(str(folder), f"{wanted}, with all its weights", found, remedy)
     for name, parameter in model.named_parameters():
         if not name.startswith(tuple(unused)):
             check_finite(str(folder), name, parameter.detach())
@@ -154,9 +153,7 @@ def load_whole(
 
 @contextlib.contextmanager
 def _without_table() -> Iterator[None]:
-    """Leave out transformers' table of missing and unexpected weights: missing ones are an error here. It is
-    printed if TRANSFORMERS_VERBOSITY is info or debug.
-    """
+    """Hide transformers' table of missing and unexpected weights, unless its verbosity is info or debug."""
     from transformers import logging
 
     before = logging.get_verbosity()
@@ -169,7 +166,11 @@ def _without_table() -> Iterator[None]:
 
 
 def load_config(folder: Path) -> Any:
-    """Load the configuration of a model folder. ModelError if transformers cannot read it."""
+    """Load the configuration of a model folder.
+
+    Raises:
+        ModelError: transformers cannot read it.
+    """
     from transformers import AutoConfig
 
     check_code(folder)
@@ -183,7 +184,9 @@ def load_config(folder: Path) -> Any:
 def load_pretrained_tokenizer(folder: Path) -> Any:
     """Load the tokenizer of a folder through transformers.
 
-    ModelError if its files are damaged or missing; ImportError names a package that it needs.
+    Raises:
+        ModelError: files are damaged or missing.
+        ImportError: names a package that the tokenizer needs.
     """
     from transformers import AutoTokenizer
 
@@ -193,9 +196,8 @@ def load_pretrained_tokenizer(folder: Path) -> Any:
     except ImportError:
         raise
     except Exception as error:
-        if not (
-            isinstance(error, _LOADING_ERRORS) or type(error) is Exception
-        ):  # the tokenizers library raises the bare class
+        # the tokenizers library raises the bare class
+        if not isinstance(error, _LOADING_ERRORS) and type(error) is not Exception:
             raise
         raise ModelError(
             str(folder), "a tokenizer that transformers loads", said(error), "fetch its files again"
@@ -203,5 +205,5 @@ def load_pretrained_tokenizer(folder: Path) -> Any:
 
 
 def said(error: Exception) -> str:
-    """The error in one line of at most 200 characters."""
+    """Type and message of an error in one line of at most 200 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -1,5 +1,7 @@
-"""Which tokens an average leaves out: static token embeddings are biased by frequency, subwords, case and
-punctuation (Jiang et al. 2022, PromptBERT).
+"""Tokens that averages leave out.
+
+Static token embeddings are biased by frequency, subwords, case and punctuation (Jiang et al. 2022,
+PromptBERT).
 """
 
 import unicodedata
@@ -12,56 +14,53 @@ from pipeline.models.folder.frequencies import Frequencies, read_frequencies
 from pipeline.text.tokens.tokens import Tokenizer
 
 _CONTINUES = "##"  # WordPiece: before a piece that continues a word
-_BYTES, _SPACES = (
-    "\u0120",
-    "\u2581",
-)  # byte-level BPE (RoBERTa) and SentencePiece (XLM-R): before a piece that begins a word
+# byte-level BPE (RoBERTa) and SentencePiece (XLM-R): before a piece that begins a word
+_BYTES, _SPACES = "\u0120", "\u2581"
 
 
 def load_filter(folder: EncoderFolder, tokenizer: Tokenizer) -> np.ndarray | None:
-    """(vocabulary,) bool: the tokens that take part in averages; None where all do.
+    """Mask of the tokens that averages use, (vocabulary,) bool; None if there is no filter.
 
-    With any filter on, the tokenizer's special tokens do not.
+    Every filter also leaves out the tokenizer's special tokens.
 
-    ModelError for frequencies that cannot be read.
+    Raises:
+        ModelError: the word counts cannot be read.
     """
     averages = folder.averages
     if not averages.exclude:
         return None
-    counts = read_frequencies(averages.counts) if averages.frequent and averages.counts else None
-    return kept_tokens(
-        tokenizer, averages.exclude, words=folder.whole_words, counts=counts, frequent=averages.frequent
-    )
+    kept = kept_tokens(tokenizer, averages.exclude, words=folder.whole_words)
+    if averages.frequent and averages.counts:
+        counts = read_frequencies(averages.counts)
+        kept[_commonest(tokenizer, counts, folder.whole_words, averages.frequent)] = False
+    return kept
 
 
-def kept_tokens(
-    tokenizer: Tokenizer, exclude: tuple[str, ...], *, words: bool, counts: Frequencies | None, frequent: int
-) -> np.ndarray:
-    """(vocabulary,) bool. words: each token is a whole word, so that none is a subword. frequent: how many of
-    the commonest tokens by `counts` stay out.
+def kept_tokens(tokenizer: Tokenizer, exclude: tuple[str, ...], *, words: bool) -> np.ndarray:
+    """Mask (vocabulary,) bool of the tokens that are neither special nor excluded by their spelling.
+
+    Args:
+        tokenizer: has the vocabulary.
+        exclude: names of filters; `frequent` is ignored.
+        words: each token is a whole word, so that none is a subword.
     """
     vocabulary = tokenizer.vocabulary()
     marker = None if words else _marker(vocabulary)
     kept = np.ones(max(vocabulary.values(), default=-1) + 1, dtype=bool)
     kept[[*tokenizer.prefix, *tokenizer.suffix]] = False
+    text = _spelling(marker)
     tests: dict[str, Callable[[str], bool]] = {
         "subword": lambda token: _is_subword(token, marker),
-        "case": _has_upper_case,
-        "punctuation": _is_punctuation,
+        "case": lambda token: text(token) != text(token).lower(),
+        "punctuation": lambda token: _is_punctuation(text(token)),
     }
-    spelled = _spelling(marker)
     for name in set(exclude) & set(tests):
-        shown = (lambda token: token) if name == "subword" else spelled
-        kept[[number for token, number in vocabulary.items() if tests[name](shown(token))]] = False
-    if counts is not None:
-        kept[_commonest(tokenizer, counts, marker, kept, frequent)] = False
+        kept[[number for token, number in vocabulary.items() if tests[name](token)]] = False
     return kept
 
 
 def _marker(vocabulary: Mapping[str, int]) -> str | None:
-    """The convention that most tokens follow: in each kind of vocabulary a few odd tokens begin with the
-    marker of another.
-    """
+    """Marker of the most tokens; in each kind of vocabulary, a few tokens begin with that of another."""
     counts = {
         marker: sum(token.startswith(marker) for token in vocabulary)
         for marker in (_CONTINUES, _BYTES, _SPACES)
@@ -71,20 +70,14 @@ def _marker(vocabulary: Mapping[str, int]) -> str | None:
 
 
 def _is_subword(token: str, marker: str | None) -> bool:
-    """As it is published: under the second convention also the first word of a text and signs behind a word,
-    which bear no marker.
-    """
-    if marker is None:
-        return False
-    return (
-        token.startswith(_CONTINUES) and token != _CONTINUES
-        if marker == _CONTINUES
-        else not token.startswith(marker)
-    )
+    """True for subwords as published: without a leading-space marker, also a text's first word and signs."""
+    if marker == _CONTINUES:
+        return token.startswith(_CONTINUES) and token != _CONTINUES
+    return marker is not None and not token.startswith(marker)
 
 
 def _spelling(marker: str | None) -> Callable[[str], str]:
-    """From a token to the characters of the text that it stands for."""
+    """Return a function from a token to the characters of the text that it represents."""
     if marker == _BYTES:
         from tokenizers import decoders
 
@@ -95,27 +88,21 @@ def _spelling(marker: str | None) -> Callable[[str], str]:
     return lambda token: token.removeprefix(_SPACES) if marker == _SPACES else token
 
 
-def _has_upper_case(text: str) -> bool:
-    return text != text.lower()
-
-
 def _is_punctuation(text: str) -> bool:
-    """Signs alone; some bytes of a letter, which no character stands for, are none."""
+    """True if all characters are signs; false for some bytes of a character, which decode to U+FFFD."""
     return bool(text) and all(unicodedata.category(sign)[0] in "PS" and sign != "\ufffd" for sign in text)
 
 
-def _commonest(
-    tokenizer: Tokenizer, counts: Frequencies, marker: str | None, kept: np.ndarray, most: int
-) -> np.ndarray:
-    """Ids of the `most` commonest tokens, special ones apart: the words pushed through the tokenizer, as they
-    stand inside a text.
-    """
-    totals = np.zeros(len(kept))
-    for words, numbers in counts.batches():
-        rows = tokenizer.pieces([f" {word}" for word in words] if marker == _BYTES else words)
+def _commonest(tokenizer: Tokenizer, counts: Frequencies, words: bool, most: int) -> np.ndarray:
+    """Ids of the `most` commonest tokens, without special ones, of the words as they occur inside a text."""
+    vocabulary = tokenizer.vocabulary()
+    spaced = not words and _marker(vocabulary) == _BYTES
+    totals = np.zeros(max(vocabulary.values(), default=-1) + 1)
+    for batch, numbers in counts.batches():
+        rows = tokenizer.pieces([f" {word}" for word in batch] if spaced else batch)
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         ids = np.fromiter((number for row in rows for number in row), np.int64, int(lengths.sum()))
-        totals += np.bincount(ids, np.repeat(numbers, lengths), minlength=len(kept))
+        totals += np.bincount(ids, np.repeat(numbers, lengths), minlength=len(totals))
     totals[[*tokenizer.prefix, *tokenizer.suffix]] = 0
     commonest = np.argsort(-totals, kind="stable")[:most]
     return commonest[totals[commonest] > 0]

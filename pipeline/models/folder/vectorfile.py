@@ -1,5 +1,6 @@
-"""Files of word vectors, read piece by piece: GloVe's text, word2vec's text and binary forms, each also with
-gzip. Imports neither torch nor transformers.
+"""Read files of word vectors in batches: GloVe's text, word2vec's text and binary forms, plain or gzip.
+
+Imports neither torch nor transformers.
 """
 
 import gzip
@@ -7,6 +8,8 @@ import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
@@ -15,10 +18,10 @@ import pyarrow as pa
 
 from pipeline.errors import ModelError
 
-_BATCH_BYTES = 1 << 20  # of vectors held at once: as text they take twenty times that
-_LONGEST_LINE = 1 << 20  # bytes: 300 numbers take 3,000
-_NUMBER = 64  # bytes that one takes at most in a text
-_WIDEST = 1 << 16  # dimensions: published vectors have 1,024 at most
+_BATCH_BYTES = 1 << 20  # of vectors held at once; as text they take twenty times as much
+_LONGEST_LINE = 1 << 20  # bytes; 300 numbers take 3,000
+_NUMBER = 64  # bytes of a number in a text at most
+_WIDEST = 1 << 16  # dimensions; published vectors have 1,024 at most
 _PIECE = 2 << 20  # of a binary file read at once
 _HEADER = re.compile(rb"(\d+) (\d+)\s*")
 _OTHER_FILES = {
@@ -29,32 +32,35 @@ _OTHER_FILES = {
 }
 
 Words = tuple[list[str], np.ndarray]
+"""n words and their vectors (n, dim) float32"""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a file of word vectors is written. count: as its first line says, None where it says nothing
-    (GloVe).
-    """
+    """Layout of a file of word vectors."""
 
     form: Literal["text", "binary"]
     dim: int
     count: int | None
+    """words by the file's first line; None: it has none (GloVe)"""
 
 
 def read_vectors(file: Path, name: str) -> Iterator[Words]:
-    """(words, vectors (n, dim) float32), batch after batch in the file's order, repeated words included.
+    """Yield words and vectors in batches, in the file's order, with repeated words.
 
-    `name` is what errors call the file. ModelError, with the line or the number of the word, where there is
-    no word with `dim` finite numbers, or where the file has other than the count of words that it promises.
+    Args:
+        file: local path.
+        name: of the file in errors.
+
+    Raises:
+        ModelError: a line or word does not have `dim` finite numbers, or the first line has the wrong count.
     """
     try:
         layout = read_layout(file, name)
         found = 0
         with _opened(file) as stream:
-            for words, vectors in (
-                _text(stream, layout, name) if layout.form == "text" else _binary(stream, layout, name)
-            ):
+            read = _text if layout.form == "text" else _binary
+            for words, vectors in read(stream, layout, name):
                 found += len(words)
                 yield words, vectors
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -70,12 +76,16 @@ def read_vectors(file: Path, name: str) -> Iterator[Words]:
             name,
             f"{layout.count:,} words, as its first line says",
             f"{found:,}",
-            "fetch the file again, or mend its first line",
+            "fetch the file again, or correct its first line",
         )
 
 
 def read_layout(file: Path, name: str) -> Layout:
-    """By the file's beginning alone, whatever its name ends with."""
+    """Detect the layout by the beginning of the file, regardless of its name.
+
+    Raises:
+        ModelError: the file is not one of word vectors.
+    """
     with _opened(file) as stream:
         first = stream.readline(_LONGEST_LINE)
         _refuse_other(first, name)
@@ -91,9 +101,8 @@ def read_layout(file: Path, name: str) -> Layout:
                 "give another file",
             )
         second = stream.read(_NUMBER * (dim + 16)).split(b"\n", 1)[0].rsplit(None, dim)
-        return Layout(
-            "text" if len(second) == dim + 1 and _numbers(second[1:]) is not None else "binary", dim, count
-        )
+        text = len(second) == dim + 1 and _numbers(second[1:]) is not None
+        return Layout("text" if text else "binary", dim, count)
 
 
 def _opened(file: Path) -> BinaryIO:
@@ -110,24 +119,21 @@ def _refuse_other(first: bytes, name: str) -> None:
 
 
 def _width(first: bytes, name: str) -> int:
-    """Numbers behind the first word of a file without a header."""
+    """Count the numbers after the first word of a file without a header."""
     fields = first.split()[1:]
-    words = next(
-        (place for place, field in enumerate(reversed(fields)) if _numbers([field]) is None), len(fields)
-    )
-    if words < 2 or len(first) == _LONGEST_LINE:
-        remedy = "give a file of word vectors, or the folder that holds config.json and the weights"
+    count = next((n for n, field in enumerate(reversed(fields)) if _numbers([field]) is None), len(fields))
+    if count < 2 or len(first) == _LONGEST_LINE:
         raise ModelError(
             f"{name}: line 1",
             "a word and its numbers, or the two numbers of word2vec's first line",
             _shown(first),
-            remedy,
+            "give a file of word vectors, or the folder that holds config.json and the weights",
         )
-    return words
+    return count
 
 
 def _numbers(fields: list[bytes]) -> np.ndarray | None:
-    """float32; None where one is no finite number."""
+    """Parse finite numbers, float32; None if a field is something else."""
     try:
         numbers = pa.array(fields, pa.string()).cast(pa.float32()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid:
@@ -136,68 +142,46 @@ def _numbers(fields: list[bytes]) -> np.ndarray | None:
 
 
 def _text(stream: BinaryIO, layout: Layout, name: str) -> Iterator[Words]:
-    start = 1
-    if layout.count is not None:
-        stream.readline()
-        start = 2
-    batch = _Lines(name, layout.dim)
-    for number, line in enumerate(iter(lambda: stream.readline(_LONGEST_LINE), b""), start):
-        batch.add(number, line)
-        if len(batch.words) * layout.dim * 4 >= _BATCH_BYTES:
-            yield batch.parsed()
-            batch = _Lines(name, layout.dim)
-    if batch.words:
-        yield batch.parsed()
+    headers = 0 if layout.count is None else 1
+    lines = enumerate(iter(partial(stream.readline, _LONGEST_LINE), b""), 1)
+    rows = ((number, line) for number, line in lines if number > headers and not line.isspace())
+    at_once = -(-_BATCH_BYTES // (4 * layout.dim))
+    while batch := list(islice(rows, at_once)):
+        yield _parsed(batch, layout.dim, name)
 
 
-class _Lines:
-    """Lines of a text, their numbers parsed all at once."""
-
-    def __init__(self, name: str, dim: int) -> None:
-        self._name, self._dim = name, dim
-        self.words: list[bytes] = []
-        self._fields: list[bytes] = []
-        self._places: list[int] = []
-
-    def add(self, number: int, line: bytes) -> None:
-        if line.isspace():
-            return
-        parts = line.rsplit(None, self._dim)  # from the right: GloVe has words with spaces in them
-        if len(parts) != self._dim + 1 or (
-            b" " in parts[0] and _numbers([parts[0].rsplit()[-1]]) is not None
-        ):
-            raise _malformed(f"{self._name}: line {number}", self._dim, line)
-        self.words.append(parts[0].strip())
-        self._fields += parts[1:]
-        self._places.append(number)
-
-    def parsed(self) -> Words:
-        numbers = _numbers(self._fields)
-        if numbers is None:
-            rows = (
-                self._fields[start : start + self._dim] for start in range(0, len(self._fields), self._dim)
-            )
-            place, row = next((place, row) for place, row in enumerate(rows) if _numbers(row) is None)
-            wrong = next(field for field in row if _numbers([field]) is None)
-            raise _malformed(
-                f"{self._name}: line {self._places[place]}", self._dim, self.words[place] + b" ... " + wrong
-            )
-        return [_decoded(word) for word in self.words], numbers.reshape(-1, self._dim)
+def _parsed(rows: list[tuple[int, bytes]], dim: int, name: str) -> Words:
+    """Parse lines, given with their numbers; all vectors at once."""
+    words: list[bytes] = []
+    fields: list[bytes] = []
+    for number, line in rows:
+        parts = line.rsplit(None, dim)  # from the right: GloVe has words that contain spaces
+        spaced = b" " in parts[0]
+        if len(parts) != dim + 1 or (spaced and _numbers([parts[0].rsplit()[-1]]) is not None):
+            raise _malformed(f"{name}: line {number}", dim, line)
+        words.append(parts[0].strip())
+        fields += parts[1:]
+    numbers = _numbers(fields)
+    if numbers is None:
+        index, wrong = next((i, field) for i, field in enumerate(fields) if _numbers([field]) is None)
+        row = index // dim
+        raise _malformed(f"{name}: line {rows[row][0]}", dim, words[row] + b" ... " + wrong)
+    return [_decoded(word) for word in words], numbers.reshape(-1, dim)
 
 
 def _binary(stream: BinaryIO, layout: Layout, name: str) -> Iterator[Words]:
-    """word2vec's own form: a word, a space, dim float32 in little endian, often a line end."""
+    """Read word2vec's binary form: a word, a space, dim little-endian float32, often a line end."""
     stream.readline()
     size, rest, number = 4 * layout.dim, b"", 0
     while piece := stream.read(_PIECE):
-        buffer, place = rest + piece, 0
+        buffer, start = rest + piece, 0
         words: list[bytes] = []
         vectors: list[bytes] = []
-        while (space := buffer.find(b" ", place)) >= 0 and space + 1 + size <= len(buffer):
-            words.append(buffer[place:space].lstrip(b"\n"))
+        while (space := buffer.find(b" ", start)) >= 0 and space + 1 + size <= len(buffer):
+            words.append(buffer[start:space].lstrip(b"\n"))
             vectors.append(buffer[space + 1 : space + 1 + size])
-            place = space + 1 + size
-        rest = buffer[place:]
+            start = space + 1 + size
+        rest = buffer[start:]
         if words:
             yield _checked(words, vectors, number, layout.dim, name)
             number += len(words)
@@ -211,30 +195,27 @@ def _binary(stream: BinaryIO, layout: Layout, name: str) -> Iterator[Words]:
 
 
 def _checked(words: list[bytes], vectors: list[bytes], before: int, dim: int, name: str) -> Words:
+    """Decode words and vectors; `before` words came earlier in the file."""
     numbers = np.frombuffer(b"".join(vectors), "<f4").reshape(-1, dim)
     bad = ~np.isfinite(numbers).all(axis=1) | [not word or b"\n" in word for word in words]
     if bad.any():
-        place = int(np.argmax(bad))
-        where, expected = (
-            f"{name}: word {before + place + 1}",
-            f"a word and {dim} finite numbers, as in word2vec's binary form after its first line",
-        )
+        row = int(np.argmax(bad))
         raise ModelError(
-            where,
-            expected,
-            _shown(words[place]),
+            f"{name}: word {before + row + 1}",
+            f"a word and {dim} finite numbers, as in word2vec's binary form after its first line",
+            _shown(words[row]),
             "check the first line's two numbers, or fetch the file again",
         )
     return [_decoded(word) for word in words], numbers
 
 
 def _decoded(word: bytes) -> str:
-    """Some published files cut words in the middle of a character; such a word cannot occur in a text."""
+    """Decode a word; some published files cut words inside a character, and no text contains such a word."""
     return word.decode("utf-8", "replace")
 
 
 def _malformed(where: str, dim: int, line: bytes) -> ModelError:
-    return ModelError(where, f"a word and {dim} finite numbers", _shown(line), "mend or remove it")
+    return ModelError(where, f"a word and {dim} finite numbers", _shown(line), "correct or remove it")
 
 
 def _shown(line: bytes) -> str:

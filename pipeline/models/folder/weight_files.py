@@ -3,37 +3,36 @@
 from pathlib import Path
 
 from pipeline.errors import ModelError
-from pipeline.models.folder.modules import (
-    check_inside,
-    read_json,
+from pipeline.models.folder.modules import check_inside, read_json
+
+# safetensors before .bin, one file before an index of several
+_NAMES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
 )
 
 
 def weights_of(path: Path, transformer: str) -> tuple[str, ...]:
-    """Weight files, relative to the folder: safetensors before .bin, one file before an index of several."""
-    for name in (
-        "model.safetensors",
-        "model.safetensors.index.json",
-        "pytorch_model.bin",
-        "pytorch_model.bin.index.json",
-    ):
-        file = path / transformer / name
-        if not file.is_file():
-            continue
-        if not name.endswith(".index.json"):
-            return (joined(transformer, name),)
-        parts = _parts(file)
-        if missing := [part for part in parts if not (file.parent / part).is_file()]:
-            raise ModelError(
-                str(file), "every file of its weight_map", f"no {missing[0]}", "restore the file"
-            )
-        return (*(joined(transformer, part) for part in parts), joined(transformer, name))
-    raise ModelError(
-        str(path / transformer),
-        "weights in model.safetensors or pytorch_model.bin",
-        "neither",
-        "give a folder with weights",
-    )
+    """List the weight files of a model, relative to the folder; an index comes after its files.
+
+    Raises:
+        ModelError: there are none, or an index names a missing file.
+    """
+    name = next((name for name in _NAMES if (path / transformer / name).is_file()), None)
+    if name is None:
+        raise ModelError(
+            str(path / transformer),
+            "weights in model.safetensors or pytorch_model.bin",
+            "neither",
+            "give a folder with weights",
+        )
+    file = path / transformer / name
+    parts = _parts(file) if name.endswith(".index.json") else []
+    if missing := [part for part in parts if not (file.parent / part).is_file()]:
+        raise ModelError(str(file), "every file of its weight_map", f"no {missing[0]}", "restore the file")
+    return tuple(joined(transformer, part) for part in (*parts, name))
 
 
 def _parts(index: Path) -> list[str]:
@@ -48,4 +47,5 @@ def _parts(index: Path) -> list[str]:
 
 
 def joined(folder: str, name: str) -> str:
+    """Relative path of a file in a subfolder; "" is the folder itself."""
     return f"{folder}/{name}" if folder else name

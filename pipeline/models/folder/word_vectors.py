@@ -1,11 +1,13 @@
-"""Word vectors as an encoder folder of our own, made once of the file that they come in, and the tokenizer
-that goes with them. Imports neither torch nor transformers.
+"""Word vectors as an encoder folder of ours, converted once from their file, and their tokenizers.
+
+Imports neither torch nor transformers.
 """
 
 import functools
 import json
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,69 +21,58 @@ from pipeline.models.folder.vectorfile import Words, read_vectors
 from pipeline.text.tokens.stop_words import STOP_WORDS
 from pipeline.text.tokens.tokens import SKIPPED_WORD, Side, Tokenizer
 
-WORDS = "manta-words"  # the model_type of such a folder
-RECURRENT = "manta-recurrent"  # and of one whose encoder reads words in their order
+WORDS = "manta-words"  # model_type of a folder of word vectors
+RECURRENT = "manta-recurrent"  # model_type of a folder whose encoder reads words in their order
 TABLE = "embeddings.word_embeddings.weight"
 FORMAT = 1  # changes with the rules below
 # in a vocabulary of sequences: any other word, and the marks around a text; no token of a text is spelled so
-UNKNOWN, FIRST, LAST = (
-    "<unk>",
-    "<s>",
-    "</s>",
-)
-_MAX_LENGTH = 1_024  # words of one text where nobody says otherwise: nothing in an average of words limits it
-# share of words with upper case from which on case matters: lower-cased vocabularies have UNK and the like in
-# them
-_CASED = 0.01
-_HEADER_BYTES = 256  # of a safetensors file with one tensor: its length is known only at the end
+UNKNOWN, FIRST, LAST = "<unk>", "<s>", "</s>"
+_MAX_LENGTH = 1_024  # default limit of words per text; an average of words needs none
+_CASED = 0.01  # proportion of words with upper case in cased vocabularies; others have UNK and the like
+_HEADER_BYTES = 256  # of a safetensors file with one tensor, whose length is known only at the end
 
 
 def build_folder(file: Path, name: str, folder: Path) -> None:
-    """Write the encoder folder of a file of word vectors: config.json, vocab.txt (a word a line),
-    model.safetensors (float32), and whether texts are lower-cased.
+    """Write the encoder folder of a file of word vectors.
 
-    Of a word that stands in the file several times the first vector counts. Memory holds the vocabulary and a
-    batch of vectors. ModelError as `read_vectors`.
+    It has config.json, vocab.txt (one word per line), model.safetensors (float32) and, in
+    sentence_bert_config.json, whether texts are lowercased. If a word occurs several times, its first vector
+    is used. Memory holds the vocabulary and one batch of vectors.
+
+    Raises:
+        ModelError: the file is empty, or as `read_vectors` does.
     """
     folder.mkdir(parents=True)
-    vocabulary = _Vocabulary()
-    dim = _write_table(folder / "model.safetensors", vocabulary.fresh(read_vectors(file, name)))
-    if not vocabulary.words:
+    counts: Counter[str] = Counter()
+    dim = _write_table(folder / "model.safetensors", _first_vectors(read_vectors(file, name), counts))
+    if not counts:
         raise ModelError(name, "word vectors", "an empty file", "give another file")
-    if vocabulary.repeated:
-        say(f"{name}: {vocabulary.repeated:,} lines repeat a word; its first vector is used")
-    cased = sum(word != word.lower() for word in vocabulary.words)
-    config = {"model_type": WORDS, "hidden_size": dim, "vocab_size": len(vocabulary.words), "words": FORMAT}
-    reading = {"max_seq_length": _MAX_LENGTH, "do_lower_case": cased < _CASED * len(vocabulary.words)}
-    (folder / "vocab.txt").write_bytes("\n".join(vocabulary.words).encode())
+    if repeated := counts.total() - len(counts):
+        say(f"{name}: {repeated:,} lines repeat a word; its first vector is used")
+    cased = sum(word != word.lower() for word in counts)
+    config = {"model_type": WORDS, "hidden_size": dim, "vocab_size": len(counts), "words": FORMAT}
+    reading = {"max_seq_length": _MAX_LENGTH, "do_lower_case": cased < _CASED * len(counts)}
+    (folder / "vocab.txt").write_bytes("\n".join(counts).encode())
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     (folder / "sentence_bert_config.json").write_text(json.dumps(reading, indent=1))
 
 
-class _Vocabulary:
-    """Words in order of first sight."""
-
-    def __init__(self) -> None:
-        self.words: dict[str, None] = {}
-        self.repeated = 0
-
-    def fresh(self, batches: Iterable[Words]) -> Iterable[np.ndarray]:
-        """Vectors of the words that were not there before."""
-        for words, vectors in batches:
-            headway()  # other processes may wait for the folder
-            places = []
-            for place, word in enumerate(words):
-                if word not in self.words:
-                    self.words[word] = None
-                    places.append(place)
-            self.repeated += len(words) - len(places)
-            yield vectors if len(places) == len(words) else vectors[places]
+def _first_vectors(batches: Iterable[Words], counts: Counter[str]) -> Iterator[np.ndarray]:
+    """Yield the vectors of words at their first occurrence; count all occurrences."""
+    for words, vectors in batches:
+        headway()  # other processes may wait for the folder
+        fresh = []
+        for row, word in enumerate(words):
+            counts[word] += 1
+            if counts[word] == 1:
+                fresh.append(row)
+        yield vectors if len(fresh) == len(words) else vectors[fresh]
 
 
 def _write_table(file: Path, batches: Iterable[np.ndarray]) -> int:
-    """Write a safetensors file with one tensor, row after row; its dimension.
+    """Write a safetensors file with one tensor, batch by batch, and return its number of columns.
 
-    The header is padded, as the format allows, and written last.
+    The header, which has the number of rows, is written last; the format allows padding in it.
     """
     rows = dim = 0
     with file.open("wb") as stream:
@@ -98,13 +89,12 @@ def _write_table(file: Path, batches: Iterable[np.ndarray]) -> int:
 
 
 def load_words(folder: Path, max_length: int, *, prompt: str, lower: bool, cuts: Side) -> Tokenizer:
-    """The tokenizer of such a folder.
+    """Load the tokenizer of a folder of word vectors.
 
-    A token is a run of letters, digits and marks, with single signs between them where the vocabulary has the
-    whole (well-known, 3.14, don't), else its parts:
-    words, numbers and signs apart, contractions as in the Penn Treebank (do n't, it 's). Unknown tokens are
-    left out, and counted if files of word vectors usually hold such tokens (`_is_usual`). Texts without
-    spaces between words have to be segmented before.
+    A token is a run of letters, digits and marks, with single signs inside (well-known, 3.14, don't), if the
+    vocabulary contains it. Otherwise it is split into words, numbers and signs, and contractions as in the
+    Penn Treebank (do n't, it 's). Unknown tokens are left out, and counted if files of word vectors usually
+    contain their kind (`_is_usual`). Texts without spaces between words have to be segmented before.
     """
     vocabulary = _vocabulary(folder)
     source = _Source(vocabulary, lower, SKIPPED_WORD)
@@ -114,9 +104,13 @@ def load_words(folder: Path, max_length: int, *, prompt: str, lower: bool, cuts:
 
 
 def load_sequences(folder: Path, max_length: int, *, prompt: str, lower: bool, cuts: Side) -> Tokenizer:
-    """The tokenizer of an encoder that reads words in their order: as above, with a mark before and behind
-    each text, so that none is empty. A word that is not known is the vocabulary's word for those, or is left
-    out where there is none.
+    """Load the tokenizer of a recurrent encoder.
+
+    It splits texts as `load_words` does and puts a mark before and after each, so that none is empty. An
+    unknown word becomes the vocabulary's token for such words, or is left out if there is none.
+
+    Raises:
+        ModelError: the vocabulary lacks a mark.
     """
     vocabulary = _vocabulary(folder)
     if missing := [mark for mark in (FIRST, LAST) if mark not in vocabulary]:
@@ -130,7 +124,7 @@ def load_sequences(folder: Path, max_length: int, *, prompt: str, lower: bool, c
 
 
 def words_of(text: str) -> Iterator[str]:
-    """The tokens of a lower-cased text, every one in its parts: what a vocabulary is counted from."""
+    """Yield the tokens of the lowercased text, all of them split, for counting a vocabulary."""
     whole, parts = _patterns()
     for token in whole.findall(_read(text, lower=True)):
         if token.isalnum():
@@ -140,9 +134,8 @@ def words_of(text: str) -> Iterator[str]:
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:
-    return {
-        word: place for place, word in enumerate((folder / "vocab.txt").read_bytes().decode().split("\n"))
-    }
+    words = (folder / "vocab.txt").read_bytes().decode().split("\n")
+    return {word: number for number, word in enumerate(words)}
 
 
 def _read(text: str, *, lower: bool) -> str:
@@ -150,7 +143,7 @@ def _read(text: str, *, lower: bool) -> str:
 
 
 class _Source:
-    """Texts to numbers of known words; others get the number `unknown`."""
+    """Convert texts to numbers of known words; other words get the number `unknown`."""
 
     def __init__(self, vocabulary: Mapping[str, int], lower: bool, unknown: int) -> None:
         self._known, self._lower, self._unknown = vocabulary.get, lower, unknown
@@ -173,11 +166,10 @@ class _Source:
 
 
 def _is_usual(token: str) -> bool:
-    """Whether files of word vectors usually hold tokens of this kind, so that one without it does not know
-    the text.
+    """True if files of word vectors usually contain tokens of this kind.
 
-    Many are trained without punctuation, numbers, single letters and stop words, which say little of a text's
-    content. A single letter of a script without case may be a word: Chinese ones are.
+    Many are trained without punctuation, numbers, single letters and stop words, which say little about a
+    text's content. A single letter of a script without case, such as Chinese, may be a word.
     """
     letters = sum(map(str.isalpha, token))
     if letters < 2 and (not letters or token.lower() != token.upper()):
@@ -187,24 +179,20 @@ def _is_usual(token: str) -> bool:
 
 @functools.cache
 def _stop_tokens() -> frozenset[str]:
-    """English stop words, and what the parts of contracted ones are: n't, 're."""
+    """English stop words, and the parts of contracted ones, such as n't and 're."""
     _, parts = _patterns()
     return STOP_WORDS.union(*(parts.findall(word) for word in STOP_WORDS))
 
 
 @functools.cache
 def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """(whole tokens, parts of those).
+    """Patterns of whole tokens and of their parts.
 
-    Python's \\w knows letters and digits of all scripts, but not the marks inside words of many: accents,
-    vowel signs, joiners.
+    Python's \\w matches letters and digits of all scripts, but not the marks inside words of many scripts:
+    accents, vowel signs, joiners.
     """
-    marks = (
-        "".join(
-            chr(code) for code in range(0x300, 0x10000) if unicodedata.category(chr(code)) in ("Mn", "Mc")
-        )
-        + "\u200c\u200d"
-    )
+    codes = map(chr, range(0x300, 0x10000))
+    marks = "".join(code for code in codes if unicodedata.category(code) in ("Mn", "Mc")) + "\u200c\u200d"
     letter = f"[\\w{marks}]"
     clitic = f"'(?:s|re|ve|ll|d|m)(?!{letter})"
     negated = f"n't(?!{letter})"

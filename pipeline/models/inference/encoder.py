@@ -133,8 +133,12 @@ class Encoder:
         try:
             vectors = self.encode(_PLAIN)
         except MODEL_FAILURES as error:
-            found = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise ModelError(str(where), "an encoder that encodes a plain sentence", found, remedy) from error
+            raise ModelError(
+                str(where),
+                "an encoder that encodes a plain sentence",
+                f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
+                remedy,
+            ) from error
         if not np.isfinite(vectors).all():
             raise ModelError(str(where), "finite vectors", f"NaN or infinity for {_PLAIN[0]!r}", remedy)
         # an encoder of whole words may know none of these words
@@ -155,9 +159,12 @@ class Encoder:
         from pipeline.models.inference.hidden_states import Inside
 
         if self._parts:
-            found = f"{len(self._parts)} concatenated encoders"
-            remedy = f"name one of its parts: {self.folder.parts[0].path}"
-            raise ModelError(str(self.folder.path), "a single encoder, to read its layers", found, remedy)
+            raise ModelError(
+                str(self.folder.path),
+                "a single encoder, to read its layers",
+                f"{len(self._parts)} concatenated encoders",
+                f"name one of its parts: {self.folder.parts[0].path}",
+            )
         return Inside(self._model, replace(self._tokenizer, mask=None), self.folder, self.max_tokens)
 
     def encode_stream(
@@ -217,11 +224,10 @@ class Encoder:
 
     def _halve(self, max_tokens: int) -> int:
         if max_tokens // 2 < (_SMALLEST_BUFFER if isinstance(self._model, PaddedModel) else self.max_length):
-            found = f"out of memory even with encode.max_tokens={max_tokens}"
             raise ModelError(
                 str(self.arithmetic.device),
                 "memory for one text of max_length tokens",
-                found,
+                f"out of memory even with encode.max_tokens={max_tokens}",
                 "lower encoder.max_length or use a larger device",
             )
         torch.cuda.empty_cache()

@@ -45,9 +45,7 @@ class Inside:
 
         A piece of a word counts as a word.
         """
-        worded = kept_tokens(
-            self._tokenizer, ("punctuation",), words=self._folder.whole_words, counts=None, frequent=0
-        )
+        worded = kept_tokens(self._tokenizer, ("punctuation",), words=self._folder.whole_words)
         inside, lengths = tokens.positions, tokens.lengths
         before = max(len(self._tokenizer.prefix), self._tokenizer.prompt_tokens)
         after = len(self._tokenizer.suffix)

@@ -145,10 +145,9 @@ class Checkpoint:
         if missing := [name for name in wanted if name not in self._load]:
             shown = f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}"
             near = ", ".join(sorted(self._load)[:3])
-            what = f"the {len(wanted)} tensors of the model" if len(wanted) > 1 else f"a tensor {wanted[0]}"
             raise ModelError(
                 self._where,
-                what,
+                f"the {len(wanted)} tensors of the model" if len(wanted) > 1 else f"a tensor {wanted[0]}",
                 f"{len(missing)} missing: {shown} (of {len(self._load)} there, the first are {near})",
                 "check that weights and config.json belong together",
             )
@@ -202,11 +201,10 @@ def _from_pickle(file: Path) -> dict[str, Callable[[], Tensor]]:
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True)
     except (UnpicklingError, RuntimeError, OSError, EOFError) as error:
-        found = " ".join(str(error).split())[:200]
         raise ModelError(
             str(file),
             "a file that contains only tensors (weights_only)",
-            found,
+            " ".join(str(error).split())[:200],
             "fetch the file again, or convert it to safetensors",
         ) from None
     return {name: tensor.detach for name, tensor in tensors.items() if isinstance(tensor, Tensor)}

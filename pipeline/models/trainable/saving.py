@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pipeline.errors import ModelError
-from pipeline.models.folder.concatenated import PARTS, described
+from pipeline.models.folder.concatenated import DESCRIBED, PARTS
 from pipeline.models.folder.encoder_folder import ENDS_SENTENCES, MASKED, EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.modules import OWN_MODULES, read_json
@@ -81,7 +81,7 @@ def save_joined(encoders: Sequence[TrainableEncoder], path: Path | str) -> Encod
     def write(written: Path) -> None:
         for name, encoder in zip(PARTS, encoders, strict=True):
             save_folder(encoder, encoder.folder, written / name)
-        _write_json(written / "config.json", described())
+        _write_json(written / "config.json", DESCRIBED)
 
     return _published(path, write)
 

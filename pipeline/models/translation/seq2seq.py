@@ -15,7 +15,7 @@ from pydantic import JsonValue
 from pipeline.errors import ConfigError, ModelError
 from pipeline.models.folder.folder import positions_of
 from pipeline.models.folder.locate import locate
-from pipeline.models.folder.modules import read_config, read_json
+from pipeline.models.folder.modules import read_json
 from pipeline.models.folder.pretrained import check_code, load_pretrained_tokenizer, load_whole, said
 from pipeline.models.folder.weight_files import weights_of
 from pipeline.settings.augment import TranslatorSettings
@@ -71,7 +71,7 @@ def open_translator(settings: TranslatorSettings) -> TranslatorFolder:
         ConfigError: max_length is above the model's positions.
     """
     path = _located(settings.path)
-    config = read_config(path)
+    config = read_json(path / "config.json", required=True)
     check_code(path, "AutoModelForSeq2SeqLM")
     architectures = [str(name) for name in config.get("architectures") or ()]
     other_task = bool(architectures) and all(_OTHER_TASKS.search(name) for name in architectures)

@@ -46,7 +46,7 @@ def test_words_and_counts_of_any_numeric_type_come_in_order(tmp_path):
             "expected counts from 0 on, not all of them 0, found -1 for 'b'",
         ),
         ({"word": ["a", "b"], "count": [1.0, np.inf]}, "expected counts from 0 on, .* found inf for 'b'"),
-        ({"word": ["a"], "count": [0]}, "expected counts from 0 on, not all of them 0, found no other"),
+        ({"word": ["a"], "count": [0]}, "expected counts from 0 on, not all of them 0, found only zeros"),
         (
             {"word": [7], "count": [1]},
             "expected words as strings and counts as numbers, found int64 and int64",
