@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from pipeline.errors import DataError, SpaceMismatch
 from pipeline.store.base import Store
 from pipeline.store.dead import Dead
-from pipeline.store.manifest import ReleaseManifest, ReleaseUnit
+from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.schema import checked_space, vector_matrix
 from pipeline.store.units import Corpus, FileRef, Manifest, Stored, UnitRecord
 
@@ -37,7 +37,16 @@ def placed_rows(placed: Placed) -> np.ndarray:
 def placed_in(manifest: ReleaseManifest) -> tuple[Placed, ...]:
     """Return the units of a release, by ordinal."""
     return tuple(
-        Placed(ordinal=unit.ordinal, unit=_record(unit))
+        Placed(
+            ordinal=unit.ordinal,
+            unit=UnitRecord(
+                name=unit.record,
+                **dict(unit.file),
+                dropped=unit.dropped,
+                space_id=unit.space_id,
+                numerics_id=unit.numerics_id,
+            ),
+        )
         for unit in sorted(manifest.units, key=lambda unit: unit.ordinal)
     )
 
@@ -48,19 +57,6 @@ def place(corpus: Corpus, vectors: Manifest) -> tuple[Placed, ...]:
     return tuple(Placed(ordinal=unit.ordinal, unit=record) for unit, record in pairs)
 
 
-def _record(unit: ReleaseUnit) -> UnitRecord:
-    return UnitRecord(
-        name=unit.record,
-        path=unit.path,
-        rows=unit.rows,
-        bytes=unit.bytes,
-        sha256=unit.sha256,
-        dropped=unit.dropped,
-        space_id=unit.space_id,
-        numerics_id=unit.numerics_id,
-    )
-
-
 def space_of(units: Sequence[Placed]) -> str:
     """Return the space that all units share.
 
@@ -69,17 +65,14 @@ def space_of(units: Sequence[Placed]) -> str:
         SpaceMismatch: units belong to two spaces.
     """
     if not units:
-        raise DataError(
-            "index", "at least one unit of vectors", "none", "check the corpus and its quarantine"
-        )
+        remedy = "check the corpus and its quarantine"
+        raise DataError("index", "at least one unit of vectors", "none", remedy)
     first = units[0].unit
-    for placed in units:
-        if placed.unit.space_id != first.space_id:
-            found = f"{first.path} in space {first.space_id}"
+    for unit in (placed.unit for placed in units):
+        if unit.space_id != first.space_id:
+            expected = f"vectors of one space, as {first.path} in space {first.space_id}"
             remedy = "vectors of two spaces cannot be compared: encode one of the two units again"
-            raise SpaceMismatch(
-                placed.unit.path, f"vectors of one space, as {found}", f"space {placed.unit.space_id}", remedy
-            )
+            raise SpaceMismatch(unit.path, expected, f"space {unit.space_id}", remedy)
     return first.space_id or ""
 
 
@@ -96,7 +89,7 @@ class LiveRows:
     dead: FileRef | None = None
 
     def counts(self, units: Sequence[Placed]) -> tuple[int, ...]:
-        """Count the live rows of each unit. Opens no file of a unit without dead rows."""
+        """Count the live rows of each unit."""
         dead = Dead.load(self.store, self.dead)
         return tuple(
             int(_alive(placed, dead).sum()) if len(dead.rows_of(placed.ordinal)) else placed.unit.rows
@@ -123,22 +116,15 @@ class LiveRows:
         Another salt gives an independent sample.
         """
         dead = Dead.load(self.store, self.dead)
-        return self._sampled(
-            [(placed, np.flatnonzero(_alive(placed, dead))) for placed in units], count, salt
-        )
+        rows = [(placed, np.flatnonzero(_alive(placed, dead))) for placed in units]
+        return self._sampled(rows, count, salt)
 
     def sample_dead(self, units: Sequence[Placed], count: int, salt: str) -> tuple[np.ndarray, np.ndarray]:
         """Sample dead rows, or return all if there are fewer: they show answers where rows were removed."""
         dead = Dead.load(self.store, self.dead)
-        return self._sampled(
-            [
-                (placed, np.flatnonzero(~_alive(placed, dead)))
-                for placed in units
-                if len(dead.rows_of(placed.ordinal))
-            ],
-            count,
-            salt,
-        )
+        touched = (placed for placed in units if len(dead.rows_of(placed.ordinal)))
+        rows = [(placed, np.flatnonzero(~_alive(placed, dead))) for placed in touched]
+        return self._sampled(rows, count, salt)
 
     def _sampled(
         self, among: Sequence[tuple[Placed, np.ndarray]], count: int, salt: str
@@ -164,27 +150,24 @@ class LiveRows:
 
     def ids(self, units: Sequence[Placed]) -> Iterator[pa.Table]:
         """Yield address, id and kept columns of every live row, a unit at a time, in address order."""
-        dead = Dead.load(self.store, self.dead)
+        dead, address = Dead.load(self.store, self.dead), pa.field("address", pa.int64(), nullable=False)
         for placed in units:
             source = self.open(placed)
             names = [name for name in source.schema_arrow.names if name not in ("text_key", "vector")]
             rows = source.read(columns=names).rename_columns(["id", *names[1:]])
-            table = rows.add_column(
-                0, pa.field("address", pa.int64(), nullable=False), [pa.array(placed_rows(placed))]
-            )
-            live = _alive(placed, dead)
+            table, live = rows.add_column(0, address, [pa.array(placed_rows(placed))]), _alive(placed, dead)
             yield table if live.all() else table.filter(pa.array(live))
 
     def open(self, placed: Placed) -> pq.ParquetFile:
         """Open the unit's file after checking it."""
-        path = placed.unit.path
-        return checked_space(pq.ParquetFile(self.store.open(path, placed.unit.sha256)), path, self.space_id)
+        return checked_space(
+            pq.ParquetFile(placed.unit.file.open(self.store)), placed.unit.path, self.space_id
+        )
 
 
 def _alive(placed: Placed, dead: Dead) -> np.ndarray:
     """Return a mask (n,) of the unit's vectors that are live."""
-    rows = placed_rows(placed) & 0xFFFFFFFF
-    return ~np.isin(rows, dead.rows_of(placed.ordinal))
+    return ~np.isin(placed_rows(placed) & 0xFFFFFFFF, dead.rows_of(placed.ordinal))
 
 
 def vectors_at(source: pq.ParquetFile, rows: np.ndarray) -> np.ndarray:
@@ -194,10 +177,7 @@ def vectors_at(source: pq.ParquetFile, rows: np.ndarray) -> np.ndarray:
         end = start + source.metadata.row_group(number).num_rows
         wanted = rows[(rows >= start) & (rows < end)] - start
         if len(wanted):
-            found.append(
-                vector_matrix(source.read_row_group(number, columns=["vector"])["vector"])[wanted].astype(
-                    np.float32, copy=False
-                )
-            )
+            column = source.read_row_group(number, columns=["vector"])["vector"]
+            found.append(vector_matrix(column)[wanted].astype(np.float32, copy=False))
         start = end
     return np.concatenate(found)

@@ -16,9 +16,10 @@ import pytest
 from pipeline.config import load_settings
 from pipeline.errors import DataError, ModelError
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
-from pipeline.flows.night.preflight import _encoder
+from pipeline.flows.night.preflight import _Checks
 from pipeline.flows.workers.ray_workers import RayWorkers
 from pipeline.index.search import open_release
+from pipeline.log import Stages
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncodeSettings, Job
 from pipeline.store.schema import vector_matrix
@@ -103,7 +104,7 @@ def test_the_night_after_is_published_though_the_words_of_some_canary_texts_are_
 
 def test_preflight_shows_word_vectors_as_such(arguments: list[str], tmp_path: Path):
     job = load_settings(Job, None, tuple(arguments))
-    found = _encoder(job)
+    found = _Checks(job, Stages(), verbose=False).encoder()
     assert found.startswith(
         f"{tmp_path / 'words.txt.gz'}: {len(WORDS)} words: 24 dimensions, 1024 tokens, space "
     )
@@ -115,7 +116,7 @@ def test_preflight_shows_word_vectors_as_such(arguments: list[str], tmp_path: Pa
             r"it"
         ),
     ):
-        list(_encoder(job))
+        _Checks(job, Stages(), verbose=False).encoder()
 
 
 def test_workers_of_a_remote_root_load_the_copy_there(arguments: list[str], tmp_path: Path, s3: str):
