@@ -13,9 +13,11 @@ from pipeline.charts.frame import (
     TOP,
     WIDTH,
     ChartFrame,
+    bar,
     compact,
     percent,
     rule,
+    shortened,
     svg,
     text_at,
     ticks,
@@ -60,14 +62,14 @@ class VariantHistogram:
         return cls(tuple(edges.tolist()), kept, rejected, bounds)
 
     def __add__(self, other: "VariantHistogram") -> "VariantHistogram":
-        kept, rejected = (
-            tuple(map(sum, zip(*pair, strict=True)))
-            for pair in ((self.kept, other.kept), (self.rejected, other.rejected))
-        )
+        """Add the counts of two histograms with the same edges and bounds."""
+        pairs = ((self.kept, other.kept), (self.rejected, other.rejected))
+        kept, rejected = (tuple(map(sum, zip(*pair, strict=True))) for pair in pairs)
         return VariantHistogram(self.edges, kept, rejected, self.bounds)
 
     @property
     def total(self) -> int:
+        """Number of all variants."""
         return sum(self.kept) + sum(self.rejected)
 
     @property
@@ -101,9 +103,7 @@ def proportions_chart(counts: Mapping[str, Mapping[str, int]], colour: Mapping[s
         _label_bar(label, each, colour, _ROW * number) for number, (label, each) in enumerate(counts.items())
     )
     label = "Proportions of kept variants, and of rejected variants by reason"
-    return Markup(
-        f'<svg viewBox="0 0 {WIDTH} {_ROW * len(counts)}" role="img" aria-label="{label}">{drawn}</svg>'
-    )
+    return svg(drawn, label, (WIDTH, _ROW * len(counts)))
 
 
 def histogram_chart(histogram: VariantHistogram, measure: str) -> Markup:
@@ -121,24 +121,17 @@ def histogram_chart(histogram: VariantHistogram, measure: str) -> Markup:
 
 
 def _label_bar(label: str, counts: Mapping[str, int], colour: Mapping[str, str], top: float) -> str:
-    total, at, drawn = max(sum(counts.values()), 1), 0.0, ""
-    for name in sorted(
-        counts, key=lambda name: (name != "kept", list(colour).index(name) if name in colour else len(colour))
-    ):
-        width = WIDTH * counts[name] / total
-        title = f"{name.replace('_', ' ')}: {counts[name]:,}, {percent(counts[name] / total)}"
-        x, shown = min(at, WIDTH - 0.6), max(width - 0.8, 0.6)
-        shape = f'x="{x:.1f}" y="{top + 17}" width="{shown:.1f}" height="{_BAR}"'
-        if counts[name]:
-            css = "kept" if name == "kept" else colour[name]
-            drawn += f'<rect class="{css}" {shape}><title>{escape(title)}</title></rect>'
-        at += width
-    short = label if len(label) <= _LETTERS else label[: _LETTERS - 1] + "…"
-    return (
-        text_at(0, top + 11, short, "label")
-        + text_at(WIDTH, top + 11, f"{percent(counts.get('kept', 0) / total)} kept", "end")
-        + drawn
-    )
+    total, at = max(sum(counts.values()), 1), 0.0
+    drawn = text_at(0, top + 11, shortened(label, _LETTERS), "label")
+    drawn += text_at(WIDTH, top + 11, f"{percent(counts.get('kept', 0) / total)} kept", "end")
+    for name, css in {"kept": "kept", **colour}.items():
+        if count := counts.get(name, 0):
+            title = escape(f"{name.replace('_', ' ')}: {count:,}, {percent(count / total)}")
+            width = WIDTH * count / total
+            x, y = min(at, WIDTH - 0.6), (top + 17, top + 17 + _BAR)
+            drawn += bar(css, x, max(width - 0.8, 0.6), y, title)
+            at += width
+    return drawn
 
 
 def _bars(frame: ChartFrame, histogram: VariantHistogram, number: int) -> str:
@@ -147,16 +140,10 @@ def _bars(frame: ChartFrame, histogram: VariantHistogram, number: int) -> str:
     x, width = frame.px(left) + 0.4, max(frame.px(right) - frame.px(left) - 0.8, 0.6)
     middle = frame.py(kept / total)
     top = max(min(frame.py((kept + rejected) / total), middle - 1.5 * (rejected > 0)), TOP)
-    title = (
-        f"<title>{compact(round(left, 6))} to {compact(round(right, 6))}: "
-        f"{kept:,} kept, {rejected:,} rejected</title>"
-    )
-    parts = [("kept", middle, HEIGHT - BOTTOM)] * (kept > 0) + [("rejected", top, middle)] * (rejected > 0)
-    return "".join(
-        f'<rect class="{name}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" '
-        f'height="{base - y:.1f}">{title}</rect>'
-        for name, y, base in parts
-    )
+    ends = f"{compact(round(left, 6))} to {compact(round(right, 6))}"
+    title = f"{ends}: {kept:,} kept, {rejected:,} rejected"
+    lower = bar("kept", x, width, (middle, HEIGHT - BOTTOM), title) if kept else ""
+    return lower + (bar("rejected", x, width, (round(top, 1), middle), title) if rejected else "")
 
 
 def _bounds(frame: ChartFrame, histogram: VariantHistogram) -> str:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-from pipeline.charts.frame import ChartFrame, rule, text_at, ticks
+from pipeline.charts.frame import ChartFrame, minus, rule, shortened, svg, text_at, ticks
 
 WIDTH = 600  # wider than other charts, because of task names
 _LEFT, _RIGHT, _TOP, _BOTTOM, _ROW, _DOT_STEP = 140, 12, 8, 40, 24, 7
@@ -22,24 +22,20 @@ def difference_chart(rows: Sequence[tuple[str, Sequence[Dot | None]]], unit: str
     """
     ends = (abs(end) for _, dots in rows for dot in dots if dot for end in dot if end is not None)
     most = max(ends, default=0.0) * 1.08 or 1.0
-    frame, height = _Scale((-most, most), (0, 1)), _TOP + _ROW * len(rows) + _BOTTOM
-    base = height - _BOTTOM
-    grid = "".join(_grid_line(frame, x, base) for x in ticks(-most, most, 8))
-    drawn = "".join(
-        _row(frame, name, dots, _TOP + _ROW * (number + 0.5)) for number, (name, dots) in enumerate(rows)
-    )
-    title = text_at((_LEFT + WIDTH - _RIGHT) / 2, height - 5, f"difference in {unit}", "middle title")
-    label = f"Differences in {unit} with their intervals"
-    return Markup(
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(label)}">'
-        f"{grid}{drawn}{title}</svg>"
-    )
+    frame, base = _Scale((-most, most), (0, 1)), _TOP + _ROW * len(rows)
+    drawn = "".join(_grid_line(frame, x, base) for x in ticks(-most, most, 8))
+    for number, (name, dots) in enumerate(rows):
+        drawn += _row(frame, name, dots, _TOP + _ROW * (number + 0.5))
+    size = (WIDTH, base + _BOTTOM)
+    drawn += text_at((_LEFT + WIDTH - _RIGHT) / 2, size[1] - 5, f"difference in {unit}", "middle title")
+    return svg(drawn, f"Differences in {unit} with their intervals", size)
 
 
 class _Scale(ChartFrame):
     """ChartFrame whose x axis starts right of the names."""
 
     def px(self, value: float) -> float:
+        """Return the horizontal pixel of an x value."""
         low, high = self.x
         return round(_LEFT + (WIDTH - _LEFT - _RIGHT) * (value - low) / ((high - low) or 1), 1)
 
@@ -51,10 +47,9 @@ def _grid_line(frame: ChartFrame, x: float, base: float) -> str:
 
 
 def _row(frame: ChartFrame, name: str, dots: Sequence[Dot | None], y: float) -> str:
-    short = name if len(name) <= _MOST_LETTERS else name[: _MOST_LETTERS - 1] + "…"
     shown = [(number, dot) for number, dot in enumerate(dots) if dot is not None]
     first = y - _DOT_STEP * (len(shown) - 1) / 2
-    return text_at(_LEFT - 12, y + 4, short, "end") + "".join(
+    return text_at(_LEFT - 12, y + 4, shortened(name, _MOST_LETTERS), "end") + "".join(
         _dot(frame, dot, number % COLOURS, first + _DOT_STEP * at) for at, (number, dot) in enumerate(shown)
     )
 
@@ -65,10 +60,9 @@ def _dot(frame: ChartFrame, dot: Dot, colour: int, y: float) -> str:
     if low is not None and high is not None:
         title += f", {_signed(low)} to {_signed(high)}"
         interval = rule(frame.px(low), y, frame.px(high), y, f"interval c{colour}")
-    circle = f'<circle class="c{colour}" cx="{frame.px(value)}" cy="{y:.1f}" r="4">'
-    return f"{interval}{circle}<title>{title}</title></circle>"
+    return interval + dot(frame.px(value), round(y, 1), f"c{colour}", 4, title)
 
 
 def _signed(value: float) -> str:
     """Format with a sign and a true minus: +1.2, −0.35, 0."""
-    return f"{value:+.3g}".replace("-", "\u2212") if value else "0"
+    return minus(f"{value:+.3g}") if value else "0"

@@ -34,11 +34,13 @@ class ChartFrame:
     log_x: bool = False
 
     def px(self, value: float) -> float:
+        """Return the horizontal pixel of an x value."""
         scale: Callable[[float], float] = math.log if self.log_x else float
         low, high = scale(self.x[0]), scale(self.x[1])
         return round(LEFT + (WIDTH - LEFT - RIGHT) * (scale(value) - low) / ((high - low) or 1), 1)
 
     def py(self, value: float) -> float:
+        """Return the vertical pixel of a y value; 0 is the top of the chart."""
         low, high = self.y
         return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - low) / ((high - low) or 1), 1)
 
@@ -74,33 +76,44 @@ def percent(proportion: float) -> str:
     return f"{100 * proportion:.1f}".removesuffix(".0") + " %"
 
 
+def minus(number: str) -> str:
+    """Replace hyphens in a formatted number by true minus signs."""
+    return number.replace("-", "\u2212")
+
+
 def compact(number: float) -> str:
     """Format for an axis with at most four characters and a true minus: 950, 12k, 1.5M."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= size:
-            return f"{number / size:.3g}{letter}".replace("-", "\u2212")
-    return f"{number:g}".replace("-", "\u2212")
+            return minus(f"{number / size:.3g}{letter}")
+    return minus(f"{number:g}")
 
 
-def svg(content: str, label: str) -> Markup:
-    """Wrap the content of a chart in an svg element."""
-    return Markup(
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">{content}</svg>'
-    )
+def shortened(text: str, most: int) -> str:
+    """Shorten a text to at most `most` letters."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def svg(content: str, label: str, size: tuple[int, int] = (WIDTH, HEIGHT)) -> Markup:
+    """Wrap the content of a chart of size (width, height) in an svg element."""
+    box = f'viewBox="0 0 {size[0]} {size[1]}"'
+    return Markup(f'<svg {box} role="img" aria-label="{escape(label)}">{content}</svg>')
 
 
 def x_axis(frame: ChartFrame, at: Sequence[float], title: str) -> str:
     """Draw the x axis with labelled ticks and a title."""
     base = HEIGHT - BOTTOM
     names = [compact(x) for x in at] if frame.log_x else tick_labels(at)
-    marks = "".join(
-        rule(frame.px(x), base, frame.px(x), base + 4, "axis")
-        + text_at(frame.px(x), base + 17, name, "middle")
-        for x, name in zip(at, names, strict=True)
-    )
+    marks = "".join(rule(frame.px(x), base, frame.px(x), base + 4, "axis") for x in at)
+    return marks + named_x_axis(frame, list(zip(at, names, strict=True)), title)
+
+
+def named_x_axis(frame: ChartFrame, names: Sequence[tuple[float, str]], title: str) -> str:
+    """Draw the x axis with names at given values and a title."""
+    base = HEIGHT - BOTTOM
     return (
         rule(LEFT, base, WIDTH - RIGHT, base, "axis")
-        + marks
+        + "".join(text_at(frame.px(x), base + 17, name, "middle") for x, name in names)
         + text_at((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 5, title, "middle title")
     )
 
@@ -130,7 +143,7 @@ def tick_labels(at: Sequence[float], label: Callable[[float], str] = compact) ->
     names = [label(value) for value in at]
     if len(set(names)) < len(names):
         scale, unit = (100, " %") if names[0].endswith("%") else (1, "")
-        names = [f"{scale * value:.6g}{unit}".replace("-", "\u2212") for value in at]
+        names = [minus(f"{scale * value:.6g}{unit}") for value in at]
     found = [_NUMBER.fullmatch(name) for name in names]
     decimals = max((len(match[2]) for match in found if match), default=0)
     if not decimals or not all(found):
@@ -162,6 +175,43 @@ def rule(x1: float, y1: float, x2: float, y2: float, name: str) -> str:
 def text_at(x: float, y: float, text: str, name: str) -> str:
     """Draw text at a pixel."""
     return f'<text class="{name}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
+
+
+def side(x: float) -> str:
+    """Return the CSS class that keeps a label at pixel x inside the chart."""
+    return "start" if x < WIDTH / 3 else "end" if x > 2 * WIDTH / 3 else "middle"
+
+
+def dot(x: float, y: float, name: str, radius: float, title: str) -> str:
+    """Draw a circle at a pixel, with a tooltip."""
+    return f'<circle class="{name}" cx="{x}" cy="{y}" r="{radius}"><title>{title}</title></circle>'
+
+
+def bar(name: str, x: float, width: float, y: tuple[float, float], title: str) -> str:
+    """Draw a rectangle between two heights y (top, bottom), all in pixels, with a tooltip."""
+    size = f'x="{x:.1f}" y="{y[0]}" width="{width:.1f}" height="{y[1] - y[0]:.1f}"'
+    return f'<rect class="{name}" {size}><title>{title}</title></rect>'
+
+
+def cosine_areas(histograms: Sequence[tuple[str, Histogram]], room: float, items: str) -> Markup:
+    """Draw histograms of the cosines of random pairs of `items`, with a line at each mean.
+
+    Args:
+        histograms: (CSS class, histogram); at least one.
+        room: height of the chart as a multiple of the highest bin.
+        items: texts or sentences.
+    """
+    ends = [edge for _, one in histograms for edge in occupied(one)]
+    highest = max(max(one.counts) / one.total for _, one in histograms)
+    frame = ChartFrame((min(*ends, -0.1), max(*ends, 0.1)), (0, room * highest))
+    areas = "".join(area(frame, one, name) for name, one in histograms)
+    means = "".join(
+        rule(frame.px(one.mean), TOP, frame.px(one.mean), HEIGHT - BOTTOM, f"mean {name}")
+        for name, one in histograms
+    )
+    axes = x_axis(frame, ticks(*frame.x, 6), f"cosine of two random {items}")
+    axes += y_axis(frame, ticks(*frame.y, 4), percent)
+    return svg(axes + areas + means, f"Cosines of random pairs of {items}")
 
 
 def occupied(histogram: Histogram) -> tuple[float, float]:

@@ -14,8 +14,12 @@ from pipeline.charts.frame import (
     TOP,
     WIDTH,
     ChartFrame,
-    area,
+    bar,
+    cosine_areas,
+    dot,
     line,
+    minus,
+    named_x_axis,
     occupied,
     percent,
     rule,
@@ -73,20 +77,7 @@ def spectra_chart(spectra: Sequence[Sequence[float]]) -> Markup:
 
 def cosines_chart(histograms: Sequence[Histogram]) -> Markup:
     """Draw histograms of the cosines of random pairs, one area per space, with a line at each mean."""
-    ends = [edge for one in histograms for edge in occupied(one)]
-    frame = ChartFrame(
-        (min(*ends, -0.1), max(*ends, 0.1)),
-        (0, 1.12 * max(max(one.counts) / one.total for one in histograms)),
-    )
-    areas = "".join(area(frame, one, colour(number)) for number, one in enumerate(histograms))
-    means = "".join(
-        rule(frame.px(one.mean), TOP, frame.px(one.mean), HEIGHT - BOTTOM, f"mean {colour(number)}")
-        for number, one in enumerate(histograms)
-    )
-    axes = x_axis(frame, ticks(*frame.x, 6), "cosine of two random sentences") + y_axis(
-        frame, ticks(*frame.y, 4), percent
-    )
-    return svg(axes + areas + means, "Cosines of random pairs of sentences")
+    return cosine_areas([(colour(number), one) for number, one in enumerate(histograms)], 1.12, "sentences")
 
 
 def bands_chart(bands: Sequence[Histogram], low: float, number: int) -> Markup:
@@ -131,15 +122,10 @@ def hubs_chart(found: Sequence[Sequence[int]], k: int) -> Markup:
         for number, each in enumerate(proportions)
         for index in range(len(names))
     )
-    axis = _named_axis(
-        frame,
-        [(index + 0.5, name) for index, name in enumerate(names)],
-        f"times among the {k} nearest of others",
-    )
-    return svg(
-        y_axis(frame, ticks(*frame.y, 5), percent) + bars + axis,
-        "Sentences by how often they are a neighbour",
-    )
+    placed = [(index + 0.5, name) for index, name in enumerate(names)]
+    axis = named_x_axis(frame, placed, f"times among the {k} nearest of others")
+    title = "Sentences by how often they are a neighbour"
+    return svg(y_axis(frame, ticks(*frame.y, 5), percent) + bars + axis, title)
 
 
 def edits_chart(edits: Sequence[Sequence[EditBin]]) -> Markup:
@@ -153,23 +139,17 @@ def edits_chart(edits: Sequence[Sequence[EditBin]]) -> Markup:
     )
     people = line(frame, [(index + 1, one.gold) for index, one in enumerate(bins)], "people")
     names = [(index + 1.0, f"{one.distance:.0f}") for index, one in enumerate(bins)]
-    axes = y_axis(frame, ticks(*frame.y, 4), percent) + _named_axis(
-        frame, names, "edit distance of the pair, in bins of equal size"
-    )
+    axes = y_axis(frame, ticks(*frame.y, 4), percent)
+    axes += named_x_axis(frame, names, "edit distance of the pair, in bins of equal size")
     return svg(axes + lines + people, "Rank by cosine and by human score, by edit distance")
 
 
 def plane_chart(points: Sequence[tuple[float, float]]) -> Markup:
     """Draw (uniformity, alignment) of each space as a point; lower left is better."""
     frame = ChartFrame(_padded([x for x, _ in points]), _padded([y for _, y in points]))
+    titles = [f"uniformity {three_digits(x)}, alignment {three_digits(y)}" for x, y in points]
     dots = "".join(
-        _dot(
-            frame.px(x),
-            frame.py(y),
-            colour(number),
-            6,
-            f"uniformity {three_digits(x)}, alignment {three_digits(y)}",
-        )
+        dot(frame.px(x), frame.py(y), f"point {colour(number)}", 6, titles[number])
         for number, (x, y) in enumerate(points)
     )
     texts = _labels([_beside(frame, point, colour(number)) for number, point in enumerate(points)])
@@ -184,7 +164,7 @@ def three_digits(value: float) -> str:
     """Format with three digits and a true minus: 0.065, −3.62, 216."""
     decimals = next((count for count, bound in enumerate((100, 10, 1)) if abs(value) >= bound), 3)
     text = f"{value:.{decimals}f}"
-    return text.replace("-", "\u2212") if float(text) else text.removeprefix("-")
+    return minus(text) if float(text) else text.removeprefix("-")
 
 
 def _shown(spectrum: Sequence[float]) -> Points:
@@ -194,13 +174,8 @@ def _shown(spectrum: Sequence[float]) -> Points:
 
 
 def _dots(frame: ChartFrame, points: Points, name: str) -> str:
-    return "".join(
-        _dot(frame.px(x), frame.py(y), name, 2.8, f"layer {x:g}: {three_digits(y)}") for x, y in points
-    )
-
-
-def _dot(x: float, y: float, name: str, radius: float, words: str) -> str:
-    return f'<circle class="point {name}" cx="{x}" cy="{y}" r="{radius}"><title>{words}</title></circle>'
+    titled = [(x, y, f"layer {x:g}: {three_digits(y)}") for x, y in points]
+    return "".join(dot(frame.px(x), frame.py(y), f"point {name}", 2.8, title) for x, y, title in titled)
 
 
 def _labels(wanted: Sequence[tuple[float, float, str, str]]) -> str:
@@ -235,11 +210,9 @@ def _row(frame: ChartFrame, band: Histogram, base: float, scale: float, name: st
     )
     area_title = f"{band.total:,} pairs, mean {three_digits(band.mean)}"
     at = frame.px(max(band.mean, frame.x[0]))
-    words = f"{band.mean:.2f}".replace("-", "\u2212")
-    side = (at - 5, "end") if at > WIDTH - RIGHT - 36 else (at + 5, "start")
-    mark = rule(at, base, at, round(base - 16, 1), f"centre {name}") + text_at(
-        side[0], base - 4, words, f"{name} value {side[1]}"
-    )
+    x, side = (at - 5, "end") if at > WIDTH - RIGHT - 36 else (at + 5, "start")
+    mark = rule(at, base, at, round(base - 16, 1), f"centre {name}")
+    mark += text_at(x, base - 4, minus(f"{band.mean:.2f}"), f"{name} value {side}")
     return f'{ground}<path class="area {name}" d="M{path}Z"><title>{area_title}</title></path>{mark}'
 
 
@@ -247,25 +220,10 @@ def _bar(frame: ChartFrame, index: int, number: int, count: int, proportion: flo
     width = 0.8 / count
     left, right = (frame.px(index + 0.1 + width * (number + side)) for side in (0, 1))
     y, name = frame.py(proportion), colour(number)
-    label = (
-        text_at((left + right) / 2, y - 4, f"{100 * proportion:.0f}", f"{name} value middle")
-        if right - left > 14
-        else ""
-    )
-    width = max(0.6, right - left - 1)
-    size = f'x="{left + 0.5:.1f}" y="{y}" width="{width:.1f}" height="{HEIGHT - BOTTOM - y:.1f}"'
-    return f'<rect class="{name}" {size}><title>{percent(proportion)}</title></rect>{label}'
-
-
-def _named_axis(frame: ChartFrame, names: Sequence[tuple[float, str]], title: str) -> str:
-    """Draw an x axis with names instead of numbers."""
-    base = HEIGHT - BOTTOM
-    marks = "".join(text_at(frame.px(index), base + 17, name, "middle") for index, name in names)
-    return (
-        rule(LEFT, base, WIDTH - RIGHT, base, "axis")
-        + marks
-        + text_at((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 5, title, "middle title")
-    )
+    drawn = bar(name, left + 0.5, max(0.6, right - left - 1), (y, HEIGHT - BOTTOM), percent(proportion))
+    if right - left <= 14:
+        return drawn
+    return drawn + text_at((left + right) / 2, y - 4, f"{100 * proportion:.0f}", f"{name} value middle")
 
 
 def _padded(values: Sequence[float]) -> tuple[float, float]:

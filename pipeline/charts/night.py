@@ -14,13 +14,15 @@ from pipeline.charts.frame import (
     TOP,
     WIDTH,
     ChartFrame,
-    area,
+    bar,
     compact,
+    cosine_areas,
+    dot,
     line,
     log_ticks,
-    occupied,
     percent,
     rule,
+    side,
     spaced,
     svg,
     text_at,
@@ -49,19 +51,7 @@ def spectrum_chart(raw: Sequence[float], whitened: Sequence[float] | None) -> Ma
 def cosine_chart(raw: Histogram, whitened: Histogram | None) -> Markup:
     """Draw histograms of the cosines of random pairs, with a line at each mean."""
     shown = [("raw", raw), *([("whitened", whitened)] if whitened else [])]
-    ends = [edge for _, one in shown for edge in occupied(one)]
-    frame = ChartFrame(
-        (min(*ends, -0.1), max(*ends, 0.1)), (0, 1.06 * max(max(one.counts) / one.total for _, one in shown))
-    )
-    areas = "".join(area(frame, one, name) for name, one in shown)
-    means = "".join(
-        rule(frame.px(one.mean), TOP, frame.px(one.mean), HEIGHT - BOTTOM, f"mean {name}")
-        for name, one in shown
-    )
-    axes = x_axis(frame, ticks(*frame.x, 6), "cosine of two random texts") + y_axis(
-        frame, ticks(*frame.y, 4), percent
-    )
-    return svg(axes + areas + means, "Cosines of random pairs of texts")
+    return cosine_areas(shown, 1.06, "texts")
 
 
 def length_chart(lengths: Histogram, limit: int) -> Markup:
@@ -127,22 +117,17 @@ def choice_chart(points: Sequence[tuple[int, float]], chosen: int, setting: str)
     for value, score in points:
         best, x, y = value == chosen, frame.px(value), frame.py(score)
         words = f"{setting} {value}: {score:.4f}"
-        circle = f'<circle class="dot{" chosen" * best}" cx="{x}" cy="{y}" r="{5 if best else 2.6}">'
-        drawn += f"{circle}<title>{words}</title></circle>"
+        drawn += dot(x, y, "dot" + " chosen" * best, 5 if best else 2.6, words)
         if best:
-            side = "start" if x < WIDTH / 3 else "end" if x > 2 * WIDTH / 3 else "middle"
-            drawn += text_at(x, y - 11, words, f"{side} chosen")
+            drawn += text_at(x, y - 11, words, f"{side(x)} chosen")
     axes = x_axis(frame, spaced(frame, values), setting) + y_axis(frame, ticks(*frame.y, 4))
     return svg(axes + drawn, f"Scores for {setting}, the chosen one marked")
 
 
 def _bar(frame: ChartFrame, low: float, high: float, count: int, name: str) -> str:
-    x, width, y = frame.px(low) + 0.5, max(0.6, frame.px(high) - frame.px(low) - 1), frame.py(count)
-    title = f"cut: {count:,} texts"
-    if name == "lengths":
-        title = f"{low:g} to {high - 1:g} tokens: {count:,} texts"
-    size = f'x="{x:.1f}" y="{y}" width="{width:.1f}" height="{HEIGHT - BOTTOM - y:.1f}"'
-    return f'<rect class="{name}" {size}><title>{title}</title></rect>'
+    x, width = frame.px(low) + 0.5, max(0.6, frame.px(high) - frame.px(low) - 1)
+    what = "cut" if name == "cut" else f"{low:g} to {high - 1:g} tokens"
+    return bar(name, x, width, (frame.py(count), HEIGHT - BOTTOM), f"{what}: {count:,} texts")
 
 
 def _bars(lengths: Histogram, limit: int) -> list[tuple[float, float, int]]:
@@ -154,15 +139,8 @@ def _bars(lengths: Histogram, limit: int) -> list[tuple[float, float, int]]:
     if lengths.counts[-1]:
         last = len(lengths.counts) - 1
     joined = -(-last // MAX_BARS)
-    starts = range(0, last, joined)
-    bars = [
-        (
-            lengths.edges[at],
-            lengths.edges[min(at + joined, last)],
-            sum(lengths.counts[at : min(at + joined, last)]),
-        )
-        for at in starts
-    ]
+    ends = [(at, min(at + joined, last)) for at in range(0, last, joined)]
+    bars = [(lengths.edges[at], lengths.edges[end], sum(lengths.counts[at:end])) for at, end in ends]
     if lengths.counts[-1]:
         width = max(joined * (lengths.edges[1] - lengths.edges[0]), limit / 30)
         bars.append((limit + 1, limit + 1 + width, lengths.counts[-1]))
@@ -188,7 +166,7 @@ def _dot(frame: ChartFrame, point: RecallPoint, chosen: bool, effort: str) -> st
     x, y = frame.px(point.query_ms), frame.py(point.recall)
     words = f"{effort} {point.effort}: {percent(point.recall)}, {point.query_ms:.3g} ms"
     if not chosen:
-        return f'<circle class="dot" cx="{x}" cy="{y}" r="2.6"><title>{words}</title></circle>'
+        return dot(x, y, "dot", 2.6, words)
     # The lower right corner is free, because the curve rises.
     label = text_at(WIDTH - RIGHT - 4, HEIGHT - BOTTOM - 10, words, "end chosen")
-    return f'<circle class="dot chosen" cx="{x}" cy="{y}" r="5"><title>{words}</title></circle>{label}'
+    return dot(x, y, "dot chosen", 5, words) + label

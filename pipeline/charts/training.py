@@ -16,8 +16,11 @@ from pipeline.charts.frame import (
     WIDTH,
     ChartFrame,
     compact,
+    dot,
     line,
+    minus,
     rule,
+    side,
     spaced,
     svg,
     text_at,
@@ -49,28 +52,38 @@ class StepAxis:
     resumed: tuple[float, ...] = ()
 
     def frame(self, low: float, high: float) -> ChartFrame:
+        """Return the frame of a chart with values from low to high."""
         return ChartFrame((0, max(self.last, 1)), (low, high))
 
     def axis(self, frame: ChartFrame) -> str:
-        rules = [
-            (step, rule(frame.px(step), TOP, frame.px(step), HEIGHT - BOTTOM, "anew"))
-            for step in self.resumed
-        ]
-        marks = "".join(
-            f"<g><title>resumed after step {step:,.0f}</title>{drawn}</g>" for step, drawn in rules
-        )
+        """Draw the step axis, with a line where the training was resumed."""
         at = ticks(0, frame.x[1], 5)
-        return x_axis(frame, spaced(frame, [round(x) for x in at]) if frame.x[1] >= 5 else at, "step") + marks
+        drawn = x_axis(frame, spaced(frame, [round(x) for x in at]) if frame.x[1] >= 5 else at, "step")
+        for step in self.resumed:
+            mark = rule(frame.px(step), TOP, frame.px(step), HEIGHT - BOTTOM, "anew")
+            drawn += f"<g><title>resumed after step {step:,.0f}</title>{mark}</g>"
+        return drawn
+
+
+@dataclass(frozen=True)
+class ValueAxis:
+    """Value axis of a chart by step.
+
+    Attributes:
+        label: format of the values.
+        floor: largest lower end, or None.
+    """
+
+    label: Callable[[float], str] = compact
+    floor: float | None = None
 
 
 def curves_chart(
     curves: Sequence[Points],
     steps: StepAxis,
     what: str,
-    *,
+    axis: ValueAxis = ValueAxis(),
     level: tuple[float, str] | None = None,
-    floor: float | None = None,
-    label: Callable[[float], str] = compact,
 ) -> Markup:
     """Draw lines by step; many points are smoothed by medians, with all points faintly behind.
 
@@ -78,33 +91,22 @@ def curves_chart(
         curves: points of each line.
         steps: the step axis.
         what: name of the metric.
+        axis: the value axis.
         level: a reference value and its label.
-        floor: largest lower end of the y axis.
-        label: format of the y axis.
     """
     shown = [smoothed(points) for points in curves]
-    values = (
-        [y for points in shown for _, y in points]
-        + ([level[0]] if level else [])
-        + ([floor] if floor is not None else [])
-    )
-    frame = steps.frame(*_roomy(min(values), max(values), bottom=floor))
-    faint = "".join(
-        _faint(frame, points, number) for number, points in enumerate(curves) if len(points) > POINTS
-    )
-    drawn = "".join(_line(frame, points, number) for number, points in enumerate(shown))
-    mark = (
-        "" if level is None else rule(LEFT, frame.py(level[0]), WIDTH - RIGHT, frame.py(level[0]), "target")
-    )
-    words = (
-        ""
-        if level is None
-        else text_at(WIDTH - RIGHT - 4, frame.py(level[0]) - 5, level[1], "end note value")
-    )
-    return svg(
-        y_axis(frame, ticks(*frame.y, 5), label) + steps.axis(frame) + faint + mark + drawn + words,
-        f"{what} over the steps",
-    )
+    values = [y for points in shown for _, y in points]
+    values += [end for end in (level and level[0], axis.floor) if end is not None]
+    frame = steps.frame(*_roomy(min(values), max(values), bottom=axis.floor))
+    drawn = y_axis(frame, ticks(*frame.y, 5), axis.label) + steps.axis(frame)
+    for number, points in enumerate(curves):
+        drawn += _faint(frame, points, number) if len(points) > POINTS else ""
+    if level is not None:
+        y = frame.py(level[0])
+        drawn += rule(LEFT, y, WIDTH - RIGHT, y, "target")
+        drawn += text_at(WIDTH - RIGHT - 4, y - 5, level[1], "end note value")
+    drawn += "".join(_line(frame, points, number) for number, points in enumerate(shown))
+    return svg(drawn, f"{what} over the steps")
 
 
 def dev_chart(points: Points, best: float, steps: StepAxis, name: str) -> Markup:
@@ -114,18 +116,11 @@ def dev_chart(points: Points, best: float, steps: StepAxis, name: str) -> Markup
     frame = steps.frame(low, high + 0.14 * (high - low))  # room for the label
     dots = "".join(_dot(frame, point, "dot") for point in points) if len(points) <= _MOST_DOTS else ""
     chosen = next(point for point in points if point[0] == best)
-    side = "start" if frame.px(best) < WIDTH / 3 else "end" if frame.px(best) > 2 * WIDTH / 3 else "middle"
-    marked = _dot(frame, chosen, "dot chosen", 5) + text_at(
-        frame.px(best), frame.py(chosen[1]) - 11, f"{chosen[1]:.2f} at step {best:,.0f}", f"{side} chosen"
-    )
-    return svg(
-        y_axis(frame, ticks(*frame.y, 5))
-        + steps.axis(frame)
-        + line(frame, points, colour(0))
-        + dots
-        + marked,
-        f"{name} over the steps",
-    )
+    x, words = frame.px(best), f"{chosen[1]:.2f} at step {best:,.0f}"
+    marked = _dot(frame, chosen, "dot chosen", 5)
+    marked += text_at(x, frame.py(chosen[1]) - 11, words, f"{side(x)} chosen")
+    axes = y_axis(frame, ticks(*frame.y, 5)) + steps.axis(frame)
+    return svg(axes + line(frame, points, colour(0)) + dots + marked, f"{name} over the steps")
 
 
 def course_chart(points: Sequence[tuple[float, float]], first: int) -> Markup:
@@ -137,24 +132,18 @@ def course_chart(points: Sequence[tuple[float, float]], first: int) -> Markup:
     """
     course = smoothed(points, _COURSE_POINTS)
     frame = ChartFrame(_roomy(*_ends([x for x, _ in course])), _roomy(*_ends([y for _, y in course])))
-    drawn = (
-        line(frame, course, colour(0))
-        + _named(frame, course[0], "start" if len(course) > 1 else f"step {first:,}")
-        + (_named(frame, course[-1], "end") if len(course) > 1 else "")
-    )
-    axes = x_axis(frame, ticks(*frame.x, 5), "uniformity: spread of all texts") + y_axis(
-        frame, ticks(*frame.y, 5)
-    )
-    return svg(
-        axes + _better(frame, course[0], course[-1]) + drawn,
-        "Alignment against uniformity, from the first step to the last",
-    )
+    drawn = x_axis(frame, ticks(*frame.x, 5), "uniformity: spread of all texts")
+    drawn += y_axis(frame, ticks(*frame.y, 5)) + _better(frame, course[0], course[-1])
+    drawn += line(frame, course, colour(0))
+    named = {"start": course[0], "end": course[-1]} if len(course) > 1 else {f"step {first:,}": course[0]}
+    drawn += "".join(_named(frame, point, name) for name, point in named.items())
+    return svg(drawn, "Alignment against uniformity, from the first step to the last")
 
 
 def rate(value: float) -> str:
     """Format a learning rate: 2e−5, 1.5e−4."""
     mantissa, exponent = f"{value:.1e}".split("e")
-    return f"{mantissa.removesuffix('.0')}e{int(exponent)}".replace("-", "\u2212") if value else "0"
+    return minus(f"{mantissa.removesuffix('.0')}e{int(exponent)}") if value else "0"
 
 
 def smoothed(points: Sequence[tuple[float, float]], most: int = POINTS) -> list[tuple[float, float]]:
@@ -179,8 +168,8 @@ def _line(frame: ChartFrame, points: Points, number: int) -> str:
 
 
 def _dot(frame: ChartFrame, point: tuple[float, float], name: str, radius: float = 2.6) -> str:
-    circle = f'<circle class="{name}" cx="{frame.px(point[0])}" cy="{frame.py(point[1])}" r="{radius}">'
-    return f"{circle}<title>step {point[0]:,.0f}: {three_digits(point[1])}</title></circle>"
+    title = f"step {point[0]:,.0f}: {three_digits(point[1])}"
+    return dot(frame.px(point[0]), frame.py(point[1]), name, radius, title)
 
 
 def _named(frame: ChartFrame, point: tuple[float, float], name: str) -> str:
@@ -188,11 +177,10 @@ def _named(frame: ChartFrame, point: tuple[float, float], name: str) -> str:
     x, y = frame.px(point[0]), frame.py(point[1])
     right = x > (LEFT + WIDTH) / 2
     title = f"{name}: uniformity {three_digits(point[0])}, alignment {three_digits(point[1])}"
-    css = "dot chosen" if name == "end" else "dot"
-    mark = f'<circle class="{css}" cx="{x}" cy="{y}" r="5"><title>{title}</title></circle>'
-    return mark + text_at(
+    label = text_at(
         x + (-10 if right else 10), y + 4, name, f"{colour(0)} value {'end' if right else 'start'}"
     )
+    return dot(x, y, "dot chosen" if name == "end" else "dot", 5, title) + label
 
 
 def _better(frame: ChartFrame, *ends: tuple[float, float]) -> str:
