@@ -25,8 +25,7 @@ from jobs.command import (
 from jobs.layout import table
 
 if TYPE_CHECKING:
-    from pipeline.report.evaluation import AverageRow, EvaluationReport, TaskGroup, TaskRow
-    from pipeline.report.evaluation_format import ScoreEstimate
+    from pipeline.report.evaluation import AverageRow, EvaluationReport, ScoreEstimate, TaskGroup, TaskRow
 
 Geometry = Annotated[
     bool,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from pipeline.charts.frame import ChartFrame, minus, rule, shortened, svg, text_at, ticks
+from pipeline.charts.frame import ChartFrame, dot, minus, rule, shortened, svg, text_at, ticks
 
 WIDTH = 600  # wider than other charts, because of task names
 _LEFT, _RIGHT, _TOP, _BOTTOM, _ROW, _DOT_STEP = 140, 12, 8, 40, 24, 7
@@ -54,8 +54,8 @@ def _row(frame: ChartFrame, name: str, dots: Sequence[Dot | None], y: float) -> 
     )
 
 
-def _dot(frame: ChartFrame, dot: Dot, colour: int, y: float) -> str:
-    value, low, high = dot
+def _dot(frame: ChartFrame, drawn: Dot, colour: int, y: float) -> str:
+    value, low, high = drawn
     title, interval = _signed(value), ""
     if low is not None and high is not None:
         title += f", {_signed(low)} to {_signed(high)}"

@@ -1,13 +1,14 @@
 """Page of an augmented corpus: numbers of variants, reasons of rejection, and examples."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from functools import partial
 
 from pipeline.charts.augmentation import colours, histogram_chart, proportions_chart
-from pipeline.report.augmentation_format import alternatives, marked, plain, proportion, shortened
+from pipeline.charts.frame import shortened
 from pipeline.report.augmentation_report import AugmentationReport, Method
 from pipeline.report.evaluation import Chart
-from pipeline.report.page import fill
+from pipeline.report.formats import LETTERS, alternatives, marked, plain, proportion
+from pipeline.report.page import Filters, fill
 
 _FEW_KEPT = 0.5  # of a label's variants
 _MANY = 0.2  # of a label's variants, rejected for one reason
@@ -18,14 +19,13 @@ _TIMES = {1: "once", 2: "twice"}
 
 def render(report: AugmentationReport) -> str:
     """Render the page; all texts are escaped."""
-    filters: dict[str, Callable[..., Any]] = {
+    colour = colours(list(report.reasons))
+    filters: Filters = {
         "share": proportion,
         "plain": plain,
-        "shortened": shortened,
+        "shortened": partial(shortened, most=LETTERS),
         "marked": marked,
     }
-    colour = colours(list(report.reasons))
-    meanings = {reason: meaning(reason, report) for reason in report.reasons}
     return fill(
         "augmentation.html.j2",
         filters,
@@ -33,9 +33,9 @@ def render(report: AugmentationReport) -> str:
         verdict=verdict(report),
         warnings=list(warnings(report)),
         colour=colour,
-        meanings=meanings,
+        meanings={reason: meaning(reason, report) for reason in report.reasons},
         shares=proportions_chart(report.counts, colour),
-        charts=charts(report),
+        charts=list(charts(report)),
     )
 
 
@@ -43,21 +43,14 @@ def verdict(report: AugmentationReport) -> str:
     """Summarize how many variants are kept, and why most of the others are rejected."""
     if not report.made:
         return "The corpus has no rows: nothing was made."
-    each = (
-        f"{len(report.counts)} variants of each of {report.rows:,} texts"
-        if len(report.counts) > 1
-        else f"one of each of {report.rows:,} texts"
-    )
-    kept = proportion(report.kept / report.made)
-    summary = f"{report.kept:,} of {report.made:,} variants are kept, {kept}: {each}."
+    variants = f"{len(report.counts)} variants" if len(report.counts) > 1 else "one"
+    kept = f"{report.kept:,} of {report.made:,} variants are kept, {proportion(report.kept / report.made)}"
     most = [f"{plain(reason)} ({count:,})" for reason, count in list(report.reasons.items())[:3]]
-    if not most:
-        return f"{summary} None was rejected."
-    return (
-        f"{summary} Rejected most often as {', '.join(most)}."
-        if len(most) > 1
-        else f"{summary} All others are rejected as {most[0]}."
-    )
+    why = "None was rejected."
+    if most:
+        how = "Rejected most often" if len(most) > 1 else "All others are rejected"
+        why = f"{how} as {', '.join(most)}."
+    return f"{kept}: {variants} of each of {report.rows:,} texts. {why}"
 
 
 def warnings(report: AugmentationReport) -> Iterator[str]:
@@ -152,27 +145,16 @@ def meaning(reason: str, report: AugmentationReport) -> str:
     }.get(reason, "a reason specific to the method")
 
 
-def charts(report: AugmentationReport) -> list[Chart]:
+def charts(report: AugmentationReport) -> Iterator[Chart]:
     """Draw histograms of cosines and lengths for each method that has them."""
-    found = []
     for method in report.methods:
         if method.similarities is not None and method.similarities.total:
-            note = "Variants that no earlier test rejects."
-            found.append(
-                Chart(
-                    f"{method.name}: cosine with the text",
-                    histogram_chart(method.similarities, "cosine with the text"),
-                    note,
-                )
+            drawn = histogram_chart(method.similarities, "cosine with the text")
+            yield Chart(
+                f"{method.name}: cosine with the text", drawn, "Variants that no earlier test rejects."
             )
         if method.ratios is not None and method.ratios.total:
+            drawn = histogram_chart(method.ratios, "characters, as a multiple of the text's")
             has_longer = method.ratios.kept[-1] or method.ratios.rejected[-1]
             at_edge = "The right bar includes all longer variants." if has_longer else ""
-            found.append(
-                Chart(
-                    f"{method.name}: length",
-                    histogram_chart(method.ratios, "characters, as a multiple of the text's"),
-                    at_edge,
-                )
-            )
-    return found
+            yield Chart(f"{method.name}: length", drawn, at_edge)

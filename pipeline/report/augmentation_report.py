@@ -108,6 +108,7 @@ class AugmentationReport:
 
     @property
     def kept(self) -> int:
+        """Number of kept variants."""
         return sum(counts.get("kept", 0) for counts in self.counts.values())
 
     @property

@@ -1,11 +1,12 @@
 """Model card of a trained encoder: README.md of its folder, with the front matter of model hubs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
-from pipeline.report.training import options, two_digits
+from pipeline.report.formats import two_digits
+from pipeline.report.training import options
 from pipeline.report.training_report import TrainingReport
 from pipeline.report.training_warnings import training_warnings
 
@@ -57,9 +58,7 @@ def _heading(report: TrainingReport) -> str:
         ("Space", _code(product.space_id)),
     ]
     text = f"Sentence vectors: {_code(_short(report.encoder))}, trained for {report.objective} on {rows}."
-    return f"# {report.name}\n\n{text}\n\n" + _table(
-        ("", ""), [(name, value) for name, value in facts if value]
-    )
+    return f"# {report.name}\n\n{text}\n\n" + _table(("", ""), facts)
 
 
 def _use(report: TrainingReport) -> str:
@@ -134,7 +133,7 @@ def _training(report: TrainingReport) -> str:
             ", ".join(f"{name} {report.packages[name]}" for name in _VERSIONS if name in report.packages),
         ),
     ]
-    return "## Training\n\n" + _table(("", ""), [(name, value) for name, value in facts if value])
+    return "## Training\n\n" + _table(("", ""), facts)
 
 
 def _known(report: TrainingReport) -> str:
@@ -143,11 +142,9 @@ def _known(report: TrainingReport) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(_lines([head, ["---"] * len(head), *rows]))
-
-
-def _lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    return (f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
+    """Format a table; rows whose last cell is empty are left out."""
+    lines = [head, ["---"] * len(head), *(row for row in rows if row[-1])]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in lines)
 
 
 def _short(uri: str) -> str:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pipeline.charts.frame import minus
+
 
 @dataclass(frozen=True)
 class Previous:
@@ -16,7 +18,7 @@ class Previous:
     p99_ms: float | None = None
     seconds: float | None = None
     kept_answers: bool = True
-    """whether it left a summary with its answers to the fixed queries"""
+    """True if it stored a summary with its answers to the fixed queries"""
 
 
 @dataclass(frozen=True)
@@ -95,14 +97,12 @@ def delta(now: float, before: float | None, number: int, step: float, unit: str 
     if not steps:
         return f"as in release {number}"
     digits = max(0, len(f"{step:.6f}".rstrip("0").partition(".")[2]))
-    return f"{steps * step:+,.{digits}f}{unit} since release {number}".replace("-", "\u2212")
+    return minus(f"{steps * step:+,.{digits}f}{unit} since release {number}")
 
 
 def kinds(rows: tuple[RowChange, ...]) -> Iterator[tuple[str, list[RowChange]]]:
     """Group the rows into new, changed and deleted ones, without empty groups."""
-    parts = {
-        "new": [row for row in rows if row.before is None],
-        "changed": [row for row in rows if row.before is not None and row.now is not None],
-        "deleted": [row for row in rows if row.now is None],
-    }
+    parts: dict[str, list[RowChange]] = {"new": [], "changed": [], "deleted": []}
+    for row in rows:
+        parts["new" if row.before is None else "deleted" if row.now is None else "changed"].append(row)
     return ((kind, found) for kind, found in parts.items() if found)

@@ -2,15 +2,33 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby, takewhile
 from typing import Any
 
 from markupsafe import Markup
 
 from pipeline.charts.evaluation import COLOURS, difference_chart
-from pipeline.report.disagreements import Disagreement
-from pipeline.report.evaluation_format import ScoreEstimate, interval, score, signed, signed_interval
-from pipeline.report.page import fill
+from pipeline.report.formats import signed, two_digits
+from pipeline.report.page import Filters, fill
+
+
+@dataclass(frozen=True)
+class ScoreEstimate:
+    """A value with its 95 % interval; None if it is undefined or has no interval."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def excludes_zero(self) -> bool:
+        """True if a difference is significant."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+    def interval(self, form: Callable[[float | None], str]) -> str:
+        """Format the interval: 70.12 to 74.40; empty if there is none."""
+        return "" if self.low is None or self.high is None else f"{form(self.low)} to {form(self.high)}"
 
 
 @dataclass(frozen=True)
@@ -69,6 +87,35 @@ class TaskRow:
     facts: tuple[tuple[str, str], ...] = ()
     own: tuple[tuple[str, tuple[str, ...]], ...] = ()
     description: str = ""
+
+
+@dataclass(frozen=True)
+class DifferingPair:
+    """Two sentences with a gold score, and their similarities and ranks by two candidates.
+
+    Attributes:
+        left: first sentence.
+        right: second sentence.
+        gold: human score.
+        similarities: by each candidate.
+        ranks: proportion of pairs that are less similar, by each candidate.
+    """
+
+    left: str
+    right: str
+    gold: str
+    similarities: tuple[float, float]
+    ranks: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """Pairs of a task whose ranks by two candidates differ most."""
+
+    task: str
+    first: str
+    other: str
+    pairs: tuple[DifferingPair, ...]
 
 
 @dataclass(frozen=True)
@@ -149,11 +196,11 @@ class TaskGroup:
 
 def render(report: EvaluationReport) -> str:
     """Render the page; all texts are escaped."""
-    filters: dict[str, Callable[..., Any]] = {
-        "figure": score,
+    filters: Filters = {
+        "figure": partial(two_digits, missing="not defined"),
         "signed": signed,
-        "interval": interval,
-        "signed_interval": signed_interval,
+        "interval": lambda estimate: estimate.interval(two_digits),
+        "signed_interval": lambda estimate: estimate.interval(signed),
     }
     return fill(
         "evaluation.html.j2",
@@ -205,25 +252,16 @@ def verdict(report: EvaluationReport) -> list[str]:
     count = len(report.rows)
     sentences = [f"Measured on {count} task{'s' if count > 1 else ''}."] if count else []
     for number, candidate in enumerate(report.candidates[1:], 1):
-        found = [
-            difference
-            for row in report.rows
-            if (difference := row.differences[number]) is not None
-            and difference.value is not None
-            and difference.low is not None
-        ]
-        clear = [
-            difference.value > 0
-            for difference in found
-            if difference.excludes_zero and difference.value is not None
-        ]
+        found = [row.differences[number] or ScoreEstimate(None) for row in report.rows]
+        lows = [each.low for each in found if each.value is not None and each.low is not None]
+        clear = [(each.value or 0.0) > 0 for each in found if each.value is not None and each.excludes_zero]
         parts = {
             "better": clear.count(True),
             "worse": clear.count(False),
-            "not significantly different": len(found) - len(clear),
-            "without an interval": count - len(found),
+            "not significantly different": len(lows) - len(clear),
+            "without an interval": count - len(lows),
         }
-        if found:
+        if lows:
             results = ", ".join(f"{word} on {tasks}" for word, tasks in parts.items() if tasks)
             sentences.append(f"Compared with {report.candidates[0].name}, {candidate.name} is {results}.")
     return sentences

@@ -1,16 +1,14 @@
 """Geometry section of the evaluation page."""
 
-from collections.abc import Sequence
-
 from markupsafe import Markup
 
 from pipeline.charts import geometry as charts
-from pipeline.charts.frame import percent
+from pipeline.charts.frame import occupied, percent
 from pipeline.report.evaluation import Chart, Section
+from pipeline.report.formats import two_digits
+from pipeline.report.training_charts import key_of_colours
 from pipeline.stats.geometry import Metric
 from pipeline.stats.measured import GeometryReport
-from pipeline.stats.sample import Histogram
-from pipeline.stats.space import Space
 
 _LAYERED = {
     "word_cosine": (
@@ -127,20 +125,10 @@ def _sampled(geometry: GeometryReport) -> str:
     )
 
 
-def _key(names: Sequence[str]) -> Markup:
-    """Return the key of the colours."""
-    return Markup(" ").join(
-        Markup('<span class="series"><span class="key {}"></span>{}</span>').format(
-            charts.colour(number), name
-        )
-        for number, name in enumerate(names)
-    )
-
-
 def _charts(geometry: GeometryReport) -> tuple[Chart, ...]:
     """Draw charts of sentence vectors, if every series has the values."""
     spaces = [series.space for series in geometry.series]
-    key = _key([series.name for series in geometry.series])
+    key = key_of_colours([series.name for series in geometry.series])
     drawn: dict[str, Markup] = {
         "spectra": charts.spectra_chart([space.spectrum for space in spaces]),
         "cosines": charts.cosines_chart([space.cosines for space in spaces]),
@@ -162,22 +150,17 @@ def _charts(geometry: GeometryReport) -> tuple[Chart, ...]:
 def _bands(geometry: GeometryReport) -> tuple[Chart, ...]:
     """Draw one chart per space, with a common axis."""
     shown = [(number, series) for number, series in enumerate(geometry.series) if series.space.bands]
-    low = min(
-        (_lowest(band) for _, series in shown for band in series.space.bands if band.total), default=0.0
-    )
+    bands = [band for _, series in shown for band in series.space.bands if band.total]
+    low = min([0.0, *(occupied(band)[0] for band in bands)])
     return tuple(
         Chart(series.name, charts.bands_chart(series.space.bands, low, number)) for number, series in shown
     )
 
 
-def _lowest(band: Histogram) -> float:
-    return min(0.0, next(edge for edge, count in zip(band.edges, band.counts, strict=False) if count))
-
-
 def _layers(geometry: GeometryReport) -> tuple[Chart, ...]:
     """Draw each metric by layer."""
     depths = [depth for depth in geometry.depths if depth.levels]
-    key, made = _key([depth.name for depth in depths]), []
+    key, made = key_of_colours([depth.name for depth in depths]), []
     for name, (heading, good) in _LAYERED.items():
         curves = [
             [
@@ -195,64 +178,42 @@ def _layers(geometry: GeometryReport) -> tuple[Chart, ...]:
 def _table(geometry: GeometryReport) -> tuple[tuple[str, ...], ...]:
     """Return a table of metrics by series, with good values; metrics that no series has are left out."""
     rows = [("", *(series.name for series in geometry.series), "good")]
+    people = geometry.gold_edits
     for name, (words, good) in _ROWS.items():
-        found = [series.space.figures.get(name) for series in geometry.series]
-        if any(found):
-            rows.append(
-                (
-                    words,
-                    *(
-                        _cell(name, figure, series.space)
-                        for figure, series in zip(found, geometry.series, strict=True)
-                    ),
-                    _good_value(name, good, geometry),
-                )
-            )
+        found = [(series.space.figures.get(name), series.space.dim) for series in geometry.series]
+        if any(figure for figure, _ in found):
+            if name == "edit_correlation" and people is not None:
+                good = f"human scores: {two_digits(people.value)}"
+            rows.append((words, *(_cell(name, *each) for each in found), good))
     return tuple(rows)
 
 
-def _good_value(name: str, good: str, geometry: GeometryReport) -> str:
-    if name != "edit_correlation" or geometry.gold_edits is None:
-        return good
-    return f"human scores: {geometry.gold_edits.value:.2f}".replace("-", "\u2212")
-
-
-def _cell(name: str, figure: Metric | None, space: Space) -> str:
+def _cell(name: str, figure: Metric | None, dim: int = 0) -> str:
+    """Format a metric of vectors with `dim` dimensions."""
     if figure is None:
         return "–"
     if name in _PROPORTIONS:
         return percent(figure.value)
-    if "correlation" in name or name.startswith("length"):
-        return f"{figure.value:.2f}".replace("-", "\u2212")
-    return charts.three_digits(figure.value) + (
-        f" of {space.dim}" if name.startswith("participation") else ""
-    )
+    if "correlation" in name or name.startswith(("length", "frequency")):
+        return two_digits(figure.value)
+    return charts.three_digits(figure.value) + (f" of {dim}" if name.startswith("participation") else "")
 
 
 def _words(geometry: GeometryReport) -> tuple[tuple[str, ...], ...]:
     """Return a table of word metrics by encoder; () if there are none."""
     rows = [
-        (words, *(_word_cell(name, depth.words.get(name)) for depth in geometry.depths))
+        (words, *(_cell(name, depth.words.get(name)) for depth in geometry.depths))
         for name, words in _WORDS.items()
     ]
     known = any(depth.words for depth in geometry.depths)
     return (("", *(depth.name for depth in geometry.depths)), *rows) if known else ()
 
 
-def _word_cell(name: str, figure: Metric | None) -> str:
-    if figure is None:
-        return "–"
-    if name.startswith("frequency"):
-        return f"{figure.value:.2f}".replace("-", "\u2212")
-    return charts.three_digits(figure.value)
-
-
 def _missing(geometry: GeometryReport) -> list[tuple[str, str]]:
     """Return (metric, reason) of everything that could not be measured."""
     whole = [(name.replace("_", " "), why) for name, why in geometry.missing.items()]
-    owners: Sequence[tuple[str, dict[str, str]]] = [(each.name, each.missing) for each in geometry.depths] + [
-        (each.name, each.space.missing) for each in geometry.series
-    ]
+    owners = [(each.name, each.missing) for each in geometry.depths]
+    owners += [(each.name, each.space.missing) for each in geometry.series]
     return whole + [
         (f"{owner}, {name.replace('_', ' ')}", why) for owner, gone in owners for name, why in gone.items()
     ]

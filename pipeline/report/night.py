@@ -1,7 +1,7 @@
 """Release report of a night."""
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -18,8 +18,8 @@ from pipeline.report.changes import (
     delta,
     kinds,
 )
-from pipeline.report.night_format import cosine, excerpt, gate_name, interval, plain
-from pipeline.report.page import fill
+from pipeline.report.formats import cosine, excerpt, gate_name, gate_value, percent_interval
+from pipeline.report.page import Filters, fill
 from pipeline.stats.sample import Histogram
 from pipeline.store.manifest import OUTSIDE_RECALL
 from pipeline.text.tokens.coverage import ScriptCoverage, script_phrase
@@ -197,33 +197,37 @@ class NightReport:
 
     @property
     def refusals(self) -> tuple[GateRow, ...]:
+        """Gates that did not pass."""
         return tuple(gate for gate in self.gates if not gate.passed)
 
     @property
     def seconds(self) -> float:
+        """Duration of all stages."""
         return sum(stage.seconds for stage in self.stages)
 
 
 def render(report: NightReport) -> str:
     """Render the page; all texts are escaped."""
-    filters: dict[str, Callable[..., Any]] = {
-        "plain": plain,
+    filters: Filters = {
+        "plain": gate_value,
         "excerpt": excerpt,
         "cosine": cosine,
-        "interval": lambda each: interval(each.low, each.high),
+        "interval": lambda each: percent_interval(each.low, each.high),
         "gate_name": gate_name,
         "shell": shlex.quote,
         "literal": repr,
         "script": script_phrase,
     }
-    values = {
-        "charts": _charts(report),
-        "flow": _flow(report.counts),
-        "deltas": _deltas(report),
-        "kinds": list(kinds(report.changed_rows)),
-    }
-    values["asked"] = _asked(report)
-    return fill("night.html.j2", filters, report=report, **values)
+    return fill(
+        "night.html.j2",
+        filters,
+        report=report,
+        charts=_charts(report),
+        flow=_flow(report.counts),
+        deltas=_deltas(report),
+        kinds=list(kinds(report.changed_rows)),
+        asked=_asked(report),
+    )
 
 
 def _deltas(report: NightReport) -> dict[str, str]:

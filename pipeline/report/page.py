@@ -6,8 +6,10 @@ from typing import Any
 
 from pipeline.charts import frame
 
+Filters = Mapping[str, Callable[..., Any]]
 
-def fill(template: str, filters: Mapping[str, Callable[..., Any]], **values: Any) -> str:
+
+def fill(template: str, filters: Filters, **values: Any) -> str:
     """Render a template as a complete page (UTF-8); all values except charts are escaped."""
     import jinja2  # imported here, because most commands write no page
 

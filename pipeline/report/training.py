@@ -3,14 +3,16 @@
 import inspect
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
 
+from pipeline.charts.frame import minus
 from pipeline.charts.training import rate
 from pipeline.report.course import ends, on_same_rows
-from pipeline.report.page import fill
+from pipeline.report.formats import signed, two_digits
+from pipeline.report.page import Filters, fill
 from pipeline.report.training_charts import sections
 from pipeline.report.training_report import TrainingReport
 from pipeline.settings.training import ObjectiveSettings
@@ -25,23 +27,26 @@ def render(report: TrainingReport, warnings: Sequence[str]) -> str:
         report: values of the page.
         warnings: see `training_warnings`.
     """
-    filters: dict[str, Callable[..., Any]] = {
+    filters: Filters = {
         "figure": two_digits,
-        "signed": _signed,
+        "signed": signed,
         "rate": rate,
-        "plain": _plain,
+        "plain": lambda value: minus(f"{value:g}"),
         "options": options,
         "literal": repr,
         "three": _three_digits,
     }
-    values = {
-        "sections": sections(report),
-        "verdict": verdict(report),
-        "warnings": warnings,
-        "ends": ends(report.lines),
-        "same_rows": on_same_rows(report.lines),
-    }
-    return fill("training.html.j2", filters, report=report, comparison=comparison(report), **values)
+    return fill(
+        "training.html.j2",
+        filters,
+        report=report,
+        comparison=comparison(report),
+        sections=sections(report),
+        verdict=verdict(report),
+        warnings=warnings,
+        ends=ends(report.lines),
+        same_rows=on_same_rows(report.lines),
+    )
 
 
 def comparison(report: TrainingReport) -> str:
@@ -82,26 +87,13 @@ def _without_dev(report: TrainingReport) -> str:
     measures = on_same_rows(report.lines)
     if not measures:
         return ""
-    first, rows = measures[0], f"the same {report.same_rows:,} rows"
+    first = measures[0]
     ends = f"{_three_digits(first.start)} to {_three_digits(first.end)}"
-    return f" On {rows} the {first.name} went from {ends}."
-
-
-def two_digits(value: float | None) -> str:
-    """Format with two decimals and a true minus."""
-    return "" if value is None else f"{value:.2f}".replace("-", "\u2212")
+    return f" On the same {report.same_rows:,} rows the {first.name} went from {ends}."
 
 
 def _three_digits(value: float) -> str:
-    return f"{value:.3g}".replace("e-0", "e-").replace("-", "\u2212")
-
-
-def _plain(value: float) -> str:
-    return f"{value:g}".replace("-", "\u2212")
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "\u2212") if round(value, 2) else "0.00"
+    return minus(f"{value:.3g}".replace("e-0", "e-"))
 
 
 def options(term: ObjectiveSettings) -> str:

@@ -47,9 +47,14 @@ def test_histograms_of_parts_add_up():
     assert whole.kept[0] == (kept & (values < 0.05)).sum(), "what lies beyond the edges is in the outer bins"
 
 
-@pytest.mark.parametrize("counts", [
-    {"de": {"kept": 3, "unlike": 1}}, {"a" * 200: {"kept": 0, "x": 0}, "b": {}}, {"<&": {"kept": 100_000, **{f"r{number}": 1 for number in range(9)}}},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"de": {"kept": 3, "unlike": 1}},
+        {"a" * 200: {"kept": 0, "x": 0}, "b": {}},
+        {"<&": {"kept": 100_000, **{f"r{number}": 1 for number in range(9)}}},
+    ],
+)
 def test_a_label_is_one_bar_of_all_its_variants(counts):
     colour = colours(sorted({name for each in counts.values() for name in each if name != "kept"}))
     chart = ElementTree.fromstring(proportions_chart(counts, colour))

@@ -157,16 +157,19 @@ def test_an_empty_histogram_has_proportions_of_zero() -> None:
     inside(cosine_chart(Histogram((-1.0, 0.0, 1.0), (0, 3), 0.5), None))
 
 
-@pytest.mark.parametrize(("at", "label", "names"), [
-    ([0.18, 0.185, 0.19], compact, ["0.180", "0.185", "0.190"]),
-    ([-1, -0.5, 0], compact, ["\u22121.0", "\u22120.5", "0.0"]),
-    ([0, 0.0005, 0.001], percent, ["0.00 %", "0.05 %", "0.10 %"]),
-    ([0.95, 0.975], percent, ["95.0 %", "97.5 %"]),
-    ([0, 10, 20], compact, ["0", "10", "20"]),
-    ([0, 500, 1_000], compact, ["0", "500", "1k"]),
-    ([12_340, 12_344], compact, ["12340", "12344"]),
-    ([], compact, []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("at", "label", "names"),
+    [
+        ([0.18, 0.185, 0.19], compact, ["0.180", "0.185", "0.190"]),
+        ([-1, -0.5, 0], compact, ["\u22121.0", "\u22120.5", "0.0"]),
+        ([0, 0.0005, 0.001], percent, ["0.00 %", "0.05 %", "0.10 %"]),
+        ([0.95, 0.975], percent, ["95.0 %", "97.5 %"]),
+        ([0, 10, 20], compact, ["0", "10", "20"]),
+        ([0, 500, 1_000], compact, ["0", "500", "1k"]),
+        ([12_340, 12_344], compact, ["12340", "12344"]),
+        ([], compact, []),
+    ],
+)
 def test_labels_of_an_axis_have_equal_decimals_and_differ(at, label, names):
     assert tick_labels(at, label) == names
 

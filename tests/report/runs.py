@@ -8,9 +8,14 @@ from pipeline.report.training_report import EncoderSummary, SourceSummary, Train
 from pipeline.settings.training import TrainSettings
 from pipeline.train.metrics_line import MetricsLine
 
-SETTINGS = TrainSettings.model_validate({
-    "objective": {"name": "simcse", "options": {"temperature": 0.05}}, "order": {"batch_rows": 64, "seed": 3}, "seed": 11, "dev": {"uri": "/srv/sts/STSB-dev.parquet"},
-})  # fmt: skip
+SETTINGS = TrainSettings.model_validate(
+    {
+        "objective": {"name": "simcse", "options": {"temperature": 0.05}},
+        "order": {"batch_rows": 64, "seed": 3},
+        "seed": 11,
+        "dev": {"uri": "/srv/sts/STSB-dev.parquet"},
+    }
+)
 
 
 def line(step: int, **values: Any) -> MetricsLine:
@@ -38,15 +43,39 @@ LINES = (
 )
 PRODUCT = EncoderSummary("a1" * 32, 384, 256, ("mean",), True)
 SMALLEST = TrainingReport(
-    name="nli", uri="/srv/trainings/nli", settings=TrainSettings(), encoder="some/encoder", start_space="5f" * 32, sources=(), steps=1, planned=1, steps_per_epoch=1,
-    lines=(), product=PRODUCT,
-)  # fmt: skip
+    name="nli",
+    uri="/srv/trainings/nli",
+    settings=TrainSettings(),
+    encoder="some/encoder",
+    start_space="5f" * 32,
+    sources=(),
+    steps=1,
+    planned=1,
+    steps_per_epoch=1,
+    lines=(),
+    product=PRODUCT,
+)
 FULL = TrainingReport(
-    name="simcse-3fa9c2d1e0b7", uri="s3://models/simcse-3fa9c2d1e0b7", settings=SETTINGS, encoder="/home/somebody/MiniLM", start_space="5f" * 32,
-    sources=(SourceSummary("s3://texts/wiki/*.parquet", 6_512, 112), SourceSummary("more.parquet", 100, 0, 2)), steps=500, planned=500, steps_per_epoch=100, lines=LINES,
-    product=PRODUCT, best_step=250, device="2 workers, CPU", created="2026-01-02 03:04 UTC",
-    settings_text="train:\n  name: a<b\n", packages={"torch": "2.13.0", "six": "1.0"},
-)  # fmt: skip
+    name="simcse-3fa9c2d1e0b7",
+    uri="s3://models/simcse-3fa9c2d1e0b7",
+    settings=SETTINGS,
+    encoder="/home/somebody/MiniLM",
+    start_space="5f" * 32,
+    sources=(
+        SourceSummary("s3://texts/wiki/*.parquet", 6_512, 112),
+        SourceSummary("more.parquet", 100, 0, 2),
+    ),
+    steps=500,
+    planned=500,
+    steps_per_epoch=100,
+    lines=LINES,
+    product=PRODUCT,
+    best_step=250,
+    device="2 workers, CPU",
+    created="2026-01-02 03:04 UTC",
+    settings_text="train:\n  name: a<b\n",
+    packages={"torch": "2.13.0", "six": "1.0"},
+)
 
 
 def with_settings(**values: Any) -> TrainingReport:

@@ -1,87 +1,41 @@
-"""The page of an augmented corpus is well-formed, explains every reason, and warns of problems for training."""
+"""The page of an augmented corpus is well-formed, explains every reason, and warns of problems."""
 
 import re
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.augment import ModelStats, ModelWork
 from pipeline.augment.keep import REASONS
-from pipeline.charts.augmentation import VariantHistogram
 from pipeline.report.augmentation import charts, meaning, render, verdict, warnings
-from pipeline.report.augmentation_format import marked, proportion
 from pipeline.report.augmentation_report import (
     AugmentationReport,
     AugmentedExample,
-    Method,
-    RejectedVariant,
     VariantSample,
 )
-from pipeline.settings.augment import KeepSettings
-from tests.report.test_night import Page
-
-RNG = np.random.default_rng(0)
-LOOSE, STRICT = (
-    KeepSettings(),
-    KeepSettings(length_ratio=(0.4, 1.7), similarity=(0.6, 0.98), language="en", repeats=1, repeat_words=4),
-)
-RATIOS = VariantHistogram.of(
-    RNG.uniform(0.3, 1.9, 900), RNG.random(900) < 0.8, np.arange(61) / 20, (0.4, 1.7)
-)
-COSINES = VariantHistogram.of(
-    RNG.uniform(0.1, 1, 900), RNG.random(900) < 0.8, np.arange(-50, 51) / 50, (0.6, 0.98)
-)
-SMALLEST = AugmentationReport(
-    name="main",
-    number=1,
-    uri="/srv/a/augmented/main/00000001.json",
-    units_uri="",
-    corpus="texts.parquet",
-    rows=0,
-    units=0,
-    counts={},
-    methods=(),
-)
-FULL = AugmentationReport(
-    name="main", number=3, uri="s3://a/augmented/main/00000003.json", units_uri="s3://a/units/augmented/e6cd", corpus="s3://texts/*.parquet", rows=1_000, units=4,
-    counts={"de": {"kept": 840, "unlike": 100, "alike": 60}, "cut_1": {"kept": 1_000}, "cut_2": {"kept": 990, "duplicate": 10}},
-    methods=(Method("de", "back_translation", ("de",), STRICT, RATIOS, COSINES), Method("cut", "crop", ("cut_1", "cut_2"), LOOSE, RATIOS)),
-    sample=VariantSample(
-        1_000, (1_000, 995, 830),
-        (
-            AugmentedExample("a <b>man</b> reads", (("de", "a man is reading", None), ("cut_1", "a man", None), ("cut_2", "a <b>man</b>", "duplicate"))),
-            AugmentedExample("long", (("de", None, "too_long_for_model"),)),
-        ),
-        {"unlike": (RejectedVariant("de", "a dog runs", "a cat sleeps"),), "alike": (RejectedVariant("de", "a man runs", None), RejectedVariant("de", "a man", ""))},
-    ),
-    quarantined=7, changes={"new": 5, "changed": 2, "deleted": 1}, encoder="some/encoder", seed=11, seconds=184.0, created="2026-01-02 03:04 UTC",
-    worked=(ModelWork("de: en-de", ModelStats(500, 6_000, 7_000, 2_000, 40.0), 20.0), ModelWork("de: de-en", ModelStats(), 0.4)), settings_text="augment:\n  name: a<b\n",
-    packages={"six": "1.0"},
-)  # fmt: skip
+from pipeline.report.formats import marked, proportion
+from tests.report.pages import Page
+from tests.report.variants import FULL, LOOSE, SMALLEST, judged
 
 
 def words(report: AugmentationReport) -> str:
     return " ".join(Page(render(report)).words.split())
 
 
-def judged(
-    method: str = "back_translation", keep: KeepSettings = STRICT, **counts: int
-) -> AugmentationReport:
-    return replace(
+@pytest.mark.parametrize(
+    "report",
+    [
+        SMALLEST,
         FULL,
-        counts={"de": {**counts}},
-        methods=(Method("de", method, ("de",), keep),),
-        sample=VariantSample(),
-    )
-
-
-@pytest.mark.parametrize("report", [
-    SMALLEST, FULL, replace(FULL, sample=VariantSample()), judged(kept=0, **{f"reason_{number}": 1 for number in range(12)}), judged(kept=5), judged(identical=5),
-], ids=["smallest", "full", "unread", "many reasons", "all", "none"])  # fmt: skip
+        replace(FULL, sample=VariantSample()),
+        judged(kept=0, **{f"reason_{number}": 1 for number in range(12)}),
+        judged(kept=5),
+        judged(identical=5),
+    ],
+    ids=["smallest", "full", "unread", "many reasons", "all", "none"],
+)
 def test_the_page_is_well_formed_and_self_contained(report: AugmentationReport):
     page = render(report)
     parsed = Page(page)
@@ -133,14 +87,21 @@ def test_the_page_shows_all_results():
     ]
 
 
-@pytest.mark.parametrize(("report", "expected"), [
-    (SMALLEST, "The corpus has no rows: nothing was made."),
-    (judged(kept=1_000), "1,000 of 1,000 variants are kept, 100 %: one of each of 1,000 texts. None was rejected."),
-    (judged(kept=999, too_long_for_model=1), (
-        "999 of 1,000 variants are kept, 99.9 %: one of each of 1,000 texts. All others are rejected as "
-        "too long for model (1)."
-    )),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        (SMALLEST, "The corpus has no rows: nothing was made."),
+        (
+            judged(kept=1_000),
+            "1,000 of 1,000 variants are kept, 100 %: one of each of 1,000 texts. None was rejected.",
+        ),
+        (
+            judged(kept=999, too_long_for_model=1),
+            "999 of 1,000 variants are kept, 99.9 %: one of each of 1,000 texts. "
+            "All others are rejected as too long for model (1).",
+        ),
+    ],
+)
 def test_the_summary_says_how_many_variants_are_kept(report: AugmentationReport, expected: str):
     assert verdict(report).replace("\u00a0", " ") == expected
 
@@ -184,17 +145,35 @@ def test_a_good_augmentation_has_no_warning():
     assert list(warnings(SMALLEST)) == []
 
 
-@pytest.mark.parametrize(("report", "expected"), [
-    (replace(FULL, sample=replace(FULL.sample, texts=(850, 0, 0))), "Only 85 % of the texts have a variant that is kept"),
-    (judged(kept=400, alike=150, unlike=450), "de: only 40 % of the variants are kept; most of the others are rejected as unlike."),
-    (judged(kept=0, identical=5), "de: no variant is kept; most of the others are rejected as identical."),
-    (judged(kept=700, identical=300), "de: 30 % of the variants are equal to their text. Sample (decoding.method: sample)"),
-    (judged("crop", kept=700, identical=300), "de: 30 % of the variants are equal to their text. Set stronger edits."),
-    (judged(kept=950, too_long_for_model=50), "de: 5 % of the texts are longer than the model reads"),
-    (judged(kept=700, duplicate=300), "de: 30 % of the variants are equal to another variant"),
-    (judged(kept=700, language=300), "de: 30 % of the variants are identified as another language."),
-    (judged(kept=1_000, keep=LOOSE), "de: the language of the variants was not checked"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        (
+            replace(FULL, sample=replace(FULL.sample, texts=(850, 0, 0))),
+            "Only 85 % of the texts have a variant that is kept",
+        ),
+        (
+            judged(kept=400, alike=150, unlike=450),
+            "de: only 40 % of the variants are kept; most of the others are rejected as unlike.",
+        ),
+        (
+            judged(kept=0, identical=5),
+            "de: no variant is kept; most of the others are rejected as identical.",
+        ),
+        (
+            judged(kept=700, identical=300),
+            "de: 30 % of the variants are equal to their text. Sample (decoding.method: sample)",
+        ),
+        (
+            judged("crop", kept=700, identical=300),
+            "de: 30 % of the variants are equal to their text. Set stronger edits.",
+        ),
+        (judged(kept=950, too_long_for_model=50), "de: 5 % of the texts are longer than the model reads"),
+        (judged(kept=700, duplicate=300), "de: 30 % of the variants are equal to another variant"),
+        (judged(kept=700, language=300), "de: 30 % of the variants are identified as another language."),
+        (judged(kept=1_000, keep=LOOSE), "de: the language of the variants was not checked"),
+    ],
+)
 def test_problems_are_warned_about(report: AugmentationReport, expected: str):
     found = [warning.replace("\u00a0", " ") for warning in warnings(report)]
     assert any(warning.startswith(expected) for warning in found), found

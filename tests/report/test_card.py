@@ -26,9 +26,10 @@ def front(text: str) -> dict[str, object]:
 
 def test_the_front_matter_has_the_fields_of_hubs():
     assert front(card(FULL)) == {
-        "library_name": "sentence-transformers", "pipeline_tag": "sentence-similarity",
+        "library_name": "sentence-transformers",
+        "pipeline_tag": "sentence-similarity",
         "tags": ["sentence-transformers", "sentence-similarity", "feature-extraction", "manta"],
-    }  # fmt: skip
+    }
 
 
 def test_the_card_describes_the_training_and_the_use():

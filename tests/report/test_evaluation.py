@@ -7,20 +7,21 @@ import pytest
 from markupsafe import Markup
 
 from pipeline.charts.evaluation import difference_chart
-from pipeline.report.disagreements import DifferingPair, Disagreement
 from pipeline.report.evaluation import (
     AverageRow,
     Chart,
+    DifferingPair,
+    Disagreement,
     EvaluatedCandidate,
     EvaluationReport,
+    ScoreEstimate,
     Section,
     TaskRow,
     facts_in_words,
     groups,
     render,
 )
-from pipeline.report.evaluation_format import ScoreEstimate
-from tests.report.test_night import Page
+from tests.report.pages import Page
 
 NOW = EvaluatedCandidate(
     "release 41",
@@ -36,10 +37,17 @@ NOW = EvaluatedCandidate(
 )
 NEW = EvaluatedCandidate("models/new", "models/new", 384, "0dd" * 12)
 ROW = TaskRow(
-    "STS12", "sts", "Spearman x100, cosine, all", 3108, (ScoreEstimate(72.37, 70.12, 74.4), ScoreEstimate(75.06, 73.3, 76.6)), (None, ScoreEstimate(2.69, 1.64, 3.65)),
-    (("Pearson all", (74.1, 76.2)), ("Spearman of MSRpar", (58.0, None))), (("similarity", "cosine"),),
-    (("threshold accuracy", ("0.7312", "")),), "Correlation of similarities with human scores.",
-)  # fmt: skip
+    "STS12",
+    "sts",
+    "Spearman x100, cosine, all",
+    3108,
+    (ScoreEstimate(72.37, 70.12, 74.4), ScoreEstimate(75.06, 73.3, 76.6)),
+    (None, ScoreEstimate(2.69, 1.64, 3.65)),
+    (("Pearson all", (74.1, 76.2)), ("Spearman of MSRpar", (58.0, None))),
+    (("similarity", "cosine"),),
+    (("threshold accuracy", ("0.7312", "")),),
+    "Correlation of similarities with human scores.",
+)
 EVEN = replace(ROW, task="STS13", differences=(None, ScoreEstimate(-0.4, -1.0, 0.2)))
 PLAIN = replace(
     ROW,
@@ -59,13 +67,38 @@ SMALLEST = EvaluationReport(
     rows=(replace(ROW, figures=(ScoreEstimate(72.37),), differences=(None,), parts=()),),
 )
 FULL = EvaluationReport(
-    root="/srv/evaluations", id="ab" * 12, created="2026-01-02 03:04 UTC", candidates=(NOW, NEW), rows=(ROW, EVEN, PLAIN), resamples=1000,
-    averages=(AverageRow("average of the 2 measured: STS12, STS13", ("STS12", "STS13"), False, ROW.figures, ROW.differences),),
-    missing=(("STS14", "no file sts/STS14.parquet"),), warnings=("STS13: every pair of FNWN has the same similarity",),
-    disagreements=(Disagreement("STS12", "release 41", "models/new", (DifferingPair("a dog runs", "a cat <b>", "4.2", (0.91, -0.2), (0.99, 0.125)),)),),
-    sections=(Section("Geometry", (Chart("Spectrum", Markup("<svg></svg>"), "flat"),), (("", "now"), ("anisotropy", "0.1")), ("2,000 sentences",)),),
-    settings="evaluate:\n  tasks: a<b\n", packages={"torch": "2.13.0"},
-)  # fmt: skip
+    root="/srv/evaluations",
+    id="ab" * 12,
+    created="2026-01-02 03:04 UTC",
+    candidates=(NOW, NEW),
+    rows=(ROW, EVEN, PLAIN),
+    resamples=1000,
+    averages=(
+        AverageRow(
+            "average of the 2 measured: STS12, STS13", ("STS12", "STS13"), False, ROW.figures, ROW.differences
+        ),
+    ),
+    missing=(("STS14", "no file sts/STS14.parquet"),),
+    warnings=("STS13: every pair of FNWN has the same similarity",),
+    disagreements=(
+        Disagreement(
+            "STS12",
+            "release 41",
+            "models/new",
+            (DifferingPair("a dog runs", "a cat <b>", "4.2", (0.91, -0.2), (0.99, 0.125)),),
+        ),
+    ),
+    sections=(
+        Section(
+            "Geometry",
+            (Chart("Spectrum", Markup("<svg></svg>"), "flat"),),
+            (("", "now"), ("anisotropy", "0.1")),
+            ("2,000 sentences",),
+        ),
+    ),
+    settings="evaluate:\n  tasks: a<b\n",
+    packages={"torch": "2.13.0"},
+)
 
 
 def words(report: EvaluationReport) -> str:
@@ -199,11 +232,19 @@ def test_dots_are_right_of_zero_if_better_and_within_their_interval():
 
 def test_all_texts_are_escaped():
     evil = "<script>alert('x')</script> & \ud800"
-    page = render(replace(
-        FULL, root=evil, candidates=(replace(NOW, name=evil, encoder=evil, transform=evil), NEW),
-        rows=(replace(ROW, task=evil, metric=evil, parts=((evil, (1.0, 2.0)),)),),
-        missing=((evil, evil),), warnings=(evil,), settings=evil, packages={evil: evil}, sections=(Section(evil, notes=(evil,), table=((evil,), (evil,))),),
-    ))  # fmt: skip
+    page = render(
+        replace(
+            FULL,
+            root=evil,
+            candidates=(replace(NOW, name=evil, encoder=evil, transform=evil), NEW),
+            rows=(replace(ROW, task=evil, metric=evil, parts=((evil, (1.0, 2.0)),)),),
+            missing=((evil, evil),),
+            warnings=(evil,),
+            settings=evil,
+            packages={evil: evil},
+            sections=(Section(evil, notes=(evil,), table=((evil,), (evil,))),),
+        )
+    )
     assert "script" not in Page(page).names
     page.encode("utf-8")
 

@@ -1,4 +1,4 @@
-"""The geometry section shows all measured values, leaves out missing ones with a reason, and escapes names."""
+"""The geometry section shows all measured values, gives reasons for missing ones, and escapes names."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from pipeline.report.geometry import sections
 from pipeline.stats.geometry import Metric
 from pipeline.stats.measured import GeometryReport, Level, NamedLayers, NamedSpace
 from pipeline.stats.space import ScoredPairs, sentence_space, with_pairs
-from tests.report.test_night import Page
+from tests.report.pages import Page
 
 RNG = np.random.default_rng(0)
 TEXTS = [f"sentence {'x' * number} {number}" for number in range(60)]
@@ -47,10 +47,20 @@ WORDS = {
     "table_anisotropy": Metric(value=0.02, count=90, of="words"),
 }
 FULL = GeometryReport(
-    sentences=60, source="some captions", pairs=30, pairs_source="STSB-dev", seed=0, neighbours=5, edit_unit="characters",
-    gold_edits=Metric(value=-20.2, count=30, of="pairs"), series=tuple(NamedSpace(name=name, space=space(loc)) for name, loc in zip(NAMES, (0.5, 0.0), strict=True)),
-    depths=(NamedLayers(name=NAMES[0], levels=levels(7), words=WORDS, missing={}),), missing={},
-)  # fmt: skip
+    sentences=60,
+    source="some captions",
+    pairs=30,
+    pairs_source="STSB-dev",
+    seed=0,
+    neighbours=5,
+    edit_unit="characters",
+    gold_edits=Metric(value=-20.2, count=30, of="pairs"),
+    series=tuple(
+        NamedSpace(name=name, space=space(loc)) for name, loc in zip(NAMES, (0.5, 0.0), strict=True)
+    ),
+    depths=(NamedLayers(name=NAMES[0], levels=levels(7), words=WORDS, missing={}),),
+    missing={},
+)
 PAGE = EvaluationReport(
     root="root", id="id", candidates=tuple(EvaluatedCandidate(name, name, 8, "space") for name in NAMES)
 )

@@ -12,8 +12,8 @@ from pipeline.report.training_charts import sections
 from pipeline.report.training_report import SourceSummary, TrainingReport
 from pipeline.report.training_warnings import training_warnings
 from pipeline.train.metrics_line import MetricsLine
+from tests.report.pages import Page
 from tests.report.runs import FULL, LINES, SMALLEST, at_chance, line, with_settings
-from tests.report.test_night import Page
 
 
 def rendered(report: TrainingReport) -> str:
@@ -66,9 +66,15 @@ def test_the_page_shows_data_settings_and_results():
     assert [each for each in expected if each not in shown] == []
     headings = [chart.heading for _, charts in sections(FULL) for chart in charts]
     assert headings == [
-        "Spearman x100 on dev", "Loss", "Alignment against uniformity", "Mean cosine of positives and of negatives", "Learning rate", "Norm of the gradient",
-        "Tokens per second", "Proportion of time waiting for a batch",
-    ]  # fmt: skip
+        "Spearman x100 on dev",
+        "Loss",
+        "Alignment against uniformity",
+        "Mean cosine of positives and of negatives",
+        "Learning rate",
+        "Norm of the gradient",
+        "Tokens per second",
+        "Proportion of time waiting for a batch",
+    ]
 
 
 def kept_row(report: TrainingReport) -> str:
@@ -121,21 +127,47 @@ def test_a_good_training_has_no_warnings_but_those_of_the_objective():
     assert training_warnings(replace(FULL, objective_warnings=("first",), lines=()))[0] == "first"
 
 
-@pytest.mark.parametrize(("report", "expected"), [
-    (replace(FULL, lines=LINES[1:20]), "Nothing was measured on dev"),
-    (replace(FULL, lines=(LINES[0], line(10, dev=70.0))), "No score on dev was better than the one before the first step"),
-    (replace(FULL, ended="dev was no better"), "It ended before its last step: dev was no better."),
-    (replace(FULL, lines=tuple(line(step, loss=0.5 + step / 100, dev=80.0) for step in range(10, 100, 10))), "The loss rises: 0.7 on average"),
-    (replace(FULL, lines=at_chance(64)), "The loss stays at ln 64"),
-    (replace(FULL, lines=at_chance(128)), "The loss stays at ln 128"),
-    (replace(with_settings(matryoshka=(8, 16, 32)), lines=at_chance(64**3)), "The loss stays at ln 64"),
-    (replace(with_settings(across_ranks=False, workers=4), lines=at_chance(16)), "The loss stays at ln 16"),
-    (replace(FULL, lines=(line(10, positive_cosine=1.0, dev=80.0),)), "Positives are equal vectors"),
-    (replace(FULL, lines=(line(10, negative_cosine=0.995, dev=80.0),)), "Different texts have a mean cosine of 0.995"),
-    (replace(FULL, lines=(*LINES, line(510, counts={"repeated": 640}))), "640 of 32,640 rows (2 %) had a text in common with another row of their batch"),
-    (replace(FULL, lines=(*LINES, line(510, counts={"blank": 7, "overflows": 2}))), "7 texts were missing or blank"),
-    (replace(FULL, lines=(line(10, waiting=0.5, dev=80.0),)), "50 % of the time was spent waiting for batches"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        (replace(FULL, lines=LINES[1:20]), "Nothing was measured on dev"),
+        (
+            replace(FULL, lines=(LINES[0], line(10, dev=70.0))),
+            "No score on dev was better than the one before the first step",
+        ),
+        (replace(FULL, ended="dev was no better"), "It ended before its last step: dev was no better."),
+        (
+            replace(
+                FULL, lines=tuple(line(step, loss=0.5 + step / 100, dev=80.0) for step in range(10, 100, 10))
+            ),
+            "The loss rises: 0.7 on average",
+        ),
+        (replace(FULL, lines=at_chance(64)), "The loss stays at ln 64"),
+        (replace(FULL, lines=at_chance(128)), "The loss stays at ln 128"),
+        (replace(with_settings(matryoshka=(8, 16, 32)), lines=at_chance(64**3)), "The loss stays at ln 64"),
+        (
+            replace(with_settings(across_ranks=False, workers=4), lines=at_chance(16)),
+            "The loss stays at ln 16",
+        ),
+        (replace(FULL, lines=(line(10, positive_cosine=1.0, dev=80.0),)), "Positives are equal vectors"),
+        (
+            replace(FULL, lines=(line(10, negative_cosine=0.995, dev=80.0),)),
+            "Different texts have a mean cosine of 0.995",
+        ),
+        (
+            replace(FULL, lines=(*LINES, line(510, counts={"repeated": 640}))),
+            "640 of 32,640 rows (2 %) had a text in common with another row of their batch",
+        ),
+        (
+            replace(FULL, lines=(*LINES, line(510, counts={"blank": 7, "overflows": 2}))),
+            "7 texts were missing or blank",
+        ),
+        (
+            replace(FULL, lines=(line(10, waiting=0.5, dev=80.0),)),
+            "50 % of the time was spent waiting for batches",
+        ),
+    ],
+)
 def test_problems_are_warned_about(report: TrainingReport, expected: str):
     assert any(warning.startswith(expected) for warning in training_warnings(report)), training_warnings(
         report

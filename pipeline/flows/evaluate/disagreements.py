@@ -6,7 +6,7 @@ from itertools import islice
 import numpy as np
 
 from pipeline.flows.evaluate.scoring import MeasuredTask
-from pipeline.report.disagreements import DifferingPair, Disagreement
+from pipeline.report.evaluation import DifferingPair, Disagreement
 from pipeline.stats.tensors import unpack
 from pipeline.store.base import Store
 

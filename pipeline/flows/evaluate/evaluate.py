@@ -28,7 +28,7 @@ from pipeline.flows.workers.cluster import connect, is_local, local_workers
 from pipeline.flows.workers.tasks import Pool
 from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages, packages, say
-from pipeline.report.disagreements import Disagreement
+from pipeline.report.evaluation import Disagreement
 from pipeline.settings import Job
 from pipeline.stats.measured import GeometryReport
 from pipeline.store.base import Store

@@ -17,11 +17,11 @@ from pipeline.report.evaluation import (
     AverageRow,
     EvaluatedCandidate,
     EvaluationReport,
+    ScoreEstimate,
     TaskRow,
     facts_in_words,
     render,
 )
-from pipeline.report.evaluation_format import ScoreEstimate
 from pipeline.report.geometry import sections
 from pipeline.store.store import open_store
 

@@ -19,7 +19,7 @@ from pipeline.report.augmentation_report import AugmentationReport
 from pipeline.settings import Job
 from pipeline.store.prune import prune
 from pipeline.store.release import Releases
-from tests.report.test_night import Page
+from tests.report.pages import Page
 
 EDITS = (
     "augment.unit_rows=50",

@@ -11,7 +11,7 @@ from scipy.stats import rankdata
 from pipeline.evaluate import Score
 from pipeline.flows.evaluate.disagreements import disagreements, ranks_of
 from pipeline.flows.evaluate.scoring import MeasuredTask, Result, Scored
-from pipeline.report.disagreements import Disagreement
+from pipeline.report.evaluation import Disagreement
 from pipeline.stats.tensors import pack
 from pipeline.store.base import Store
 from pipeline.store.once import stored_by_content
