@@ -23,7 +23,7 @@ def open_releases(job: Job) -> Releases:
 
 
 def fill_corpus(job: Job, stages: Stages) -> None:
-    """Write the harvested corpus to corpus.uri if the job asks for one. Equal content is not written again."""
+    """Write a harvested corpus to corpus.uri if the job asks for it. Equal content is not written again."""
     if job.corpus.harvest == "docstrings":
         with stages("harvest") as bar:
             bar.add(harvest_docstrings(job.corpus.uri, job.corpus.max_rows))

@@ -110,30 +110,25 @@ class LiveRows:
                 elif live[rows].any():
                     yield addresses[rows][live[rows]], vectors[live[rows]]
 
-    def sample(self, units: Sequence[Placed], count: int, salt: str) -> tuple[np.ndarray, np.ndarray]:
+    def sample(
+        self, units: Sequence[Placed], count: int, salt: str, *, dead: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Sample (addresses, raw vectors) of `count` rows by hash of id, in proportion to the units' rows.
 
-        Another salt gives an independent sample.
+        Args:
+            salt: another one gives an independent sample.
+            dead: sample dead rows, which show answers where rows were removed, instead of live ones.
+
+        Returns:
+            (n,) int64 and (n, d) float32; n is smaller than `count` if there are fewer rows.
         """
-        dead = Dead.load(self.store, self.dead)
-        rows = [(placed, np.flatnonzero(_alive(placed, dead))) for placed in units]
-        return self._sampled(rows, count, salt)
-
-    def sample_dead(self, units: Sequence[Placed], count: int, salt: str) -> tuple[np.ndarray, np.ndarray]:
-        """Sample dead rows, or return all if there are fewer: they show answers where rows were removed."""
-        dead = Dead.load(self.store, self.dead)
-        touched = (placed for placed in units if len(dead.rows_of(placed.ordinal)))
-        rows = [(placed, np.flatnonzero(~_alive(placed, dead))) for placed in touched]
-        return self._sampled(rows, count, salt)
-
-    def _sampled(
-        self, among: Sequence[tuple[Placed, np.ndarray]], count: int, salt: str
-    ) -> tuple[np.ndarray, np.ndarray]:
         from pipeline.index.sample import apportion, sample_rows
 
+        known = Dead.load(self.store, self.dead)
+        places = [each for each in units if not dead or len(known.rows_of(each.ordinal))]
+        among = [np.flatnonzero(_alive(placed, known) != dead) for placed in places]
         addresses, vectors = [np.zeros(0, dtype=np.int64)], list[np.ndarray]()
-        counts = apportion([len(rows) for _, rows in among], count)
-        for (placed, rows), wanted in zip(among, counts, strict=True):
+        for placed, rows, wanted in zip(places, among, apportion(list(map(len, among)), count), strict=True):
             if wanted:
                 source = self.open(placed)
                 ids = source.read(columns=[self.id_name])[self.id_name].take(pa.array(rows))

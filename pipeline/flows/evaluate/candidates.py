@@ -96,8 +96,8 @@ def contenders(job: Job, store: Store) -> tuple[Contender, ...]:
 
 def _plain(name: str, encoder: EncoderSettings, folder: EncoderFolder) -> Contender:
     """Return an encoder as a candidate without a transform."""
-    size = sum((folder.path / file).stat().st_size for file in folder.files)
-    return Contender(name, encoder, folder.space_id, folder.dim, bytes=size)
+    sizes = ((folder.path / file).stat().st_size for file in folder.files)
+    return Contender(name, encoder, folder.space_id, folder.dim, bytes=sum(sizes))
 
 
 def _of_encoder(given: CandidateSettings, job: Job, store: Store) -> Contender:
@@ -141,8 +141,7 @@ def _of_release(given: CandidateSettings, job: Job, store: Store) -> Contender:
     if manifest is None:
         remedy = "run `manta nightly` first, or name an encoder in evaluate.candidates"
         raise DataError(home.uri, "a published release", "none", remedy)
-    needed = (*manifest.encoder.references(), manifest.transform)
-    check_files(home, (file for file in needed if file))
+    check_files(home, [*manifest.encoder.references(), *filter(None, [manifest.transform])])
     where = home.uri_of(manifest.encoder.path)
     try:
         encoder = EncoderSettings.model_validate({**manifest.settings.get("encoder", {}), "path": where})
@@ -168,8 +167,8 @@ def _with_transform(plain: Contender, transform: Transform, content: bytes, stor
     file = FileRef(path=path, sha256=digest, rows=transform.fitted_rows, bytes=len(content))
     if not file.is_complete(store):
         store.write(path, content)
-    kind = name_of(transform)
-    return replace(plain, transform=file, transform_id=transform.transform_id, kind=kind, k=transform.k)
+    number, kind = transform.transform_id, name_of(transform)
+    return replace(plain, transform=file, transform_id=number, kind=kind, k=transform.k)
 
 
 def _encoder_name(encoder: EncoderSettings) -> str:

@@ -46,24 +46,23 @@ def _found(measured: Sequence[MeasuredTask], names: Sequence[str], store: Store)
 def _pairs(
     kind: str, sentences: Sequence[str], first: dict[str, np.ndarray], other: dict[str, np.ndarray]
 ) -> Iterator[DifferingPair]:
-    """Yield the pairs whose ranks by similarity differ most, largest difference first, without equal ranks."""
+    """Yield the pairs whose ranks by similarity differ most, largest difference first.
+
+    A rank is the proportion of the other pairs that are less similar, with ties counted half.
+    """
+    from scipy.stats import rankdata  # takes a second to import
+
     values, gold = [each["prediction"] for each in (first, other)], first[_GOLD[kind]]
-    ranks = [ranks_of(each) for each in values]
+    ranks = [(rankdata(each) - 1) / max(len(each) - 1, 1) for each in values]
     gaps = np.abs(ranks[1] - ranks[0])
     half = len(sentences) // 2
     for row in np.argsort(-gaps, kind="stable")[:_PAIRS].tolist():
         if gaps[row] > 0:
             said = f"{gold[row]:g}" if kind == "sts" else _SAID[int(gold[row])]
-            similarities = float(values[0][row]), float(values[1][row])
-            above = float(ranks[0][row]), float(ranks[1][row])
             yield DifferingPair(
-                sentences[row][:_LETTERS], sentences[half + row][:_LETTERS], said, similarities, above
+                sentences[row][:_LETTERS],
+                sentences[half + row][:_LETTERS],
+                said,
+                (float(values[0][row]), float(values[1][row])),
+                (float(ranks[0][row]), float(ranks[1][row])),
             )
-
-
-def ranks_of(values: np.ndarray) -> np.ndarray:
-    """Return (n,) the proportion of the other values that are smaller, ties counted half."""
-    ordered = np.sort(values)
-    below = np.searchsorted(ordered, values, side="left")
-    up_to = np.searchsorted(ordered, values, side="right")
-    return np.asarray((below + up_to - 1) / (2 * max(len(values) - 1, 1)))

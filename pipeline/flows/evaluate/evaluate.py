@@ -105,14 +105,16 @@ def evaluate(job: Job, stages: Stages, *, geometry: bool = False, verbose: bool 
         work.encode(run)
         measured = work.score(run)
         shape = measure_geometry(run, candidates) if geometry else None
-    asked = (
+    asked = [
         [[*each.id, each.name] for each in candidates],
         [[task.name, task.digest] for task in selected.tasks],
         [each.name for each in selected.missing],
-    )
-    options = job.evaluate.bootstrap, job.evaluate.seed, shape and shape.content_id()
+        job.evaluate.bootstrap,
+        job.evaluate.seed,
+        shape and shape.content_id(),
+    ]
     return Evaluation(
-        id=digest_of([*asked, *options])[:24],
+        id=digest_of(asked)[:24],
         root=store.uri,
         candidates=candidates,
         measured=measured,
@@ -202,8 +204,7 @@ class _Work:
         """
         items = self._scorings()
         with run.stages("score", len(items), "figures") as bar:
-            done = {key: item.done(self.store) for key, item in items.items()}
-            made = {key: scored for key, scored in done.items() if scored is not None}
+            made = {key: done for key, item in items.items() if (done := item.done(self.store)) is not None}
             todo = sorted(
                 (key for key in items if key not in made),
                 key=lambda key: (items[key].task.kind == "transfer", self.sizes[key[1]]),

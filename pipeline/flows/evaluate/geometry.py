@@ -103,14 +103,14 @@ def _sampled(job: Job, workers: Workers) -> Sample:
         if live.release is not None and live.corpus is not None:
             corpus, source = live.corpus, f"the corpus of release {live.release.release}"
         else:
-            parent = ParentCorpus(next_ordinal=releases.next_ordinal())
-            corpus, source = ingest(job.corpus, job.encode.unit_rows, releases.store, parent), job.corpus.uri
+            parent, source = ParentCorpus(next_ordinal=releases.next_ordinal()), job.corpus.uri
+            corpus = ingest(job.corpus, job.encode.unit_rows, releases.store, parent)
     except DataError as error:
         return Sample(why=str(error))
     sampling = SampleTexts(releases.store, job.evaluate.geometry.sentences, 1, corpus.dead)
     texts = workers.run(sampling, corpus.units, Pool(1))
-    few = f"the corpus has {len(texts)} different texts"
-    return Sample(texts, source=source, why="" if len(texts) >= _FEWEST else few)
+    why = f"the corpus has {len(texts)} different texts" if len(texts) < _FEWEST else ""
+    return Sample(texts, source=source, why=why)
 
 
 def _texts_of_pairs(texts: Sample, pairs: Sample, settings: GeometrySettings) -> Sample:

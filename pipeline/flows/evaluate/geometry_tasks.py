@@ -8,6 +8,7 @@ import numpy as np
 
 from pipeline.config import digest_of
 from pipeline.errors import ModelError
+from pipeline.flows.workers.tasks import PlainTask
 from pipeline.flows.workers.worker import loaded
 from pipeline.post import Transform, load_transform
 from pipeline.settings import EncoderSettings, EncodeSettings, GeometrySettings
@@ -36,7 +37,7 @@ class Subject:
 
 
 @dataclass(frozen=True, eq=False)
-class MeasureEncoder:
+class MeasureEncoder(PlainTask[Subject, EncoderGeometry]):
     """Measure one encoder on sampled texts and on pairs of known similarity. Stored results are reused."""
 
     store: Store
@@ -45,10 +46,7 @@ class MeasureEncoder:
     texts: tuple[str, ...]
     pairs: ScoredPairs | None
 
-    def start(self) -> Callable[[Subject], EncoderGeometry]:
-        return self._work
-
-    def _work(self, subject: Subject) -> EncoderGeometry:
+    def work(self, subject: Subject) -> EncoderGeometry:
         pairs = None if self.pairs is None else [self.pairs.left, self.pairs.right, self.pairs.gold.tolist()]
         digest = digest_of(
             [
@@ -98,8 +96,9 @@ class MeasureEncoder:
                 f"{empty:,} of {len(texts):,} sampled texts have the zero vector, such as those without any "
                 "known word: their cosines count as 0"
             )
-            missing = {**spaces[RAW].missing, "direction": why}
-            spaces[RAW] = spaces[RAW].model_copy(update={"missing": missing})
+            spaces[RAW] = spaces[RAW].model_copy(
+                update={"missing": {**spaces[RAW].missing, "direction": why}}
+            )
         return spaces
 
     def _levels(self, inside: "Inside") -> tuple[Level, ...]:
@@ -124,7 +123,7 @@ class MeasureEncoder:
         )
 
     def _positives(self, inside: "Inside", most: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return mean-pooled states of both sides of pairs of equal meaning, by layer; [] without any pair."""
+        """Return mean-pooled states of both sides of pairs of equal meaning, by layer; [] without pairs."""
         if (pairs := self.pairs) is None or not (pairs.gold > POSITIVE).any():
             return []
         same = np.flatnonzero(pairs.gold > POSITIVE)[: most // 2]

@@ -78,20 +78,7 @@ def facts_of(evaluation: Evaluation) -> dict[str, Any]:
                 evaluation.candidates, evaluation.numerics, evaluation.speeds, strict=True
             )
         ],
-        "results": [
-            {
-                "task": row.task,
-                "kind": row.kind,
-                "candidate": name,
-                "metric": row.metric,
-                **asdict(figure),
-                **scored.result.model_dump(
-                    mode="json", include={"count", "figures", "facts", "warnings", "numerics"}
-                ),
-            }
-            for row, measured in zip(rows, evaluation.measured, strict=True)
-            for name, figure, scored in zip(names, row.figures, measured.scored, strict=True)
-        ],
+        "results": list(_results(evaluation, rows)),
         "differences": [
             {"task": row.task, **difference} for row in rows for difference in _differences(row, names)
         ],
@@ -121,12 +108,23 @@ def facts_of(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
+def _results(evaluation: Evaluation, rows: Sequence[TaskRow]) -> Iterator[dict[str, Any]]:
+    """Yield the result of each candidate on each task as a JSON object."""
+    names = [each.name for each in evaluation.candidates]
+    further = {"count", "figures", "facts", "warnings", "numerics"}
+    for row, measured in zip(rows, evaluation.measured, strict=True):
+        for name, figure, scored in zip(names, row.figures, measured.scored, strict=True):
+            named = {"task": row.task, "kind": row.kind, "candidate": name, "metric": row.metric}
+            values = scored.result.model_dump(mode="json", include=further)
+            yield {**named, **asdict(figure), **values}
+
+
 def _differences(row: TaskRow | AverageRow, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the difference of each candidate but the first from the first, as JSON objects."""
     for name, figure in zip(names, row.differences, strict=True):
         if figure is not None:
-            against = {"candidate": name, "against": names[0]}
-            yield against | asdict(figure) | {"excludes_zero": figure.excludes_zero}
+            found = {**asdict(figure), "excludes_zero": figure.excludes_zero}
+            yield {"candidate": name, "against": names[0], **found}
 
 
 def _candidate(contender: Contender, numerics: dict[str, int], speed: float | None) -> EvaluatedCandidate:
@@ -193,13 +191,12 @@ def _figures(
 
     Differences are paired: a resample has the same rows for every candidate.
     """
-    figures = tuple(map(_estimate, values, draws))
     first, zeroth = values[0], draws[0]
     differences: list[ScoreEstimate | None] = [None]
     for value, each in zip(values[1:], draws[1:], strict=True):
         gap = None if value is None or first is None else value - first
         differences.append(_estimate(gap, None if each is None or zeroth is None else each - zeroth))
-    return figures, tuple(differences)
+    return tuple(map(_estimate, values, draws)), tuple(differences)
 
 
 def _estimate(value: float | None, draws: np.ndarray | None) -> ScoreEstimate:

@@ -1,7 +1,7 @@
 """Scores of candidates on tasks. Every score is a small file, named by everything it depends on."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from pipeline.config import digest_of
 from pipeline.evaluate import EvaluationTask, Score
 from pipeline.flows.evaluate.candidates import Contender
 from pipeline.flows.evaluate.sentences import SpaceVectors
+from pipeline.flows.workers.tasks import PlainTask
 from pipeline.post import Transform, load_transform
 from pipeline.stats.tensors import pack, unpack
 from pipeline.store.base import Store
@@ -107,15 +108,12 @@ class Scoring:
 
 
 @dataclass(frozen=True)
-class ScoreTask:
+class ScoreTask(PlainTask[Scoring, Scored]):
     """Score a candidate on a task, and on resamples of its rows, unless the store has the results."""
 
     store: Store
 
-    def start(self) -> Callable[[Scoring], Scored]:
-        return self._work
-
-    def _work(self, scoring: Scoring) -> Scored:
+    def work(self, scoring: Scoring) -> Scored:
         result = remembered(self.store, scoring.path, Result, lambda: self._scored(scoring))
         if (evidence := result.evidence) is None or not scoring.resamples:
             return Scored(result, None)
@@ -178,8 +176,8 @@ class _Transformed:
     def warnings(self) -> Iterator[str]:
         """Yield warnings about the vectors that were looked up."""
         if self._lost:
-            found = f"the encoder gave {self._lost:,} sentences no usable vector"
-            yield f"{found}: they count as unlike everything"
+            lost = f"{self._lost:,} sentences no usable vector: they count as unlike everything"
+            yield f"the encoder gave {lost}"
         if self._alike:
             yield f"all {self._alike:,} sentences have one and the same vector: the score is meaningless"
 

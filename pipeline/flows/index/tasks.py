@@ -192,7 +192,7 @@ def _dead_queries(build: Build, units: tuple[Placed, ...], count: int) -> tuple[
     """(addresses, raw vectors) of at most `count` dead rows: queries of the previous release that are dead
     now, since whole units may be gone with their rows, then others of the units that are left.
     """
-    gone, theirs = build.source.sample_dead(units, count, "queries")
+    gone, theirs = build.source.sample(units, count, "queries", dead=True)
     if build.asked_before is None:
         return gone, theirs
     try:

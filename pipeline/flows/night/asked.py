@@ -51,7 +51,7 @@ class AskIndex:
 
 
 def fixed_queries(store: Store, candidate: Candidate, last: Sequence[Answers]) -> tuple[str, ...]:
-    """Return the queries of the previous release's answers `last`; without any, texts of a few sampled rows."""
+    """Return the queries of the previous release's answers `last`; without any, texts of sampled rows."""
     if last:
         return tuple(answers.query for answers in last)
     rows = texts_at(store, candidate.manifest.units, [example.query for example in candidate.built.examples])

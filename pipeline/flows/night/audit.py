@@ -1,6 +1,5 @@
 """A published release measured against the gates: its index, compared with exact search over its vectors."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from pipeline.flows.night.previous import load_previous
 from pipeline.flows.rows import LiveRows, placed_in
 from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import connect
-from pipeline.flows.workers.tasks import Pool
+from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.log import Stages
 from pipeline.settings import IndexSettings, Job
 from pipeline.store.base import Store
@@ -71,17 +70,14 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
 
 
 @dataclass(frozen=True)
-class MeasureRelease:
-    """Measure recall, latency and size of a release's index at its stored effort, and count unusable vectors."""
+class MeasureRelease(PlainTask[None, tuple[dict[str, Any], int]]):
+    """Measure recall, latency and size of an index at its stored effort, and count unusable vectors."""
 
     store: Store
     settings: IndexSettings
     manifest: ReleaseManifest
 
-    def start(self) -> Callable[[None], tuple[dict[str, Any], int]]:
-        return self._work
-
-    def _work(self, _: None) -> tuple[dict[str, Any], int]:
+    def work(self, _: None) -> tuple[dict[str, Any], int]:
         from pipeline.index.measure import measure_parts
         from pipeline.index.parts import load_parts
         from pipeline.index.truth import ExactTopK, Queries

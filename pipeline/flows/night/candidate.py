@@ -92,9 +92,8 @@ class Live:
         """Count the live rows that have no vector, by reason."""
         found: Counter[str] = Counter()
         for placed, _, waiting in self.units():
-            if len(waiting) and placed.unit.quarantine is not None:
-                reference = placed.unit.quarantine
-                reasons = pq.read_table(reference.open(store), columns=["reason"])["reason"].to_pylist()
+            if len(waiting) and (file := placed.unit.quarantine) is not None:
+                reasons = pq.read_table(file.open(store), columns=["reason"])["reason"].to_pylist()
                 by_row = dict(zip(placed.unit.dropped, reasons, strict=True))  # both in the order of the rows
                 found.update(f"quarantined_{by_row[row]}" for row in waiting.tolist())
         return dict(sorted(found.items()))

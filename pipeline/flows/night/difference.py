@@ -1,4 +1,4 @@
-"""The difference between two releases: rows by id, settings, gates, drift, and answers to the same queries."""
+"""The difference between two releases: rows, settings, gates, drift, and answers to the same queries."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,8 +37,8 @@ class Rows:
     """Live rows of the later release compared with those of the earlier one, by id.
 
     Attributes:
-        counts: number of rows that are new, changed (another text), kept (the same text and another value in a
-            kept column), deleted, unchanged.
+        counts: number of rows that are new, changed (another text), kept (the same text and another value in
+            a kept column), deleted, unchanged.
         examples: the first rows of each kind but the last.
     """
 
@@ -127,7 +127,7 @@ def _drift(store: Store, before: ReleaseManifest, after: ReleaseManifest) -> Dri
 def _answers(
     before: OpenRelease, after: OpenRelease, store: Store, queries: Sequence[str]
 ) -> Iterator[ComparedAnswers]:
-    """Compare the answers to the canary texts, by the vectors that each release stored, and to the queries."""
+    """Compare the answers to the canary texts, by vectors that each release stored, and to the queries."""
     kept = [canary_of(release.manifest, store) for release in (before, after)]
     vectors = [each for each in kept if each is not None and len(each) == len(CANARIES)]
     if len(vectors) == len(kept):

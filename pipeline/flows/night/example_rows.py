@@ -15,8 +15,8 @@ from pipeline.store.units import ChangedRow, ChangedRows
 from pipeline.text.corpus.quarantine import corpus_rows, unit_rows
 
 _EACH = 3  # rows shown for a reason
-# searched for these rows: tables of the corpus's quarantine, units with a quarantine of their own, and rows of
-# each table
+# Searched for these rows: tables of the corpus's quarantine, units with a quarantine of their own, and rows
+# of each table.
 _TABLES, _UNITS, _ROWS = 2, 20, 16_384
 
 

@@ -1,6 +1,5 @@
 """The gates that a candidate must pass before it is published."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
@@ -16,7 +15,7 @@ from pipeline.flows.night.overview import load_summary
 from pipeline.flows.night.report import Compared
 from pipeline.flows.run import Run
 from pipeline.flows.workers import metrics
-from pipeline.flows.workers.tasks import Pool
+from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.log import say
 from pipeline.stats.tensors import pack, unpack
 from pipeline.store.base import Store
@@ -56,18 +55,18 @@ CANARIES = (
 
 
 @dataclass(frozen=True)
-class RepeatedIds:
-    """Count the live ids that occur more than once in a corpus's key table, one bucket in memory at a time."""
+class RepeatedIds(PlainTask[Corpus, int]):
+    """Count the live ids that occur again in a corpus's key table, with one bucket in memory at a time."""
 
     store: Store
 
-    def start(self) -> Callable[[Corpus], int]:
-        return lambda corpus: sum(self._repeated(reference) for reference in corpus.keys)
-
-    def _repeated(self, bucket: FileRef) -> int:
-        table = pq.read_table(bucket.open(self.store), columns=["id", "address"])
-        live = table.filter(table["address"].is_valid())
-        return int(live.num_rows - pc.count_distinct(live["id"]).as_py())
+    def work(self, corpus: Corpus) -> int:
+        repeated = 0
+        for bucket in corpus.keys:
+            table = pq.read_table(bucket.open(self.store), columns=["id", "address"])
+            live = table.filter(table["address"].is_valid())
+            repeated += live.num_rows - pc.count_distinct(live["id"]).as_py()
+        return repeated
 
 
 def judge_candidate(
@@ -104,9 +103,8 @@ def judge_candidate(
             most_quarantined=job.corpus.max_quarantined,
             failed_canaries=failed,
         )
-        measured = Measured.model_validate(candidate.built.measured)
-        gates = judge(measured, counted, job.gates, canary=canary, dtype=job.encode.dtype)
-        gates |= outside_gates(run, manifest)
+        measured, dtype = Measured.model_validate(candidate.built.measured), job.encode.dtype
+        gates = judge(measured, counted, job.gates, canary=canary, dtype=dtype) | outside_gates(run, manifest)
         update = {"gates": gates, "canary": _store_canary(store, vectors)}
         answers = ask(run, candidate, queries, asked)
     metrics.count_quarantined(manifest.counts)
@@ -121,8 +119,9 @@ def canary_of(release: ReleaseManifest, store: Store) -> np.ndarray | None:
     try:
         content = release.canary.read(store)
     except FileNotFoundError:
-        gone = f"{release.canary.path}, of release {release.release}, is gone"
-        say(f"the canary texts are not compared: {gone}")
+        say(
+            f"the canary texts are not compared: {release.canary.path}, of release {release.release}, is gone"
+        )
         return None
     return unpack(content, "vectors")[0]["vectors"]
 

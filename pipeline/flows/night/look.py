@@ -114,26 +114,23 @@ def _sampled(files: Sequence[SourceFile]) -> Values:
     """Return the first rows of a few files by column, with None if a row has no value."""
     rows: list[dict[str, Any]] = []
     for file in files[:_FILES]:
-        with storage_errors(file.uri, ""):
-            read = _parquet(file) if file.format == "parquet" else _json(file)
-        rows += [dict(file.partitions) | row for row in read]
+        with storage_errors(file.uri, ""), open_file(file) as stream:
+            read = _parquet(stream) if file.format == "parquet" else _json(stream, file.uri)
+            rows += [dict(file.partitions) | row for row in read]
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
 
 
-def _parquet(file: SourceFile) -> list[dict[str, Any]]:
-    with open_file(file) as stream:
-        batches = pq.ParquetFile(stream).iter_batches(_BATCH)
-        return [row for batch in islice(batches, _ROWS // _BATCH // _FILES + 1) for row in batch.to_pylist()]
+def _parquet(stream: Any) -> list[dict[str, Any]]:
+    batches = islice(pq.ParquetFile(stream).iter_batches(_BATCH), _ROWS // _BATCH // _FILES + 1)
+    return [row for batch in batches for row in batch.to_pylist()]
 
 
-def _json(file: SourceFile) -> list[dict[str, Any]]:
+def _json(stream: Any, uri: str) -> list[dict[str, Any]]:
     """Return the objects of the first lines, without other lines, which a night quarantines."""
-    with open_file(file) as stream:
-        raw = pa.CompressedInputStream(stream, "gzip") if file.uri.lower().endswith(".gz") else stream
-        lines = raw.read(_BYTES).split(b"\n")
     rows = []
-    for line in lines[: _ROWS // _FILES + 1]:
+    raw = pa.CompressedInputStream(stream, "gzip") if uri.lower().endswith(".gz") else stream
+    for line in raw.read(_BYTES).split(b"\n")[: _ROWS // _FILES + 1]:
         with contextlib.suppress(ValueError, RecursionError):  # also the last line, which may be incomplete
             rows.append(json.loads(line))
     return [row for row in rows if isinstance(row, dict)]

@@ -70,8 +70,8 @@ def publish_or_refuse(run: Run, releases: Releases, candidate: Candidate, compar
     metrics.record_release(published.release, published.rows, datetime.now().astimezone().isoformat())
     queries = {"asked": len(compared.both), "changed": sum(each.differ for each in compared.both)}
     if compared.both:
-        others = f"other answers than in release {manifest.parent}"
-        say(f"{queries['changed']} of {queries['asked']} fixed queries have {others}")
+        changed = f"{queries['changed']} of {queries['asked']} fixed queries"
+        say(f"{changed} have other answers than in release {manifest.parent}")
     return outcome_of("published", published, store.uri, {"queries": queries})
 
 

@@ -3,7 +3,6 @@
 An index that compresses finds less for the former.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from itertools import islice
@@ -17,7 +16,7 @@ from pipeline.flows.index.extend_tasks import ScanTruth
 from pipeline.flows.index.tasks import Shard, load_queries, load_truth
 from pipeline.flows.rows import LiveRows, placed_in
 from pipeline.flows.run import Run
-from pipeline.flows.workers.tasks import Pool
+from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.log import say
 from pipeline.models.folder.folder import open_folder
 from pipeline.post import Affine, load_transform
@@ -69,10 +68,9 @@ def outside_gates(run: Run, manifest: ReleaseManifest) -> dict[str, Gate]:
         say(f"gates.queries: {unknown}; their recall is not measured")
         return {}
     value, low, high = _recall(run, manifest, known)
-    interval = f"(95 % interval {low:.4f} to {high:.4f})"
     sentence = (
-        f"recall@10 of {len(known):,} texts of gates.queries is {value:.4f} {interval}: reported only, the "
-        "gate asks for rows of the corpus"
+        f"recall@10 of {len(known):,} texts of gates.queries is {value:.4f} (95 % interval {low:.4f} to "
+        f"{high:.4f}): reported only, the gate asks for rows of the corpus"
     )
     return {OUTSIDE_RECALL: Gate(value=value, threshold=None, passed=True, sentence=sentence)}
 
@@ -105,7 +103,7 @@ def _recall(run: Run, manifest: ReleaseManifest, vectors: np.ndarray) -> tuple[f
 
 
 @dataclass(frozen=True)
-class RecallOf:
+class RecallOf(PlainTask[tuple[FileRef, ...], tuple[float, float, float]]):
     """Compute the recall@10 of a release's index for stored queries, with the ends of its 95 % interval.
 
     The exact neighbours come in parts, one for each part of the rows.
@@ -115,10 +113,7 @@ class RecallOf:
     manifest: ReleaseManifest
     queries: FileRef
 
-    def start(self) -> Callable[[tuple[FileRef, ...]], tuple[float, float, float]]:
-        return self._work
-
-    def _work(self, pieces: tuple[FileRef, ...]) -> tuple[float, float, float]:
+    def work(self, pieces: tuple[FileRef, ...]) -> tuple[float, float, float]:
         from pipeline.index.parts import load_parts
         from pipeline.index.recall import recall
         from pipeline.index.truth import ExactTopK

@@ -24,7 +24,7 @@ _CHANGES = ("new", "changed", "deleted")
 
 
 class Summary(Stored):
-    """The metrics of one release on the page of all releases, stored beside its manifest, which may be large."""
+    """The metrics of a release for the page of all releases, so that it need not read large manifests."""
 
     release: int
     rows: int

@@ -1,4 +1,4 @@
-"""An estimate of a night: from file footers, a sample of the texts, and seconds of encoding on this machine."""
+"""An estimate of a night: from file footers, sampled texts, and seconds of encoding on this machine."""
 
 import os
 import tempfile
@@ -99,12 +99,11 @@ def plan(job: Job, stages: Stages, *, seconds: float = SECONDS) -> NightPlan:
             device = resolve(job.encode.device, job.cluster.gpus_per_worker)
             encoder = load_encoder(job.encoder, job.encode, device)
             sums, spent_s = _measure(encoder, texts, seconds, bar)
-        tonight = _tonight(job, corpus, files, rows)
     done, dim, unit_rows = sums["texts"], encoder.dim, job.encode.unit_rows
     weights = sum(encoder.folder.file(name).stat().st_size for name in encoder.folder.weights)
     units = -(-rows // unit_rows)
-    workers = job.cluster.workers.max or max(1, int((os.cpu_count() or 1) / job.cluster.cpus_per_worker))
-    workers = min(workers, units)
+    most = max(1, int((os.cpu_count() or 1) / job.cluster.cpus_per_worker))
+    workers = min(job.cluster.workers.max or most, units)
     return NightPlan(
         files=len(files),
         rows=rows,
@@ -120,7 +119,7 @@ def plan(job: Job, stages: Stages, *, seconds: float = SECONDS) -> NightPlan:
         vector_bytes=rows * dim * (2 if job.encode.vectors == "float16" else 4),
         worker_bytes=_PROCESS_BYTES + 2 * weights + 3 * min(rows, unit_rows) * dim * 4,
         index=plan_index(rows, dim, job.index),
-        **tonight,
+        **_tonight(job, corpus, files, rows),
     )
 
 

@@ -164,7 +164,8 @@ class _Checks:
             found = f"{covered.lost_share:.1%} in {texts} ({covered.most_lost_scripts()})"
             problems.append(
                 f"{path}: expected at most {gates.lost_tokens:.0%} lost tokens (gates.lost_tokens), found "
-                f"{found}: split them, raise encoder.max_length where the encoder takes more, or raise the bound"
+                f"{found}: split them, raise encoder.max_length where the encoder takes more, or raise the "
+                "bound"
             )
         warnings = tuple(covered.warnings(unknown=not unknown, lost=not lost))
         sentence = f"{texts}: {covered.total.sentence}"

@@ -208,8 +208,8 @@ def _throughput(spent: Spent, finished: Sequence[Stage]) -> Throughput | None:
     forward, tokenizer, store = (spent.seconds.get(name, 0.0) for name in ("forward_s", "waiting_s", "store"))
     whole = forward + tokenizer + store
     waiting = {"tokenizer": tokenizer / whole, "store": store / whole} if whole else {}
-    tokens = spent.seconds.get("tokens", 0)
-    return Throughput(encoding.done / encoding.seconds, tokens / encoding.seconds, waiting)
+    rows, tokens = (count / encoding.seconds for count in (encoding.done, spent.seconds.get("tokens", 0)))
+    return Throughput(rows, tokens, waiting)
 
 
 def _lengths(candidate: Candidate) -> Histogram | None:

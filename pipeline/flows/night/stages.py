@@ -1,4 +1,4 @@
-"""The stages of a night up to a candidate. A repeated stage continues from the files that it stored before."""
+"""The stages of a night up to a candidate. A repeated stage reuses the files that it stored before."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -138,17 +138,18 @@ def _extend_or_build(
     if previous is not None and not corpus.anew and previous.space_id == vectors.units[0].unit.space_id:
         index, choices = extend_index(run, vectors, previous)
     else:
-        index, why = build_index(run, vectors), "the first of this root"
-        if previous is not None:
-            why = "all rows have new addresses" if corpus.anew else "the vectors are of another space"
+        index, why = build_index(run, vectors), "the vectors are of another space"
+        if previous is None or corpus.anew:
+            why = "all rows have new addresses" if previous else "the first of this root"
         choices = (Choice(what="index", chosen="built anew", sentence=f"built anew: {why}"),)
     if near := rules.near_dead(index.measured, run.job.gates.wanted_recall):
         choices = (*choices, near)
     warnings = [f"warning: {sentence}" for sentence in rules.near_dead_warnings(choices)]
     for line in (*(f"index: {choice.sentence}" for choice in choices), *warnings):
         say(line)
-    kind = f"{index.plan.factory}: {index.plan.why}"
-    return index, (*choices, Choice(what="index kind", chosen=index.plan.kind, sentence=kind))
+    plan = index.plan
+    kind = Choice(what="index kind", chosen=plan.kind, sentence=f"{plan.factory}: {plan.why}")
+    return index, (*choices, kind)
 
 
 def through_encoding(job: Job, stages: Stages, *, verbose: bool = False) -> tuple[Store, Corpus, Manifest]:

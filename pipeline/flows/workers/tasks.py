@@ -1,14 +1,17 @@
 """Tasks: values that travel to a worker and run there, and the resources that their workers need."""
 
+import abc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from pipeline.flows.workers.room import Needs
 from pipeline.settings import ClusterSettings
 
 _DEATHS = 20  # at one item in one run: nodes come and go, but nothing dies this often by chance
 
+Item = TypeVar("Item")
+Made = TypeVar("Made")
 Item_contra = TypeVar("Item_contra", contravariant=True)
 Made_co = TypeVar("Made_co", covariant=True)
 Listener = Callable[[int, bool], None]
@@ -18,6 +21,18 @@ class Task(Protocol[Item_contra, Made_co]):
     """A value that travels to a worker. `start` runs once there, loads the models and returns the work."""
 
     def start(self) -> Callable[[Item_contra], Made_co]: ...
+
+
+class PlainTask(abc.ABC, Generic[Item, Made]):
+    """A task that loads nothing before its first item."""
+
+    def start(self) -> Callable[[Item], Made]:
+        """Return `work`."""
+        return self.work
+
+    @abc.abstractmethod
+    def work(self, item: Item, /) -> Made:
+        """Do the work for one item."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from tests.flows.conftest import sentences
 
 
 def write_pairs(file: Path, count: int, seed: int = 0, texts: list[str] | None = None) -> Path:
-    """An STS file of `count` pairs in two subsets, out of 3/2 `count` sentences, so that sentences come back."""
+    """Write an STS file of `count` pairs in two subsets, of 3/2 `count` sentences, so that some repeat."""
     rng = np.random.default_rng(seed)
     texts = texts or sentences(3 * count // 2, seed)
     one = rng.integers(0, len(texts), count)
@@ -45,7 +45,7 @@ def distinct(*files: Path) -> int:
 
 
 def job(folder: Path, encoder: Path, *overrides: str) -> Job:
-    """The job that evaluates on the tasks below `folder`/tasks and keeps what it finds below `folder`/root."""
+    """Return a job that evaluates on the tasks in `folder`/tasks and stores its results in `folder`/root."""
     return load_settings(Job, None, tuple(arguments(folder, encoder)) + overrides)
 
 

@@ -1,15 +1,12 @@
-"""Pairs on which candidates differ most, against ranks by scipy."""
+"""Pairs on which candidates differ most."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy.stats import rankdata
 
 from pipeline.evaluate import Score
-from pipeline.flows.evaluate.disagreements import disagreements, ranks_of
+from pipeline.flows.evaluate.disagreements import disagreements
 from pipeline.flows.evaluate.scoring import MeasuredTask, Result, Scored
 from pipeline.report.evaluation import Disagreement
 from pipeline.stats.tensors import pack
@@ -57,11 +54,6 @@ def scored(store: Store, prediction: np.ndarray | None) -> Scored:
         evidence=evidence,
     )
     return Scored(result, None)
-
-
-@given(st.lists(st.sampled_from([-1.0, 0.0, 0.25, 0.5, 1.0]), min_size=2, max_size=30))
-def test_ranks_are_proportions_with_ties_counted_half(values: list[float]):
-    np.testing.assert_allclose(ranks_of(np.array(values)), (rankdata(values) - 1) / (len(values) - 1))
 
 
 def test_the_pairs_whose_ranks_are_furthest_apart_are_shown(tmp_path: Path):

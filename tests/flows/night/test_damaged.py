@@ -1,4 +1,4 @@
-"""A file of the live release that is lost is found by the next night, though nothing changed, and made again."""
+"""A missing file of the live release is found and made again by the next night, though nothing changed."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Three nights over a small corpus: what `manta releases` says of them, against what was done to the corpus."""
+"""Three nights over a small corpus: output of `manta releases`, compared with the changes of the corpus."""
 
 import json
 import shutil

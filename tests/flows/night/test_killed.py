@@ -1,4 +1,4 @@
-"""A night killed with -9 and started again ends as one that nobody disturbed; of two at once one publishes."""
+"""A night killed with -9 and started again ends as an undisturbed one; of two at once one publishes."""
 
 import json
 import os
