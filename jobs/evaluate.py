@@ -174,7 +174,7 @@ def _against_gates(run: CommandRun) -> Answer:
         "status": "refused" if refused else "done",
         "release": made.release,
         "refused": refused,
-        "measured": made.measured,
+        "measured": made.measured.model_dump(mode="json"),
         "gates": {name: gate.model_dump(mode="json") for name, gate in made.gates.items()},
     }
     return Answer(

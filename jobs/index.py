@@ -38,7 +38,7 @@ def _index(run: CommandRun) -> Answer:
     from pipeline.flows.night.stages import through_index
 
     store, built = through_index(run.job, run.stages, verbose=run.verbose)
-    at_10 = built.measured["recall"]["10"]
+    at_10 = built.measured.recall["10"]
     facts = {
         "status": "done",
         "root": store.uri,
@@ -47,8 +47,8 @@ def _index(run: CommandRun) -> Answer:
     }
     total = size(sum(ref.bytes for ref in built.files))
     text = (
-        f"{built.kind} ({built.factory}), {built.rows:,} rows, {total}, recall@10 {at_10['value']:.4f} "
-        f"[{at_10['low']:.4f}, {at_10['high']:.4f}]"
+        f"{built.kind} ({built.factory}), {built.rows:,} rows, {total}, recall@10 {at_10.value:.4f} "
+        f"[{at_10.low:.4f}, {at_10.high:.4f}]"
     )
     return Answer(
         facts | built.model_dump(mode="json", include={"kind", "factory", "rows", "measured"}),

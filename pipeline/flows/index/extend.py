@@ -333,7 +333,7 @@ class _Extending:
             "parts": built.parts,
         }
         numbers |= {
-            "file_gib": built.measured["file_bytes"] / 2**30,
+            "file_gib": built.measured.file_bytes / 2**30,
             "rewrite_bound_gib": self.job.index.rewrite_gib,
         }
         changed = f"{new:,} rows added, {surveyed.gone.rows:,} taken out"

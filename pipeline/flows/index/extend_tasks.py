@@ -28,6 +28,7 @@ from pipeline.flows.index.tasks import (
     settings_of,
 )
 from pipeline.flows.rows import LiveRows, Placed, placed_in
+from pipeline.index.measured import Measured
 from pipeline.post import Affine
 from pipeline.store.base import Store
 from pipeline.store.dead import Dead
@@ -299,13 +300,11 @@ class MeasureGrown:
         with store.scratch() as scratch:
             kept = keep_truth(store, truth, scratch)
         return Measurement(
-            built=self._built(
-                grown, asked, measured.model_dump(mode="json"), kept, examples(parts, self._live(queries))
-            )
+            built=self._built(grown, asked, measured, kept, examples(parts, self._live(queries)))
         )
 
     def _built(
-        self, grown: Grown, asked: Asked, measured: dict[str, Any], truth: FileRef, shown: Any
+        self, grown: Grown, asked: Asked, measured: Measured, truth: FileRef, shown: Any
     ) -> BuiltIndex:
         index, plan = self.extension.before.index, self.extension.build.plan
         assert index.trained is not None
@@ -317,7 +316,7 @@ class MeasureGrown:
             files=grown.files,
             ids=grown.ids,
             delta_ids=grown.delta_ids,
-            rows=measured["rows"],
+            rows=measured.rows,
             settings=settings_of(measured),
             measured=measured,
             examples=shown,

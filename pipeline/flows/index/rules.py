@@ -6,9 +6,9 @@ Each rule is a `Choice` with its numbers; nothing here reads or measures.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pipeline.flows.rows import Placed
+from pipeline.index.measured import Measured
 from pipeline.index.plan import GIB, IndexPlan
 from pipeline.post import Transform
 from pipeline.settings import Job
@@ -125,7 +125,7 @@ def compaction(delta: int, tombstones: int, rows: int) -> Choice:
     return Choice(what="index compaction", chosen=ANEW if anew else KEPT, sentence=sentence, numbers=numbers)
 
 
-def training(index: IndexFiles, rows: int, measured: dict[str, Any] | None) -> Choice:
+def training(index: IndexFiles, rows: int, measured: Measured | None) -> Choice:
     """Whether the quantizer still fits: rows, imbalance of the lists and recall@10 at the stored effort
     against those after its training.
 
@@ -140,7 +140,7 @@ def training(index: IndexFiles, rows: int, measured: dict[str, Any] | None) -> C
     }
     faults = then.growth(rows) if index.settings.get("nlist") else []
     if measured is not None:
-        imbalance, recall = measured["imbalance"], measured["recall"]["10"]["value"]
+        imbalance, recall = measured.imbalance, measured.recall["10"].value
         numbers |= {
             "imbalance": imbalance,
             "imbalance_bound": then.imbalance * MOST_UNEVEN,
@@ -148,9 +148,9 @@ def training(index: IndexFiles, rows: int, measured: dict[str, Any] | None) -> C
             "recall_bound": then.recall - MOST_RECALL_LOST,
         }
         faults += then.wear(imbalance, recall)
-        if (near := measured.get("recall_near_dead")) is not None:
-            numbers["recall_near_dead"] = near["value"]
-            faults += then.holes(near["value"], near["high"])
+        if (near := measured.recall_near_dead) is not None:
+            numbers["recall_near_dead"] = near.value
+            faults += then.holes(near.value, near.high)
     trains = re.search("IVF|PQ|SQ", index.factory) is not None
     sentence = (
         f"{'trained and ' * trains}built anew: {'; '.join(faults)}" if faults else then.fits(numbers, trains)
@@ -158,26 +158,26 @@ def training(index: IndexFiles, rows: int, measured: dict[str, Any] | None) -> C
     return Choice(what="index training", chosen=ANEW if faults else KEPT, sentence=sentence, numbers=numbers)
 
 
-def near_dead(measured: dict[str, Any], wanted: float) -> Choice | None:
+def near_dead(measured: Measured, wanted: float) -> Choice | None:
     """Record how the index answers queries near dead rows; None if too few queries are.
 
     Args:
-        measured: a `Measured` as a dict.
+        measured: of the index.
         wanted: recall@10 that the search effort is chosen for.
     """
-    if (share := measured.get("recall_near_dead")) is None:
+    if (near := measured.recall_near_dead) is None:
         return None
-    name, effort, before = (measured.get(key) for key in ("effort_name", "effort", "raised_from"))
+    name, effort, before = measured.effort_name, measured.effort, measured.raised_from
     raised = f"; {name} was raised from {before} to {effort} for it" if before else ""
-    found = f"recall@10 near dead rows is {share['value']:.4f} ({share['trials']:,} answers)"
-    low = share["value"] < wanted - MOST_RECALL_LOST_NEAR_DEAD
+    found = f"recall@10 near dead rows is {near.value:.4f} ({near.trials:,} answers)"
+    low = near.value < wanted - MOST_RECALL_LOST_NEAR_DEAD
     remedy = "; a higher index.nprobe or a more exact index.kind finds more" if low else ""
     return Choice(
         what=NEAR_DEAD,
         chosen="raised" if before else KEPT,
         sentence=f"{found}, {wanted:g} is wanted{raised}{remedy}",
         numbers={
-            "recall_near_dead": share["value"],
+            "recall_near_dead": near.value,
             "wanted": wanted,
             "effort": effort,
             "raised_from": before,

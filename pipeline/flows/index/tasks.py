@@ -10,6 +10,7 @@ import numpy as np
 from pipeline.errors import DataError, Defect
 from pipeline.flows.rows import LiveRows, Placed
 from pipeline.flows.workers.tasks import progress
+from pipeline.index.measured import Measured
 from pipeline.index.plan import IndexPlan
 from pipeline.post import Affine, Transform
 from pipeline.settings import GateSettings, IndexSettings
@@ -69,8 +70,7 @@ class BuiltIndex(Stored):
     """live ones: those in the files without the tombstones"""
     settings: dict[str, Any]
     """nprobe or efSearch as stored in the file, nlist, fingerprint of the trained part"""
-    measured: dict[str, Any]
-    """recall, curve, latency ... a `Measured` of pipeline.index.measured"""
+    measured: Measured
     examples: tuple[ExampleQuery, ...]
     plan: IndexPlan
     trained: FileRef
@@ -301,7 +301,7 @@ class Finish:
             written = (scratch / "index.faiss", lists) if lists else (scratch / "index.faiss",)
             refs = tuple(put_by_content(store, file, "indexes/", found.rows) for file in written)
             kept = keep_truth(store, truth, scratch)
-        measured = found.model_dump(mode="json") | {"file_bytes": sum(file.bytes for file in refs)}
+        measured = found.model_copy(update={"file_bytes": sum(file.bytes for file in refs)})
         return BuiltIndex(
             kind=build.plan.kind,
             factory=build.plan.factory,
@@ -309,7 +309,7 @@ class Finish:
             parts=1,
             files=refs,
             ids=tuple(shard.ids for shard in shards),
-            rows=measured["rows"],
+            rows=measured.rows,
             settings=settings_of(measured),
             measured=measured,
             examples=shown,
@@ -322,20 +322,20 @@ class Finish:
         )
 
 
-def _trained_on(measured: dict[str, Any]) -> dict[str, float | int | None]:
+def _trained_on(measured: Measured) -> dict[str, float | int | None]:
     """What later nights are compared with."""
-    near = measured["recall_near_dead"]
+    near = measured.recall_near_dead
     return {
-        "rows": measured["rows"],
-        "imbalance": measured["imbalance"],
-        "recall_at_10": measured["recall"]["10"]["value"],
-        **({"recall_near_dead": near["value"]} if near else {}),
+        "rows": measured.rows,
+        "imbalance": measured.imbalance,
+        "recall_at_10": measured.recall["10"].value,
+        **({"recall_near_dead": near.value} if near else {}),
     }
 
 
-def settings_of(measured: dict[str, Any]) -> dict[str, Any]:
+def settings_of(measured: Measured) -> dict[str, Any]:
     """What a reader of the files wants to know of what was measured."""
-    return {name: measured[name] for name in ("effort_name", "effort", "nlist", "fingerprint")}
+    return measured.model_dump(include={"effort_name", "effort", "nlist", "fingerprint"})
 
 
 def filled_parts(store: Store, shards: tuple[ShardRecord, ...], queries: Any) -> tuple[list[Any], Any]:

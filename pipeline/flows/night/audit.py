@@ -1,7 +1,6 @@
 """A published release measured against the gates: its index, compared with exact search over its vectors."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -15,6 +14,8 @@ from pipeline.flows.rows import LiveRows, placed_in
 from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.tasks import PlainTask, Pool
+from pipeline.index.gates import judge
+from pipeline.index.measured import Counted, Measured
 from pipeline.log import Stages
 from pipeline.settings import IndexSettings, Job
 from pipeline.store.base import Store
@@ -25,11 +26,11 @@ from pipeline.text.tokens.coverage import ScriptCoverage
 
 @dataclass(frozen=True)
 class Remeasured:
-    """The gates of a published release, with everything that was measured on its index as a JSON object."""
+    """The gates of a published release, with everything that was measured on its index."""
 
     release: int
     gates: dict[str, Gate]
-    measured: dict[str, Any]
+    measured: Measured
 
 
 def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
@@ -38,9 +39,6 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
     Raises:
         DataError: there is no release, or one of its files is missing or damaged.
     """
-    from pipeline.index.gates import judge
-    from pipeline.index.measured import Counted, Measured
-
     releases = open_releases(job)
     current = load_previous(releases)
     manifest, corpus = current.release, current.corpus
@@ -65,19 +63,18 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
         covered=covered if covered.scripts else None,
         most_quarantined=job.corpus.max_quarantined,
     )
-    gates = judge(Measured.model_validate(measured), counted, job.gates) | outside
-    return Remeasured(manifest.release, gates, measured)
+    return Remeasured(manifest.release, judge(measured, counted, job.gates) | outside, measured)
 
 
 @dataclass(frozen=True)
-class MeasureRelease(PlainTask[None, tuple[dict[str, Any], int]]):
+class MeasureRelease(PlainTask[None, tuple[Measured, int]]):
     """Measure recall, latency and size of an index at its stored effort, and count unusable vectors."""
 
     store: Store
     settings: IndexSettings
     manifest: ReleaseManifest
 
-    def work(self, _: None) -> tuple[dict[str, Any], int]:
+    def work(self, _: None) -> tuple[Measured, int]:
         from pipeline.index.measure import measure_parts
         from pipeline.index.parts import load_parts
         from pipeline.index.truth import ExactTopK, Queries
@@ -95,5 +92,4 @@ class MeasureRelease(PlainTask[None, tuple[dict[str, Any], int]]):
             truth = fold.merge(truth, fold.of([(addresses, vectors)]))
         parts = load_parts(store, manifest.index.files, manifest.tombstones)
         size = sum(file.bytes for file in manifest.index.files)
-        measured = measure_parts(parts, queries, truth).model_copy(update={"file_bytes": size})
-        return measured.model_dump(mode="json"), bad
+        return measure_parts(parts, queries, truth).model_copy(update={"file_bytes": size}), bad

@@ -16,6 +16,8 @@ from pipeline.flows.night.report import Compared
 from pipeline.flows.run import Run
 from pipeline.flows.workers import metrics
 from pipeline.flows.workers.tasks import PlainTask, Pool
+from pipeline.index.gates import judge, lowest_cosine
+from pipeline.index.measured import Counted
 from pipeline.log import say
 from pipeline.stats.tensors import pack, unpack
 from pipeline.store.base import Store
@@ -80,9 +82,6 @@ def judge_candidate(
     Returns:
         The candidate with its gates and canary vectors, and its comparison with the previous release.
     """
-    from pipeline.index.gates import judge, lowest_cosine
-    from pipeline.index.measured import Counted, Measured
-
     job, store, manifest = run.job, run.store, candidate.manifest
     with run.stages("gates"):
         last = load_summary(store, before.release) if before else None
@@ -103,7 +102,7 @@ def judge_candidate(
             most_quarantined=job.corpus.max_quarantined,
             failed_canaries=failed,
         )
-        measured, dtype = Measured.model_validate(candidate.built.measured), job.encode.dtype
+        measured, dtype = candidate.built.measured, job.encode.dtype
         gates = judge(measured, counted, job.gates, canary=canary, dtype=dtype) | outside_gates(run, manifest)
         update = {"gates": gates, "canary": _store_canary(store, vectors)}
         answers = ask(run, candidate, queries, asked)

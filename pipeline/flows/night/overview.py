@@ -1,12 +1,12 @@
 """The page over all releases, index.html at the root, made of the commits and a small summary per release."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
 
 from pipeline.config import digest_of
 from pipeline.errors import DataError, PipelineError
+from pipeline.index.measured import Measured
 from pipeline.log import say
 from pipeline.store.answers import Answers
 from pipeline.store.base import Store
@@ -62,7 +62,7 @@ def summary_path(number: int) -> str:
 def keep_summary(
     store: Store,
     manifest: ReleaseManifest,
-    measured: Mapping[str, Any],
+    measured: Measured,
     seconds: float,
     answers: tuple[Answers, ...] = (),
 ) -> None:
@@ -71,9 +71,9 @@ def keep_summary(
     An error is logged, not raised: the page then lacks these metrics.
     """
     night = {
-        "recall_at_10": measured["recall"]["10"]["value"],
-        "p50_ms": round(measured["latency"]["p50_ms"], 3),
-        "p99_ms": round(measured["latency"]["p99_ms"], 3),
+        "recall_at_10": measured.recall["10"].value,
+        "p50_ms": round(measured.latency.p50_ms, 3),
+        "p99_ms": round(measured.latency.p99_ms, 3),
         "seconds": round(seconds, 3),
         "answers": answers,
     }

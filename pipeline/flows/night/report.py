@@ -129,23 +129,22 @@ def _previous(compared: Compared) -> Previous | None:
 
 def _index(candidate: Candidate) -> Index:
     built, measured = candidate.built, candidate.built.measured
-    at_10, latency = measured["recall"]["10"], measured["latency"]
+    at_10, latency = measured.recall["10"], measured.latency
     return Index(
         kind=built.kind,
         factory=built.factory,
         bytes=sum(file.bytes for file in built.files),
         files=tuple(file.path for file in built.files),
         ids=tuple(file.path for file in built.ids),
-        nprobe=measured["effort"],
-        effort=measured["effort_name"] or "nprobe",
-        latency=QueryLatency(latency["p50_ms"], latency["p99_ms"]),
+        nprobe=measured.effort,
+        effort=measured.effort_name or "nprobe",
+        latency=QueryLatency(latency.p50_ms, latency.p99_ms),
         curve=tuple(
-            RecallPoint(point["effort"], point["recall_at_10"], point["query_ms"])
-            for point in measured["curve"]
+            RecallPoint(point.effort, point.recall_at_10, point.query_ms) for point in measured.curve
         ),
         target=candidate.manifest.settings["gates"]["recall_at_10"],
-        recall_at_10=ProportionInterval(at_10["value"], at_10["low"], at_10["high"]),
-        recall={f"recall@{k}": value["value"] for k, value in measured["recall"].items() if k != "10"},
+        recall_at_10=ProportionInterval(at_10.value, at_10.low, at_10.high),
+        recall={f"recall@{k}": found.value for k, found in measured.recall.items() if k != "10"},
     )
 
 
@@ -176,28 +175,25 @@ def _decisions(candidate: Candidate) -> Iterator[str]:
     for choice in choices:
         whole = choice.sentence[0].isupper()
         yield choice.sentence if whole else f"{choice.what.capitalize()}: {choice.sentence.rstrip('.')}."
-    if measured["effort"] is None:
+    if (effort := measured.effort) is None:
         return
-    effort, target = measured["effort"], candidate.manifest.settings["gates"]["recall_at_10"]
-    points = [
-        (point["recall_at_10"], point["low"]) for point in measured["curve"] if point["effort"] == effort
-    ]
+    target = candidate.manifest.settings["gates"]["recall_at_10"]
+    points = [(point.recall_at_10, point.low) for point in measured.curve if point.effort == effort]
     reached, low = max(points, default=(None, 0.0))
     extended = any(choice.what == "index" and choice.chosen != "built anew" for choice in choices)
     if extended and reached is not None:
         found = f"recall@10 on one half of the queries is {reached:.4f} tonight"
         chosen = f"as chosen when the index was built anew last; {found}"
-    elif raised_from := measured.get("raised_from"):
-        chosen = f"raised from {raised_from}, which live rows need, for queries near dead rows"
+    elif measured.raised_from:
+        chosen = f"raised from {measured.raised_from}, which live rows need, for queries near dead rows"
     elif target is not None and low >= target:
         found = f"recall@10 on one half of the queries ({reached:.4f}, at least {low:.4f})"
         chosen = f"the least whose {found} meets {target:g}"
     else:
         chosen = "as set, or the best there is"
-    latency = measured["latency"]
     yield (
-        f"{measured['effort_name']} is {effort}: {chosen}. One query takes {latency['p50_ms']:.2f} ms on one "
-        f"thread (p50), {latency['p99_ms']:.2f} ms (p99)."
+        f"{measured.effort_name} is {effort}: {chosen}. One query takes {measured.latency.p50_ms:.2f} ms on one "
+        f"thread (p50), {measured.latency.p99_ms:.2f} ms (p99)."
     )
 
 

@@ -172,7 +172,7 @@ class Chain:
             == len(live)
             == built.rows
             == parts.ntotal
-            == built.measured["rows"]
+            == built.measured.rows
         )
         ids = Ids([self.store.local(reference.path, reference.sha256) for reference in built.ids])
         assert ids.take(live).to_pylist() == [

@@ -21,10 +21,10 @@ def test_a_build_ends_with_files_that_hold_what_was_measured(cluster: Workers, t
     suffixes = [".faiss", ".ivfdata"] if on_disk == "always" else [".faiss"]
     assert [Path(file.path).suffix for file in built.files] == suffixes
     measured, parts = built.measured, chain.parts()
-    assert (measured["rows"], measured["queries"], measured["duplicate_addresses"]) == (3_000, 100, 0)
-    assert measured["file_bytes"] == sum(chain.store.size(file.path) for file in built.files)
-    assert measured["recall"]["10"]["value"] > 0.9
-    assert measured["effort"] == get_effort(parts)
+    assert (measured.rows, measured.queries, measured.duplicate_addresses) == (3_000, 100, 0)
+    assert measured.file_bytes == sum(chain.store.size(file.path) for file in built.files)
+    assert measured.recall["10"].value > 0.9
+    assert measured.effort == get_effort(parts)
     for example in built.examples:
         found = parts.search(chain.vectors[example.query][None], 5)[1][0]
         others = found[found != example.query][: len(example.neighbours)]

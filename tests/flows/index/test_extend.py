@@ -117,9 +117,10 @@ def test_an_index_built_anew_finds_what_lives_near_a_deleted_topic(
     chain.overrides = (*overrides, "index.seed=1")
     built = chain.night()
     assert chain.chosen()["index"] == "built anew"
-    near = built.measured["recall_near_dead"]
-    assert near["value"] >= 0.95
-    assert built.trained_on["recall_near_dead"] == near["value"]
+    near = built.measured.recall_near_dead
+    assert near is not None
+    assert near.value >= 0.95
+    assert built.trained_on["recall_near_dead"] == near.value
     live = np.array(chain.live())
     raw = np.array([chain.vectors[address] for address in live.tolist()])
     asked = np.array([chain.vectors[address] for address in topic[1::3]])
@@ -139,7 +140,8 @@ def test_new_queries_lie_where_rows_were_deleted_too(cluster: Workers, tmp_path:
     assert chain.chosen()["index truth"] == "scanned"
     asked = load_queries(chain.store, built.queries).addresses
     assert (len(asked), int(np.isin(asked, chain.dead).sum())) == (200, 10)
-    assert built.measured["recall_near_dead"]["value"] == 1.0
+    assert built.measured.recall_near_dead is not None
+    assert built.measured.recall_near_dead.value == 1.0
     chain.assert_sound()
 
 

@@ -5,6 +5,7 @@ import pytest
 from pipeline.flows.index import rules
 from pipeline.flows.index.rules import ANEW, KEPT
 from pipeline.flows.rows import Placed
+from pipeline.index.measured import Latency, Measured, Proportion
 from pipeline.index.plan import plan_index
 from pipeline.settings import GateSettings, IndexSettings, Job
 from pipeline.store.manifest import EncoderFiles, IndexFiles, ReleaseManifest, ReleaseUnit
@@ -55,8 +56,26 @@ def manifest(job: Job, **changed: object) -> ReleaseManifest:
     )
 
 
-def measured(imbalance: float = 1.2, recall: float = 0.96) -> dict[str, object]:
-    return {"imbalance": imbalance, "recall": {"10": {"value": recall}}, "nlist": 100}
+def proportion(value: float, high: float) -> Proportion:
+    return Proportion(hits=0, trials=100, value=value, low=0.3, high=high)
+
+
+def measured(imbalance: float = 1.2, recall: float = 0.96, near: Proportion | None = None) -> Measured:
+    return Measured(
+        rows=1_000,
+        recall={"10": proportion(recall, 1.0)},
+        effort=8,
+        effort_name="nprobe",
+        curve=(),
+        latency=Latency(queries=1, p50_ms=1.0, p99_ms=1.0),
+        queries=1,
+        duplicate_addresses=0,
+        file_bytes=1,
+        nlist=100,
+        imbalance=imbalance,
+        fingerprint="f",
+        recall_near_dead=near,
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,9 +83,7 @@ def measured(imbalance: float = 1.2, recall: float = 0.96) -> dict[str, object]:
     [(0.40, 0.44, ANEW), (0.84, 0.85, ANEW), (0.84, 0.87, KEPT), (0.96, 0.97, KEPT)],
 )
 def test_an_index_that_loses_answers_near_dead_rows_is_built_anew(value, high, chosen):
-    choice = rules.training(
-        INDEX, 1_000, {**measured(), "recall_near_dead": {"value": value, "low": 0.3, "high": high}}
-    )
+    choice = rules.training(INDEX, 1_000, measured(near=proportion(value, high)))
     assert choice.chosen == chosen
     assert choice.numbers["recall_near_dead"] == value
     assert ("recall@10 near dead rows is" in choice.sentence) == (chosen == ANEW)
