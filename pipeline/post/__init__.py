@@ -31,18 +31,19 @@ class Affine:
 
 
 class Transform(Protocol):
-    """A fitted map of vectors.
-
-    `transform_id` is the sha256 of its content, `space_id` the name of the space it was fitted in.
-    """
+    """A fitted map of vectors."""
 
     kind: ClassVar[str]
 
     @property
-    def space_id(self) -> str: ...
+    def space_id(self) -> str:
+        """Name of the space that it was fitted in."""
+        ...
 
     @property
-    def transform_id(self) -> str: ...
+    def transform_id(self) -> str:
+        """sha256 (hex) of its content."""
+        ...
 
     @property
     def fitted_rows(self) -> int:
@@ -75,10 +76,14 @@ class Transform(Protocol):
         """Transform x (n, d): (n, k) float32."""
         ...
 
-    def to_bytes(self) -> bytes: ...
+    def to_bytes(self) -> bytes:
+        """Write the content of its file; equal fits give equal bytes."""
+        ...
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> Self: ...
+    def from_bytes(cls, content: bytes) -> Self:
+        """Read the output of `to_bytes`; raise DataError if it is damaged."""
+        ...
 
 
 @runtime_checkable

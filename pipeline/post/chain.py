@@ -35,6 +35,7 @@ class Chain:
 
     @property
     def space_id(self) -> str:
+        """Name of the space of the first step's fit."""
         return self.steps[0].space_id
 
     @property
@@ -82,35 +83,26 @@ class Chain:
 
         Equal fits give equal bytes.
         """
-        files = {
-            str(number): np.frombuffer(step.to_bytes(), np.uint8) for number, step in enumerate(self.steps)
-        }
+        files = [np.frombuffer(step.to_bytes(), np.uint8) for step in self.steps]
+        header = {"kind": self.kind, "steps": [step.kind for step in self.steps]}
         return pack(
-            files,
-            {
-                "kind": self.kind,
-                "steps": [step.kind for step in self.steps],
-                "transform_id": self.transform_id,
-            },
+            {str(number): file for number, file in enumerate(files)},
+            header | {"transform_id": self.transform_id},
         )
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Chain":
         """Read the output of `to_bytes`; raise DataError if the file, or that of a step, is damaged."""
         tensors, header = read_fit(content, cls.kind, (), ("steps",))
-        if len(header["steps"]) < 2 or set(tensors) != {
-            str(number) for number in range(len(header["steps"]))
-        }:
+        numbers = [str(number) for number in range(len(header["steps"]))]
+        if len(numbers) < 2 or set(tensors) != set(numbers):
             raise DataError(
                 "chain file",
                 f"one tensor per step of {'+'.join(header['steps'])}",
                 f"{len(tensors)}",
                 "fit it again",
             )
-        return verified(
-            cls(tuple(load_transform(tensors[str(number)].tobytes()) for number in range(len(tensors)))),
-            header,
-        )
+        return verified(cls(tuple(load_transform(tensors[number].tobytes()) for number in numbers)), header)
 
 
 def steps_of(transform: Transform) -> tuple[Transform, ...]:
@@ -155,7 +147,12 @@ def fit_transform(
         elif train is not None:
             step = train(name, joined(steps), space_id)
         else:
-            raise _untrained(name)
+            raise ConfigError(
+                "whiten.transform",
+                "steps that can be fitted from moments",
+                name,
+                "fit it with `manta whiten`",
+            )
         steps.append(step)
         space_id = space_after(step)
     whole = joined(steps)
@@ -188,7 +185,8 @@ def check_transform(settings: WhitenSettings, *, indexed: bool) -> None:
                     "whiten.transform",
                     "an affine map, which a faiss index can hold",
                     f"{name}, which is not affine",
-                    _ELSEWHERE.format(name=name),
+                    f"use `manta whiten` and `manta evaluate` for a {name}; for the index choose whitening, "
+                    "standardize, components or several of them joined by +",
                 )
             if number < len(names) - 1:
                 raise ConfigError(
@@ -206,15 +204,3 @@ def check_transform(settings: WhitenSettings, *, indexed: bool) -> None:
                 settings.transform,
                 f"add {step}, or leave whiten.{setting} as it is",
             )
-
-
-_ELSEWHERE = (
-    "use `manta whiten` and `manta evaluate` for a {name}; for the index choose whitening, standardize, "
-    "components or several of them joined by +"
-)
-
-
-def _untrained(name: str) -> ConfigError:
-    return ConfigError(
-        "whiten.transform", "steps that can be fitted from moments", name, "fit it with `manta whiten`"
-    )

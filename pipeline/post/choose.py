@@ -83,7 +83,8 @@ def tune_transform(
     Raises:
         DataError: the vectors do not allow a fit.
     """
-    affine, curves = settings.model_copy(update={"transform": _affine_steps(settings)}), []
+    steps = [name for name in settings.transform.split("+") if isinstance(TRANSFORMS[name], FromMoments)]
+    affine, curves = settings.model_copy(update={"transform": "+".join(steps)}), []
     if settings.remove == "dev":
         assert dev is not None
         curves.append(_on_dev("remove", _removals(moments, affine), moments, affine, dev))
@@ -93,9 +94,8 @@ def tune_transform(
         curves.append(_on_dev("k", _sizes(_before("whitening", moments, affine)), moments, affine, dev))
     elif settings.k == "likelihood":
         assert held is not None
-        curves.append(
-            _by_likelihood(_before("whitening", moments, affine), _before("whitening", moments, affine, held))
-        )
+        before = _before("whitening", moments, affine)
+        curves.append(_by_likelihood(before, _before("whitening", moments, affine, held)))
     return settings.model_copy(update={curve.setting: curve.chosen for curve in curves}), tuple(curves)
 
 
@@ -150,12 +150,10 @@ def _by_likelihood(moments: Moments, held: Moments) -> Curve:
 def _on_dev(
     setting: str, values: Iterable[int], moments: Moments, settings: WhitenSettings, dev: Dev
 ) -> Curve:
-    transforms = (
-        (value, fit_transform(moments, settings.model_copy(update={setting: value}), "")) for value in values
-    )
-    return _curve(
-        setting, dev.metric, dev.count, [(value, dev.score(transform)) for value, transform in transforms]
-    )
+    fits = {
+        value: fit_transform(moments, settings.model_copy(update={setting: value}), "") for value in values
+    }
+    return _curve(setting, dev.metric, dev.count, [(value, dev.score(fit)) for value, fit in fits.items()])
 
 
 def _curve(setting: str, metric: str, count: int, points: list[tuple[int, float]]) -> Curve:
@@ -166,9 +164,8 @@ def _curve(setting: str, metric: str, count: int, points: list[tuple[int, float]
             "none",
             f"set whiten.{setting} to a number, or use more text",
         )
-    return Curve(
-        setting, metric, count, tuple(points), max(points, key=lambda point: (point[1], -point[0]))[0]
-    )
+    best, _ = max(points, key=lambda point: (point[1], -point[0]))
+    return Curve(setting, metric, count, tuple(points), best)
 
 
 def _sizes(moments: Moments) -> tuple[int, ...]:
@@ -181,9 +178,8 @@ def _sizes(moments: Moments) -> tuple[int, ...]:
 def _removals(moments: Moments, settings: WhitenSettings) -> tuple[int, ...]:
     before = _before("components", moments, settings)
     spectrum = spectrum_of(before) if settings.centred else uncentred_spectrum_of(before)
-    return tuple(
-        count for count in REMOVED if count < min(spectrum.rank, moments.count // ROWS_PER_COMPONENT + 1)
-    )
+    most = min(spectrum.rank, moments.count // ROWS_PER_COMPONENT + 1)
+    return tuple(count for count in REMOVED if count < most)
 
 
 def _before(step: str, moments: Moments, settings: WhitenSettings, moved: Moments | None = None) -> Moments:
@@ -203,9 +199,3 @@ def _before(step: str, moments: Moments, settings: WhitenSettings, moved: Moment
     affine = fit_transform(moments, settings.model_copy(update={"transform": "+".join(front)}), "").affine()
     assert affine is not None
     return moved.mapped(affine.matrix, affine.bias)
-
-
-def _affine_steps(settings: WhitenSettings) -> str:
-    return "+".join(
-        name for name in settings.transform.split("+") if isinstance(TRANSFORMS[name], FromMoments)
-    )

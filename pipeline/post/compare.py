@@ -8,6 +8,7 @@ import numpy as np
 
 from pipeline.errors import DataError
 from pipeline.stats import correlation
+from pipeline.stats.geometry import unit_rows
 
 Map = Callable[[np.ndarray], np.ndarray]
 
@@ -80,10 +81,12 @@ class Halves:
 
     @property
     def task(self) -> str:
+        """Description of the task."""
         return "First half of a text finds its second half among those of the other sampled texts"
 
     @property
     def count(self) -> int:
+        """Number of texts."""
         return len(self.first)
 
     def score(self, transform: Map | None = None) -> float:
@@ -112,10 +115,12 @@ class DevPairs:
 
     @property
     def task(self) -> str:
+        """Description of the task."""
         return f"Cosine against human scores on {self.name}"
 
     @property
     def count(self) -> int:
+        """Number of pairs."""
         return len(self.gold)
 
     def score(self, transform: Map | None = None) -> float:
@@ -162,7 +167,7 @@ def mean_reciprocal_rank(queries: np.ndarray, targets: np.ndarray) -> float:
             f"{len(queries)} and {len(targets)}",
             "use longer texts",
         )
-    queries, targets = _unit(queries), _unit(targets)
+    queries, targets = unit_rows(queries), unit_rows(targets)
     ranks = [
         _ranks(queries[start : start + QUERY_ROWS], targets, start)
         for start in range(0, len(queries), QUERY_ROWS)
@@ -172,7 +177,7 @@ def mean_reciprocal_rank(queries: np.ndarray, targets: np.ndarray) -> float:
 
 def spearman(left: np.ndarray, right: np.ndarray, gold: np.ndarray) -> float:
     """Spearman correlation of cosine(left[i], right[i]) with gold[i]; DataError if either is constant."""
-    cosines = (_unit(left) * _unit(right)).sum(axis=1)
+    cosines = (unit_rows(left) * unit_rows(right)).sum(axis=1)
     if np.isnan(found := correlation.spearman(cosines, gold)):
         raise DataError(
             "whiten.dev",
@@ -186,11 +191,5 @@ def spearman(left: np.ndarray, right: np.ndarray, gold: np.ndarray) -> float:
 def _ranks(queries: np.ndarray, targets: np.ndarray, start: int) -> np.ndarray:
     similarities = queries @ targets.T
     own = similarities[np.arange(len(queries)), start + np.arange(len(queries))]
-    return (similarities >= own[:, None] - TIE).sum(
-        axis=1
-    )  # includes the target itself, so that ranks start at 1
-
-
-def _unit(x: np.ndarray) -> np.ndarray:
-    x = x.astype(np.float64)
-    return np.asarray(x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12))
+    # The target itself is included, so that ranks start at 1.
+    return (similarities >= own[:, None] - TIE).sum(axis=1)

@@ -11,19 +11,17 @@ import numpy as np
 
 from pipeline.errors import DataError
 from pipeline.post import TRANSFORMS, Affine
-from pipeline.post.files import checked_vectors, content_id, read_fit, verified
+from pipeline.post.files import TensorFile, checked_vectors, content_id
 from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
 from pipeline.stats.spectrum import spectrum_of, uncentred_spectrum_of
-from pipeline.stats.tensors import pack
 
 ROWS_PER_DIRECTION = 5  # as for whitening: with fewer rows the directions are those of single rows
-FACTS = ("centred", "share", "fitted_rows", "space_id")
 
 
 @TRANSFORMS.register("components")
 @dataclass(frozen=True, eq=False)
-class Components:
+class Components(TensorFile):
     """y = c - sum_i u_i u_i^T c with c = x - mean; see `fit_components`.
 
     Attributes:
@@ -36,6 +34,8 @@ class Components:
     """
 
     kind: ClassVar[str] = "components"
+    tensors: ClassVar[tuple[str, ...]] = ("mean", "directions")
+    facts: ClassVar[tuple[str, ...]] = ("centred", "share", "fitted_rows", "space_id")
     mean: np.ndarray
     directions: np.ndarray
     centred: bool
@@ -82,24 +82,6 @@ class Components:
         removed = f"{directions.replace(' ', f' {kind} ')} removed, with {self.share:.1%} of the {carried}"
         return (removed, *((self.shortage,) if self.shortage else ()))
 
-    def to_bytes(self) -> bytes:
-        """Write a safetensors file; equal fits give equal bytes."""
-        return pack(
-            {"mean": self.mean, "directions": self.directions},
-            {name: getattr(self, name) for name in (*FACTS, "transform_id", "kind")},
-        )
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> "Components":
-        """Read the output of `to_bytes`.
-
-        DataError if the file is damaged or does not match its transform_id.
-        """
-        tensors, header = read_fit(content, cls.kind, ("mean", "directions"), FACTS)
-        return verified(
-            cls(tensors["mean"], tensors["directions"], **{name: header[name] for name in FACTS}), header
-        )
-
     @classmethod
     def of_moments(cls, moments: Moments, settings: WhitenSettings, space_id: str) -> "Components":
         """Fit by `fit_components`, with the options in the settings."""
@@ -116,8 +98,7 @@ def fit_components(
         moments: of the vectors.
         count: number of directions.
         centred: subtract the mean and remove principal directions; else remove the first right singular
-            vectors of the
-            vectors as they are.
+            vectors of the vectors as they are.
         space_id: name of the space of the vectors.
 
     Raises:

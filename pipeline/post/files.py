@@ -1,17 +1,17 @@
 """Functions for the files of all transforms: checked vectors, content ids, headers."""
 
 import hashlib
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
 from pipeline.config import canonical
 from pipeline.errors import DataError
 from pipeline.post import Transform
-from pipeline.stats.tensors import unpack
+from pipeline.stats.tensors import pack, unpack
 
-T = TypeVar("T", bound=Transform)
+T = TypeVar("T", bound="Transform | TensorFile")
 
 
 def checked_vectors(x: np.ndarray, dim: int) -> np.ndarray:
@@ -67,3 +67,39 @@ def verified(transform: T, header: dict[str, Any]) -> T:
             "the file is damaged: fit it again",
         )
     return transform
+
+
+class TensorFile:
+    """Base of the transforms whose file holds some of their attributes: arrays, and facts in its header."""
+
+    kind: ClassVar[str]
+    tensors: ClassVar[tuple[str, ...]]
+    """names of the arrays"""
+    facts: ClassVar[tuple[str, ...]]
+    """names of the facts"""
+    optional: ClassVar[Mapping[str, object]] = {}
+    """facts that are written only if they differ from these defaults"""
+
+    @property
+    def transform_id(self) -> str:
+        """sha256 (hex) of the content."""
+        raise NotImplementedError
+
+    def to_bytes(self) -> bytes:
+        """Write a safetensors file; equal fits give equal bytes."""
+        options = [name for name, default in self.optional.items() if getattr(self, name) != default]
+        facts = (*self.facts, *options, "transform_id", "kind")
+        return pack(
+            {name: getattr(self, name) for name in self.tensors},
+            {name: getattr(self, name) for name in facts},
+        )
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self:
+        """Read the output of `to_bytes`.
+
+        DataError if the file is damaged or does not match its transform_id.
+        """
+        tensors, header = read_fit(content, cls.kind, cls.tensors, cls.facts)
+        facts = {name: header[name] for name in (*cls.facts, *cls.optional) if name in header}
+        return verified(cls(**{name: tensors[name] for name in cls.tensors}, **facts), header)

@@ -8,21 +8,19 @@ import numpy as np
 
 from pipeline.errors import DataError
 from pipeline.post import TRANSFORMS, Affine
-from pipeline.post.files import checked_vectors, content_id, read_fit, verified
+from pipeline.post.files import TensorFile, checked_vectors, content_id
 from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
-from pipeline.stats.tensors import pack
 
 FLOOR = 1e-8  # smallest divisor
 # Times the mean; a smaller standard deviation is float32 rounding, so that the dimension counts as constant.
 ROUNDING = 2.0**-23
-FACTS = ("fitted_rows", "space_id")
 NAMED = 12  # largest number of constant dimensions in a note
 
 
 @TRANSFORMS.register("standardize")
 @dataclass(frozen=True, eq=False)
-class Standardize:
+class Standardize(TensorFile):
     """y = (x - mean) / max(std, 1e-8) per dimension, with the population std; a constant dimension becomes 0.
 
     Attributes:
@@ -33,6 +31,8 @@ class Standardize:
     """
 
     kind: ClassVar[str] = "standardize"
+    tensors: ClassVar[tuple[str, ...]] = ("mean", "std")
+    facts: ClassVar[tuple[str, ...]] = ("fitted_rows", "space_id")
     mean: np.ndarray
     std: np.ndarray
     fitted_rows: int
@@ -85,24 +85,6 @@ class Standardize:
         return (
             f"{len(constant)} of {self.k} dimensions are constant "
             f"(standard deviation below {FLOOR:g}; counted from 0: {listed})",
-        )
-
-    def to_bytes(self) -> bytes:
-        """Write a safetensors file; equal fits give equal bytes."""
-        return pack(
-            {"mean": self.mean, "std": self.std},
-            {name: getattr(self, name) for name in (*FACTS, "transform_id", "kind")},
-        )
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> "Standardize":
-        """Read the output of `to_bytes`.
-
-        DataError if the file is damaged or does not match its transform_id.
-        """
-        tensors, header = read_fit(content, cls.kind, ("mean", "std"), FACTS)
-        return verified(
-            cls(tensors["mean"], tensors["std"], **{name: header[name] for name in FACTS}), header
         )
 
     @classmethod

@@ -3,6 +3,7 @@
 Source: Su et al. 2021, eq. 3 to 5.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
@@ -11,24 +12,20 @@ import numpy as np
 
 from pipeline.errors import DataError
 from pipeline.post import TRANSFORMS, Affine
-from pipeline.post.files import checked_vectors, content_id, read_fit, verified
+from pipeline.post.files import TensorFile, checked_vectors, content_id
 from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
 from pipeline.stats.spectrum import RANK_TOLERANCE, spectrum_of
-from pipeline.stats.tensors import pack
 
 # With n rows and n - 1 components every pair has the same cosine, -1/(n - 1); 5 rows per component suffice.
 ROWS_PER_COMPONENT = 5
-FACTS = ("rank", "condition", "effective_rank", "fitted_rows", "requested", "space_id")  # header keys
-# Header keys that are written only if they differ from these defaults.
-OPTIONS = {"kept": None, "shrinkage": 0.0, "ridge": 0.0}
 
 Rotation = Literal["pca", "zca"]
 
 
 @TRANSFORMS.register("whitening")
 @dataclass(frozen=True, eq=False)
-class Whitening:
+class Whitening(TensorFile):
     """y = x @ matrix.T + bias, as a faiss LinearTransform computes it; see `fit_whitening`.
 
     Attributes:
@@ -47,6 +44,16 @@ class Whitening:
     """
 
     kind: ClassVar[str] = "whitening"
+    tensors: ClassVar[tuple[str, ...]] = ("matrix", "bias", "eigenvalues")
+    facts: ClassVar[tuple[str, ...]] = (
+        "rank",
+        "condition",
+        "effective_rank",
+        "fitted_rows",
+        "requested",
+        "space_id",
+    )
+    optional: ClassVar[Mapping[str, object]] = {"kept": None, "shrinkage": 0.0, "ridge": 0.0}
     matrix: np.ndarray
     bias: np.ndarray
     eigenvalues: np.ndarray
@@ -119,24 +126,6 @@ class Whitening:
             notes.append(self.shortage)
         return tuple(notes)
 
-    def to_bytes(self) -> bytes:
-        """Write a safetensors file; equal fits give equal bytes."""
-        tensors = {"matrix": self.matrix, "bias": self.bias, "eigenvalues": self.eigenvalues}
-        options = [name for name, default in OPTIONS.items() if getattr(self, name) != default]
-        return pack(
-            tensors, {name: getattr(self, name) for name in (*FACTS, *options, "transform_id", "kind")}
-        )
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> "Whitening":
-        """Read the output of `to_bytes`.
-
-        DataError if the file is damaged or does not match its transform_id.
-        """
-        tensors, header = read_fit(content, cls.kind, ("matrix", "bias", "eigenvalues"), FACTS)
-        facts = {name: header[name] for name in (*FACTS, *OPTIONS) if name in header}
-        return verified(cls(tensors["matrix"], tensors["bias"], tensors["eigenvalues"], **facts), header)
-
     @classmethod
     def of_moments(cls, moments: Moments, settings: WhitenSettings, space_id: str) -> "Whitening":
         """Fit by `fit_whitening`, with the options in the settings."""
@@ -171,12 +160,10 @@ def fit_whitening(
         k: number of components; None keeps all within the rank.
         space_id: name of the space of the vectors.
         rotation: "pca" returns k components; "zca" rotates them back, W_k = U_k L_k^-1/2 U_k^T: d dimensions
-            of rank k, with
-            the cosines of pca.
+            of rank k, with the cosines of pca.
         shrinkage: s in the covariance (1 - s) S + s (tr S / d) I; "auto": see `oas_shrinkage`.
         ridge: proportion of the mean eigenvalue that is added to each eigenvalue. With shrinkage or ridge,
-            directions without
-            variance in the fit have one too, and k may include them.
+            directions without variance in the fit have one too, and k may include them.
 
     Raises:
         DataError: fewer than two rows, values that are not finite, or equal rows only.
@@ -185,7 +172,7 @@ def fit_whitening(
         raise DataError("whiten.k", "at least 1", str(k), "leave whiten.k out to keep every direction")
     spectrum = spectrum_of(moments)
     drawn = oas_shrinkage(moments) if shrinkage == "auto" else shrinkage
-    variances = _regularised(spectrum.eigenvalues, drawn, ridge)
+    variances = (1 - drawn) * spectrum.eigenvalues + (drawn + ridge) * spectrum.eigenvalues.mean()
     most = int((variances > RANK_TOLERANCE * variances[0]).sum())
     components = min(k or most, most)
     axes = spectrum.vectors[:, :components]
@@ -218,8 +205,3 @@ def oas_shrinkage(moments: Moments) -> float:
     numerator = mean_square + mean_variance**2
     denominator = (moments.count + 1) * (mean_square - mean_variance**2 / moments.dim)
     return min(numerator / denominator, 1.0) if denominator > 0 else 1.0
-
-
-def _regularised(eigenvalues: np.ndarray, shrinkage: float, ridge: float) -> np.ndarray:
-    mean = eigenvalues.mean()
-    return np.asarray((1 - shrinkage) * eigenvalues + (shrinkage + ridge) * mean)

@@ -45,14 +45,6 @@ class LayerStates:
         self.similarity, self.sentences = 0.0, 0
 
 
-def self_similarity(x: np.ndarray) -> float:
-    """Mean cosine of two different occurrences of a word, x (n, d) with n >= 2.
-
-    Source: Ethayarajh 2019, definition 1.
-    """
-    return anisotropy(x)
-
-
 def intra_similarity(x: np.ndarray) -> float:
     """Mean cosine of a sentence's word vectors x (n, d) with their mean (Ethayarajh 2019, definition 2)."""
     return float(cosines(x, np.broadcast_to(np.mean(x, axis=0, dtype=np.float64), x.shape)).mean())
@@ -98,29 +90,24 @@ def layer_metrics(
     """
     kept, found = layer.kept, dict[str, Metric]()
     if len(chosen.pairs):
-        found["word_cosine"] = _metric(
-            float(cosines(kept[chosen.pairs[:, 0]], kept[chosen.pairs[:, 1]]).mean()),
-            len(chosen.pairs),
-            "pairs",
-            seed,
-        )
+        value = float(cosines(kept[chosen.pairs[:, 0]], kept[chosen.pairs[:, 1]]).mean())
+        found["word_cosine"] = Metric(value=value, count=len(chosen.pairs), of="pairs", seed=seed)
     if chosen.words:
-        found["self_similarity"] = _metric(
-            _mean(self_similarity(kept[word]) for word in chosen.words), len(chosen.words), "words", seed
-        )
-        found["explained_variance"] = _metric(
-            _mean(explained_variance(kept[word], centred=centred) for word in chosen.words),
-            len(chosen.words),
-            "words",
-            seed,
-        )
-        found["explained_variance_baseline"] = _metric(
-            _random_variance(kept, chosen, seed, centred), len(chosen.words), "words", seed
-        )
+        values = {
+            # Ethayarajh 2019, definition 1: the mean cosine of two different occurrences of a word.
+            "self_similarity": _mean(anisotropy(kept[word]) for word in chosen.words),
+            "explained_variance": _mean(
+                explained_variance(kept[word], centred=centred) for word in chosen.words
+            ),
+            "explained_variance_baseline": _random_variance(kept, chosen, seed, centred),
+        }
+        count = len(chosen.words)
+        found |= {
+            name: Metric(value=value, count=count, of="words", seed=seed) for name, value in values.items()
+        }
     if layer.sentences:
-        found["intra_similarity"] = _metric(
-            layer.similarity / layer.sentences, layer.sentences, "sentences", None
-        )
+        value = layer.similarity / layer.sentences
+        found["intra_similarity"] = Metric(value=value, count=layer.sentences, of="sentences")
     for name, baseline in (
         ("self_similarity", "word_cosine"),
         ("intra_similarity", "word_cosine"),
@@ -156,8 +143,7 @@ class _Batch:
         lengths: number of tokens of each text.
         kept: indices into `Occurrences.kept`, and into the batch, of the kept occurrences.
         words: indices in the batch of the words of texts with at least two words; a single word has cosine 1
-            with itself
-            in every model.
+            with itself in every model.
         counts: number of words of each such text.
     """
 
@@ -170,6 +156,7 @@ class _Batch:
 
     @classmethod
     def of(cls, rows: np.ndarray, tokens: Tokenized, chosen: Occurrences) -> "_Batch":
+        """Find the words and the kept occurrences among the tokens of the texts `rows`."""
         lengths = np.diff(tokens.offsets)[rows]
         starts = np.cumsum(lengths) - lengths
         indices = np.arange(lengths.sum()) + np.repeat(tokens.offsets[rows] - starts, lengths)
@@ -181,6 +168,7 @@ class _Batch:
         return cls(rows, starts, lengths, (slots[held], held), np.flatnonzero(usable), counts[counts >= 2])
 
     def add(self, layer: LayerStates, states: np.ndarray) -> None:
+        """Add the batch's states of one layer to its accumulators."""
         layer.kept[self.kept[0]] = states[self.kept[1]]
         sums = np.add.reduceat(states, self.starts, axis=0, dtype=np.float64)
         layer.means[self.rows] = sums / self.lengths[:, None]
@@ -192,10 +180,6 @@ class _Batch:
         each = np.einsum("nd,nd->n", unit_rows(words), np.repeat(middle, self.counts, axis=0))
         layer.similarity += float((np.add.reduceat(each, starts) / self.counts).sum())
         layer.sentences += len(self.counts)
-
-
-def _metric(value: float, count: int, of: str, seed: int | None) -> Metric:
-    return Metric(value=value, count=count, of=of, seed=seed)
 
 
 def _mean(values: Iterable[float] | Sequence[float]) -> float:

@@ -14,16 +14,12 @@ class Drift:
 
     Attributes:
         shift: root mean square, over directions, of the change of the mean in standard deviations
-            (Mahalanobis distance /
-            sqrt(rank)).
+            (Mahalanobis distance / sqrt(rank)).
         spread: root mean square of the natural logarithm of the variance along the principal axes of the
-            whitened
-            covariance: 0.1 is about 10 % more or less variance in every direction. It is the affine-invariant
-                distance of
-            the two covariances (Foerstner & Moonen 1999) divided by sqrt(rank).
+            whitened covariance: 0.1 is about 10 % more or less variance in every direction. It is the
+            affine-invariant distance of the two covariances (Foerstner & Moonen 1999) divided by sqrt(rank).
         outside: proportion of the mean square distance from the fitted mean along directions in which the
-            fitted vectors
-            did not vary.
+            fitted vectors did not vary.
     """
 
     shift: float

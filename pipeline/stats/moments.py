@@ -33,6 +33,7 @@ class Moments:
 
     @property
     def dim(self) -> int:
+        """Dimension of the vectors."""
         return len(self.mean)
 
     @classmethod
@@ -162,9 +163,7 @@ def _scatter(x: np.ndarray, mean: np.ndarray) -> np.ndarray:
 
     A symmetric rank-k update per block, in place: half the work of a full product.
     """
-    from scipy.linalg.blas import (
-        dsyrk,  # imported here: it slows the start of `manta search`, which does not need it
-    )
+    from scipy.linalg.blas import dsyrk  # here, because it slows the start of commands that do not need it
 
     dim = x.shape[1]
     upper = np.zeros((dim, dim), order="F")

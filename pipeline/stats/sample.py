@@ -20,7 +20,14 @@ class Histogram:
 
     @property
     def total(self) -> int:
+        """Number of values."""
         return sum(self.counts)
+
+    @classmethod
+    def of(cls, values: np.ndarray, edges: np.ndarray) -> "Histogram":
+        """Count values (n,) by ascending edges; the mean of no values is 0."""
+        counts, mean = np.histogram(values, edges)[0], values.mean() if len(values) else 0.0
+        return cls(tuple(edges.tolist()), tuple(counts.tolist()), float(mean))
 
 
 def sample_by_key(keys: Sequence[bytes] | np.ndarray, size: int, seed: int = SEED) -> np.ndarray:
@@ -45,7 +52,7 @@ def cosine_histogram(x: np.ndarray, pairs: int = PAIRS, seed: int = SEED) -> His
     right = (left + rng.integers(1, len(x), size=pairs)) % len(x)
     unit = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
     cosines = np.einsum("nd,nd->n", unit[left], unit[right], dtype=np.float64)
-    return _histogram(np.clip(cosines, -1, 1), np.linspace(-1, 1, COSINE_BINS + 1))
+    return Histogram.of(np.clip(cosines, -1, 1), np.linspace(-1, 1, COSINE_BINS + 1))
 
 
 def singular_spectrum(x: np.ndarray, centred: bool = False) -> np.ndarray:
@@ -56,11 +63,6 @@ def singular_spectrum(x: np.ndarray, centred: bool = False) -> np.ndarray:
     x = x.astype(np.float64)
     values = np.linalg.svd(x - x.mean(axis=0) if centred else x, compute_uv=False)
     return np.asarray(values / max(values[0], np.finfo(np.float64).tiny))
-
-
-def _histogram(values: np.ndarray, edges: np.ndarray) -> Histogram:
-    counts, _ = np.histogram(values, edges)
-    return Histogram(tuple(map(float, edges)), tuple(map(int, counts)), float(values.mean()))
 
 
 def _mix(words: np.ndarray) -> np.ndarray:

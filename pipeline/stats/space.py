@@ -75,9 +75,9 @@ class ScoredPairs:
 
     @classmethod
     def of(cls, left: Sequence[str], right: Sequence[str], gold: np.ndarray, unit: EditUnit) -> "ScoredPairs":
-        return cls(
-            tuple(left), tuple(right), np.asarray(gold, dtype=np.float64), edit_distances(left, right, unit)
-        )
+        """Create the pairs, with their edit distances."""
+        gold = np.asarray(gold, dtype=np.float64)
+        return cls(tuple(left), tuple(right), gold, edit_distances(left, right, unit))
 
     @property
     def sentences(self) -> list[str]:
@@ -132,18 +132,20 @@ def with_pairs(space: Space, sentences: np.ndarray, pairs: ScoredPairs, seed: in
     row = {sentence: number for number, sentence in enumerate(pairs.sentences)}
     left, right = (sentences[[row[sentence] for sentence in side]] for side in (pairs.left, pairs.right))
     similarity, positive = cosines(left, right), pairs.gold > POSITIVE
-    figures, missing = {"pair_uniformity": uniformity(sentences, seed)}, dict[str, str]()
+    aligned = None
     if positive.any():
-        figures["alignment"] = Metric(
-            value=alignment(left[positive], right[positive]), count=int(positive.sum()), of="pairs"
-        )
-    else:
-        missing["alignment"] = f"no pair has a score above {POSITIVE:g}"
-    for name, other in (("edit_correlation", pairs.edits), ("gold_correlation", pairs.gold)):
-        if (metric := rank_correlation(similarity, other, "pairs")) is not None:
-            figures[name] = metric
-        else:
-            missing[name] = "all cosines are equal" if np.ptp(other) else "all pairs have the same value"
+        value = alignment(left[positive], right[positive])
+        aligned = Metric(value=value, count=int(positive.sum()), of="pairs")
+    why = [
+        "all cosines are equal" if np.ptp(other) else "all pairs have the same value"
+        for other in (pairs.edits, pairs.gold)
+    ]
+    figures, missing = _measured(
+        pair_uniformity=(uniformity(sentences, seed), ""),
+        alignment=(aligned, f"no pair has a score above {POSITIVE:g}"),
+        edit_correlation=(rank_correlation(similarity, pairs.edits, "pairs"), why[0]),
+        gold_correlation=(rank_correlation(similarity, pairs.gold, "pairs"), why[1]),
+    )
     return space.model_copy(
         update={
             "figures": space.figures | figures,
@@ -168,16 +170,14 @@ def length_metrics(
     left = rng.integers(len(x), size=PAIRS)
     right = (left + rng.integers(1, len(x), size=PAIRS)) % len(x)
     difference = np.abs(lengths[left] - lengths[right])
-    made = {
-        "length_cosine": rank_correlation(cosines(x[left], x[right]), difference, "pairs", seed),
-        "length_norm": rank_correlation(np.linalg.norm(x.astype(np.float64), axis=1), lengths, "sentences"),
-    }
-    why = {
-        "length_cosine": "all texts have the same length, or all cosines are equal",
-        "length_norm": "all vectors have the same norm",
-    }
-    found = {name: metric for name, metric in made.items() if metric}
-    return found, {name: why[name] for name in made if name not in found}
+    norms = np.linalg.norm(x.astype(np.float64), axis=1)
+    return _measured(
+        length_cosine=(
+            rank_correlation(cosines(x[left], x[right]), difference, "pairs", seed),
+            "all texts have the same length, or all cosines are equal",
+        ),
+        length_norm=(rank_correlation(norms, lengths, "sentences"), "all vectors have the same norm"),
+    )
 
 
 def cosine_bands(similarity: np.ndarray, gold: np.ndarray) -> tuple[Histogram, ...]:
@@ -187,15 +187,7 @@ def cosine_bands(similarity: np.ndarray, gold: np.ndarray) -> tuple[Histogram, .
     """
     band = np.clip(np.floor(gold), 0, BANDS - 1).astype(int)
     edges = np.linspace(-1, 1, _BAND_BINS + 1)
-    chosen = [similarity[band == number] for number in range(BANDS)]
-    return tuple(
-        Histogram(
-            tuple(map(float, edges)),
-            tuple(map(int, np.histogram(part, edges)[0])),
-            float(part.mean()) if len(part) else 0.0,
-        )
-        for part in chosen
-    )
+    return tuple(Histogram.of(similarity[band == number], edges) for number in range(BANDS))
 
 
 def edit_bins(similarity: np.ndarray, pairs: ScoredPairs) -> tuple[EditBin, ...]:
@@ -234,11 +226,15 @@ def word_metrics(
         return {}, {"word_frequency": f"needs more than {neighbours} words, there are {len(counts)}"}
     most = np.argsort(-counts, kind="stable")[:_MOST_WORDS]
     rows, rank = table[most].astype(np.float64), -counts[most]
-    made = {
-        "frequency_norm": rank_correlation(rank, np.linalg.norm(rows, axis=1), "words"),
-        "frequency_distance": rank_correlation(rank, neighbour_distances(rows, neighbours), "words"),
-        "table_anisotropy": Metric(value=anisotropy(rows), count=len(rows), of="words"),
-    }
     why = "all words have the same frequency, or all rows the same norm"
-    found = {name: metric for name, metric in made.items() if metric}
-    return found, {name: why for name in made if name not in found}
+    return _measured(
+        frequency_norm=(rank_correlation(rank, np.linalg.norm(rows, axis=1), "words"), why),
+        frequency_distance=(rank_correlation(rank, neighbour_distances(rows, neighbours), "words"), why),
+        table_anisotropy=(Metric(value=anisotropy(rows), count=len(rows), of="words"), why),
+    )
+
+
+def _measured(**made: tuple[Metric | None, str]) -> tuple[dict[str, Metric], dict[str, str]]:
+    """Split (metric, reason if it is None) by name into metrics and reasons."""
+    found = {name: metric for name, (metric, _) in made.items() if metric}
+    return found, {name: why for name, (_, why) in made.items() if name not in found}

@@ -10,8 +10,8 @@ from pipeline.stats.contextuality import (
     gather_states,
     intra_similarity,
     layer_metrics,
-    self_similarity,
 )
+from pipeline.stats.geometry import anisotropy
 from pipeline.stats.occurrences import Occurrences, Tokenized, choose_occurrences, most_occurrences
 
 OCCURRENCES = np.array([[1.0, 0], [1, 1], [0, 2]])
@@ -23,11 +23,11 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def test_values_match_a_hand_computation():
-    assert self_similarity(OCCURRENCES) == pytest.approx(0.471405, abs=1e-6)
+    assert anisotropy(OCCURRENCES) == pytest.approx(0.471405, abs=1e-6)
     assert intra_similarity(OCCURRENCES) == pytest.approx(0.789110, abs=1e-6)
     assert explained_variance(OCCURRENCES) == pytest.approx(0.950694, abs=1e-6)
     assert explained_variance(OCCURRENCES, centred=False) == pytest.approx(0.757539, abs=1e-6)
-    assert self_similarity(RANDOM) == pytest.approx(0.239089, abs=1e-6)
+    assert anisotropy(RANDOM) == pytest.approx(0.239089, abs=1e-6)
     assert explained_variance(RANDOM) == pytest.approx(0.703704, abs=1e-6)
 
 
@@ -42,10 +42,10 @@ def test_explained_variance_matches_singular_values(shape: tuple[int, int]):
 def test_rotation_and_scale_do_not_matter():
     rotation = np.linalg.qr(np.random.default_rng(1).normal(size=(8, 8)))[0]
     x = np.random.default_rng(2).normal(size=(20, 8))
-    for measure in (self_similarity, intra_similarity, explained_variance):
+    for measure in (anisotropy, intra_similarity, explained_variance):
         assert measure(3 * x @ rotation) == pytest.approx(measure(x))
     same = np.ones((6, 4))
-    assert (self_similarity(same), intra_similarity(same), explained_variance(same)) == (
+    assert (anisotropy(same), intra_similarity(same), explained_variance(same)) == (
         pytest.approx(1),
         pytest.approx(1),
         1.0,
