@@ -78,7 +78,10 @@ def test_a_word_that_is_no_text_is_read_all_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a 1 2 3\nb 4 5\n", r"vectors: line 2: expected a word and 3 finite numbers, found 'b 4 5'; correct"),
+        (
+            b"a 1 2 3\nb 4 5\n",
+            r"vectors: line 2: expected a word and 3 finite numbers, found 'b 4 5'; correct",
+        ),
         (b"a 1 2 3\nb 4 5 6 7\n", r"line 2: expected a word and 3 finite numbers, found 'b 4 5 6 7'"),
         (b"a 1 2 3\n\nb 4 x 6\n", r"line 3: expected a word and 3 finite numbers, found 'b \.\.\. x'"),
         (b"a 1 2 3\nb 4 nan 6\n", r"line 2: .* found 'b \.\.\. nan'"),
