@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.store.base import Store
-from pipeline.store.once import stored_by_content
+from pipeline.store.once import table_by_content
 from pipeline.store.units import FileRef
 
 _SCHEMA = pa.schema([pa.field("address", pa.int64(), nullable=False)])
@@ -52,10 +52,8 @@ class Dead:
 
 def write_addresses(store: Store, addresses: np.ndarray, stem: str) -> FileRef:
     """Store addresses, (n,) int64, as the only column of a Parquet file named `stem` and its digest."""
-    sink = pa.BufferOutputStream()
     table = pa.table({"address": pa.array(addresses, pa.int64())}, schema=_SCHEMA)
-    pq.write_table(table, sink, compression="zstd", use_dictionary=False)
-    return stored_by_content(store, sink.getvalue().to_pybytes(), stem, ".parquet", rows=len(addresses))
+    return table_by_content(store, table, stem, compression="zstd", use_dictionary=False)
 
 
 def read_addresses(store: Store, reference: FileRef) -> np.ndarray:

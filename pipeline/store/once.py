@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pipeline.store.base import Store, sha256_of
 from pipeline.store.units import FileRef, Stored
@@ -45,6 +48,13 @@ def stored_by_content(store: Store, content: bytes, stem: str, suffix: str, rows
     if not reference.is_complete(store):
         store.write(reference.path, content)
     return reference
+
+
+def table_by_content(store: Store, table: pa.Table, stem: str, **options: Any) -> FileRef:
+    """Store a table as a Parquet file named as in `stored_by_content`. options: of `pq.write_table`."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, **options)
+    return stored_by_content(store, sink.getvalue().to_pybytes(), stem, ".parquet", len(table))
 
 
 def put_by_content(store: Store, file: Path, stem: str, rows: int, digits: int = 24) -> FileRef:

@@ -1,8 +1,6 @@
-"""Corpus units become embedding units: raw vectors, moments and a record each, on a pool of actors that hold
-the encoder.
-"""
+"""Encode the units of a corpus on a pool of workers that hold the encoder."""
 
-import uuid
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -15,25 +13,31 @@ from pipeline.flows.encode.rejected import rejected_warnings
 from pipeline.flows.encode.unit import EncodeUnit, Spent, load_record, record_path
 from pipeline.flows.rows import placed_in
 from pipeline.flows.run import Run
+from pipeline.flows.workers.tasks import Pool
 from pipeline.flows.workers.worker import gpu_assigned
-from pipeline.log import say
+from pipeline.log import Running, say
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.units import Corpus, Manifest, UnitRecord, total
+from pipeline.store.units import Corpus, CorpusUnit, Manifest, UnitRecord, total
 from pipeline.text.corpus.normalize import normalize
 from pipeline.text.tokens.coverage import token_counts, token_warnings
 
-_READERS = 16  # small files read at once: over a network each waits for an answer
+_READERS = 16  # small files read at once: over a network each takes a round trip
 
 
 class EncodeBlocks:
-    """The encoder as a callable class for `Dataset.map_batches(..., batch_format="pyarrow")`: any Ray Dataset
-    gains a vector column, block by block.
+    """Encode a text column of a Ray Dataset, for `Dataset.map_batches(..., batch_format="pyarrow")`.
 
-    A row without text (null, or nothing but white space) gets a null vector, and so does one whose vector
-    would be zero or not finite. Larger batches fill buffers better: a few thousand rows.
+    Rows without text (null, or nothing but white space), and rows whose vector would be zero or not finite,
+    get a null vector. Batches of a few thousand rows fill the encoder's buffers well.
+
+    Args:
+        encoder: settings, or the path of the encoder.
+        text: column to encode.
+        vector: column for the vectors; it must not exist.
+        encode: settings (default: those of a night).
     """
 
     def __init__(
@@ -55,22 +59,14 @@ class EncodeBlocks:
         return f"EncodeBlocks({self._encoder!r}, text={self._text!r}, vector={self._vector!r})"
 
     def __call__(self, block: pa.Table) -> pa.Table:
+        found = f"the columns {', '.join(block.column_names)}"
         if self._text not in block.column_names:
             remedy = "name it: fn_constructor_kwargs={'text': ...}"
-            raise DataError(
-                "EncodeBlocks",
-                f"a text column {self._text!r}",
-                f"the columns {', '.join(block.column_names)}",
-                remedy,
-            )
+            raise DataError("EncodeBlocks", f"a text column {self._text!r}", found, remedy)
         if self._vector in block.column_names:
             remedy = "drop it, or name another: fn_constructor_kwargs={'vector': ...}"
-            raise DataError(
-                "EncodeBlocks",
-                f"no column {self._vector!r} yet, the vectors become it",
-                f"the columns {', '.join(block.column_names)}",
-                remedy,
-            )
+            expected = f"no column {self._vector!r} yet, the vectors become it"
+            raise DataError("EncodeBlocks", expected, found, remedy)
         texts = normalize(block[self._text].combine_chunks())
         filled = pc.fill_null(pc.greater(pc.utf8_length(texts), 0), False).to_numpy(zero_copy_only=False)
         vectors = np.zeros((len(texts), self._encoder.dim), np.float32)
@@ -83,22 +79,18 @@ class EncodeBlocks:
 
 
 def encode(run: Run, corpus: Corpus, before: ReleaseManifest | None = None) -> tuple[Manifest, Spent]:
-    """Encode the units of the corpus, longest first so that none is waited for at the end.
-
-    Units that have a record are not encoded again.
+    """Encode the units of the corpus that have no record yet, largest first so that none is late at the end.
 
     Args:
-        before: the release whose vectors are copied for texts that it holds, if they are of the same space
-            and
-            stored alike.
+        before: the release whose vectors are copied for equal texts, if they are of the same space and type.
 
     Returns:
         The units of vectors in the order of the corpus, and the time spent.
     """
     job, store = run.job, run.store
-    run.workers.check(job.cluster)  # even if all units are there: the gates encode, after the index
-    folder = open_folder(job.encoder)
-    made = finished(store, corpus, folder.space_id, job)
+    run.workers.check(job.cluster)  # even if there is nothing to encode: gates encode later
+    space_id = open_folder(job.encoder).space_id
+    made = finished(store, corpus, space_id, job)
     todo = sorted(
         (unit for unit in corpus.units if unit.sha256 not in made),
         key=lambda unit: (-unit.bytes, unit.sha256),
@@ -107,97 +99,90 @@ def encode(run: Run, corpus: Corpus, before: ReleaseManifest | None = None) -> t
     with run.stages("encode", sum(unit.rows for unit in corpus.units)) as bar:
         bar.skip(sum(unit.rows for unit in corpus.units if unit.sha256 in made))
         if todo:
-            sources = (
-                placed_in(before) if before is not None and copies_from(before, job, folder.space_id) else ()
-            )
             pool = run.workers.wide_pool(job.cluster, len(todo))
             task = EncodeUnit(
                 store,
                 encoder_for_workers(job.encoder, store, run.workers),
                 run.workers.encode_settings(job.encode, pool),
-                folder.space_id,
+                space_id,
                 job.corpus.id,
-                uuid.uuid4().hex[:12],
-                sources,
+                placed_in(before) if before and _can_copy(before, job, space_id) else (),
                 job.cluster.patience_s,
             )
-            for number, (record, seconds) in run.workers.map_units(task, todo, pool, bar):
-                made[todo[number].sha256] = record
-                spent = spent.merge(seconds)
+            records, spent = encode_units(run, task, todo, pool, bar)
+            made |= {unit.sha256: record for unit, record in zip(todo, records, strict=True)}
         bar.reach(sum(unit.rows for unit in todo))
         bar.stage.note = _waits(spent)
+    units = tuple(made[unit.sha256] for unit in corpus.units)
+    _warn(units, before)
+    check_any(units, job.encoder, "the whole corpus")
+    vectors = Manifest(stage="vectors", units=units, parents=(corpus.digest,), settings_digest=space_id)
+    return vectors, spent
+
+
+def encode_units(
+    run: Run, task: EncodeUnit, units: Sequence[CorpusUnit], pool: Pool, bar: Running
+) -> tuple[tuple[UnitRecord, ...], Spent]:
+    """Run the task over the units. Returns their records in order, and the time spent; logs warnings."""
+    records, spent = {}, Spent()
+    for number, (record, seconds) in run.workers.map_units(task, units, pool, bar):
+        records[number] = record
+        spent = spent.merge(seconds)
     for sentence in spent.said:
         say(sentence)
-    records = tuple(made[unit.sha256] for unit in corpus.units)
-    known = {unit.path for unit in before.units} if before is not None else set()
-    every = [each.counts for each in records]
-    counts = token_counts(every, [each.counts for each in records if each.path not in known])
-    sums = total(every)
-    for sentence in (*token_warnings(counts), *rejected_warnings(sums, sums.get("rows", 0))):
-        say(f"warning: {sentence}")
+    return tuple(records[number] for number in range(len(units))), spent
+
+
+def check_any(records: Sequence[UnitRecord], encoder: EncoderSettings, texts: str) -> None:
+    """Raise ModelError if no unit has a vector. texts: description of the texts."""
     if not any(record.rows for record in records):
-        raise ModelError(
-            job.encoder.path,
-            "finite, non-zero vectors",
-            "none in the whole corpus",
-            "check the encoder's weights and dtype",
-        )
-    return Manifest(
-        stage="vectors", units=records, parents=(corpus.digest,), settings_digest=folder.space_id
-    ), spent
+        remedy = "check the encoder's weights and dtype"
+        raise ModelError(encoder.path, "finite, non-zero vectors", f"none for {texts}", remedy)
+
+
+def _can_copy(before: ReleaseManifest, job: Job, space_id: str) -> bool:
+    """Return whether vectors of the release are of the same space and stored type as those of the job."""
+    stored = before.settings.get("encode", {}).get("vectors")
+    return before.space_id == space_id and stored == job.encode.vectors
+
+
+def _warn(units: Sequence[UnitRecord], before: ReleaseManifest | None) -> None:
+    """Log warnings about unknown tokens and rejected texts."""
+    known = {unit.path for unit in before.units} if before is not None else set()
+    counts = [unit.counts for unit in units]
+    tokens = token_counts(counts, [unit.counts for unit in units if unit.path not in known])
+    sums = total(counts)
+    for sentence in (*token_warnings(tokens), *rejected_warnings(sums, sums.get("rows", 0))):
+        say(f"warning: {sentence}")
 
 
 def waiting_rows(corpus: Corpus, job: Job, store: Store) -> int:
-    """Rows of units that have no record yet."""
+    """Return the rows of units that are not encoded yet."""
     made = finished(store, corpus, open_folder(job.encoder).space_id, job)
     return sum(unit.rows for unit in corpus.units if unit.sha256 not in made)
 
 
-def copies_from(before: ReleaseManifest, job: Job, space_id: str) -> bool:
-    """Whether a release's vectors can stand beside those that the job makes: of the same space and stored in
-    the same type.
-    """
-    return (
-        before.space_id == space_id and before.settings.get("encode", {}).get("vectors") == job.encode.vectors
-    )
-
-
 def finished(store: Store, corpus: Corpus, space_id: str, job: Job) -> dict[str, UnitRecord]:
-    """Records of units that need no encoding, by the sha256 of the corpus unit: those whose files are there
-    in full.
-    """
-    directory = record_path(space_id, corpus.units[0], job.encode, job.corpus.id).rpartition("/")[0]
-    there = {
-        entry.path: entry.size
-        for top in (directory, f"moments/{space_id[:16]}", f"quarantine/{space_id[:16]}")
-        for entry in store.list(top)
-    }
-    named = [
-        (unit, path)
-        for unit in corpus.units
-        if (path := record_path(space_id, unit, job.encode, job.corpus.id)) in there
-    ]
+    """Load the records of complete units, by the sha256 of the corpus unit. Sizes come from listings."""
+    paths = [record_path(space_id, unit, job.encode, job.corpus.id) for unit in corpus.units]
+    folders = (paths[0].rpartition("/")[0], f"moments/{space_id[:16]}", f"quarantine/{space_id[:16]}")
+    sizes = {entry.path: entry.size for folder in folders for entry in store.list(folder)}
+
+    def load(path: str) -> UnitRecord | None:
+        record = load_record(store, path, space_id) if path in sizes else None
+        files = record.references() if record else ()
+        return record if all(sizes.get(file.path) == file.bytes for file in files) else None
+
     with ThreadPoolExecutor(_READERS) as pool:
-        records = list(pool.map(lambda each: load_record(store, each[1], space_id), named))
-    found = {
-        unit.sha256: record for (unit, _), record in zip(named, records, strict=True) if record is not None
-    }
-    return {
-        name: record
-        for name, record in found.items()
-        if all(there.get(file.path) == file.bytes for file in record.references())
-    }
+        records = list(pool.map(load, paths))
+    return {unit.sha256: record for unit, record in zip(corpus.units, records, strict=True) if record}
 
 
 def _waits(spent: Spent) -> str:
-    seconds, tokens = spent.seconds, spent.seconds.get("tokens", 0)
-    forward, tokenizer, stored = (seconds.get(name, 0.0) for name in ("forward_s", "waiting_s", "store"))
-    whole = forward + tokenizer + stored
-    return (
-        (
-            f"{tokens:,.0f} tokens; workers waited {tokenizer / whole:.1%} for the tokenizer, "
-            f"{stored / whole:.1%} for the store"
-        )
-        if whole
-        else ""
-    )
+    """Return a note on the time that workers waited for tokenizer and store; empty if nothing was encoded."""
+    names = ("forward_s", "waiting_s", "store", "tokens")
+    forward_s, tokenizer_s, store_s, tokens = (spent.seconds.get(name, 0.0) for name in names)
+    if not (sum_s := forward_s + tokenizer_s + store_s):
+        return ""
+    waits = f"{tokenizer_s / sum_s:.1%} for the tokenizer, {store_s / sum_s:.1%} for the store"
+    return f"{tokens:,.0f} tokens; workers waited {waits}"

@@ -1,6 +1,4 @@
-"""The release's own copy of its encoder: what a later reader opens, and what workers load where they share no
-disk with the driver.
-"""
+"""Copy the encoder into the release: later readers open the copy, and so do workers without a shared disk."""
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -17,52 +15,46 @@ from pipeline.store.local import LocalStore
 from pipeline.store.manifest import EncoderFiles
 from pipeline.store.units import FileRef
 
-_IN_MEMORY = (
-    256 << 20
-)  # bytes of a file; a table of millions of words has more than a driver may have to spare
-_WRITERS = 8  # files written at once: over a network each waits for an answer
+_IN_MEMORY = 256 << 20  # bytes; larger files, such as tables of millions of words, are copied on disk
+_WRITERS = 8  # files written at once: over a network each takes a round trip
 
 
 def encoder_place(folder: EncoderFolder) -> str:
-    """Where the copy of an encoder's files is kept: by all of them, since files that no vector depends on
-    (prompts, versions) make another folder too.
+    """Return the path of the copy, named by all files of the encoder.
+
+    Files that no vector depends on (prompts, versions) lead to another folder too.
     """
     return f"encoders/{digest_of(dict(folder.files))[:24]}"
 
 
 def keep_encoder(folder: EncoderFolder, store: Store) -> EncoderFiles:
-    """The release's own copy of the encoder's files, stored once."""
+    """Copy the encoder's files into the store, unless they are there."""
     top = encoder_place(folder)
-    there = {entry.path: entry.size for entry in store.list(top)}
+    stored = {entry.path: entry.size for entry in store.list(top)}
 
-    def kept(named: tuple[str, str]) -> FileRef:
+    def copy(named: tuple[str, str]) -> FileRef:
         name, sha256 = named
-        file = folder.file(name)
+        file, path = folder.file(name), f"{top}/{name}"
         size = file.stat().st_size
-        if there.get(f"{top}/{name}") != size:
-            _store(file, size, store, f"{top}/{name}")
+        if stored.get(path) != size:
+            if size <= _IN_MEMORY:
+                store.write(path, file.read_bytes())
+            else:
+                with store.scratch() as scratch:
+                    store.put(Path(shutil.copyfile(file, scratch / file.name)), path)
         return FileRef(path=name, sha256=sha256, bytes=size)
 
     with ThreadPoolExecutor(_WRITERS) as pool:
-        return EncoderFiles(path=top, files=tuple(pool.map(kept, sorted(folder.files.items()))))
-
-
-def _store(file: Path, size: int, store: Store, path: str) -> None:
-    if size <= _IN_MEMORY:
-        store.write(path, file.read_bytes())
-        return
-    with store.scratch() as scratch:
-        store.put(Path(shutil.copyfile(file, scratch / file.name)), path)
+        return EncoderFiles(path=top, files=tuple(pool.map(copy, sorted(folder.files.items()))))
 
 
 def encoder_for_workers(settings: EncoderSettings, store: Store, workers: Workers) -> EncoderSettings:
-    """Return the same encoder as workers on any node can load it; its space stays.
+    """Return settings of the same encoder with a path that workers on any node can read.
 
-    Where the releases are remote, workers do not need this machine's disk: a folder, a packaged model or a
-    hub id is read from the copy that the release keeps anyway, through the cache of the node. Where the root
-    is a directory, every node has to see it, and the encoder's folder likewise.
+    If the store is remote, that is the release's copy, which workers read through the cache of their node. If
+    it is a directory, every node has to see it, and the encoder's folder too.
     """
     if "://" in settings.path or isinstance(store, LocalStore) or workers.shares_disk:
         return anywhere(settings)
-    kept = keep_encoder(open_folder(settings), store)
-    return settings.model_copy(update={"path": store.uri_of(kept.path)})
+    copy = keep_encoder(open_folder(settings), store)
+    return settings.model_copy(update={"path": store.uri_of(copy.path)})

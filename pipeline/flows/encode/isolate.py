@@ -1,11 +1,9 @@
-"""Encode in a child process, so that a text which kills its process, or makes the encoder raise, is set aside
-and all other texts are encoded.
+"""Encode in a child process, so that only the texts that kill it, or make the encoder raise, are quarantined.
 
-Texts go in chunks. A chunk during which the child died is halved until a single text remains; a text that
-killed three processes while alone in them is given up, so a child killed once or twice from outside costs
-time and no row. A child that hangs is killed, which counts as a death. A chunk at which the encoder raises is
-halved inside the child, which goes on. Vectors do not depend on neighbours, so they are those of an undivided
-unit.
+Texts go in chunks. If the child dies, the chunk is halved until a single text remains. A text is rejected
+after the child died three times with it alone, so a child killed once or twice from outside costs time, but
+no row. A child that hangs is killed. A chunk at which the encoder raises is halved inside the child, which
+goes on. Vectors do not depend on neighbours, so they equal those of a unit encoded whole.
 """
 
 import contextlib
@@ -27,6 +25,7 @@ import pyarrow as pa
 from pipeline.errors import MODEL_FAILURES, ModelError
 from pipeline.flows.workers.standstill import Meter, Standstill
 from pipeline.headway import at_headway
+from pipeline.models.folder.folder import open_folder
 from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
 from pipeline.text.tokens.tokens import TokenCounts
 
@@ -34,17 +33,26 @@ if TYPE_CHECKING:
     from pipeline.models.inference.encoder import Encoder
     from pipeline.models.inference.windows import Encoded
 
-CHUNK = 512  # texts: nine halvings find the one
+CHUNK = 512  # texts; nine halvings isolate one
+DEATHS = 3  # of a child with one text alone
 _LOOK_S = 0.5
-DEATHS = 3  # of a text alone with its process
-_MOST_REJECTED = 16  # texts of a unit; more than these and 1 % of it are the encoder's fault, not theirs
+_MOST_REJECTED = 16  # texts of a unit; if more than these and 1 % of it are rejected, the encoder is at fault
+_READY = "ready"  # file that the child makes when its encoder is loaded
+_HEADWAY = "headway"  # file that the child touches after each buffer, and for each headway signal
 _FIELDS = ("vectors", "bad", *TokenCounts._fields)
 
 
 @dataclass
 class Apart:
-    """Stands in for an encoder's `encode_stream`. scratch: an empty directory; rejected: (reason, detail) by
-    row, filled as batches come out.
+    """Takes the place of an encoder, and encodes in a child process.
+
+    Attributes:
+        encoder: settings.
+        encode: settings.
+        device: of the encoder.
+        scratch: an empty directory.
+        patience_s: seconds without progress of the child before it is killed.
+        rejected: (reason, detail) by row, filled as batches are yielded.
     """
 
     encoder: EncoderSettings
@@ -52,27 +60,29 @@ class Apart:
     device: str
     scratch: Path
     patience_s: float = ClusterSettings().patience_s
-    """without progress of the child"""
     rejected: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     def encode_stream(
-        self, batches: Iterable[pa.Array], tell: Callable[[int], None] = lambda rows: None
+        self, batches: Iterable[pa.Array], on_rows: Callable[[int], None] = lambda rows: None
     ) -> "Iterator[Encoded]":
-        """One Encoded per batch, in order; rejected texts are bad rows of it. tell: called with the rows that
-        are done, whenever the child gets on.
+        """Yield one Encoded per batch, in order; rejected texts are bad rows of it.
+
+        Args:
+            batches: of strings.
+            on_rows: called with the number of rows done, whenever the child makes progress.
         """
         taken = [batch.to_pylist() for batch in batches]
         texts = [text for batch in taken for text in batch]
         (self.scratch / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
-        self._encode_all(len(texts), tell)
+        self._encode_all(len(texts), on_rows)
         starts = np.cumsum([0, *map(len, taken)]).tolist()
         yield from (self._gathered(start, stop) for start, stop in itertools.pairwise(starts))
 
-    def _encode_all(self, count: int, tell: Callable[[int], None]) -> None:
+    def _encode_all(self, count: int, on_rows: Callable[[int], None]) -> None:
         pending = deque((start, min(start + CHUNK, count)) for start in range(0, count, CHUNK))
         deaths: dict[int, int] = {}
         while pending:
-            ended = self._run(list(pending), _most_rejected(count), tell)
+            ended = self._run(list(pending), _most_rejected(count), on_rows)
             for row, raised in _raised(self.scratch).items():
                 self._reject(row, "encoder_error", raised, count)
             while pending and _result(self.scratch, *pending[0]).exists():
@@ -91,10 +101,10 @@ class Apart:
                 reason = "kills_worker" if ended.startswith("ended by signal") else "encoder_error"
                 self._reject(start, reason, f"alone in a process, {DEATHS} times: {ended}", count)
 
-    def _run(self, chunks: Sequence[tuple[int, int]], most: int, tell: Callable[[int], None]) -> str:
-        """Encode the chunks in a child, in order, until it ends; how it ended.
+    def _run(self, chunks: Sequence[tuple[int, int]], most: int, on_rows: Callable[[int], None]) -> str:
+        """Encode the chunks in a child, in order, until it ends. Returns a description of its end.
 
-        It stops by itself when more than `most` texts made the encoder raise.
+        It ends by itself when more than `most` texts made the encoder raise.
         """
         job = {
             "encoder": self.encoder.model_dump(),
@@ -104,46 +114,51 @@ class Apart:
             "most": most,
         }
         (self.scratch / "job.json").write_text(json.dumps(job))
-        _ready(self.scratch).unlink(missing_ok=True)
+        Path(self.scratch, _READY).unlink(missing_ok=True)
         command = [sys.executable, "-m", "pipeline.flows.encode.isolate", str(self.scratch)]
         said = self.scratch / "said.txt"
         with (
             said.open("wb") as errors,
             subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors) as process,
         ):
-            hung = self._follow(process, tell)
+            hung = self._follow(process, on_rows)
         last = said.read_text(errors="replace").strip().splitlines()[-1:] or [""]
         found = (
             f"no progress for {self.patience_s:g} s" if hung else f"exit code {process.returncode}: {last[0]}"
         )
-        if not _ready(self.scratch).exists():  # it never came to a text, so no text is at fault
+        if not Path(self.scratch, _READY).exists():  # it began no text, so no text is at fault
             raise ModelError(
                 self.encoder.path, "a process that can load the encoder", found[:400], "run manta preflight"
             )
         signalled = f"ended by signal {-process.returncode}" + (f" after {found}" if hung else "")
         return signalled if process.returncode < 0 else found[:300]
 
-    def _follow(self, process: "subprocess.Popen[bytes]", tell: Callable[[int], None]) -> bool:
-        """Wait for the child to end, and tell of its rows; kill one that hangs. Whether it did."""
+    def _follow(self, process: "subprocess.Popen[bytes]", on_rows: Callable[[int], None]) -> bool:
+        """Wait for the child to end, and report its rows. Returns True if it hung and was killed."""
         standstill, meter, looked = Standstill(), Meter(process.pid), time.monotonic()
-        known = (_ready(self.scratch).exists(), _told(self.scratch))
-        tell(self._rows_done())
+        known = self._progress()
+        on_rows(self._rows_done())
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_LOOK_S)
                 return False
             before, looked = looked, time.monotonic()
             standstill.look(looked - before)
-            if (found := (_ready(self.scratch).exists(), _told(self.scratch))) != known:
+            if (found := self._progress()) != known:
                 known = found
-                standstill.report(known[1], counted=known[0])
+                standstill.report(found[1], counted=found[0])
             if meter.busy():
                 standstill.compute()
             if not standstill.seconds:
-                tell(self._rows_done())
+                on_rows(self._rows_done())
             if standstill.seconds > self.patience_s:
                 process.kill()
                 return True
+
+    def _progress(self) -> tuple[bool, int]:
+        """Return whether the encoder is loaded, and a number that changes when the child makes progress."""
+        mark = self.scratch / _HEADWAY
+        return Path(self.scratch, _READY).exists(), mark.stat().st_mtime_ns if mark.exists() else 0
 
     def _rows_done(self) -> int:
         return sum(stop - start for start, stop in map(_rows_of, self.scratch.glob("done-*.npz")))
@@ -151,17 +166,15 @@ class Apart:
     def _reject(self, row: int, reason: str, detail: str, count: int) -> None:
         self.rejected[row] = (reason, detail[:300])
         if len(self.rejected) > _most_rejected(count):
-            found, remedy = (
-                f"{len(self.rejected)} of {count:,} that it cannot ({detail[:200]})",
-                "check the encoder with a few texts: manta preflight",
-            )
+            found = f"{len(self.rejected)} of {count:,} that it cannot ({detail[:200]})"
+            remedy = "check the encoder with a few texts: manta preflight"
             raise ModelError(self.encoder.path, "an encoder that encodes nearly all texts", found, remedy)
 
     def _gathered(self, start: int, stop: int) -> "Encoded":
-        """Rows [start, stop) out of the chunks' files."""
+        """Read rows [start, stop) from the chunks' files."""
         from pipeline.models.inference.windows import Encoded
 
-        fields = _rejected(stop - start, self._dim())
+        fields = _rejected(stop - start, open_folder(self.encoder).dim)
         for file in self.scratch.glob("done-*.npz"):
             first, last = _rows_of(file)
             low, high = max(first, start), min(last, stop)
@@ -170,11 +183,6 @@ class Apart:
                     for name, values in fields.items():
                         values[low - start : high - start] = chunk[name][low - first : high - first]
         return Encoded(fields.pop("vectors"), fields.pop("bad"), TokenCounts(**fields))
-
-    def _dim(self) -> int:
-        from pipeline.models.folder.folder import open_folder
-
-        return open_folder(self.encoder).dim
 
 
 def _result(scratch: Path, start: int, stop: int) -> Path:
@@ -186,23 +194,13 @@ def _rows_of(result: Path) -> tuple[int, int]:
     return int(start), int(stop)
 
 
-def _ready(scratch: Path) -> Path:
-    return scratch / "ready"
-
-
-def _told(scratch: Path) -> int:
-    """Another number after each buffer that the child has computed, and each sign of headway."""
-    mark = scratch / "told"
-    return mark.stat().st_mtime_ns if mark.exists() else 0
-
-
 def _most_rejected(count: int) -> int:
-    """Texts of a unit of `count` that may be set aside; more are the encoder's fault."""
+    """Return how many texts of a unit of `count` may be rejected before the encoder is at fault."""
     return max(_MOST_REJECTED, count // 100)
 
 
 def _raised(scratch: Path) -> dict[int, str]:
-    """The error of each text at which the encoder raised, by row."""
+    """Return the error of each text at which the encoder raised, by row."""
     return {
         int(file.stem.removeprefix("raised-")): file.read_text(encoding="utf-8")
         for file in sorted(scratch.glob("raised-*.txt"))
@@ -220,25 +218,25 @@ def child(scratch: Path) -> None:
         EncodeSettings.model_validate(job["encode"]),
         job["device"],
     )
-    _ready(scratch).touch()
+    (scratch / _READY).touch()
     for start, stop in job["chunks"]:
         parts = list(_encoded(encoder, texts, start, stop, scratch))
         if len(_raised(scratch)) > job["most"]:
             return
-        _store(
-            {name: np.concatenate([part[name] for part in parts]) for name in _FIELDS},
-            _result(scratch, start, stop),
-        )
+        fields = {name: np.concatenate([part[name] for part in parts]) for name in _FIELDS}
+        np.savez(scratch / "writing.npz", **fields)  # type: ignore[arg-type]
+        os.replace(scratch / "writing.npz", _result(scratch, start, stop))
 
 
 def _encoded(
     encoder: "Encoder", texts: Sequence[str], start: int, stop: int, scratch: Path
 ) -> Iterator[dict[str, np.ndarray]]:
-    """The fields of the texts [start, stop), in parts; a text at which the encoder raises leaves its error in
-    `scratch` and counts as bad.
+    """Yield the fields of texts [start, stop), in parts.
+
+    A text at which the encoder raises counts as bad; its error is written to `scratch`.
     """
     try:
-        (encoded,) = encoder.encode_stream([texts[start:stop]], lambda rows: (scratch / "told").touch())
+        (encoded,) = encoder.encode_stream([texts[start:stop]], lambda rows: (scratch / _HEADWAY).touch())
     except MODEL_FAILURES as error:
         if stop - start > 1:
             middle = (start + stop) // 2
@@ -252,7 +250,7 @@ def _encoded(
 
 
 def _rejected(rows: int, dim: int) -> dict[str, np.ndarray]:
-    """The fields of so many texts without a vector."""
+    """Return the fields of `rows` texts without a vector."""
     return {
         "vectors": np.zeros((rows, dim), np.float32),
         "bad": np.ones(rows, bool),
@@ -260,13 +258,7 @@ def _rejected(rows: int, dim: int) -> dict[str, np.ndarray]:
     }
 
 
-def _store(fields: dict[str, np.ndarray], to: Path) -> None:
-    written = to.with_name("writing.npz")
-    np.savez(written, **fields)  # type: ignore[arg-type]
-    os.replace(written, to)
-
-
 if __name__ == "__main__":
-    place = Path(sys.argv[1])
-    with at_headway((place / "told").touch):
-        child(place)
+    folder = Path(sys.argv[1])
+    with at_headway((folder / _HEADWAY).touch):
+        child(folder)

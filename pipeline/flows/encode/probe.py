@@ -1,6 +1,4 @@
-"""Small questions to the encoder and the corpus, answered on a worker: sampled texts, and the vectors of a
-few texts.
-"""
+"""Tasks for a few texts: sample them from the corpus, and encode them on a worker."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,13 +18,13 @@ from pipeline.store.base import Store
 from pipeline.store.dead import Dead
 from pipeline.store.units import CorpusUnit, FileRef
 
-_BATCH = 65_536  # rows looked at together
-_SPARE = 4  # candidates drawn for each text wanted, since some turn out too short
+_BATCH = 65_536  # rows read together
+_SPARE = 4  # rows kept for each text wanted, since equal texts count once
 
 
 @dataclass(frozen=True)
 class EncodeTexts:
-    """Vectors (n, dim) of texts, as those of the corpus; query: as those of queries."""
+    """Encode texts like those of the corpus, or like queries. Returns (n, dim)."""
 
     encoder: EncoderSettings
     encode: EncodeSettings
@@ -38,7 +36,7 @@ class EncodeTexts:
 
 
 def encode_texts(run: Run, texts: tuple[str, ...], *, query: bool = False) -> np.ndarray:
-    """Encode texts on one worker; query: as queries. Returns (n, dim)."""
+    """Encode texts on one worker, like those of the corpus or like queries. Returns (n, dim)."""
     encoder = encoder_for_workers(run.job.encoder, run.store, run.workers)
     task = EncodeTexts(encoder, run.workers.encode_settings(run.job.encode), query)
     return run.workers.run(task, texts, Pool.of_one(run.job.cluster))
@@ -46,8 +44,13 @@ def encode_texts(run: Run, texts: tuple[str, ...], *, query: bool = False) -> np
 
 @dataclass(frozen=True)
 class SampleTexts:
-    """Texts of corpus units with at least `characters` of them, drawn by their content key over the live rows
-    of all units; in key order, `count` or fewer.
+    """Sample different texts of the live rows of corpus units, by content key.
+
+    Attributes:
+        store: of the units.
+        count: texts to return, in the order of their keys; fewer if there are not as many.
+        characters: least length of a text.
+        dead: dead rows of the units.
     """
 
     store: Store
@@ -63,21 +66,18 @@ class SampleTexts:
         dead = Dead.load(self.store, self.dead)
         for unit in units:
             start, gone = 0, dead.rows_of(unit.ordinal)
-            for batch in pq.ParquetFile(unit.file.open(self.store)).iter_batches(
-                _BATCH, columns=["text", "text_key"]
-            ):
+            source = pq.ParquetFile(unit.file.open(self.store))
+            for batch in source.iter_batches(_BATCH, columns=["text", "text_key"]):
                 live = ~np.isin(np.arange(start, start + len(batch)), gone)
                 start += len(batch)
                 best = self._best(best, batch if live.all() else batch.filter(pa.array(live)))
         return tuple(best["text"].to_pylist()[: self.count]) if best else ()
 
     def _best(self, best: pa.Table | None, batch: pa.RecordBatch) -> pa.Table:
-        """The union's rows with the smallest keys; a text that occurs twice counts once."""
+        """Return the rows of both with the smallest keys, each key once."""
         long = batch.filter(pc.greater_equal(pc.utf8_length(batch["text"]), self.characters))
         rows = pa.concat_tables([*([best] if best else []), pa.Table.from_batches([long])])
         chosen = rows.take(sample_by_key(rows["text_key"].to_pylist(), _SPARE * self.count))
-        keys = chosen["text_key"].to_pylist()
-        first = {key: place for place, key in reversed(list(enumerate(keys)))}
-        return chosen.take(
-            pa.array([first[key] for key in sorted(first)], pa.int64())
-        )  # typed: there may be no text that long
+        first = {key: row for row, key in reversed(list(enumerate(chosen["text_key"].to_pylist())))}
+        # typed, since there may be no text that long
+        return chosen.take(pa.array([first[key] for key in sorted(first)], pa.int64()))

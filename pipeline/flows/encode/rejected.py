@@ -1,23 +1,26 @@
-"""Rows that have no vector because the encoder gave none that can be used."""
+"""Warnings about rows that have no vector because the encoder gave none that can be used."""
 
 from collections.abc import Mapping
 
-REASONS = ("unusable_vector", "encoder_error", "kills_worker")
-"""for which the encoder stage quarantines a row"""
+# reasons for which the encode stage quarantines a row
+_REASONS = ("unusable_vector", "encoder_error", "kills_worker")
 _MUCH = 0.02  # proportion of the rows that is worth a warning
 
 
 def rejected_warnings(counts: Mapping[str, int], rows: int) -> list[str]:
-    """Warnings about rows without a usable vector, by the counts of a release or of units. rows: all rows,
-    quarantined ones included.
+    """Return warnings about rows without a usable vector.
+
+    Args:
+        counts: of a release or of units.
+        rows: all rows, quarantined ones included.
     """
-    found = {reason: counts.get(f"quarantined_{reason}", 0) for reason in REASONS}
+    found = {reason: counts.get(f"quarantined_{reason}", 0) for reason in _REASONS}
     count = sum(found.values())
     if count <= _MUCH * rows:
         return []
     reasons = ", ".join(f"{reason} {number:,}" for reason, number in found.items() if number)
+    proportion = f"{count:,} of {rows:,} rows ({count / rows:.1%})"
     return [
-        f"{count:,} of {rows:,} rows ({count / rows:.1%}) have no vector and will not be found, "
-        "because of the "
-        f"encoder ({reasons}): look at their texts, check encode.dtype and the model's files"
+        f"{proportion} have no vector and will not be found, because of the encoder ({reasons}): "
+        "look at their texts, check encode.dtype and the model's files"
     ]

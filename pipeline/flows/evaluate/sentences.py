@@ -1,6 +1,5 @@
 """The sentences of all tasks, each encoded once per space and kept as units for later evaluations."""
 
-import uuid
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,15 +12,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.errors import DataError, ModelError
+from pipeline.errors import DataError
+from pipeline.flows.encode.encode import check_any, encode_units
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
-from pipeline.flows.encode.unit import EncodeUnit, Spent, load_record
+from pipeline.flows.encode.unit import EncodeUnit, load_record
 from pipeline.flows.evaluate.candidates import Contender
 from pipeline.flows.rows import vectors_at
 from pipeline.flows.run import Run
-from pipeline.log import say
 from pipeline.store.base import Store
-from pipeline.store.once import stored_by_content
+from pipeline.store.once import table_by_content
 from pipeline.store.schema import checked_space, corpus_schema, writer_options
 from pipeline.store.units import CorpusUnit, Stored, UnitRecord, total
 from pipeline.text.corpus.normalize import normalize, text_keys
@@ -164,26 +163,19 @@ def encode_sentences(run: Run, new: Sentences, held: SpaceVectors, contender: Co
         run.workers.encode_settings(settings, pool),
         held.space_id,
         "id",
-        uuid.uuid4().hex[:12],
         patience_s=job.cluster.patience_s,
     )
-    records, together = list(held.units), Spent()
     with run.stages(f"encode {contender.name}", len(new), "sentences") as bar:
-        for _, (record, seconds) in run.workers.map_units(task, units, pool, bar):
-            records.append(record)
-            together = together.merge(seconds)
+        encoded, spent = encode_units(run, task, units, pool, bar)
         bar.reach(len(new))
-    for sentence in together.said:
-        say(sentence)
-    if not any(record.rows for record in records):
-        found, remedy = f"none for {len(new):,} sentences", "check the encoder's weights and dtype"
-        raise ModelError(contender.encoder.path, "finite, non-zero vectors", found, remedy)
-    busy_s = sum(together.seconds.get(name, 0.0) for name in ("forward_s", "waiting_s"))
+    records = (*held.units, *encoded)
+    check_any(records, contender.encoder, f"{len(new):,} sentences")
+    busy_s = sum(spent.seconds.get(name, 0.0) for name in ("forward_s", "waiting_s"))
     path, speed = _speed_path(held.space_id), Speed(sentences=len(new), busy_s=max(busy_s, 1e-9))
     kept = Speed.load_intact(store, path)
     if kept is None or kept.sentences <= speed.sentences:
         store.write(path, speed.to_json())
-    return SpaceVectors(store, held.space_id, held.dim, tuple(records))
+    return SpaceVectors(store, held.space_id, held.dim, records)
 
 
 class Speed(Stored):
@@ -237,9 +229,6 @@ def _unit(store: Store, texts: pa.Array, keys: pa.Array, number: int) -> CorpusU
         pa.repeat(pa.scalar("sentences"), len(texts)),
         rows,
     ]
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_arrays(columns, schema=schema), sink, **writer_options(schema))
-    stored = stored_by_content(
-        store, sink.getvalue().to_pybytes(), "units/sentences/unit", ".parquet", rows=len(texts)
-    )
+    table = pa.Table.from_arrays(columns, schema=schema)
+    stored = table_by_content(store, table, "units/sentences/unit", **writer_options(schema))
     return CorpusUnit(name=stored.path, **dict(stored), ordinal=number)

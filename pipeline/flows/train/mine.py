@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.config import digest_of
 from pipeline.errors import ConfigError, DataError
@@ -22,7 +21,7 @@ from pipeline.settings import CorpusSettings, EncodeSettings, Job
 from pipeline.settings.training import PairSettings
 from pipeline.store.arrays import one_chunk
 from pipeline.store.base import Store
-from pipeline.store.once import remembered, stored_by_content
+from pipeline.store.once import remembered, table_by_content
 from pipeline.store.schema import corpus_schema, writer_options
 from pipeline.store.units import Corpus, CorpusUnit, FileRef, Stored, UnitRecord, total
 from pipeline.text.corpus.normalize import NORMALIZER_VERSION, text_keys
@@ -222,8 +221,6 @@ def _unit(texts: pa.Array, role: str, first: int, store: Store) -> CorpusUnit:
         pa.repeat(pa.scalar(role), len(texts)),
         rows,
     ]
-    pq.write_table(pa.Table.from_arrays(columns, schema=schema), sink, **writer_options(schema))
-    stored = stored_by_content(
-        store, sink.getvalue().to_pybytes(), "units/pairs/unit", ".parquet", rows=len(texts)
-    )
+    table = pa.Table.from_arrays(columns, schema=schema)
+    stored = table_by_content(store, table, "units/pairs/unit", **writer_options(schema))
     return CorpusUnit(name=stored.path, **dict(stored), ordinal=0)

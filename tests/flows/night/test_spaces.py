@@ -43,7 +43,6 @@ def test_a_worker_that_finds_another_model_than_the_driver_refuses(night: Night,
         EncodeSettings(),
         here,
         "id",
-        "run",
     )
     there = replace_model(night, tmp_path)
     with pytest.raises(SpaceMismatch, match=f"{here}.*{there}"):
