@@ -1,4 +1,4 @@
-"""Marks of the attempts at a unit, so that one whose attempts keep dying is noticed, whatever died with them."""
+"""Mark the attempts at a unit, so that a unit whose attempts keep dying is noticed."""
 
 import uuid
 from dataclasses import dataclass

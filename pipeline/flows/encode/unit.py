@@ -33,7 +33,7 @@ from pipeline.store.units import CorpusUnit, UnitRecord
 from pipeline.text.tokens.coverage import CoverageCounter
 
 LENGTH_BIN = 8  # tokens per bar of the length histogram
-# proportion of the patience: a child that hangs is killed before the worker that waits for it counts as hanging
+# proportion of the patience: a child that hangs is killed before its worker counts as hanging
 _SOONER = 0.8
 _READ_ROWS = 2_048  # the first vectors of a unit are computed while the rest is still being tokenized
 _UNUSABLE = (

@@ -212,7 +212,7 @@ def _units(pairs: TrainingRows, unit_rows: int, store: Store) -> Iterator[tuple[
 def _unit(texts: pa.Array, role: str, first: int, store: Store) -> CorpusUnit:
     """Store the texts as a unit. A row's id is its number among the pairs."""
     texts, rows = cleaned(texts), pa.array(np.arange(first, first + len(texts)), pa.int64())
-    schema, sink = corpus_schema(pa.int64(), _KEPT[role]), pa.BufferOutputStream()
+    schema = corpus_schema(pa.int64(), _KEPT[role])
     columns = [
         rows,
         texts,

@@ -1,7 +1,6 @@
 """The order of rows in a training: one per seed and epoch, read in windows, so that memory stays bounded."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count, islice
 
 import numpy as np
@@ -13,13 +12,7 @@ PIECE_ROWS = 8_192  # consecutive rows of a unit, read together: 12 MB at d = 38
 WINDOW_PIECES = 8  # pieces shuffled together, from eight parts of the corpus: 100 MB at d = 384
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """Rows start to stop of those rows of a unit that take part."""
-
-    unit: int
-    start: int
-    stop: int
+Prepare = Callable[[np.ndarray], np.ndarray]
 
 
 class RowOrder:
@@ -40,8 +33,9 @@ class RowOrder:
         self._left_out, self._dead = np.sort(left_out), Dead.load(source.store, source.dead)
         sizes = [len(self._rows(number)) for number in range(len(units))]
         self.rows = sum(sizes)
+        # (number of the unit, slice of its rows that take part)
         self._pieces = [
-            _Piece(number, start, min(start + PIECE_ROWS, size))
+            (number, slice(start, min(start + PIECE_ROWS, size)))
             for number, size in enumerate(sizes)
             for start in range(0, size, PIECE_ROWS)
         ]
@@ -49,10 +43,10 @@ class RowOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Return the number of full batches of an epoch; the rows left over differ between epochs."""
+        """Number of full batches of an epoch; the rows left over differ between epochs."""
         return self.rows // self.batch_rows
 
-    def batches(self, start: int, prepare: Callable[[np.ndarray], np.ndarray]) -> Iterator[np.ndarray]:
+    def batches(self, start: int, prepare: Prepare) -> Iterator[np.ndarray]:
         """Yield vectors (batch_rows, d) of step `start` and all later ones, epoch after epoch, without end.
 
         Args:
@@ -64,23 +58,19 @@ class RowOrder:
             windows = self._windows(epoch, done * self.batch_rows, prepare)
             yield from islice(_cut(windows, self.batch_rows), self.steps_per_epoch - done)
 
-    def _windows(
-        self, epoch: int, skip: int, prepare: Callable[[np.ndarray], np.ndarray]
-    ) -> Iterator[np.ndarray]:
+    def _windows(self, epoch: int, skip: int, prepare: Prepare) -> Iterator[np.ndarray]:
         """Yield the rows of the epoch in order, without the first `skip`."""
         drawn = np.random.default_rng((self._seed, epoch)).permutation(len(self._pieces))
         for first in range(0, len(drawn), WINDOW_PIECES):
             pieces = [self._pieces[number] for number in drawn[first : first + WINDOW_PIECES]]
-            size = sum(piece.stop - piece.start for piece in pieces)
+            size = sum(rows.stop - rows.start for _, rows in pieces)
             if skip < size:
                 order = np.random.default_rng((self._seed, epoch, first + 1)).permutation(size)
-                yield np.concatenate([prepare(self._read(piece)) for piece in pieces])[order[skip:]]
+                yield np.concatenate([prepare(self._read(*piece)) for piece in pieces])[order[skip:]]
             skip = max(0, skip - size)
 
-    def _read(self, piece: _Piece) -> np.ndarray:
-        return vectors_at(
-            self._source.open(self._units[piece.unit]), self._rows(piece.unit)[piece.start : piece.stop]
-        )
+    def _read(self, number: int, rows: slice) -> np.ndarray:
+        return vectors_at(self._source.open(self._units[number]), self._rows(number)[rows])
 
     def _rows(self, number: int) -> np.ndarray:
         """Return the rows of the unit's file that take part, ascending."""

@@ -73,17 +73,17 @@ class FlowTraining:
 
     @property
     def space_id(self) -> str:
-        """Return the space of the vectors that the flow transforms."""
+        """Space of the vectors that the flow transforms."""
         return self.source.space_id if self.before is None else space_after(self.before)
 
     @property
     def checkpoint(self) -> str:
-        """Return the path of the last checkpoint of an unfinished training."""
+        """Path of the last checkpoint of an unfinished training."""
         return f"transforms/flow-{self.id[:24]}/checkpoint.safetensors"
 
     @property
     def record(self) -> str:
-        """Return the path of the record of a finished training."""
+        """Path of the record of a finished training."""
         return f"transforms/flow-{self.id[:24]}/record.json"
 
     def prepare(self, vectors: np.ndarray) -> np.ndarray:

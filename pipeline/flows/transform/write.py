@@ -1,6 +1,6 @@
-"""Transformed vectors of all units, as units: the output of `manta whiten` with whiten.write_vectors."""
+"""Store a fitted transform; write the transformed vectors of all units (whiten.write_vectors)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -55,8 +55,13 @@ class WhitenUnit:
             space = space_after(self.transform)
             schema = vectors_schema(given.names[0], given.field(0).type, kept, self.transform.k, space)
             with pq.ParquetWriter(file, schema, **writer_options(schema)) as writer:
-                for table in _whitened(source, self.transform, schema):
-                    writer.write_table(table)
+                for batch in source.iter_batches(8_192):
+                    vectors = self.transform(vector_matrix(batch["vector"]))
+                    columns = [
+                        vector_column(vectors, field) if field.name == "vector" else batch[field.name]
+                        for field in schema
+                    ]
+                    writer.write_table(pa.Table.from_arrays(columns, schema=schema))
             stored = put_by_content(self.store, file, f"units/whitened/{name}", unit.rows, digits=12)
         return UnitRecord(
             name=f"whitened/{name}",
@@ -65,15 +70,6 @@ class WhitenUnit:
             space_id=space,
             source=unit.sha256,
         )
-
-
-def _whitened(source: pq.ParquetFile, transform: Transform, schema: pa.Schema) -> Iterator[pa.Table]:
-    for batch in source.iter_batches(8_192):
-        vectors = transform(vector_matrix(batch["vector"]))
-        columns = [
-            vector_column(vectors, field) if field.name == "vector" else batch[field.name] for field in schema
-        ]
-        yield pa.Table.from_arrays(columns, schema=schema)
 
 
 def write_whitened(run: Run, vectors: Manifest, transform: Transform) -> Manifest:

@@ -37,25 +37,12 @@ _NO_ADDRESS = {
     "RAY_ADDRESS": "unset RAY_ADDRESS for a local one",
     "local Ray": "look at its logs below /tmp/ray",
 }
-
-
 _TOKEN = (
     "RAY_AUTH_MODE=token and the cluster's token in ~/.ray/auth_token, RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN"
 )
 
-
 # local workers of the enclosing block: like Ray, they are connected once per process
 _local: LocalWorkers | None = None
-
-
-@contextlib.contextmanager
-def _use(local: LocalWorkers) -> Iterator[None]:
-    global _local
-    outer, _local = _local, local
-    try:
-        yield
-    finally:
-        _local = outer
 
 
 @contextlib.contextmanager
@@ -86,9 +73,13 @@ def connect(
     Local workers of an enclosing block are reused, and so is an existing connection to Ray. A Ray that was
     started here is stopped afterwards.
     """
+    global _local
     if local := local or _local:
-        with _use(local):
+        outer, _local = _local, local
+        try:
             yield local
+        finally:
+            _local = outer
         return
     with stages("cluster"):
         quiet(verbose)
@@ -139,29 +130,22 @@ def _guarded() -> Iterator[None]:
 def _start(settings: ClusterSettings, verbose: bool) -> None:
     import ray
 
-    noise: dict[str, Any] = {
-        "log_to_driver": verbose,
-        "logging_level": logging.INFO if verbose else logging.ERROR,
-    }
     address, named = address_of(settings)
     _check_directory()
     _check_answers(address, named, settings.patience_s)
+    level = logging.INFO if verbose else logging.ERROR
+    options: dict[str, Any] = {"address": address, "log_to_driver": verbose, "logging_level": level}
     if address == "local":
         _keep_token()
+        options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE}
+        options["_system_config"] = _PROCESSES
     try:
-        own: dict[str, Any] = {}
-        if address == "local":
-            own = {
-                "include_dashboard": False,
-                "object_store_memory": _OBJECT_STORE,
-                "_system_config": _PROCESSES,
-            }
         with (
             _hushed(verbose) as reopen,
             _within(settings.patience_s, address, named, reopen),
             _own_signals(),
         ):
-            ray.init(address=address, **own, **noise)
+            ray.init(**options)
     except ValueError as error:
         found = f"{address!r} ({' '.join(str(error).split())[:200]})"
         remedy = f"correct it, or {_NO_ADDRESS[named]}"
@@ -225,17 +209,14 @@ def _check_directory() -> None:
     """
     directory = os.getcwd()
     found = importlib.machinery.PathFinder.find_spec("pipeline", [directory])
-    folders = found.submodule_search_locations or () if found is not None else ()
     if found is None:
         return
+    folders = found.submodule_search_locations or ()
     this_file = Path("flows", "workers", Path(__file__).name)
     if not any(Path(folder, this_file).is_file() for folder in folders):
-        raise ConfigError(
-            directory,
-            "no other package called pipeline, since Ray's workers import from here first",
-            str(next(iter(folders), found.origin)),
-            "run in another directory, or rename it",
-        )
+        expected = "no other package called pipeline, since Ray's workers import from here first"
+        other = str(next(iter(folders), found.origin))
+        raise ConfigError(directory, expected, other, "run in another directory, or rename it")
 
 
 def _check_answers(address: str, named: str, patience_s: float) -> None:

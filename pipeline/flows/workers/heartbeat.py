@@ -58,8 +58,8 @@ class Board:
         state = self._of(call)
         state.heard = self._clock()
         if item is not None:
-            new = _Item(worker, state.heard)  # for a board that was restarted
-            at_work = state.at_work.setdefault(item, new)
+            # a board that was restarted does not know the item
+            at_work = state.at_work.setdefault(item, _Item(worker, state.heard))
             at_work.silence.compute()
             if moving:
                 at_work.standstill.move()
@@ -311,16 +311,13 @@ class Call:
         def send() -> None:
             with at_headway(moved.set):
                 while True:
-                    with contextlib.suppress(ray.exceptions.RayError):  # a lost sign is no reason to stop
-                        self._sign(meter, moved)
+                    busy, moving = meter.busy(), moved.is_set()
+                    moved.clear()
+                    # a lost sign is no reason to stop; after `end` no sign of the ended item is sent
+                    with contextlib.suppress(ray.exceptions.RayError), self._lock:
+                        self.board.sign.remote(self.name, self._item, self._worker, busy, moving)
                     if over.wait(_SIGN_S):
                         return
 
         threading.Thread(target=send, daemon=True).start()
         return over
-
-    def _sign(self, meter: Meter, moved: threading.Event) -> None:
-        busy, moving = meter.busy(), moved.is_set()
-        moved.clear()
-        with self._lock:  # after `end` no sign of the ended item is sent
-            self.board.sign.remote(self.name, self._item, self._worker, busy, moving)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import PipelineError, TransientError
-from pipeline.flows.workers.room import Needs, Node
+from pipeline.flows.workers.room import Node
 from pipeline.flows.workers.standstill import Meter, Standstill, hanging, longest_s
 from pipeline.flows.workers.tasks import Pool, Task, listen
 from pipeline.flows.workers.workers import Item, Made, Workers
@@ -26,7 +26,7 @@ from pipeline.headway import at_headway
 from pipeline.log import Running, say
 from pipeline.settings import ClusterSettings, EncodeSettings
 
-MOST_STARTS = 20  # of one item: no item kills its process this often by chance
+MOST_STARTS = 20  # of one item; no item kills its process this often by chance
 _LOOK_S = 0.2
 _MEASURE_S = 1.0  # between two looks at the child's CPU time, which is counted in hundredths of a second
 
@@ -45,6 +45,7 @@ class LocalWorkers(Workers):
 
     nodes = (Node(cpus=1.0),)  # the child does one item at a time
     grows = False
+    shares_disk = True
 
     def __init__(self, patience_s: float = ClusterSettings().patience_s) -> None:
         self.patience_s = patience_s
@@ -58,10 +59,6 @@ class LocalWorkers(Workers):
         """Start the task now, so that its model is loaded by the time work comes."""
         self._warmed = self._executor().submit(_warm, pickle.dumps(task))
 
-    @property
-    def shares_disk(self) -> bool:
-        return True
-
     def map_units(
         self, task: Task[Item, Made], items: Sequence[Item], pool: Pool, bar: Running | None = None
     ) -> Iterator[tuple[int, Made]]:
@@ -69,9 +66,9 @@ class LocalWorkers(Workers):
         packed = pickle.dumps(task)
         finished, slowest_s = 0, 0.0
         for number, item in enumerate(items):
-            began = time.monotonic()
-            name, longest = f"item {number} of {type(task).__name__}", longest_s(slowest_s, self.patience_s)
-            made = self._made(packed, pickle.dumps(item), _AtWork(name, finished, longest, bar))
+            began, name = time.monotonic(), f"item {number} of {type(task).__name__}"
+            at_work = _AtWork(name, finished, longest_s(slowest_s, self.patience_s), bar)
+            made = self._made(packed, pickle.dumps(item), at_work)
             finished += self._board[1]
             slowest_s = max(slowest_s, time.monotonic() - began)
             result = pickle.loads(made)
@@ -84,22 +81,11 @@ class LocalWorkers(Workers):
         return made
 
     def pool(self, settings: ClusterSettings, work: int) -> Pool:
-        here = Node(
-            settings.cpus_per_worker
-        )  # the child is the only worker, whatever a Ray worker would take
-        needs = Needs(settings.cpus_per_worker, settings.gpus_per_worker)
-        if not needs.fit((here,)):
-            raise needs.too_large((here,))
-        return Pool(1, needs.cpus)
-
-    def check(self, settings: ClusterSettings) -> None:
-        """Accept any settings: the child is the only worker."""
-
-    def wide_pool(self, settings: ClusterSettings, work: int) -> Pool:
-        return self.pool(settings, work)
+        """Return a pool of the child. A job that asks for GPUs does not run here."""
+        return Pool(1, settings.cpus_per_worker)
 
     def index_workers(self, settings: ClusterSettings, work: int) -> int:
-        """Return the number of CPUs of one Ray worker, at most `work`."""
+        """Return the number of CPUs of a Ray worker, at most `work`."""
         cpus = max(1, int(settings.cpus_per_worker))
         return max(1, min(settings.index_workers or cpus, cpus, work))
 
@@ -130,16 +116,14 @@ class LocalWorkers(Workers):
             "free memory, or see whether the model can be loaded (manta preflight); then run again: "
             "finished work is kept"
         )
-        raise TransientError(
-            at_work.name, "a process that finishes it", f"{MOST_STARTS} that died at it", remedy
-        )
+        found = f"{MOST_STARTS} that died at it"
+        raise TransientError(at_work.name, "a process that finishes it", found, remedy)
 
     def _follow(self, future: "Future[bytes]", at_work: "_AtWork") -> None:
         """Show the item's progress until it is done; kill a child that shows none."""
-        children = self._processes()
-        if not children:  # it died at once: the future raises
+        child = next(iter(self._processes()), None)
+        if child is None:  # it died at once: the future raises
             return
-        child = children[0]
         standstill, meter, looked, times, moves = Standstill(), Meter(child.pid or 0), time.monotonic(), 0, 0
         while not future.done():
             with contextlib.suppress(TimeoutError):

@@ -10,9 +10,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -26,21 +25,10 @@ from pipeline.log import Running
 
 _LOOK_S = 1.0
 _REPORT_S = 0.2
-_LATE_S = 10.0  # for Ray Data to end by itself a call that was given up
+_LATE_S = 10.0  # for Ray Data to end a call that was given up
 _ENDS_S = 10.0  # for Ray Data's loop to end
 
-
-class _Report:
-    """Sends the progress of one item to the board, a few times a second."""
-
-    def __init__(self, call: Call, number: int) -> None:
-        self._call, self._number, self._sent = call, number, 0.0
-
-    def __call__(self, rows: int, counted: bool) -> None:
-        if counted and time.monotonic() - self._sent < _REPORT_S:
-            return
-        self._sent = time.monotonic()
-        self._call.put(self._number, rows, counted=counted)
+Row = TypeVar("Row")
 
 
 class _Worker:
@@ -69,10 +57,18 @@ class _Worker:
 
 
 def _begin(call: Call, number: int, task: bytes) -> None:
-    """Count the start, and from now on send the item's progress to the board."""
+    """Count the start, and from now on send the item's progress to the board, a few times a second."""
     if call.begin(number) > 1:
         count_unit(_name(task), "restarted")
-    listen(_Report(call, number))
+    sent = 0.0
+
+    def report(rows: int, counted: bool) -> None:
+        nonlocal sent
+        if not counted or time.monotonic() - sent >= _REPORT_S:
+            sent = time.monotonic()
+            call.put(number, rows, counted=counted)
+
+    listen(report)
 
 
 def _attempt(task: bytes, work: Callable[[bytes], Any], item: bytes) -> bytes:
@@ -117,40 +113,34 @@ def _watched_rows(dataset: Any, watch: Watch) -> Iterator[dict[str, Any]]:
 
     They are read in a thread: Ray Data itself waits forever for actors that cannot start.
     """
-    made: queue.SimpleQueue[dict[str, Any] | _End] = queue.SimpleQueue()
+    made: queue.SimpleQueue[dict[str, Any] | BaseException | None] = queue.SimpleQueue()
 
     def run() -> None:
         try:
             for row in dataset.iter_rows():
                 made.put(row)
-            made.put(_End())
+            made.put(None)
         except BaseException as error:  # raised in the caller's thread
-            made.put(_End(error))
+            made.put(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        while not isinstance(row := _next(made, watch), _End):
+        while (row := _next(made, watch)) is not None:
+            if isinstance(row, BaseException):
+                raise row
             yield row
-        if row.error is not None:
-            raise row.error
     finally:
         watch.stop()  # Ray Data's loop ends at its next step
         thread.join(_ENDS_S)
 
 
-def _next(made: "queue.SimpleQueue[dict[str, Any] | _End]", watch: Watch) -> "dict[str, Any] | _End":
+def _next(made: queue.SimpleQueue[Row], watch: Watch) -> Row:
+    """Wait for the next value. Raises the error for which the watch gives up."""
     while True:
         with contextlib.suppress(queue.Empty):
             return made.get(timeout=_LOOK_S)
         watch.check(late_s=_LATE_S)
-
-
-@dataclass(frozen=True)
-class _End:
-    """Mark the end of the rows, with the error that ended the work, if any."""
-
-    error: BaseException | None = None
 
 
 def _dataset(task: Task[Item, Made], items: Sequence[Item], pool: Pool, call: Call, watch: Watch) -> Any:

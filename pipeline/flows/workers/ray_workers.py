@@ -1,11 +1,11 @@
-"""The workers of a connected Ray cluster."""
+"""Workers on a Ray cluster."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.flows.workers.ray_pool import map_on_ray, run_on_ray
-from pipeline.flows.workers.room import Needs, Node
+from pipeline.flows.workers.room import SMALLER, Needs, Node
 from pipeline.flows.workers.tasks import Pool, Task
 from pipeline.flows.workers.workers import Item, Made, Workers
 from pipeline.log import Running
@@ -28,10 +28,7 @@ class RayWorkers(Workers):
     grows: bool = False
     idle: bool = False
     board: Any = field(default=None, repr=False, compare=False)
-
-    @property
-    def shares_disk(self) -> bool:
-        return False  # nodes of a cluster have disks of their own
+    shares_disk = False  # nodes of a cluster have disks of their own
 
     def map_units(
         self, task: Task[Item, Made], items: Sequence[Item], pool: Pool, bar: Running | None = None
@@ -47,9 +44,7 @@ class RayWorkers(Workers):
         fit = needs.fit(self.nodes)
         asked, wanted = settings.workers, settings.workers.max or max(fit, settings.workers.min or 1)
         if not fit and not (self.grows and (asked.min or asked.max)):
-            if self.grows:
-                raise needs.too_large(self.nodes, remedy=_SAY_HOW_MANY)
-            raise needs.too_large(self.nodes)
+            raise needs.too_large(self.nodes, remedy=_SAY_HOW_MANY if self.grows else SMALLER)
         least = asked.min or (1 if asked.max else wanted)
         if not self.grows:
             if fit < needs.workers:
@@ -59,10 +54,6 @@ class RayWorkers(Workers):
         least, now = min(least, most), max(1, min(fit, most))
         demanded = min(needs.workers, most)
         return Pool(most, needs.cpus, needs.gpus, least=least, now=now, demanded=demanded)
-
-    def check(self, settings: ClusterSettings) -> None:
-        if not self.grows:
-            self.pool(settings, 1)
 
     def wide_pool(self, settings: ClusterSettings, work: int) -> Pool:
         """Widen workers, but not on GPUs, below a set maximum, or on a cluster that can grow or is in use."""

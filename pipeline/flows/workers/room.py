@@ -1,12 +1,12 @@
 """Resources of a cluster's nodes, and whether workers fit on them."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from pipeline.errors import ConfigError, TransientError
 
 _seen: dict[str, set["Node"]] = {}  # kinds of nodes seen, by Ray job
-_SMALLER = "lower cluster.cpus_per_worker or cluster.gpus_per_worker, or add nodes that hold one worker each"
+SMALLER = "lower cluster.cpus_per_worker or cluster.gpus_per_worker, or add nodes that hold one worker each"
 
 
 @dataclass(frozen=True)
@@ -45,66 +45,53 @@ class Needs:
         """Return how many workers fit on the nodes when nothing else runs there."""
         return sum(node.fit(self.cpus, self.gpus) for node in nodes)
 
-    def too_few(self, nodes: Iterable[Node]) -> ConfigError:
-        """Return the error for a cluster that cannot grow and has no room for cluster.workers.min workers."""
-        there = tuple(nodes)
-        found = f"room for {self.fit(there)} on {described(there)}, and the cluster cannot grow"
-        remedy = "lower it or cluster.cpus_per_worker, or add nodes"
-        return ConfigError("cluster.workers.min", f"room for {self._asked()}", found, remedy)
-
     def _asked(self) -> str:
         return f"{self.workers} workers of {self}" if self.workers > 1 else f"one worker of {self}"
 
+    def too_few(self, nodes: Collection[Node]) -> ConfigError:
+        """Return the error for a cluster that cannot grow and has no room for cluster.workers.min workers."""
+        found = f"room for {self.fit(nodes)} on {described(nodes)}, and the cluster cannot grow"
+        remedy = "lower it or cluster.cpus_per_worker, or add nodes"
+        return ConfigError("cluster.workers.min", f"room for {self._asked()}", found, remedy)
+
     def too_large(
-        self, nodes: Iterable[Node], addable: Iterable[Node] = (), remedy: str = _SMALLER
+        self, nodes: Collection[Node], addable: Collection[Node] = (), remedy: str = SMALLER
     ) -> ConfigError:
         """Return the error for a worker that fits neither the nodes nor the `addable` ones."""
-        kinds = tuple(addable)
-        more = f", and for more to be added {_kinds(kinds)} each" if kinds else ""
-        return ConfigError("cluster", f"{self} for one worker", described(tuple(nodes)) + more, remedy)
+        more = f", and for more to be added {_kinds(addable)} each" if addable else ""
+        return ConfigError("cluster", f"{self} for one worker", described(nodes) + more, remedy)
 
-    def none_came(self, nodes: Iterable[Node], waited_s: float) -> TransientError:
-        """Return the error for a worker that fits a node of the autoscaler, which has added none."""
-        there = tuple(nodes)
-        if self.workers > 1 and self.fit(there):
-            return self._still_too_few(there, waited_s)
-        found = f"{described(there)}, and no node came that holds it"
-        remedy = (
-            "the autoscaler can add one: look at `ray status` and the quota for such machines, or raise "
-            "cluster.wait_s; then run again: finished units are kept"
+    def none_came(self, nodes: Collection[Node], waited_s: float) -> TransientError:
+        """Return the error for workers that fit nodes of the autoscaler, which has not added enough."""
+        within, remedy = (
+            f"within {waited_s:g} s (cluster.wait_s)",
+            "look at `ray status` and the quota for such",
         )
-        return TransientError(
-            "cluster", f"{self} for one worker, within {waited_s:g} s (cluster.wait_s)", found, remedy
-        )
+        if self.workers > 1 and (room := self.fit(nodes)):
+            expected = f"room for {self._asked()} (cluster.workers.min), {within}"
+            found = f"room for {room} on {described(nodes)}"
+            remedy = f"the autoscaler can add nodes: {remedy} machines, lower cluster.workers.min, or raise"
+        else:
+            expected = f"{self} for one worker, {within}"
+            found = f"{described(nodes)}, and no node came that holds it"
+            remedy = f"the autoscaler can add one: {remedy} machines, or raise"
+        remedy += " cluster.wait_s; then run again: finished units are kept"
+        return TransientError("cluster", expected, found, remedy)
 
-    def _still_too_few(self, nodes: tuple[Node, ...], waited_s: float) -> TransientError:
-        expected = f"room for {self._asked()} (cluster.workers.min), within {waited_s:g} s (cluster.wait_s)"
-        remedy = (
-            "the autoscaler can add nodes: look at `ray status` and the quota for such machines, lower "
-            "cluster.workers.min, or raise cluster.wait_s; then run again: finished units are kept"
-        )
-        return TransientError(
-            "cluster", expected, f"room for {self.fit(nodes)} on {described(nodes)}", remedy
-        )
-
-    def lost(self, nodes: Iterable[Node], waited_s: float) -> TransientError:
+    def lost(self, nodes: Collection[Node], waited_s: float) -> TransientError:
         """Return the error for a worker that fitted a node earlier, but none of the nodes that are left."""
-        found = f"{described(tuple(nodes))}, and none since one that holds it was lost"
+        expected = f"{self} for one worker, within {waited_s:g} s (cluster.wait_s)"
+        found = f"{described(nodes)}, and none since one that holds it was lost"
         remedy = "start the lost node or one like it, then run again: finished units are kept"
-        return TransientError(
-            "cluster", f"{self} for one worker, within {waited_s:g} s (cluster.wait_s)", found, remedy
-        )
+        return TransientError("cluster", expected, found, remedy)
 
 
-def described(nodes: tuple[Node, ...]) -> str:
+def described(nodes: Collection[Node]) -> str:
     """Return the nodes in words: how many, and of which kinds."""
-    each = _kinds(nodes)
     if not nodes:
         return "no node"
+    each = _kinds(nodes)
     return f"{len(nodes)} nodes of {each}" if len(nodes) > 1 else f"one node of {each}"
-    return (
-        f"{len(nodes)} nodes of {each}" if len(nodes) > 1 else f"one node of {each}" if nodes else "no node"
-    )
 
 
 def _kinds(nodes: Iterable[Node]) -> str:
@@ -115,13 +102,13 @@ def nodes_alive() -> dict[str, tuple[str, Node]]:
     """Return address and resources of each living node of the connected cluster, by its id."""
     import ray
 
-    alive = (node for node in ray.nodes() if node["Alive"])
     found = {
         node["NodeID"]: (
             node["NodeManagerAddress"],
             Node(node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0)),
         )
-        for node in alive
+        for node in ray.nodes()
+        if node["Alive"]
     }
     _seen.setdefault(_connection(), set()).update(node for _, node in found.values())
     return found

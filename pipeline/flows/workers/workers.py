@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from pipeline.flows.workers.room import Node
 from pipeline.flows.workers.tasks import Pool, Task
@@ -19,10 +19,12 @@ class Workers(abc.ABC):
     Attributes:
         nodes: nodes of the cluster when the connection was made.
         grows: whether more nodes may come.
+        shares_disk: whether every worker sees the disk of this machine.
     """
 
     nodes: tuple[Node, ...]
     grows: bool
+    shares_disk: ClassVar[bool]
 
     @property
     def cpus(self) -> int:
@@ -33,11 +35,6 @@ class Workers(abc.ABC):
     def gpus(self) -> int:
         """GPUs of all nodes together."""
         return int(sum(node.gpus for node in self.nodes))
-
-    @property
-    @abc.abstractmethod
-    def shares_disk(self) -> bool:
-        """True if every worker sees the disk of this machine."""
 
     @abc.abstractmethod
     def map_units(
@@ -72,16 +69,17 @@ class Workers(abc.ABC):
             ConfigError: fewer workers than workers.min, or none, fit the nodes, and no more nodes can come.
         """
 
-    @abc.abstractmethod
     def check(self, settings: ClusterSettings) -> None:
-        """Raise the ConfigError of `pool` if no node that may still come could change it."""
+        """Raise the ConfigError of `pool`, unless a node that may still come could change it."""
+        if not self.grows:
+            self.pool(settings, 1)
 
-    @abc.abstractmethod
     def wide_pool(self, settings: ClusterSettings, work: int) -> Pool:
-        """Return `pool` with more CPUs for each worker where there is less work than room.
+        """Return `pool` with more CPUs for each worker if there is more room than work.
 
         A small corpus then uses all cores.
         """
+        return self.pool(settings, work)
 
     @abc.abstractmethod
     def index_workers(self, settings: ClusterSettings, work: int) -> int:
@@ -89,8 +87,11 @@ class Workers(abc.ABC):
 
     @abc.abstractmethod
     def encode_settings(self, encode: EncodeSettings, pool: Pool | None = None) -> EncodeSettings:
-        """Return the settings of an encoder on one of these workers: with as many threads as it has cores.
+        """Return the settings of an encoder on a worker, with as many threads as the worker has cores.
 
-        The number of threads changes no bit of a vector. pool: the workers it is for (default: one like
-        cluster.*).
+        The number of threads changes no bit of a vector.
+
+        Args:
+            encode: settings of the job.
+            pool: the workers (default: of cluster.cpus_per_worker).
         """

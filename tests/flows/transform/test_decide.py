@@ -21,7 +21,9 @@ from pipeline.flows.night.nightly import nightly
 from pipeline.flows.night.outcome import NightOutcome
 from pipeline.flows.night.previous import load_previous
 from pipeline.flows.rows import LiveRows, placed_in
-from pipeline.flows.transform.decide import HeldMoments, check_dev, dev_pairs
+from pipeline.flows.transform.decide import check_dev
+from pipeline.flows.transform.dev import dev_pairs
+from pipeline.flows.transform.moments import HeldMoments
 from pipeline.index.search import open_release
 from pipeline.log import Stages
 from pipeline.post import load_transform

@@ -1,0 +1,78 @@
+"""The task that a transform is judged and tuned on: pairs of `whiten.dev`, else texts of the corpus."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.errors import DataError
+from pipeline.flows.encode.probe import SampleTexts, encode_texts
+from pipeline.flows.run import Run
+from pipeline.flows.workers.tasks import Pool
+from pipeline.post.compare import MIN_WORDS, Dev, DevPairs, Halves, split_halves
+from pipeline.store.arrays import plain_type
+from pipeline.store.store import store_of
+from pipeline.store.units import Corpus
+
+LEAST_TEXTS = 10  # for a comparison
+_SHORTEST = 2 * MIN_WORDS - 1  # characters: eight words of one letter
+
+
+def dev_task(run: Run, corpus: Corpus) -> Dev | None:
+    """Encode `whiten.dev`, else halves of the corpus's own texts; None with fewer than ten of these."""
+    settings = run.job.whiten
+    if settings.dev:
+        left, right, gold = dev_pairs(settings.dev)
+        vectors = encode_texts(run, (*left, *right))
+        return DevPairs(vectors[: len(left)], vectors[len(left) :], gold, settings.dev)
+    sample = SampleTexts(run.store, settings.dev_texts, _SHORTEST, corpus.dead)
+    texts = run.workers.run(sample, corpus.units, Pool(1))
+    halves = [pair for pair in map(split_halves, texts) if pair]
+    if len(halves) < LEAST_TEXTS:
+        return None
+    first, second = zip(*halves, strict=True)
+    vectors = encode_texts(run, (*first, *second))
+    return Halves(vectors[: len(halves)], vectors[len(halves) :])
+
+
+def dev_pairs(uri: str) -> tuple[tuple[str, ...], tuple[str, ...], np.ndarray]:
+    """Read sentence1, sentence2 and score of an STS file.
+
+    A missing sentence becomes a single space; a pair without a score is dropped.
+
+    Raises:
+        DataError: not a Parquet file, columns missing or of another type, or scores not finite or all equal.
+    """
+    where, (left, right, scores) = f"whiten.dev: {uri}", _dev_columns(uri)
+    numbers = np.asarray(pc.cast(scores, pa.float64(), safe=False).to_numpy())  # NaN if missing
+    gold, kept = numbers[~np.isnan(numbers)], pa.array(~np.isnan(numbers))
+    if infinite := int(np.isinf(gold).sum()):
+        remedy = "correct the file; a pair without a score has null there"
+        raise DataError(where, "finite scores", f"{infinite:,} infinite ones", remedy)
+    if len(gold) < 2 or np.ptp(gold) == 0:
+        found = f"{len(gold):,}" if len(gold) < 2 else f"{len(gold):,} pairs, all with {gold[0]:g}"
+        raise DataError(where, "at least two pairs with different scores", found, "give another dev file")
+    first, second = (
+        tuple(text or " " for text in column.filter(kept).to_pylist()) for column in (left, right)
+    )
+    return first, second, gold
+
+
+def _dev_columns(uri: str) -> tuple[pa.ChunkedArray, ...]:
+    """Read the columns sentence1, sentence2 and score."""
+    wanted, where = ("sentence1", "sentence2", "score"), f"whiten.dev: {uri}"
+    store, name = store_of(uri)
+    try:
+        table = pq.read_table(store.open(name))
+    except (OSError, pa.ArrowInvalid) as error:
+        found = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DataError(where, "a Parquet file", found, "check the path") from None
+    if missing := [column for column in wanted if column not in table.column_names]:
+        expected, remedy = f"columns {', '.join(wanted)}", f"add {', '.join(missing)}"
+        raise DataError(where, expected, f"{', '.join(table.column_names)}", remedy)
+    kinds = [plain_type(table.schema.field(column).type) for column in wanted]
+    texts = (pa.types.is_string(kind) or pa.types.is_large_string(kind) for kind in kinds[:2])
+    if not all(texts) or not (pa.types.is_integer(kinds[2]) or pa.types.is_floating(kinds[2])):
+        expected, found = "two columns of strings and scores as numbers", ", ".join(map(str, kinds))
+        raise DataError(where, expected, found, "cast them")
+    return tuple(table[column].cast(kind) for column, kind in zip(wanted, kinds, strict=True))
