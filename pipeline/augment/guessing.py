@@ -22,7 +22,7 @@ from pipeline.device import Device
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.settings.augment import AugmentSettings, ModelSettings, Share
-from pipeline.text.tokens.templates import fast_tokenizer
+from pipeline.text.tokens.load_tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
     from pipeline.models.mlm_guesses import Blanks
@@ -88,7 +88,7 @@ class LoadedGuesser:
 
         self.stats = ModelStats()
         self._options, self._seed, self._limit = options, settings.seed, folder.max_length
-        self._backend = fast_tokenizer(folder.beside_config(""))
+        self._backend = read_tokenizer(folder.beside_config(""))
         self._backend.no_padding()
         self._backend.no_truncation()
         self._mask = self._backend.get_vocab()[mask]

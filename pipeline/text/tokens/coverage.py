@@ -80,10 +80,7 @@ class CoverageCounter:
         """Count n texts with their n token counts."""
         scripts = scripts_of(texts)
         each = (np.ones(len(texts), np.int64), counts.content, counts.unknown, counts.truncated, counts.lost)
-        for column, values in enumerate(each):
-            self._sums[:, column] += np.bincount(scripts, weights=values, minlength=len(SCRIPTS)).astype(
-                np.int64
-            )
+        np.add.at(self._sums, scripts, np.stack(each, axis=1))
 
     def counts(self) -> dict[str, int]:
         """Sums that are not zero, under the names that `ScriptCoverage.of` reads."""
@@ -110,13 +107,12 @@ class ScriptCoverage:
     @classmethod
     def of(cls, counts: Mapping[str, int]) -> "ScriptCoverage":
         """Read the coverage from the counts of a unit or of a release."""
-        found = {
-            script: Coverage(*(counts.get(f"{_PREFIX}{script}_{name}", 0) for name in _FIELDS))
+        found = [
+            (script, Coverage(*(counts.get(f"{_PREFIX}{script}_{name}", 0) for name in _FIELDS)))
             for script in SCRIPTS
-        }
-        seen = {
-            script: each for script, each in sorted(found.items(), key=lambda one: -one[1].rows) if each.rows
-        }
+        ]
+        found.sort(key=lambda one: -one[1].rows)
+        seen = {script: each for script, each in found if each.rows}
         return cls(seen, counts.get("uncounted_rows", 0), counts.get("uncounted_tokens", 0))
 
     @property
@@ -162,13 +158,10 @@ class ScriptCoverage:
                     f"tokenizer: their vectors hardly differ; {_REMEDY}"
                 )
             if lost and each.lost_share >= WARN_PROPORTION:
-                remedy = (
-                    "split them, raise encoder.max_length where the encoder takes more, or use an encoder "
-                    "for longer texts"
-                )
                 yield (
                     f"{each.lost_share:.1%} of the tokens of {texts} are beyond the limit and in no vector: "
-                    f"{each.cut_share:.1%} of the texts were cut; {remedy}"
+                    f"{each.cut_share:.1%} of the texts were cut; split them, raise encoder.max_length where "
+                    "the encoder takes more, or use an encoder for longer texts"
                 )
 
     def most_unknown_scripts(self) -> str:
@@ -227,14 +220,10 @@ def token_facts(counts: Mapping[str, int]) -> dict[str, object] | None:
     covered = ScriptCoverage.of(counts)
     if not covered.scripts:
         return None
-    new = {name: counts.get(f"{name}_tokens", 0) for name in ("text", "unknown", "lost")}
-    shares = {
-        "unknown_share": new["unknown"] / max(new["text"], 1),
-        "lost_share": new["lost"] / max(new["text"] + new["lost"], 1),
-    }
-    return covered.facts() | {
-        "tonight": {"tokens": new["text"], "unknown": new["unknown"], "lost": new["lost"], **shares}
-    }
+    tokens, unknown, lost = (counts.get(f"{name}_tokens", 0) for name in ("text", "unknown", "lost"))
+    new = Coverage(tokens=tokens, unknown=unknown, lost=lost).facts()
+    names = ("tokens", "unknown", "lost", "unknown_share", "lost_share")
+    return covered.facts() | {"tonight": {name: new[name] for name in names}}
 
 
 def script_phrase(script: str) -> str:

@@ -1,6 +1,4 @@
-"""Load the tokenizer of a model folder: its fast tokenizer if it has one, else the one that transformers
-builds from its files.
-"""
+"""Load the tokenizer of a model folder: its tokenizer.json, or else what transformers builds from its files."""
 
 import json
 import re
@@ -20,25 +18,15 @@ _SPACE = re.compile(r"(?<=[0-9A-Za-z]) ")
 _SPACE_OR_CHINESE = re.compile(r"(?<=[0-9A-Za-z]) |(?<=[\u4e00-\u9fff])(?=[\u4e00-\u9fff])")
 _SPLITS_AT_SPACE = {"BertPreTokenizer", "WhitespaceSplit", "Whitespace"}
 _LOCAL_NORMALIZERS = {
-    "BertNormalizer",
-    "Lowercase",
-    "StripAccents",
-    "NFC",
-    "NFD",
-    "NFKC",
-    "NFKD",
-    "Strip",
-    "Nmt",
-    "Precompiled",
-    "Prepend",
+    *("BertNormalizer", "Lowercase", "StripAccents", "Strip", "Nmt", "Precompiled", "Prepend"),
+    *("NFC", "NFD", "NFKC", "NFKD"),
 }
 
 
 def load_tokenizer(
     folder: Path, max_length: int, *, prompt: str = "", lower: bool = False, cuts: Side = "end"
 ) -> Tokenizer:
-    """Load the tokenizer of a model folder: from its tokenizer.json or, if it has none, from its vocabulary
-    by transformers.
+    """Load the tokenizer of a model folder.
 
     Args:
         folder: the model folder.
@@ -50,12 +38,63 @@ def load_tokenizer(
     Raises:
         ModelError: the files are missing or damaged, or max_length leaves no room for a text.
     """
-    return replace(_load(folder, max_length, prompt=prompt, lower=lower), cuts=cuts)
+    import tokenizers
+
+    found = read_tokenizer(folder)
+    make = _from_backend if isinstance(found, tokenizers.Tokenizer) else _from_slow
+    return replace(make(found, folder, max_length, prompt=prompt, lower=lower), cuts=cuts)
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """Read the folder's tokenizer.json or, if it has none, its vocabulary by transformers.
+
+    Returns:
+        A tokenizer of the tokenizers library; that of transformers if it is written in Python.
+
+    Raises:
+        ModelError: the files are missing or damaged.
+    """
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return _build_tokenizer(folder)
+    import tokenizers
+
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:
+        if type(error) is not Exception:  # the library raises the bare class for every unreadable file
+            raise
+        raise ModelError(
+            str(file),
+            "a tokenizer that the tokenizers library reads",
+            " ".join(str(error).split())[:200],
+            "restore the file",
+        ) from None
+
+
+def _build_tokenizer(folder: Path) -> Any:
+    """Build a tokenizer from the folder's vocabulary, by transformers."""
+    from transformers import AutoTokenizer
+
+    try:
+        built: Any = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelError(
+            str(folder),
+            "tokenizer.json or a vocabulary",
+            f"none that transformers can load ({' '.join(str(error).split())[:200]})",
+            "add the tokenizer's files to the folder",
+        ) from None
+    return getattr(built, "backend_tokenizer", None) or built
 
 
 def read_mapping(file: Path) -> dict[str, Any]:
-    """Read the object in a JSON file of a model folder; {} if there is no such file. ModelError if it is
-    damaged.
+    """Read the object in a JSON file of a model folder; {} if there is no such file.
+
+    Raises:
+        ModelError: the file is damaged.
     """
     try:
         value = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
@@ -69,41 +108,19 @@ def read_mapping(file: Path) -> dict[str, Any]:
 
 
 def added_tokens(folder: Path) -> dict[str, str]:
-    """Tokens that tokenizer_config.json adds at the beginning (bos_token) and at the end (eos_token) of every
-    text, by these names.
+    """Tokens that tokenizer_config.json adds at the beginning and at the end of every text.
+
+    Returns:
+        The tokens by their names there, bos_token and eos_token.
     """
-    file = folder / "tokenizer_config.json"
-    config = read_mapping(file)
-    wanted = {
-        name: config.get(name) for name in ("bos_token", "eos_token") if config.get(f"add_{name}") is True
-    }
-    return {
-        name: str(token["content"] if isinstance(token, dict) else token)
-        for name, token in wanted.items()
-        if token is not None
-    }
+    config = read_mapping(folder / "tokenizer_config.json")
+    wanted = (name for name in ("bos_token", "eos_token") if config.get(f"add_{name}") is True)
+    return {name: token_text(config[name]) for name in wanted if config.get(name) is not None}
 
 
-def _load(folder: Path, max_length: int, *, prompt: str, lower: bool) -> Tokenizer:
-    import tokenizers
-
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        return _from_transformers(folder, max_length, prompt=prompt, lower=lower)
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:
-        if (
-            type(error) is not Exception
-        ):  # the library raises the bare class for every file that it cannot read
-            raise
-        raise ModelError(
-            str(file),
-            "a tokenizer that the tokenizers library reads",
-            " ".join(str(error).split())[:200],
-            "restore the file",
-        ) from None
-    return _from_backend(backend, folder, max_length, prompt=prompt, lower=lower)
+def token_text(token: Any) -> str:
+    """The text of a token as tokenizer files write it: a string, or an object with its content."""
+    return str(token.get("content", "") if isinstance(token, dict) else token)
 
 
 def _from_backend(
@@ -114,10 +131,8 @@ def _from_backend(
     backend.no_padding()
     backend.no_truncation()
     if lower and "Lowercase" not in backend.to_str() and '"lowercase":true' not in backend.to_str():
-        own = backend.normalizer
-        backend.normalizer = normalizers.Sequence(
-            [normalizers.Lowercase(), own] if own is not None else [normalizers.Lowercase()]
-        )
+        own = [backend.normalizer] if backend.normalizer is not None else []
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
     prefix, suffix = _special_tokens(backend, folder)
     description = json.loads(backend.to_str())
     if max_length <= len(prefix) + len(suffix):
@@ -131,17 +146,17 @@ def _from_backend(
     def source(texts: list[str]) -> list[list[int]]:
         return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
-    pad_id, unknown = _pad_id(backend, folder), _unknown_ids(description["model"], backend)
+    named = read_mapping(folder / "config.json").get("pad_token_id")
     return Tokenizer(
         source,
         prefix,
         suffix,
         max_length,
-        pad_id,
+        int(named if named is not None else backend.token_to_id("[PAD]") or 0),
         prompt,
         _seam_pattern(description),
         vocabulary=backend.get_vocab,
-        unknown=unknown,
+        unknown=_unknown_ids(description["model"], backend),
     )
 
 
@@ -149,10 +164,8 @@ def _unknown_ids(model: dict[str, Any], backend: "tokenizers.Tokenizer") -> tupl
     """Ids of the tokens with which this model replaces text outside its vocabulary."""
     named = model.get("unk_token")
     unknown = model.get("unk_id") if named is None else backend.token_to_id(named)
-    return (
-        *(() if unknown is None else (int(unknown),)),
-        *(byte_ids(backend.get_vocab()) if model.get("byte_fallback") else ()),
-    )
+    own = () if unknown is None else (int(unknown),)
+    return (*own, *byte_ids(backend.get_vocab())) if model.get("byte_fallback") else own
 
 
 def byte_ids(vocabulary: Mapping[str, int]) -> tuple[int, ...]:
@@ -173,7 +186,8 @@ def _special_tokens(backend: "tokenizers.Tokenizer", folder: Path) -> tuple[tupl
     Models that pool the last token rely on the latter (e5-mistral); transformers 5 ignores them if the folder
     has a tokenizer.json, version 4 did not.
     """
-    before, behind = _post_processor_tokens(backend, folder)
+    bare, full = (backend.encode("a", add_special_tokens=special).ids for special in (False, True))
+    before, behind = _around(bare, full, folder)
     added = {name: backend.token_to_id(token) for name, token in added_tokens(folder).items()}
     if (start := added.get("bos_token")) is not None and before[:1] != (start,):
         before = (start, *before)
@@ -182,12 +196,8 @@ def _special_tokens(backend: "tokenizers.Tokenizer", folder: Path) -> tuple[tupl
     return before, behind
 
 
-def _post_processor_tokens(
-    backend: "tokenizers.Tokenizer", folder: Path
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(ids before every text, ids after it) that the post-processor adds."""
-    bare = backend.encode("a", add_special_tokens=False).ids
-    full = backend.encode("a", add_special_tokens=True).ids
+def _around(bare: list[int], full: list[int], folder: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(ids before the text, ids after it) among the ids `full` of a text with the ids `bare`."""
     for start in range(len(full) - len(bare) + 1):
         if bare and full[start : start + len(bare)] == bare:
             return tuple(full[:start]), tuple(full[start + len(bare) :])
@@ -199,67 +209,43 @@ def _post_processor_tokens(
     )
 
 
-def _pad_id(backend: "tokenizers.Tokenizer", folder: Path) -> int:
-    named = read_mapping(folder / "config.json").get("pad_token_id")
-    return int(named if named is not None else backend.token_to_id("[PAD]") or 0)
-
-
-def _from_transformers(folder: Path, max_length: int, *, prompt: str, lower: bool) -> Tokenizer:
-    """Load the tokenizer of a folder that has a vocabulary but no tokenizer.json."""
-    from transformers import AutoTokenizer
-
-    try:
-        loaded: Any = AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ModelError(
-            str(folder),
-            "tokenizer.json or a vocabulary",
-            f"none that transformers can load ({' '.join(str(error).split())[:200]})",
-            "add the tokenizer's files to the folder",
-        ) from None
-    if getattr(loaded, "backend_tokenizer", None) is not None:
-        return _from_backend(loaded.backend_tokenizer, folder, max_length, prompt=prompt, lower=lower)
-    probe = loaded("a", add_special_tokens=False)["input_ids"]
-    full = loaded("a")["input_ids"]
-    start = next(first for first in range(len(full)) if full[first : first + len(probe)] == probe)
+def _from_slow(loaded: Any, folder: Path, max_length: int, *, prompt: str, lower: bool) -> Tokenizer:
+    """Use a tokenizer of transformers that is written in Python."""
+    bare, full = (loaded("a", add_special_tokens=special)["input_ids"] for special in (False, True))
+    prefix, suffix = _around(bare, full, folder)
 
     def source(texts: list[str]) -> list[list[int]]:
         cased = [text.lower() for text in texts] if lower else texts
-        return [
-            list(ids)
-            for ids in loaded(cased, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
-        ]
+        ids = loaded(cased, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+        return list(map(list, ids))
 
-    pad_id = loaded.pad_token_id if loaded.pad_token_id is not None else 0
-    unknown = (
-        *(() if loaded.unk_token_id is None else (int(loaded.unk_token_id),)),
-        *byte_ids(loaded.get_vocab()),
-    )
-    prefix, suffix = tuple(full[:start]), tuple(full[start + len(probe) :])
+    vocabulary = loaded.get_vocab
+    unknown = () if loaded.unk_token_id is None else (int(loaded.unk_token_id),)
     return Tokenizer(
-        source, prefix, suffix, max_length, pad_id, prompt, vocabulary=loaded.get_vocab, unknown=unknown
+        source,
+        prefix,
+        suffix,
+        max_length,
+        loaded.pad_token_id or 0,
+        prompt,
+        vocabulary=vocabulary,
+        unknown=(*unknown, *byte_ids(vocabulary())),
     )
 
 
 def _seam_pattern(description: dict[str, Any]) -> re.Pattern[str] | None:
-    """Pattern of positions at which this tokenizer, by its own description, splits a text into independent
-    parts; None if there are none.
+    """Pattern of positions at which this tokenizer splits a text into independent parts; None if unknown.
 
     Before a single space, if every normalizer works character by character, a pre-tokenizer splits at white
     space, and no added token contains white space; between Chinese characters too, if BERT's normalizer puts
     spaces around them.
     """
     normalizers = _steps(description.get("normalizer"), "normalizers")
-    if any(
-        any(character.isspace() for character in token["content"])
-        for token in description.get("added_tokens", ())
-    ):
+    splitters = _steps(description.get("pre_tokenizer"), "pretokenizers")
+    added = "".join(token["content"] for token in description.get("added_tokens", ()))
+    if any(map(str.isspace, added)) or not all(map(_is_local, normalizers)):
         return None
-    if not all(_is_local(step) for step in normalizers):
-        return None
-    if not any(_splits_at_space(step) for step in _steps(description.get("pre_tokenizer"), "pretokenizers")):
+    if not any(map(_splits_at_space, splitters)):
         return None
     return _SPACE_OR_CHINESE if any(step.get("handle_chinese_chars") for step in normalizers) else _SPACE
 

@@ -93,9 +93,8 @@ _LATIN, _JAPANESE, _CHINESE = (SCRIPTS.index(name) for name in ("latin", "japane
 def scripts_of(texts: pa.Array) -> np.ndarray:
     """(n,) int64: index in SCRIPTS of the most frequent script among the first letters of each text."""
     heads = pc.utf8_slice_codeunits(texts, 0, _HEAD)
-    found = (
-        pc.match_substring_regex(heads, "[A-Za-z]").to_numpy(zero_copy_only=False).astype(np.int64) * _LATIN
-    )
+    latin = pc.match_substring_regex(heads, "[A-Za-z]").to_numpy(zero_copy_only=False)
+    found = latin.astype(np.int64) * _LATIN
     mixed = np.flatnonzero(~pc.string_is_ascii(heads).to_numpy(zero_copy_only=False))
     if len(mixed):
         found[mixed] = _count_scripts(heads.take(pa.array(mixed)).to_pylist())
@@ -106,9 +105,8 @@ def _count_scripts(texts: list[str]) -> np.ndarray:
     """The most frequent script of each text, by counting code points."""
     points = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
     owners = np.repeat(np.arange(len(texts)), list(map(len, texts)))
-    counts = np.bincount(
-        owners * len(SCRIPTS) + _script_of_code_point()[points], minlength=len(texts) * len(SCRIPTS)
-    ).reshape(len(texts), len(SCRIPTS))
+    cells = owners * len(SCRIPTS) + _script_of_code_point()[points]
+    counts = np.bincount(cells, minlength=len(texts) * len(SCRIPTS)).reshape(len(texts), len(SCRIPTS))
     counts[:, 0] = 0  # symbols occur in texts of every script
     both = counts[:, _JAPANESE] + counts[:, _CHINESE]
     counts[:, _JAPANESE] = np.where(counts[:, _JAPANESE] > _KANA * both, both, counts[:, _JAPANESE])

@@ -8,16 +8,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipeline.errors import ModelError
-from pipeline.text.tokens.load_tokenizer import read_mapping
+from pipeline.text.tokens.load_tokenizer import read_mapping, read_tokenizer, token_text
 from pipeline.text.tokens.tokens import Side, Tokenizer, Tokens, frame_masks
-
-if TYPE_CHECKING:
-    import tokenizers
 
 TEXT, MASK = "[X]", "[MASK]"
 _FILES = ("tokenizer_config.json", "special_tokens_map.json")
@@ -121,7 +117,9 @@ def apply_template(tokenizer: Tokenizer, folder: Path, template: str | None, *, 
             f"{tokenizer.max_length}, of which {len(around)} belong to the template",
             "raise it",
         )
-    return replace(tokenizer, mask=_mask_position(tokenizer, mask) if masked else None)
+    # a position rather than a search: the text may itself contain the mask token
+    position = around.index(mask) if mask in tokenizer.prefix else around.index(mask) - len(around)
+    return replace(tokenizer, mask=position if masked else None)
 
 
 def _with_template(tokenizer: Tokenizer, template: str, mask_name: str) -> Tokenizer:
@@ -143,7 +141,7 @@ def wrap_tokenizer(folder: Path, prefix: tuple[int, ...], suffix: tuple[int, ...
     built from the vocabulary.
     """
     file = folder / "tokenizer.json"
-    backend = fast_tokenizer(folder)
+    backend = read_tokenizer(folder)
     parts = [
         {"SpecialToken": {"id": "before", "type_id": 0}},
         {"Sequence": {"id": "A", "type_id": 0}},
@@ -180,7 +178,7 @@ def add_tokens(folder: Path, count: int) -> list[int]:
     """
     from tokenizers import AddedToken
 
-    backend = fast_tokenizer(folder)
+    backend = read_tokenizer(folder)
     known = set(backend.get_vocab().values())
     names = [f"[template {number}]" for number in range(count)]
     backend.add_special_tokens([AddedToken(name, normalized=False) for name in names])
@@ -196,41 +194,8 @@ def add_tokens(folder: Path, count: int) -> list[int]:
     return ids
 
 
-def fast_tokenizer(folder: Path) -> "tokenizers.Tokenizer":
-    """The folder's tokenizer as an object of the tokenizers library."""
-    import tokenizers
-    from transformers import AutoTokenizer
-
-    if (folder / "tokenizer.json").is_file():
-        return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return AutoTokenizer.from_pretrained(
-        str(folder), local_files_only=True, trust_remote_code=False
-    ).backend_tokenizer
-
-
 def mask_token(folder: Path, vocabulary: Mapping[str, int]) -> str | None:
-    """Name of the mask token, from the tokenizer's files or else a usual name; None if the vocabulary has no
-    mask token.
-    """
-    named = [
-        _token_text(read_mapping(folder / file).get("mask_token"))
-        for file in _FILES
-        if (folder / file).is_file()
-    ]
-    return next((name for name in (*named, *_USUAL) if name in vocabulary), None)
-
-
-def _token_text(token: Any) -> str:
-    return str(token.get("content", "") if isinstance(token, dict) else token)
-
-
-def _mask_position(tokenizer: Tokenizer, mask: int) -> int:
-    """Position of the template's mask token in every row, negative if counted from the end.
-
-    A position rather than a search: the text may itself contain the mask token.
-    """
-    return (
-        tokenizer.prefix.index(mask)
-        if mask in tokenizer.prefix
-        else tokenizer.suffix.index(mask) - len(tokenizer.suffix)
-    )
+    """Name of the mask token by the tokenizer's files, or else a usual one; None if none is in `vocabulary`."""
+    named = (read_mapping(folder / file).get("mask_token") for file in _FILES)
+    names = [*(token_text(token) for token in named if token is not None), *_USUAL]
+    return next((name for name in names if name in vocabulary), None)

@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -35,13 +35,9 @@ class Tokens:
     truncated: np.ndarray
     """(n,) bool: the text had more tokens than max_length and lost its end, or its beginning"""
     kept: np.ndarray | None = None
-    """(tokens,) bool: tokens that are pooled: averaged, or the single one that represents the text; None: all
-    of them
-    """
+    """(tokens,) bool: tokens that are averaged, or the one that represents the text; None: all of them"""
     around: np.ndarray | None = None
-    """(tokens,) bool: tokens of the template, special tokens included, rather than of the text; None: there
-    is no template
-    """
+    """(tokens,) bool: tokens of the template, special tokens included; None: there is no template"""
     absent: np.ndarray | None = None
     """(n, 2) int64: tokens of the text that did not fit, and words that were skipped; None: not counted.
 
@@ -81,17 +77,14 @@ class Tokens:
         """Concatenate the texts of all parts."""
         lengths = np.concatenate([part.lengths for part in parts])
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        kept = None
-        if any(part.kept is not None for part in parts):
-            masks = [np.ones(len(part.ids), bool) if part.kept is None else part.kept for part in parts]
-            kept = np.concatenate(masks)
+        kept = [np.ones(len(part.ids), bool) if part.kept is None else part.kept for part in parts]
         around = [part.around for part in parts if part.around is not None]
         absent = [part.absent for part in parts if part.absent is not None]
         return cls(
             np.concatenate([part.ids for part in parts]),
             offsets,
             np.concatenate([part.truncated for part in parts]),
-            kept,
+            np.concatenate(kept) if any(part.kept is not None for part in parts) else None,
             np.concatenate(around) if len(around) == len(parts) else None,
             np.concatenate(absent) if len(absent) == len(parts) else None,
         )
@@ -121,10 +114,8 @@ class TokenCounts(NamedTuple):
         return cls(*(np.zeros(count, bool if name == "truncated" else np.int64) for name in cls._fields))
 
 
-class IdSource(Protocol):
-    """A function from texts to token ids without special tokens."""
-
-    def __call__(self, texts: list[str]) -> list[list[int]]: ...
+IdSource = Callable[[list[str]], list[list[int]]]
+"""a function from texts to token ids without special tokens"""
 
 
 @dataclass(frozen=True)
@@ -176,9 +167,7 @@ class Tokenizer:
 
     @property
     def prompt_tokens(self) -> int:
-        """Number of leading tokens of every text that belong to the prompt, the special tokens before it
-        included; 0 without a prompt.
-        """
+        """Number of the prompt's tokens and the special tokens before it; 0 without a prompt."""
         return len(self.prefix) + len(self.pieces([self.prompt])[0]) if self.prompt else 0
 
     def pieces(self, texts: list[str]) -> list[list[int]]:
@@ -212,9 +201,8 @@ class Tokenizer:
             rows += contents
             absent += counts
         missing = np.array(absent, dtype=np.int64).reshape(-1, 2)
-        truncated = missing[:, 0] > 0
-        fitting = np.fromiter((min(len(row), self.room) for row in rows), dtype=np.int64, count=len(rows))
-        lengths = fitting + len(self.prefix) + len(self.suffix)
+        truncated, specials = missing[:, 0] > 0, self.max_length - self.room
+        lengths = np.array([min(len(row), self.room) + specials for row in rows], np.int64)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         ids = np.empty(offsets[-1], np.int32)
         for row, start, end in zip(rows, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):

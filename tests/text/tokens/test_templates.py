@@ -13,7 +13,7 @@ from pipeline.errors import ModelError
 from pipeline.models.folder.locate import locate
 from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
-from pipeline.text.tokens.templates import apply_template, template_frame, wrap_tokenizer
+from pipeline.text.tokens.templates import apply_template, mask_token, template_frame, wrap_tokenizer
 from pipeline.text.tokens.tokens import Tokenizer, Tokens
 
 MINILM = locate("all-MiniLM-L6-v2")
@@ -156,3 +156,12 @@ def test_unusable_templates_are_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(described))
     with pytest.raises(ModelError, match="a tokenizer with a mask token"):
         tokenizer(folder=tmp_path)
+
+
+def test_word_that_reads_none_is_no_mask_token(tmp_path):
+    """A tokenizer_config.json without a mask token, and a vocabulary with the word None."""
+    vocabulary = {"[UNK]": 0, "None": 1, "[MASK]": 2}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
+    assert mask_token(tmp_path, vocabulary) == "[MASK]"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"mask_token": {"content": "None"}}))
+    assert mask_token(tmp_path, vocabulary) == "None"
