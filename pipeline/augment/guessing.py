@@ -103,11 +103,17 @@ class LoadedGuesser:
     def __call__(self, sources: Sequence[StageInput]) -> Iterator[tuple[int, StageOutput]]:
         began = time.perf_counter()
         variants: list[MaskedVariant] = []
-        for index, found in self._mask_texts(sources):
-            if isinstance(found, StageOutput):
-                yield index, found
-            else:
-                variants += found
+        for start in range(0, len(sources), _TOKENIZED_AT_ONCE):
+            part = sources[start : start + _TOKENIZED_AT_ONCE]
+            encodings = self._backend.encode_batch([source.text for source in part])
+            for index, (source, encoding) in enumerate(zip(part, encodings, strict=True), start):
+                if len(encoding.ids) > self._limit:
+                    yield index, StageOutput(reason="too_long_for_model")
+                elif words := _word_spans(source.text, encoding):
+                    mask = partial(self._mask_words, index, source=source, ids=encoding.ids, words=words)
+                    variants += map(mask, range(self._options.count))
+                else:
+                    yield index, StageOutput((source.text,) * self._options.count)
         self.stats.seconds += time.perf_counter() - began
         made: dict[int, dict[int, str]] = {}
         for rows, width, size in self._guesser.batches([variant.blanks for variant in variants]):
@@ -118,22 +124,6 @@ class LoadedGuesser:
                     self.stats.texts += 1
                     texts = sorted(made.pop(variant.source).items())
                     yield variant.source, StageOutput(tuple(text for _, text in texts))
-
-    def _mask_texts(
-        self, sources: Sequence[StageInput]
-    ) -> "Iterator[tuple[int, StageOutput | list[MaskedVariant]]]":
-        """Yield the masked variants of each text, or its output if there is nothing to guess."""
-        for start in range(0, len(sources), _TOKENIZED_AT_ONCE):
-            part = sources[start : start + _TOKENIZED_AT_ONCE]
-            encodings = self._backend.encode_batch([source.text for source in part])
-            for index, (source, encoding) in enumerate(zip(part, encodings, strict=True), start):
-                if len(encoding.ids) > self._limit:
-                    yield index, StageOutput(reason="too_long_for_model")
-                elif words := _word_spans(source.text, encoding):
-                    mask = partial(self._mask_words, index, source=source, ids=encoding.ids, words=words)
-                    yield index, list(map(mask, range(self._options.count)))
-                else:
-                    yield index, StageOutput((source.text,) * self._options.count)
 
     def _mask_words(
         self, index: int, number: int, source: StageInput, ids: list[int], words: list[WordSpan]

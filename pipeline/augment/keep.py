@@ -191,7 +191,10 @@ def _language(trial: _Trial) -> None:
 
 
 def _similarity(trials: list[_Trial], vectors: Vectors | None) -> None:
-    """Test the cosines. Each distinct text is encoded once."""
+    """Test the cosines; NaN, for a text without a usable vector, counts as not similar.
+
+    Each distinct text is encoded once.
+    """
     pairs = [[each.take(trial.remaining) for each in (trial.sources, trial.variants)] for trial in trials]
     texts, rows = distinct(list(chain.from_iterable(chain.from_iterable(pairs))))
     if not texts:
@@ -200,21 +203,15 @@ def _similarity(trials: list[_Trial], vectors: Vectors | None) -> None:
     made = np.asarray(vectors(texts), np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         units = made / np.linalg.norm(made, axis=1, keepdims=True)
-    for trial in trials:
-        (own, others), rows = np.split(rows[: 2 * len(trial.remaining)], 2), rows[2 * len(trial.remaining) :]
-        _reject_by_cosine(trial, np.clip((units[own] * units[others]).sum(1), -1, 1))
-
-
-def _reject_by_cosine(trial: _Trial, cosines: np.ndarray) -> None:
-    """Reject by the cosines of the remaining variants.
-
-    NaN, for a text without a usable vector, counts as not similar.
-    """
-    assert trial.settings.similarity is not None
-    remaining, (low, high) = trial.remaining, trial.settings.similarity
-    trial.similarity[remaining] = cosines
-    trial.reject(remaining[~(cosines >= low)], UNLIKE)
-    trial.reject(remaining[cosines > high], ALIKE)
+    ends = np.cumsum(np.repeat([len(trial.remaining) for trial in trials], 2))
+    parts = np.split(rows, ends[:-1])
+    for trial, own, others in zip(trials, parts[::2], parts[1::2], strict=True):
+        cosines = np.clip((units[own] * units[others]).sum(1), -1, 1)
+        assert trial.settings.similarity is not None
+        remaining, (low, high) = trial.remaining, trial.settings.similarity
+        trial.similarity[remaining] = cosines
+        trial.reject(remaining[~(cosines >= low)], UNLIKE)
+        trial.reject(remaining[cosines > high], ALIKE)
 
 
 def _duplicates(trials: list[_Trial]) -> None:
@@ -223,5 +220,4 @@ def _duplicates(trials: list[_Trial]) -> None:
             continue
         for before in trials[:number]:
             both = np.intersect1d(trial.remaining, before.remaining, assume_unique=True)
-            equal = as_mask(pc.equal(trial.variants.bare, before.variants.bare))
-            trial.reject(both[equal[both]], DUPLICATE)
+            trial.reject(both[as_mask(pc.equal(trial.variants.bare, before.variants.bare))[both]], DUPLICATE)

@@ -6,24 +6,15 @@ Only the neighbours of words that texts contain are computed, once in each worke
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
-from pipeline.errors import ModelError
 from pipeline.models.folder.locate import locate
-from pipeline.models.folder.vectorfile import read_vectors
 from pipeline.models.folder.word_vectors import TABLE
 
 # words looked up together: neighbours in the file have similar frequencies, so they occur together
 _BLOCK = 32
 _ROWS = 8_192  # of the table in one product: 10 MB with 300 dimensions
-
-
-def check_vectors(file: Path, name: str) -> None:
-    """ModelError if the beginning of the file has no word vectors."""
-    if next(read_vectors(file, name), None) is None:
-        raise ModelError(name, "word vectors", "an empty file", "give another file")
 
 
 @dataclass

@@ -13,11 +13,12 @@ import numpy as np
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from pipeline.augment import WordAugmenter
-from pipeline.augment.nearest import NearestWords, check_vectors
+from pipeline.augment.nearest import NearestWords
 from pipeline.augment.thesaurus import read_thesaurus
 from pipeline.augment.words import absolute_path, split_word
 from pipeline.config import Settings
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, ModelError
+from pipeline.models.folder.vectorfile import read_vectors
 from pipeline.store.cache import digest_of_file
 from pipeline.store.store import store_of
 from pipeline.text.tokens.stop_words import STOP_WORDS
@@ -90,8 +91,8 @@ class SynonymSettings(Settings):
         """
         if self.vectors is None:
             read_thesaurus(self.file(), self.path)
-        else:
-            check_vectors(self.file(), self.path)
+        elif next(read_vectors(self.file(), self.path), None) is None:
+            raise ModelError(self.path, "word vectors", "an empty file", "give another file")
 
     def identity(self) -> JsonValue:
         """The options that decide the synonyms, and the content of the file."""

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from pipeline.augment import nearest
-from pipeline.augment.nearest import NearestWords, check_vectors
+from pipeline.augment.nearest import NearestWords
+from pipeline.augment.synonyms import SynonymSettings
 from pipeline.errors import ModelError
 from tests.models.folder.wordfiles import FORMS, write_words
 
@@ -92,4 +93,4 @@ def test_file_without_vectors_is_refused(tmp_path, content):
     file = tmp_path / "vectors.txt"
     file.write_bytes(content)
     with pytest.raises(ModelError, match=r"vectors\.txt"):
-        check_vectors(file, str(file))
+        SynonymSettings(vectors=str(file)).check()

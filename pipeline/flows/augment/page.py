@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Generic, TypeAlias, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,6 @@ from pipeline.store.base import Store
 from pipeline.store.units import Corpus, UnitRecord
 
 T = TypeVar("T")
-Batch: TypeAlias = pa.RecordBatch
 
 SAMPLE = 100_000  # rows of histograms and proportions: an error of at most 0.3 %, if rows are independent
 _EXAMPLES, _REJECTED = 20, 5  # texts shown, and rejected variants shown for each reason
@@ -110,7 +109,7 @@ def _collect(made: Augmentation, named: Sequence[NamedAugmenter], most: int) -> 
     return data
 
 
-def _batches(store: Store, unit: UnitRecord, labels: Sequence[str]) -> Iterator[Batch]:
+def _batches(store: Store, unit: UnitRecord, labels: Sequence[str]) -> Iterator[pa.RecordBatch]:
     columns = ["text", "text_key", *(name for label in labels for name in columns_of(label))]
     with pq.ParquetFile(unit.file.open(store)) as file:
         yield from file.iter_batches(_ROWS, columns=columns)
@@ -126,19 +125,21 @@ def _by_reason(counts: Mapping[str, int]) -> Counter[str]:
     return found
 
 
-class _KeySample(Generic[T]):
-    """The items with the smallest hashes of their keys; for equal keys the first one."""
+def _with_sample(
+    found: Mapping[bytes, T], keys: Sequence[bytes], at: Callable[[int], T], size: int
+) -> dict[bytes, T]:
+    """Keep the items with the `size` smallest hashes of their keys; for equal keys the first one.
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.found: dict[bytes, T] = {}
-
-    def offer(self, keys: Sequence[bytes], at: Callable[[int], T]) -> None:
-        """Offer items by their keys; `at` returns the item at an index and is called only for chosen ones."""
-        indices = {key: index for index, key in reversed(list(enumerate(keys)))}
-        every = list({**dict.fromkeys(self.found), **dict.fromkeys(indices)})
-        chosen = [every[number] for number in sample_by_key(every, self.size)] if every else []
-        self.found = {key: self.found[key] if key in self.found else at(indices[key]) for key in chosen}
+    Args:
+        found: the items kept so far, by key.
+        keys: keys of more items.
+        at: returns the item at an index of `keys`; called only for items that are kept.
+        size: number of items to keep.
+    """
+    indices = {key: index for index, key in reversed(list(enumerate(keys)))}
+    every = list({**dict.fromkeys(found), **dict.fromkeys(indices)})
+    chosen = [every[number] for number in sample_by_key(every, size)] if every else []
+    return {key: found[key] if key in found else at(indices[key]) for key in chosen}
 
 
 class _PageData:
@@ -149,10 +150,10 @@ class _PageData:
         self._labels = [label for each in named for label in each.labels]
         self._texts = np.zeros(len(self._labels), np.int64)
         self._ratios, self._cosines = dict[str, VariantHistogram](), dict[str, VariantHistogram]()
-        self._examples: _KeySample[AugmentedExample] = _KeySample(_EXAMPLES)
-        self._rejected = defaultdict[str, _KeySample[RejectedVariant]](lambda: _KeySample(_REJECTED))
+        self._examples: dict[bytes, AugmentedExample] = {}
+        self._rejected = defaultdict[str, dict[bytes, RejectedVariant]](dict)
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: pa.RecordBatch) -> None:
         """Count the rows and sample examples."""
         self.rows += batch.num_rows
         kept = np.stack([as_mask(batch[columns_of(label)[0]].is_valid()) for label in self._labels])
@@ -160,22 +161,24 @@ class _PageData:
         for each in self.named:
             for label in each.labels:
                 self._measure(batch, label, each)
-        self._examples.offer(batch["text_key"].to_pylist(), partial(_example, batch, self._labels))
+        example = partial(_example, batch, self._labels)
+        self._examples = _with_sample(self._examples, batch["text_key"].to_pylist(), example, _EXAMPLES)
         self.add_rejected(batch)
 
-    def add_rejected(self, batch: Batch, only: str | None = None) -> None:
+    def add_rejected(self, batch: pa.RecordBatch, only: str | None = None) -> None:
         """Sample the rejected variants; `only` those of one reason, if it is given."""
         for label in self._labels:
             reasons = np.array(batch[columns_of(label)[2]].to_pylist(), object)
             for reason in {only} if only else {each for each in reasons if each is not None}:
                 rows = batch.take(pa.array(np.flatnonzero(reasons == reason)))
-                self._rejected[reason].offer(rows["text_key"].to_pylist(), partial(_rejected, rows, label))
+                keys, rejected = rows["text_key"].to_pylist(), partial(_rejected, rows, label)
+                self._rejected[reason] = _with_sample(self._rejected[reason], keys, rejected, _REJECTED)
 
     def found(self, reason: str) -> int:
         """Number of sampled variants that were rejected for that reason."""
-        return len(self._rejected[reason].found)
+        return len(self._rejected[reason])
 
-    def _measure(self, batch: Batch, label: str, of: NamedAugmenter) -> None:
+    def _measure(self, batch: pa.RecordBatch, label: str, of: NamedAugmenter) -> None:
         """Add a label's length ratios and cosines to the histograms of its method."""
         variant, rejected, _, similarity = (batch[column] for column in columns_of(label))
         kept, shown = as_mask(variant.is_valid()), pc.coalesce(variant, rejected)
@@ -197,14 +200,14 @@ class _PageData:
 
     def sample(self, rates: Mapping[str, Mapping[str, int]]) -> VariantSample:
         """The sample, with reasons in the order of their frequency. rates: counts from the manifest."""
-        found = {reason: tuple(each.found.values()) for reason, each in self._rejected.items() if each.found}
+        found = {reason: tuple(each.values()) for reason, each in self._rejected.items() if each}
         total = {reason: sum(counts.get(reason, 0) for counts in rates.values()) for reason in found}
         rejected = {reason: found[reason] for reason in sorted(total, key=lambda name: (-total[name], name))}
-        examples = tuple(self._examples.found.values())
+        examples = tuple(self._examples.values())
         return VariantSample(self.rows, tuple(self._texts.tolist()), examples, rejected)
 
 
-def _example(batch: Batch, labels: Sequence[str], row: int) -> AugmentedExample:
+def _example(batch: pa.RecordBatch, labels: Sequence[str], row: int) -> AugmentedExample:
     made = []
     for label in labels:
         variant, rejected, reason, _ = (batch[name][row].as_py() for name in columns_of(label))
@@ -212,5 +215,5 @@ def _example(batch: Batch, labels: Sequence[str], row: int) -> AugmentedExample:
     return AugmentedExample(batch["text"][row].as_py(), tuple(made))
 
 
-def _rejected(batch: Batch, label: str, row: int) -> RejectedVariant:
+def _rejected(batch: pa.RecordBatch, label: str, row: int) -> RejectedVariant:
     return RejectedVariant(label, batch["text"][row].as_py(), batch[columns_of(label)[1]][row].as_py())

@@ -101,8 +101,7 @@ class VariantPlan:
             bar.skip(rows - len(task.model_stages) * total_rows(todo))
             if todo:
                 cluster = _cluster_for(self.job.cluster, [stage.model for stage in task.model_stages])
-                pool = run.workers.pool(cluster, len(todo))
-                for _, spent in run.workers.map_units(task, todo, pool, bar):
+                for _, spent in run.workers.map_units(task, todo, run.workers.pool(cluster, len(todo)), bar):
                     stats = stats.merge(spent)
             bar.reach(len(task.model_stages) * total_rows(todo))
             bar.stage.note = _describe(stats)
@@ -111,7 +110,6 @@ class VariantPlan:
     def write_variants(self, run: Run, corpus: Corpus) -> tuple[UnitRecord, ...]:
         """Write the units of variants, in the corpus's order; units without a live row are left out."""
         store, workers = run.store, run.workers
-        encodes = needs_encoder(self.named)
         task = AssembleUnit(
             store,
             self.named,
@@ -120,7 +118,7 @@ class VariantPlan:
             self.job.augment.seed,
             self.job.corpus.id,
             corpus.dead,
-            encoder_for_workers(self.job.encoder, store, workers) if encodes else None,
+            encoder_for_workers(self.job.encoder, store, workers) if needs_encoder(self.named) else None,
             workers.encode_settings(self.job.encode),
         )
         live = [unit for unit in corpus.units if unit.rows > unit.dead]

@@ -102,8 +102,7 @@ class AssembleUnit:
                 if len(rows):
                     batch = source.take(rows).combine_chunks()
                     parts = {name: table.take(rows) for name, table in made.items()}
-                    candidates = self._candidates(batch, parts, edits)
-                    judged = judge(one_chunk(batch["text"]), candidates, vectors)
+                    judged = judge(one_chunk(batch["text"]), self._candidates(batch, parts, edits), vectors)
                     for label, each in judged.items():
                         counts.update({f"{label}:{outcome}": n for outcome, n in each.counts().items()})
                     writer.write_table(self._table(batch, judged, schema))

@@ -115,6 +115,5 @@ def _first_paragraph(node: Definition | ast.Module) -> str | None:
 
 
 def _signature(node: Definition) -> str:
-    parts = node.bases if isinstance(node, ast.ClassDef) else [node.args]
-    inside = ", ".join(map(ast.unparse, parts))
+    inside = ", ".join(map(ast.unparse, node.bases if isinstance(node, ast.ClassDef) else [node.args]))
     return f"{node.name}({inside})".encode(errors="replace").decode()[:_MAX_SIGNATURE]

@@ -82,8 +82,7 @@ class Ingestion:
     @cached_property
     def _parent_schema(self) -> pa.Schema:
         assert self.parent is not None
-        unit = self.parent.units[0]
-        return pq.ParquetFile(unit.file.open(self.store)).schema_arrow.remove_metadata()
+        return pq.ParquetFile(self.parent.units[0].file.open(self.store)).schema_arrow.remove_metadata()
 
     def _unchanged_files(self) -> dict[str, InputFile]:
         """Files that need not be read.
@@ -197,8 +196,7 @@ class Ingestion:
         """(units of the parent that still have live rows, all dead addresses in them)."""
         if self.parent is None or not self._reuse:
             return [], np.zeros(0, dtype=np.int64)
-        before = Dead.load(self.store, self.parent.dead).addresses
-        dead = np.sort(np.concatenate([before, *buckets.dead]))
+        dead = np.sort(np.concatenate([Dead.load(self.store, self.parent.dead).addresses, *buckets.dead]))
         ordinals, counts = np.unique(dead >> 32, return_counts=True)
         dead_rows = dict(zip(ordinals.tolist(), counts.tolist(), strict=True))
         updated = [

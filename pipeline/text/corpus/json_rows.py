@@ -8,11 +8,10 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.settings import CorpusSettings
-from pipeline.text.corpus.json_values import is_id, parse_line, show_value
+from pipeline.text.corpus.json_values import convert_value, is_id, parse_line, show_value
 from pipeline.text.corpus.normalize import has_surrogates, replace_surrogates
 from pipeline.text.corpus.quarantine import RejectedRow
 from pipeline.text.corpus.sources import SourceFile
-from pipeline.text.corpus.values import convert_value
 
 
 def keys_by_column(schema: pa.Schema, corpus: CorpusSettings) -> dict[str, str]:
@@ -74,8 +73,7 @@ class LineParser:
         if wrong:
             shown_id = row_id if isinstance(row_id, str | None) else show_value(row_id)
             shown_text = text if isinstance(text, str) else None
-            rejected = RejectedRow(number, "wrong_type", ", ".join(wrong), shown_id, shown_text)
-            self.rejected.append(rejected)
+            self.rejected.append(RejectedRow(number, "wrong_type", ", ".join(wrong), shown_id, shown_text))
         else:
             self.rows.append(self._convert(number, row_id, text, others))
 

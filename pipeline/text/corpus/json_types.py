@@ -14,9 +14,9 @@ from pipeline.text.corpus.json_values import (
     parse_block,
     parse_line,
     show_value,
+    widen_type,
 )
 from pipeline.text.corpus.sources import SourceFile
-from pipeline.text.corpus.values import widen_type
 
 
 @dataclass

@@ -98,8 +98,7 @@ def read_bucket(
     """
     if not buckets:
         return None
-    bucket = buckets[part * len(buckets) // parts]
-    table = pq.read_table(bucket.open(store)).combine_chunks()
+    table = pq.read_table(buckets[part * len(buckets) // parts].open(store)).combine_chunks()
     if len(buckets) == parts or not table.num_rows:
         return table
     bits = np.uint64(parts.bit_length() - 1)

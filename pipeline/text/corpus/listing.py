@@ -68,10 +68,9 @@ def list_remote(uri: str) -> Listing:
     system, path = _filesystem(uri)
     magic = glob.has_magic(path)
     search = system.glob if magic else system.find
-    listed = retrying(lambda: search(path, detail=True), uri)
     found = [
         FoundFile(name, system.unstrip_protocol(name), int(status["size"]), _remote_stamp(status))
-        for name, status in listed.items()
+        for name, status in retrying(lambda: search(path, detail=True), uri).items()
         if status.get("type") != "directory" and not name.endswith("/")
     ]
     if magic:

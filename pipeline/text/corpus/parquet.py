@@ -55,8 +55,7 @@ def inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns:
             file, "corpus.text", corpus.text, "string (or binary holding UTF-8)", types[corpus.text]
         )
     wanted = {name: types[name] for name in corpus.keep} | {corpus.id: found}
-    negative = _may_be_negative(opened.metadata, corpus.id, types[corpus.id])
-    return FileColumns(file, wanted, rows, negative)
+    return FileColumns(file, wanted, rows, _may_be_negative(opened.metadata, corpus.id, types[corpus.id]))
 
 
 def _may_be_negative(metadata: pq.FileMetaData, name: str, kind: pa.DataType) -> bool:

@@ -51,35 +51,27 @@ class QuarantineFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._writer: pq.ParquetWriter | None = None
+        self._writer = pq.ParquetWriter(path, QUARANTINE, **writer_options(QUARANTINE))
         self._waiting: list[pa.Table] = []
         self._reasons: Counter[str] = Counter()
 
     def add(self, rows: pa.Table) -> None:
         """Append the rows of a quarantine table."""
-        if not rows.num_rows:
-            return
         for reason in rows["reason"].value_counts().to_pylist():
             self._reasons[reason["values"]] += reason["counts"]
         self._waiting.append(rows)
-        if sum(len(table) for table in self._waiting) >= _GROUP_ROWS:
+        if sum(map(len, self._waiting)) >= _GROUP_ROWS:
             held = pa.concat_tables(self._waiting)
             whole = len(held) // _GROUP_ROWS * _GROUP_ROWS
-            self._write(held.slice(0, whole))
+            self._writer.write_table(held.slice(0, whole).combine_chunks(), row_group_size=_GROUP_ROWS)
             self._waiting = [held.slice(whole)]
 
     def close(self) -> dict[str, int]:
-        """Finish the file and return the number of rows by reason; without rows there is no file."""
-        if any(len(table) for table in self._waiting):
-            self._write(pa.concat_tables(self._waiting))
-        if self._writer:
-            self._writer.close()
+        """Finish the file and return the number of rows by reason."""
+        if any(map(len, self._waiting)):
+            self._writer.write_table(pa.concat_tables(self._waiting).combine_chunks())
+        self._writer.close()
         return dict(sorted(self._reasons.items()))
-
-    def _write(self, rows: pa.Table) -> None:
-        if self._writer is None:
-            self._writer = pq.ParquetWriter(self.path, QUARANTINE, **writer_options(QUARANTINE))
-        self._writer.write_table(rows.combine_chunks(), row_group_size=_GROUP_ROWS)
 
 
 def list_quarantined(

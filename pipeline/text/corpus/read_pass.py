@@ -178,11 +178,10 @@ class ReadPass:
         """Return the batch's rows for units; add their lines, the bad rows and the counts."""
         rows = self._unit_rows(batch.good, file)
         count = rows.num_rows
-        kept = [name for name in self.schema.names if name not in _UNIT_COLUMNS]
         columns = {
             "id": rows["id"],
             "text_key": rows["text_key"],
-            "carried": carried_keys(rows, kept),
+            "carried": carried_keys(rows, [name for name in self.schema.names if name not in _UNIT_COLUMNS]),
             "file": pa.array(np.full(count, self.file_index[file.name], dtype=np.int32)),
             "row": rows["row"],
             "address": pa.nulls(count, pa.int64()),

@@ -71,8 +71,7 @@ def read_batches(
         corpus: names the columns.
         columns: from the survey; None: from this file only.
     """
-    agreed = columns or survey_files([file], corpus).columns
-    for raw in _FORMATS[file.format].read(file, corpus, agreed):
+    for raw in _FORMATS[file.format].read(file, corpus, columns or survey_files([file], corpus).columns):
         yield sift(raw, file)
 
 

@@ -90,27 +90,24 @@ class ResolvedBucket:
         return own.append_column("winner_file", winner["file"]).append_column("winner_row", winner["row"])
 
 
-@dataclass(frozen=True, eq=False)
 class _Comparison:
-    """The winners of tonight's ids beside last night's live rows."""
+    """The winners of tonight's ids beside last night's live rows.
 
-    winners: pa.Table
-    lines: np.ndarray
-    """index of each winner among the lines"""
-    live: pa.Table
-    index: np.ndarray
-    """index of the live row with each winner's id, 0 if there is none"""
-    known: np.ndarray
-    """whether there is a live row with the winner's id"""
-    same: np.ndarray
-    """whether that row's text and kept columns are equal too"""
+    Attributes:
+        winners: tonight's winners.
+        lines: index of each winner among the lines.
+        live: last night's live rows.
+        index: index of the live row with each winner's id, 0 if there is none.
+        known: whether there is a live row with the winner's id.
+        same: whether that row's text and kept columns are equal too.
+    """
 
-    @classmethod
-    def of(cls, winners: pa.Table, lines: np.ndarray, live: pa.Table) -> "_Comparison":
-        index = pc.index_in(winners["id"].combine_chunks(), value_set=live["id"].combine_chunks())
-        known = index.is_valid().to_numpy(zero_copy_only=False)
-        index = pc.fill_null(index, 0).to_numpy()
-        return cls(winners, lines, live, index, known, known & _equal(winners, live, index))
+    def __init__(self, winners: pa.Table, lines: np.ndarray, live: pa.Table) -> None:
+        self.winners, self.lines, self.live = winners, lines, live
+        found = pc.index_in(one_chunk(winners["id"]), value_set=one_chunk(live["id"]))
+        self.known = found.is_valid().to_numpy(zero_copy_only=False)
+        self.index = pc.fill_null(found, 0).to_numpy()
+        self.same = self.known & _equal(winners, live, self.index)
 
     def changes(self) -> Changes:
         known, same = int(self.known.sum()), int(self.same.sum())
@@ -148,11 +145,9 @@ def resolve_bucket(before: pa.Table, now: pa.Table, *, reuse: bool) -> ResolvedB
     order = [("id", "ascending"), ("file", "ascending"), ("row", "ascending")]
     lines = lines.take(pc.sort_indices(lines, sort_keys=order)).combine_chunks()
     ids = one_chunk(lines["id"])
-    differs = pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
-    first = np.append(True, differs)[: len(ids)]
+    first = np.append(True, pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False))[: len(ids)]
     live = before.filter(before["address"].is_valid()).combine_chunks()
-    winners = lines.filter(pa.array(first)).combine_chunks()
-    compared = _Comparison.of(winners, np.flatnonzero(first), live)
+    compared = _Comparison(lines.filter(pa.array(first)).combine_chunks(), np.flatnonzero(first), live)
 
     keeps = compared.same & reuse
     held = live["address"].to_numpy()

@@ -46,8 +46,9 @@ class Tables:
             columns = {name: bucket[name] for name in ("id", "text_key", "carried", "row")}
             columns["file"] = files.take(one_chunk(bucket["file"]))
             columns["address"] = pa.array(address, mask=address == ABSENT)
-            table = pa.table(columns, schema=schema)
-            written.append(self._store(table, f"{self.folder}/{number:05d}.parquet"))
+            written.append(
+                self._store(pa.table(columns, schema=schema), f"{self.folder}/{number:05d}.parquet")
+            )
         return written
 
     def texts(
@@ -80,8 +81,7 @@ class Tables:
                 _find_sources(new, known, sources)
                 addresses = pa.array(writer.addresses_of(new["new_row"].to_numpy()))
                 tables.append(pa.table([new["text_key"], addresses], schema=TEXTS))
-            order = [("text_key", "ascending"), ("address", "ascending")]
-            table = pa.concat_tables(tables).sort_by(order)
+            table = pa.concat_tables(tables).sort_by([("text_key", "ascending"), ("address", "ascending")])
             written.append(self._store(table, f"{self.folder}/texts-{part:05d}.parquet"))
         bounds = zip(writer.units, pairwise(writer.starts), strict=True)
         return written, [self._with_copies(unit, sources[start:stop]) for unit, (start, stop) in bounds]

@@ -105,18 +105,19 @@ def open_training_rows(
             the set, or a score is out of range.
     """
     files = training_files(settings.uri)
-    footers = [_read_footer(file) for file in files]
-    common = set[str].intersection(*(set(footer.schema.names) for footer in footers))
+    footers = list(map(_read_footer, files))
+    common = set[str].intersection(*(set(schema.names) for schema, _ in footers))
     present = (role for role in optional if settings.columns.get(role, role) in common)
     taken = tuple(dict.fromkeys([*roles, *present]))
-    for file, footer in zip(files, footers, strict=True):
-        _check_columns(file, footer.schema, settings, taken)
+    for file, (schema, _) in zip(files, footers, strict=True):
+        _check_columns(file, schema, settings, taken)
     groups, counts = [], Counter(rows=0, unlabelled=0, missing=0)
-    for file, footer in zip(files, footers, strict=True):
-        for number, rows in enumerate(footer.sizes):
-            group = RowGroup(file, number, counts["rows"], sum(footer.sizes[:number]), rows)
-            groups.append(_count_kept(settings, group, taken, footer.missing[number], counts))
-            counts["rows"] += rows
+    for file, (_, footer) in zip(files, footers, strict=True):
+        first = counts["rows"]
+        for number, found in enumerate(footer):
+            group = RowGroup(file, number, counts["rows"], counts["rows"] - first, found.num_rows)
+            groups.append(_count_kept(settings, group, taken, _null_counts(found), counts))
+            counts["rows"] += found.num_rows
     pairs = TrainingRows(settings, taken, tuple(groups), dict(counts))
     if not len(pairs):
         raise DataError(settings.uri, "rows to train on", _reason_for_no_rows(counts), "check the files")
@@ -143,30 +144,18 @@ def training_files(uri: str) -> list[SourceFile]:
         ) from None
 
 
-@dataclass(frozen=True)
-class _FileFooter:
-    """Schema and statistics from a file's footer."""
-
-    schema: pa.Schema
-    sizes: list[int]
-    """rows of each row group"""
-    missing: list[dict[str, int]]
-    """nulls by column, for each row group; columns without a null count are left out"""
-
-
-def _read_footer(file: SourceFile) -> _FileFooter:
+def _read_footer(file: SourceFile) -> tuple[pa.Schema, list[pq.RowGroupMetaData]]:
+    """Read (schema, statistics of each row group) from a file's footer."""
     with storage_errors(file.uri, ""), open_file(file) as stream:
         opened = pq.ParquetFile(stream)
-        groups = [opened.metadata.row_group(number) for number in range(opened.metadata.num_row_groups)]
-        sizes = [group.num_rows for group in groups]
-        return _FileFooter(opened.schema_arrow, sizes, list(map(_null_counts, groups)))
+        return opened.schema_arrow, list(map(opened.metadata.row_group, range(opened.num_row_groups)))
 
 
 def _null_counts(group: pq.RowGroupMetaData) -> dict[str, int]:
-    chunks = (group.column(number) for number in range(group.num_columns))
+    """Nulls by column; columns without a null count are left out."""
     return {
         chunk.path_in_schema: chunk.statistics.null_count
-        for chunk in chunks
+        for chunk in map(group.column, range(group.num_columns))
         if chunk.statistics is not None and chunk.statistics.has_null_count
     }
 

@@ -13,6 +13,15 @@ from pipeline.store.arrays import is_text, plain_type
 from pipeline.text.corpus.normalize import valid_utf8
 
 BLANK = " "  # replaces a missing text: leaving the row out would change the meaning of the other columns
+# the types of a role's column, as a phrase and as checks
+_TEXT = ("strings", (is_text, pa.types.is_null))
+_NAME = ("strings or integers", (is_text, pa.types.is_integer))
+_KINDS: dict[str, tuple[str, tuple[Callable[[pa.DataType], bool], ...]]] = {
+    "score": ("numbers", (pa.types.is_integer, pa.types.is_floating)),
+    "position": ("integers", (pa.types.is_integer,)),
+    "label": _NAME,
+    "document": _NAME,
+}
 # two rows of a batch that have an equal text in one of these roles are false negatives of each other
 COMPARED = ("text", "anchor", "positive")
 
@@ -27,33 +36,18 @@ class _Converted(NamedTuple):
 
 def has_type(role: str, kind: pa.DataType) -> bool:
     """Whether a column of that type can have the role."""
-    kind = plain_type(kind)
-    text, number = is_text(kind), pa.types.is_integer(kind)
-    if role in TEXTS:
-        return text or pa.types.is_null(kind)
-    return {
-        "score": number or pa.types.is_floating(kind),
-        "position": number,
-        "label": text or number,
-        "document": text or number,
-    }[role]
+    return any(check(plain_type(kind)) for check in _KINDS.get(role, _TEXT)[1])
 
 
 def expected_type(role: str) -> str:
     """The types that a column of the role can have, as a phrase for error messages."""
-    return {
-        "score": "numbers",
-        "position": "integers",
-        "label": "strings or integers",
-        "document": "strings or integers",
-    }.get(role, "strings")
+    return _KINDS.get(role, _TEXT)[0]
 
 
 def has_label(column: pa.ChunkedArray, values: Values) -> np.ndarray:
     """(n,) bool: whether each row has a label, valid or not."""
     no_label = pa.array(values.no_label, pa.large_string())
-    unlabelled = pc.is_in(column.cast(pa.large_string()), value_set=no_label)
-    return ~np.asarray(unlabelled.to_numpy(), bool)
+    return ~np.asarray(pc.is_in(column.cast(pa.large_string()), value_set=no_label).to_numpy(), bool)
 
 
 def convert_values(table: pa.Table, values: Values, where: str) -> pa.Table:
@@ -80,9 +74,8 @@ def convert_values(table: pa.Table, values: Values, where: str) -> pa.Table:
         converted[role], valid, expected = convert.get(role, _texts)(column, values)
         if not valid.all():
             first = int(np.argmin(valid))
-            row = f"{where}: row {table['row'][first].as_py()} (counted from 0), {role}"
             raise DataError(
-                row,
+                f"{where}: row {table['row'][first].as_py()} (counted from 0), {role}",
                 expected,
                 "bytes that are not valid UTF-8" if role in TEXTS else repr(column[first].as_py()),
                 "fix the row, or name another column in `columns`, or set what its values mean",

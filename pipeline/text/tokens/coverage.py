@@ -166,20 +166,18 @@ class ScriptCoverage:
 
     def most_unknown_scripts(self) -> str:
         """The three scripts with the most unknown tokens, as a phrase for people."""
-        worst = sorted(self.scripts.items(), key=lambda one: -one[1].unknown)[:3]
         return ", ".join(
             f"{each.unknown_share:.1%} in {each.rows:,} {script_phrase(script)}"
-            for script, each in worst
+            for script, each in sorted(self.scripts.items(), key=lambda one: -one[1].unknown)[:3]
             if each.unknown
         )
 
     def most_lost_scripts(self) -> str:
         """The three scripts with the most lost tokens, as a phrase for people."""
-        worst = sorted(self.scripts.items(), key=lambda one: -one[1].lost)[:3]
         return ", ".join(
             f"{each.lost_share:.1%} in {each.rows:,} {script_phrase(script)}, "
             f"{each.cut_share:.1%} of them cut"
-            for script, each in worst
+            for script, each in sorted(self.scripts.items(), key=lambda one: -one[1].lost)[:3]
             if each.lost
         )
 

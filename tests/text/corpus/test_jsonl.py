@@ -15,9 +15,9 @@ from pipeline.settings import CorpusSettings
 from pipeline.store.store import open_store
 from pipeline.text.corpus.columns import MAX_LEAVES, Columns, count_leaves
 from pipeline.text.corpus.ingest import ingest
+from pipeline.text.corpus.json_values import MAX_DEPTH
 from pipeline.text.corpus.reader import read_batches, survey_files
 from pipeline.text.corpus.sources import list_files
-from pipeline.text.corpus.values import MAX_DEPTH
 
 
 def rows_of(file, corpus=None, columns=None):
