@@ -17,6 +17,7 @@ from pipeline.store.dead import Dead
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.schema import QUARANTINE, writer_options
 from pipeline.store.units import Corpus
+from pipeline.text.corpus.normalize import replace_surrogates
 
 _EXCERPT = 200  # characters of a text that are stored
 _GROUP_ROWS = 8_192
@@ -37,7 +38,14 @@ class RejectedRow:
 def quarantine(file: str, rejected: Iterable[RejectedRow]) -> pa.Table:
     """The rejected rows of a file as a quarantine table, sorted by row number."""
     rows = [
-        vars(one) | {"file": file, "detail": one.detail or None, "excerpt": one.text and one.text[:_EXCERPT]}
+        {
+            "file": file,
+            "row": one.row,
+            "id": one.id and replace_surrogates(one.id),
+            "reason": one.reason,
+            "detail": one.detail or None,
+            "excerpt": one.text and replace_surrogates(one.text[:_EXCERPT]),
+        }
         for one in sorted(rejected, key=lambda one: one.row)
     ]
     return pa.Table.from_pylist(rows, QUARANTINE)

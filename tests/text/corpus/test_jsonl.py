@@ -448,3 +448,14 @@ def test_kept_key_may_lack_in_some_files_but_not_in_all(tmp_path):
     pq.write_table(pa.table({"id": [3], "text": ["c"]}), tmp_path / "c.parquet")
     with pytest.raises(DataError, match=r"c\.parquet.*'note' \(corpus.keep\)"):
         ingest(CorpusSettings(uri=str(tmp_path), keep=("note",)), 10, open_store(tmp_path / "_out"))
+
+
+def test_lone_surrogates_of_a_rejected_row_are_replaced(tmp_path):
+    file = written(
+        tmp_path,
+        b'{"id": "a", "text": "x"}',
+        rb'{"id": 1.5, "text": "\ud800"}',
+        rb'{"id": "\ud800", "text": 5}',
+    )
+    _, bad, _ = rows_of(file)
+    assert [(row["id"], row["excerpt"]) for row in bad] == [("1.5", "\ufffd"), ("\ufffd", None)]
