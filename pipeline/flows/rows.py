@@ -140,8 +140,8 @@ class LiveRows:
 
     def holds(self, units: Sequence[Placed], addresses: np.ndarray) -> np.ndarray:
         """Return a mask (n,) of the addresses (n,) that are live rows of one of the units."""
-        there = np.array([placed.ordinal for placed in units], dtype=np.int64)
-        return np.isin(addresses >> 32, there) & ~Dead.load(self.store, self.dead).holds(addresses)
+        ordinals = [placed.ordinal for placed in units]
+        return np.isin(addresses >> 32, ordinals) & ~Dead.load(self.store, self.dead).holds(addresses)
 
     def ids(self, units: Sequence[Placed]) -> Iterator[pa.Table]:
         """Yield address, id and kept columns of every live row, a unit at a time, in address order."""

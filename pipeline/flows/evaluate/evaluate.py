@@ -193,9 +193,10 @@ class _Work:
 
     def encode(self, run: Run) -> None:
         """Encode all sentences; candidates of one space share their vectors."""
-        for space_id, contender in {each.space_id: each for each in reversed(self.candidates)}.items():
+        first = {each.space_id: each for each in reversed(self.candidates)}
+        for space_id, held in list(self.vectors.items()):
             if len(new := self.new[space_id]):
-                self.vectors[space_id] = encode_sentences(run, new, self.vectors[space_id], contender)
+                self.vectors[space_id] = encode_sentences(run, new, held, first[space_id])
 
     def score(self, run: Run) -> tuple[MeasuredTask, ...]:
         """Score every candidate on every task, unless an earlier run did.

@@ -160,5 +160,5 @@ def _series(candidates: Sequence[Contender], measured: dict[str, EncoderGeometry
 def _plain_name(space_id: str, candidates: Sequence[Contender]) -> str:
     """Return the name of an encoder without any transform."""
     alike = [each for each in candidates if each.space_id == space_id]
-    plain = next((each.name for each in alike if each.transform_id is None), None)
-    return plain or f"{alike[0].name} without its transform"
+    without = f"{alike[0].name} without its transform"
+    return next((each.name for each in alike if each.transform_id is None), without)

@@ -221,13 +221,12 @@ def _cuts(lengths: np.ndarray, most: int, workers: int) -> list[int]:
 def _unit(store: Store, texts: pa.Array, keys: pa.Array, number: int) -> CorpusUnit:
     """Store the sentences as a unit. Ids are hexadecimal keys, which identify quarantined sentences."""
     schema = corpus_schema(pa.string())
-    rows = pa.array(np.arange(len(texts)), pa.int64())
     columns = [
         pa.array([key.hex() for key in keys.to_pylist()]),
         texts,
         keys,
         pa.repeat(pa.scalar("sentences"), len(texts)),
-        rows,
+        pa.array(np.arange(len(texts)), pa.int64()),
     ]
     table = pa.Table.from_arrays(columns, schema=schema)
     stored = table_by_content(store, table, "units/sentences/unit", **writer_options(schema))

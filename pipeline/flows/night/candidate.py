@@ -83,9 +83,9 @@ class Live:
         """
         found: Counter[str] = Counter()
         for placed, gone, _ in self.units():
-            own = placed.unit.rows - len(gone) - sum(placed.unit.copied.values())
-            found.update(placed.unit.copied)
-            found[placed.unit.numerics_id or ""] += own
+            unit = placed.unit
+            found.update(unit.copied)
+            found[unit.numerics_id or ""] += unit.rows - len(gone) - sum(unit.copied.values())
         return {name: count for name, count in found.items() if count > 0}
 
     def set_aside(self, store: Store) -> dict[str, int]:

@@ -49,8 +49,7 @@ def needed(job: Job, store: Store, files: Mapping[SourceFile, int]) -> Room:
     """
     folder, previous = open_folder(job.encoder), load_previous(open_releases(job))
     release = previous.release
-    same_space = release is not None and release.space_id == folder.space_id
-    fresh = changed_files(files, previous.corpus if same_space else None)
+    fresh = changed_files(files, previous.corpus if release and release.space_id == folder.space_id else None)
     most = job.corpus.max_rows or sum(files.values())
     every, rows = min(sum(files.values()), most), min(sum(files[file] for file in fresh), most)
     texts, width = sum(file.size for file in fresh), 2 if job.encode.vectors == "float16" else 4

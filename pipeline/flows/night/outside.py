@@ -98,8 +98,8 @@ def _recall(run: Run, manifest: ReleaseManifest, vectors: np.ndarray) -> tuple[f
     size = run.workers.index_workers(run.job.cluster, len(manifest.units))
     shards = [Shard(number=number, units=part) for number, part in enumerate(contiguous(units, size))]
     scan = ScanTruth(source, affine_of(store, manifest), queries)
-    pieces = dict(run.workers.map_units(scan, shards, Pool(min(size, len(shards)))))
-    return run.workers.run(RecallOf(store, manifest, queries), tuple(pieces.values()), Pool(1))
+    pieces = [piece for _, piece in run.workers.map_units(scan, shards, Pool(min(size, len(shards))))]
+    return run.workers.run(RecallOf(store, manifest, queries), tuple(pieces), Pool(1))
 
 
 @dataclass(frozen=True)

@@ -192,8 +192,8 @@ def _decisions(candidate: Candidate) -> Iterator[str]:
     else:
         chosen = "as set, or the best there is"
     yield (
-        f"{measured.effort_name} is {effort}: {chosen}. One query takes {measured.latency.p50_ms:.2f} ms on one "
-        f"thread (p50), {measured.latency.p99_ms:.2f} ms (p99)."
+        f"{measured.effort_name} is {effort}: {chosen}. One query takes "
+        f"{measured.latency.p50_ms:.2f} ms on one thread (p50), {measured.latency.p99_ms:.2f} ms (p99)."
     )
 
 

@@ -40,8 +40,8 @@ _SMALL_INDEX = 500_000
 
 def ingest_corpus(job: Job, releases: Releases, previous: PreviousRelease, stages: Stages) -> Corpus:
     """Read tonight's corpus into units. Only changed files are read; rows of all others keep their units."""
-    parent = previous.parent(job, releases.next_ordinal())
-    corpus = read_corpus(job.corpus, job.encode.unit_rows, releases.store, parent, stages)
+    store, parent = releases.store, previous.parent(job, releases.next_ordinal())
+    corpus = read_corpus(job.corpus, job.encode.unit_rows, store, parent, stages)
     if previous.release is not None:
         say(f"corpus: {corpus_choice(corpus, previous).sentence}")
     return corpus
@@ -59,8 +59,10 @@ def corpus_choice(corpus: Corpus, previous: PreviousRelease) -> Choice:
         "dead_rows": dead,
         "unit_rows": rows,
     }
-    counted = f"{changes.new:,} rows new, {changes.changed:,} changed, {changes.deleted:,} deleted"
-    counted += f", {changes.unchanged:,} unchanged"
+    counted = (
+        f"{changes.new:,} rows new, {changes.changed:,} changed, {changes.deleted:,} deleted, "
+        f"{changes.unchanged:,} unchanged"
+    )
     read = f"{corpus.read_files} of {len(corpus.files)} files were read"
     if previous.release is None:
         chosen, sentence = "first", f"{counted}; {read}"
@@ -78,9 +80,9 @@ def warm_workers(job: Job, previous: PreviousRelease) -> Iterator[LocalWorkers |
 
     They load the encoder while the corpus is read.
     """
-    release, small = previous.release, bool(job.cluster.small_rows) and is_local(job.cluster)
-    few = release is None or release.rows <= _SMALL_INDEX
-    with local_workers(small and few, job.cluster.patience_s) as local:
+    release = previous.release
+    few = job.cluster.small_rows > 0 and (release is None or release.rows <= _SMALL_INDEX)
+    with local_workers(few and is_local(job.cluster), job.cluster.patience_s) as local:
         if local is not None and release is not None:
             local.warm(EncodeTexts(anywhere(job.encoder), local.encode_settings(job.encode)))
         yield local
@@ -144,9 +146,10 @@ def _extend_or_build(
         choices = (Choice(what="index", chosen="built anew", sentence=f"built anew: {why}"),)
     if near := rules.near_dead(index.measured, run.job.gates.wanted_recall):
         choices = (*choices, near)
-    warnings = [f"warning: {sentence}" for sentence in rules.near_dead_warnings(choices)]
-    for line in (*(f"index: {choice.sentence}" for choice in choices), *warnings):
-        say(line)
+    for choice in choices:
+        say(f"index: {choice.sentence}")
+    for sentence in rules.near_dead_warnings(choices):
+        say(f"warning: {sentence}")
     plan = index.plan
     kind = Choice(what="index kind", chosen=plan.kind, sentence=f"{plan.factory}: {plan.why}")
     return index, (*choices, kind)

@@ -32,7 +32,7 @@ def write_pairs(file: Path, count: int, seed: int = 0, texts: list[str] | None =
 
 
 def distinct(*files: Path) -> int:
-    """Different sentences of those files, as the encoder gets them."""
+    """Return the distinct sentences of these files, as the encoder gets them."""
     tables = [pq.read_table(file) for file in files]
     return len(
         {
@@ -50,7 +50,7 @@ def job(folder: Path, encoder: Path, *overrides: str) -> Job:
 
 
 def arguments(folder: Path, encoder: Path) -> list[str]:
-    """The same as command line overrides."""
+    """Return the same job as command line overrides."""
     return [
         f"encoder.path={encoder}",
         f"evaluate.tasks={folder / 'tasks'}",

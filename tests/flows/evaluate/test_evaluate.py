@@ -1,6 +1,4 @@
-"""Every sentence is encoded once for a space, what is there is taken over, and a figure is that of the
-encoder with its transform.
-"""
+"""Every sentence is encoded once per space, results are reused, and scores equal those of the encoder."""
 
 import json
 import os
@@ -59,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_whitening(file: Path, encoder: Path, space_id: str | None = None) -> Whitening:
-    """A whitening of 60 sentences to 8 components."""
+    """Fit a whitening of 60 sentences to 8 components."""
     folder = open_folder(EncoderSettings(path=str(encoder)))
     vectors = load_encoder(EncoderSettings(path=str(encoder)), EncodeSettings(), "cpu").encode(sentences(60))
     fitted = fit_whitening(Moments.of(vectors), 8, space_id=space_id or folder.space_id)
@@ -69,7 +67,7 @@ def write_whitening(file: Path, encoder: Path, space_id: str | None = None) -> W
 
 @pytest.fixture(scope="module")
 def found(folder: Path, encoder: Path, child: LocalWorkers) -> Evaluation:
-    """Raw, whitened, and another pooling of one encoder."""
+    """Evaluate one encoder raw, whitened, and with another pooling."""
     write_whitening(folder / "whitening.safetensors", encoder)
     candidates = (
         f"[{{}}, {{transform: {folder / 'whitening.safetensors'}}}, {{name: cls, encoder: {{path: "
@@ -80,7 +78,7 @@ def found(folder: Path, encoder: Path, child: LocalWorkers) -> Evaluation:
 
 
 def oracle(file: Path, encoder: EncoderSettings, transform: Any = None) -> float:
-    """Spearman x100 of cosines, straight from the encoder, scipy and numpy."""
+    """Compute Spearman x100 of cosines directly with the encoder, scipy and numpy."""
     table = pq.read_table(file)
     texts = [
         [(text or "").strip() or " " for text in table[name].to_pylist()]

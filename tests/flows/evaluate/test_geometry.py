@@ -1,5 +1,6 @@
-"""Geometry of candidates: equal to measuring by hand, an encoder measured once for all its transforms, taken
-over by a second run, and what is missing named.
+"""Geometry of candidates equals that measured by hand; stored results are reused.
+
+An encoder is measured once for all its transforms.
 """
 
 import hashlib
@@ -61,7 +62,7 @@ def plain(job: Job, name: str = "plain") -> Contender:
 
 
 def whitened(job: Job, store: Store, name: str = "whitened") -> tuple[Contender, Whitening]:
-    """The job's encoder with a whitening of sixty other sentences to eight components."""
+    """Return the job's encoder with a whitening of sixty other sentences to eight components."""
     folder = open_folder(job.encoder)
     fitted = fit_whitening(
         Moments.of(load_encoder(job.encoder, job.encode).encode(sentences(60, seed=9))),

@@ -1,4 +1,4 @@
-"""Sentences of tasks as units: each once, longest first, none too large, found again by their text."""
+"""Units of the sentences of tasks: each once, longest first, of bounded size, found again by their text."""
 
 from pathlib import Path
 

@@ -1,6 +1,4 @@
-"""Nights whose clock is hours off: each goes on from the previous one, and prune takes nothing that is in
-use.
-"""
+"""Nights whose clock is hours off: each continues from the previous one, and prune deletes no file in use."""
 
 import time
 from collections.abc import Callable

@@ -1,5 +1,6 @@
-"""A night's report compares with the previous release: fixed queries are asked of both, and what is unknown
-of the previous one is left out.
+"""The comparison with the previous release in a night's report.
+
+Fixed queries are asked of both releases; values that the previous one did not record are left out.
 """
 
 import re

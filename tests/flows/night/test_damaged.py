@@ -54,7 +54,7 @@ KINDS = (
 
 @pytest.fixture(scope="module")
 def published(child: LocalWorkers, encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a corpus, one row of which is set aside, and a whitened release of it."""
+    """Return a folder with a corpus, one row of which is quarantined, and a whitened release of it."""
     folder = tmp_path_factory.mktemp("published")
     write_corpus(folder / "corpus", 200)
     (folder / "corpus" / "twice.parquet").write_bytes((folder / "corpus" / "part-0.parquet").read_bytes())
@@ -70,7 +70,7 @@ def published(child: LocalWorkers, encoder: Path, tmp_path_factory: pytest.TempP
 
 @pytest.fixture
 def night(published: Path, encoder: Path, tmp_path: Path) -> Callable[..., NightOutcome]:
-    """The next night over a copy of what is published, corpus unchanged."""
+    """Run the next night over a copy of `published` with the same corpus."""
     for name in ("corpus", "releases"):
         shutil.copytree(published / name, tmp_path / name, copy_function=shutil.copy2)
     arguments = [

@@ -28,9 +28,7 @@ SETTINGS = ("whiten.mode=off", "gates.recall_at_10=0.1", "index.kind=flat", "cor
 
 
 def write(folder: Path, rows: Rows) -> None:
-    """The corpus in two files; a third holds rows that are set aside: one without an id, one whose id comes
-    twice.
-    """
+    """Write the corpus in two files, and a third with quarantined rows: one without id, one repeated id."""
     folder.mkdir(exist_ok=True)
     ids = sorted(rows)
     for number, part in enumerate((ids[::2], ids[1::2])):
@@ -56,7 +54,7 @@ def three_corpora() -> list[Rows]:
 
 @pytest.fixture(scope="module")
 def published(child: LocalWorkers, encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Root of three releases, the last with other settings."""
+    """Return a root of three releases, the last with other settings."""
     folder = tmp_path_factory.mktemp("three")
     for number, rows in enumerate(three_corpora()):
         write(folder / "corpus", rows)

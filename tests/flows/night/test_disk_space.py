@@ -1,6 +1,4 @@
-"""The space that preflight asks for covers what a night leaves and needs meanwhile, on a first night and
-beside a release.
-"""
+"""The space that preflight requires covers the files of a night, on a first night and beside a release."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""An attacker's corpus: rows are published as data, and become neither markup nor code nor a terminal's
-commands.
-"""
+"""A corpus of an attacker: rows are published as data, never as markup, code or terminal commands."""
 
 import json
 import re
@@ -50,7 +48,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 class Tags(HTMLParser):
-    """Elements and attributes of a page."""
+    """The elements and attributes of a page."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -65,7 +63,7 @@ class Tags(HTMLParser):
 
 @pytest.fixture
 def hostile(make_job: Callable[..., Job]) -> Job:
-    """A job over rows whose ids, texts and kept columns are all of the kind."""
+    """Return a job over rows whose ids, texts and kept columns are all hostile."""
     job = make_job("whiten.mode=off", "index.kind=flat", "gates.recall_at_10=", "gates.unknown_tokens=")
     rows = [
         *HOSTILE,

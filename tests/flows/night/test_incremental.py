@@ -1,6 +1,4 @@
-"""Nights that change: after any sequence of them, what is published is what a first night on the same corpus
-would publish.
-"""
+"""Nights that change: after any sequence, the release equals that of a first night on the same corpus."""
 
 import os
 import uuid
@@ -36,7 +34,7 @@ Corpus = dict[str, list[tuple[str, str]]]
 
 
 class Night:
-    """A corpus folder and a root, and the nights over them."""
+    """A corpus folder and a root, with nights over them."""
 
     def __init__(self, folder: Path, encoder: Path, *overrides: str) -> None:
         self.folder, self.input = folder, folder / "corpus"
@@ -60,7 +58,7 @@ class Night:
         self.clock = 0
 
     def put(self, files: Corpus) -> None:
-        """Make the folder hold exactly these files; each written one gets a time of its own."""
+        """Make the folder contain exactly these files, each with a modification time of its own."""
         for name in self.files.keys() - files.keys():
             (self.input / name).unlink()
         for name, rows in files.items():
@@ -81,7 +79,7 @@ class Night:
 
 
 def live_vectors(night: Night) -> dict[str, bytes]:
-    """id -> the bytes of its live vector, read from the release's units as anybody can."""
+    """Read the bytes of each live vector, by id, from the release's units."""
     manifest, store = night.current(), open_store(night.job.release.root)
     dead = Dead.load(store, manifest.dead)
     found: dict[str, bytes] = {}
@@ -104,9 +102,7 @@ def moments(night: Night) -> Moments:
 
 
 def same(incremental: Night, scratch: Night) -> None:
-    """Equal vectors to the bit, moments to rounding, and equal answers; ids of equal score may come in any
-    order.
-    """
+    """Compare two releases: vectors bit for bit, moments to rounding, answers but for the order of ties."""
     mine, fresh = live_vectors(incremental), live_vectors(scratch)
     assert mine == fresh
     one, other = moments(incremental), moments(scratch)

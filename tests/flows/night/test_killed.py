@@ -59,16 +59,15 @@ def finish(night: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def records(root: Path) -> dict[str, int]:
-    """Finished embedding units, with the time they were written."""
+    """List the records of finished embedding units, with their modification times."""
     return {path.name: path.stat().st_mtime_ns for path in root.glob("units/vectors/*/*.json")}
 
 
 def unit_bytes(root: Path) -> dict[str, bytes]:
-    """Every file below units/, once prune's sweep has removed what a process was writing when it was killed:
-    no listing shows that to a reader.
+    """Read every file below units/ after prune has removed incomplete files, which no reader lists.
 
-    Without the marks of attempts: one that was killed between a unit's record and the end of its attempt
-    leaves its mark to prune.
+    Marks of attempts are left out: an attempt that was killed before its end leaves its mark to
+    prune.
     """
     open_store(root).sweep(time.time() + 60)
     return {
@@ -86,7 +85,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, child: LocalWorkers, encoder: Path) -> Path:
-    """The root of a night that nobody disturbed."""
+    """Return the root of an undisturbed night."""
     folder = tmp_path_factory.mktemp("undisturbed")
     write_corpus(folder / "corpus", count=_ROWS)
     with connect(ClusterSettings(), Stages(), local=child):

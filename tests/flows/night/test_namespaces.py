@@ -37,7 +37,7 @@ def run(*command: str) -> str:
 
 
 def why_not() -> str | None:
-    """What this machine refuses; None when namespaces can be made."""
+    """Return the reason why this machine cannot make namespaces; None if it can."""
     name = f"manta-{os.getpid()}-try"
     if shutil.which("ip") is None or shutil.which("unshare") is None or shutil.which("nsenter") is None:
         return "the commands ip, unshare and nsenter are needed (iproute2, util-linux)"
@@ -54,8 +54,10 @@ def why_not() -> str | None:
 
 @dataclass
 class Machines:
-    """Three nodes and a switch between them. disk: what the first one alone sees; scratch: at the same path
-    on every node another one.
+    """Three nodes and a switch between them.
+
+    The directory `disk` is visible to the first node only; `scratch` is another one on every node, at
+    one path.
     """
 
     disk: Path
@@ -96,7 +98,7 @@ class Machines:
         )
 
     def build(self) -> None:
-        """The network, then Ray on every node and the S3 server on the first."""
+        """Make the network, then start Ray on every node and the S3 server on the first."""
         run("ip", "netns", "add", self.name(0))
         run("ip", "-n", self.name(0), "link", "add", "br0", "type", "bridge")
         run("ip", "-n", self.name(0), "link", "set", "br0", "up")
@@ -203,7 +205,7 @@ class Machines:
             time.sleep(0.1)
 
     def inside(self, command: list[str], output: int = subprocess.PIPE) -> subprocess.Popen[str]:
-        """A process on the first node."""
+        """Start a process on the first node."""
         enter = ["nsenter", "-t", str(self.started[0].pid), "-m", "-u", "-n", f"--wd={ROOT}"]
         return subprocess.Popen(
             [*enter, *command],
@@ -218,7 +220,7 @@ class Machines:
         return [int(pid) for pid in run("ip", "netns", "pids", self.name(number)).split()]
 
     def kill(self, number: int) -> None:
-        """kill -9 of every process of the node."""
+        """Kill every process of the node with signal 9."""
         while pids := self.pids(number):
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
@@ -226,7 +228,7 @@ class Machines:
             time.sleep(0.05)
 
     def at_work(self) -> set[int]:
-        """Nodes of which a worker of a pool has an item in hand."""
+        """Return the nodes on which a pool's worker has an item."""
         return {number for number in range(1, _NODES + 1) if any(map(_has_item, self.pids(number)))}
 
     def tear_down(self) -> None:
@@ -268,7 +270,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory, encoder: Path) -> Iterato
 
 
 class Listing:
-    """Listings of a root, by a process on the first node."""
+    """Listings of a root, made by a process on the first node."""
 
     def __init__(self, machines: Machines, root: str) -> None:
         self._process, self._root = (
@@ -286,8 +288,10 @@ class Listing:
         }
 
     def written(self) -> dict[str, str]:
-        """Etags of what a night made, without what tells of its time (manifest, report, commit) and the
-        index's working files.
+        """Return the etag of each file that a night wrote.
+
+        Files that contain the time (manifest, report, commit) and the index's working files are
+        left out.
         """
         made = ("units/", "moments/", "transforms/", "indexes/", "ids/", "encoders/")
         return {
@@ -329,8 +333,9 @@ def finish(night: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
 
 @pytest.fixture(scope="module")
 def undisturbed(machines: Machines) -> tuple[dict[str, str], set[int]]:
-    """(what a night that nobody disturbed wrote, nodes that were seen at work); the encoder and the corpus
-    lie on the first node's disk alone.
+    """Run an undisturbed night with encoder and corpus on the first node's disk.
+
+    Returns its files, and the nodes that were seen at work.
     """
     listing = Listing(machines, "s3://corpus-vectors/undisturbed")
     night, seen = start(machines, machines.disk / "encoder", "s3://corpus-vectors/undisturbed"), set[int]()

@@ -1,5 +1,6 @@
-"""A night from Parquet to a published index that plain faiss can serve; what did not change is kept, what
-fails a gate is not published.
+"""A night from Parquet to a published index that plain faiss can serve.
+
+Unchanged parts are kept; a candidate that fails a gate is not published.
 """
 
 import json
@@ -164,7 +165,7 @@ def test_a_kind_that_faiss_does_not_know_ends_the_night_before_it_begins(make_jo
 
 
 def exact_recall(root: str, texts: list[str], k: int = 10) -> float:
-    """Of the current release for those texts, by a matrix product over its stored vectors."""
+    """Compute the current release's recall for these texts by a matrix product over its stored vectors."""
     release = open_release(root)
     rows = pa.concat_tables([pq.read_table(Path(root, unit.path)) for unit in release.manifest.units])
     queries, vectors = (

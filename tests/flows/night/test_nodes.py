@@ -1,5 +1,6 @@
-"""A night over three Ray nodes with an object store between them; nodes that disappear cost what they had not
-finished and nothing else.
+"""A night over three Ray nodes with an object store between them.
+
+If a node disappears, only its unfinished work is lost.
 """
 
 import json
@@ -25,7 +26,7 @@ _ROWS, _UNITS = 1_200, 48
 
 @dataclass
 class Nodes:
-    """The process that holds the nodes."""
+    """The process that runs the nodes."""
 
     process: subprocess.Popen[str]
     address: str
@@ -38,7 +39,7 @@ class Nodes:
         assert self.process.stdout.readline().strip() == "done"
 
     def at_work(self) -> set[int]:
-        """Raylets of which a worker of a pool has an item in hand."""
+        """Return the raylets on which a pool's worker has an item."""
         return {
             raylet
             for raylet in self.raylets
@@ -55,7 +56,7 @@ def _titles(raylet: int) -> list[str]:
 
 @pytest.fixture
 def environment(s3: str, tmp_path: Path) -> dict[str, str]:
-    """For nodes and drivers: the S3 server, a cache of their own, no address from elsewhere."""
+    """Return the environment of nodes and drivers: the S3 server and a cache of their own."""
     own = {"MANTA_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT), "MANTA_LOG": "json"}
     return {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | own
 
@@ -93,9 +94,10 @@ def finish(night: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
 
 
 def written(root: str) -> dict[str, tuple[str, float]]:
-    """What a night made below the root, by path: etag and time.
+    """Return etag and time of each file that a night wrote, by path.
 
-    Not what tells of its time (manifest, report, commit, marks of attempts), nor working files.
+    Files that contain the time (manifest, report, commit, marks of attempts) and working files are
+    left out.
     """
     made = ("units/", "moments/", "transforms/", "indexes/", "ids/", "encoders/")
     there = (entry for entry in open_store(root).list() if entry.path.startswith(made))
@@ -107,7 +109,7 @@ def written(root: str) -> dict[str, tuple[str, float]]:
 
 
 def finished(root: str) -> dict[str, tuple[str, float]]:
-    """Records of encoded units, and the data files of those."""
+    """Return the records of encoded units, and their data files."""
     vectors = {path: facts for path, facts in written(root).items() if path.startswith("units/vectors/")}
     records = {path.rpartition(".")[0] for path in vectors if path.endswith(".json")}
     return {
@@ -118,7 +120,7 @@ def finished(root: str) -> dict[str, tuple[str, float]]:
 
 
 def wait_for_units(root: str, count: int, night: subprocess.Popen[str], nodes: Nodes) -> set[int]:
-    """Raylets that were seen at work until so many units had a record."""
+    """Wait until so many units have a record. Returns the raylets that were seen at work."""
     deadline, seen = time.monotonic() + _PATIENCE_S, set[int]()
     while (
         sum(path.endswith(".json") for path in finished(root)) < count

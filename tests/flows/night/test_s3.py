@@ -47,7 +47,7 @@ def upload(folder: Path, uri: str) -> None:
 
 
 def uploaded(bucket: str, folder: Path, encoder: Path) -> tuple[str, ...]:
-    """A job with corpus, encoder and releases below one prefix of the bucket, as command line overrides."""
+    """Return a job with corpus, encoder and releases below one prefix of the bucket, as overrides."""
     base = f"{bucket}/{folder.name}"
     upload(write_corpus(folder / "corpus"), f"{base}/corpus")
     upload(encoder, f"{base}/encoder")
@@ -70,7 +70,7 @@ def arguments(s3: str, encoder: Path, tmp_path: Path) -> Callable[..., tuple[str
 def seen_of_a_night(
     job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> dict[str, list[bytes]]:
-    """Everything that a preflight, a night, a second night and a search of them store, pickle and say."""
+    """Return everything that a preflight, two nights and a search store, pickle and log."""
     pickled: list[bytes] = []
     dumps = pickle.dumps
 

@@ -1,4 +1,4 @@
-"""Vectors of two encoders never meet, however somebody brings them together."""
+"""Vectors of two encoders never end up in one index or unit."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def night(tmp_path: Path) -> Night:
 
 
 def replace_model(night: Night, tmp_path: Path) -> str:
-    """Another model under the same name; its space."""
+    """Write another model under the same name. Returns its space."""
     place = Path(night.job.encoder.path)
     shutil.rmtree(place)
     place.mkdir()

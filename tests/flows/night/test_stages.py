@@ -1,4 +1,4 @@
-"""Each stage alone: what it leaves can be read with plain tools, and running it again changes nothing."""
+"""Each stage alone: its files can be read with plain tools, and a second run changes nothing."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_encoding_again_reads_nothing_and_gives_the_same_manifest(make_job: Make
 
 
 def test_workers_that_the_cluster_cannot_hold_are_refused_though_no_unit_waits(make_job: Make):
-    """Else the index is built before the gates, which encode the canary texts, meet the missing GPU."""
+    """Otherwise the index is built before the gates, which encode the canary texts, meet the missing GPU."""
     store, corpus, _ = through_encoding(make_job(), Stages())
     with pytest.raises(ConfigError, match="1 CPUs and 1 GPUs for one worker, found one node of 2 CPUs"):
         encode(Run(make_job("cluster.gpus_per_worker=1"), store, RayWorkers((Node(2),)), Stages()), corpus)

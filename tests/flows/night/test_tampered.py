@@ -1,6 +1,4 @@
-"""One changed byte in what was published is named with its sha256 where it is opened, by a searcher or by the
-next night.
-"""
+"""One changed byte of a published file is reported with its sha256, by a searcher or by the next night."""
 
 import shutil
 from collections.abc import Callable
@@ -30,7 +28,7 @@ SETTINGS = ("whiten.mode=off", "gates.recall_at_10=0.1", "index.kind=flat")
 
 @pytest.fixture(scope="module")
 def published(child: LocalWorkers, encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a corpus and a release of it."""
+    """Return a folder with a corpus and a release of it."""
     folder = tmp_path_factory.mktemp("published")
     write_corpus(folder / "corpus")
     with connect(ClusterSettings(), Stages(), local=child):
@@ -51,7 +49,7 @@ def manifest_of(root: Path) -> ReleaseManifest:
 
 
 def searched(manifest: ReleaseManifest) -> dict[str, str]:
-    """Files that a searcher opens."""
+    """Return the files that a searcher opens."""
     return {
         "index": manifest.index.files[0].path,
         "ids": manifest.ids[0].path,
@@ -83,7 +81,7 @@ def test_a_changed_manifest_is_no_release(
 
 @pytest.fixture
 def night(published: Path, encoder: Path, tmp_path: Path) -> Callable[..., NightOutcome]:
-    """The next night over a copy of what is published, with one row less in its corpus."""
+    """Run the next night over a copy of `published`, with one row less in its corpus."""
     for name in ("corpus", "releases"):
         shutil.copytree(published / name, tmp_path / name, copy_function=shutil.copy2)
     file = tmp_path / "corpus" / "part-0.parquet"

@@ -1,6 +1,4 @@
-"""A night with word vectors is a night like any other: its release needs neither the file of vectors nor that
-of the counts again.
-"""
+"""A night with word vectors: its release needs neither the file of vectors nor that of the counts."""
 
 import json
 import shutil
