@@ -84,8 +84,12 @@ def contenders(job: Job, store: Store) -> tuple[Contender, ...]:
     ]
     names = Counter(each.name for each in given if each.name)
     if twice := [name for name, count in names.items() if count > 1]:
-        expected, remedy = "names that distinguish candidates", "name each once"
-        raise ConfigError("evaluate.candidates", expected, f"{twice[0]!r} twice", remedy)
+        raise ConfigError(
+            "evaluate.candidates",
+            "names that distinguish candidates",
+            f"{twice[0]!r} twice",
+            "name each once",
+        )
     seen = Counter[str]()
     for number, each in enumerate(found):
         seen[each.name] += 1
@@ -147,8 +151,12 @@ def _of_release(given: CandidateSettings, job: Job, store: Store) -> Contender:
         encoder = EncoderSettings.model_validate({**manifest.settings.get("encoder", {}), "path": where})
     except ValidationError as error:
         found, remedy = str(error.errors()[0]["loc"]), "evaluate it with the version that wrote it"
-        place = f"release {manifest.release}: settings.encoder"
-        raise DataError(place, "settings that this version knows", found, remedy) from None
+        raise DataError(
+            f"release {manifest.release}: settings.encoder",
+            "settings that this version knows",
+            found,
+            remedy,
+        ) from None
     plain = _plain(given.name or f"release {manifest.release}", encoder, open_folder(encoder))
     if plain.space_id != manifest.space_id:
         expected = f"space {manifest.space_id} of release {manifest.release}"

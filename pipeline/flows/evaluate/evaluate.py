@@ -77,10 +77,12 @@ def wanted(job: Job, *, geometry: bool = False) -> bool:
     settings = job.evaluate
     measures = settings.tasks is not None or bool(settings.own) or geometry
     if settings.candidates and not measures:
-        remedy = (
-            "set evaluate.tasks to a folder of tasks or evaluate.own to your own data, or give --geometry"
+        raise ConfigError(
+            "evaluate.candidates",
+            "tasks to measure the candidates on",
+            "none",
+            "set evaluate.tasks to a folder of tasks or evaluate.own to your own data, or give --geometry",
         )
-        raise ConfigError("evaluate.candidates", "tasks to measure the candidates on", "none", remedy)
     return measures
 
 

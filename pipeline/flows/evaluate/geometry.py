@@ -116,11 +116,12 @@ def _sampled(job: Job, workers: Workers) -> Sample:
 def _texts_of_pairs(texts: Sample, pairs: Sample, settings: GeometrySettings) -> Sample:
     """Return the sentences of the pairs as the texts to measure on."""
     if pairs.pairs is None:
-        expected, found = (
+        raise DataError(
+            "evaluate --geometry",
             "texts of a corpus, or pairs of known similarity",
             f"neither: {texts.why}; {pairs.why}",
+            "set corpus.uri or evaluate.tasks",
         )
-        raise DataError("evaluate --geometry", expected, found, "set corpus.uri or evaluate.tasks")
     sentences = pairs.pairs.sentences
     chosen = np.sort(np.random.default_rng(settings.seed).permutation(len(sentences))[: settings.sentences])
     return replace(texts, texts=tuple(sentences[index] for index in chosen), source=pairs.source)

@@ -88,9 +88,12 @@ class SpaceVectors:
         """
         positions = pc.index_in(text_keys(cleaned(sentences)), value_set=self.keys)
         if positions.null_count:
-            found = f"none for {positions.null_count:,} of {len(positions):,}"
-            remedy = "the sentence vectors were changed while this ran: run again"
-            raise DataError(self.store.uri, "a vector for every sentence", found, remedy)
+            raise DataError(
+                self.store.uri,
+                "a vector for every sentence",
+                f"none for {positions.null_count:,} of {len(positions):,}",
+                "the sentence vectors were changed while this ran: run again",
+            )
         wanted, inverse = np.unique(positions.to_numpy(), return_inverse=True)
         return self._rows(wanted)[inverse], (wanted >= self._starts[-1])[inverse]
 

@@ -45,8 +45,12 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
     if manifest is None:
         raise DataError(releases.store.uri, "a published release", "none", "run `manta nightly` first")
     if corpus is None:
-        where, remedy = f"release {manifest.release}", "restore it, roll back, or run a night"
-        raise DataError(where, "its corpus record", current.lost, remedy)
+        raise DataError(
+            f"release {manifest.release}",
+            "its corpus record",
+            current.lost,
+            "restore it, roll back, or run a night",
+        )
     check_sizes(releases.store, manifest)  # before Ray starts, whose tasks would meet the damage one by one
     with connect(job.cluster, stages, verbose=verbose) as workers, stages("evaluate", manifest.rows) as bar:
         measured, bad = workers.run(MeasureRelease(releases.store, job.index, manifest), None, Pool(1))

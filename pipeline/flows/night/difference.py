@@ -180,9 +180,12 @@ def _buckets(
         try:
             was, is_ = (read_bucket(store, keys, part, parts, id_hashes) for keys in tables)
         except FileNotFoundError as error:
-            where, expected = str(error.filename or error), "a key table of the release"
-            remedy = "restore it, or run manta nightly, which makes that of the current release again"
-            raise DataError(where, expected, "no such file", remedy) from None
+            raise DataError(
+                str(error.filename or error),
+                "a key table of the release",
+                "no such file",
+                "restore it, or run manta nightly, which makes that of the current release again",
+            ) from None
         yield _live(was), _live(is_)
 
 
@@ -190,11 +193,19 @@ def _key_tables(store: Store, manifest: ReleaseManifest) -> tuple[FileRef, ...]:
     try:
         corpus = Corpus.read(store, manifest.corpus)
     except FileNotFoundError:
-        where, expected = store.uri_of(manifest.corpus.path), "the corpus record of the release"
-        raise DataError(where, expected, "no such file", "restore it") from None
+        raise DataError(
+            store.uri_of(manifest.corpus.path),
+            "the corpus record of the release",
+            "no such file",
+            "restore it",
+        ) from None
     if not corpus.keys:
-        found, remedy = "none", "it was published by a version that kept none: compare later releases"
-        raise DataError(f"release {manifest.release}", "a table of its rows", found, remedy)
+        raise DataError(
+            f"release {manifest.release}",
+            "a table of its rows",
+            "none",
+            "it was published by a version that kept none: compare later releases",
+        )
     return corpus.keys
 
 

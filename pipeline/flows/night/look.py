@@ -79,9 +79,12 @@ def look(corpus: CorpusSettings, id_column: str | None = None, text_column: str 
     values = _sampled(files)
     for role, column in (("text", text_column), ("id", id_column)):
         if column is not None and column not in values:
-            found = f"the columns {', '.join(values) or '(none)'}"
-            expected, remedy = f"a column {column!r} for the {role}", f"name one of them with --{role}"
-            raise DataError(corpus.uri, expected, found, remedy)
+            raise DataError(
+                corpus.uri,
+                f"a column {column!r} for the {role}",
+                f"the columns {', '.join(values) or '(none)'}",
+                f"name one of them with --{role}",
+            )
     text = text_column or _text(corpus, values, id_column)
     id_column = id_column or _id(corpus, values, text)
     strings = [value for value in values[text] if isinstance(value, str)]
@@ -144,9 +147,12 @@ def _text(corpus: CorpusSettings, values: Values, id_column: str | None) -> str:
         if name != id_column and _all_of(column, (str, bytes))
     }
     if not weights:
-        found = f"the columns {', '.join(values)}" if values else "no rows"
-        remedy = "name it with --text, or write the texts into a column of strings"
-        raise DataError(corpus.uri, "a column of strings for the text", found, remedy)
+        raise DataError(
+            corpus.uri,
+            "a column of strings for the text",
+            f"the columns {', '.join(values)}" if values else "no rows",
+            "name it with --text, or write the texts into a column of strings",
+        )
     return max(weights, key=lambda name: weights[name])
 
 
@@ -159,9 +165,12 @@ def _id(corpus: CorpusSettings, values: Values, text: str) -> str:
     """Return a column of distinct values: by its name, or the first whose values look like identifiers."""
     distinct = [name for name, column in values.items() if name != text and _may_be_ids(column)]
     if not distinct:
-        expected = "a column of distinct integers or short strings for the id"
-        remedy = "name one with --id, or add a column that identifies each row from night to night"
-        raise DataError(corpus.uri, expected, f"the columns {', '.join(values)}", remedy)
+        raise DataError(
+            corpus.uri,
+            "a column of distinct integers or short strings for the id",
+            f"the columns {', '.join(values)}",
+            "name one with --id, or add a column that identifies each row from night to night",
+        )
     return min(distinct, key=_id_rank)
 
 

@@ -42,8 +42,12 @@ def outside_texts(gates: GateSettings) -> tuple[str, ...]:
         return ()
     texts = list(islice((text for text in read_texts(gates.queries) if text.strip()), _MOST))
     if not texts:
-        where, remedy = f"gates.queries: {gates.queries}", "give the texts that people ask, or null"
-        raise DataError(where, "a text on each line", "none", remedy)
+        raise DataError(
+            f"gates.queries: {gates.queries}",
+            "a text on each line",
+            "none",
+            "give the texts that people ask, or null",
+        )
     return tuple(normalize(texts).to_pylist())
 
 
@@ -58,9 +62,12 @@ def outside_gates(run: Run, manifest: ReleaseManifest) -> dict[str, Gate]:
     if not texts:
         return {}
     if (found := open_folder(job.encoder).space_id) != manifest.space_id:
-        expected = f"an encoder of space {manifest.space_id}"
-        remedy = "set encoder to that of the release, or gates.queries to null"
-        raise SpaceMismatch("gates.queries", expected, f"space {found}", remedy)
+        raise SpaceMismatch(
+            "gates.queries",
+            f"an encoder of space {manifest.space_id}",
+            f"space {found}",
+            "set encoder to that of the release, or gates.queries to null",
+        )
     vectors = encode_texts(run, texts, query=True)
     known = vectors[np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)]
     if not len(known):

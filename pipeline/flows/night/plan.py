@@ -134,8 +134,12 @@ def _sample(files: list[SourceFile], corpus: CorpusSettings) -> _Sample:
             texts += taken
             read_bytes += int(batch.position * len(taken) / max(1, batch.good.num_rows))
     if not texts:
-        expected = "a row with an id and a text in the first batches"
-        raise DataError(corpus.uri, expected, "none", "check corpus.id and corpus.text")
+        raise DataError(
+            corpus.uri,
+            "a row with an id and a text in the first batches",
+            "none",
+            "check corpus.id and corpus.text",
+        )
     exact = None not in survey.rows.values()
     rows = sum(count or 0 for count in survey.rows.values())
     if not exact:

@@ -96,9 +96,12 @@ class _Checks:
         """Check that exactly one faiss is installed."""
         both = packages("faiss-cpu", "faiss-gpu")
         if len(both) != 1:
-            expected, found = "faiss-cpu or faiss-gpu, one of them", " and ".join(both) or "neither"
-            remedy = "pip uninstall both, then install one of the extras cpu, gpu or local"
-            raise ConfigError("packages", expected, found, remedy)
+            raise ConfigError(
+                "packages",
+                "faiss-cpu or faiss-gpu, one of them",
+                " and ".join(both) or "neither",
+                "pip uninstall both, then install one of the extras cpu, gpu or local",
+            )
         versions = packages("ray", "torch", "pyarrow", *both).items()
         return ", ".join([f"Python {platform.python_version()}", *map(" ".join, versions)])
 
@@ -139,8 +142,12 @@ class _Checks:
             self.line_bytes = max(self.line_bytes, position // max(of_file, 1))
             rows += of_file
         if not good:
-            found, remedy = f"none among the first {rows}", "check corpus.id and corpus.text"
-            raise ConfigError(corpus.uri, "rows with an id and a text", found, remedy)
+            raise ConfigError(
+                corpus.uri,
+                "rows with an id and a text",
+                f"none among the first {rows}",
+                "check corpus.id and corpus.text",
+            )
         repeated, refused = good - distinct, len(self.survey.refused)
         ids = f"{repeated:,} repeated ids (the first of each is kept)" if repeated else "ids unique"
         files = f"{len(self.files)} files" + (f", {refused} unusable files" if refused else "")

@@ -107,8 +107,12 @@ def _content_faults(store: Store, release: ReleaseManifest, stages: Stages) -> l
         faults = content_faults(store, release, bar.add)
     if changed := [fault for fault in faults if fault.content]:
         first, more = changed[0], f", and {len(changed) - 1:,} more files" if len(changed) > 1 else ""
-        remedy = "restore it, or delete it and run again: the night makes it again; or roll back"
-        raise DataError(store.uri_of(first.path), first.expected, f"{first.found}{more}", remedy)
+        raise DataError(
+            store.uri_of(first.path),
+            first.expected,
+            f"{first.found}{more}",
+            "restore it, or delete it and run again: the night makes it again; or roll back",
+        )
     return faults
 
 

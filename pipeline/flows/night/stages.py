@@ -122,8 +122,12 @@ def build_candidate(run: Run, previous: PreviousRelease, corpus: Corpus) -> Cand
     index_input = IndexInput(units, corpus.dead, decision.transform, folder.dim)
     index, choices = _extend_or_build(run, index_input, corpus, previous.release)
     if index.rows != live.rows:
-        remedy = "remove indexes/work below the root and run again"
-        raise DataError("index", f"{live.rows:,} rows, as encoded", f"{index.rows:,}", remedy)
+        raise DataError(
+            "index",
+            f"{live.rows:,} rows, as encoded",
+            f"{index.rows:,}",
+            "remove indexes/work below the root and run again",
+        )
     choices = (corpus_choice(corpus, previous), decision.choice(), *choices)
     manifest = make_manifest(run, previous, CandidateParts(corpus, live, decision, index, encoder, choices))
     return Candidate(manifest, corpus, vectors, timings, decision, index, folder)
