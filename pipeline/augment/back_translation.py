@@ -20,7 +20,8 @@ from pipeline.augment import (
     keyed_rng,
 )
 from pipeline.device import Device
-from pipeline.models.translation.seq2seq import anywhere, check_languages, check_weights, open_translator
+from pipeline.models.folder.locate import absolute_path
+from pipeline.models.translation.seq2seq import check_languages, check_weights, open_translator
 from pipeline.settings.augment import AugmentSettings, ModelSettings, TranslatorSettings
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class BackTranslation(ModelAugmenter):
 
     def model_stages(self) -> tuple[ModelStage, ...]:
         return tuple(
-            TranslationStage(anywhere(settings), number) for number, settings in enumerate(self.translators)
+            TranslationStage(settings.model_copy(update={"path": absolute_path(settings.path)}), number)
+            for number, settings in enumerate(self.translators)
         )
 
 

@@ -6,12 +6,12 @@ from pydantic import JsonValue
 
 from pipeline.augment import AUGMENTERS, LoadedStage, ModelAugmenter, ModelStage
 from pipeline.augment.guessing import GuessOptions, LoadedGuesser
-from pipeline.augment.words import absolute_path
 from pipeline.config import digest_of
 from pipeline.device import Device
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
+from pipeline.models.folder.locate import absolute_path
 from pipeline.settings import EncoderSettings
 from pipeline.settings.augment import AugmentSettings, ModelSettings
 from pipeline.text.tokens.templates import mask_token

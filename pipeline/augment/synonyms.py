@@ -15,9 +15,10 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from pipeline.augment import WordAugmenter
 from pipeline.augment.nearest import NearestWords
 from pipeline.augment.thesaurus import read_thesaurus
-from pipeline.augment.words import absolute_path, split_word
+from pipeline.augment.words import split_word
 from pipeline.config import Settings
 from pipeline.errors import ConfigError, ModelError
+from pipeline.models.folder.locate import absolute_path
 from pipeline.models.folder.vectorfile import read_vectors
 from pipeline.store.cache import digest_of_file
 from pipeline.store.store import store_of

@@ -3,7 +3,6 @@
 import functools
 import re
 import unicodedata
-from pathlib import Path
 
 import numpy as np
 
@@ -52,15 +51,6 @@ def cased_like(word: str, other: str) -> str:
     if len(word) > 1 and word.isupper():
         return other.upper()
     return other[:1].upper() + other[1:] if word[:1].isupper() else other
-
-
-def absolute_path(path: str) -> str:
-    """Absolute path of a file or folder, for workers with another working directory.
-
-    A URI, and a path that does not exist, is returned unchanged.
-    """
-    local = Path(path).expanduser()
-    return str(local.resolve()) if "://" not in path and local.exists() else path
 
 
 def _is_punctuation(character: str) -> bool:

@@ -1,9 +1,8 @@
-"""Glow on vectors: an invertible network that turns embeddings into standard normal ones.
+"""Glow on vectors: an invertible network that maps embeddings to standard normal vectors.
 
-Kingma and Dhariwal 2018 (Glow); Li et al. 2020 (BERT-flow), section 3.
-
-A vector is an image of one pixel: each dimension is a channel. Couplings and permutations keep volumes, so
-the log-determinant is that of the actnorms alone.
+Kingma & Dhariwal 2018 (Glow); Li et al. 2020 (BERT-flow), section 3. A vector is an image of one pixel, and
+each dimension is a channel. Couplings and permutations preserve volume, so the log-determinant is that of the
+actnorms alone.
 """
 
 import math
@@ -15,23 +14,20 @@ from torch import Tensor, nn
 from pipeline.errors import ConfigError
 from pipeline.settings import FlowSettings
 
-# of every log scale: it then learns three times as fast as the other parameters (Kingma and Dhariwal's
-# release)
+# of every log scale, which thus learns three times as fast as other parameters (code of Kingma & Dhariwal)
 _FACTOR = 3.0
 _HIDDEN_STD = 0.05  # of the initial weights of a coupling's network
-_EPSILON = 1e-6  # added to a standard deviation before the first batch is divided by it
-_LEAST_STD = 1e-4  # of the root mean square over dimensions; below that a dimension is taken for constant
+_EPSILON = 1e-6  # added to standard deviations before division
+_LEAST_STD = 1e-4  # relative to the root mean square over dimensions; below it a dimension is constant
 
 
 class Actnorm(nn.Module):
     """y = (x + b) * exp(factor * s) per dimension.
 
-    The first batch it sees sets b and s so that each dimension has mean 0 and variance 1; then they are
-    learned.
-
-    `initialised` is kept with the weights: what was loaded is never set by a batch again. A dimension that is
-    constant in the first batch (`varies` is False) has no variance to divide by, and more likelihood the
-    larger its scale: it gets the scale of a dimension of average variance, and keeps it.
+    The first batch sets b and s so that each dimension has mean 0 and variance 1; then they are learned.
+    `initialised` is saved with the weights, so a batch does not reset loaded values. A dimension that is
+    constant in the first batch (`varies` is False) has no variance to divide by, and the likelihood would
+    grow with its scale without limit. It keeps the scale of a dimension of average variance.
     """
 
     varies: Tensor
@@ -45,17 +41,17 @@ class Actnorm(nn.Module):
         self.register_buffer("initialised", torch.zeros(1, dtype=torch.bool))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, dim) -> (n, dim)."""
+        """(n, dim) for (n, dim)."""
         if not self.initialised:
             self._initialise(x)
         return (x + self.b) * self.log_scale().exp()
 
     def inverse(self, y: Tensor) -> Tensor:
-        """x of `forward`."""
+        """Inverse of `forward`, (n, dim) for (n, dim)."""
         return y * torch.exp(-self.log_scale()) - self.b
 
     def log_scale(self) -> Tensor:
-        """factor * s (dim,), without a gradient where a dimension is constant."""
+        """factor * s, (dim,); constant dimensions get no gradient."""
         return self.factor * torch.where(self.varies, self.s, self.s.detach())
 
     @torch.no_grad()
@@ -64,34 +60,33 @@ class Actnorm(nn.Module):
         variance = (x + self.b).square().mean(dim=0)
         typical = variance.mean().sqrt()
         self.varies = variance.sqrt() > _LEAST_STD * typical
-        std = torch.where(
-            self.varies, variance.sqrt() + _EPSILON, typical if typical > 0 else torch.ones_like(typical)
-        )
+        constant = typical if typical > 0 else torch.ones_like(typical)
+        std = torch.where(self.varies, variance.sqrt() + _EPSILON, constant)
         self.s.copy_(-std.log() / self.factor)
         self.initialised = torch.ones_like(self.initialised)
 
 
 class Coupling(nn.Module):
-    """[x1, x2] -> [x1, x2 + g(x1)], log-determinant 0. g: maps halves (n, dim / 2) to halves, and need not be
-    invertible. Dinh et al. 2014 (NICE), section 3.
-    """
+    """[x1, x2] -> [x1, x2 + g(x1)], with log-determinant 0 (Dinh et al. 2014, NICE, section 3)."""
 
     def __init__(self, g: nn.Module) -> None:
+        """Use a network g (n, dim / 2) -> (n, dim / 2), which need not be invertible."""
         super().__init__()
         self.g = g
 
     def forward(self, x: Tensor) -> Tensor:
+        """(n, dim) for (n, dim)."""
         first, second = x.chunk(2, dim=1)
         return torch.cat([first, second + self.g(first)], dim=1)
 
     def inverse(self, z: Tensor) -> Tensor:
-        """x of `forward`."""
+        """Inverse of `forward`, (n, dim) for (n, dim)."""
         first, second = z.chunk(2, dim=1)
         return torch.cat([first, second - self.g(first)], dim=1)
 
 
 class ZeroLinear(nn.Linear):
-    """A linear layer whose outputs are zero at first, times exp(3 s): a coupling starts as the identity."""
+    """Linear layer times exp(3 s), initially zero, so that a coupling starts as the identity."""
 
     def __init__(self, dim_in: int, dim_out: int) -> None:
         super().__init__(dim_in, dim_out)
@@ -100,11 +95,12 @@ class ZeroLinear(nn.Linear):
         self.s = nn.Parameter(torch.zeros(dim_out))
 
     def forward(self, x: Tensor) -> Tensor:
+        """(n, out) for (n, in)."""
         return super().forward(x) * torch.exp(_FACTOR * self.s)
 
 
 class FlowStep(nn.Module):
-    """Actnorm, then a permutation of the dimensions (order[i] comes to place i), then an additive coupling."""
+    """Actnorm, then a permutation of the dimensions (order[i] moves to i), then an additive coupling."""
 
     order: Tensor
 
@@ -114,22 +110,23 @@ class FlowStep(nn.Module):
         self.register_buffer("order", order)
 
     def forward(self, x: Tensor) -> Tensor:
+        """(n, dim) for (n, dim)."""
         return cast(Tensor, self.coupling(self.actnorm(x)[:, self.order]))
 
     def inverse(self, z: Tensor) -> Tensor:
-        """x of `forward`."""
+        """Inverse of `forward`, (n, dim) for (n, dim)."""
         return self.actnorm.inverse(self.coupling.inverse(z)[:, torch.argsort(self.order)])
 
 
 class Glow(nn.Module):
-    """Levels of steps on vectors of `dim`; after each level but the last the second half is final.
-
-    Equal settings give equal initial weights.
-
-    ConfigError where dim is not divisible by 2^levels.
-    """
+    """Levels of steps; after each level but the last, the second half of the dimensions is final."""
 
     def __init__(self, dim: int, settings: FlowSettings) -> None:
+        """Draw initial weights, which the settings determine.
+
+        Raises:
+            ConfigError: dim is not divisible by 2^levels.
+        """
         super().__init__()
         check_levels(dim, settings.levels)
         self.dim = dim
@@ -141,43 +138,38 @@ class Glow(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """z (n, dim): the halves that each level gave off, in order, then what the last one made."""
-        given_off: list[Tensor] = []
+        """z (n, dim) for x (n, dim): the final halves in the order of their levels, then the last level's."""
+        final: list[Tensor] = []
         for number, level in enumerate(self.levels):
             if number:
                 x, latent = x.chunk(2, dim=1)
-                given_off.append(latent)
+                final.append(latent)
             for step in cast(nn.ModuleList, level):
                 x = step(x)
-        return torch.cat([*given_off, x], dim=1)
+        return torch.cat([*final, x], dim=1)
 
     def inverse(self, z: Tensor) -> Tensor:
-        """x of `forward` (n, dim)."""
+        """Inverse of `forward`, (n, dim) for (n, dim)."""
         widths = [self.dim >> number for number in range(1, len(self.levels))]
-        *given_off, x = z.split([*widths, self.dim >> len(widths)], dim=1)
+        *final, x = z.split([*widths, self.dim >> len(widths)], dim=1)
         for number, level in reversed(list(enumerate(self.levels))):
             for step in reversed(cast(nn.ModuleList, level)):
                 x = cast(FlowStep, step).inverse(x)
             if number:
-                x = torch.cat([x, given_off.pop()], dim=1)
+                x = torch.cat([x, final.pop()], dim=1)
         return x
 
     def log_det(self) -> Tensor:
         """log |det dz/dx|, the same for every x."""
-        actnorms = [
-            cast(FlowStep, step).actnorm for level in self.levels for step in cast(nn.ModuleList, level)
-        ]
-        return torch.stack([actnorm.log_scale().sum() for actnorm in actnorms]).sum()
+        steps = [cast(FlowStep, step) for level in self.levels for step in cast(nn.ModuleList, level)]
+        return torch.stack([step.actnorm.log_scale().sum() for step in steps]).sum()
 
     def log_density(self, x: Tensor) -> Tensor:
-        """log p(x) (n,), natural."""
+        """Natural logarithm of the density p(x), (n,)."""
         return standard_normal(self(x)) + self.log_det()
 
     def bits_per_dimension(self, x: Tensor) -> Tensor:
-        """-log2 p(x) / dim, mean over rows: the training loss.
-
-        It falls by one where all dimensions are measured in units twice as large.
-        """
+        """Training loss -log2 p(x) / dim, mean over rows; halving all values lowers it by one."""
         return -self.log_density(x).mean() / (self.dim * math.log(2))
 
     @property
@@ -187,15 +179,19 @@ class Glow(nn.Module):
 
 
 def standard_normal(z: Tensor) -> Tensor:
-    """log N(z; 0, I) of each row: (n, d) -> (n,)."""
+    """log N(z; 0, I) of each row, (n,) for (n, d)."""
     return -0.5 * (z.square() + math.log(2 * math.pi)).sum(dim=1)
 
 
 def check_levels(dim: int, levels: int) -> None:
-    """ConfigError that names the levels that fit, where `dim` cannot be halved `levels` times."""
+    """Check that `dim` can be halved `levels` times.
+
+    Raises:
+        ConfigError: names the levels that are possible.
+    """
     if dim % 2**levels == 0:
         return
-    most = (dim & -dim).bit_length() - 1  # how often two divides it
+    most = (dim & -dim).bit_length() - 1  # number of times that two divides it
     raise ConfigError(
         "whiten.flow.levels",
         f"a dimension divisible by {2**levels}, which is 2^levels",
@@ -207,17 +203,15 @@ def check_levels(dim: int, levels: int) -> None:
 
 
 def _step(dim: int, settings: FlowSettings, generator: torch.Generator) -> FlowStep:
-    drawn = (
-        torch.randperm(dim, generator=generator)
-        if settings.permutation == "random"
-        else torch.arange(dim).flip(0)
-    )
-    return FlowStep(Actnorm(dim), drawn, Coupling(_network(dim // 2, settings.width, generator)))
+    random = settings.permutation == "random"
+    order = torch.randperm(dim, generator=generator) if random else torch.arange(dim).flip(0)
+    return FlowStep(Actnorm(dim), order, Coupling(_network(dim // 2, settings.width, generator)))
 
 
 def _network(dim: int, width: int, generator: torch.Generator) -> nn.Sequential:
-    """dim -> width -> width -> dim, actnorm and ReLU after the first two layers, whose biases the actnorms
-    have.
+    """Layers dim -> width -> width -> dim, with actnorm and ReLU after the first two.
+
+    Those have no biases of their own, as the actnorms have one.
     """
     first, second = nn.Linear(dim, width, bias=False), nn.Linear(width, width, bias=False)
     for layer in (first, second):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
 from pipeline.losses import enqueue, moco, moving_average, random_queue
-from pipeline.models.layers.post_pooling import drawn
+from pipeline.models.layers.post_pooling import draw_weights
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, View
 
 _QUEUE = 96_606  # keys, as published; need not be a multiple of the batch size
@@ -22,7 +22,7 @@ class Projection(nn.Module):
 
     def __init__(self, dim: int, width: int) -> None:
         super().__init__()
-        self.hidden, self.out = drawn(nn.Linear(dim, dim)), drawn(nn.Linear(dim, width))
+        self.hidden, self.out = draw_weights(nn.Linear(dim, dim)), draw_weights(nn.Linear(dim, width))
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Project vectors (n, d): (n, width)."""

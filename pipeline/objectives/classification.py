@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from pipeline.losses import FEATURES, SBERT, Feature, classification, pair_features
-from pipeline.models.layers.post_pooling import drawn
+from pipeline.models.layers.post_pooling import draw_weights
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective
 
 
@@ -39,7 +39,7 @@ class Classification(Objective):
         self.features = features
         width = sum(name in features for name in FEATURES) * self.dim
         widths = [width, classes] if hidden is None else [width, hidden, classes]
-        first, *rest = [drawn(nn.Linear(*each, bias)) for each in pairwise(widths)]
+        first, *rest = [draw_weights(nn.Linear(*each, bias)) for each in pairwise(widths)]
         between = [nn.Tanh()] if nonlinear else []
         self.classifier = nn.Sequential(first, *between, *rest) if rest else first
 

@@ -8,7 +8,7 @@ import torch
 
 from pipeline.config import digest_of
 from pipeline.log import say
-from pipeline.models.folder.locate import made
+from pipeline.models.folder.locate import cached_folder
 from pipeline.models.trainable.new_recurrent import FORMAT, count_words, folder_of_words, write_scratch
 from pipeline.objectives.build import roles_of
 from pipeline.settings import EncoderSettings
@@ -45,7 +45,7 @@ def starting_encoder(train: TrainSettings, encoder: EncoderSettings) -> EncoderS
             "of": _files(train) if settings.words is None else _vectors(folder_of_words(settings.words)),
         }
     )
-    return encoder.model_copy(update={"path": str(made("recurrent", version, build))})
+    return encoder.model_copy(update={"path": str(cached_folder("recurrent", version, build))})
 
 
 def _texts(train: TrainSettings) -> Iterator[str]:

@@ -8,7 +8,7 @@ from pipeline.config import digest_of
 from pipeline.flows.workers.workers import Workers
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
-from pipeline.models.folder.locate import anywhere
+from pipeline.models.folder.locate import with_absolute_paths
 from pipeline.settings import EncoderSettings
 from pipeline.store.base import Store
 from pipeline.store.local import LocalStore
@@ -55,6 +55,6 @@ def encoder_for_workers(settings: EncoderSettings, store: Store, workers: Worker
     it is a directory, every node has to see it, and the encoder's folder too.
     """
     if "://" in settings.path or isinstance(store, LocalStore) or workers.shares_disk:
-        return anywhere(settings)
+        return with_absolute_paths(settings)
     copy = keep_encoder(open_folder(settings), store)
     return settings.model_copy(update={"path": store.uri_of(copy.path)})

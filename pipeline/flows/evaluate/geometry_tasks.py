@@ -22,7 +22,7 @@ from pipeline.store.units import FileRef
 
 if TYPE_CHECKING:
     from pipeline.models.inference.encoder import Encoder
-    from pipeline.models.inference.hidden_states import Inside
+    from pipeline.models.inference.hidden_states import HiddenStates
 
 _VERSION = 1  # of the measurement; with another version it is repeated
 
@@ -67,7 +67,7 @@ class MeasureEncoder(PlainTask[Subject, EncoderGeometry]):
         transforms = {
             name: load_transform(file.read(self.store)) for name, file in subject.transforms.items()
         }
-        inside = encoder.inside()
+        inside = encoder.hidden_states()
         tokens = inside.tokens(self.texts)
         known, counts = np.unique(tokens.ids[inside.words(tokens).is_word], return_counts=True)
         words, missing = word_metrics(inside.table(known), counts, self.settings.neighbours)
@@ -101,7 +101,7 @@ class MeasureEncoder(PlainTask[Subject, EncoderGeometry]):
             )
         return spaces
 
-    def _levels(self, inside: "Inside") -> tuple[Level, ...]:
+    def _levels(self, inside: "HiddenStates") -> tuple[Level, ...]:
         """Measure each layer, on as many sentences and words as the states of all layers leave memory for."""
         most = max(2, KEPT_BYTES // (4 * inside.width * (inside.layers + 1)))
         tokens = inside.tokens(self.texts[:most])
@@ -122,7 +122,7 @@ class MeasureEncoder(PlainTask[Subject, EncoderGeometry]):
             for number, layer in enumerate(layers)
         )
 
-    def _positives(self, inside: "Inside", most: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _positives(self, inside: "HiddenStates", most: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return mean-pooled states of both sides of pairs of equal meaning, by layer; [] without pairs."""
         if (pairs := self.pairs) is None or not (pairs.gold > POSITIVE).any():
             return []

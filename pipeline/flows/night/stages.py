@@ -24,7 +24,7 @@ from pipeline.flows.workers.local import LocalWorkers
 from pipeline.index.plan import plan_index
 from pipeline.log import Stages, say
 from pipeline.models.folder.folder import open_folder
-from pipeline.models.folder.locate import anywhere
+from pipeline.models.folder.locate import with_absolute_paths
 from pipeline.post.chain import check_transform
 from pipeline.settings import Job
 from pipeline.store.base import Store
@@ -84,7 +84,7 @@ def warm_workers(job: Job, previous: PreviousRelease) -> Iterator[LocalWorkers |
     few = job.cluster.small_rows > 0 and (release is None or release.rows <= _SMALL_INDEX)
     with local_workers(few and is_local(job.cluster), job.cluster.patience_s) as local:
         if local is not None and release is not None:
-            local.warm(EncodeTexts(anywhere(job.encoder), local.encode_settings(job.encode)))
+            local.warm(EncodeTexts(with_absolute_paths(job.encoder), local.encode_settings(job.encode)))
         yield local
 
 

@@ -20,7 +20,7 @@ from pipeline.models.folder.encoder_folder import (
     PACKED_FAMILIES,
     EncoderFolder,
 )
-from pipeline.models.folder.identity import TRANSFORMER_CONFIGS, identified
+from pipeline.models.folder.identity import TRANSFORMER_CONFIGS, with_identity
 from pipeline.models.folder.locate import locate
 from pipeline.models.folder.modules import (
     Denoising,
@@ -85,7 +85,7 @@ def open_folder(settings: EncoderSettings) -> EncoderFolder:
     averages = averages_of(
         settings, path, str(config.get("model_type")), folder.pooling, words=folder.family == "words"
     )
-    return identified(replace(folder, averages=averages), modules)
+    return with_identity(replace(folder, averages=averages), modules)
 
 
 def positions_of(config: Mapping[str, Any]) -> int:

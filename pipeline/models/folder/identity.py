@@ -42,7 +42,7 @@ _NOT_ARITHMETIC = (
 )
 
 
-def identified(folder: EncoderFolder, modules: list[tuple[str, str]]) -> EncoderFolder:
+def with_identity(folder: EncoderFolder, modules: list[tuple[str, str]]) -> EncoderFolder:
     """Fill in files, dimension and space_id.
 
     Raises:

@@ -44,7 +44,10 @@ def locate(path: str) -> Path:
     if folder.is_dir():
         return folder.resolve()
     if folder.is_file():
-        return _from_words(folder.resolve())
+        file = folder.resolve()
+        status = file.stat()
+        version = f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
+        return _from_words(str(file), version, lambda: file)
     if uri or not _HUB_ID.fullmatch(path):
         raise ModelError(
             path,
@@ -55,18 +58,22 @@ def locate(path: str) -> Path:
     return (_packaged() if path in PACKAGED else None) or _from_hub(PACKAGED[1] if path in PACKAGED else path)
 
 
-def anywhere(settings: EncoderSettings) -> EncoderSettings:
-    """Make relative paths absolute, for a worker with another working directory."""
-    named = {"path": settings.path, "frequencies": settings.frequencies}
-    absolute = {
-        name: str(file.resolve())
-        for name, path in named.items()
-        if path and "://" not in path and (file := Path(path).expanduser()).exists()
-    }
-    return settings.model_copy(update=absolute)
+def absolute_path(path: str) -> str:
+    """Absolute path of a file or folder, for workers with another working directory.
+
+    A URI, and a path that does not exist, is returned unchanged.
+    """
+    local = Path(path).expanduser()
+    return str(local.resolve()) if "://" not in path and local.exists() else path
 
 
-def made(kind: str, version: str, build: Callable[[Path], None]) -> Path:
+def with_absolute_paths(settings: EncoderSettings) -> EncoderSettings:
+    """Make relative paths absolute, for workers with another working directory."""
+    counts = settings.frequencies and absolute_path(settings.frequencies)
+    return settings.model_copy(update={"path": absolute_path(settings.path), "frequencies": counts})
+
+
+def cached_folder(kind: str, version: str, build: Callable[[Path], None]) -> Path:
     """Return a folder of this machine's cache that `build` fills, once for each version of its source.
 
     Args:
@@ -119,8 +126,9 @@ def _from_uri(uri: str) -> Path:
     """Copy of a remote folder, named by its listing, so a changed folder gets a new copy."""
     store = open_store(uri)
     entries = _wanted(store)
-    if not entries and (words := _words_at(uri)):
-        return words
+    parent, _, name = uri.rpartition("/")
+    if not entries and isinstance(above := open_store(parent), ObjectStore) and (file := above.entry(name)):
+        return _from_words(uri, f"{file.size} {file.stamp}", lambda: above.local(name))
     if not any(entry.path.endswith("config.json") for entry in entries):
         raise ModelError(
             uri,
@@ -143,7 +151,7 @@ def _from_uri(uri: str) -> Path:
             )
 
     listing = "\n".join([store.uri, *(f"{entry.path} {entry.size} {entry.stamp}" for entry in entries)])
-    return made("encoders", listing, fetch)
+    return cached_folder("encoders", listing, fetch)
 
 
 def _wanted(store: Store) -> list[Entry]:
@@ -154,28 +162,14 @@ def _wanted(store: Store) -> list[Entry]:
     ]
 
 
-def _words_at(uri: str) -> Path | None:
-    """Folder made of a remote file; None if there is no such file."""
-    parent, _, name = uri.rpartition("/")
-    store = open_store(parent)
-    file = store.entry(name) if isinstance(store, ObjectStore) else None
-    if file is None:
-        return None
-    return _folder_of_words(uri, f"{uri} {file.size} {file.stamp}", lambda: store.local(name))
+def _from_words(name: str, version: str, fetch: Callable[[], Path]) -> Path:
+    """Folder made of a file of word vectors; `version` changes with its content."""
 
-
-def _from_words(file: Path) -> Path:
-    status = file.stat()
-    version = f"{file} {status.st_size} {status.st_mtime_ns} {status.st_ino}"
-    return _folder_of_words(str(file), version, lambda: file)
-
-
-def _folder_of_words(name: str, version: str, fetch: Callable[[], Path]) -> Path:
     def build(folder: Path) -> None:
         say(f"{name}: the word vectors are read into an encoder folder, once on this machine")
         build_folder(fetch(), name, folder)
 
-    return made("words", f"{FORMAT} {version}", build)
+    return cached_folder("words", f"{FORMAT} {name} {version}", build)
 
 
 def _from_hub(name: str) -> Path:

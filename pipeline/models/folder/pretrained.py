@@ -134,7 +134,7 @@ def load_whole(
         with _without_table():
             model, report = auto.from_pretrained(str(folder), **OFFLINE, **options, output_loading_info=True)
     except _LOADING_ERRORS as error:
-        raise ModelError(str(folder), wanted, said(error), remedy) from None
+        raise ModelError(str(folder), wanted, one_line(error), remedy) from None
     missing = sorted(
         name
         for name in report["missing_keys"]
@@ -178,7 +178,9 @@ def load_config(folder: Path) -> Any:
     try:
         return AutoConfig.from_pretrained(str(folder), **OFFLINE)
     except _LOADING_ERRORS as error:
-        raise ModelError(str(folder), "a config.json that transformers reads", said(error), _AGAIN) from None
+        raise ModelError(
+            str(folder), "a config.json that transformers reads", one_line(error), _AGAIN
+        ) from None
 
 
 def load_pretrained_tokenizer(folder: Path) -> Any:
@@ -200,10 +202,10 @@ def load_pretrained_tokenizer(folder: Path) -> Any:
         if not isinstance(error, _LOADING_ERRORS) and type(error) is not Exception:
             raise
         raise ModelError(
-            str(folder), "a tokenizer that transformers loads", said(error), "fetch its files again"
+            str(folder), "a tokenizer that transformers loads", one_line(error), "fetch its files again"
         ) from None
 
 
-def said(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """Type and message of an error in one line of at most 200 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]

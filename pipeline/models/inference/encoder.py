@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,11 +21,11 @@ from pipeline.models.inference.model import Model
 from pipeline.models.inference.packed import PackedModel
 from pipeline.models.inference.padded import PaddedModel
 from pipeline.models.inference.recurrent import SteppedModel
-from pipeline.models.inference.windows import Encoded, Window, as_strings, windows
+from pipeline.models.inference.windows import Counters, Encoded, Window, as_strings, windows
 from pipeline.models.inference.word_average import BagModel
-from pipeline.models.layers.numerics import Arithmetic, arithmetic_of
+from pipeline.models.layers.numerics import Arithmetic, arithmetic_of, use_threads
 from pipeline.models.layers.pooling import Segments, layers_of, pool
-from pipeline.models.layers.post_pooling import FixedRows, load_mlp, load_tail, through
+from pipeline.models.layers.post_pooling import FixedRows, apply_tail, load_mlp, load_tail
 from pipeline.models.layers.transfer import to_host
 from pipeline.models.layers.weights import open_checkpoint
 from pipeline.prefetch import ahead
@@ -33,29 +33,13 @@ from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.text.tokens.tokens import TokenCounts, Tokenizer, Tokens
 
 if TYPE_CHECKING:
-    from pipeline.models.inference.hidden_states import Inside
+    from pipeline.models.inference.hidden_states import HiddenStates
 
 _SMALLEST_BUFFER = 16  # tokens; with fewer rows, matrix kernels switch to slower variants
 _PENDING = 4  # copies from the GPU at the same time
 _PLAIN = ("A sentence to try the encoder with.", "Another one.")
 
 Report = Callable[[float], None]  # called with the proportion that is computed, up to 1
-
-
-@dataclass
-class Counters:
-    """Work done since the encoder was loaded."""
-
-    texts: int = 0
-    repeats: int = 0
-    """texts that were not encoded because their window contains the same text already"""
-    tokens: int = 0
-    filling: int = 0
-    """padding tokens that were computed"""
-    waiting_s: float = 0.0
-    """time spent waiting for tokenized texts"""
-    forward_s: float = 0.0
-    """time spent in forward passes"""
 
 
 class Encoder:
@@ -83,7 +67,7 @@ class Encoder:
                 self._model, self._mlp = self._parts[0]._model, None
             else:
                 self._model, self._mlp = _load(folder, self.arithmetic, self._tokenizer)
-            self._tail = load_tail(folder, fixed_rows=True).to(self.arithmetic.place)
+            self._tail = load_tail(folder, fixed_rows=True).to(self.arithmetic.torch_device)
         self._kept = load_filter(folder, self._tokenizer)
         self._query_tokenizer = replace(self._tokenizer, prompt=folder.query_prompt)
 
@@ -149,14 +133,14 @@ class Encoder:
         """Count the tokens of n texts as they would be encoded, without encoding them."""
         return self._tokenizer.counts(self._tokenizer(texts))
 
-    def inside(self) -> "Inside":
+    def hidden_states(self) -> "HiddenStates":
         """Give access to the hidden states, layer by layer, and the tokens.
 
         Raises:
             ModelError: the encoder is a concatenation of several encoders.
         """
         # imported here, as it imports scipy, which takes a quarter of a second
-        from pipeline.models.inference.hidden_states import Inside
+        from pipeline.models.inference.hidden_states import HiddenStates
 
         if self._parts:
             raise ModelError(
@@ -165,7 +149,7 @@ class Encoder:
                 f"{len(self._parts)} concatenated encoders",
                 f"name one of its parts: {self.folder.parts[0].path}",
             )
-        return Inside(self._model, replace(self._tokenizer, mask=None), self.folder, self.max_tokens)
+        return HiddenStates(self._model, replace(self._tokenizer, mask=None), self.folder, self.max_tokens)
 
     def encode_stream(
         self, batches: Iterable[pa.Array | Sequence[str]], tell: Callable[[int], None] | None = None
@@ -238,7 +222,7 @@ class Encoder:
         vectors = np.zeros((len(tokens), self.dim), np.float32)
         computed, total = 0, max(1, int(tokens.lengths.sum()))
         pending: list[tuple[np.ndarray, Callable[[], np.ndarray]]] = []
-        with torch.inference_mode(), _computing_with(self._threads):
+        with torch.inference_mode(), use_threads(self._threads):
             for rows in self._model.plan(tokens.lengths, max_tokens):
                 pending.append((rows, to_host(self._forward(tokens, rows, max_tokens, skip))))
                 if len(pending) > _PENDING:
@@ -257,7 +241,7 @@ class Encoder:
             x = torch.cat([part._forward(tokens, rows, max_tokens, skip) for part in self._parts], dim=-1)
         else:
             x = self._states_pooled(tokens, rows, max_tokens, skip)
-        return through(self._tail, x, tokens.lengths[rows])
+        return apply_tail(self._tail, x, tokens.lengths[rows])
 
     def _states_pooled(self, tokens: Tokens, rows: np.ndarray, max_tokens: int, skip: int) -> Tensor:
         """Pooled hidden states of the texts `rows`, the input of the modules after the pooling."""
@@ -292,20 +276,6 @@ def load_encoder(
     return Encoder(open_folder(settings), encode, resolve(device), settings.path)
 
 
-@contextmanager
-def _computing_with(threads: int | None) -> Iterator[None]:
-    """Set torch's number of threads for the duration of the block; None leaves it unchanged."""
-    before = torch.get_num_threads()
-    if threads is None or threads == before:
-        yield
-        return
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _report_rows(report: Callable[[int], None], done: int, rows: int, proportion: float) -> None:
     """Report `done` rows plus a proportion of `rows` more."""
     report(done + int(proportion * rows))
@@ -324,4 +294,4 @@ def _load(
     model = PaddedModel(folder, arithmetic) if other else PackedModel(folder, checkpoint, arithmetic)
     if "cls_mlp" not in folder.pooling:
         return model, None
-    return model, FixedRows(load_mlp(checkpoint, model.width)).to(arithmetic.place)
+    return model, FixedRows(load_mlp(checkpoint, model.width)).to(arithmetic.torch_device)

@@ -16,7 +16,7 @@ from pipeline.text.tokens.tokens import Tokenizer, Tokens
 _MAX_TOKENS = 8_192  # per pass; its layers are all in host memory: 0.8 GB for 25 layers of width 1,024
 
 
-class Inside:
+class HiddenStates:
     """Hidden states H[0] (embedding layer) to H[layers] of a transformer encoder.
 
     They come from the forward pass that computes the encoder's vectors.
@@ -65,4 +65,4 @@ class Inside:
     def _states(self, tokens: Tokens, rows: np.ndarray, numbers: list[int]) -> tuple[np.ndarray, ...]:
         with torch.inference_mode():
             states, where = self._model.states(tokens, rows, set(numbers), self._max_tokens, 0)
-            return tuple(states[number][where.places].float().cpu().numpy() for number in numbers)
+            return tuple(states[number][where.indices].float().cpu().numpy() for number in numbers)

@@ -1,19 +1,21 @@
-"""The interface of backbones for inference."""
-
-from typing import Protocol
+"""Base class of backbones for inference."""
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from pipeline.models.layers.pooling import Segments
+from pipeline.models.layers.pooling import Segments, segments
+from pipeline.models.layers.transfer import to_device
+from pipeline.text.tokens.budget import plan_buffers
 from pipeline.text.tokens.tokens import Tokens
 
 
-class Model(Protocol):
+class Model:
     """Backbone of an encoder: packed, padded, recurrent, or a word table without layers."""
 
     width: int
     layers: int
+    device: torch.device
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
         """Group texts into forward passes of at most max_tokens tokens.
@@ -23,9 +25,9 @@ class Model(Protocol):
             max_tokens: limit of one pass.
 
         Returns:
-            Row numbers of the texts of each pass; texts without tokens are in none.
+            Row numbers of the texts of each pass, by decreasing length; texts without tokens are in none.
         """
-        ...
+        return plan_buffers(lengths, max_tokens)
 
     def states(
         self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int
@@ -35,11 +37,27 @@ class Model(Protocol):
         Args:
             tokens: all texts.
             rows: numbers of the texts to compute, from `plan`.
-            wanted: numbers of the layers, 0 for the embedding layer.
+            wanted: numbers of the layers, as `layers_of` gives them.
             max_tokens: limit that `plan` got.
             skip: leading tokens of each text that are not pooled.
 
         Returns:
             Hidden states (tokens, width) by number, and the pooled tokens of each text in them.
         """
-        ...
+        part = tokens.of_rows(rows)
+        states, starts = self.forward(part, wanted, max_tokens)
+        return states, segments(starts, part.lengths, skip, self.put, part.kept)
+
+    def forward(
+        self, tokens: Tokens, wanted: set[int], max_tokens: int
+    ) -> tuple[dict[int, Tensor], np.ndarray]:
+        """Compute hidden states of the texts of one pass.
+
+        Returns:
+            Hidden states (tokens, width) by number, and the first token of each text in them, (n,).
+        """
+        raise NotImplementedError
+
+    def put(self, values: np.ndarray) -> Tensor:
+        """Copy an array to the device."""
+        return to_device(values, self.device)

@@ -13,29 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.models.folder.encoder_folder import EncoderFolder
+from pipeline.models.inference.model import Model
 from pipeline.models.layers.attention import Group, attend_groups, attend_varlen, relative_bias
 from pipeline.models.layers.linear import Linear
 from pipeline.models.layers.numerics import Arithmetic
-from pipeline.models.layers.pooling import TABLE_STATE, Segments, segments
+from pipeline.models.layers.pooling import TABLE_STATE
 from pipeline.models.layers.shape import shape_of
-from pipeline.models.layers.transfer import to_device
 from pipeline.models.layers.weights import NAMES, Checkpoint, Names, tensor_names
-from pipeline.text.tokens.budget import plan_buffers
 from pipeline.text.tokens.tokens import Tokens
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """Input of one forward pass: texts by decreasing length from token 0 on, then padding up to T tokens."""
-
-    ids: Tensor
-    """(T,) int64"""
-    positions: Tensor
-    """(T,) int64"""
-    groups: tuple[Group, ...]
-    where: Segments
-    bounds: Tensor
-    """int32, 0 and the end of each text up to T; the padding counts as texts, too"""
 
 
 class Norm:
@@ -47,6 +32,7 @@ class Norm:
         self._weight, self._bias, self._epsilon, self._fused = weight, bias, epsilon, fused
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Normalize x (T, d)."""
         return F.layer_norm(x, self._weight.shape, self._weight, self._bias, self._epsilon)
 
     def of_sum(self, update: Tensor, x: Tensor) -> Tensor:
@@ -72,14 +58,13 @@ class PackedLayer:
     down_norm: Norm
 
 
-class PackedModel:
+class PackedModel(Model):
     """Model of a packed family on a device, for buffers of T = `arithmetic.max_tokens` tokens."""
 
     def __init__(self, folder: EncoderFolder, checkpoint: Checkpoint, arithmetic: Arithmetic) -> None:
         self.shape = shape_of(folder.family, folder.config)
         self.width, self.layers = self.shape.width, self.shape.layers
-        self._device, self._dtype = arithmetic.place, arithmetic.torch_dtype
-        self._put = partial(to_device, device=self._device)
+        self.device, self._dtype = arithmetic.torch_device, arithmetic.torch_dtype
         self._rows, self._longest = arithmetic.max_tokens, folder.max_length
         token_types = self.shape.token_types > 0
         checkpoint.check_present(tensor_names(folder.family, self.layers, token_types=token_types))
@@ -88,47 +73,38 @@ class PackedModel:
         self._norm = self._layer_norm(checkpoint, "embeddings.LayerNorm")
         self._stack = [self._layer(checkpoint, NAMES[folder.family], number) for number in range(self.layers)]
         self._bias = self._relative_bias(checkpoint, folder) if folder.family == "mpnet" else None
-        self._varlen = self._device.type == "cuda" and self._dtype != torch.float32 and self._bias is None
+        self._varlen = self.device.type == "cuda" and self._dtype != torch.float32 and self._bias is None
 
-    def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
-        """Group texts into forward passes of at most max_tokens tokens; see `Model.plan`."""
-        return plan_buffers(lengths, max_tokens)
-
-    def states(
-        self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int
-    ) -> tuple[dict[int, Tensor], Segments]:
-        """Compute the hidden states (max_tokens, d) of the texts `rows`; see `Model.states`."""
-        buffer = self._buffer(tokens, rows, max_tokens, skip)
-        return self._forward(buffer, wanted), buffer.where
-
-    def _forward(self, buffer: Buffer, wanted: set[int]) -> dict[int, Tensor]:
-        words = F.embedding(buffer.ids, self._tables[0])
-        x = self._norm(words + F.embedding(buffer.positions, self._tables[1]))
+    def forward(
+        self, tokens: Tokens, wanted: set[int], max_tokens: int
+    ) -> tuple[dict[int, Tensor], np.ndarray]:
+        """Compute the hidden states (max_tokens, d); texts begin at token 0, and padding fills the rest."""
+        ids = np.full(max_tokens, self.shape.pad_id, np.int64)
+        ids[: len(tokens.ids)] = tokens.ids
+        positions = np.full(max_tokens, self.shape.pad_id if self.shape.counts_from_pad else 0, np.int64)
+        positions[: len(tokens.ids)] = self.shape.position_rows(tokens)
+        words = F.embedding(self.put(ids), self._tables[0])
+        x = self._norm(words + F.embedding(self.put(positions), self._tables[1]))
         states = {0: x} | ({TABLE_STATE: words} if TABLE_STATE in wanted else {})
+        attend = self._attention(tokens, max_tokens)
         for number, layer in enumerate(self._stack[: max(0, *wanted)], start=1):
-            x = layer.output_norm.of_sum(layer.output(self._attend(layer.qkv(x), buffer)), x)
-            x = layer.down_norm.of_sum(layer.down(layer.up(x)), x)
-            states[number] = x
+            x = layer.output_norm.of_sum(layer.output(attend(layer.qkv(x))), x)
+            x = states[number] = layer.down_norm.of_sum(layer.down(layer.up(x)), x)
             if number - 1 not in wanted:
                 del states[number - 1]
-        return states
+        return states, tokens.offsets[:-1]
 
-    def _attend(self, qkv: Tensor, buffer: Buffer) -> Tensor:
-        if self._varlen:
-            return attend_varlen(qkv, buffer.bounds, self._longest, self.shape.heads)
-        return attend_groups(qkv, buffer.groups, self.shape.heads, self._bias)
-
-    def _buffer(self, tokens: Tokens, rows: np.ndarray, max_tokens: int, skip: int) -> Buffer:
-        part = tokens.of_rows(rows)
-        lengths, starts, total = part.lengths, part.offsets[:-1], len(part.ids)
-        ids = np.full(max_tokens, self.shape.pad_id, np.int64)
-        ids[:total] = part.ids
-        positions = np.full(max_tokens, self.shape.pad_id if self.shape.counts_from_pad else 0, np.int64)
-        positions[:total] = self.shape.position_rows(part)
-        bounds = np.concatenate([starts, np.arange(total, max_tokens, self._longest), [max_tokens]])
-        where = segments(starts, lengths, skip, self._put, part.kept)
-        groups, ends = _groups(lengths, starts), self._put(bounds.astype(np.int32))
-        return Buffer(self._put(ids), self._put(positions), groups, where, ends)
+    def _attention(self, tokens: Tokens, max_tokens: int) -> Callable[[Tensor], Tensor]:
+        """Return attention within the texts, (max_tokens, d) for (max_tokens, 3 d)."""
+        starts, heads = tokens.offsets[:-1], self.shape.heads
+        if not self._varlen:
+            return partial(
+                attend_groups, groups=_groups(tokens.lengths, starts), heads=heads, bias=self._bias
+            )
+        # the padding counts as texts, too
+        ends = [*range(len(tokens.ids), max_tokens, self._longest), max_tokens]
+        bounds = self.put(np.array([*starts, *ends], np.int32))
+        return partial(attend_varlen, bounds=bounds, longest=self._longest, heads=heads)
 
     def _embeddings(self, checkpoint: Checkpoint) -> tuple[Tensor, Tensor]:
         """Tables of words and positions; positions include token type 0, which all tokens have."""
@@ -170,7 +146,7 @@ class PackedModel:
         return self._on_device(relative_bias(table, folder.max_length))
 
     def _on_device(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device, self._dtype)
+        return tensor.to(self.device, self._dtype)
 
 
 def _groups(lengths: np.ndarray, starts: np.ndarray) -> tuple[Group, ...]:

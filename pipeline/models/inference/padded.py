@@ -1,6 +1,5 @@
 """Padded forward pass through transformers, for architectures without a packed forward pass."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,9 @@ from torch import Tensor
 
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.pretrained import load_config, load_whole
+from pipeline.models.inference.model import Model
 from pipeline.models.layers.numerics import Arithmetic
-from pipeline.models.layers.pooling import TABLE_STATE, Segments, segments
-from pipeline.models.layers.transfer import to_device
+from pipeline.models.layers.pooling import TABLE_STATE
 from pipeline.text.tokens.budget import longest_first
 from pipeline.text.tokens.tokens import Tokens
 
@@ -20,7 +19,7 @@ _STEP = 16  # lengths are padded to multiples of it: few shapes, and less than 1
 _ENCODER_ONLY = ("t5", "mt5", "umt5")  # sentence encoders of these types are stored without their decoder
 
 
-class PaddedModel:
+class PaddedModel(Model):
     """Transformers model on a device.
 
     All batches of texts padded to L tokens have the same number of rows, max_tokens // L but at least
@@ -29,14 +28,16 @@ class PaddedModel:
     """
 
     def __init__(self, folder: EncoderFolder, arithmetic: Arithmetic) -> None:
-        self._model = encoder_of(load_model(folder, arithmetic.torch_dtype)).to(arithmetic.place).eval()
+        self._model = (
+            encoder_of(load_model(folder, arithmetic.torch_dtype)).to(arithmetic.torch_device).eval()
+        )
         config = self._model.config.get_text_config()
         self.width, self.layers = int(config.hidden_size), int(config.num_hidden_layers)
-        self._put, self._longest = partial(to_device, device=arithmetic.place), folder.max_length
+        self.device, self._longest = arithmetic.torch_device, folder.max_length
         self._pad_id = int(config.pad_token_id or 0)
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
-        """Group texts into forward passes of one padded length each, longest first; see `Model.plan`."""
+        """Group texts into forward passes of one padded length each; see `Model.plan`."""
         order = longest_first(lengths)
         order = order[lengths[order] > 0]
         padded = self._padded(lengths[order])
@@ -46,22 +47,19 @@ class PaddedModel:
             batches += np.split(chosen, range(rows, len(chosen), rows))
         return batches
 
-    def states(
-        self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int
-    ) -> tuple[dict[int, Tensor], Segments]:
-        """Compute the hidden states (batch * L, d) of the texts `rows`; see `Model.states`."""
-        part = tokens.of_rows(rows)
-        lengths = part.lengths
-        width = int(self._padded(lengths[:1])[0])
+    def forward(
+        self, tokens: Tokens, wanted: set[int], max_tokens: int
+    ) -> tuple[dict[int, Tensor], np.ndarray]:
+        """Compute the hidden states (batch * L, d) of texts of one padded length L."""
+        lengths, width = tokens.lengths, int(self._padded(tokens.lengths[:1])[0])
+        real = np.arange(width) < lengths[:, None]
         ids = np.full((max(1, max_tokens // width), width), self._pad_id, np.int64)
+        ids[: len(real)][real] = tokens.ids
         mask = np.zeros_like(ids)
         mask[:, 0] = 1  # a dummy row attends to one token: attention over no token gives NaN
-        for row, length in enumerate(lengths):
-            ids[row, :length] = part.ids[part.offsets[row] : part.offsets[row + 1]]
-            mask[row, :length] = 1
-        inputs = {"input_ids": self._put(ids), "attention_mask": self._put(mask)}
-        hidden = hidden_states(self._model, inputs, wanted)
-        return hidden, segments(np.arange(len(rows)) * width, lengths, skip, self._put, part.kept)
+        mask[: len(real)] = real
+        inputs = {"input_ids": self.put(ids), "attention_mask": self.put(mask)}
+        return hidden_states(self._model, inputs, wanted), np.arange(len(lengths)) * width
 
     def _padded(self, lengths: np.ndarray) -> np.ndarray:
         return np.minimum(-(-lengths // _STEP) * _STEP, max(self._longest, int(lengths.max(initial=0))))

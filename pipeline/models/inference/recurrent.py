@@ -1,19 +1,17 @@
 """Forward pass of a recurrent encoder for inference: a fixed number of texts at each step."""
 
-from functools import partial
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.models.folder.encoder_folder import EncoderFolder
+from pipeline.models.inference.model import Model
 from pipeline.models.layers.attention_pooling import Attentive, highest, weighted
 from pipeline.models.layers.linear import Linear
 from pipeline.models.layers.numerics import Arithmetic
-from pipeline.models.layers.pooling import TABLE_STATE, Segments, segments
+from pipeline.models.layers.pooling import TABLE_STATE
 from pipeline.models.layers.recurrence import State, alike
-from pipeline.models.layers.transfer import to_device
 from pipeline.models.layers.weights import Checkpoint
 from pipeline.models.trainable.recurrent import Direction, load_recurrent
 from pipeline.text.tokens.budget import longest_first
@@ -22,7 +20,7 @@ from pipeline.text.tokens.tokens import Tokens
 _BLOCK = 16  # steps whose inputs are multiplied at once
 
 
-class SteppedModel:
+class SteppedModel(Model):
     """Recurrent encoder, in float32 regardless of `encode.dtype`, as rounding errors accumulate over steps.
 
     Each product always has the same number of rows, including rows of finished texts and empty rows,
@@ -30,9 +28,9 @@ class SteppedModel:
     """
 
     def __init__(self, folder: EncoderFolder, checkpoint: Checkpoint, arithmetic: Arithmetic) -> None:
-        backbone = load_recurrent(folder, checkpoint).to(arithmetic.place)
+        backbone = load_recurrent(folder, checkpoint).to(arithmetic.torch_device)
         self.width, self.layers = backbone.width, backbone.layers
-        self._put = partial(to_device, device=arithmetic.place)
+        self.device = arithmetic.torch_device
         self._layers, self._directions = backbone.shape.layers, backbone.shape.directions
         self._words, self._of_layer = backbone.words, backbone.of_layer
         self._prepared: dict[tuple[int, int, int], _Prepared] = {}
@@ -44,28 +42,27 @@ class SteppedModel:
         order, rows = order[lengths[order] > 0], _rows(max_tokens)
         return [order[start : start + rows] for start in range(0, len(order), rows)]
 
-    def states(
-        self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int
-    ) -> tuple[dict[int, Tensor], Segments]:
-        """Compute the hidden states (texts * steps, d) of the texts `rows`; see `Model.states`."""
-        part = tokens.of_rows(rows)
-        ids, reverse = (self._put(grid) for grid in _grids(part, _rows(max_tokens)))
+    def forward(
+        self, tokens: Tokens, wanted: set[int], max_tokens: int
+    ) -> tuple[dict[int, Tensor], np.ndarray]:
+        """Compute the hidden states (texts * steps, d), text after text."""
+        ids, reverse = map(self.put, _grids(tokens, _rows(max_tokens)))
         x = F.embedding(ids, self._words)
         states = {TABLE_STATE: x, 0: x}
         for number in range(1, min(self._layers, max(0, *wanted)) + 1):
-            x = states[number] = self._layer(number, x, reverse, int(part.lengths.max()))
+            x = states[number] = self._layer(number, x, reverse, int(tokens.lengths.max()))
         if self._attentive is not None and self.layers in wanted:
-            states[self.layers] = self._weighted(self._attentive, x, part)
+            states[self.layers] = self._weighted(self._attentive, x, tokens)
         flat = {number: states[number].transpose(0, 1).flatten(0, 1) for number in wanted}
-        return flat, segments(np.arange(len(rows)) * len(ids), part.lengths, skip, self._put, part.kept)
+        return flat, np.arange(len(tokens)) * len(ids)
 
     def _weighted(self, readout: Attentive, x: Tensor, tokens: Tokens) -> Tensor:
         """Apply attention pooling weights: (steps, rows, contexts * size) for x (steps, rows, size)."""
         steps, rows = x.shape[:2]
         if rows not in self._readouts:
             self._readouts[rows] = _PreparedReadout(readout, rows)
-        words = self._put(tokens.positions), self._put(tokens.owners)
-        weights = self._readouts[rows](x, words, self._put(tokens.lengths))
+        words = self.put(tokens.positions), self.put(tokens.owners)
+        weights = self._readouts[rows](x, words, self.put(tokens.lengths))
         found = x.new_zeros(steps, rows, weights.shape[1])
         found[words] = weights
         return found

@@ -31,6 +31,22 @@ class Encoded:
             yield Encoded(vectors, bad, TokenCounts(*counts))
 
 
+@dataclass
+class Counters:
+    """Work done since the encoder was loaded."""
+
+    texts: int = 0
+    repeats: int = 0
+    """texts that were not encoded because their window contains the same text already"""
+    tokens: int = 0
+    filling: int = 0
+    """padding tokens that were computed"""
+    waiting_s: float = 0.0
+    """time spent waiting for tokenized texts"""
+    forward_s: float = 0.0
+    """time spent in forward passes"""
+
+
 @dataclass(frozen=True)
 class Window:
     """Distinct texts of consecutive batches, tokenized."""

@@ -1,7 +1,5 @@
 """Backbone of averaged word vectors, without layers, optionally with SIF weights (Arora et al. 2017)."""
 
-from functools import partial
-
 import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
@@ -9,15 +7,13 @@ from torch import Tensor
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.frequencies import Frequencies, read_frequencies
 from pipeline.models.folder.word_vectors import TABLE
+from pipeline.models.inference.model import Model
 from pipeline.models.layers.numerics import Arithmetic
-from pipeline.models.layers.pooling import Segments, segments
-from pipeline.models.layers.transfer import to_device
 from pipeline.models.layers.weights import Checkpoint
-from pipeline.text.tokens.budget import plan_buffers
 from pipeline.text.tokens.tokens import Tokenizer, Tokens
 
 
-class BagModel:
+class BagModel(Model):
     """Table of word vectors on a device, in float32 regardless of `encode.dtype`.
 
     On a CPU the file of the table is mapped into memory, so that the workers of a machine share it.
@@ -27,30 +23,25 @@ class BagModel:
         self, folder: EncoderFolder, checkpoint: Checkpoint, arithmetic: Arithmetic, tokenizer: Tokenizer
     ) -> None:
         self.width, self.layers = int(folder.config["hidden_size"]), 0
-        self._put = partial(to_device, device=arithmetic.place)
+        self.device = arithmetic.torch_device
         shape = (int(folder.config["vocab_size"]), self.width)
-        self._table = checkpoint.tensor(TABLE, shape).to(arithmetic.place)
+        self._table = checkpoint.tensor(TABLE, shape).to(arithmetic.torch_device)
         self._weights: Tensor | None = None
         averages = folder.averages
         if averages.sif is not None and averages.counts is not None:
             frequencies = read_frequencies(averages.counts)
             weights = sif_weights(tokenizer, frequencies, averages.sif, lower=folder.lower)
-            self._weights = self._put(weights.astype(np.float32))
+            self._weights = self.put(weights.astype(np.float32))
 
-    def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
-        """Group texts into passes of at most max_tokens tokens; see `Model.plan`."""
-        return plan_buffers(lengths, max_tokens)
-
-    def states(
-        self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int
-    ) -> tuple[dict[int, Tensor], Segments]:
-        """Look up the weighted word vectors (tokens, d), the same for each number; see `Model.states`."""
-        part = tokens.of_rows(rows)
-        ids = self._put(part.ids)
+    def forward(
+        self, tokens: Tokens, wanted: set[int], max_tokens: int
+    ) -> tuple[dict[int, Tensor], np.ndarray]:
+        """Look up the weighted word vectors (tokens, d), the same for each number."""
+        ids = self.put(tokens.ids)
         x = F.embedding(ids, self._table)
         if self._weights is not None:
             x = x * self._weights[ids][:, None]
-        return dict.fromkeys(wanted, x), segments(part.offsets[:-1], part.lengths, skip, self._put, part.kept)
+        return dict.fromkeys(wanted, x), tokens.offsets[:-1]
 
 
 def sif_weights(tokenizer: Tokenizer, frequencies: Frequencies, a: float, *, lower: bool) -> np.ndarray:

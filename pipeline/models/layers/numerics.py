@@ -1,7 +1,10 @@
 """Numerical settings of the forward pass: everything that can change a vector's bits, and its identity."""
 
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -14,11 +17,6 @@ from pipeline.settings import Dtype, EncodeSettings
 
 _VERSION = "packed-1"  # changes with any change of the models' code that changes bits
 _MAX_TOKENS = {"cpu": 1_024, "cuda": 32_768}  # CPU: 512 to 2,048 are equally fast, more is slower
-_DTYPES: dict[Dtype, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 @dataclass(frozen=True)
@@ -37,14 +35,14 @@ class Arithmetic:
     """normalization fused with the residual sum by a compiled kernel (GPU)"""
 
     @property
-    def place(self) -> torch.device:
+    def torch_device(self) -> torch.device:
         """Device of the tensors."""
         return self.device.torch()
 
     @property
     def torch_dtype(self) -> torch.dtype:
         """Type of weights and activations."""
-        return _DTYPES[self.dtype]
+        return cast(torch.dtype, getattr(torch, self.dtype))
 
     def numerics_id(self, model: str) -> str:
         """Hash everything that can change a bit: sha256 (hex). model: class name of the forward pass."""
@@ -58,7 +56,7 @@ class Arithmetic:
                 "torch": torch.__version__,
                 "device": self.device.kind,
                 "instructions": self.device.instruction_set(),
-                "onednn": is_onednn(self.place, self.torch_dtype),
+                "onednn": is_onednn(self.torch_device, self.torch_dtype),
             }
         )
 
@@ -76,12 +74,26 @@ def arithmetic_of(encode: EncodeSettings, device: Device, max_length: int) -> Ar
         _is_fused(encode.compile, device),
     )
     half_on_cpu = device.kind == "cpu" and encode.dtype != "float32"
-    if half_on_cpu and not is_onednn(arithmetic.place, arithmetic.torch_dtype):
+    if half_on_cpu and not is_onednn(arithmetic.torch_device, arithmetic.torch_dtype):
         say(
             f"encode.dtype: this processor has no instructions for {encode.dtype}, "
             "which makes it slower than float32"
         )
     return arithmetic
+
+
+@contextmanager
+def use_threads(threads: int | None) -> Iterator[None]:
+    """Set torch's number of threads for the duration of the block; None leaves it unchanged."""
+    before = torch.get_num_threads()
+    if threads is None or threads == before:
+        yield
+        return
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _buffer_tokens(wanted: int | None, max_length: int, device: Device) -> int:

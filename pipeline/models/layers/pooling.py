@@ -29,7 +29,7 @@ class Segments:
     """(n,) last pooled token of each text"""
     counts: "Tensor"
     """(n,) pooled tokens, each at least 1"""
-    places: "Tensor"
+    indices: "Tensor"
     """(tokens,) all pooled tokens, text after text"""
     positions: "Tensor"
     """(tokens,) position of each in its own text; the tokens of a prompt count"""
@@ -79,15 +79,15 @@ def segments(
     counts = lengths - skipped
     before = np.cumsum(counts) - counts
     positions = np.arange(counts.sum()) + np.repeat(skipped - before, counts)
-    places = positions + np.repeat(starts, counts)
+    indices = positions + np.repeat(starts, counts)
     if kept is not None:
         owners = np.repeat(np.arange(len(counts)), counts)
         chosen = kept[positions + np.repeat(np.cumsum(lengths) - lengths, counts)]
         chosen = chosen | (np.bincount(owners, chosen, len(counts)) == 0)[owners]
         counts = np.bincount(owners[chosen], minlength=len(counts))
-        positions, places = positions[chosen], places[chosen]
+        positions, indices = positions[chosen], indices[chosen]
     lasts = starts + lengths - 1
-    return Segments(put(starts + skipped), put(lasts), put(counts), put(places), put(positions))
+    return Segments(put(starts + skipped), put(lasts), put(counts), put(indices), put(positions))
 
 
 def layers_of(poolings: Sequence[str], layers: int) -> set[int]:
@@ -140,8 +140,8 @@ def _last(states: "Tensor", where: Segments) -> "Tensor":
 
 
 def _masked(states: "Tensor", where: Segments) -> "Tensor":
-    assert len(where.places) == len(where.firsts), "texts without a template"
-    return wide(states[where.places])
+    assert len(where.indices) == len(where.firsts), "texts without a template"
+    return wide(states[where.indices])
 
 
 def _ends(states: "Tensor", where: Segments) -> "Tensor":
@@ -153,22 +153,22 @@ def _ends(states: "Tensor", where: Segments) -> "Tensor":
 
 
 def _mean(states: "Tensor", where: Segments) -> "Tensor":
-    return _over_texts("sum", wide(states[where.places]), where) / where.counts[:, None].float()
+    return _over_texts("sum", wide(states[where.indices]), where) / where.counts[:, None].float()
 
 
 def _sqrt_len(states: "Tensor", where: Segments) -> "Tensor":
-    return _over_texts("sum", wide(states[where.places]), where) / where.counts[:, None].float().sqrt()
+    return _over_texts("sum", wide(states[where.indices]), where) / where.counts[:, None].float().sqrt()
 
 
 def _weighted_mean(states: "Tensor", where: Segments) -> "Tensor":
     """Weights grow with the position, which counts the prompt (Muennighoff 2022)."""
     weights = (where.positions + 1).float()[:, None]
-    sums = _over_texts("sum", wide(states[where.places]) * weights, where)
+    sums = _over_texts("sum", wide(states[where.indices]) * weights, where)
     return sums / _over_texts("sum", weights, where)
 
 
 def _max(states: "Tensor", where: Segments) -> "Tensor":
-    return _over_texts("max", wide(states[where.places]), where)
+    return _over_texts("max", wide(states[where.indices]), where)
 
 
 def _over_texts(operation: str, tokens: "Tensor", where: Segments) -> "Tensor":

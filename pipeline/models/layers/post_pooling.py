@@ -14,7 +14,7 @@ from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.modules import Cut, Denoising, Dense, Module
 from pipeline.models.layers import linear
-from pipeline.models.layers.weights import Checkpoint, open_weights
+from pipeline.models.layers.weights import Checkpoint, open_files
 
 _ROWS = 64  # per matrix product
 _STD = 0.02  # of new weights, as in BERT
@@ -29,7 +29,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 _MLP_HEADS = ("mlp.dense", "pooler.dense")  # names in SimCSE's code and in its published checkpoints
 
 
-def drawn(layer: nn.Linear) -> nn.Linear:
+def draw_weights(layer: nn.Linear) -> nn.Linear:
     """Draw new weights from torch's generator, N(0, 0.02), set the biases to zero, and return the layer."""
     nn.init.normal_(layer.weight, std=_STD)
     if layer.bias is not None:
@@ -55,10 +55,10 @@ class DenseModule(nn.Module):
         return y + (x if self.residual is None else self.residual(x))
 
     def draw(self) -> None:
-        """Draw new weights as `drawn` does."""
+        """Draw new weights as `draw_weights` does."""
         for layer in self.children():
             if isinstance(layer, nn.Linear):
-                drawn(layer)
+                draw_weights(layer)
 
 
 class Normalize(nn.Module):
@@ -138,7 +138,7 @@ class FixedRows(nn.Module):
 
 
 def load_tail(folder: EncoderFolder, *, fixed_rows: bool = False) -> nn.ModuleList:
-    """Load the modules after the pooling, to be applied by `through`.
+    """Load the modules after the pooling, to be applied by `apply_tail`.
 
     Args:
         folder: of the encoder.
@@ -157,7 +157,7 @@ def load_tail(folder: EncoderFolder, *, fixed_rows: bool = False) -> nn.ModuleLi
     return tail
 
 
-def through(tail: Iterable[nn.Module], x: Tensor, lengths: np.ndarray) -> Tensor:
+def apply_tail(tail: Iterable[nn.Module], x: Tensor, lengths: np.ndarray) -> Tensor:
     """Apply the modules after the pooling.
 
     Args:
@@ -216,12 +216,12 @@ def _dense(folder: EncoderFolder, described: Dense) -> DenseModule:
             "use an encoder with one of these",
         )
     module = DenseModule(described)
-    open_weights(folder.file(described.weights)).fill(module)
+    _weights(folder, described).fill(module)
     return module
 
 
 def _denoise(folder: EncoderFolder, described: Denoising) -> DenoiseModule:
-    weights = open_weights(folder.file(described.weights))
+    weights = _weights(folder, described)
     table = weights.tensor("table")
     longest = described.shortest + len(table) - 1
     if folder.max_length > longest:
@@ -236,3 +236,8 @@ def _denoise(folder: EncoderFolder, described: Denoising) -> DenoiseModule:
     transform = DenoiseTransform(described.width, described.activation, described.epsilon)
     weights.fill(transform, "transform.")
     return DenoiseModule(transform, table, described.shortest)
+
+
+def _weights(folder: EncoderFolder, described: Dense | Denoising) -> Checkpoint:
+    file = folder.file(described.weights)
+    return open_files(str(file), [file])

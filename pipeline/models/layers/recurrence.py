@@ -12,7 +12,7 @@ proportion of the old state, not of the new one.
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ State = tuple[Tensor, ...]
 """h (n, d) of n texts; an LSTM also has c (n, d)"""
 
 
-class Cell(Protocol):
+class Cell:
     """One step forward and one step backward.
 
     The recurrent weights of all gates are stacked: (gates * d, d), their products (n, gates * d).
@@ -37,9 +37,15 @@ class Cell(Protocol):
     biased: bool
     """the cell's equations have biases"""
 
-    def products(self, recurrent: Tensor, rows: int) -> tuple[Linear, ...]:
-        """Prepare the matrices that multiply the states, for about `rows` texts."""
-        ...
+    def parts(self, recurrent: Tensor) -> tuple[Tensor, ...]:
+        """Split the recurrent weights into the matrices that multiply states."""
+        return (recurrent,)
+
+    def products(self, recurrent: Tensor, rows: int, *, transposed: bool = False) -> tuple[Linear, ...]:
+        """Prepare the matrices for about `rows` texts; transposed ones multiply gradients in `back`."""
+        return tuple(
+            Linear(part.T if transposed else part, None, rows=rows) for part in self.parts(recurrent)
+        )
 
     def step(self, x: Tensor, before: State, products: tuple[Linear, ...]) -> tuple[Tensor, State]:
         """Compute one step.
@@ -52,11 +58,7 @@ class Cell(Protocol):
         Returns:
             Activations of the gates (n, gates * d) and the new state.
         """
-        ...
-
-    def transposed(self, recurrent: Tensor, rows: int) -> tuple[Linear, ...]:
-        """Prepare the transposed matrices, which multiply gradients in `back`."""
-        ...
+        raise NotImplementedError
 
     def back(
         self, gates: Tensor, before: State, now: State, gradient: State, products: tuple[Linear, ...]
@@ -66,7 +68,7 @@ class Cell(Protocol):
         Returns:
             Gradient of x (n, gates * d) and gradient of the state before.
         """
-        ...
+        raise NotImplementedError
 
     def of_recurrent(self, gradients: Tensor, gates: Tensor, before: Tensor) -> Tensor:
         """Gradient of the recurrent weights, (gates * d, d), summed over all steps.
@@ -76,10 +78,10 @@ class Cell(Protocol):
             gates: (T, gates * d) activations of the gates.
             before: (T, d) state h before each step.
         """
-        ...
+        return _outer(gradients, before)
 
 
-class Gru:
+class Gru(Cell):
     """GRU without biases, gates in the order r, z, g.
 
     r = sigmoid(Wr x + Ur h), z = sigmoid(Wz x + Uz h), g = tanh(W x + U (r h)), h' = (1 - z) h + z g.
@@ -87,10 +89,9 @@ class Gru:
 
     gates, memories, biased = 3, 1, False
 
-    def products(self, recurrent: Tensor, rows: int) -> tuple[Linear, ...]:
+    def parts(self, recurrent: Tensor) -> tuple[Tensor, ...]:
         width = recurrent.shape[1]
-        gated, proposed = recurrent[: 2 * width], recurrent[2 * width :]
-        return Linear(gated, None, rows=rows), Linear(proposed, None, rows=rows)
+        return recurrent[: 2 * width], recurrent[2 * width :]
 
     def step(self, x: Tensor, before: State, products: tuple[Linear, ...]) -> tuple[Tensor, State]:
         (h,), width = before, before[0].shape[1]
@@ -99,11 +100,6 @@ class Gru:
         r, z = rz.split(width, dim=1)
         g = alike(torch.tanh, x[:, 2 * width :] + proposed(r * h))
         return torch.cat([rz, g], dim=1), ((1 - z) * h + z * g,)
-
-    def transposed(self, recurrent: Tensor, rows: int) -> tuple[Linear, ...]:
-        width = recurrent.shape[1]
-        gated, proposed = recurrent[: 2 * width], recurrent[2 * width :]
-        return Linear(gated.T, None, rows=rows), Linear(proposed.T, None, rows=rows)
 
     def back(
         self, gates: Tensor, before: State, now: State, gradient: State, products: tuple[Linear, ...]
@@ -123,16 +119,13 @@ class Gru:
         return torch.cat([of_gated, of_proposed])
 
 
-class Lstm:
+class Lstm(Cell):
     """LSTM with one bias per gate, gates in the order i, f, o, g.
 
     i, f, o = sigmoid(W x + U h + b) each, g = tanh(W x + U h + b), c' = f c + i g, h' = o tanh(c').
     """
 
     gates, memories, biased = 4, 2, True
-
-    def products(self, recurrent: Tensor, rows: int) -> tuple[Linear, ...]:
-        return (Linear(recurrent, None, rows=rows),)
 
     def step(self, x: Tensor, before: State, products: tuple[Linear, ...]) -> tuple[Tensor, State]:
         (h, c), (product,) = before, products
@@ -142,9 +135,6 @@ class Lstm:
         i, f, o = ifo.split(width, dim=1)
         c = f * c + i * g
         return torch.cat([ifo, g], dim=1), (o * alike(torch.tanh, c), c)
-
-    def transposed(self, recurrent: Tensor, rows: int) -> tuple[Linear, ...]:
-        return (Linear(recurrent.T, None, rows=rows),)
 
     def back(
         self, gates: Tensor, before: State, now: State, gradient: State, products: tuple[Linear, ...]
@@ -163,9 +153,6 @@ class Lstm:
             dim=1,
         )
         return of_gates, (product(of_gates), of_c * f)
-
-    def of_recurrent(self, gradients: Tensor, gates: Tensor, before: Tensor) -> Tensor:
-        return _outer(gradients, before)
 
 
 CELLS: dict[str, Cell] = {"gru": Gru(), "lstm": Lstm()}
@@ -211,7 +198,7 @@ class _Recurrence(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor, None]:
         cell, sizes = ctx.cell, ctx.sizes
         recurrent, gates, *memories = ctx.saved_tensors
-        products = cell.transposed(recurrent, sizes[0])
+        products = cell.products(recurrent, sizes[0], transposed=True)
         befores = [_before(memory, sizes) for memory in memories]
         gradients = torch.empty_like(gates)
         state = [gates.new_zeros(sizes[0], recurrent.shape[1]) for _ in memories]

@@ -168,21 +168,12 @@ def open_checkpoint(folder: EncoderFolder) -> Checkpoint:
     return open_files(str(folder.path), files)
 
 
-def open_weights(file: Path) -> Checkpoint:
-    """Open one file of weights, such as a Dense module's."""
-    return open_files(str(file), [file])
-
-
-def open_files(where: str, files: list[Path]) -> Checkpoint:
+def open_files(where: str, files: Iterable[Path]) -> Checkpoint:
     """Open several files of weights. where: path of their model, for errors."""
-    return Checkpoint(where, _readers(files))
-
-
-def _readers(files: list[Path]) -> dict[str, Callable[[], Tensor]]:
     readers: dict[str, Callable[[], Tensor]] = {}
     for file in files:
         readers |= _from_safetensors(file) if file.suffix == ".safetensors" else _from_pickle(file)
-    return readers
+    return Checkpoint(where, readers)
 
 
 def _from_safetensors(file: Path) -> dict[str, Callable[[], Tensor]]:
@@ -197,7 +188,7 @@ def _from_safetensors(file: Path) -> dict[str, Callable[[], Tensor]]:
 
 
 def _from_pickle(file: Path) -> dict[str, Callable[[], Tensor]]:
-    """Load a .bin file, a pickle, with weights_only, so that it cannot run code."""
+    """Load a .bin file. It is a pickle; with weights_only it cannot run code."""
     try:
         tensors = torch.load(file, map_location="cpu", weights_only=True)
     except (UnpicklingError, RuntimeError, OSError, EOFError) as error:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.pooling import layers_of, pool, wide
-from pipeline.models.layers.post_pooling import DenseModule, load_tail, mlp_name, through
+from pipeline.models.layers.post_pooling import DenseModule, apply_tail, load_tail, mlp_name
 from pipeline.models.layers.weights import Checkpoint, open_checkpoint
 from pipeline.models.trainable.backbones import (
     AtEmbedding,
@@ -47,7 +47,7 @@ class TrainableEncoder(nn.Module):
         at_embedding: changes the embedding layer's output (tokens, d), given with where each text's tokens
             lie in it, on its way to the first layer.
         """
-        return through(
+        return apply_tail(
             self.tail, self.pooled(tokens, positions=positions, at_embedding=at_embedding), tokens.lengths
         )
 
@@ -65,7 +65,7 @@ class TrainableEncoder(nn.Module):
         states, where = self.backbone(
             ForwardRequest(Tokens(tokens.ids, tokens.offsets, tokens.truncated), {self.backbone.layers})
         )
-        return wide(states[self.backbone.layers][where.places])
+        return wide(states[self.backbone.layers][where.indices])
 
     def draw(self) -> "TrainableEncoder":
         """Itself with new weights everywhere, from torch's generator: those of an architecture that nothing

@@ -80,7 +80,7 @@ def _part(where: Segments, texts: slice, tokens: slice) -> Segments:
         where.firsts[texts],
         where.lasts[texts],
         where.counts[texts],
-        where.places[tokens],
+        where.indices[tokens],
         where.positions[tokens],
     )
 
@@ -117,8 +117,8 @@ class Cutoff:
             columns = torch.from_numpy(
                 np.stack([self._kept(x.shape[1], seed) for seed in self.seeds.tolist()])
             ).to(x.device, x.dtype)
-            kept = torch.repeat_interleave(columns, where.counts, dim=0, output_size=len(where.places))
-        return x * x.new_ones(len(x), kept.shape[1]).index_copy(0, where.places, kept)
+            kept = torch.repeat_interleave(columns, where.counts, dim=0, output_size=len(where.indices))
+        return x * x.new_ones(len(x), kept.shape[1]).index_copy(0, where.indices, kept)
 
     def _kept(self, count: int, seed: int) -> np.ndarray:
         """(count,) bool."""
@@ -147,7 +147,7 @@ class Probe:
     def uphill(self, loss: Tensor, epsilon: float) -> "Shift":
         """A step of length epsilon of each token, in the direction in which the loss rises most."""
         (gradient,) = torch.autograd.grad(loss, self.leaf)
-        rows = gradient[self.where.places]
+        rows = gradient[self.where.indices]
         return Shift(epsilon * F.normalize(rows, dim=1, eps=_LEAST_NORM))
 
 
@@ -159,4 +159,4 @@ class Shift:
     """(tokens, d), text after text"""
 
     def __call__(self, x: Tensor, where: Segments) -> Tensor:
-        return x.index_add(0, where.places, self.by.to(x.dtype))
+        return x.index_add(0, where.indices, self.by.to(x.dtype))

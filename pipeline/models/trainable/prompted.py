@@ -17,7 +17,7 @@ from pipeline.models.layers.post_pooling import (
     DenoiseTransform,
     DenseModule,
     Normalize,
-    through,
+    apply_tail,
 )
 from pipeline.models.trainable.backbones import AtEmbedding
 from pipeline.models.trainable.denoise import lengths_to, without_texts
@@ -85,7 +85,7 @@ class PromptedEncoder(TrainableEncoder):
         any encoder.
         """
         if not self.denoise:
-            return through(
+            return apply_tail(
                 self.tail,
                 self._read(self.pooled(tokens, positions=positions, at_embedding=at_embedding)),
                 tokens.lengths,
@@ -100,7 +100,7 @@ class PromptedEncoder(TrainableEncoder):
             )
         )
         taken = x[len(tokens) :][torch.from_numpy(which).to(x.device)]
-        return through(self.tail, x[: len(tokens)] - taken, tokens.lengths)
+        return apply_tail(self.tail, x[: len(tokens)] - taken, tokens.lengths)
 
     def denoising(self) -> DenoiseModule | None:
         """As a module of a folder: the transform and, for each length of text up to the limit, what is taken

@@ -16,7 +16,7 @@ from pipeline.errors import ConfigError, ModelError
 from pipeline.models.folder.folder import positions_of
 from pipeline.models.folder.locate import locate
 from pipeline.models.folder.modules import read_json
-from pipeline.models.folder.pretrained import check_code, load_pretrained_tokenizer, load_whole, said
+from pipeline.models.folder.pretrained import check_code, load_pretrained_tokenizer, load_whole, one_line
 from pipeline.models.folder.weight_files import weights_of
 from pipeline.settings.augment import TranslatorSettings
 from pipeline.store.cache import digest_of_file
@@ -94,14 +94,6 @@ def open_translator(settings: TranslatorSettings) -> TranslatorFolder:
     return TranslatorFolder(
         path, config, settings.max_length or _read_at_most(path, source), target, weights_of(path, "")
     )
-
-
-def anywhere(settings: TranslatorSettings) -> TranslatorSettings:
-    """Make a local path absolute, for a worker, which may have another working directory."""
-    path = Path(settings.path).expanduser()
-    if "://" in settings.path or not path.exists():
-        return settings
-    return settings.model_copy(update={"path": str(path.resolve())})
 
 
 def check_languages(folder: TranslatorFolder, settings: TranslatorSettings) -> None:
@@ -236,7 +228,7 @@ def _load_tokenizer(path: Path) -> Any:
     try:
         return load_pretrained_tokenizer(path)
     except ImportError as error:
-        found, remedy = said(error), 'pip install "manta-embeddings[augment]", which has sentencepiece'
+        found, remedy = one_line(error), 'pip install "manta-embeddings[augment]", which has sentencepiece'
         raise ModelError(str(path), "the packages of its tokenizer", found, remedy) from None
 
 

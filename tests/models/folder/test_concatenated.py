@@ -120,7 +120,7 @@ def test_what_needs_one_encoder_names_a_part(joined: EncoderFolder):
     with pytest.raises(ModelError, match=r"one encoder to train.*2 side by side.*0_First"):
         load_trainable(joined)
     with pytest.raises(ModelError, match=r"to read its layers.*0_First"):
-        loaded(joined.path).inside()
+        loaded(joined.path).hidden_states()
 
 
 def test_parts_that_read_texts_differently_are_refused(joined: EncoderFolder, tmp_path: Path):

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.folder import open_folder
-from pipeline.models.folder.locate import anywhere
+from pipeline.models.folder.locate import with_absolute_paths
 from pipeline.models.folder.word_vectors import TABLE, build_folder
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
@@ -225,10 +225,10 @@ def test_a_copy_of_the_files_is_the_same_encoder(glove, tmp_path):
 
 def test_a_worker_gets_full_paths(glove, monkeypatch):
     monkeypatch.chdir(glove.parent)
-    assert anywhere(EncoderSettings(path=glove.name, frequencies=glove.name)) == EncoderSettings(
+    assert with_absolute_paths(EncoderSettings(path=glove.name, frequencies=glove.name)) == EncoderSettings(
         path=str(glove), frequencies=str(glove)
     )
-    assert anywhere(EncoderSettings()) == EncoderSettings()
+    assert with_absolute_paths(EncoderSettings()) == EncoderSettings()
 
 
 @pytest.mark.parametrize("pooling", ["cls", "last", "first_last", "mean+last2", "cls_mlp"])

@@ -18,7 +18,7 @@ from tests.models.folders import FAMILIES, LONG, TEXTS, hidden_states
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states_of_every_layer_equal_those_of_transformers(family: str, folders: dict[str, Path]):
     encoder = load_encoder(EncoderSettings(path=str(folders[family])), EncodeSettings(max_tokens=64), "cpu")
-    inside, texts = encoder.inside(), [text for text in (*TEXTS, LONG) if text]
+    inside, texts = encoder.hidden_states(), [text for text in (*TEXTS, LONG) if text]
     tokens = inside.tokens(texts)
     assert (inside.layers, inside.width) == (3, 48)
     seen = []
@@ -35,7 +35,7 @@ def test_the_mean_of_the_last_layer_is_mean_pooling(folders: dict[str, Path]):
     encoder = load_encoder(
         EncoderSettings(path=str(folders["bert"]), normalize=False), EncodeSettings(), "cpu"
     )
-    inside, texts = encoder.inside(), [text for text in TEXTS if text]
+    inside, texts = encoder.hidden_states(), [text for text in TEXTS if text]
     tokens = inside.tokens(texts)
     words = inside.words(tokens)
     layers = gather_states(
@@ -49,10 +49,10 @@ def test_special_tokens_a_prompt_and_punctuation_are_no_words(
     family: str, marks: int, folders: dict[str, Path]
 ):
     texts = ["Two dogs run.", "A girl, a book!"]
-    plain = load_encoder(EncoderSettings(path=str(folders[family])), EncodeSettings(), "cpu").inside()
+    plain = load_encoder(EncoderSettings(path=str(folders[family])), EncodeSettings(), "cpu").hidden_states()
     prompted = load_encoder(
         EncoderSettings(path=str(folders[family]), prompt="query: "), EncodeSettings(), "cpu"
-    ).inside()
+    ).hidden_states()
     bare, long = plain.words(plain.tokens(texts)), prompted.words(prompted.tokens(texts))
     ends = np.concatenate([bare.offsets[:-1], bare.offsets[1:] - 1])
     assert not bare.is_word[ends].any()
@@ -68,7 +68,7 @@ def test_special_tokens_a_prompt_and_punctuation_are_no_words(
 def test_rows_of_the_word_table_are_those_of_the_model(family: str, folders: dict[str, Path]):
     inside = load_encoder(
         EncoderSettings(path=str(folders[family])), EncodeSettings(max_tokens=64), "cpu"
-    ).inside()
+    ).hidden_states()
     table = (
         transformers.AutoModel.from_pretrained(folders[family]).get_input_embeddings().weight.detach().numpy()
     )

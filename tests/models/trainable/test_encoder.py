@@ -278,7 +278,7 @@ def test_a_change_at_the_embeddings_sees_each_text_where_the_segments_say(folder
 
     def cut(x, where):
         """The second text loses all but its first token's state."""
-        own = where.places[where.counts[0] : where.counts[:2].sum()]
+        own = where.indices[where.counts[0] : where.counts[:2].sum()]
         x = x.clone()
         x[own[1:]] = 0
         return x

@@ -266,7 +266,7 @@ def test_template_and_full_stop_make_a_space_of_their_own_and_change_nothing_els
 
 def test_what_lies_inside_a_prompted_encoder_is_told_of_all_its_tokens(folders):
     encoder = load_encoder(EncoderSettings(path=str(folders["bert"]), template=TEMPLATE), EncodeSettings())
-    inside = encoder.inside()
+    inside = encoder.hidden_states()
     tokens = inside.tokens(TEXTS[:2])
     assert sum(states.layers[0].shape[0] for states in inside.states(tokens)) == len(tokens.ids)
 

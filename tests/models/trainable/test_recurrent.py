@@ -186,7 +186,7 @@ def test_a_change_at_the_words_reaches_its_own_text_alone(folders):
     )
 
     def cut(x, where):
-        own = where.places[where.counts[0] : where.counts[:2].sum()]
+        own = where.indices[where.counts[0] : where.counts[:2].sum()]
         return x.index_fill(0, own, 0.0)
 
     plain, changed = encoder(tokens), encoder(tokens, at_embedding=cut)
@@ -217,7 +217,7 @@ def test_what_was_trained_is_what_is_saved_and_sentence_transformers_says_that_i
 
 def test_its_inside_is_its_words_and_its_layers(folders):
     folder = folders["deep"]
-    encoder, inside = load_trainable(folder).eval(), encoder_of(folder).inside()
+    encoder, inside = load_trainable(folder).eval(), encoder_of(folder).hidden_states()
     tokens, numbers = inside.tokens(TEXTS[:3]), np.array([3, 7, 5])
     np.testing.assert_array_equal(inside.table(numbers), encoder.backbone.words.detach()[numbers])
     [found] = inside.states(tokens)

@@ -13,8 +13,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from pipeline.errors import ConfigError, ModelError
+from pipeline.models.folder.locate import absolute_path
 from pipeline.models.translation.seq2seq import (
-    anywhere,
     check_languages,
     check_weights,
     load_model,
@@ -164,11 +164,9 @@ def test_digests_follow_content_not_place(folders, tmp_path):
 
 def test_a_relative_path_is_made_one_that_a_worker_finds(folders, monkeypatch):
     monkeypatch.chdir(folders["t5"].parent)
-    assert anywhere(TranslatorSettings(path="model")).path == str(folders["t5"].resolve())
-    assert anywhere(TranslatorSettings(path="s3://bucket/model")).path == "s3://bucket/model"
-    assert (
-        anywhere(TranslatorSettings(path="Helsinki-NLP/opus-mt-en-de")).path == "Helsinki-NLP/opus-mt-en-de"
-    )
+    assert absolute_path("model") == str(folders["t5"].resolve())
+    for name in ("s3://bucket/model", "Helsinki-NLP/opus-mt-en-de"):
+        assert absolute_path(name) == name
 
 
 def test_a_model_in_a_store_comes_through_this_machines_cache(folders, s3, tmp_path, monkeypatch):
