@@ -55,13 +55,12 @@ FAMILIES = {
 
 
 def save_folder(folder: Path, family: str, seed: int = 0) -> Path:
-    """A plain Hugging Face folder of a random model of that family."""
+    """Write a plain Hugging Face folder of a random model of a family."""
     torch.manual_seed(seed)
     model = FAMILIES[family]().eval()
     with torch.no_grad():
-        for parameter in (
-            model.parameters()
-        ):  # the customary 0.02 makes every text look alike; biases and norms stay at their trivial values
+        # the usual 0.02 makes all texts look alike, and biases and norms keep their trivial values
+        for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.15)
     model.save_pretrained(folder)
     tokenizer = (
@@ -81,7 +80,7 @@ def save_folder(folder: Path, family: str, seed: int = 0) -> Path:
 
 
 def folder_of_language_model(folder: Path, seed: int = 0, family: str = "bert") -> Path:
-    """A folder of a random model that has been saved with its head for masked words; made once."""
+    """Write the folder of a random model with its masked language model head, once."""
     if not folder.exists():
         save_folder(folder, family, seed)
         bare = transformers.AutoModel.from_pretrained(folder)
@@ -155,6 +154,6 @@ def table_rows(folder: Path, text: str, max_length: int = 64) -> np.ndarray:
 
 
 def edit_json(file: Path, **changes: object) -> None:
-    """The file with some keys replaced; made where it is not there."""
+    """Replace some keys of a file, which is written if it does not exist."""
     known = json.loads(file.read_text()) if file.exists() else {}
     file.write_text(json.dumps({**known, **changes}))

@@ -1,6 +1,4 @@
-"""Glow on vectors: what each part computes, that the whole is invertible and its density is one, and that
-what was initialised is not initialised again.
-"""
+"""Glow on vectors: values of each part, invertibility, the density, and initialisation by the first batch."""
 
 import io
 import math
@@ -19,7 +17,7 @@ REVERSED = torch.arange(4).flip(0)
 
 
 def actnorm(factor: float) -> Actnorm:
-    """With the location and scale of the worked example."""
+    """Layer with the location and scale of the worked example."""
     layer = Actnorm(4, factor).double()
     layer.load_state_dict(
         {
@@ -101,9 +99,8 @@ def test_a_constant_dimension_is_not_blown_up_and_keeps_its_scale():
     assert layer.varies.tolist() == [True, True, False, True, True, False, True, True]
     assert y.abs().max() < 10
     log_scale = layer.log_scale().detach()
-    others = (
-        torch.exp(-2 * log_scale[layer.varies]).sum() / 8
-    )  # mean variance over all dimensions, two of them 0
+    # mean variance over all dimensions, two of them 0
+    others = torch.exp(-2 * log_scale[layer.varies]).sum() / 8
     np.testing.assert_allclose(torch.exp(-2 * log_scale[[2, 5]]), others, rtol=1e-4)
     layer.log_scale().sum().backward()
     assert layer.s.grad is not None
@@ -142,15 +139,14 @@ def test_inverse_undoes_forward_in_float32(dim: int, levels: int, permutation: s
 def test_couplings_start_as_the_identity():
     glow = Glow(16, FlowSettings(levels=1, depth=2)).double()
     x = mixed(64, 16)
-    once = (x - x.mean(dim=0)) / (
-        x.std(dim=0, correction=0) + 1e-6
-    )  # turned round twice; the second actnorm finds nothing to do
+    # reversed twice, and the second actnorm changes nothing
+    once = (x - x.mean(dim=0)) / (x.std(dim=0, correction=0) + 1e-6)
     np.testing.assert_allclose(glow(x).detach(), once, atol=1e-5)
     assert not np.allclose(trained(16, FlowSettings(levels=1, depth=2))(x).detach(), once, atol=0.1)
 
 
 def test_levels_give_off_their_second_half():
-    """Two levels without couplings, by hand: the second half of what the first level made comes first in z."""
+    """Two levels without couplings: the second half of the first level's output comes first in z."""
     glow = Glow(8, FlowSettings(levels=2, depth=1)).double()
     x = mixed(64, 8)
     first = ((x - x.mean(dim=0)) / (x.std(dim=0, correction=0) + 1e-6)).flip(1)
@@ -175,7 +171,7 @@ def test_a_reloaded_model_is_not_initialised_again():
     torch.save(glow.state_dict(), file)
     again = Glow(16, FlowSettings())
     again.load_state_dict(torch.load(io.BytesIO(file.getvalue())))
-    again.train()(5 * x + 3)  # would set every actnorm, were the flags not kept
+    again.train()(5 * x + 3)  # would set every actnorm if the flags were not saved
     assert torch.equal(again(x), z)
 
 

@@ -1,4 +1,4 @@
-"""Two encoders as one, whose vectors stand side by side."""
+"""Two encoders as one, with concatenated vectors."""
 
 import copy
 import shutil
@@ -24,7 +24,7 @@ Pair = tuple[TrainableEncoder, TrainableEncoder]
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """Two encoders that began as one."""
+    """Two encoders that started from one."""
     source = save_folder(tmp_path_factory.mktemp("source") / "bert", "bert")
     first = load_trainable(open_folder(EncoderSettings(path=str(source))))
     second = copy.deepcopy(first)

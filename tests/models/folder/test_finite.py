@@ -1,6 +1,4 @@
-"""A model with NaN or infinity among its weights is refused when it is loaded, whichever forward pass reads
-it.
-"""
+"""A model with NaN or infinity among its weights is refused by every forward pass that loads it."""
 
 import shutil
 from collections.abc import Callable

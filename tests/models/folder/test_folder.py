@@ -55,7 +55,7 @@ def save_sentence_transformer(
 
 @pytest.fixture
 def bert(folders, tmp_path) -> Path:
-    """A folder of its own to spoil."""
+    """Copy of a folder, which the test may damage."""
     return Path(shutil.copytree(folders["bert"], tmp_path / "bert"))
 
 
@@ -186,9 +186,8 @@ def test_the_settings_drop_and_add_normalisation(folders, minilm):
 
 
 def test_positions_limit_the_length(folders):
-    assert (
-        opened(folders["roberta"], max_length=64).max_length == 64
-    )  # 66 positions, of which two stand for padding
+    # 66 positions, of which two are for padding
+    assert opened(folders["roberta"], max_length=64).max_length == 64
     with pytest.raises(
         ModelError, match=r"encoder\.max_length: expected at most the 64 positions of the model, found 65"
     ):

@@ -1,4 +1,4 @@
-"""Word counts: read whole, and refused with what is wrong with them."""
+"""Word counts are read completely, or refused with the reason."""
 
 import numpy as np
 import pyarrow as pa

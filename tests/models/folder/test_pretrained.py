@@ -1,5 +1,6 @@
-"""A folder gives the vectors that its authors mean, as sentence-transformers computes them, or an error with
-a remedy; no code of it runs and nothing is asked.
+"""A folder gives the vectors of sentence-transformers, or an error with a remedy.
+
+Its code is never run, and nothing is asked on the terminal.
 """
 
 import json
@@ -118,7 +119,7 @@ def test_missing_weights_are_named_and_not_drawn(
 
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No question is asked on the terminal."""
+    """Fail if a question is asked on the terminal."""
 
     def asked(*_: object) -> str:
         raise AssertionError("a question on the terminal")

@@ -1,4 +1,4 @@
-"""Averages without biased tokens equal averages over the tokens that a plain reading of each filter leaves."""
+"""Filtered averages equal averages over the tokens that a plain implementation of each filter keeps."""
 
 import shutil
 import string
@@ -47,7 +47,7 @@ def commonest(tokenizer: transformers.PreTrainedTokenizerBase, byte_level: bool,
 
 
 def left(folder: Path, text: str, exclude: tuple[str, ...], most: int) -> list[int]:
-    """Places of the tokens that stay."""
+    """Positions of the tokens that are kept."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     ids = tokenizer(text, truncation=True, max_length=64)["input_ids"]
     byte_level = "Ġ" in tokenizer.get_vocab()

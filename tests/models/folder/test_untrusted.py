@@ -1,4 +1,4 @@
-"""Encoder folders from strangers: no code of theirs runs, nothing is asked, no name leads to a file outside."""
+"""Untrusted encoder folders: no code runs, nothing is asked, and no name leads to a file outside."""
 
 import contextlib
 import json

@@ -1,6 +1,4 @@
-"""Every form of word vectors gives the same words and bits; what is no such file is refused with the line
-that is wrong.
-"""
+"""Every form of word vectors gives the same words and bits; other files are refused with the wrong line."""
 
 import gzip
 from pathlib import Path
@@ -42,9 +40,8 @@ def vectors_of(count: int, dim: int, seed: int = 0) -> np.ndarray:
 def test_every_form_gives_the_same_words_and_bits(tmp_path, monkeypatch, form, ending, batch_bytes):
     monkeypatch.setattr(vectorfile, "_BATCH_BYTES", batch_bytes)
     monkeypatch.setattr(vectorfile, "_PIECE", batch_bytes)
-    words = tuple(
-        word for word in WORDS if form != "binary" or " " not in word
-    )  # word2vec's binary form ends a word at its first space
+    # word2vec's binary form ends a word at its first space
+    words = tuple(word for word in WORDS if form != "binary" or " " not in word)
     expected = vectors_of(len(words), 7)
     found, vectors = read(write_words(tmp_path / f"words.{ending}", words, expected, form))
     assert found == list(words)

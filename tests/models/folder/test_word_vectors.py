@@ -1,6 +1,4 @@
-"""A file of word vectors is an encoder: the mean of its words' vectors, in the same space wherever its copy
-lies.
-"""
+"""A file of word vectors is an encoder: the mean of its words' vectors, in one space for all copies."""
 
 import gzip
 import json
@@ -38,7 +36,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """One of the test's own."""
+    """A cache for this test alone."""
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -124,12 +122,9 @@ def test_counters_see_no_filling_and_what_is_cut_is_counted(glove):
 @pytest.mark.parametrize(
     ("words", "text", "expected"),
     [
-        (
-            ["the", "cat", "."],
-            "The cat. THE",
-            ["the", "cat", ".", "the"],
-        ),  # no upper case in the vocabulary: texts are lower-cased
-        (["The", "the", "cat"], "The CAT, the cat", ["The", "the", "cat"]),  # else case tells words apart
+        # texts are lowercased if the vocabulary has no upper case
+        (["the", "cat", "."], "The cat. THE", ["the", "cat", ".", "the"]),
+        (["The", "the", "cat"], "The CAT, the cat", ["The", "the", "cat"]),
         (["do", "n't", "'s", "it", "don"], "Don't, it\u2019s DON 's", ["do", "n't", "it", "'s", "don", "'s"]),
         (["don't", "do", "n't"], "don't", ["don't"]),
         (["well", "known", "-"], "well-known", ["well", "-", "known"]),
@@ -180,7 +175,7 @@ def test_the_file_is_read_once_on_a_machine_and_again_when_it_changed(tmp_path, 
     assert capsys.readouterr().err == ""
     write_words(file, ("a", "c"), np.eye(2, dtype=np.float32))
     assert open_folder(EncoderSettings(path=str(file))).space_id != first.space_id
-    (first.path / "vocab.txt").write_text("a\nbroken")  # a copy that somebody changed is made anew
+    (first.path / "vocab.txt").write_text("a\nbroken")  # a changed copy is rebuilt
     os.utime(file, (1, 1))
     write_words(file, ("a", "b"), np.eye(2, dtype=np.float32))
     assert open_folder(EncoderSettings(path=str(file))).space_id == first.space_id

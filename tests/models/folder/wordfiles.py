@@ -1,6 +1,4 @@
-"""Word vectors for tests: the token table of the packaged MiniLM, written in every form that files of word
-vectors have.
-"""
+"""Word vectors for tests: the token table of the packaged MiniLM, written in every form."""
 
 import functools
 import gzip
@@ -21,8 +19,9 @@ FORMS = ("glove", "word2vec", "binary")
 
 @functools.cache
 def minilm_table() -> tuple[tuple[str, ...], np.ndarray]:
-    """(words, vectors (n, 384) float32): whole words of the published vocabulary, those of the tests' texts
-    and some others, signs among them.
+    """Whole words of the published vocabulary and their vectors, (n, 384) float32.
+
+    All words of the tests' texts and some others; some are signs.
     """
     folder = locate("all-MiniLM-L6-v2")
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
@@ -39,10 +38,7 @@ def minilm_table() -> tuple[tuple[str, ...], np.ndarray]:
 
 
 def write_words(file: Path, words: tuple[str, ...], vectors: np.ndarray, form: str = "glove") -> Path:
-    """The file, by gzip where its name ends so.
-
-    Text has each number's shortest digits that mean it exactly.
-    """
+    """Write a file, by gzip if its name ends in .gz; text has the shortest exact digits of each number."""
     text = b"".join(
         f"{word} {' '.join(map(str, row))}\n".encode() for word, row in zip(words, vectors, strict=True)
     )
@@ -61,6 +57,6 @@ def write_words(file: Path, words: tuple[str, ...], vectors: np.ndarray, form: s
 
 
 def write_counts(file: Path, counts: dict[str, float], **more: list[object]) -> Path:
-    """A Parquet file of word frequencies."""
+    """Write a Parquet file of word counts."""
     pq.write_table(pa.table({"word": list(counts), "count": list(counts.values()), **more}), file)
     return file

@@ -1,6 +1,4 @@
-"""Encoder folders with code of their own, each in one way: where whoever loads them runs it, it leaves a
-file.
-"""
+"""Encoder folders with code, each in one way. If the code is run, it writes a file."""
 
 import json
 import pickle
@@ -16,7 +14,7 @@ _TRANSFORMER = "sentence_transformers.models.Transformer"
 
 
 class _Touch:
-    """Unpickling it makes a file."""
+    """Object that writes a file when it is unpickled."""
 
     def __init__(self, witness: Path) -> None:
         self.witness = witness
@@ -27,7 +25,7 @@ class _Touch:
 
 @dataclass(frozen=True)
 class Poisoned:
-    """An encoder folder, and the file that code of it would make."""
+    """An encoder folder, and the file that its code would write."""
 
     path: Path
     witness: Path

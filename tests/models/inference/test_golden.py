@@ -1,4 +1,4 @@
-"""Figures published for all-MiniLM-L6-v2 come out: Spearman x100 over all pairs of a year together ("all")."""
+"""Published scores of all-MiniLM-L6-v2: Spearman x100 over all pairs of a year ("all")."""
 
 import os
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""The states inside an encoder are those of transformers itself, for every family; words are told from
-special tokens and punctuation.
-"""
+"""Hidden states equal those of transformers for every family; special tokens and punctuation are no words."""
 
 from pathlib import Path
 
@@ -56,12 +54,10 @@ def test_special_tokens_a_prompt_and_punctuation_are_no_words(
     bare, long = plain.words(plain.tokens(texts)), prompted.words(prompted.tokens(texts))
     ends = np.concatenate([bare.offsets[:-1], bare.offsets[1:] - 1])
     assert not bare.is_word[ends].any()
-    assert (
-        0 < bare.is_word.sum() == len(bare.ids) - 4 - marks
-    )  # four special tokens; full stop, comma, exclamation mark
-    assert (
-        long.is_word.sum() <= bare.is_word.sum() + 2
-    )  # a prompt's last piece may join the first of the text
+    # four special tokens; full stop, comma, exclamation mark
+    assert 0 < bare.is_word.sum() == len(bare.ids) - 4 - marks
+    # a prompt's last piece may join the first of the text
+    assert long.is_word.sum() <= bare.is_word.sum() + 2
 
 
 @pytest.mark.parametrize("family", FAMILIES)

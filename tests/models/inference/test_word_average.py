@@ -1,4 +1,4 @@
-"""SIF: words weigh a / (a + p) in the average, and the counts behind that travel with the encoder."""
+"""SIF weights a / (a + p) of words in averages, with word counts that are copied with the encoder."""
 
 import shutil
 from collections import Counter
@@ -53,9 +53,8 @@ def test_the_weighted_averages_are_those_worked_out_by_hand(small, tmp_path):
 def test_weights_equal_plain_numpy_on_the_tests_texts(tmp_path):
     words, table = minilm_table()
     texts = [text for text in (*TEXTS, LONG) if text]
-    counted = Counter(
-        word for text in texts for word in text.lower().split()
-    )  # some of them with signs at their ends: no words of the table
+    # some have signs at their ends, so the table does not contain them
+    counted = Counter(word for text in texts for word in text.lower().split())
     counts = write_counts(tmp_path / "counts.parquet", counted)
     encoder = encoder_of(write_words(tmp_path / "words.txt", words, table), sif=0.01, frequencies=str(counts))
     total = sum(counted.values())

@@ -24,7 +24,7 @@ def weights(
 
 
 def one_by_one(cell, texts, inputs, recurrent):
-    """(T, width) states, text after text, through autograd's own graph."""
+    """Compute the states (T, width) text after text, with autograd's own graph."""
     states = []
     for text in texts:
         h = c = torch.zeros(recurrent.shape[1], dtype=text.dtype)
@@ -118,9 +118,8 @@ def test_one_product_for_all_steps_gives_the_gradient_in_single_precision_too(ce
 
 
 def test_ended_texts_and_their_neighbours_leave_a_maximum_alone():
-    states = torch.tensor(
-        [[-1.0, -2.0], [-3.0, -0.5], [0.0, 0.0], [0.0, 0.0]]
-    )  # a text of two words, two places behind its end
+    # a text of two words, and two rows after its end
+    states = torch.tensor([[-1.0, -2.0], [-3.0, -0.5], [0.0, 0.0], [0.0, 0.0]])
     where = segments(np.array([0]), np.array([2]), 0, torch.from_numpy)
     assert pool("max", {1: states}, 1, where).tolist() == [[-1.0, -0.5]]
     assert states.max(0).values.tolist() == [0.0, 0.0]
@@ -144,7 +143,7 @@ def test_equal_texts_have_equal_states_whichever_thread_computes_them(cell, widt
         tuple(torch.randn(1, width, generator=draw).expand(64, -1) for _ in range(CELLS[cell].memories)),
     )
     products = CELLS[cell].products(recurrent, 64)
-    torch.set_num_threads(5)  # a step has values for more than one, and shares that end anywhere
+    torch.set_num_threads(5)  # a step has work for several, split at any value
     try:
         for row in x:
             _, state = CELLS[cell].step(row.expand(64, -1), state, products)
