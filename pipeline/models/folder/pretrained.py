@@ -87,10 +87,11 @@ def _attentions(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 parts.append((f"{prefix}{name}.", value))
 
 
-def _check_known(folder: Path) -> None:
-    """Check that transformers knows the model_type; otherwise it would ask for code."""
+def _check_known(folder: Path, auto: str = "AutoModel") -> None:
+    """Check that transformers can load a model without code; it would ask for that of an unknown type."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    check_code(folder, auto)
     kind = str(read_json(folder / "config.json", required=True).get("model_type"))
     if kind not in CONFIG_MAPPING:
         raise _no_code(folder / "config.json", f"model_type {kind!r}", kind, "")
@@ -128,8 +129,7 @@ def load_whole(
         ModelError: the folder cannot be loaded, or weights are NaN, infinite or missing; transformers would
             draw missing ones at random.
     """
-    check_code(folder, auto.__name__)
-    _check_known(folder)
+    _check_known(folder, auto.__name__)
     try:
         with _without_table():
             model, report = auto.from_pretrained(str(folder), **OFFLINE, **options, output_loading_info=True)
@@ -173,7 +173,6 @@ def load_config(folder: Path) -> Any:
     """
     from transformers import AutoConfig
 
-    check_code(folder)
     _check_known(folder)
     try:
         return AutoConfig.from_pretrained(str(folder), **OFFLINE)

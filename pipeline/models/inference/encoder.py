@@ -248,8 +248,7 @@ class Encoder:
         wanted = layers_of(self.folder.pooling, self._model.layers)
         states, where = self._model.states(tokens, rows, wanted, max_tokens, skip)
         self.counters.filling += len(states[min(wanted)]) - int(tokens.lengths[rows].sum())
-        pooled = [self._pooled(name, states, where) for name in self.folder.pooling]
-        return pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=-1)
+        return torch.cat([self._pooled(name, states, where) for name in self.folder.pooling], dim=-1)
 
     def _pooled(self, name: str, states: dict[int, Tensor], where: Segments) -> Tensor:
         pooled = pool(name, states, self._model.layers, where)

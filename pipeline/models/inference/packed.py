@@ -120,21 +120,19 @@ class PackedModel(Model):
     def _layer(self, checkpoint: Checkpoint, names: Names, number: int) -> PackedLayer:
         at, width, inner = names.layer.format(i=number), self.width, self.shape.inner
         parts = [checkpoint.linear(at + name, width, width) for name in (names.query, names.key, names.value)]
-        weights = torch.cat([weight for weight, _ in parts])
-        biases = torch.cat([bias for _, bias in parts if bias is not None])
+        weights, biases = zip(*parts, strict=True)
         return PackedLayer(
-            qkv=self._linear((weights, biases)),
-            output=self._linear(checkpoint.linear(at + names.output, width, width)),
+            qkv=self._linear(torch.cat(weights), torch.cat(biases)),
+            output=self._linear(*checkpoint.linear(at + names.output, width, width)),
             output_norm=self._layer_norm(checkpoint, at + names.output_norm),
-            up=self._linear(checkpoint.linear(at + names.up, width, inner), self.shape.activation),
-            down=self._linear(checkpoint.linear(at + names.down, inner, width)),
+            up=self._linear(*checkpoint.linear(at + names.up, width, inner), self.shape.activation),
+            down=self._linear(*checkpoint.linear(at + names.down, inner, width)),
             down_norm=self._layer_norm(checkpoint, at + names.down_norm),
         )
 
-    def _linear(self, weights: tuple[Tensor, Tensor | None], activation: str | None = None) -> Linear:
-        weight, bias = weights
-        bias = None if bias is None else self._on_device(bias)
-        return Linear(self._on_device(weight), bias, rows=self._rows, activation=activation)
+    def _linear(self, weight: Tensor, bias: Tensor, activation: str | None = None) -> Linear:
+        weight, bias = self._on_device(weight), self._on_device(bias)
+        return Linear(weight, bias, rows=self._rows, activation=activation)
 
     def _layer_norm(self, checkpoint: Checkpoint, name: str) -> Norm:
         weight, bias = (checkpoint.tensor(f"{name}.{part}", (self.width,)) for part in ("weight", "bias"))

@@ -1,4 +1,4 @@
-"""Layers that inference and training share: attention, pooling, recurrence, linear maps, weights.
+"""Parts that inference and training share: attention, pooling and the modules after it, recurrence, weights.
 
-Nothing here depends on the layout of an encoder folder.
+`pooling` and its table are read without torch. From outside: `pooling`, `post_pooling`, `weights`.
 """

@@ -156,10 +156,9 @@ class Checkpoint:
         """Read a tensor that exists, unchecked and in its own type."""
         return self._load[name]()
 
-    def linear(self, name: str, inner: int, outer: int, *, bias: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Read a linear layer: weight (outer, inner) and bias (outer,), None without bias."""
-        weight = self.tensor(f"{name}.weight", (outer, inner))
-        return weight, self.tensor(f"{name}.bias", (outer,)) if bias else None
+    def linear(self, name: str, inner: int, outer: int) -> tuple[Tensor, Tensor]:
+        """Read a linear layer: weight (outer, inner) and bias (outer,)."""
+        return self.tensor(f"{name}.weight", (outer, inner)), self.tensor(f"{name}.bias", (outer,))
 
 
 def open_checkpoint(folder: EncoderFolder) -> Checkpoint:
