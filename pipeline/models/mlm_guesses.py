@@ -14,6 +14,7 @@ from torch import Tensor
 from pipeline.device import Device
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.pretrained import load_whole
+from pipeline.models.layers.transfer import to_device
 
 _TOKENS = {"cpu": 2_048, "cuda": 16_384}
 _STEP = 4  # lengths are padded to multiples of it: few shapes, and less than 4 wasted tokens per text
@@ -108,7 +109,7 @@ class Guesser:
         for index, row in enumerate(rows):
             length = len(row.ids)
             ids[index, :length], seen[index, :length], at[index, : len(row.at)] = row.ids, 1, row.at
-        logits = self._logits(*(torch.from_numpy(each).to(self._place) for each in (ids, seen, at)))
+        logits = self._logits(*(to_device(each, self._place) for each in (ids, seen, at)))
         wanted = [(index, number) for index, row in enumerate(rows) for number in range(len(row.at))]
         indices, numbers = torch.tensor(wanted, device=logits.device).T
         unwanted = [each for row in rows for each in row.unwanted]

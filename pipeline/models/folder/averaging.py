@@ -63,34 +63,54 @@ def averages_of(
     )
 
 
+def refuse(*checks: tuple[object, str, str, str, str]) -> None:
+    """Raise for the first check that applies.
+
+    Args:
+        checks: whether the check applies, then where, expected, found and remedy.
+
+    Raises:
+        ModelError: of the first check whose first value is true.
+    """
+    for applies, where, expected, found, remedy in checks:
+        if applies:
+            raise ModelError(where, expected, found, remedy)
+
+
 def _check(settings: EncoderSettings, model_type: str, pooling: tuple[str, ...], words: bool) -> None:
     found, chosen = repr("+".join(pooling)), [POOLINGS[name] for name in pooling]
-    if words and not all(each.words for each in chosen):
-        names = ", ".join(each.name for each in POOLINGS.values() if each.words)
-        raise ModelError("encoder.pooling", f"one of {names} for word vectors", found, "choose one of these")
-    if settings.exclude and all(each.token for each in chosen):
-        raise ModelError(
+    sif = settings.sif is not None
+    refuse(
+        (
+            words and not all(each.words for each in chosen),
+            "encoder.pooling",
+            f"one of {', '.join(each.name for each in POOLINGS.values() if each.words)} for word vectors",
+            found,
+            "choose one of these",
+        ),
+        (
+            settings.exclude and all(each.token for each in chosen),
             "encoder.exclude",
             "a pooling over all tokens, such as mean or table",
             found,
             "choose such a pooling, or exclude nothing",
-        )
-    if settings.sif is not None and not words:
-        raise ModelError(
+        ),
+        (
+            sif and not words,
             "encoder.sif",
             "word vectors at encoder.path",
             f"the {model_type} model {settings.path}",
             "name a file of word vectors, or set encoder.sif to null; encoder.exclude: [frequent] works "
             "with this model",
-        )
-    if settings.sif is not None and not all(each.sif for each in chosen):
-        names = ", ".join(each.name for each in POOLINGS.values() if each.sif)
-        raise ModelError(
+        ),
+        (
+            sif and not all(each.sif for each in chosen),
             "encoder.sif",
-            f"one of the poolings {names}",
+            f"one of the poolings {', '.join(each.name for each in POOLINGS.values() if each.sif)}",
             found,
             "choose one of these, or set encoder.sif to null",
-        )
+        ),
+    )
 
 
 def _counts(settings: EncoderSettings, own: Path) -> Path:

@@ -3,7 +3,7 @@
 QuickThoughts (Logeswaran & Lee 2018) concatenates its two encoders, [f; g].
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,7 +55,10 @@ def open_joined(
         parts=tuple(parts.values()),
         transformer=f"{next(iter(parts))}/{first.transformer}".rstrip("/"),
         weights=tuple(f"{name}/{file}" for name, part in parts.items() for file in part.weights),
-        files=_files(path, parts),
+        files={
+            _CONFIG: digest_of_file(path / _CONFIG),
+            **{f"{name}/{file}": sha for name, part in parts.items() for file, sha in part.files.items()},
+        },
         space_id=digest_of({"joined": [part.space_id for part in parts.values()], "tail": tail}),
     )
 
@@ -72,13 +75,6 @@ def _names(path: Path) -> list[str]:
         repr(names),
         "restore the folder",
     )
-
-
-def _files(path: Path, parts: Mapping[str, EncoderFolder]) -> dict[str, str]:
-    own = {_CONFIG: digest_of_file(path / _CONFIG)}
-    return own | {
-        f"{name}/{file}": digest for name, part in parts.items() for file, digest in part.files.items()
-    }
 
 
 def _check_alike(first: EncoderFolder, other: EncoderFolder) -> None:

@@ -70,8 +70,10 @@ class EncoderFolder:
         """
         folder = self.path / self.transformer
         load = {"words": load_words, "recurrent": load_sequences}.get(self.family, load_tokenizer)
-        tokenizer = load(folder, self.max_length, prompt=self.prompt, lower=self.lower, cuts=self.cuts)
-        tokenizer = replace(tokenizer, ends_sentences=self.ends_sentences)
+        tokenizer = replace(
+            load(folder, self.max_length, prompt=self.prompt, lower=self.lower, cuts=self.cuts),
+            ends_sentences=self.ends_sentences,
+        )
         masked = self.pooling == MASKED
         if not masked and self.template is None:
             return tokenizer

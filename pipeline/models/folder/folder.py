@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ModelError
-from pipeline.models.folder.averaging import averages_of
+from pipeline.models.folder.averaging import averages_of, refuse
 from pipeline.models.folder.concatenated import open_joined
 from pipeline.models.folder.encoder_folder import (
     ENDS_SENTENCES,
@@ -80,8 +80,7 @@ def open_folder(settings: EncoderSettings) -> EncoderFolder:
         weights=weights_of(path, transformer),
         files={},
     )
-    _check_template(folder, settings)
-    _check_recurrent(folder)
+    _check_pooling(folder, settings)
     averages = averages_of(
         settings, path, str(config.get("model_type")), folder.pooling, words=folder.family == "words"
     )
@@ -123,54 +122,61 @@ def _checked_pooling(settings: EncoderSettings, own: tuple[str, ...]) -> tuple[s
     return pooling
 
 
-def _check_template(folder: EncoderFolder, settings: EncoderSettings) -> None:
-    pooling = "+".join(folder.pooling)
-    if "mask" in folder.pooling and folder.pooling != MASKED:
-        raise ModelError("encoder.pooling", "mask by itself", pooling, "choose mask, or poolings without it")
-    if folder.template is not None and folder.whole_words:
-        raise ModelError(
+def _check_pooling(folder: EncoderFolder, settings: EncoderSettings) -> None:
+    """Check that pooling, template and family go together."""
+    pooling, recurrent = "+".join(folder.pooling), folder.family == "recurrent"
+    refuse(
+        (
+            "mask" in folder.pooling and folder.pooling != MASKED,
+            "encoder.pooling",
+            "mask by itself",
+            pooling,
+            "choose mask, or poolings without it",
+        ),
+        (
+            folder.template is not None and folder.whole_words,
             "encoder.template",
             "a model with a mask token",
             f"an encoder of words at {settings.path}",
             "set it to null",
-        )
-    if folder.template is not None and settings.exclude:
-        raise ModelError(
+        ),
+        (
+            folder.template is not None and settings.exclude,
             "encoder.exclude",
             "nothing beside encoder.template, whose tokens would be left out of texts too",
             ", ".join(settings.exclude),
             "use one of both",
-        )
-    if folder.pooling != MASKED and any(isinstance(module, Denoising) for module in folder.tail):
-        raise ModelError(
+        ),
+        (
+            folder.pooling != MASKED and any(isinstance(module, Denoising) for module in folder.tail),
             "encoder.pooling",
             "mask, whose vectors the folder's Denoise module is made for",
             pooling,
             "set it to null",
-        )
-
-
-def _check_recurrent(folder: EncoderFolder) -> None:
-    pooling, recurrent = "+".join(folder.pooling), folder.family == "recurrent"
-    if recurrent and not all(POOLINGS[name].recurrent for name in folder.pooling):
-        names = ", ".join(each.name for each in POOLINGS.values() if each.recurrent)
-        raise ModelError(
-            "encoder.pooling", f"one of {names} for a recurrent encoder", pooling, "choose one of these"
-        )
-    if recurrent and folder.config.get("contexts") and folder.pooling != ("mean",):
-        raise ModelError(
+        ),
+        (
+            recurrent and not all(POOLINGS[name].recurrent for name in folder.pooling),
+            "encoder.pooling",
+            f"one of {', '.join(each.name for each in POOLINGS.values() if each.recurrent)} for a recurrent "
+            "encoder",
+            pooling,
+            "choose one of these",
+        ),
+        (
+            recurrent and folder.config.get("contexts") and folder.pooling != ("mean",),
             "encoder.pooling",
             "mean, the pooling of an encoder with attention weights",
             pooling,
             "set it to null",
-        )
-    if "ends" in folder.pooling and folder.config.get("directions") != 2:
-        raise ModelError(
+        ),
+        (
+            "ends" in folder.pooling and folder.config.get("directions") != 2,
             "encoder.pooling",
             "an encoder of two directions for ends, the final state of each",
             pooling,
             "choose last, mean or max",
-        )
+        ),
+    )
 
 
 def _prompts(settings: EncoderSettings, path: Path) -> tuple[str, str]:

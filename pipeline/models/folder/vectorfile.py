@@ -24,11 +24,11 @@ _NUMBER = 64  # bytes of a number in a text at most
 _WIDEST = 1 << 16  # dimensions; published vectors have 1,024 at most
 _PIECE = 2 << 20  # of a binary file read at once
 _HEADER = re.compile(rb"(\d+) (\d+)\s*")
-_OTHER_FILES = {
-    b"PK\x03\x04": "a zip archive: unpack it first",
-    b"\xba\x16O/": "fastText's own binary form: give the .vec file instead",
-    b"\x93NUMPY": "a NumPy array: save words and vectors as text",
-    b"BZh": "a bzip2 file: unpack it, or pack it with gzip",
+_OTHER_FILES = {  # by their first bytes: name and remedy
+    b"PK\x03\x04": ("a zip archive", "unpack it first"),
+    b"\xba\x16O/": ("fastText's own binary form", "give the .vec file instead"),
+    b"\x93NUMPY": ("a NumPy array", "save words and vectors as text"),
+    b"BZh": ("a bzip2 file", "unpack it, or pack it with gzip"),
 }
 
 Words = tuple[list[str], np.ndarray]
@@ -88,7 +88,11 @@ def read_layout(file: Path, name: str) -> Layout:
     """
     with _opened(file) as stream:
         first = stream.readline(_LONGEST_LINE)
-        _refuse_other(first, name)
+        for magic, (found, remedy) in _OTHER_FILES.items():
+            if first.startswith(magic):
+                raise ModelError(
+                    name, "word vectors in GloVe's or word2vec's form, plain or .gz", found, remedy
+                )
         header = _HEADER.fullmatch(first)
         if header is None:
             return Layout("text", _width(first, name), None)
@@ -109,13 +113,6 @@ def _opened(file: Path) -> BinaryIO:
     with file.open("rb") as stream:
         packed = stream.read(2) == b"\x1f\x8b"
     return cast(BinaryIO, gzip.open(file)) if packed else file.open("rb")
-
-
-def _refuse_other(first: bytes, name: str) -> None:
-    for magic, what in _OTHER_FILES.items():
-        if first.startswith(magic):
-            found, _, remedy = what.partition(": ")
-            raise ModelError(name, "word vectors in GloVe's or word2vec's form, plain or .gz", found, remedy)
 
 
 def _width(first: bytes, name: str) -> int:

@@ -10,6 +10,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +98,7 @@ def load_words(folder: Path, max_length: int, *, prompt: str, lower: bool, cuts:
     contain their kind (`_is_usual`). Texts without spaces between words have to be segmented before.
     """
     vocabulary = _vocabulary(folder)
-    source = _Source(vocabulary, lower, SKIPPED_WORD)
+    source = partial(_numbers, known=vocabulary, lower=lower, unknown=SKIPPED_WORD)
     return Tokenizer(
         source, (), (), max_length, 0, prompt, re.compile(r"\s"), cuts, lambda: vocabulary, skips_words=True
     )
@@ -118,7 +119,8 @@ def load_sequences(folder: Path, max_length: int, *, prompt: str, lower: bool, c
             str(folder / "vocab.txt"), f"the words {FIRST} and {LAST}", f"no {missing[0]}", "restore the file"
         )
     unknown = vocabulary.get(UNKNOWN, SKIPPED_WORD)
-    source, marks = _Source(vocabulary, lower, unknown), ((vocabulary[FIRST],), (vocabulary[LAST],))
+    source = partial(_numbers, known=vocabulary, lower=lower, unknown=unknown)
+    marks = (vocabulary[FIRST],), (vocabulary[LAST],)
     plain = Tokenizer(source, *marks, max_length, 0, prompt, re.compile(r"\s"), cuts, lambda: vocabulary)
     return replace(plain, skips_words=True) if unknown == SKIPPED_WORD else replace(plain, unknown=(unknown,))
 
@@ -142,27 +144,21 @@ def _read(text: str, *, lower: bool) -> str:
     return (text.lower() if lower else text).replace("\u2019", "'")
 
 
-class _Source:
+def _numbers(texts: list[str], known: Mapping[str, int], lower: bool, unknown: int) -> list[list[int]]:
     """Convert texts to numbers of known words; other words get the number `unknown`."""
-
-    def __init__(self, vocabulary: Mapping[str, int], lower: bool, unknown: int) -> None:
-        self._known, self._lower, self._unknown = vocabulary.get, lower, unknown
-        self._whole, self._parts = _patterns()
-
-    def __call__(self, texts: list[str]) -> list[list[int]]:
-        return [self._numbers(text) for text in texts]
-
-    def _numbers(self, text: str) -> list[int]:
-        numbers: list[int] = []
-        for token in self._whole.findall(_read(text, lower=self._lower)):
-            if (whole := self._known(token)) is not None:
-                numbers.append(whole)
+    rows: list[list[int]] = []
+    whole, parts = _patterns()
+    for text in texts:
+        rows.append([])
+        for token in whole.findall(_read(text, lower=lower)):
+            if token in known:
+                rows[-1].append(known[token])
                 continue
-            for part in (token,) if token.isalnum() else self._parts.findall(token):
-                number = self._known(part, self._unknown)
+            for part in (token,) if token.isalnum() else parts.findall(token):
+                number = known.get(part, unknown)
                 if number != SKIPPED_WORD or _is_usual(part):
-                    numbers.append(number)
-        return numbers
+                    rows[-1].append(number)
+    return rows
 
 
 def _is_usual(token: str) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipeline.models.layers.transfer import to_device
 from pipeline.models.translation.decode_choice import TokenChoice
 from pipeline.models.translation.decode_rules import Rules
 from pipeline.models.translation.decode_steps import Course, Stepper
@@ -156,7 +157,7 @@ def padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tup
     mask = np.arange(lengths.max()) < lengths[:, None]
     ids = np.full(mask.shape, pad, np.int64)
     ids[mask] = np.concatenate([np.asarray(row, np.int64) for row in rows])
-    return _put(ids, device), _put(mask.astype(np.int64), device)
+    return to_device(ids, device), to_device(mask.astype(np.int64), device)
 
 
 def _uniforms(requests: Sequence[Request], longest: int, device: torch.device) -> Tensor | None:
@@ -172,9 +173,4 @@ def _uniforms(requests: Sequence[Request], longest: int, device: torch.device) -
     numbers = np.zeros((longest, len(columns)), np.float32)
     for column, (own, limit) in enumerate(columns):
         numbers[:limit, column] = np.minimum(own[:limit], 1 - 2**-24)
-    return _put(numbers, device)
-
-
-def _put(values: np.ndarray, device: torch.device) -> Tensor:
-    host = torch.from_numpy(values)
-    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+    return to_device(numbers, device)

@@ -175,7 +175,7 @@ def test_what_it_has_not_is_refused(folders):
     ):
         with pytest.raises(ModelError, match=found):
             open_folder(EncoderSettings(path=str(folders["gru"].path), pooling=pooling))
-    with pytest.raises(ModelError, match="weights of words are made for"):
+    with pytest.raises(ModelError, match="an encoder with attention weights"):
         open_folder(EncoderSettings(path=str(folders["attentive"].path), pooling="max"))
 
 
