@@ -78,6 +78,13 @@ def test_dense_layers_keep_bits_whatever_the_neighbours(folders, tmp_path):
     np.testing.assert_array_equal(np.concatenate([encoder.encode([text]) for text in TEXTS]), together)
 
 
+def test_loading_an_encoder_leaves_torchs_generator_as_it_was(folders, tmp_path):
+    save_sentence_transformer(folders["bert"], tmp_path / "st")
+    before = torch.get_rng_state()
+    load_encoder(EncoderSettings(path=str(tmp_path / "st")), EncodeSettings())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_the_old_form_of_the_pooling_config_means_the_same(folders, tmp_path):
     save_sentence_transformer(folders["bert"], tmp_path / "st", ("cls", "mean"), dense=False)
     before = encoded(tmp_path / "st")
