@@ -97,7 +97,7 @@ def curves_chart(
     shown = [smoothed(points) for points in curves]
     values = [y for points in shown for _, y in points]
     values += [end for end in (level and level[0], axis.floor) if end is not None]
-    frame = steps.frame(*_roomy(min(values), max(values), bottom=axis.floor))
+    frame = steps.frame(*_roomy(values, axis.floor))
     drawn = y_axis(frame, ticks(*frame.y, 5), axis.label) + steps.axis(frame)
     for number, points in enumerate(curves):
         drawn += _faint(frame, points, number) if len(points) > POINTS else ""
@@ -111,8 +111,7 @@ def curves_chart(
 
 def dev_chart(points: Points, best: float, steps: StepAxis, name: str) -> Markup:
     """Draw the scores on dev, called `name`, with the score at step `best` marked."""
-    values = [y for _, y in points]
-    low, high = _roomy(min(values), max(values))
+    low, high = _roomy([y for _, y in points])
     frame = steps.frame(low, high + 0.14 * (high - low))  # room for the label
     dots = "".join(_dot(frame, point, "dot") for point in points) if len(points) <= _MOST_DOTS else ""
     chosen = next(point for point in points if point[0] == best)
@@ -131,7 +130,7 @@ def course_chart(points: Sequence[tuple[float, float]], first: int) -> Markup:
         first: step of the first record, the label of a single point.
     """
     course = smoothed(points, _COURSE_POINTS)
-    frame = ChartFrame(_roomy(*_ends([x for x, _ in course])), _roomy(*_ends([y for _, y in course])))
+    frame = ChartFrame(_roomy([x for x, _ in course]), _roomy([y for _, y in course]))
     drawn = x_axis(frame, ticks(*frame.x, 5), "uniformity: spread of all texts")
     drawn += y_axis(frame, ticks(*frame.y, 5)) + _better(frame, course[0], course[-1])
     drawn += line(frame, course, colour(0))
@@ -195,11 +194,8 @@ def _better(frame: ChartFrame, *ends: tuple[float, float]) -> str:
     return text_at(x, y, "↙ better", f"{side} soft")
 
 
-def _ends(values: Sequence[float]) -> tuple[float, float]:
-    return min(values), max(values)
-
-
-def _roomy(low: float, high: float, bottom: float | None = None) -> tuple[float, float]:
-    """Add some room around a range, but not below `bottom`."""
+def _roomy(values: Sequence[float], bottom: float | None = None) -> tuple[float, float]:
+    """Return the range of the values with some room around it, but not below `bottom`."""
+    low, high = min(values), max(values)
     room = 0.07 * (high - low) or 0.05 * abs(high) or 0.05
     return (low if bottom is not None and low == bottom else low - room), high + room

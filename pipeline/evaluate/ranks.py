@@ -12,21 +12,12 @@ BLOCK = 1 << 24  # similarities per block: 64 MiB in float32
 TIE = 1e-6  # relative; similarities of equal vectors differ by rounding within a matrix product
 
 
-@dataclass(frozen=True)
-class RelevantTargets:
-    """Relevant targets of each query.
-
-    Attributes:
-        targets: ascending target indices per query; arrays may be shared.
-        own: the query's own index among the targets, -1 for none.
-    """
-
-    targets: Sequence[np.ndarray]
-    own: np.ndarray
-
-
 def relevant_ranks(
-    kind: Similarity, queries: np.ndarray, targets: np.ndarray, relevant: RelevantTargets
+    kind: Similarity,
+    queries: np.ndarray,
+    targets: np.ndarray,
+    relevant: Sequence[np.ndarray],
+    own: np.ndarray,
 ) -> list[np.ndarray]:
     """Return per query the ascending ranks, from 1, of its relevant targets among all targets but itself.
 
@@ -36,10 +27,11 @@ def relevant_ranks(
         kind: similarity.
         queries: (q, d).
         targets: (t, d).
-        relevant: relevant targets of each query.
+        relevant: ascending indices of the relevant targets of each query; arrays may be shared.
+        own: the query's own index among the targets, -1 for none.
     """
     return [
-        _ranks(row, relevant.targets[query], int(relevant.own[query]))
+        _ranks(row, relevant[query], int(own[query]))
         for start, block in similarity_blocks(kind, queries, targets)
         for query, row in enumerate(block, start)
     ]

@@ -1,7 +1,7 @@
 """Retrieval by exact search: whether a query finds its relevant targets among all targets."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +11,7 @@ from pipeline.errors import DataError
 from pipeline.evaluate import TASKS, EvaluationTask, Score, Vectors
 from pipeline.evaluate.bootstrap import grouped
 from pipeline.evaluate.metrics import ndcg_at, recall_at, reciprocal_rank
-from pipeline.evaluate.ranks import RelevantTargets, relevant_ranks
+from pipeline.evaluate.ranks import relevant_ranks
 from pipeline.evaluate.similarity import vectors_of
 from pipeline.evaluate.source import RowOptions, TaskRoles, TaskRows
 
@@ -35,13 +35,15 @@ class SearchProblem:
         texts: all texts.
         queries: indices into `texts`.
         targets: distinct indices into `texts`.
-        relevant: relevant targets of each query.
+        relevant: ascending indices into `targets` of the relevant targets of each query.
+        own: index into `targets` of each query itself, -1 for none.
     """
 
     texts: list[str]
     queries: np.ndarray
     targets: np.ndarray
-    relevant: RelevantTargets
+    relevant: list[np.ndarray]
+    own: np.ndarray
 
 
 @TASKS.register("retrieval")
@@ -80,10 +82,8 @@ class RetrievalTask(EvaluationTask):
         chosen = np.sort(
             np.random.default_rng(self.settings.seed).choice(len(search.queries), wanted, replace=False)
         )
-        relevant = RelevantTargets(
-            [search.relevant.targets[query] for query in chosen], search.relevant.own[chosen]
-        )
-        return SearchProblem(search.texts, search.queries[chosen], search.targets, relevant)
+        relevant = [search.relevant[query] for query in chosen]
+        return replace(search, queries=search.queries[chosen], relevant=relevant, own=search.own[chosen])
 
     def sentences(self) -> Sequence[str]:
         search = self.search()
@@ -94,7 +94,7 @@ class RetrievalTask(EvaluationTask):
         needed, inverse = np.unique(np.r_[search.queries, search.targets], return_inverse=True)
         x = vectors_of(vectors, [search.texts[index] for index in needed], self.name)
         queries, targets = x[inverse[: len(search.queries)]], x[inverse[len(search.queries) :]]
-        ranks = relevant_ranks(self.similarity, queries, targets, search.relevant)
+        ranks = relevant_ranks(self.similarity, queries, targets, search.relevant, search.own)
         k = self.options.k
         gains = ndcg_at(ranks, k)
         figures = {
@@ -139,7 +139,8 @@ def _by_positive(rows: TaskRows) -> SearchProblem:
         [*query, *target],
         np.arange(count),
         count + np.arange(len(target)),
-        RelevantTargets(relevant, np.full(count, -1)),
+        relevant,
+        np.full(count, -1),
     )
 
 
@@ -152,5 +153,6 @@ def _by_group(rows: TaskRows) -> SearchProblem:
         rows.texts("text"),
         queries,
         np.arange(len(rows)),
-        RelevantTargets([members[int(groups[row])] for row in queries], queries),
+        [members[int(groups[row])] for row in queries],
+        queries,
     )

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.errors import DataError
 from pipeline.evaluate import ranks
-from pipeline.evaluate.ranks import RelevantTargets, relevant_ranks
+from pipeline.evaluate.ranks import relevant_ranks
 from pipeline.settings import EvaluateSettings
 from tests.evaluate.files import Peer, drawn, looked_up, peer_evaluators, save, task_of
 
@@ -59,7 +59,7 @@ def test_ranks_match_sorting_every_row(monkeypatch: pytest.MonkeyPatch, similari
     rng = np.random.default_rng(0)
     x, groups = rng.normal(size=(30, 5)).astype(np.float32), rng.integers(0, 4, 30)
     members = [np.flatnonzero(groups == group) for group in groups]
-    found = relevant_ranks(similarity, x, x, RelevantTargets(members, np.arange(30)))
+    found = relevant_ranks(similarity, x, x, members, np.arange(30))
     y = x.astype(np.float64) / (
         np.linalg.norm(x, axis=1, keepdims=True) if similarity in ("cosine", "angular") else 1
     )

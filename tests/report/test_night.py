@@ -181,9 +181,9 @@ def test_changed_results_are_shown_side_by_side() -> None:
 def test_a_refusal_is_shown_first() -> None:
     shown = words(REFUSED)
     assert "refused, not published" in shown
-    assert "recall@10 is 0.91; at least 0.95 is asked for" in shown
+    assert "recall@10 is 0.91; at least 0.95 is required" in shown
     assert (
-        "cosine of unchanged texts with the previous release not measured; at least 0.9999 is asked for"
+        "cosine of unchanged texts with the previous release not measured; at least 0.9999 is required"
         in shown
     )
     assert "Release 41 still serves" in shown
@@ -238,7 +238,7 @@ def test_all_texts_are_escaped() -> None:
     page = render(report)
     assert "script" not in Page(page).names
     page.encode("utf-8")  # no lone surrogate is left
-    assert "\u202e" not in page.split("What it finds")[1].split("How to search it")[0]
+    assert "\u202e" not in page.split("Example searches")[1].split("How to search it")[0]
     command = html.unescape(re.search(r"<pre>(manta search .*?)</pre>", page, re.DOTALL)[1])  # type: ignore[index]
     assert "'\"'\"'" in command  # quoted for a shell: the dollar sign stays a dollar sign
 
