@@ -150,7 +150,12 @@ def test_the_page_shows_scores_intervals_and_missing_tasks():
         ),
     ]
     expected += ["human scores", "they are always first"]
-    expected += [
+    assert [figure for figure in expected if figure not in shown] == []
+
+
+def test_the_page_shows_candidates_and_pairs_on_which_they_differ():
+    shown = words(FULL)
+    expected = [
         "threshold accuracy",
         "0.7312",
         "90.9 MB of files; 1.52 kB for a vector in float32",
