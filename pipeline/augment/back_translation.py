@@ -63,6 +63,7 @@ class TranslationStage:
 
     @property
     def title(self) -> str:
+        """The languages, such as en-de; the name of the folder if they are not set."""
         own = self.settings
         if own.source and own.target:
             return f"{own.source}-{own.target}"
@@ -70,18 +71,22 @@ class TranslationStage:
 
     @property
     def model(self) -> ModelSettings:
+        """The translator and its workers."""
         return self.settings
 
     @property
     def outputs(self) -> int:
+        """Number of translations of each text."""
         return self.settings.decoding.hypotheses
 
     def check(self) -> None:
+        """Check the files and the languages; ModelError if they cannot be used."""
         folder = open_translator(self.settings)
         check_weights(folder)
         check_languages(folder, self.settings)
 
     def identity(self) -> JsonValue:
+        """The content of the folder and the settings that decide a translation."""
         own = self.settings
         used = {"method", "max_ratio", "max_extra", "min_ratio", *_DECODING_OPTIONS[own.decoding.method]}
         sampled: dict[str, JsonValue] = {"number": self.number} if own.decoding.method == "sample" else {}
@@ -97,6 +102,7 @@ class TranslationStage:
         }
 
     def start(self, device: Device, settings: AugmentSettings) -> "LoadedTranslator":
+        """Load the model."""
         import torch
 
         from pipeline.models.translation.translate import Translator

@@ -40,7 +40,7 @@ class Corrupt(WordAugmenter):
     """
 
     omit: Share = 0.1
-    """p_o; at least one word is kept. With omit and swap 0 the text is unchanged, as for a plain auto-encoder"""
+    """p_o; at least one word is kept. With omit and swap 0 the text is unchanged (a plain auto-encoder)"""
     swap: Share = 0.1
     """p_x"""
     span: Annotated[int, Field(ge=1)] = 1

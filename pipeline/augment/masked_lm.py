@@ -42,14 +42,17 @@ class GuessStage:
 
     @property
     def title(self) -> str:
+        """Name of the stage for people."""
         return "masked words"
 
     @property
     def model(self) -> ModelSettings:
+        """The model and its workers."""
         return self.settings.model
 
     @property
     def outputs(self) -> int:
+        """Number of variants of each text."""
         return self.settings.count
 
     def check(self) -> None:
@@ -71,6 +74,7 @@ class GuessStage:
         self.mask(folder)
 
     def identity(self) -> JsonValue:
+        """The content of the folder, and the options."""
         own = self.settings.model_dump(mode="json", exclude={"model", "together"})
         return {"rules": _RULES, "files": digest_of(dict(self.folder().files)), **own}
 
@@ -91,5 +95,6 @@ class GuessStage:
         return name
 
     def start(self, device: Device, settings: AugmentSettings) -> LoadedStage:
+        """Load the model."""
         folder = self.folder()
         return LoadedGuesser(folder, self.mask(folder), self.settings, device, settings)

@@ -147,7 +147,7 @@ class SynonymAugmenter(WordAugmenter):
 
     @property
     def needs_synonyms(self) -> bool:
-        """Whether the method cannot do without a source of synonyms."""
+        """Return whether the method cannot do without a source of synonyms."""
         return True
 
     @model_validator(mode="after")

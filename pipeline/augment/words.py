@@ -47,7 +47,7 @@ def split_word(word: str) -> tuple[str, str, str]:
 
 
 def cased_like(word: str, other: str) -> str:
-    """Write `other` in capitals if `word` is in capitals, or with a capital first letter if `word` has one."""
+    """Write `other` in capitals, or with a capital first letter, if `word` is written so."""
     if len(word) > 1 and word.isupper():
         return other.upper()
     return other[:1].upper() + other[1:] if word[:1].isupper() else other

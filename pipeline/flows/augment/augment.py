@@ -72,7 +72,7 @@ def _with_page(made: Augmentation, plan: VariantPlan, stages: Stages) -> Augment
 
 
 def _is_current(job: Job, store: Store, before: Augmented, plan: VariantPlan) -> bool:
-    """Whether the job would write the newest manifest again, and its files are complete. Opens no unit."""
+    """Return whether the job would write this manifest again, and its units are complete. Opens no unit."""
     if before.settings_digest != plan.digest:
         return False
     if before.corpus_digest != corpus_digest(job.corpus, list_files(job.corpus)):

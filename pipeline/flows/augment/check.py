@@ -50,5 +50,5 @@ def check_augmenters(job: Job) -> tuple[NamedAugmenter, ...]:
 
 
 def needs_encoder(named: Sequence[NamedAugmenter]) -> bool:
-    """Whether a similarity is bounded for any variant."""
+    """Return whether a similarity is bounded for any variant."""
     return any(each.keep.similarity is not None for each in named)

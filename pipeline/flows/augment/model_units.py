@@ -70,6 +70,8 @@ class MakeUnit:
     """sha256 of earlier corpus units by ordinal; outputs of a text in one of them are copied"""
 
     def start(self) -> Callable[[CorpusUnit], ModelStats]:
+        """Return the work on a unit; each model is loaded when its first unit needs it."""
+
         @functools.cache
         def model(number: int) -> LoadedStage:
             import torch

@@ -67,7 +67,7 @@ class VariantPlan:
         return f"units/augmented/{self.digest[:16]}"
 
     def is_small(self, store: Store, corpus: Corpus) -> bool:
-        """Whether one local process would finish before Ray has started."""
+        """Return whether one local process would finish before Ray has started."""
         todo = sum(
             total_rows(list(units_to_do(store, folder, corpus.units)))
             for folders in self.folders.values()

@@ -58,6 +58,7 @@ class AssembleUnit:
     encode: EncodeSettings
 
     def start(self) -> Callable[[CorpusUnit], UnitRecord]:
+        """Load thesauri, dead rows and encoder, and return the work on a unit."""
         edits = {
             each.name: each.augmenter.start()
             for each in self.named

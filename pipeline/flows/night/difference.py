@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
+from pipeline.flows.night.asked import texts_at
 from pipeline.flows.night.gates import CANARIES, canary_of
 from pipeline.index.search import OpenRelease
 from pipeline.log import say
@@ -242,11 +242,10 @@ def _compared_rows(was: pa.Table, is_: pa.Table) -> dict[str, pa.Table]:
 
 def _text(store: Store, manifest: ReleaseManifest, address: int | None) -> str | None:
     """Read the text at an address; None without an address, or if its unit is missing."""
-    units = {unit.ordinal: unit.corpus for unit in manifest.units}
-    if address is None or (unit := units.get(address >> 32)) is None:
+    if address is None:
         return None
     try:
-        texts = pq.read_table(unit.open(store), columns=["text"])["text"]
+        _, text = texts_at(store, manifest.units, [address]).get(address, (None, None))
     except FileNotFoundError:
         return None
-    return str(texts[address & 0xFFFFFFFF].as_py())
+    return text

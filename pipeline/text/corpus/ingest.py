@@ -62,9 +62,8 @@ def ingest(
     """
     files = list_files(corpus)
     digest, usable = corpus_digest(corpus, files), _usable(parent or ParentCorpus(), store)
-    parent_id = usable.corpus and usable.corpus.id
-    identity = [TABLES_VERSION, digest, parent_id, usable.next_ordinal, usable.rebuild_reason, unit_rows]
-    corpus_id = digest_of(identity)
+    known = [usable.corpus and usable.corpus.id, usable.next_ordinal, usable.rebuild_reason]
+    corpus_id = digest_of([TABLES_VERSION, digest, *known, unit_rows])
     complete = load_complete_corpus(store, corpus_id)
     if complete is None:
         with store.scratch() as scratch:

@@ -71,7 +71,7 @@ class Ingestion:
 
     @property
     def _reuse(self) -> bool:
-        """Whether unchanged rows keep their addresses."""
+        """Return whether unchanged rows keep their addresses."""
         return self.parent is not None and not self.rebuild_reason
 
     @cached_property

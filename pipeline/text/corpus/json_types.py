@@ -101,7 +101,7 @@ class TypeInspection:
         )
 
     def _has_known_types(self, block: JsonBlock) -> bool:
-        """Whether Arrow can parse the block with the types found so far, so that it cannot widen them.
+        """Return whether Arrow can parse the block with the types found so far, so that it cannot widen them.
 
         Nested types always need a look, because Arrow ignores keys that a type lacks.
         """

@@ -21,7 +21,7 @@ MAX_DEPTH = 32  # levels of a nested value: Arrow and Parquet recurse at each le
 
 @dataclass(frozen=True)
 class JsonBlock:
-    """Whole lines of a file."""
+    """Lines of a file, each of them complete."""
 
     lines: bytes
     first: int
@@ -62,7 +62,7 @@ def parse_line(line: bytes) -> tuple[dict[str, Any] | None, str, str]:
 
 
 def is_id(value: Any, kind: pa.DataType) -> bool:
-    """Whether a value can be an id of that type."""
+    """Return whether a value can be an id of that type."""
     if pa.types.is_string(kind):
         return isinstance(value, str)
     low, high = (0, 2**64) if pa.types.is_uint64(kind) else (-(2**63), 2**63)
@@ -70,7 +70,7 @@ def is_id(value: Any, kind: pa.DataType) -> bool:
 
 
 def is_integer(value: Any) -> bool:
-    """Whether a value of JSON is an integer; true and false are not."""
+    """Return whether a value of JSON is an integer; true and false are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -129,7 +129,7 @@ def widen_type(kind: pa.DataType, value: Any) -> tuple[pa.DataType, bool]:
 
 
 def is_bounded(value: Any) -> bool:
-    """Whether a JSON value has at most MAX_LEAVES different paths to leaves, none longer than MAX_DEPTH."""
+    """Return whether a JSON value has at most MAX_LEAVES paths to leaves, none longer than MAX_DEPTH."""
     paths: set[tuple[str | None, ...]] = set()
     remaining: list[tuple[Any, tuple[str | None, ...]]] = [(value, ())]
     while remaining:
@@ -146,7 +146,7 @@ def is_bounded(value: Any) -> bool:
 
 
 def _has_fields(kind: pa.DataType, value: Any) -> bool:
-    """Whether the type has a field for every key of the value."""
+    """Return whether the type has a field for every key of the value."""
     if isinstance(value, dict) and pa.types.is_struct(kind):
         return all(
             (index := kind.get_field_index(key)) >= 0 and _has_fields(kind.field(index).type, each)

@@ -37,7 +37,7 @@ def replace_surrogates(text: str) -> str:
 
 
 def has_surrogates(text: str) -> bool:
-    """Whether the text has a lone surrogate. Python's JSON parser joins the two halves of a pair."""
+    """Return whether the text has a lone surrogate. Python's JSON parser joins the two halves of a pair."""
     return _SURROGATES.search(text) is not None
 
 
@@ -81,7 +81,7 @@ def valid_utf8(strings: pa.Array) -> np.ndarray:
 
 
 def is_utf8(content: bytes) -> bool:
-    """Whether bytes are valid UTF-8."""
+    """Return whether bytes are valid UTF-8."""
     try:
         content.decode()
     except UnicodeDecodeError:

@@ -59,7 +59,7 @@ def inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns:
 
 
 def _may_be_negative(metadata: pq.FileMetaData, name: str, kind: pa.DataType) -> bool:
-    """Whether a column of integers may hold a negative value, by the footer's statistics."""
+    """Return whether a column of integers may hold a negative value, by the footer's statistics."""
     if pa.types.is_unsigned_integer(kind):
         return False
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]

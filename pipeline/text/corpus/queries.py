@@ -18,7 +18,7 @@ _NAMES = ("query", "text")  # columns that hold queries where a Parquet file has
 
 
 def is_parquet(file: str) -> bool:
-    """Whether the file is read as Parquet, by its name."""
+    """Return whether the file is read as Parquet, by its name."""
     return file.lower().endswith(_PARQUET)
 
 

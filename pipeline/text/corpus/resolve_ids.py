@@ -168,7 +168,7 @@ def resolve_bucket(before: pa.Table, now: pa.Table, *, reuse: bool) -> ResolvedB
 
 
 def _equal(winners: pa.Table, live: pa.Table, index: np.ndarray) -> np.ndarray:
-    """Whether text and kept columns of each winner equal those of the live row at `index`."""
+    """Return whether text and kept columns of each winner equal those of the live row at `index`."""
     if not live.num_rows:
         return np.zeros(winners.num_rows, dtype=bool)
     other = live.select(["text_key", "carried"]).take(pa.array(index))

@@ -99,7 +99,7 @@ def open_file(file: SourceFile) -> pa.NativeFile:
 
 
 def is_unchanged(files: list[SourceFile], corpus: CorpusSettings) -> bool:
-    """Whether the files have the same sizes and modification times as when they were listed."""
+    """Return whether the files have the same sizes and modification times as when they were listed."""
     listings = files, list_files(corpus.model_copy(update={"fingerprint": "fast"}))
     before, now = ([(file.name, file.size, file.modified) for file in listing] for listing in listings)
     return before == now

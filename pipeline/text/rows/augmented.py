@@ -19,7 +19,7 @@ _REMEDY = "run manta augment again, which restores missing units, or name anothe
 
 
 def newest_manifest(uri: str) -> str | None:
-    """URI of the newest manifest in a folder of manifests (augmented/NAME); None if `uri` is another folder."""
+    """URI of the newest manifest in a folder of manifests, augmented/NAME; None for another folder."""
     root, path = _split_uri(uri)
     if PurePosixPath(path).parent.as_posix() != TOP or path.endswith(_SUFFIX):
         return None
@@ -30,7 +30,7 @@ def newest_manifest(uri: str) -> str | None:
 
 
 def is_manifest(uri: str) -> bool:
-    """Whether a URI can only be a manifest, by its file name."""
+    """Return whether a URI can only be a manifest, by its file name."""
     return uri.endswith(_SUFFIX)
 
 
@@ -40,7 +40,7 @@ def manifest_folder(uri: str) -> str | None:
 
 
 def same_folder(left: str, right: str) -> bool:
-    """Whether two URIs, which may be relative paths or contain links, name the same folder."""
+    """Return whether two URIs, which may be relative paths or contain links, name the same folder."""
     return _resolve(left) == _resolve(right)
 
 

@@ -56,6 +56,7 @@ class AlternatingOrder:
 
     @property
     def batch_rows(self) -> int:
+        """Rows of every batch, the same for all sources."""
         return self.orders[0].batch_rows
 
     @property
@@ -95,11 +96,12 @@ class BlendedOrder:
     roles: tuple[str, ...]
     """the columns that are read; every source has them"""
     rows: tuple[int, ...]
-    """rows of each source, those left out included; its row numbers start after the rows of earlier sources"""
+    """rows of each source, those left out included; row numbers count the rows of earlier sources too"""
     seed: int = 0
 
     @property
     def batch_rows(self) -> int:
+        """Rows of every batch, those of all sources together."""
         return sum(order.batch_rows for order in self.orders)
 
     @property

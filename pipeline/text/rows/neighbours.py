@@ -42,10 +42,12 @@ class NeighbourOrder:
 
     @property
     def batch_rows(self) -> int:
+        """Sentences of every batch."""
         return self._settings.batch_rows
 
     @property
     def steps_per_epoch(self) -> int:
+        """Pieces of all documents together."""
         return int((self._lengths // self.batch_rows).sum())
 
     def batches(self, start: int) -> Iterator[GlobalBatch]:

@@ -40,10 +40,12 @@ class ShuffledOrder:
 
     @property
     def batch_rows(self) -> int:
+        """Rows of every batch."""
         return self._settings.batch_rows
 
     @property
     def steps_per_epoch(self) -> int:
+        """Complete batches that the rows make."""
         return len(self._pairs) // self.batch_rows
 
     def batches(self, start: int) -> Iterator[GlobalBatch]:

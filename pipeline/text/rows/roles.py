@@ -35,7 +35,7 @@ class _Converted(NamedTuple):
 
 
 def has_type(role: str, kind: pa.DataType) -> bool:
-    """Whether a column of that type can have the role."""
+    """Return whether a column of that type can have the role."""
     return any(check(plain_type(kind)) for check in _KINDS.get(role, _TEXT)[1])
 
 

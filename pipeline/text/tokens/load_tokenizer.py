@@ -1,4 +1,4 @@
-"""Load the tokenizer of a model folder: its tokenizer.json, or else what transformers builds from its files."""
+"""Load the tokenizer of a model folder: tokenizer.json, or else a tokenizer that transformers builds."""
 
 import json
 import re

@@ -95,14 +95,7 @@ def apply_template(tokenizer: Tokenizer, folder: Path, template: str | None, *, 
         )
     mask = tokenizer.vocabulary()[name]
     if template is not None:
-        if mask in (*tokenizer.prefix, *tokenizer.suffix):
-            raise ModelError(
-                "encoder.template",
-                "an encoder without a template of its own",
-                f"one in {folder / 'tokenizer.json'}",
-                "set encoder.template to null",
-            )
-        tokenizer = _with_template(tokenizer, template, name)
+        tokenizer = _with_template(tokenizer, template, name, folder)
     around = (*tokenizer.prefix, *tokenizer.suffix)
     if around.count(mask) != 1:
         where, remedy = "encoder.template", f"write {MASK} once, separated from letters"
@@ -122,7 +115,14 @@ def apply_template(tokenizer: Tokenizer, folder: Path, template: str | None, *, 
     return replace(tokenizer, mask=position if masked else None)
 
 
-def _with_template(tokenizer: Tokenizer, template: str, mask_name: str) -> Tokenizer:
+def _with_template(tokenizer: Tokenizer, template: str, mask_name: str, folder: Path) -> Tokenizer:
+    if tokenizer.vocabulary()[mask_name] in (*tokenizer.prefix, *tokenizer.suffix):
+        raise ModelError(
+            "encoder.template",
+            "an encoder without a template of its own",
+            f"one in {folder / 'tokenizer.json'}",
+            "set encoder.template to null",
+        )
     if template.count(TEXT) != 1:
         raise ModelError(
             "encoder.template",
@@ -195,7 +195,7 @@ def add_tokens(folder: Path, count: int) -> list[int]:
 
 
 def mask_token(folder: Path, vocabulary: Mapping[str, int]) -> str | None:
-    """Name of the mask token by the tokenizer's files, or else a usual one; None if none is in `vocabulary`."""
+    """Name of the mask token: that of the tokenizer's files, or a usual one; None if there is none."""
     named = (read_mapping(folder / file).get("mask_token") for file in _FILES)
     names = [*(token_text(token) for token in named if token is not None), *_USUAL]
     return next((name for name in names if name in vocabulary), None)
