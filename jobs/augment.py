@@ -6,31 +6,17 @@ python -m jobs.augment --config jobs/configs/augment/back-translation.yaml corpu
 
 from typing import TYPE_CHECKING
 
-from jobs.command import (
-    Answer,
-    CommandRun,
-    Config,
-    Json,
-    Overrides,
-    PrintConfig,
-    Verbose,
-    run_job,
-    standalone,
-)
+from jobs.command import Answer, CommandRun, job_command, standalone
 from jobs.layout import table
+from pipeline.log import counted
 
 if TYPE_CHECKING:
     from pipeline.augment import ModelWork
     from pipeline.flows.augment.result import Augmentation
 
 
-def augment(
-    config: Config = None,
-    overrides: Overrides = None,
-    print_config: PrintConfig = False,
-    as_json: Json = False,
-    verbose: Verbose = False,
-) -> None:
+@job_command
+def augment(run: CommandRun) -> Answer:
     """Make variants of a corpus's texts, and keep the good ones.
 
     Back-translation and other methods with models work on pools of the cluster; words are edited beside them.
@@ -38,10 +24,6 @@ def augment(
     augmented/ names them, and `manta train` takes it as train.data. What is done is never done again: a
     command that was stopped goes on, and a later one works on new texts alone.
     """
-    run_job(_augment, config, overrides, print_config, as_json, verbose)
-
-
-def _augment(run: CommandRun) -> Answer:
     from pipeline.flows.augment.augment import augment as run_augmentation
 
     made = run_augmentation(run.job, run.stages, verbose=run.verbose)
@@ -59,52 +41,41 @@ def _augment(run: CommandRun) -> Answer:
         "models": [_facts(worked) for worked in made.worked],
         "seconds": run.stages.seconds(),
     }
-    if made.status == "unchanged":
-        return Answer(
-            facts, f"nothing changed since {made.uri} ({manifest.rows:,} rows)\nreport    {made.report}"
-        )
-    quarantined = made.corpus.counts["quarantined"] if made.corpus is not None else 0
-    rows = f"{manifest.rows:,} rows in {len(manifest.units)} units, {quarantined:,} quarantined"
-    return Answer(
-        facts,
-        "\n".join(
-            [
-                _rates(made),
-                *map(_told, made.worked),
-                rows,
-                f"manifest  {made.uri}",
-                f"report    {made.report}",
-            ]
-        ),
-    )
+    rows = counted(manifest.rows, "row")
+    lines = [f"nothing changed since {made.uri} ({rows})"]
+    if made.status != "unchanged":
+        quarantined = made.corpus.counts["quarantined"] if made.corpus is not None else 0
+        lines = [
+            _rates(made),
+            *map(_speed, made.worked),
+            f"{rows} in {counted(len(manifest.units), 'unit')}, {quarantined:,} quarantined",
+            f"manifest  {made.uri}",
+        ]
+    return Answer(facts, "\n".join([*lines, f"report    {made.report}"]))
 
 
 def _rates(made: "Augmentation") -> str:
-    """Shares of kept and rejected variants, a line for each label."""
+    """Return a table of the proportions of kept and rejected variants, with a line for each label."""
     rows, lines = max(made.manifest.rows, 1), []
     for label, counts in made.rates().items():
-        rejected = ", ".join(
-            f"{reason} {count / rows:.1%}" for reason, count in counts.items() if reason != "kept"
-        )
-        lines.append((label, f"{counts['kept']:,}", f"{counts['kept'] / rows:.1%}", rejected or "nothing"))
+        shown = {reason: f"{count / rows:.1%}" for reason, count in counts.items()}
+        kept = shown.pop("kept")
+        rejected = ", ".join(f"{reason} {proportion}" for reason, proportion in shown.items())
+        lines.append((label, f"{counts['kept']:,}", kept, rejected or "nothing"))
     return table(lines, ("variant", "kept", "of the rows", "rejected"))
 
 
 def _facts(worked: "ModelWork") -> dict[str, object]:
-    stats = worked.stats
     names = ("texts", "tokens_in", "tokens_out", "padding", "seconds")
-    return {
-        "models": worked.title,
-        **{name: getattr(stats, name) for name in names},
-        "wall_s": worked.seconds,
-    }
+    stats = {name: getattr(worked.stats, name) for name in names}
+    return {"models": worked.title, **stats, "wall_s": worked.seconds}
 
 
-def _told(worked: "ModelWork") -> str:
+def _speed(worked: "ModelWork") -> str:
     if not worked.stats.texts:
         return f"{worked.title}: nothing new"
     return (
-        f"{worked.title}: {worked.stats.texts:,} texts, {worked.per_s('texts'):,.1f} a second "
+        f"{worked.title}: {counted(worked.stats.texts, 'text')}, {worked.per_s('texts'):,.1f} a second "
         f"with all workers, {worked.padding:.1%} padding"
     )
 

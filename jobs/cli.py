@@ -1,12 +1,13 @@
 """The command `manta`: one subcommand per job. Importing it loads neither torch nor Ray nor faiss."""
 
-import sys
+import platform
 from typing import Annotated
 
 import typer
 
 from jobs.augment import augment
-from jobs.command import EXIT_CODES, application
+from jobs.boundary import EXIT_CODES
+from jobs.command import application
 from jobs.completion import completion
 from jobs.encode import encode
 from jobs.evaluate import evaluate
@@ -23,7 +24,7 @@ from pipeline.log import packages
 
 _NEXT = """Manta: from a corpus of text to a published, searchable index, again every night.
 
-  manta nightly --config quickstart     a first night on this machine, over the docstrings of its Python packages
+  manta nightly --config quickstart     a first night on this machine, on the docstrings of its packages
   manta init CORPUS                     look at a corpus of your own and write night.yaml for it
   manta nightly --config night.yaml     read, encode, index, check and publish it
   manta search ROOT "your query"        ask what was published
@@ -40,13 +41,9 @@ app = application(
 
 def _version(asked: bool) -> None:
     if asked:
-        python = ".".join(map(str, sys.version_info[:3]))
-        ours, *others = packages(
-            "manta-embeddings", "ray", "torch", "faiss-cpu", "faiss-gpu", "pyarrow"
-        ).items()
-        print(
-            f"manta {ours[1]} (Python {python}, {', '.join(f'{name} {version}' for name, version in others)})"
-        )
+        found = packages("manta-embeddings", "ray", "torch", "faiss-cpu", "faiss-gpu", "pyarrow")
+        ours, *others = (f"{name} {version}" for name, version in found.items())
+        print(f"{ours.replace('-embeddings', '')} (Python {platform.python_version()}, {', '.join(others)})")
         raise typer.Exit
 
 

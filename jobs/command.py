@@ -1,28 +1,30 @@
-"""Options, settings, output and exit codes that all commands share."""
+"""Options, settings and answers that all commands share.
+
+A command is a function of its work and its own options; a decorator adds the options that it shares with
+other commands. Typer reads them from the signature.
+"""
 
 import contextlib
 import difflib
-import errno
+import inspect
 import json
-import os
-import signal
-import sys
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TextIO
+from typing import Annotated, Any
 
 import typer
 
+from jobs.boundary import Say, Unread, guarded
 from pipeline.config import load_settings, refuse_credentials, to_yaml, uri_of
-from pipeline.errors import ConfigError, PipelineError
-from pipeline.log import Stages, ends_by, printable
+from pipeline.errors import ConfigError
+from pipeline.log import Stages, printable
 from pipeline.settings import Job
 
 _CONFIG_HELP = (
     "The job's YAML, or the name of one that comes with Manta, such as quickstart. Without it: defaults."
 )
+_JSON_HELP = "Print one JSON object on standard output and nothing else; progress stays on standard error."
 Config = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help=_CONFIG_HELP)]
 Overrides = Annotated[
     list[str] | None,
@@ -34,56 +36,22 @@ Overrides = Annotated[
 PrintConfig = Annotated[
     bool, typer.Option("--print-config", help="Print the resolved settings as YAML and stop.")
 ]
-Json = Annotated[
-    bool,
-    typer.Option(
-        "--json",
-        help="Print one JSON object on standard output and nothing else; progress stays on standard error.",
-    ),
-]
+Json = Annotated[bool, typer.Option("--json", help=_JSON_HELP)]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what Ray says, and tracebacks.")]
+Root = Annotated[
+    str, typer.Argument(metavar="ROOT", help="Where releases are published: release.root of the job.")
+]
+CommitsRoot = Annotated[
+    str | None,
+    typer.Option("--commits-root", metavar="URI", help="release.commits_root of the job, where it is set."),
+]
 
-_NO_THREAD = "can't start new thread"  # Python's only word for it
-
-Say = Callable[[str], None]
-
-
-class Stopped(KeyboardInterrupt):
-    """SIGTERM: how a scheduler asks a job to end."""
-
-
-class Unread(Exception):
-    """Nobody reads standard output any more, as behind `| head -1`."""
+Command = Callable[..., None]
 
 
-EXIT_CODES = (
-    "Exit codes: 0 done, 2 configuration, 3 data, 4 model, 5 a gate refused the release, 75 transient "
-    "or stopped by SIGTERM (run again), 130 stopped by hand, "
-    "70 a defect of this program."
-)
-
-
-def application(**options: Any) -> typer.Typer:
-    """A command line in plain text, with our own errors instead of decorated tracebacks."""
-    return typer.Typer(
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"]},
-        **options,
-    )
-
-
-def standalone(command: Callable[..., None]) -> None:
-    """Run one job as a program: python -m jobs.<name>."""
-    app = application()
-    app.command()(command)
-    app()
-
-
-@dataclass
+@dataclass(frozen=True)
 class CommandRun:
-    """One command at work."""
+    """A running command: its job, and the progress of its stages."""
 
     job: Job
     verbose: bool = False
@@ -99,28 +67,85 @@ class Answer:
     exit_code: int = 0
 
 
-def run_job(
-    work: Callable[[CommandRun], Answer],
-    config: Path | None,
-    overrides: list[str] | None,
-    print_config: bool,
-    as_json: bool,
-    verbose: bool,
-) -> None:
-    """Load the settings, do the work, print the answer; exits by itself when something is wrong."""
+def application(**options: Any) -> typer.Typer:
+    """Return a command line in plain text, with our own errors instead of decorated tracebacks."""
+    return typer.Typer(
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        **options,
+    )
 
-    def whole(say: Say) -> None:
-        job = load_settings(Job, config and _config_file(config), tuple(overrides or ()))
-        if print_config:
-            say(json.dumps(job.model_dump(mode="json"), indent=2) if as_json else to_yaml(job).rstrip())
-            return
-        tell(work(CommandRun(job, verbose)), say, as_json)
 
-    guarded(whole, as_json=as_json, verbose=verbose)
+def standalone(command: Command) -> None:
+    """Run one command as a program: python -m jobs.<name>."""
+    app = application()
+    app.command()(command)
+    app()
+
+
+def job_command(work: Callable[..., Answer]) -> Command:
+    """Return the command that loads the settings of a job, calls `work(run, ...)` and prints the answer."""
+
+    def command(
+        config: Config = None,
+        overrides: Overrides = None,
+        print_config: PrintConfig = False,
+        as_json: Json = False,
+        verbose: Verbose = False,
+        **own: Any,
+    ) -> None:
+        def whole(say: Say) -> None:
+            job = load_settings(Job, config and _config_file(config), tuple(overrides or ()))
+            if print_config:
+                say(json.dumps(job.model_dump(mode="json"), indent=2) if as_json else to_yaml(job).rstrip())
+            else:
+                tell(work(CommandRun(job, verbose), **own), say, as_json)
+
+        guarded(whole, as_json=as_json, verbose=verbose)
+
+    return with_own_options(command, work, behind=2)
+
+
+def options_command(work: Callable[[Any], None]) -> Command:
+    """Return the command `work(options)`. The fields of `options`, a dataclass, are its options."""
+    (kind,) = (parameter.annotation for parameter in inspect.signature(work).parameters.values())
+    return _declared(lambda **given: work(kind(**given)), work, inspect.signature(kind).parameters.values())
+
+
+def with_own_options(command: Command, work: Callable[..., Answer], behind: int) -> Command:
+    """Add the options of `work`, which follow its first parameter, to those that `command` shares.
+
+    Args:
+        command: has the shared options as parameters, and passes on all others (**).
+        behind: number of shared options in front of the added ones.
+    """
+    *shared, _ = inspect.signature(command).parameters.values()
+    _, *own = inspect.signature(work).parameters.values()
+    return _declared(command, work, [*shared[:behind], *own, *shared[behind:]])
+
+
+def _declared(command: Command, work: Callable[..., Any], options: Iterable[inspect.Parameter]) -> Command:
+    """Give `command` the name and the help of `work`, and a signature of these options."""
+    command.__name__, command.__doc__ = work.__name__, work.__doc__
+    vars(command)["__signature__"] = inspect.Signature(list(options))
+    return command
+
+
+def tell(answer: Answer, say: Say, as_json: bool) -> None:
+    """Print the answer, and exit with its code if that is not 0."""
+    with contextlib.suppress(Unread):
+        if as_json:
+            say(json.dumps(answer.facts, default=str))
+        else:
+            say("\n".join(map(printable, answer.text.split("\n"))))
+    if answer.exit_code:
+        raise typer.Exit(answer.exit_code)
 
 
 def named_configs() -> dict[str, Path]:
-    """The settings that come with Manta by name: quickstart, train/cert and so on."""
+    """Return the settings that come with Manta by name: quickstart, train/cert and so on."""
     folder = Path(__file__).parent / "configs"
     return {
         file.relative_to(folder).with_suffix("").as_posix(): file for file in sorted(folder.rglob("*.yaml"))
@@ -128,9 +153,9 @@ def named_configs() -> dict[str, Path]:
 
 
 def _config_file(given: Path) -> Path:
-    """The file itself, or the one of that name among those that come with Manta.
+    """Return the file, or the one of that name among those that come with Manta.
 
-    A file in the working directory goes before.
+    A file in the working directory takes precedence.
     """
     refuse_credentials(uri_of(given))
     if given.suffix or given.is_file():
@@ -139,142 +164,10 @@ def _config_file(given: Path) -> Path:
     found = [file for each, file in known.items() if name in (each, each.rpartition("/")[2])]
     if len(found) != 1:
         near = difflib.get_close_matches(name, [*known, *(each.rpartition("/")[2] for each in known)], n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known names: {', '.join(known)}"
         raise ConfigError(
-            f"--config {name}", "a YAML file, or the name of one that comes with Manta", "neither", hint
+            f"--config {name}",
+            "a YAML file, or the name of one that comes with Manta",
+            "neither",
+            f"did you mean {near[0]!r}?" if near else f"known names: {', '.join(known)}",
         )
     return found[0]
-
-
-def tell(answer: Answer, say: Say, as_json: bool) -> None:
-    """Print the answer; ends with its exit code where that is not 0."""
-    with contextlib.suppress(Unread):
-        say(
-            json.dumps(answer.facts, default=str)
-            if as_json
-            else "\n".join(map(printable, answer.text.split("\n")))
-        )
-    if answer.exit_code:
-        raise typer.Exit(answer.exit_code)
-
-
-def guarded(work: Callable[[Say], None], *, as_json: bool, verbose: bool) -> None:
-    """The job boundary: an error ends the process with its exit code and a sentence.
-
-    What `work` says, and nothing else, goes to standard output.
-    """
-    signal.signal(signal.SIGTERM, _stop)
-    with _standard_output() as say:
-        try:
-            with ends_by(lambda error: _end_at_once(error, say if as_json else None)):
-                work(say)
-        except typer.Exit:
-            raise
-        except Unread:  # whoever closed it has what was wanted
-            pass
-        except PipelineError as error:
-            if verbose:
-                traceback.print_exc()
-            _end(error.exit_code, type(error).__name__, str(error), say if as_json else None, error.facts())
-        except Stopped:
-            _end(
-                75,
-                "Stopped",
-                "stopped by SIGTERM; what is finished is kept: run the same command again to go on",
-                say if as_json else None,
-            )
-        except KeyboardInterrupt:
-            _end(
-                130,
-                "Interrupted",
-                "stopped by hand; what is finished is kept: run the same command again to go on",
-                say if as_json else None,
-            )
-        except MemoryError:
-            said = (
-                "no memory is left; what is finished is kept: free some, or use fewer workers "
-                "(cluster.workers), and run again"
-            )
-            _end(75, "MemoryError", said, say if as_json else None)
-        except Exception as error:
-            if (short := _shortage(error)) is not None:
-                said = f"{short}; what is finished is kept: run the same command again to go on"
-                _end(75, type(error).__name__, said, say if as_json else None)
-            traceback.print_exc()
-            found = (
-                f"{type(error).__name__}: {error}; this is a defect of the program, please report it with "
-                "the lines above"
-            )
-            _end(70, "Defect", found, say if as_json else None)
-
-
-def _shortage(error: Exception) -> str | None:
-    """Name the resource of this machine that is short, and a way to get more; None for any other error."""
-    number = error.errno or 0 if isinstance(error, OSError) else 0
-    if number == errno.EAGAIN or (isinstance(error, RuntimeError) and _NO_THREAD in str(error)):
-        remedy = (
-            "end what else runs, use fewer workers (cluster.workers), or raise the limit (ulimit -u, "
-            "pids.max)"
-        )
-        return f"this machine starts no further thread or process; {remedy}"
-    if number in (errno.EMFILE, errno.ENFILE):
-        return (
-            f"no further file can be opened ({os.strerror(number)}); raise the limit (ulimit -n), or end "
-            "what else runs"
-        )
-    if number == errno.ENOMEM:
-        return "no memory is left; free some, or use fewer workers (cluster.workers)"
-    return None
-
-
-def _end_at_once(error: Exception, say: Say | None) -> NoReturn:
-    """From another thread than the one at work, which may wait for what does not come."""
-    code = error.exit_code if isinstance(error, PipelineError) else 70
-    with contextlib.suppress(typer.Exit):
-        _end(code, type(error).__name__, str(error), say)
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _stop(*_: object) -> NoReturn:
-    raise Stopped
-
-
-@contextlib.contextmanager
-def _standard_output() -> Iterator[Say]:
-    """Return the function that prints a line on standard output.
-
-    All other output there (Ray's, a library's) goes to standard error.
-    """
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    with os.fdopen(kept, "w", encoding="utf-8", errors="replace") as output:
-        try:
-            yield lambda line: _write_line(line, output)
-        finally:
-            sys.stdout.flush()
-            os.dup2(output.fileno(), 1)
-
-
-def _write_line(line: str, output: TextIO) -> None:
-    """Print the line. Raises Unread for a closed pipe, which from then on takes every line and keeps none."""
-    try:
-        print(line, file=output, flush=True)
-    except BrokenPipeError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, output.fileno())
-        os.close(nowhere)
-        raise Unread from None
-
-
-def _end(
-    code: int, kind: str, message: str, say: Say | None, facts: dict[str, Any] | None = None
-) -> NoReturn:
-    print(printable(f"{'manta' if code == 0 else 'error'}: {message}"), file=sys.stderr)
-    status = "done" if code == 0 else "error"
-    if say:
-        with contextlib.suppress(Unread):
-            ended = {"status": status, "error": kind, "message": message, "exit_code": code}
-            say(json.dumps({**ended, **(facts or {})}, default=str))
-    raise typer.Exit(code)

@@ -5,27 +5,17 @@ manta evaluate evaluate.tasks=tasks "evaluate.candidates=[release:current, model
 python -m jobs.evaluate --config jobs/configs/quickstart.yaml
 """
 
+from collections.abc import Iterator
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.command import (
-    Answer,
-    CommandRun,
-    Config,
-    Json,
-    Overrides,
-    PrintConfig,
-    Verbose,
-    run_job,
-    standalone,
-)
+from jobs.command import Answer, CommandRun, job_command, standalone
 from jobs.layout import table
 
 if TYPE_CHECKING:
-    from pipeline.report.evaluation import AverageRow, EvaluationReport, ScoreEstimate, TaskGroup, TaskRow
+    from pipeline.report.evaluation import AverageRow, EvaluationReport, ScoreEstimate, TaskRow
 
 Geometry = Annotated[
     bool,
@@ -36,14 +26,8 @@ Geometry = Annotated[
 ]
 
 
-def evaluate(
-    config: Config = None,
-    overrides: Overrides = None,
-    geometry: Geometry = False,
-    print_config: PrintConfig = False,
-    as_json: Json = False,
-    verbose: Verbose = False,
-) -> None:
+@job_command
+def evaluate(run: CommandRun, geometry: Geometry = False) -> Answer:
     """Measure candidates on tasks, side by side; without tasks, the published release against its gates.
 
     With evaluate.tasks (a folder of STS and transfer tasks), evaluate.own (your own data) or --geometry:
@@ -56,10 +40,6 @@ def evaluate(
     the release's own vectors, size, latency, row counts, unique ids, finite vectors. Exit code 5 when a gate
     is not met.
     """
-    run_job(partial(_evaluate, geometry=geometry), config, overrides, print_config, as_json, verbose)
-
-
-def _evaluate(run: CommandRun, geometry: bool) -> Answer:
     from pipeline.flows.evaluate.evaluate import evaluate as measure
     from pipeline.flows.evaluate.evaluate import wanted
     from pipeline.flows.evaluate.report import keep
@@ -70,61 +50,35 @@ def _evaluate(run: CommandRun, geometry: bool) -> Answer:
         measure(run.job, run.stages, geometry=geometry, verbose=run.verbose),
         datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
     )
-    facts = {
-        "status": "done",
-        **kept.facts,
-        "report": kept.report,
-        "json": kept.json,
-        "seconds": run.stages.seconds(),
-    }
+    page, files = kept.page, {"report": kept.report, "json": kept.json}
     return Answer(
-        facts,
-        "\n\n".join(
-            [*_tables(kept.page), *_sections(kept.page), *_remarks(kept.page), f"report  {kept.report}"]
-        ),
+        {"status": "done", **kept.facts, **files, "seconds": run.stages.seconds()},
+        "\n\n".join([*_tables(page), *_sections(page), *_remarks(page), f"report  {kept.report}"]),
     )
 
 
 def _tables(page: "EvaluationReport") -> list[str]:
-    """One table for each metric: tasks as rows, candidates as columns."""
+    """Return one table for each metric, with tasks as rows and candidates as columns."""
     from pipeline.report.evaluation import groups
 
-    resampled = f"; 95 % intervals of {page.resamples:,} resamples" if page.resamples else ""
-    titles = [
-        word
-        for place, each in enumerate(page.candidates)
-        for word in (each.name, *(["difference"] if place else []))
-    ]
-    return [
-        "\n".join(
-            (
-                group.metric + (resampled if group.has_intervals else ""),
-                _table(group, titles),
-                *map(_average, group.averages),
-            )
-        )
-        for group in groups(page)
-    ]
-
-
-def _table(group: "TaskGroup", titles: list[str]) -> str:
-    lines = [
-        _line(_named(row, rest), f"{row.count:,}", row)
-        for row, rest in zip(group.rows, group.rests, strict=True)
-    ]
-    return table(lines, ("task", "count", *titles))
-
-
-def _average(average: "AverageRow") -> str:
-    return f"{average.label}: {'; '.join(_line('', '', average)[2:])}"
-
-
-def _named(row: "TaskRow", rest: str) -> str:
-    return f"{row.task} ({rest})" if rest else row.task
+    first, *others = (candidate.name for candidate in page.candidates)
+    header = ("task", "count", first, *(title for name in others for title in (name, "difference")))
+    tables = []
+    for group in groups(page):
+        lines = [group.metric]
+        if page.resamples and group.has_intervals:
+            lines[0] += f"; 95 % intervals of {page.resamples:,} resamples"
+        rows = [
+            (f"{row.task} ({rest})" if rest else row.task, f"{row.count:,}", *_cells(row))
+            for row, rest in zip(group.rows, group.rests, strict=True)
+        ]
+        lines += [table(rows, header), *(f"{row.label}: {'; '.join(_cells(row))}" for row in group.averages)]
+        tables.append("\n".join(lines))
+    return tables
 
 
 def _sections(page: "EvaluationReport") -> list[str]:
-    """The tables of the page's further parts."""
+    """Return the tables of the page's other sections."""
     return [
         f"{section.heading}\n{table(section.table[1:], section.table[0])}"
         for section in page.sections
@@ -132,33 +86,30 @@ def _sections(page: "EvaluationReport") -> list[str]:
     ]
 
 
-def _line(name: str, count: str, row: "TaskRow | AverageRow") -> tuple[str, ...]:
-    cells = [name, count]
-    for figure, difference in zip(row.figures, row.differences, strict=True):
-        cells.append(_cell(figure))
+def _cells(row: "TaskRow | AverageRow") -> Iterator[str]:
+    """Yield the score of each candidate, and its difference with the first candidate."""
+    for score, difference in zip(row.figures, row.differences, strict=True):
+        yield _cell(score)
         if difference is not None:
-            cells.append(_cell(difference, signed=True) + (" *" if difference.excludes_zero else ""))
-    return tuple(cells)
+            yield _cell(difference, "+") + (" *" if difference.excludes_zero else "")
 
 
-def _cell(figure: "ScoreEstimate", signed: bool = False) -> str:
-    """72.37 [70.12, 74.40]."""
-    if figure.value is None:
+def _cell(score: "ScoreEstimate", sign: str = "") -> str:
+    """Return a score with its interval: 72.37 [70.12, 74.40]."""
+    if score.value is None:
         return "not defined"
-    spread = (
-        f" [{figure.low:.2f}, {figure.high:.2f}]"
-        if figure.low is not None and figure.high is not None
-        else ""
-    )
-    return f"{figure.value:{'+' if signed else ''}.2f}{spread}"
+    shown = f"{score.value:{sign}.2f}"
+    if score.low is None or score.high is None:
+        return shown
+    return f"{shown} [{score.low:.2f}, {score.high:.2f}]"
 
 
 def _remarks(page: "EvaluationReport") -> list[str]:
-    lines = [f"missing: {task} ({reason})" for task, reason in page.missing] + [
-        f"warning: {warning}" for warning in page.warnings
-    ]
+    lines = []
     if any(difference and difference.excludes_zero for row in page.rows for difference in row.differences):
-        lines.insert(0, f"* the interval of the difference with {page.candidates[0].name} excludes 0")
+        lines.append(f"* the interval of the difference with {page.candidates[0].name} excludes 0")
+    lines += [f"missing: {task} ({reason})" for task, reason in page.missing]
+    lines += [f"warning: {warning}" for warning in page.warnings]
     return ["\n".join(lines)] if lines else []
 
 
@@ -167,9 +118,6 @@ def _against_gates(run: CommandRun) -> Answer:
 
     made = remeasure(run.job, run.stages, verbose=run.verbose)
     refused = [name for name, gate in made.gates.items() if not gate.passed]
-    rows = [
-        (name, "passed" if gate.passed else "REFUSED", gate.sentence) for name, gate in made.gates.items()
-    ]
     facts = {
         "status": "refused" if refused else "done",
         "release": made.release,
@@ -177,9 +125,11 @@ def _against_gates(run: CommandRun) -> Answer:
         "measured": made.measured.model_dump(mode="json"),
         "gates": {name: gate.model_dump(mode="json") for name, gate in made.gates.items()},
     }
-    return Answer(
-        facts, f"release {made.release}\n" + table(rows, ("gate", "", "")), exit_code=5 if refused else 0
-    )
+    rows = [
+        (name, "passed" if gate.passed else "REFUSED", gate.sentence) for name, gate in made.gates.items()
+    ]
+    text = f"release {made.release}\n{table(rows, ('gate', '', ''))}"
+    return Answer(facts, text, exit_code=5 if refused else 0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""Text laid out in columns by the cells that characters take on a terminal, within its width where there is
-one.
-"""
+"""Tables in plain text, laid out by the cells that characters take on a terminal."""
 
 import os
 import sys
@@ -12,8 +10,9 @@ _GAP = "  "
 
 
 def output_width() -> int | None:
-    """Cells in a line of standard output: COLUMNS where it is set, else the terminal's; None for a pipe or a
-    file, whose lines may have any length.
+    """Return the cells in a line of standard output: COLUMNS if it is set, else those of the terminal.
+
+    Returns None for a pipe or a file, whose lines may have any length.
     """
     if (named := os.environ.get("COLUMNS", "")).isdigit() and int(named) > 0:
         return int(named)
@@ -33,7 +32,7 @@ def cells(text: str) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """The text in at most `width` cells; one that is longer ends with three dots."""
+    """Return the text in at most `width` cells. Longer texts are cut and end with three dots."""
     if cells(text) <= width:
         return text
     from rich.cells import set_cell_size
@@ -42,29 +41,36 @@ def cut(text: str, width: int) -> str:
 
 
 def table(rows: Sequence[tuple[str, ...]], header: tuple[str, ...], most: Sequence[int] | None = None) -> str:
-    """Columns in plain text, numbers to the right.
+    """Return the rows below their header. Columns of numbers are aligned to the right.
 
-    A cell is one line, whatever characters are in it; most: cells that each column may take.
+    Args:
+        most: cells that each column may take; None for columns of any width.
     """
     shown = [tuple(map(printable, row)) for row in (header, *rows)]
     if most is not None:
-        shown = [tuple(cut(cell, width) for cell, width in zip(row, most, strict=True)) for row in shown]
-    widths = [max(cells(row[column]) for row in shown) for column in range(len(header))]
-    right = [all(_is_number(row[column]) for row in shown[1:]) for column in range(len(header))]
+        shown = [tuple(map(cut, row, most)) for row in shown]
+    widths = wanted_widths(shown[1:], shown[0])
+    right = [all(map(_is_number, column)) for column in zip(*shown[1:], strict=True)] or [True] * len(header)
     return "\n".join(_GAP.join(map(_padded, row, widths, right)).rstrip() for row in shown)
 
 
 def fitted(rows: Sequence[tuple[str, ...]], header: tuple[str, ...], width: int | None) -> str:
-    """The table in lines of at most `width` cells; None for lines of any length."""
+    """Return the table in lines of at most `width` cells, or of any length for None."""
     if width is None:
         return table(rows, header)
-    wanted = [max(cells(printable(row[column])) for row in (header, *rows)) for column in range(len(header))]
-    return table(rows, header, shared(wanted, width - gaps(len(header))))
+    return table(rows, header, shared(wanted_widths(rows, header), width - gaps(len(header))))
+
+
+def wanted_widths(rows: Sequence[tuple[str, ...]], header: tuple[str, ...]) -> list[int]:
+    """Return the cells that each column needs to show all of its texts."""
+    columns = zip(header, *rows, strict=True)
+    return [max(cells(printable(text)) for text in column) for column in columns]
 
 
 def shared(wanted: Sequence[int], room: int) -> list[int]:
-    """Widths of columns that want that many cells and have `room` together: none gets more than it wants, and
-    those that want more get equal parts of the rest.
+    """Divide `room` cells among columns that want that many cells each.
+
+    No column gets more than it wants. Columns that want more than their part get equal parts of the rest.
     """
     widths, left = [0] * len(wanted), room
     for done, column in enumerate(sorted(range(len(wanted)), key=lambda column: wanted[column])):
@@ -74,7 +80,7 @@ def shared(wanted: Sequence[int], room: int) -> list[int]:
 
 
 def gaps(columns: int) -> int:
-    """Cells between that many columns."""
+    """Return the number of cells between that many columns."""
     return len(_GAP) * max(0, columns - 1)
 
 

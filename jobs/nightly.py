@@ -9,35 +9,23 @@ from typing import Annotated, Any
 
 import typer
 
-from jobs.command import (
-    Answer,
-    CommandRun,
-    Config,
-    Json,
-    Overrides,
-    PrintConfig,
-    Verbose,
-    run_job,
-    standalone,
-)
-from pipeline.log import duration
+from jobs.command import Answer, CommandRun, job_command, standalone
+from pipeline.log import counted, duration
 from pipeline.settings import Job
 from pipeline.store.manifest import OUTSIDE_RECALL
 
-_VERIFY = (
-    "First read every file of the current release and compare its sha256; without it only sizes are compared."
-)
-Verify = Annotated[bool, typer.Option("--verify", help=_VERIFY)]
+Verify = Annotated[
+    bool,
+    typer.Option(
+        "--verify",
+        help="First read every file of the current release and compare its sha256; without it only sizes are "
+        "compared.",
+    ),
+]
 
 
-def nightly(
-    config: Config = None,
-    overrides: Overrides = None,
-    print_config: PrintConfig = False,
-    verify: Verify = False,
-    as_json: Json = False,
-    verbose: Verbose = False,
-) -> None:
+@job_command
+def nightly(run: CommandRun, verify: Verify = False) -> Answer:
     """Make tonight's release: read, encode, whiten, index, check, publish.
 
     Publishes a new release below release.root when the corpus or the settings changed and every gate is
@@ -45,55 +33,45 @@ def nightly(
     started again, it goes on where it was. Files that the current release lacks are made again. On a root
     that is held the candidate is made and kept, and not published.
     """
-    run_job(lambda run: _nightly(run, verify), config, overrides, print_config, as_json, verbose)
-
-
-def _nightly(run: CommandRun, verify: bool) -> Answer:
     from pipeline.flows.night.nightly import nightly as night
 
     outcome = night(run.job, run.stages, verbose=run.verbose, verify=verify)
-    counts = outcome.facts["counts"]
-    changed = ", ".join(
-        f"{counts[name]:,} {name}"
-        for name in ("new", "changed", "deleted")
-        if counts[name] and counts[name] != outcome.rows
-    )
+    release = f"release {outcome.release} with {counted(outcome.rows, 'row')}"
     first = {
-        "published": f"published release {outcome.release}: {outcome.rows:,} rows"
-        + (f" ({changed})" if changed else "")
-        + _quarantined(counts),
-        "unchanged": f"{outcome.facts.get('why', '')}: release {outcome.release} with {outcome.rows:,} rows "
-        "stays current",
-        "held": (
-            f"not published: release {outcome.release} with {outcome.rows:,} rows is held; the candidate "
-            "passed every gate"
-        ),
+        "published": f"published release {outcome.release}: {counted(outcome.rows, 'row')}"
+        + _changes(outcome.facts["counts"], outcome.rows),
+        "unchanged": f"{outcome.facts.get('why', '')}: {release} stays current",
+        "held": f"not published: {release} is held; the candidate passed every gate",
         "overtaken": f"another run published release {outcome.release} meanwhile: this one changed nothing",
     }[outcome.status]
-    seconds = sum(stage.seconds for stage in run.stages.finished)
-    facts = outcome.facts | {"seconds": run.stages.seconds()}
     lines = [
-        f"{first}, {duration(seconds)}",
-        *_recall(facts["gates"]),
+        f"{first}, {duration(sum(stage.seconds for stage in run.stages.finished))}",
+        *_recall(outcome.facts["gates"]),
         f"  root    {outcome.root}",
         f"  report  {outcome.report}",
+        f"  search  {search_command(run.job)}",
     ]
-    return Answer(facts, "\n".join([*lines, f"  search  {search_command(run.job)}"]))
+    return Answer(outcome.facts | {"seconds": run.stages.seconds()}, "\n".join(lines))
 
 
-def _quarantined(counts: dict[str, int]) -> str:
-    """Quarantined rows with their reasons, most frequent first; nothing if there are none."""
+def _changes(counts: dict[str, int], rows: int) -> str:
+    """Describe changed rows, and quarantined rows with their reasons, most frequent first."""
+    changes = [
+        f"{counts[name]:,} {name}" for name in ("new", "changed", "deleted") if 0 < counts[name] != rows
+    ]
+    shown = f" ({', '.join(changes)})" if changes else ""
     if not counts["quarantined"]:
-        return ""
+        return shown
     prefix = "quarantined_"
-    reasons = {name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix)}
-    ordered = sorted(reasons.items(), key=lambda each: (-each[1], each[0]))
-    listed = ", ".join(f"{count:,} {reason}" for reason, count in ordered)
-    return f", {counts['quarantined']:,} rows quarantined ({listed})"
+    reasons = [
+        (-count, name.removeprefix(prefix)) for name, count in counts.items() if name.startswith(prefix)
+    ]
+    listed = ", ".join(f"{-count:,} {reason}" for count, reason in sorted(reasons))
+    return f"{shown}, {counted(counts['quarantined'], 'row')} quarantined ({listed})"
 
 
 def _recall(gates: dict[str, Any]) -> list[str]:
-    """Recall@10 of the texts that people ask beside that of rows; nothing where only the latter was measured."""
+    """Describe recall@10 on gates.queries beside that of rows; no line if only the latter was measured."""
     if (outside := gates.get(OUTSIDE_RECALL)) is None:
         return []
     rows = gates.get("recall_at_10")

@@ -4,36 +4,17 @@ manta preflight --config jobs/configs/quickstart.yaml
 python -m jobs.preflight --config jobs/configs/quickstart.yaml encode.unit_rows=4096
 """
 
-from jobs.command import (
-    Answer,
-    CommandRun,
-    Config,
-    Json,
-    Overrides,
-    PrintConfig,
-    Verbose,
-    run_job,
-    standalone,
-)
+from jobs.command import Answer, CommandRun, job_command, standalone
 
 
-def preflight(
-    config: Config = None,
-    overrides: Overrides = None,
-    print_config: PrintConfig = False,
-    as_json: Json = False,
-    verbose: Verbose = False,
-) -> None:
+@job_command
+def preflight(run: CommandRun) -> Answer:
     """Check in under a minute that a night can run.
 
     The store (write, create once, delete), the encoder (loads, encodes), the corpus's columns and ids on a
     sample, how much of its texts the tokenizer knows and can take, disk space, versions of packages. Each
     problem comes with its remedy; exit code 2 when there is one.
     """
-    run_job(_preflight, config, overrides, print_config, as_json, verbose)
-
-
-def _preflight(run: CommandRun) -> Answer:
     from pipeline.flows.night.preflight import preflight as checks
 
     made = checks(run.job, run.stages, verbose=run.verbose)

@@ -1,6 +1,4 @@
-"""The queries of a search: texts from the command line, from standard input or from a file, a batch at a
-time.
-"""
+"""The queries of a search, from the command line, from standard input or from a file, in batches."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,18 +13,16 @@ _BATCH = 256  # queries: enough to fill the encoder's buffers, and answered with
 
 
 class Query(NamedTuple):
-    """number: from 1; of a file the line or the row."""
+    """A query with its number."""
 
     number: int
+    """from 1; in a file that of the line or the row"""
     text: str
 
 
 @dataclass
 class QueryTexts:
-    """The source of queries.
-
-    blank: lines or rows without a text that were left out so far.
-    """
+    """The source of queries."""
 
     texts: tuple[str, ...] = ()
     file: str | None = None
@@ -34,30 +30,31 @@ class QueryTexts:
     column: str | None = None
     """of a Parquet file"""
     blank: int = field(default=0, init=False)
+    """lines or rows without a text that were left out so far"""
 
     @classmethod
     def of(cls, texts: Sequence[str], file: str | None, column: str | None) -> "QueryTexts":
-        """Read the queries that the command line names.
+        """Return the queries that the command line names.
 
-        ConfigError unless it is either texts or one source of many.
+        Raises:
+            ConfigError: it names neither texts nor one source, or both.
         """
         if list(texts) == ["-"] and file is None:
             texts, file = (), "-"
         if "-" in texts:
-            found = "- among other queries"
             raise ConfigError(
                 "search: QUERY",
                 "- alone, or texts",
-                found,
+                "- among other queries",
                 "give - alone to read queries from standard input",
             )
         if bool(texts) == (file is not None):
-            found = "both" if texts else "neither"
-            expected, remedy = (
+            raise ConfigError(
+                "search: QUERY",
                 "texts, or --queries FILE",
+                "both" if texts else "neither",
                 "give one of the two; - reads lines from standard input",
             )
-            raise ConfigError("search: QUERY", expected, found, remedy)
         if column is not None and not is_parquet(file or ""):
             found = file or "queries on the command line"
             raise ConfigError("search: --column", "a Parquet file in --queries", found, "leave --column out")
@@ -74,27 +71,24 @@ class QueryTexts:
         return len(self.texts) > 1 and not any(" " in text.strip() for text in self.texts)
 
     def batches(self) -> Iterator[list[Query]]:
-        """All queries in order; a person who types them gets each answered by itself.
+        """Yield all queries in order. Queries that are typed on a terminal come one by one.
 
-        DataError where there are none.
+        Raises:
+            DataError: there is no query.
         """
-        size = 1 if self.file == "-" and sys.stdin.isatty() else _BATCH
-        queries, asked = iter(self._filled()), 0
-        while batch := list(islice(queries, size)):
-            asked += len(batch)
+        queries, found = self._filled(), False
+        while batch := list(islice(queries, 1 if self.file == "-" and sys.stdin.isatty() else _BATCH)):
+            found = True
             yield batch
-        if not asked:
+        if not found:
             raise DataError(self.name, "a query", "none", "give one text on each line")
 
     def _filled(self) -> Iterator[Query]:
         if self.file is None:
             yield from map(Query, count(1), self.texts)
             return
-        texts = (
-            read_lines(sys.stdin.buffer, self.name)
-            if self.file == "-"
-            else read_texts(self.file, self.column)
-        )
+        piped = self.file == "-"
+        texts = read_lines(sys.stdin.buffer, self.name) if piped else read_texts(self.file, self.column)
         for query in map(Query, count(1), texts):
             if query.text.strip():
                 yield query

@@ -5,14 +5,26 @@ python -m jobs.releases rollback releases 3
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jobs.command import Answer, Json, Verbose, application, guarded, tell
+from jobs.boundary import guarded
+from jobs.command import (
+    Answer,
+    Command,
+    CommitsRoot,
+    Json,
+    Root,
+    Verbose,
+    application,
+    tell,
+    with_own_options,
+)
 from jobs.layout import output_width, table
 from pipeline.errors import ConfigError
-from pipeline.log import say, size
+from pipeline.log import counted, say, size
 
 if TYPE_CHECKING:
     from pipeline.store.release import Releases
@@ -21,54 +33,95 @@ releases = application(
     help="List, show, compare, verify, roll back, hold and prune published releases.", no_args_is_help=True
 )
 
-Root = Annotated[
-    str, typer.Argument(metavar="ROOT", help="Where releases are published: release.root of the job.")
-]
 Current = Annotated[str | None, typer.Argument(metavar="[N]", help="Without it the current release.")]
-CommitsRoot = Annotated[
-    str | None,
-    typer.Option("--commits-root", metavar="URI", help="release.commits_root of the job, where it is set."),
-]
 
 
-@releases.command("list")
-def list_releases(
-    root: Root, commits_root: CommitsRoot = None, as_json: Json = False, verbose: Verbose = False
-) -> None:
+@dataclass(frozen=True)
+class ReleasesRun:
+    """A running command on the releases of one root."""
+
+    command: str
+    root: str
+    commits_root: str | None
+    width: int | None
+    """cells in a line of the output; None without a limit"""
+
+    def open(self) -> "Releases":
+        """Open the releases below the root."""
+        from pipeline.store.release import Releases
+        from pipeline.store.store import open_store
+
+        return Releases(open_store(self.root), open_store(self.commits_root) if self.commits_root else None)
+
+    def opened(self, number: str | None) -> "tuple[Releases, int | None]":
+        """Open the releases and return them with the number of one, in whichever order both were given."""
+        run, (chosen,) = self.ordered(number)
+        return run.open(), chosen
+
+    def ordered(self, *given: str | None) -> "tuple[ReleasesRun, list[int | None]]":
+        """Return the run with its root, and the numbers of releases, in whichever order they were given.
+
+        Raises:
+            ConfigError: one of the others is not a number.
+        """
+        words = [self.root, *given]
+        roots = [word for word in given if word and not word.isdecimal()]
+        if self.root.isdecimal() and len(roots) == 1:
+            words.remove(roots[0])
+            words.insert(0, roots[0])
+            say(f"note: the root comes first: manta releases {self.command} {' '.join(filter(None, words))}")
+        root, *numbers = words
+        for number in numbers:
+            if number is not None and not number.isdecimal():
+                where, remedy = f"releases {self.command}: N", "give ROOT, then N"
+                raise ConfigError(where, "the number of a release", repr(number), remedy)
+        return replace(self, root=str(root)), [None if number is None else int(number) for number in numbers]
+
+
+def _verb(work: Callable[..., Answer]) -> Command:
+    """Add the command that prints the answer of `work(run, ...)`, with the options that all of them share."""
+    name = work.__name__.removesuffix("_releases")
+
+    def command(
+        root: Root,
+        commits_root: CommitsRoot = None,
+        as_json: Json = False,
+        verbose: Verbose = False,
+        **own: Any,
+    ) -> None:
+        run = ReleasesRun(name, root, commits_root, output_width())
+        guarded(lambda out: tell(work(run, **own), out, as_json), as_json=as_json, verbose=verbose)
+
+    return releases.command(name)(with_own_options(command, work, behind=1))
+
+
+@_verb
+def list_releases(run: ReleasesRun) -> Answer:
     """Every commit with its release; the current one is marked."""
-    from jobs.releases_list import every
+    from jobs.releases_output import every
 
-    _answer(lambda: every(_open(root, commits_root), root), as_json, verbose)
+    return every(run.open(), run.root)
 
 
-@releases.command()
-def show(
-    root: Root,
-    number: Current = None,
-    commits_root: CommitsRoot = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
-) -> None:
+@_verb
+def show(run: ReleasesRun, number: Current = None) -> Answer:
     """Show one release: rows, space, transform, index, gates, counts, and the path of its report."""
-    from jobs.releases_list import one
+    from jobs.releases_output import one
 
-    _answer(lambda: one(*_chosen("show", root, number, commits_root)), as_json, verbose)
+    return one(*run.opened(number))
 
 
-@releases.command()
+@_verb
 def diff(
-    root: Root,
-    before: Annotated[int, typer.Argument(metavar="A", help="The release that is compared with.")],
-    after: Annotated[int | None, typer.Argument(metavar="[B]", help="Without it the current one.")] = None,
+    run: ReleasesRun,
+    before: Annotated[str, typer.Argument(metavar="A", help="The release that is compared with.")],
+    after: Annotated[str | None, typer.Argument(metavar="[B]", help="Without it the current one.")] = None,
     query: Annotated[
         list[str] | None,
         typer.Option("--query", metavar="TEXT", help="Ask both releases this too; may be repeated."),
     ] = None,
     examples: Annotated[int, typer.Option("--examples", min=0, help="Rows shown of each kind.")] = 3,
-    commits_root: CommitsRoot = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
-) -> None:
+) -> Answer:
     """Compare two releases: rows, settings, gates, recall, drift, and answers to fixed queries.
 
     Rows are compared by id, from the tables that releases keep; a row is changed if its text or a kept column
@@ -76,34 +129,28 @@ def diff(
     """
     from jobs.releases_diff import compare
 
-    queries, width = tuple(query or ()), output_width()
-    numbers = (before, after)
-    _answer(lambda: compare(_open(root, commits_root), numbers, queries, examples, width), as_json, verbose)
+    run, (first, second) = run.ordered(before, after)
+    return compare(run.open(), (first, second), tuple(query or ()), examples, run.width)
 
 
-@releases.command()
+@_verb
 def quarantine(
-    root: Root,
+    run: ReleasesRun,
     number: Current = None,
     reason: Annotated[
         str | None, typer.Option("--reason", metavar="NAME", help="Only rows set aside for this reason.")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=0, help="Rows shown of each reason.")] = 5,
-    commits_root: CommitsRoot = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
-) -> None:
+) -> Answer:
     """Rows that a release leaves out: how many for which reason, and where they are in the corpus."""
-    from jobs.releases_quarantine import set_aside
+    from jobs.releases_output import set_aside
 
-    width = output_width()
-    opened = lambda: _chosen("quarantine", root, number, commits_root)  # noqa: E731  inside the job boundary
-    _answer(lambda: set_aside(*opened(), reason, limit, width), as_json, verbose)
+    return set_aside(*run.opened(number), reason, limit, run.width)
 
 
-@releases.command()
+@_verb
 def verify(
-    root: Root,
+    run: ReleasesRun,
     number: Current = None,
     sizes: Annotated[
         bool,
@@ -111,65 +158,77 @@ def verify(
             "--sizes", help="Compare sizes only, as every night does; without it every byte is read."
         ),
     ] = False,
-    commits_root: CommitsRoot = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
-) -> None:
+) -> Answer:
     """Compare every file of a release with its manifest. Ends with 3 where one is missing or changed."""
-    from jobs.releases_verify import whole
+    from jobs.releases_output import whole
 
-    _answer(lambda: whole(*_chosen("verify", root, number, commits_root), sizes), as_json, verbose)
+    return whole(*run.opened(number), sizes)
 
 
-@releases.command()
+@_verb
 def rollback(
-    root: Root,
+    run: ReleasesRun,
     number: Annotated[str, typer.Argument(metavar="N", help="The release that becomes current again.")],
-    commits_root: CommitsRoot = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
-) -> None:
+) -> Answer:
     """Make an older release current again, by a new commit; nothing is removed.
 
     The next night goes on from the corpus and the settings as they then are, and publishes them again. To
-    stay on the
-    release: manta releases hold ROOT.
+    stay on the release: manta releases hold ROOT.
     """
-    _answer(lambda: _rollback(*_root_first("rollback", root, number), commits_root), as_json, verbose)
+    run, (chosen,) = run.ordered(number)
+    assert chosen is not None, "typer requires the argument"
+    opened = run.open()
+    commit = opened.rollback(chosen)
+    _refresh(opened)
+    text = (
+        f"release {chosen} is current again (commit {commit.commit})\n"
+        "The next night goes on from the corpus and the settings, and publishes what they then say.\n"
+        f"To stay on release {chosen}: manta releases hold {run.root}"
+    )
+    return Answer(commit.model_dump(mode="json"), text)
 
 
-@releases.command()
+@_verb
 def hold(
-    root: Root,
+    run: ReleasesRun,
     number: Annotated[
         str | None, typer.Argument(metavar="[N]", help="A release that becomes current and is held.")
     ] = None,
     reason: Annotated[
         str, typer.Option("--reason", metavar="TEXT", help="Why, for whoever reads the list.")
     ] = "",
-    commits_root: CommitsRoot = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
-) -> None:
+) -> Answer:
     """Keep a release current until `manta releases release`. Without N: the current one.
 
     Nights go on: they make and judge their candidate, keep it below candidates/, and publish nothing. No
     rollback either.
     """
-    _answer(lambda: _hold(*_root_first("hold", root, number), commits_root, reason), as_json, verbose)
+    run, (chosen,) = run.ordered(number)
+    opened = run.open()
+    commit = opened.hold(chosen, reason)
+    _refresh(opened)
+    text = (
+        f"release {commit.release} is held since {commit.committed_at} (commit {commit.commit})\n"
+        f"Nights make their candidates and publish none until: manta releases release {run.root}"
+    )
+    return Answer(commit.model_dump(mode="json"), text)
 
 
-@releases.command()
-def release(
-    root: Root, commits_root: CommitsRoot = None, as_json: Json = False, verbose: Verbose = False
-) -> None:
+@_verb
+def release(run: ReleasesRun) -> Answer:
     """End a hold: the next night publishes again."""
-    _answer(lambda: _release(root, commits_root), as_json, verbose)
+    opened = run.open()
+    commit = opened.unhold()
+    if commit is None:
+        return Answer({"released": False}, f"{run.root}: nothing is held")
+    _refresh(opened)
+    text = f"release {commit.release} is held no more (commit {commit.commit}); the next night publishes"
+    return Answer({"released": True, **commit.model_dump(mode="json")}, text)
 
 
-@releases.command()
+@_verb
 def prune(
-    root: Root,
+    run: ReleasesRun,
     keep: Annotated[
         int, typer.Option("--keep", min=1, metavar="N", help="Releases kept: those that were current last.")
     ],
@@ -187,111 +246,35 @@ def prune(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing.")
     ] = False,
-    commits_root: CommitsRoot = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
-) -> None:
+) -> Answer:
     """Remove older releases and every file that only they need, and refused candidates.
 
     What `manta evaluate` keeps below evaluations/ stays.
     """
-    _answer(lambda: _prune(root, commits_root, keep, grace_hours, ignore_leases, dry_run), as_json, verbose)
-
-
-def _answer(work: Callable[[], Answer], as_json: bool, verbose: bool) -> None:
-    guarded(lambda out: tell(work(), out, as_json), as_json=as_json, verbose=verbose)
-
-
-def _open(root: str, commits_root: str | None) -> "Releases":
-    from pipeline.store.release import Releases
-    from pipeline.store.store import open_store
-
-    return Releases(open_store(root), open_store(commits_root) if commits_root else None)
-
-
-def _refresh(opened: "Releases") -> None:
-    """index.html shows what is current and what is there."""
-    from pipeline.flows.night.overview import refresh
-
-    refresh(opened)
-
-
-def _root_first(command: str, root: str, number: str | None) -> tuple[str, int | None]:
-    """ROOT and N, given in this order or in the other."""
-    if number is None:
-        return root, None
-    if not number.isdecimal() and root.isdecimal():
-        say(f"note: the root comes first: manta releases {command} {number} {root}")
-        root, number = number, root
-    if not number.isdecimal():
-        where = f"releases {command}: N"
-        raise ConfigError(where, "the number of a release", repr(number), "give ROOT, then N")
-    return root, int(number)
-
-
-def _chosen(
-    command: str, root: str, number: str | None, commits_root: str | None
-) -> tuple["Releases", int | None]:
-    """The releases below the root and the number of one, in whichever order both were given."""
-    place, chosen = _root_first(command, root, number)
-    return _open(place, commits_root), chosen
-
-
-def _rollback(root: str, number: int | None, commits_root: str | None) -> Answer:
-    assert number is not None, "an argument that has to be given"
-    opened = _open(root, commits_root)
-    commit = opened.rollback(number)
-    _refresh(opened)
-    then = (
-        "The next night goes on from the corpus and the settings, and publishes what they then say.\n"
-        f"To stay on release {number}: manta releases hold {root}"
-    )
-    text = f"release {number} is current again (commit {commit.commit})\n{then}"
-    return Answer(commit.model_dump(mode="json"), text)
-
-
-def _hold(root: str, number: int | None, commits_root: str | None, reason: str) -> Answer:
-    opened = _open(root, commits_root)
-    commit = opened.hold(number, reason)
-    _refresh(opened)
-    text = (
-        f"release {commit.release} is held since {commit.committed_at} (commit {commit.commit})\n"
-        f"Nights make their candidates and publish none until: manta releases release {root}"
-    )
-    return Answer(commit.model_dump(mode="json"), text)
-
-
-def _release(root: str, commits_root: str | None) -> Answer:
-    opened = _open(root, commits_root)
-    commit = opened.unhold()
-    if commit is None:
-        return Answer({"released": False}, f"{root}: nothing is held")
-    _refresh(opened)
-    text = f"release {commit.release} is held no more (commit {commit.commit}); the next night publishes"
-    return Answer({"released": True, **commit.model_dump(mode="json")}, text)
-
-
-def _prune(
-    root: str, commits_root: str | None, keep: int, grace_hours: float, ignore_leases: bool, dry_run: bool
-) -> Answer:
     from pipeline.store.prune import prune as remove
 
-    opened = _open(root, commits_root)
+    opened = run.open()
     grace_s = 3600 * grace_hours
     pruned = remove(opened, keep, grace_s=grace_s, ignore_leases=ignore_leases, dry_run=dry_run)
     kept, removed = (", ".join(map(str, numbers)) or "none" for numbers in (pruned.kept, pruned.removed))
-    freed = f"{pruned.files:,} files, {size(pruned.bytes)}"
+    freed = f"{counted(pruned.files, 'file')}, {size(pruned.bytes)}"
+    facts = pruned.model_dump(mode="json")
     if not dry_run:
         _refresh(opened)
-        return Answer(
-            pruned.model_dump(mode="json"), f"kept releases: {kept}; removed: {removed}; {freed} freed"
-        )
+        return Answer(facts, f"kept releases: {kept}; removed: {removed}; {freed} freed")
     text = f"nothing was removed (--dry-run)\nwould keep releases: {kept}; would remove: {removed}; {freed}"
     if pruned.files:
         folders = [(f"{folder}/", size(count)) for folder, count in pruned.folders.items()]
         samples = [(path, size(count)) for path, count in pruned.samples.items()]
         text += f"\n\n{table(folders, ('folder', 'size'))}\n\n{table(samples, ('largest files', 'size'))}"
-    return Answer(pruned.model_dump(mode="json"), text)
+    return Answer(facts, text)
+
+
+def _refresh(opened: "Releases") -> None:
+    """Rewrite index.html, which shows the releases and which one is current."""
+    from pipeline.flows.night.overview import refresh
+
+    refresh(opened)
 
 
 if __name__ == "__main__":

@@ -4,31 +4,29 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.command import Answer
 from jobs.layout import fitted, table
-from pipeline.log import Stages
+from pipeline.log import Stages, counted
 
 if TYPE_CHECKING:
-    from pipeline.flows.night.difference import Difference, Example
+    from pipeline.flows.night.difference import Difference
     from pipeline.store.release import Releases
 
-_WORDS = {
-    "new": "new",
-    "changed": "changed",
-    "kept": "kept columns",
-    "deleted": "deleted",
-    "unchanged": "unchanged",
-}
+_KINDS = {"kept": "kept columns"}  # kinds of rows whose name needs a noun
 _CUT = 60  # characters of a text or a setting that are shown
 
 
 def compare(
     opened: "Releases",
-    numbers: tuple[int, int | None],
+    numbers: tuple[int | None, int | None],
     queries: tuple[str, ...],
     examples: int,
     width: int | None,
 ) -> Answer:
-    """The second release, without a number the current one, against the first, in lines of at most `width`
-    cells.
+    """Compare the second release with the first; None stands for the current one.
+
+    Args:
+        queries: asked of both releases, besides the fixed ones.
+        examples: rows shown of each kind.
+        width: cells in a line; None without a limit.
     """
     from pipeline.flows.night.difference import difference
     from pipeline.index.search import open_chosen
@@ -59,32 +57,24 @@ def _facts(found: "Difference") -> dict[str, Any]:
 
 def _sections(found: "Difference", width: int | None) -> list[str]:
     before, after = found.before, found.after
-    head = (
-        f"release {after.release} ({after.rows:,} rows) against release {before.release} ({before.rows:,} "
-        "rows)"
-    )
-    counts = ", ".join(f"{count:,} {_WORDS[name]}" for name, count in found.rows.counts.items())
-    sections = [f"{head}\nrows: {counts}"]
-    if examples := [
-        line for name, rows in found.rows.examples.items() for line in _examples(_WORDS[name], rows)
-    ]:
-        sections.append(fitted(examples, ("row", "id", "before", "after"), width))
-    sections.append(
-        f"space: {_same(before.space_id, after.space_id)}\ntransform: "
-        f"{_same(before.transform_id, after.transform_id)}\n{_drift(found)}"
-    )
+    counts = ", ".join(f"{count:,} {_KINDS.get(kind, kind)}" for kind, count in found.rows.counts.items())
+    examples = [
+        (_KINDS.get(kind, kind), each.id, _short(each.before or ""), _short(each.after or ""))
+        for kind, rows in found.rows.examples.items()
+        for each in rows
+    ]
     settings = [(name, _short(old), _short(new)) for name, (old, new) in found.settings.items()]
-    sections.append(
-        fitted(settings, ("setting", "before", "after"), width) if settings else "settings: the same"
-    )
     gates = [(name, _number(old), _number(new)) for name, (old, new) in found.gates.items()]
-    if gates:
-        sections.append(table(gates, ("gate", "before", "after")))
-    return [*sections, _answers(found, width)]
-
-
-def _examples(kind: str, rows: "tuple[Example, ...]") -> list[tuple[str, ...]]:
-    return [(kind, each.id, _short(each.before or ""), _short(each.after or "")) for each in rows]
+    return [
+        f"release {after.release} ({counted(after.rows, 'row')}) against release {before.release} "
+        f"({counted(before.rows, 'row')})\nrows: {counts}",
+        *([fitted(examples, ("row", "id", "before", "after"), width)] if examples else []),
+        f"space: {_same(before.space_id, after.space_id)}\n"
+        f"transform: {_same(before.transform_id, after.transform_id)}\n{_drift(found)}",
+        fitted(settings, ("setting", "before", "after"), width) if settings else "settings: the same",
+        *([table(gates, ("gate", "before", "after"))] if gates else []),
+        _answers(found, width),
+    ]
 
 
 def _answers(found: "Difference", width: int | None) -> str:
@@ -98,24 +88,22 @@ def _answers(found: "Difference", width: int | None) -> str:
         (
             _short(each.query),
             f"{each.shared} of {max(len(each.before), len(each.after))}",
-            _first(each.before),
-            _first(each.after),
+            next(iter(each.before), ""),
+            next(iter(each.after), ""),
         )
         for each in moved
     ]
     return head + "\n" + fitted(lines, ("query", "in both", "first before", "first after"), width)
 
 
-def _first(ids: tuple[str, ...]) -> str:
-    return ids[0] if ids else ""
-
-
 def _drift(found: "Difference") -> str:
     moved = found.drift
     if moved is None:
         return "drift: not measured: vectors of two spaces, or no moments"
-    figures = f"shift {moved.shift:.4f}, spread {moved.spread:.4f}, outside {moved.outside:.4f}"
-    return f"drift: {moved.distance:.4f} ({figures})"
+    return (
+        f"drift: {moved.distance:.4f} (shift {moved.shift:.4f}, spread {moved.spread:.4f}, outside "
+        f"{moved.outside:.4f})"
+    )
 
 
 def _same(before: str | None, after: str | None) -> str:

@@ -1,31 +1,17 @@
 """Train an encoder on one's own text.
 
-manta train --config jobs/configs/train/simcse-unsupervised.yaml train.data=sentences.parquet python -m
-jobs.train --config jobs/configs/train/simcse-supervised.yaml train.data=triples.parquet train.workers=2
+manta train --config jobs/configs/train/simcse-unsupervised.yaml train.data=sentences.parquet
+python -m jobs.train --config jobs/configs/train/simcse-supervised.yaml train.data=triples.parquet
 """
 
 from collections.abc import Mapping
 
-from jobs.command import (
-    Answer,
-    CommandRun,
-    Config,
-    Json,
-    Overrides,
-    PrintConfig,
-    Verbose,
-    run_job,
-    standalone,
-)
+from jobs.command import Answer, CommandRun, job_command, standalone
+from pipeline.log import counted
 
 
-def train(
-    config: Config = None,
-    overrides: Overrides = None,
-    print_config: PrintConfig = False,
-    as_json: Json = False,
-    verbose: Verbose = False,
-) -> None:
+@job_command
+def train(run: CommandRun) -> Answer:
     """Train an encoder on one's own text.
 
     Reads train.data (Parquet), starts from the encoder of the job, and trains it for train.objective on
@@ -34,10 +20,6 @@ def train(
     is. The same command goes on where an earlier one was stopped, also with another number of workers; one
     that is done says so.
     """
-    run_job(_train, config, overrides, print_config, as_json, verbose)
-
-
-def _train(run: CommandRun) -> Answer:
     from pipeline.flows.train.train import train as run_training
 
     trained = run_training(run.job, run.stages, verbose=run.verbose)
@@ -50,29 +32,28 @@ def _train(run: CommandRun) -> Answer:
         **result.model_dump(mode="json"),
         "seconds": run.stages.seconds(),
     }
-    ended = [f"before the planned steps: {result.ended}"] if result.ended else []
-    said = "was trained before; nothing to do" if trained.status == "unchanged" else "is trained"
+    done = "was trained before; nothing to do" if trained.status == "unchanged" else "is trained"
     lines = [
-        f"{trained.run.name} {said}: {result.steps:,} steps",
-        *ended,
-        *_figures(result.figures),
+        f"{trained.run.name} {done}: {counted(result.steps, 'step')}",
+        *([f"before the planned steps: {result.ended}"] if result.ended else []),
+        *_scores(result.figures),
         f"encoder  {trained.run.encoder}",
         f"report   {trained.run.report}",
     ]
     return Answer(facts, "\n".join(lines))
 
 
-def _figures(figures: Mapping[str, float]) -> list[str]:
-    """The best figure on dev; without dev the loss of the same rows at both ends."""
-    if "dev" in figures:
-        return [f"dev  {figures['dev']:.4f}"]
-    name = next((name for name in ("loss", "retrieval", "uniformity") if f"end_{name}" in figures), None)
-    if name is None:
-        return []
-    ends = (
-        f"{figures[f'start_{name}']:.4g} before the first step, {figures[f'end_{name}']:.4g} after the last"
-    )
-    return [f"{name}  {ends}, of the same {figures['same_rows']:,.0f} rows"]
+def _scores(scores: Mapping[str, float]) -> list[str]:
+    """Describe the best score on dev; without dev, the loss of the same rows before and after."""
+    if "dev" in scores:
+        return [f"dev  {scores['dev']:.4f}"]
+    for name in ("loss", "retrieval", "uniformity"):
+        if f"end_{name}" in scores:
+            return [
+                f"{name}  {scores[f'start_{name}']:.4g} before the first step, {scores[f'end_{name}']:.4g} "
+                f"after the last, of the same {counted(int(scores['same_rows']), 'row')}"
+            ]
+    return []
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The device of the forward pass, with everything about it that can change the bits of a vector.
+"""The device of the forward pass, and its properties that can change the bits of a vector.
 
 torch is imported at first use.
 """
@@ -28,23 +28,25 @@ class Device:
         return self.kind if self.kind == "cpu" else f"cuda:{self.index}"
 
     def torch(self) -> "torch.device":
-        """The device as torch names it; ConfigError where this process sees no such GPU."""
+        """Return the torch device. Raises ConfigError if this process has no such GPU."""
         import torch
 
         if self.kind == "cuda" and (not torch.cuda.is_available() or self.index >= torch.cuda.device_count()):
-            found = f"{torch.cuda.device_count()} of them" if torch.cuda.is_available() else "none"
-            remedy = (
-                "set encode.device=cpu, or give the worker a GPU (cluster.gpus_per_worker=1, a CUDA build "
-                "of torch)"
-            )
             raise ConfigError(
-                "encode.device", f"a CUDA device number {self.index} visible to this process", found, remedy
+                "encode.device",
+                f"a CUDA device number {self.index} visible to this process",
+                f"{torch.cuda.device_count()} of them" if torch.cuda.is_available() else "none",
+                "set encode.device=cpu, or give the worker a GPU (cluster.gpus_per_worker=1, a CUDA build "
+                "of torch)",
             )
         return torch.device(str(self))
 
     def instruction_set(self) -> str:
-        """Processor model with the widest instructions torch uses there, or GPU model with compute
-        capability: both choose kernels, hence bits.
+        """Describe the device as far as it selects kernels, on which the bits of vectors depend.
+
+        Returns:
+            The processor with the widest instructions that torch uses, or the GPU with its compute
+            capability.
         """
         import torch
 
@@ -56,8 +58,14 @@ class Device:
 
 
 def resolve(name: "Name | str | Device", gpus: float = 0.0) -> Device:
-    """`auto` is the GPU where a worker was given one (`gpus` > 0), else the CPU; `cuda:1` names a GPU.
-    Checked when it is used.
+    """Return the device that a setting names. Whether it exists is checked at first use.
+
+    Args:
+        name: auto, cpu, cuda or cuda:1. auto is the GPU if the worker has one, else the CPU.
+        gpus: number of GPUs that the worker was given.
+
+    Raises:
+        ConfigError: another name.
     """
     if isinstance(name, Device):
         return name
@@ -73,15 +81,16 @@ def resolve(name: "Name | str | Device", gpus: float = 0.0) -> Device:
 
 @functools.cache
 def processor() -> str:
-    """Vendor, family and model of the CPU: matrix libraries choose kernels by vendor and block sizes by
-    cache.
+    """Return vendor, family and model of the CPU.
+
+    Matrix libraries select kernels by the vendor, and block sizes by the cache.
     """
     try:
-        lines = (
-            Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
-        )
+        first, *_ = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")
     except OSError:
         return platform.processor() or platform.machine()
-    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    facts = {
+        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())
+    }
     known = [facts[key] for key in ("vendor_id", "cpu family", "model") if key in facts]
     return " ".join(known) or platform.machine()

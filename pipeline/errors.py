@@ -1,7 +1,7 @@
 """The tree of errors.
 
-Each says where, what was expected, what was found and what to do, and carries the exit code of the command
-that meets it.
+Each names where, what was expected, what was found and what to do, and carries the exit code of the command
+that ends with it.
 """
 
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -16,23 +16,21 @@ MODEL_FAILURES = (
     TypeError,
     ValueError,
 )
-"""what a model raises at a text that it cannot take; anything else, such as OSError or MemoryError, is no
-fault of a text"""
+"""errors of a model at a text that it cannot process; others, such as OSError and MemoryError, have causes
+outside the text"""
 
 
 class PipelineError(Exception):
-    """Any error that a person can act on; `exit_code` follows sysexits where that has a word."""
+    """Any error that a person can act on. `exit_code` follows sysexits where that has a code for it."""
 
     exit_code: ClassVar[int] = 70
 
     def facts(self) -> dict[str, Any]:
-        """The fields by name."""
+        """Return the fields by name."""
         return {each.name: getattr(self, each.name) for each in fields(self)} if is_dataclass(self) else {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Rebuilt from its fields on the other side of a process border: exceptions pickle their `args`,
-        which dataclasses leave empty.
-        """
+        """Pickle the fields: exceptions pickle their `args`, which dataclasses leave empty."""
         return _rebuild, (type(self), self.facts(), self.args)
 
 
@@ -42,14 +40,12 @@ def _rebuild(kind: type[PipelineError], values: dict[str, Any], arguments: tuple
 
 @dataclass(eq=False)
 class _Sentence(PipelineError):
-    """where: file, key or column. expected and found: as a person would say them. remedy: the next thing to
-    do.
-    """
-
     where: str
+    """a file, key or column"""
     expected: str
     found: str
     remedy: str
+    """what to do next"""
 
     def __str__(self) -> str:
         return f"{self.where}: expected {self.expected}, found {self.found}; {self.remedy}"
@@ -118,8 +114,10 @@ class RootHeld(PipelineError):
 
     def __str__(self) -> str:
         why = f" ({self.reason})" if self.reason else ""
-        until = f"nothing is published until `manta releases release {self.root}`"
-        return f"release {self.number} is held since {self.since}{why}: {until}"
+        return (
+            f"release {self.number} is held since {self.since}{why}: nothing is published until "
+            f"`manta releases release {self.root}`"
+        )
 
 
 @dataclass(eq=False)

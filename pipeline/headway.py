@@ -1,7 +1,7 @@
-"""Signs that this process gets on though it finishes no rows and takes no CPU time: bytes come or go, here or
-in another process that it waits for.
+"""Reports that this process makes headway although it finishes no rows and takes no CPU time.
 
-Whoever transfers gives them, and knows nothing of whoever judges by them whether a process hangs.
+Transfers report every piece of a file, here or in another process that this one waits for. Listeners decide
+by the reports whether a process hangs.
 """
 
 import contextlib
@@ -11,17 +11,15 @@ _listeners: list[Callable[[], None]] = []
 
 
 def headway() -> None:
-    """Some bytes have come or gone, whichever thread moved them. Cheap enough for every piece of a file."""
+    """Report that some bytes were transferred, from any thread. Cheap enough for every piece of a file."""
     for listener in tuple(_listeners):
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # a listener whose file is gone or closed stops no transfer
+        with contextlib.suppress(OSError, ValueError):  # its file may be deleted or closed
             listener()
 
 
 @contextlib.contextmanager
 def at_headway(listener: Callable[[], None]) -> Iterator[None]:
-    """Call `listener`, in the thread that transfers, at every sign while the block runs."""
+    """Call `listener` at every report during the block, in the thread that transfers."""
     _listeners.append(listener)
     try:
         yield

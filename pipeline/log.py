@@ -13,37 +13,40 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+from pipeline.terminal import TerminalBar, is_terminal
+
+T = TypeVar("T")
 
 _EVERY_S = 10.0  # between two plain progress lines
-_QUIET_S = 30.0  # after which a stage says that it is still at work
+_QUIET_S = 30.0  # after this, a stage without news says that it is still running
 _listeners: list[list[str]] = []
 _enders: list[Callable[[Exception], None]] = []
 
-
 _CONTROLS = "\x00-\x1f\x7f-\x9f"
-# marks that change the direction or the line of what follows
+# Marks that change the direction or the line of the following text.
 _REORDERS = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
 _UNPRINTABLE = re.compile(f"[{_CONTROLS}{_REORDERS}]")
 
 
 def printable(text: str) -> str:
-    """The text for one line of a terminal: control characters, escapes, line breaks and marks of direction
-    become U+FFFD.
+    """Return the text for one line of a terminal.
 
-    Ids, file names, column names and texts come from a corpus, whose author may not move the cursor, forge a
-    line or write to the clipboard.
+    Control characters, escapes, line breaks and marks of direction become U+FFFD: ids, file names, column
+    names and texts come from a corpus, whose author must not move the cursor, forge a line or write to the
+    clipboard.
     """
     return _UNPRINTABLE.sub("\ufffd", text)
 
 
 def escaped(line: str) -> str:
-    """A line of JSON with the same characters as \\u escapes, so that it still means the same."""
+    """Return a line of JSON with the same characters as \\u escapes, so that its meaning is unchanged."""
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found.group()):04x}", line)
 
 
 def say(sentence: str, **fields: Any) -> None:
-    """One event. With MANTA_LOG=json a JSON object per line, else the sentence with its fields behind."""
+    """Report one event: the sentence with its fields, or with MANTA_LOG=json a JSON object on a line."""
     if os.environ.get("MANTA_LOG") == "json":
         line = json.dumps({"time": round(time.time(), 3), "event": sentence, **fields}, default=str)
     else:
@@ -55,63 +58,65 @@ def say(sentence: str, **fields: Any) -> None:
 
 @contextlib.contextmanager
 def listening() -> Iterator[list[str]]:
-    """The sentences that are said in this process while the block runs: a worker's go to its own log file, so
-    it sends them along.
+    """Yield the list to which the sentences of this process are added during the block.
+
+    A worker sends them to the driver, because its own standard error is a log file.
     """
-    heard: list[str] = []
-    _listeners.append(heard)
-    try:
+    with _member(_listeners, []) as heard:
         yield heard
-    finally:
-        _listeners.remove(heard)
 
 
 @contextlib.contextmanager
 def ends_by(end: Callable[[Exception], None]) -> Iterator[None]:
-    """While the block runs, `end` is how this process tells of an error and ends, whatever its threads are
-    at.
-    """
-    _enders.append(end)
-    try:
+    """Register `end` as the process's fatal-error handler during the block. Any thread may trigger it."""
+    with _member(_enders, end):
         yield
+
+
+@contextlib.contextmanager
+def _member(members: list[T], member: T) -> Iterator[T]:
+    members.append(member)
+    try:
+        yield member
     finally:
-        _enders.remove(end)
+        members.remove(member)
 
 
 def give_up(error: Exception) -> None:
-    """End the process with the error, from any thread; where nobody has said how (`ends_by`), it is only
-    said.
-    """
+    """End the process with the error, from any thread. Without a handler (`ends_by`), only report it."""
     for end in _enders or [lambda error: say(str(error))]:
         end(error)
 
 
 @dataclass
 class Stage:
-    """One finished stage. seconds: wall time; done: rows (or what `unit` says); note: a figure worth showing."""
+    """One stage of a run."""
 
     name: str
     unit: str = "rows"
     done: int = 0
+    """number of units"""
     seconds: float = 0.0
+    """wall time"""
     note: str = ""
+    """a metric to show"""
 
 
 @dataclass
 class Stages:
-    """The stages of a run, in order, with their times; shows the progress of each while it runs."""
+    """The finished stages of a run, in order; shows the progress of each while it runs."""
 
     finished: list[Stage] = field(default_factory=list)
     prefix: str = ""
     """before every name"""
 
     def under(self, name: str) -> "Stages":
-        """The same run, whose next stages belong to something larger of that name."""
+        """Return the stages of the same run; names of the next ones begin with `name`."""
         return Stages(self.finished, f"{self.prefix}{name}: ")
 
     @contextlib.contextmanager
     def __call__(self, name: str, total: int | None = None, unit: str = "rows") -> Iterator["Running"]:
-        running = Running(Stage(self.prefix + name, unit), total, _terminal())
+        running = Running(Stage(self.prefix + name, unit), total, is_terminal())
         try:
             yield running
         except BaseException:
@@ -120,71 +125,70 @@ class Stages:
         self.finished.append(running.close())
 
     def seconds(self) -> dict[str, float]:
-        """Wall time by stage, to the millisecond."""
+        """Return the wall time of each stage in seconds, to the millisecond."""
         return {stage.name: round(stage.seconds, 3) for stage in self.finished}
 
 
 class Running:
-    """A stage at work: rows, rate and time left.
-
-    It is never silent for long, whether anything is told to it or not.
-    """
+    """A running stage: its rows, rate and time left. It prints a line at least every 30 seconds."""
 
     def __init__(
         self, stage: Stage, total: int | None, terminal: bool, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.stage, self.total, self._clock = stage, total, clock
         self._start = self._shown = clock()
-        self._pace = _Pace()
-        self._bar = _TerminalBar(stage, total) if terminal else None
+        # Rows and time of the first report: workers start only once, so that the pace begins with it.
+        self._first: tuple[int, float] | None = None
+        self._bar = TerminalBar(stage.name) if terminal else None
         self._over = threading.Event()
-        if not terminal:
-            say(f"{stage.name}: starts" + (f", {total:,} {stage.unit}" if total is not None else ""))
+        if self._bar:
+            self._draw(self._bar)
+        else:
+            say(f"{stage.name}: starts" + (f", {self._count(total)}" if total is not None else ""))
             threading.Thread(target=self._break_silence, daemon=True).start()
 
     def add(self, count: int) -> None:
-        """`count` more are done."""
+        """Report that `count` more are done."""
         self.reach(self.stage.done + count)
 
     def reach(self, done: int, note: str = "") -> None:
-        """`done` are done in all. note: a figure worth showing."""
+        """Report that `done` are done in all.
+
+        Args:
+            note: a metric to show.
+        """
         self.stage.done, self.stage.note = done, note or self.stage.note
-        self._pace.reach(done, self._clock())
+        if self._first is None and done:
+            self._first = done, self._clock()
         if self._bar:
-            self._bar.update(self.stage.done, f"{self._speed()} {note}".strip())
+            self._draw(self._bar, note)
         elif self._clock() - self._shown >= _EVERY_S:
             self._show()
 
     def expect(self, total: int) -> None:
-        """The total, once it is known."""
+        """Set the total, once it is known."""
         self.total = total
         if self._bar:
-            self._bar.expect(total)
+            self._draw(self._bar)
 
     def skip(self, count: int) -> None:
-        """`count` were done by an earlier run: they count as done and not for the rate."""
+        """Report that `count` were done by an earlier run: they do not count for the rate."""
         if count:
-            say(f"{self.stage.name}: {count:,} {self.stage.unit} are there already")
-            self.total = None if self.total is None else self.total - count
-            if self._bar and self.total is not None:
-                self._bar.expect(self.total)
+            say(f"{self.stage.name}: {self._count(count)} from an earlier run")
+            if self.total is not None:
+                self.expect(self.total - count)
 
     def close(self, failed: bool = False) -> Stage:
+        """End the stage and return it with its time."""
         self._over.set()
         self.stage.seconds = self._clock() - self._start
         if self._bar:
             self._bar.close()
-        rate = (
-            f", {_rate(self.stage.done / max(self.stage.seconds, 1e-9))} {self.stage.unit}/s"
-            if self.stage.done
-            else ""
-        )
+        taken, done, unit = duration(self.stage.seconds), self.stage.done, self.stage.unit
+        if done:
+            taken = f"{self._count(done)} in {taken}, {_rate(done / max(self.stage.seconds, 1e-9))} {unit}/s"
         note = f", {self.stage.note}" if self.stage.note else ""
-        done = f" {self.stage.done:,} {self.stage.unit} in" if self.stage.done else ""
-        say(
-            f"{self.stage.name}: {'stopped after' if failed else 'done,'}{done} "
-            f"{duration(self.stage.seconds)}{rate}{note}"
-        )
+        say(f"{self.stage.name}: {'stopped after' if failed else 'done,'} {taken}{note}")
         return self.stage
 
     def _break_silence(self) -> None:
@@ -193,97 +197,50 @@ class Running:
                 self._show()
 
     def _show(self) -> None:
-        self._shown = self._clock()
-        say(f"{self.stage.name}: {self._facts()}")
+        self._shown = now = self._clock()
+        done, since_start = self.stage.done, duration(now - self._start)
+        if done:
+            shown = self._count(done)
+            if self.total:
+                shown = f"{done:,} of {self._count(self.total)} ({done / self.total:.0%})"
+            facts = ", ".join(filter(None, (shown, self._time_left(), self._speed(), self.stage.note)))
+        elif self.total:
+            facts = f"workers are starting, {self._count(self.total)} to do, {since_start} so far"
+        else:
+            facts = f"running for {since_start}"
+        say(f"{self.stage.name}: {facts}")
 
-    def _facts(self) -> str:
-        done, unit, at_it = self.stage.done, self.stage.unit, duration(self._clock() - self._start)
-        if not done:
-            return (
-                f"workers are starting, {self.total:,} {unit} to do, {at_it} so far"
-                if self.total
-                else f"at work for {at_it}"
-            )
-        counted = f"{done:,} {unit}"
-        if self.total:
-            counted = f"{done:,} of {self.total:,} {unit} ({done / self.total:.0%})"
-        return ", ".join(filter(None, (counted, self._time_left(), self._speed(), self.stage.note)))
+    def _draw(self, bar: TerminalBar, note: str = "") -> None:
+        shown = self._count(self.stage.done) if self.stage.done else ""
+        if self.total is not None:
+            shown = f"{self.stage.done:,}/{self._count(self.total)}"
+        bar.show(self.stage.done, self.total, shown, f"{self._speed()} {note}".strip())
+
+    def _count(self, count: int) -> str:
+        return counted(count, self.stage.unit.removesuffix("s"))
+
+    def _pace(self) -> float | None:
+        """Return the units per second since the first report; None before the second one."""
+        if self._first is None or self.stage.done <= self._first[0] or self._clock() <= self._first[1]:
+            return None
+        return (self.stage.done - self._first[0]) / (self._clock() - self._first[1])
 
     def _time_left(self) -> str:
-        """Estimated time left; "" before the pace is known and at the end."""
-        rate, left = self._pace.rate(self.stage.done, self._clock()), (self.total or 0) - self.stage.done
-        return f"about {duration(left / rate)} left" if rate and left > 0 else ""
+        pace, left = self._pace(), (self.total or 0) - self.stage.done
+        return f"about {duration(left / pace)} left" if pace and left > 0 else ""
 
     def _speed(self) -> str:
-        """Pace in the stage's unit per second; "" before it is known."""
-        rate = self._pace.rate(self.stage.done, self._clock())
-        return f"{_rate(rate)} {self.stage.unit}/s" if rate else ""
-
-
-class _Pace:
-    """The pace of a stage since its first rows.
-
-    The start of workers comes once, so it says nothing of the time left.
-    """
-
-    def __init__(self) -> None:
-        self._first: tuple[int, float] | None = None
-
-    def reach(self, done: int, now: float) -> None:
-        if self._first is None and done:
-            self._first = done, now
-
-    def rate(self, done: int, now: float) -> float | None:
-        """Per second; None before anything was done after the first rows."""
-        if self._first is None or done <= self._first[0] or now <= self._first[1]:
-            return None
-        return (done - self._first[0]) / (now - self._first[1])
-
-
-class _TerminalBar:
-    """The line of a stage on a terminal. A stage without a total shows its count once there is one."""
-
-    def __init__(self, stage: Stage, total: int | None) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        columns = (
-            TextColumn("{task.description:>8}"),
-            BarColumn(),
-            TextColumn("{task.fields[counted]}"),
-            TextColumn("{task.fields[facts]}"),
-        )
-        self._progress = Progress(
-            *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True
-        )
-        self._done, self._total, self._unit = 0, total, stage.unit
-        self._task = self._progress.add_task(stage.name, total=total, counted=self._counted(), facts="")
-        self._progress.start()
-
-    def update(self, done: int, facts: str = "") -> None:
-        self._done = done
-        self._progress.update(self._task, completed=done, counted=self._counted(), facts=facts)
-
-    def expect(self, total: int) -> None:
-        self._total = total
-        self._progress.update(self._task, total=total, counted=self._counted())
-
-    def close(self) -> None:
-        self._progress.stop()
-
-    def _counted(self) -> str:
-        if self._total is not None:
-            return f"{self._done:,}/{self._total:,} {self._unit}"
-        return f"{self._done:,} {self._unit}" if self._done else ""
+        pace = self._pace()
+        return f"{_rate(pace)} {self.stage.unit}/s" if pace else ""
 
 
 def _rate(rate: float) -> str:
-    """Training steps come at less than one a second."""
+    # Two digits after the point below one: training steps may take more than a second.
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2f}" if rate < 1 else f"{rate:.1f}"
 
 
 def packages(*names: str) -> dict[str, str]:
-    """Versions of those packages that are installed here."""
+    """Return the versions of those packages that are installed here."""
     found = {}
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -292,7 +249,7 @@ def packages(*names: str) -> dict[str, str]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: 4.2 s, 3 min 20 s, 2 h 5 min."""
+    """Return seconds as text: 4.2 s, 3 min 20 s, 2 h 5 min."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     if seconds < 3600:
@@ -300,14 +257,19 @@ def duration(seconds: float) -> str:
     return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
 
 
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a count with its noun: 1 row, 2,000 rows.
+
+    Args:
+        plural: of a noun that does not take a plain s.
+    """
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
 def size(count: float) -> str:
-    """Bytes as a person says them: 812 B, 4.7 MB, 1.2 GB (powers of ten)."""
+    """Return bytes as text: 812 B, 4.7 MB, 1.2 GB (powers of ten)."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
-
-
-def _terminal() -> bool:
-    return sys.stderr.isatty() and os.environ.get("MANTA_LOG") != "json" and os.environ.get("TERM") != "dumb"

@@ -1,4 +1,4 @@
-"""Values of an iterator made by a thread of their own, a few of them ahead of whoever takes them."""
+"""Prefetching: a thread makes the next values of an iterator while its caller uses the last one."""
 
 import queue
 import threading
@@ -8,37 +8,38 @@ from typing import TypeVar
 from pipeline.errors import TransientError
 
 T = TypeVar("T")
-_POLL_S = 0.1  # how soon the thread notices that nobody takes any more
+_POLL_S = 0.1  # after which the thread notices that the caller has stopped
 
 
 class _End:
-    """The last entry: the values are used up, or `error` was raised."""
+    """The last entry: there are no more values, or `error` was raised."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
 
 
 def ahead(values: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
-    """The same values, at most `depth` of them waiting.
+    """Yield the same values, which a thread makes in advance. The thread ends with this generator.
 
-    An error of `values` is raised here; a taker that stops early ends the thread.
+    Args:
+        values: an error that it raises is raised here.
+        depth: number of values made in advance at most.
 
-    TransientError where the machine starts no further thread.
+    Raises:
+        TransientError: the machine starts no further thread.
     """
     waiting: queue.Queue[T | _End] = queue.Queue(depth)
     stopped = threading.Event()
     thread = threading.Thread(target=_fill, args=(values, waiting, stopped), name="manta-ahead", daemon=True)
     try:
         thread.start()
-    except (
-        RuntimeError
-    ) as error:  # no fault of a text, as other errors of this kind are while texts are encoded
-        remedy = (
-            "end what else runs, use fewer workers (cluster.workers), or raise the limit (ulimit -u, "
-            "pids.max)"
-        )
+    except RuntimeError as error:  # while texts are encoded, a RuntimeError would count as an error of a text
         raise TransientError(
-            "encode", "a thread that tokenizes ahead", str(error), f"{remedy}; then run again"
+            "encode",
+            "a thread that tokenizes ahead",
+            str(error),
+            "end what else runs, use fewer workers (cluster.workers), or raise the limit (ulimit -u, "
+            "pids.max); then run again",
         ) from error
     try:
         while not isinstance(value := waiting.get(), _End):
@@ -56,7 +57,7 @@ def _fill(values: Iterable[T], waiting: "queue.Queue[T | _End]", stopped: thread
             if not _offer(value, waiting, stopped):
                 return
         end = _End()
-    except BaseException as error:  # not swallowed: the taker raises it
+    except BaseException as error:  # the caller raises it
         end = _End(error)
     _offer(end, waiting, stopped)
 

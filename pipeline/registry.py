@@ -1,4 +1,4 @@
-"""Names for methods.
+"""Methods by name.
 
 A registry imports every module of its package, so adding a method adds one file and edits no list.
 """
@@ -15,19 +15,19 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Names to classes (or functions) that the modules of `package` register as they are imported.
+    """Classes or functions by name, which the modules of `package` register when they are imported.
 
-    `noun` is what an entry is called in messages ("transform"). Modules are imported at the first look-up,
-    not when the registry is made.
+    The modules are imported at the first look-up, not when the registry is made.
     """
 
     def __init__(self, noun: str, package: str) -> None:
+        """Make an empty registry; `noun` stands for an entry in messages ("transform")."""
         self.noun, self.package = noun, package
         self._entries: dict[str, T] = {}
         self._complete = False
 
     def register(self, name: str) -> Callable[[T], T]:
-        """A decorator that gives the class below it `name`; two owners of one name are a defect."""
+        """Return a decorator that registers a class under `name`. Two owners of one name are a defect."""
 
         def keep(entry: T) -> T:
             holder = self._entries.get(name, entry)
@@ -44,24 +44,23 @@ class Registry(Generic[T]):
         return keep
 
     def names(self) -> list[str]:
-        """Every name, sorted."""
+        """Return every name, sorted."""
         self._import()
         return sorted(self._entries)
 
     def __getitem__(self, name: str) -> T:
-        """The entry called `name`; ConfigError with the closest names if there is none."""
+        """Return the entry `name`. Raises ConfigError with the closest names if there is none."""
         if name not in self._entries:
             self._import()
         if name not in self._entries:
             near = difflib.get_close_matches(name, self._entries, n=3, cutoff=0.5)
-            hint = (
-                f"did you mean {' or '.join(map(repr, near))}?"
-                if near
-                else f"known: {', '.join(self.names()) or 'none'}"
+            hint = f"did you mean {' or '.join(map(repr, near))}?"
+            raise ConfigError(
+                f"{self.noun} {name!r}",
+                f"the name of {'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun}",
+                "no such name",
+                hint if near else f"known: {', '.join(self.names()) or 'none'}",
             )
-            article = "an" if self.noun[0] in "aeiou" else "a"
-            expected = f"the name of {article} {self.noun}"
-            raise ConfigError(f"{self.noun} {name!r}", expected, "no such name", hint)
         return self._entries[name]
 
     def _import(self) -> None:
@@ -73,5 +72,5 @@ class Registry(Generic[T]):
 
 
 def _origin(entry: object) -> str:
-    """Return the place where an entry is defined; a module that is loaded again defines the same one."""
+    """Return the qualified name of an entry. It stays the same if the module is loaded again."""
     return f"{getattr(entry, '__module__', '?')}.{getattr(entry, '__qualname__', entry)}"

@@ -76,24 +76,24 @@ def test_on_and_off_are_words(tmp_path: Path, word: str, mode: str):
         (
             "whiten.k=devv",
             (
-                r"whiten\.k: expected .*valid integer.*, or input should be 'dev' or 'likelihood', found "
+                r"whiten\.k: expected a valid integer, or one of 'dev' or 'likelihood', found "
                 r"'devv'; did you mean 'dev'\?$"
             ),
         ),
         (
             "index.kind=hnws",
             (
-                r"index\.kind: expected 'auto', .* or a faiss factory string such as IVF1024,PQ48x8, found "
+                r"index\.kind: expected one of 'auto', .* or a faiss factory string such as IVF1024,PQ48x8, found "
                 r"'hnws'; did you mean 'hnsw'\?$"
             ),
         ),
         ("encode.threads=100000", r"encode\.threads: .* less than or equal to 1024"),
         ("index.seed=3000000000", r"index\.seed: .* less than 2147483648"),
-        ("encoder.template=x", r"\[X\] once, 'x' has it 0 times, found 'x'; mend the value"),
+        ("encoder.template=x", r"\[X\] once, 'x' has it 0 times, found 'x'; correct the value"),
         (
             "whiten.shrinkage=2",
             (
-                r"whiten\.shrinkage: expected input should be less than or equal to 1, or input should be "
+                r"whiten\.shrinkage: expected a value less than or equal to 1, or "
                 r"'auto', found 2;"
             ),
         ),

@@ -14,8 +14,10 @@ ROOT = Path(__file__).parent.parent
 ORDER = (
     "errors",
     "registry",
+    "yaml_tree",
     "config",
     "settings",
+    "terminal",
     "log",
     "device",
     "prefetch",

@@ -91,13 +91,13 @@ def test_a_stage_without_a_count_shows_none_on_a_terminal(
     assert " 40 rows" in on_a_terminal(None, monkeypatch, capfd, 40)
 
 
-def test_a_stage_that_is_told_nothing_says_that_it_is_at_work(
+def test_a_stage_without_news_says_that_it_is_running(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr("pipeline.log._QUIET_S", 0.05)
     bar = Running(Stage("index"), None, terminal=False)
     said = ""
-    while said.count("index: at work for") < 3:
+    while said.count("index: running for") < 3:
         time.sleep(0.01)
         said += capfd.readouterr().err
     bar.close()

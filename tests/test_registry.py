@@ -1,4 +1,4 @@
-"""A registry finds what the modules of its package register, and answers a wrong name with the nearest ones."""
+"""Methods by name: two owners of one name are a defect, and an unknown name is answered with near ones."""
 
 import sys
 from pathlib import Path

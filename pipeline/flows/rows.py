@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError, SpaceMismatch
+from pipeline.store.address import ordinal_of, row_of, to_addresses
 from pipeline.store.base import Store
 from pipeline.store.dead import Dead
 from pipeline.store.manifest import ReleaseManifest
@@ -25,13 +26,10 @@ class Placed(Stored):
 
 
 def placed_rows(placed: Placed) -> np.ndarray:
-    """Return addresses (n,) int64 of the unit's vectors, dead or not.
-
-    An address is ordinal << 32 | row of the corpus unit.
-    """
+    """Return addresses (n,) int64 of the unit's vectors, dead or not."""
     dropped = np.asarray(placed.unit.dropped, dtype=np.int64)
     rows = np.delete(np.arange(placed.unit.rows + len(dropped), dtype=np.int64), dropped)
-    return (np.int64(placed.ordinal) << 32) | rows
+    return to_addresses(placed.ordinal, rows)
 
 
 def placed_in(manifest: ReleaseManifest) -> tuple[Placed, ...]:
@@ -141,7 +139,7 @@ class LiveRows:
     def holds(self, units: Sequence[Placed], addresses: np.ndarray) -> np.ndarray:
         """Return a mask (n,) of the addresses (n,) that are live rows of one of the units."""
         ordinals = [placed.ordinal for placed in units]
-        return np.isin(addresses >> 32, ordinals) & ~Dead.load(self.store, self.dead).holds(addresses)
+        return np.isin(ordinal_of(addresses), ordinals) & ~Dead.load(self.store, self.dead).holds(addresses)
 
     def ids(self, units: Sequence[Placed]) -> Iterator[pa.Table]:
         """Yield address, id and kept columns of every live row, a unit at a time, in address order."""
@@ -162,7 +160,7 @@ class LiveRows:
 
 def _alive(placed: Placed, dead: Dead) -> np.ndarray:
     """Return a mask (n,) of the unit's vectors that are live."""
-    return ~np.isin(placed_rows(placed) & 0xFFFFFFFF, dead.rows_of(placed.ordinal))
+    return ~np.isin(row_of(placed_rows(placed)), dead.rows_of(placed.ordinal))
 
 
 def vectors_at(source: pq.ParquetFile, rows: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ from pipeline.index.plan import IndexPlan
 from pipeline.index.structure import chain_of, has_lists_on_disk, is_fixed, ivf_of, make_ann, unwrap
 from pipeline.index.truth import Batches, ExactTopK, Neighbours
 from pipeline.post import Affine
+from pipeline.store.address import describe
 
 # faiss does 50; beyond 20 the error falls by less than 1 %, and training would take most of the build.
 _OPQ_ROUNDS = 20
@@ -238,7 +239,6 @@ def _checked(addresses: np.ndarray, vectors: np.ndarray, where: str, dim: int | 
         raise DataError(where, expected, f"{vectors.shape}", remedy)
     lengths = np.einsum("nd,nd->n", vectors, vectors)
     if len(bad := np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))):
-        unit, row = divmod(int(addresses[bad[0]]), 1 << 32)
-        found = f"{len(bad)} others, the first of unit {unit}, row {row}"
+        found = f"{len(bad)} others, the first of {describe(int(addresses[bad[0]]))}"
         raise DataError(where, "finite vectors, none of them zero", found, "encode that unit again")
     return vectors

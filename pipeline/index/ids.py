@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.errors import DataError
+from pipeline.store.address import describe
 from pipeline.store.arrays import arrow_of, numpy_of
 
 
@@ -106,9 +107,8 @@ class Ids:
         known = self._addresses[number]
         rows = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
         if len(missing := wanted[known[rows] != wanted]):
-            unit, row = divmod(int(missing[0]), 1 << 32)
             remedy = "index and ids are not of one release: restore them, or roll back"
-            raise DataError("ids", f"the id of unit {unit}, row {row}", "none", remedy)
+            raise DataError("ids", f"the id of {describe(int(missing[0]))}", "none", remedy)
         return self._batches[number].take(arrow_of(rows))
 
 

@@ -25,6 +25,7 @@ from pipeline.index.structure import (
     nlist_of,
     unwrap,
 )
+from pipeline.store.address import describe, ordinal_of, row_of
 from pipeline.store.base import sha256_of
 
 _SCORE_ROUNDING = 1e-4  # between a search for few rows and one for many
@@ -118,9 +119,9 @@ def count_duplicates(blocks: Iterable[np.ndarray]) -> Duplicates:
     for block in blocks:
         addresses, times = np.unique(block, return_counts=True)
         repeated = [np.repeat(addresses, times - 1)]
-        units, starts = np.unique(addresses >> 32, return_index=True)
+        units, starts = np.unique(ordinal_of(addresses), return_index=True)
         for unit, own in zip(units.tolist(), np.split(addresses, starts[1:]), strict=True):
-            positions, masks = (own & 0xFFFFFFFF) >> 3, np.left_shift(1, own & 7).astype(np.uint8)
+            positions, masks = row_of(own) >> 3, np.left_shift(1, own & 7).astype(np.uint8)
             bits = seen.get(unit, np.zeros(0, dtype=np.uint8))
             if (missing := int(positions[-1]) + 1 - len(bits)) > 0:
                 bits = np.pad(bits, (0, max(missing, len(bits) // 2)))
@@ -194,8 +195,7 @@ def _checked(index: Any, parts: Sequence[Part]) -> Any:
         raise DataError("merged index", f"{expected:,} rows", f"{index.ntotal:,}", remedy)
     duplicates = count_duplicates(addresses_of(index))
     if duplicates.first is not None:
-        unit, row = divmod(duplicates.first, 1 << 32)
-        found = f"{duplicates.count:,} twice, the first of unit {unit}, row {row}"
+        found = f"{duplicates.count:,} twice, the first of {describe(duplicates.first)}"
         raise DataError("merged index", "every address once", found, "two parts hold the same unit")
     for part in parts:
         _check_found(index, part)

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
+from pipeline.store.address import ordinal_of, row_of
 from pipeline.store.arrays import arrow_of, strings_of
 from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseUnit
@@ -39,7 +40,7 @@ class Texts:
         """
         if not len(addresses):
             return strings_of([])
-        ordinals, rows = addresses >> 32, addresses & 0xFFFFFFFF
+        ordinals, rows = ordinal_of(addresses), row_of(addresses)
         groups = [np.flatnonzero(ordinals == ordinal) for ordinal in np.unique(ordinals)]
         with ThreadPoolExecutor(min(_THREADS, len(groups))) as pool:
             texts = list(pool.map(lambda group: self._of_unit(int(ordinals[group[0]]), rows[group]), groups))

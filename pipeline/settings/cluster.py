@@ -22,7 +22,7 @@ class WorkerSettings(Settings):
     @model_validator(mode="after")
     def _range_is_one(self) -> "WorkerSettings":
         if self.min is not None and self.max is not None and self.min > self.max:
-            raise ValueError(f"min to be at most max, not {self.min} and {self.max}")
+            raise ValueError("min to be at most max")
         return self
 
 
@@ -55,11 +55,9 @@ class ClusterSettings(Settings):
     @field_validator("workers", mode="before")
     @classmethod
     def _number_is_both(cls, value: Any) -> Any:
-        if value is None:
-            return WorkerSettings()
-        return (
-            {"min": value, "max": value} if isinstance(value, int) and not isinstance(value, bool) else value
-        )
+        if type(value) is int:
+            return {"min": value, "max": value}
+        return WorkerSettings() if value is None else value
 
     @field_validator("gpus_per_worker")
     @classmethod

@@ -12,9 +12,8 @@ from pipeline.settings.index_kinds import INDEX_KINDS
 def _kind_or_factory(kind: str) -> str:
     """Return `kind`. faiss is not loaded here: every name with a capital may be a factory string."""
     if kind not in INDEX_KINDS and not kind[:1].isupper():
-        raise ValueError(
-            f"{', '.join(map(repr, INDEX_KINDS))} or a faiss factory string such as IVF1024,PQ48x8"
-        )
+        known = ", ".join(map(repr, INDEX_KINDS))
+        raise ValueError(f"one of {known} or a faiss factory string such as IVF1024,PQ48x8")
     return kind
 
 

@@ -4,6 +4,7 @@ Readers take the one with the highest number.
 """
 
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 from pipeline.errors import TransientError
@@ -28,18 +29,17 @@ class Augmented(Manifest):
 
     def paths(self, store: Store) -> set[str]:
         """Return the paths of the files that this manifest and a later run need, except its own."""
+        needed = {self.corpus.path}
+        needed |= {path for unit in self.units for path in (unit.path, f"{unit.name}.json")}
         try:
             corpus = Corpus.read(store, self.corpus)
         except FileNotFoundError:
-            return {self.corpus.path, *self._unit_files()}
-        units = frozenset(unit.sha256[:24] for unit in corpus.units)
-        folders = {folder for model_folders in self.makings.values() for folder in model_folders}
-        made = (entry.path for folder in folders for entry in store.list(folder))
-        reusable = {path for path in made if path.rpartition("/")[2][:24] in units}
-        return {self.corpus.path, *corpus.paths(), *self._unit_files(), *reusable}
-
-    def _unit_files(self) -> set[str]:
-        return {path for unit in self.units for path in (unit.path, f"{unit.name}.json")}
+            return needed
+        units = {unit.sha256[:24] for unit in corpus.units}
+        for folder in set().union(*self.makings.values()):
+            paths = (PurePosixPath(entry.path) for entry in store.list(folder))
+            needed |= {str(path) for path in paths if path.name[:24] in units}
+        return needed | corpus.paths()
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,7 @@ class Series:
 
     def numbers(self) -> list[int]:
         """Return the numbers of the stored manifests, ascending."""
-        names = (entry.path.rpartition("/")[2] for entry in self.store.list(self.folder, ".json"))
-        stems = (name.removesuffix(".json") for name in names)
+        stems = (PurePosixPath(entry.path).stem for entry in self.store.list(self.folder, ".json"))
         return sorted(int(stem) for stem in stems if stem.isdigit())
 
     def newest(self) -> tuple[int, Augmented | None]:
@@ -80,6 +79,10 @@ class Series:
     def get(self, number: int) -> Augmented:
         """Return manifest `number`. Raises DataError if it is damaged."""
         return Augmented.from_json(self.store.read(self.path(number)), self.store.uri_of(self.path(number)))
+
+    def files(self, number: int) -> set[str]:
+        """Return the paths of manifest `number`, its report, and the files that it needs."""
+        return {self.path(number), self.page(number), *self.get(number).paths(self.store)}
 
     def add(self, manifest: Augmented, after: int) -> int:
         """Store the manifest under the number after `after`.
@@ -96,14 +99,16 @@ class Series:
         number = after + 1
         path, content = self.path(number), manifest.to_json()
         if not self.store.create(path, content) and self.store.read(path) != content:
-            expected = f"no manifest after number {after}, as when this run began"
-            remedy = "run again: the units that both runs have made are reused"
-            raise TransientError(self.store.uri_of(path), expected, "the manifest of another run", remedy)
+            raise TransientError(
+                self.store.uri_of(path),
+                f"no manifest after number {after}, as when this run began",
+                "the manifest of another run",
+                "run again: the units that both runs have made are reused",
+            )
         return number
 
 
 def every(store: Store) -> list[Series]:
     """List the augmented corpora of a root, by name."""
-    entries = store.list(TOP, ".json")
-    names = {entry.path.split("/")[1] for entry in entries if entry.path.count("/") == 2}
-    return [Series(store, name) for name in sorted(names)]
+    paths = (PurePosixPath(entry.path).parts for entry in store.list(TOP, ".json"))
+    return [Series(store, name) for name in sorted({parts[1] for parts in paths if len(parts) == 3})]

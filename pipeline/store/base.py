@@ -11,14 +11,18 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
 
 from pipeline.errors import ConfigError, DataError, TransientError
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 # Prefix of the names of temporary files; listings leave them out.
 PARTIAL = ".tmp-"
@@ -49,6 +53,9 @@ class Store(abc.ABC):
     Paths are relative to the root and '/'-separated; a path that would leave the root raises DataError.
     A store is pickled by its URI.
     """
+
+    shared: ClassVar[bool] = True
+    """whether every machine of a cluster sees the same files"""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -99,12 +106,17 @@ class Store(abc.ABC):
         shutil.copyfile(self.local(path), target)
 
     @abc.abstractmethod
+    def entry(self, path: str) -> Entry | None:
+        """Return the file's entry as `list` would, without listing. None if the file does not exist."""
+
     def size(self, path: str) -> int | None:
         """Return the size of the file in bytes, or None if it does not exist."""
+        entry = self.entry(path)
+        return entry.size if entry else None
 
     def exists(self, path: str) -> bool:
         """Return whether the file exists."""
-        return self.size(path) is not None
+        return self.entry(path) is not None
 
     @abc.abstractmethod
     def list(self, prefix: str = "", suffix: str = "") -> list[Entry]:
@@ -171,10 +183,12 @@ def verified(file: Path, sha256: str | None, name: str) -> Path:
 
 def changed(name: str, expected: str, found: str) -> DataError:
     """Return the error for a file whose sha256 is not the expected one."""
-    remedy = (
-        "the file was changed or damaged after it was written: restore it, or roll back to an older release"
+    return DataError(
+        name,
+        f"sha256 {expected[:16]}...",
+        f"{found[:16]}...",
+        "the file was changed or damaged after it was written: restore it, or roll back to an older release",
     )
-    return DataError(name, f"sha256 {expected[:16]}...", f"{found[:16]}...", remedy)
 
 
 @contextlib.contextmanager
@@ -190,14 +204,56 @@ def room(where: str) -> Iterator[None]:
     except (OSError, RuntimeError, pa.ArrowException) as error:
         found, number = " ".join(str(error).split()), getattr(error, "errno", None)
         if isinstance(error, _NOT_WRITABLE) or number == errno.EROFS:
-            remedy = "check the path and its permissions"
-            raise ConfigError(where, "a writable folder", found, remedy) from error
+            raise ConfigError(
+                where, "a writable folder", found, "check the path and its permissions"
+            ) from error
         if number in _UNREACHABLE:
-            remedy = "check the disk, or the server of the file system, and run again: finished work is kept"
-            raise TransientError(where, "a disk that answers", found, remedy) from error
+            raise TransientError(
+                where,
+                "a disk that answers",
+                found,
+                "check the disk, or the server of the file system, and run again: finished work is kept",
+            ) from error
         if number not in _FULL and os.strerror(errno.ENOSPC).lower() not in str(error).lower():
             raise
-        remedy = (
-            "free disk space (manta releases prune, or a larger disk) and run again: finished work is kept"
-        )
-        raise TransientError(where, "space for a new file", found, remedy) from error
+        raise TransientError(
+            where,
+            "space for a new file",
+            found,
+            "free disk space (manta releases prune, or a larger disk) and run again: finished work is kept",
+        ) from error
+
+
+def in_threads(call: Callable[[A], B], items: Iterable[A], threads: int = 16) -> list[B]:
+    """Apply `call` to each item in threads, and return the results in order.
+
+    The first error is raised; calls that have not begun by then are cancelled.
+
+    Args:
+        threads: 16 suit small requests: an object store answers each in tens of milliseconds.
+    """
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(call, items))
+
+
+def tree_bytes(path: Path) -> int:
+    """Return the bytes of a file, or of all files below a folder. Symbolic links are not followed.
+
+    Files that another process removes meanwhile do not count.
+    """
+    files = [path]
+    if not path.is_symlink() and path.is_dir():  # in this order: following a link counts as its use
+        files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+    total = 0
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            total += file.lstat().st_size
+    return total
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link, or a folder with all its files, if it exists."""
+    if not path.is_symlink() and path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

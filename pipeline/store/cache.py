@@ -30,7 +30,7 @@ from typing import BinaryIO
 from pipeline.errors import ConfigError
 from pipeline.headway import at_headway, headway
 from pipeline.log import say
-from pipeline.store.base import PARTIAL, room, sha256_of
+from pipeline.store.base import PARTIAL, remove, room, sha256_of, tree_bytes
 from pipeline.store.owned import make_owned, may_hold, problem_with
 from pipeline.store.retry import seconds
 
@@ -57,10 +57,13 @@ def cache_directory() -> Path:
         directory, problem = _owned_at(Path(named))
         if problem:
             user = os.getuid()
-            expected = f"a directory that only user {user} can write to, or a place to make one"
-            make = f"install -d -m 700 -o {user} {directory}"
-            remedy = f"set MANTA_CACHE to a directory of your own, or make one there: {make}"
-            raise ConfigError(f"MANTA_CACHE: {directory}", expected, problem, remedy)
+            raise ConfigError(
+                f"MANTA_CACHE: {directory}",
+                f"a directory that only user {user} can write to, or a place to make one",
+                problem,
+                "set MANTA_CACHE to a directory of your own, or make one there: "
+                f"install -d -m 700 -o {user} {directory}",
+            )
         return directory
     home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "manta")
     directory, problem = _owned_at(home)
@@ -73,7 +76,7 @@ def _owned_at(directory: Path) -> tuple[Path, str | None]:
         make_owned(directory)
         if (problem := problem_with(directory)) is None or not may_hold(directory):
             return directory, problem
-        own = directory / _user_folder()
+        own = directory / f"manta-{os.getuid()}"
         make_owned(own)
     except OSError as error:
         return directory, f"no directory, and none can be made ({error.strerror})"
@@ -83,7 +86,7 @@ def _owned_at(directory: Path) -> tuple[Path, str | None]:
 @functools.lru_cache
 def _temporary_cache(directory: str, problem: str) -> Path:
     """Return this user's cache below the temporary directory; if that is unusable, one of this process."""
-    found, unusable = _owned_at(Path(tempfile.gettempdir(), _user_folder()))
+    found, unusable = _owned_at(Path(tempfile.gettempdir(), f"manta-{os.getuid()}"))
     if unusable:
         found = Path(tempfile.mkdtemp(prefix="manta-"))
         atexit.register(shutil.rmtree, found, ignore_errors=True)
@@ -92,10 +95,6 @@ def _temporary_cache(directory: str, problem: str) -> Path:
         "set MANTA_CACHE to choose another directory"
     )
     return found
-
-
-def _user_folder() -> str:
-    return f"manta-{os.getuid()}"
 
 
 def kept(path: Path, build: Callable[[Path], None], complete: Callable[[Path], bool]) -> Path:
@@ -140,9 +139,9 @@ def shrink(limit: int | None = None) -> int:
     """
     limit = int(seconds("MANTA_CACHE_GIB", _GIB) * (1 << 30)) if limit is None else limit
     now, removed = time.time(), 0
-    entries = sorted((used, path, size) for path in _entries() for used, size in [_use(path)])
-    total = sum(size for _, _, size in entries)
-    for used, path, _ in entries:
+    entries = sorted((_last_use(path), path) for path in _entries())
+    total = sum(tree_bytes(path) for _, path in entries)
+    for used, path in entries:
         partial, idle_s = path.name.startswith(PARTIAL), now - used
         if idle_s > _ABANDONED_S if partial else total > limit and idle_s > _IN_USE_S:
             freed = _evicted(path, now)
@@ -156,25 +155,22 @@ def _entries() -> Iterator[Path]:
             yield from (path for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 
-def _use(path: Path) -> tuple[float, int]:
-    """Return the time of the last use and the size in bytes. Symbolic links are not followed."""
+def _last_use(path: Path) -> float:
+    """Return the time of the last use, in seconds since 1970. Symbolic links are not followed."""
     try:
         status = path.lstat()
-        if not stat.S_ISDIR(status.st_mode):
-            return status.st_atime, status.st_size
-        files = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
-        return status.st_mtime, sum(os.lstat(file).st_size for file in files)
     except FileNotFoundError:  # another process removed it meanwhile
-        return time.time(), 0
+        return time.time()
+    return status.st_mtime if stat.S_ISDIR(status.st_mode) else status.st_atime
 
 
 def _evicted(path: Path, now: float) -> int:
     """Remove an entry and return its bytes; 0 if another process holds its lock or has used it recently."""
     with _alone(path, wait=False) as alone:
-        used, size = _use(path)
-        if not alone or used >= now - _IN_USE_S:
+        if not alone or _last_use(path) >= now - _IN_USE_S:
             return 0
-        _remove(path)
+        size = tree_bytes(path)
+        remove(path)
         return size
 
 
@@ -184,11 +180,11 @@ def _built(path: Path, build: Callable[[Path], None]) -> None:
     try:
         with room(str(cache_directory())):
             build(temporary)
-        _remove(path)
+        remove(path)
         os.replace(temporary, path)
         _touched(path)
     finally:
-        _remove(temporary)
+        remove(temporary)
 
 
 def _touched(path: Path) -> bool:
@@ -206,13 +202,6 @@ def _touched(path: Path) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -271,5 +260,6 @@ def _lock_file(path: Path) -> BinaryIO:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        expected, found = "a lock file of the cache", "a link"
-        raise ConfigError(str(path), expected, found, "remove it, and find out who made it") from None
+        raise ConfigError(
+            str(path), "a lock file of the cache", "a link", "remove it, and find out who made it"
+        ) from None

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, Literal
@@ -10,12 +9,11 @@ from typing import Any, Literal
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from pipeline.errors import DataError
-from pipeline.store.base import Store
+from pipeline.store.base import Store, in_threads
 from pipeline.store.units import Stored
 
 _COMMIT = re.compile(r"commits/([0-9]{8})\.json")
 _LAST = 99_999_999  # the names have eight digits
-_THREADS = 16  # concurrent requests: an object store answers each in tens of milliseconds
 
 
 class Commit(Stored):
@@ -63,21 +61,18 @@ class Commits:
 
     def newest_first(self) -> Iterator[Commit]:
         """Yield the readable commits, highest number first. Each is read on demand."""
-        read = (self.read(number) for number in reversed(self.numbers()))
-        return (commit for commit in read if commit is not None)
+        return filter(None, map(self.read, reversed(self.numbers())))
 
     def history(self) -> list[Commit]:
         """List the commits in order of number, without void and unreadable ones."""
-        with ThreadPoolExecutor(_THREADS) as pool:
-            read = list(pool.map(self.read, self.numbers()))
+        read = in_threads(self.read, self.numbers())
         return [commit for commit in read if commit is not None and commit.kind != "void"]
 
     def unreadable(self) -> list[int]:
         """List the numbers of commits that cannot be read: damaged, or truncated before they took effect."""
         numbers = self.numbers()
-        with ThreadPoolExecutor(_THREADS) as pool:
-            read = list(pool.map(self.read, numbers))
-        return [number for number, commit in zip(numbers, read, strict=True) if commit is None]
+        read = zip(numbers, in_threads(self.read, numbers), strict=True)
+        return [number for number, commit in read if commit is None]
 
     def damaged(self) -> list[int]:
         """List the numbers of commits that took effect and cannot be read."""
@@ -107,12 +102,13 @@ class Commits:
         try:
             return Commit.load_intact(self.store, commit_path(number))
         except DataError as error:
-            remedy = (
+            raise DataError(
+                error.where,
+                "a readable commit",
+                " ".join(error.found.split()),
                 "it may hold the root, or make another release current: restore it from a copy; "
-                "without a copy, delete it and repeat that hold or rollback; until then nothing is changed"
-            )
-            found = " ".join(error.found.split())
-            raise DataError(error.where, "a readable commit", found, remedy) from None
+                "without a copy, delete it and repeat that hold or rollback; until then nothing is changed",
+            ) from None
 
     def create(self, commit: Commit) -> bool:
         """Store the commit. Returns False if its number is taken; of two racing calls one gets True."""
@@ -129,7 +125,7 @@ class Commits:
             raise damage
         last = max(numbers, default=0)
         if last >= _LAST:
-            raise _damage(self.store, "a number that a later commit can exceed", f"commit {last}", last)
+            raise _damage(self.store, "a number that a later commit can exceed", last)
         return last + 1
 
     def damage(self, numbers: Sequence[int] | None = None) -> DataError | None:
@@ -143,17 +139,18 @@ class Commits:
         for before, after in pairwise(self.numbers() if numbers is None else numbers):
             # A listing may miss a commit that is created meanwhile, so a gap is checked once more.
             if after > before + 1 and not self.store.exists(commit_path(before + 1)):
-                expected = f"commit {before + 1} after commit {before}"
-                return _damage(self.store, expected, f"commit {after}", after)
+                return _damage(self.store, f"commit {before + 1} after commit {before}", after)
         return None
 
 
-def _damage(store: Store, expected: str, found: str, number: int) -> DataError:
-    remedy = (
+def _damage(store: Store, expected: str, number: int) -> DataError:
+    return DataError(
+        store.uri_of("commits"),
+        expected,
+        f"commit {number}",
         f"a commit was deleted or forged: restore the missing one, or delete {commit_path(number)} if none "
-        "of your nights made it; until then nothing is published"
+        "of your nights made it; until then nothing is published",
     )
-    return DataError(store.uri_of("commits"), expected, found, remedy)
 
 
 def commit_path(number: int) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.store.address import row_of, to_addresses
 from pipeline.store.base import Store
 from pipeline.store.once import table_by_content
 from pipeline.store.units import FileRef
@@ -21,7 +22,7 @@ class Dead:
     """The addresses of dead rows."""
 
     addresses: np.ndarray
-    """(n,) int64, ascending, unique: ordinal of the unit << 32 | row of the corpus unit"""
+    """(n,) int64, ascending, unique"""
 
     @classmethod
     def none(cls) -> "Dead":
@@ -38,8 +39,8 @@ class Dead:
 
     def rows_of(self, ordinal: int) -> np.ndarray:
         """Return the dead rows of unit `ordinal`, (n,) int64, ascending."""
-        low, high = np.searchsorted(self.addresses, [np.int64(ordinal) << 32, np.int64(ordinal + 1) << 32])
-        return np.asarray(self.addresses[low:high] & 0xFFFFFFFF)
+        low, high = np.searchsorted(self.addresses, to_addresses(np.array([ordinal, ordinal + 1]), 0))
+        return row_of(self.addresses[low:high])
 
     def holds(self, addresses: np.ndarray) -> np.ndarray:
         """Return a mask of `addresses`, in any order: True for dead rows."""

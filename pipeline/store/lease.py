@@ -60,8 +60,8 @@ def running(store: Store, now: float | None = None, top: str = "candidates") -> 
         now: seconds since 1970 by the store's clock; None asks the store.
     """
     oldest = (clock(store) if now is None else now) - _LASTS_S
-    leases = [entry for entry in store.list(top, ".json") if "/lease-" in entry.path]
-    return [entry for entry in leases if entry.modified > oldest]
+    entries = store.list(top, ".json")
+    return [entry for entry in entries if "/lease-" in entry.path and entry.modified > oldest]
 
 
 def holders(store: Store, top: str) -> Iterator[str]:
@@ -71,11 +71,12 @@ def holders(store: Store, top: str) -> Iterator[str]:
             found = json.loads(store.read(entry.path))
         except (FileNotFoundError, ValueError):  # the process has just ended, or was killed while writing
             continue
-        if found["host"] != socket.gethostname() or _lives(found["pid"]):
+        if found["host"] != socket.gethostname() or is_running(found["pid"]):
             yield f"process {found['pid']} on {found['host']}, since {found['started_at']}"
 
 
-def _lives(pid: int) -> bool:
+def is_running(pid: int) -> bool:
+    """Return whether a process of this machine has this id."""
     try:
         os.kill(pid, 0)
     except OSError as error:

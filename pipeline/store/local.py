@@ -14,7 +14,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.store.base import PARTIAL, Entry, Store, checked, room, verified
+from pipeline.store.base import PARTIAL, Entry, Store, checked, remove, room, tree_bytes, verified
+from pipeline.store.lease import is_running
 
 _NO_LINKS = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
@@ -27,15 +28,14 @@ class LocalStore(Store):
     disk, mount that disk.
     """
 
+    shared = False
+
     def read(self, path: str) -> bytes:
         return self._absolute(path).read_bytes()
 
     def write(self, path: str, data: bytes) -> None:
-        file = self._absolute(path)
-        with self._temporary(file) as temporary:
+        with self._temporary(self._absolute(path), replace=True) as temporary:
             _write_durably(temporary, data)
-            os.replace(temporary, file)
-        _sync_directory(file.parent)
 
     def create(self, path: str, data: bytes) -> bool:
         file = self._absolute(path)
@@ -43,18 +43,13 @@ class LocalStore(Store):
             return False
         with self._temporary(file) as temporary:
             _write_durably(temporary, data)
-            created = _link_once(temporary, file, data)
-        _sync_directory(file.parent)
-        return created
+            return _link_once(temporary, file, data)
 
     def put(self, local: Path, path: str) -> None:
-        file = self._absolute(path)
-        with self._temporary(file) as temporary:
+        with self._temporary(self._absolute(path), replace=True) as temporary:
             shutil.move(local, temporary)  # a rename on one disk, a copy across disks
             with temporary.open("rb+") as stream:
                 os.fsync(stream.fileno())
-            os.replace(temporary, file)
-        _sync_directory(file.parent)
 
     def open(self, path: str, sha256: str | None = None) -> pa.NativeFile:
         file = verified(self._absolute(path), sha256, self.uri_of(path))
@@ -66,9 +61,9 @@ class LocalStore(Store):
             raise FileNotFoundError(str(file))
         return verified(file, sha256, str(file))
 
-    def size(self, path: str) -> int | None:
+    def entry(self, path: str) -> Entry | None:
         file = self._absolute(path)
-        return file.stat().st_size if file.is_file() else None
+        return self._entry(file) if file.is_file() else None
 
     def list(self, prefix: str = "", suffix: str = "") -> list[Entry]:
         top = self._absolute(prefix) if prefix else Path(self.uri)
@@ -84,9 +79,7 @@ class LocalStore(Store):
 
     def delete(self, path: str) -> None:
         file = Path(self.uri, checked(path))
-        self._refuse_outside(
-            file.parent
-        )  # only of the parent: a link that leads out of the root is deleted itself
+        self._refuse_outside(file.parent)  # not of the file: a link out of the root is deleted itself
         file.unlink(missing_ok=True)
 
     def free_bytes(self) -> int | None:
@@ -102,7 +95,12 @@ class LocalStore(Store):
             for name in (*folders, *names)
             if name.startswith(PARTIAL)
         ]
-        return sum(_removed(path) for path in partial if path.exists() and path.stat().st_mtime < before)
+        freed = 0
+        for path in partial:
+            if path.exists() and path.stat().st_mtime < before:
+                freed += tree_bytes(path)
+                remove(path)
+        return freed
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -110,10 +108,12 @@ class LocalStore(Store):
         prefix = f"{PARTIAL}{_process_space()}-"
         for directory in Path(self.uri).glob(f"{prefix}*-*"):
             # Directories of killed runs go at once: they may be as large as the corpus.
-            if _is_dead(directory.name.split("-")[-2]):
-                _removed(directory)
-        temporary = tempfile.TemporaryDirectory(prefix=f"{prefix}{os.getpid()}-", dir=self.uri)
-        with temporary as name, room(self.uri):
+            if not is_running(int(directory.name.split("-")[-2])):
+                remove(directory)
+        with (
+            tempfile.TemporaryDirectory(prefix=f"{prefix}{os.getpid()}-", dir=self.uri) as name,
+            room(self.uri),
+        ):
             yield Path(name)
 
     def _absolute(self, path: str) -> Path:
@@ -123,9 +123,12 @@ class LocalStore(Store):
 
     def _refuse_outside(self, file: Path) -> None:
         if not self._is_inside(file):
-            remedy = "mount the other disk there instead; if you did not make the link, do not use this root"
-            found = f"a link to {os.path.realpath(file)}"
-            raise DataError(str(file), "a path below the root", found, remedy)
+            raise DataError(
+                str(file),
+                "a path below the root",
+                f"a link to {os.path.realpath(file)}",
+                "mount the other disk there instead; if you did not make the link, do not use this root",
+            )
 
     def _is_inside(self, file: Path) -> bool:
         root = os.path.realpath(self.uri)
@@ -142,12 +145,16 @@ class LocalStore(Store):
         return Entry(path, status.st_size, str(status.st_mtime_ns), status.st_mtime)
 
     @contextlib.contextmanager
-    def _temporary(self, file: Path) -> Iterator[Path]:
+    def _temporary(self, file: Path, replace: bool = False) -> Iterator[Path]:
+        """Yield a temporary path beside `file`. With `replace` it becomes `file` at the end of the block."""
         _make(file.parent, self.uri)
         temporary = file.parent / f"{PARTIAL}{os.getpid()}-{secrets.token_hex(6)}"
         try:
             with room(self.uri):
                 yield temporary
+                if replace:
+                    os.replace(temporary, file)
+            _sync_directory(file.parent)
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -158,22 +165,9 @@ def _make(folder: Path, root: str) -> None:
         with room(root):
             folder.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as error:
-        found = " ".join(str(error).split())
-        raise ConfigError(root, "a writable folder", found, "check the path") from error
-
-
-def _removed(path: Path) -> int:
-    """Remove a file or directory and return its bytes. Other processes may remove it at the same time."""
-    files = [path] if path.is_file() else [item for item in path.rglob("*") if item.is_file()]
-    size = 0
-    for file in files:
-        with contextlib.suppress(FileNotFoundError):
-            size += file.stat().st_size
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-    return size
+        raise ConfigError(
+            root, "a writable folder", " ".join(str(error).split()), "check the path"
+        ) from error
 
 
 def _process_space() -> str:
@@ -189,18 +183,8 @@ def _process_space() -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
-def _is_dead(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except (ValueError, PermissionError):
-        return False
-    return False
-
-
-def _write_durably(file: Path, data: bytes) -> None:
-    with file.open("wb") as stream:
+def _write_durably(file: Path, data: bytes, mode: str = "wb") -> None:
+    with file.open(mode) as stream:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
@@ -231,14 +215,9 @@ def _link_once(temporary: Path, file: Path, data: bytes) -> bool:
 def _claim_once(file: Path, data: bytes) -> bool:
     """Create the file under its final name, without a hard link; remove it if writing fails."""
     try:
-        handle = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        _write_durably(file, data, "xb")
     except FileExistsError:
         return False
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
     except OSError:
         file.unlink(missing_ok=True)
         raise

@@ -11,7 +11,7 @@ OUTSIDE_RECALL = "recall_at_10_queries"
 
 
 class ReleaseUnit(Stored):
-    """One unit of vectors in a release. The address of a row is ordinal << 32 | row of the corpus unit."""
+    """One unit of vectors in a release."""
 
     ordinal: int
     path: str
@@ -159,3 +159,8 @@ class ReleaseManifest(Stored):
 def manifest_path(number: int) -> str:
     """Return the path of the manifest of release `number`."""
     return f"releases/{number:08d}/manifest.json"
+
+
+def report_path(number: int) -> str:
+    """Return the path of the HTML report of release `number`."""
+    return f"releases/{number:08d}/report.html"

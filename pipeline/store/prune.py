@@ -8,7 +8,7 @@ from pipeline.store.augmented import TOP, Series, every
 from pipeline.store.base import Entry, Store
 from pipeline.store.commits import commit_path
 from pipeline.store.lease import running
-from pipeline.store.manifest import ReleaseManifest, manifest_path
+from pipeline.store.manifest import ReleaseManifest, manifest_path, report_path
 from pipeline.store.probe import clock
 from pipeline.store.release import Releases
 from pipeline.store.units import Stored, total
@@ -52,7 +52,6 @@ def prune(
     keep: int,
     *,
     grace_s: float = 24 * 3600.0,
-    now: float | None = None,
     ignore_leases: bool = False,
     dry_run: bool = False,
 ) -> Pruned:
@@ -65,7 +64,6 @@ def prune(
     Args:
         keep: number of releases to keep, those that were current last, and of manifests per augmented corpus.
         grace_s: age in seconds below which a file that no release names is kept: a running night may need it.
-        now: seconds since 1970 by the store's clock; None asks the store.
         ignore_leases: run although a night holds a lease.
         dry_run: report the files without removing them.
 
@@ -74,22 +72,24 @@ def prune(
         DataError: a damaged commit leaves open which release is current.
     """
     store, series = releases.store, every(releases.store)
-    _refuse_unknown_current(releases)
-    now = clock(store) if now is None else now
+    newest = max(releases.commits.numbers(), default=0)
+    if not store.exists(manifest_path(newest)):
+        releases.commits.decided(newest)  # a damaged rollback leaves open which release is current
+    now = clock(store)
     if not ignore_leases:
         _refuse_if_leased(store, series, now)
     kept, dropped = _divided(releases, keep)
-    needed = set().union(*(_needs(releases, number) for number in kept))
-    needed |= set().union(*(_needs_of_damaged(releases, number) for number in releases.commits.unreadable()))
-    released = set().union(*(_needs(releases, number) for number in dropped))
+    needed = set().union(*(_files(releases, releases.get(number)) for number in kept))
+    needed |= set().union(*(_files_of_damaged(releases, number) for number in releases.commits.unreadable()))
+    released = set().union(*(_files(releases, releases.get(number)) for number in dropped))
     for each in series:
-        needed |= {path for number in each.numbers()[-keep:] for path in _named(each, number)}
-        released |= {path for number in each.numbers()[:-keep] for path in _named(each, number)}
+        numbers = each.numbers()
+        needed |= set().union(*(each.files(number) for number in numbers[-keep:]))
+        released |= set().union(*(each.files(number) for number in numbers[:-keep]))
     before = now - grace_s
     unneeded = [entry for top in _OWNED for entry in store.list(top) if entry.path not in needed]
     removed = [entry for entry in unneeded if entry.path in released or entry.modified < before]
     swept = 0 if dry_run else _remove(store, removed, before)
-    largest = sorted(removed, key=lambda entry: -entry.size)[:_SAMPLES]
     return Pruned(
         kept=tuple(sorted(kept)),
         removed=tuple(sorted(dropped)),
@@ -97,27 +97,23 @@ def prune(
         bytes=sum(entry.size for entry in removed) + swept,
         dry_run=dry_run,
         folders=total({entry.path.partition("/")[0]: entry.size} for entry in removed),
-        samples={entry.path: entry.size for entry in largest},
+        samples={
+            entry.path: entry.size for entry in sorted(removed, key=lambda entry: -entry.size)[:_SAMPLES]
+        },
     )
-
-
-def _refuse_unknown_current(releases: Releases) -> None:
-    """Raise DataError if the newest commit is a damaged rollback: the current release is unknown."""
-    newest = max(releases.commits.numbers(), default=0)
-    if not releases.store.exists(manifest_path(newest)):
-        releases.commits.decided(newest)
 
 
 def _refuse_if_leased(store: Store, series: Sequence[Series], now: float) -> None:
     """Raise TransientError with the lease of a running command."""
     tops = ("candidates", *(each.folder for each in series))
     if leases := [entry for top in tops for entry in running(store, now, top)]:
-        found = store.read(leases[0].path).decode()
-        remedy = (
+        raise TransientError(
+            f"{store.uri}: prune",
+            "no running night",
+            store.read(leases[0].path).decode(),
             "run prune after that night has ended; the lease of a killed run expires after 20 minutes, "
-            "or pass --ignore-leases"
+            "or pass --ignore-leases",
         )
-        raise TransientError(f"{store.uri}: prune", "no running night", found, remedy)
 
 
 def _divided(releases: Releases, keep: int) -> tuple[list[int], list[int]]:
@@ -141,11 +137,7 @@ def _remove(store: Store, files: Sequence[Entry], before: float) -> int:
     return store.sweep(before)
 
 
-def _named(series: Series, number: int) -> set[str]:
-    return {series.path(number), series.page(number), *series.get(number).paths(series.store)}
-
-
-def _needs_of_damaged(releases: Releases, number: int) -> set[str]:
+def _files_of_damaged(releases: Releases, number: int) -> set[str]:
     """Return the files of release `number`, whose commit cannot be read; none without such a release.
 
     Raises:
@@ -159,15 +151,11 @@ def _needs_of_damaged(releases: Releases, number: int) -> set[str]:
     return _files(releases, manifest)
 
 
-def _needs(releases: Releases, number: int) -> set[str]:
-    return _files(releases, releases.get(number))
-
-
 def _files(releases: Releases, manifest: ReleaseManifest) -> set[str]:
-    names = ("manifest.json", "report.html", "summary.json")
-    paths = {f"releases/{manifest.release:08d}/{name}" for name in names}
+    number = manifest.release
+    paths = {manifest_path(number), report_path(number), f"releases/{number:08d}/summary.json"}
     paths |= {file.path for file in files_of(releases.store, manifest)}
     if manifest.transform_id:
-        whitened = f"units/whitened/{manifest.transform_id[:16]}"
-        paths |= {entry.path for entry in releases.store.list(whitened)}
+        whitened = releases.store.list(f"units/whitened/{manifest.transform_id[:16]}")
+        paths |= {entry.path for entry in whitened}
     return paths

@@ -1,24 +1,19 @@
 """Releases: numbered, immutable snapshots, each made current by a commit that is created once."""
 
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from itertools import chain
-from typing import Literal, TypeVar
+from typing import Literal
 
 from pipeline.errors import ConfigError, DataError, PublishConflict, RootHeld, TransientError
 from pipeline.log import say
-from pipeline.store.base import Store
+from pipeline.store.base import Store, in_threads
 from pipeline.store.commits import Commit, Commits, commit_path, now
-from pipeline.store.manifest import ReleaseManifest, manifest_path
+from pipeline.store.manifest import ReleaseManifest, manifest_path, report_path
 from pipeline.store.units import OtherSchema
-from pipeline.store.verify import size_faults
+from pipeline.store.verify import Fault, size_faults
 
-A = TypeVar("A")
-B = TypeVar("B")
-
-_THREADS = 16  # concurrent requests: an object store answers each in tens of milliseconds
 # A publisher creates its commit milliseconds after its manifest; a longer gap means that it was stopped.
 _GRACE_S = 10.0
 
@@ -40,7 +35,7 @@ class Releases:
     def current(self) -> ReleaseManifest | None:
         """Return the current release; None before the first.
 
-        A damaged commit, or a release whose manifest was changed, is skipped with a log line.
+        A damaged commit, or a release whose manifest was changed or deleted, is skipped with a log line.
         """
         numbers = self.commits.numbers()
         if damage := self.commits.damage(numbers):
@@ -55,6 +50,9 @@ class Releases:
                     return ReleaseManifest.from_json(found, self.store.uri_of(str(commit.manifest)))
             except _Changed as changed:
                 say(f"release {commit.release} is skipped: {changed}")
+            else:
+                if commit.manifest is not None:
+                    say(f"release {commit.release} is skipped: {self.store.uri_of(commit.manifest)} is gone")
         return None
 
     def get(self, number: int) -> ReleaseManifest:
@@ -65,8 +63,9 @@ class Releases:
         """Return release `number`, or the current one for None. Raises DataError if there is none."""
         manifest = self.current() if number is None else self.get(number)
         if manifest is None:
-            remedy = "run manta nightly first, or check the root"
-            raise DataError(self.store.uri, "a published release", "none", remedy)
+            raise DataError(
+                self.store.uri, "a published release", "none", "run manta nightly first, or check the root"
+            )
         return manifest
 
     def _committed(self, number: int) -> tuple[Commit, ReleaseManifest]:
@@ -74,15 +73,40 @@ class Releases:
         for commit in chain([self.commits.read(number)], self.commits.newest_first()):
             if commit is not None and commit.release == number and (content := self._content(commit)):
                 return commit, ReleaseManifest.from_json(content, self.store.uri_of(str(commit.manifest)))
-        existing = ", ".join(str(release) for release in self.numbers()) or "none"
-        where, remedy = f"{self.store.uri}: release {number}", f"the existing releases are: {existing}"
-        raise DataError(where, "a committed release", "none with this number", remedy)
+        raise DataError(
+            f"{self.store.uri}: release {number}",
+            "a committed release",
+            "none with this number",
+            f"the existing releases are: {', '.join(map(str, self.numbers())) or 'none'}",
+        )
 
     def numbers(self) -> list[int]:
         """List the numbers of the committed releases that were not pruned, ascending."""
         committed = sorted({commit.release for commit in self.history() if commit.release is not None})
-        existing = _at_once(lambda number: self.store.exists(manifest_path(number)), committed)
+        existing = in_threads(self.store.exists, map(manifest_path, committed))
         return [number for number, exists in zip(committed, existing, strict=True) if exists]
+
+    def gone(self, history: Sequence[Commit]) -> dict[int, list[Fault]]:
+        """Return, by release, its manifest and its report if they were deleted.
+
+        Pruned releases are left out: prune deletes all files of their folders, and never the release of the
+        newest commit.
+
+        Args:
+            history: result of `history()`.
+        """
+        stored = {entry.path for entry in self.store.list("releases")}
+        committed = [commit.release for commit in history if commit.release is not None]
+        found = {
+            number: [
+                Fault(path, f"a {kind}", None)
+                for kind, path in (("manifest", manifest_path(number)), ("report", report_path(number)))
+                if path not in stored
+            ]
+            for number in sorted(set(committed))
+            if number == committed[-1] or any(path.split("/")[1] == f"{number:08d}" for path in stored)
+        }
+        return {number: faults for number, faults in found.items() if faults}
 
     def next_ordinal(self) -> int:
         """Return the first ordinal that no release has used; 0 without releases.
@@ -91,9 +115,15 @@ class Releases:
         row. Releases that were reserved and not committed do not count: a night that is started again gets
         the same addresses.
         """
-        used = sorted({*self.numbers(), *self.commits.damaged()})
-        paths = (manifest_path(number) for number in reversed(used))
-        return next((found.next_ordinal for path in paths if (found := self._readable(path))), 0)
+        for number in sorted({*self.numbers(), *self.commits.damaged()}, reverse=True):
+            try:
+                if found := ReleaseManifest.load(self.store, manifest_path(number)):
+                    return found.next_ordinal
+            except OtherSchema:  # the release uses ordinals that this version cannot read
+                raise
+            except DataError:  # `current` skips a damaged release, so its ordinals are never read
+                pass
+        return 0
 
     def publish(self, candidate: ReleaseManifest, report: Callable[[int], str]) -> ReleaseManifest:
         """Make the candidate the current release.
@@ -114,12 +144,20 @@ class Releases:
         """
         number = self.commits.next_number()
         while True:
-            self._refuse_if_held()
-            self._refuse_if_overtaken(candidate)
-            self._refuse_if_pruned(candidate)
+            self._check_publishable(candidate)
             release = candidate.model_copy(update={"release": number})
-            if self._reserve(release) and self._commit_release(number, release, report):
-                return release
+            if self._reserve(release):
+                self.store.write(report_path(number), report(number).encode())
+                commit = Commit(
+                    commit=number,
+                    kind="publish",
+                    release=number,
+                    manifest=manifest_path(number),
+                    sha256=sha256(release.to_json()).hexdigest(),
+                    committed_at=now(),
+                )
+                if self.commits.create(commit):
+                    return release
             number += 1
 
     def rollback(self, number: int) -> Commit:
@@ -173,13 +211,27 @@ class Releases:
     def _refuse_change(self, number: int) -> None:
         """Raise ConfigError if release `number` cannot become current because the root is held."""
         if held := self.commits.hold():
-            found = f"release {held.release} held since {held.committed_at}"
-            remedy = f"end the hold first: manta releases release {self.store.uri}"
-            raise ConfigError(f"{self.store.uri}: release {number}", "a root that is not held", found, remedy)
+            raise ConfigError(
+                f"{self.store.uri}: release {number}",
+                "a root that is not held",
+                f"release {held.release} held since {held.committed_at}",
+                f"end the hold first: manta releases release {self.store.uri}",
+            )
 
-    def _refuse_if_held(self) -> None:
+    def _check_publishable(self, candidate: ReleaseManifest) -> None:
         if held := self.commits.hold():
             raise RootHeld(int(held.release or 0), held.committed_at, self.store.uri, held.reason)
+        current = self.current()
+        if current is not None and current.release != candidate.parent:
+            raise PublishConflict(number=current.release, winner=current.id)
+        for fault in size_faults(self.store, candidate):
+            if fault.missing:
+                raise TransientError(
+                    self.store.uri_of(fault.path),
+                    "a file that the new release needs",
+                    "no such file: prune ran during this night",
+                    "run again: missing files are made again",
+                )
 
     def _reserve(self, release: ReleaseManifest) -> bool:
         """Reserve the release's number. Returns False if another run has reserved it.
@@ -211,38 +263,6 @@ class Releases:
         self.store.write(path, content)
         return True
 
-    def _commit_release(self, number: int, release: ReleaseManifest, report: Callable[[int], str]) -> bool:
-        self.store.write(f"releases/{number:08d}/report.html", report(number).encode())
-        content = sha256(release.to_json()).hexdigest()
-        commit = Commit(
-            commit=number,
-            kind="publish",
-            release=number,
-            manifest=manifest_path(number),
-            sha256=content,
-            committed_at=now(),
-        )
-        return self.commits.create(commit)
-
-    def _refuse_if_overtaken(self, candidate: ReleaseManifest) -> None:
-        current = self.current()
-        if current is not None and current.release != candidate.parent:
-            raise PublishConflict(number=current.release, winner=current.id)
-
-    def _refuse_if_pruned(self, candidate: ReleaseManifest) -> None:
-        if missing := [fault for fault in size_faults(self.store, candidate) if fault.missing]:
-            expected, found = "a file that the new release needs", "no such file: prune ran during this night"
-            remedy = "run again: missing files are made again"
-            raise TransientError(self.store.uri_of(missing[0].path), expected, found, remedy)
-
-    def _readable(self, path: str) -> ReleaseManifest | None:
-        try:
-            return ReleaseManifest.load(self.store, path)
-        except OtherSchema:  # the release uses ordinals that this version cannot read
-            raise
-        except DataError:  # `current` skips a damaged release, so its ordinals are never read
-            return None
-
     def _content(self, commit: Commit) -> bytes | None:
         """Return the manifest of a commit; None for a void commit, or if the release was pruned."""
         if commit.manifest is None or commit.sha256 is None:
@@ -252,17 +272,14 @@ class Releases:
         except FileNotFoundError:  # pruned
             return None
         if (found := sha256(content).hexdigest()) != commit.sha256:
-            where = self.store.uri_of(commit.manifest)
-            remedy = "it was changed after it was published: restore it, or roll back to another release"
-            raise _Changed(where, f"sha256 {commit.sha256[:16]}...", f"{found[:16]}...", remedy)
+            raise _Changed(
+                self.store.uri_of(commit.manifest),
+                f"sha256 {commit.sha256[:16]}...",
+                f"{found[:16]}...",
+                "it was changed after it was published: restore it, or roll back to another release",
+            )
         return content
 
 
 class _Changed(DataError):
     """A manifest differs from the one that was committed."""
-
-
-def _at_once(call: Callable[[A], B], of: Iterable[A]) -> list[B]:
-    """Apply `call` to each item in threads; results in order."""
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(call, of))

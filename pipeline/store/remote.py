@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import time
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
@@ -38,8 +39,12 @@ class ObjectStore(Store):
         try:
             return fsspec.filesystem(urlsplit(self.uri).scheme)
         except (ImportError, ValueError) as error:
-            remedy = "use file://, s3://, or install the file system's package"
-            raise ConfigError(self.uri, "a URI that fsspec can open", str(error), remedy) from None
+            raise ConfigError(
+                self.uri,
+                "a URI that fsspec can open",
+                str(error),
+                "use file://, s3://, or install the file system's package",
+            ) from None
 
     def read(self, path: str) -> bytes:
         return bytes(retrying(lambda: self._fs.cat_file(self._key(path)), self.uri_of(path)))
@@ -70,8 +75,9 @@ class ObjectStore(Store):
         return created or (attempts > 1 and self.read(path) == data)
 
     def put(self, local: Path, path: str) -> None:
-        key = self._key(path)
-        retrying(lambda: self._fs.put_file(str(local), key, callback=_headway()), self.uri_of(path))
+        retrying(
+            lambda: self._fs.put_file(str(local), self._key(path), callback=_headway()), self.uri_of(path)
+        )
         local.unlink()
 
     def open(self, path: str, sha256: str | None = None) -> pa.NativeFile:
@@ -85,12 +91,12 @@ class ObjectStore(Store):
 
     def local(self, path: str, sha256: str | None = None) -> Path:
         status = self._status(path)
-        size = int(status["size"])
         name = sha256 or hashlib.sha256(f"{self.uri_of(path)} {_stamp(status)}".encode()).hexdigest()
-        cached = cache_directory() / name[:2] / (name + PurePosixPath(path).suffix)
 
         def complete(copy: Path) -> bool:
-            return copy.stat().st_size == size and (sha256 is None or digest_of_file(copy) == sha256)
+            return copy.stat().st_size == status["size"] and (
+                sha256 is None or digest_of_file(copy) == sha256
+            )
 
         def build(copy: Path) -> None:
             self._download(path, status, copy)
@@ -98,21 +104,14 @@ class ObjectStore(Store):
                 self._download(path, status, copy)
             verified(copy, sha256, self.uri_of(path))
 
-        return kept(cached, build, complete)
+        return kept(cache_directory() / name[:2] / (name + PurePosixPath(path).suffix), build, complete)
 
     def fetch(self, path: str, target: Path) -> None:
         self._download(path, self._status(path), target)
 
-    def size(self, path: str) -> int | None:
-        try:
-            return int(self._status(path)["size"])
-        except FileNotFoundError:
-            return None
-
     def entry(self, path: str) -> Entry | None:
-        """Return the file's entry as `list` would, without listing. None if the file does not exist."""
         try:
-            return entries_of([(path, self._status(path))])[0]
+            return _entry(checked(path), self._status(path))
         except FileNotFoundError:
             return None
 
@@ -120,20 +119,27 @@ class ObjectStore(Store):
         top = f"{self._prefix}/{checked(prefix)}" if prefix else self._prefix
         found = retrying(lambda: self._fs.find(top, detail=True), f"{self.uri}/{prefix}")
         below = f"{self._prefix}/"
-        keys = [key for key in found if key.startswith(below) and key.endswith(suffix)]
-        return entries_of([(key.removeprefix(below), found[key]) for key in keys])
+        return entries_of(
+            [
+                (key.removeprefix(below), status)
+                for key, status in found.items()
+                if key.startswith(below) and key.endswith(suffix)
+            ]
+        )
 
     def delete(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             retrying(lambda: self._fs.rm_file(self._key(path)), self.uri_of(path))
 
     def _download(self, path: str, status: dict[str, Any], target: Path) -> None:
-        key = self._key(path)
-        retrying(lambda: self._fs.get_file(key, str(target), callback=_headway()), self.uri_of(path))
+        retrying(
+            lambda: self._fs.get_file(self._key(path), str(target), callback=_headway()), self.uri_of(path)
+        )
 
     def _reader(self, path: str, status: dict[str, Any]) -> pa.NativeFile:
-        stream = retrying(lambda: self._fs.open(self._key(path), "rb"), self.uri_of(path))
-        return pa.PythonFile(stream, mode="r")
+        return pa.PythonFile(
+            retrying(lambda: self._fs.open(self._key(path), "rb"), self.uri_of(path)), mode="r"
+        )
 
     def _status(self, path: str) -> dict[str, Any]:
         """Return the size and the fields that identify the content. FileNotFoundError if missing."""
@@ -155,12 +161,14 @@ def entries_of(found: list[tuple[str, dict[str, Any]]]) -> list[Entry]:
 
     Keys that are not paths of files (a//b, a/../b, a/) were not made by this store and are left out.
     """
-    entries = [
-        Entry(path, int(status["size"]), _stamp(status), _modified(status))
-        for path, status in found
-        if _is_path(path)
-    ]
-    return sorted(entries, key=lambda entry: entry.path)
+    return [_entry(path, status) for path, status in sorted(found, key=itemgetter(0)) if _is_path(path)]
+
+
+def _entry(path: str, status: dict[str, Any]) -> Entry:
+    # A store without modification times gives the current time: the file may be new.
+    when = status.get("LastModified") or status.get("mtime") or status.get("updated") or time.time()
+    modified = when.timestamp() if isinstance(when, datetime) else float(when)
+    return Entry(path, int(status["size"]), _stamp(status), modified)
 
 
 def _is_path(name: str) -> bool:
@@ -171,11 +179,5 @@ def _is_path(name: str) -> bool:
 
 
 def _stamp(status: dict[str, Any]) -> str:
-    values = (status.get(name) for name in ("ETag", "etag", "LastModified", "mtime"))
-    return str(next((value for value in values if value), "")).strip('"')
-
-
-def _modified(status: dict[str, Any]) -> float:
-    """Return the modification time, or the current time if the store has none: the file may be new."""
-    when = status.get("LastModified") or status.get("mtime") or status.get("updated")
-    return when.timestamp() if isinstance(when, datetime) else float(when or time.time())
+    stamp = status.get("ETag") or status.get("etag") or status.get("LastModified") or status.get("mtime")
+    return str(stamp or "").strip('"')

@@ -102,6 +102,10 @@ _REFUSALS = {
     "InvalidBucketName": ("the name of a bucket", "correct the URI"),
     "PermanentRedirect": ("the region of the bucket", "set AWS_DEFAULT_REGION"),
     "AuthorizationHeaderMalformed": ("the region of the bucket", "set AWS_DEFAULT_REGION"),
+    # Classes of botocore, raised before a request.
+    "NoCredentialsError": ("credentials in the environment", _CREDENTIALS),
+    "PartialCredentialsError": ("credentials in the environment", _CREDENTIALS),
+    "CredentialRetrievalError": ("credentials in the environment", _CREDENTIALS),
 }
 
 
@@ -110,9 +114,7 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(error, _FINAL):
         return False
     code, status = answer_of(error)
-    if status in _AGAIN:
-        return True
-    if isinstance(error, (ConnectionError, TimeoutError)):
+    if status in _AGAIN or isinstance(error, (ConnectionError, TimeoutError)):
         return True
     if isinstance(error, OSError) and error.errno in _NUMBERS:
         return True
@@ -130,22 +132,23 @@ def answer_of(error: BaseException) -> tuple[str, int]:
     return "", 0
 
 
-def retrying(call: Callable[[], T], where: str, *, deadline_s: float | None = None) -> T:
+def retrying(call: Callable[[], T], where: str) -> T:
     """Return the result of `call`, repeating it after transient errors until the deadline.
+
+    The deadline is MANTA_STORE_DEADLINE_S seconds after the first attempt (default 120).
 
     The pause before each repetition is drawn uniformly from 0 to a ceiling that doubles each time.
 
     Args:
         call: the storage operation.
         where: URI or path for error messages.
-        deadline_s: seconds from the first attempt; None takes MANTA_STORE_DEADLINE_S (default 120).
 
     Raises:
         TransientError: the operation still fails at the deadline.
         ConfigError: the store refuses the credentials, or the bucket does not exist.
     """
     start, ceiling = time.monotonic(), _FIRST_PAUSE_S
-    limit = seconds("MANTA_STORE_DEADLINE_S", _DEADLINE_S) if deadline_s is None else deadline_s
+    limit = seconds("MANTA_STORE_DEADLINE_S", _DEADLINE_S)
     while True:
         try:
             answer = call()
@@ -158,9 +161,12 @@ def retrying(call: Callable[[], T], where: str, *, deadline_s: float | None = No
                 raise
             pause = random.uniform(0, ceiling)
             if time.monotonic() + pause - start > limit:
-                found = f"{type(error).__name__}: {error}"
-                remedy = "check the store and run again: finished work is kept"
-                raise TransientError(where, f"an answer within {limit:g} s", found, remedy) from error
+                raise TransientError(
+                    where,
+                    f"an answer within {limit:g} s",
+                    f"{type(error).__name__}: {error}",
+                    "check the store and run again: finished work is kept",
+                ) from error
             headway()  # a retry is not a hang: the deadline bounds their number
             time.sleep(pause)
             ceiling = min(2 * ceiling, _LONGEST_PAUSE_S)
@@ -178,18 +184,16 @@ def seconds(variable: str, usual: float) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        remedy = "correct the environment variable, or unset it"
-        raise ConfigError(variable, "a positive number", repr(given), remedy)
+        raise ConfigError(
+            variable, "a positive number", repr(given), "correct the environment variable, or unset it"
+        )
     return value
 
 
 def _refusal(error: Exception, where: str) -> ConfigError | None:
     """Return the error for a refusal that the user can resolve, None for any other error."""
-    code, _ = answer_of(error)
-    if code in _REFUSALS:
-        expected, remedy = _REFUSALS[code]
-        return ConfigError(where, expected, f"{code}: {error}", remedy)
-    if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"):
-        found = f"{type(error).__name__}: {error}"
-        return ConfigError(where, "credentials in the environment", found, _CREDENTIALS)
-    return None
+    code = answer_of(error)[0] or type(error).__name__
+    if code not in _REFUSALS:
+        return None
+    expected, remedy = _REFUSALS[code]
+    return ConfigError(where, expected, f"{code}: {error}", remedy)

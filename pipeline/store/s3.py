@@ -1,81 +1,34 @@
 """A store below a prefix of an S3 bucket.
 
 Files are created by conditional writes; if the response to such a write was lost, the object itself shows who
-wrote it. Large files go in parts, each retried alone. A process has one client for all its threads.
-
-Environment variables: MANTA_STORE_TIMEOUT_S, the limit for one response (default 30 seconds);
-MANTA_STORE_DEADLINE_S, the limit for a call with its retries (default 120 seconds); AWS_ENDPOINT_URL, the
-server.
+wrote it. Large files go in parts, each retried alone: MANTA_STORE_DEADLINE_S is the limit for a call with its
+retries (default 120 seconds).
 """
 
-import asyncio
 import contextlib
 import io
 import os
 import re
-import threading
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 
 from pipeline.errors import ConfigError, PipelineError, TransientError
-from pipeline.headway import headway
-from pipeline.store.base import Entry, checked
+from pipeline.store.base import Entry, checked, in_threads
 from pipeline.store.remote import ObjectStore, entries_of
-from pipeline.store.retry import answer_of, retrying, seconds
+from pipeline.store.retry import answer_of, retrying
+from pipeline.store.s3_client import answered, body, called, client
 
-A = TypeVar("A")
-B = TypeVar("B")
-
-_MAX_CALLS = 32  # concurrent calls of one process; further threads wait
 _MAX_PARTS_AT_ONCE = 8  # parts of one file in transfer: 128 MiB in memory
 _PART = 16 << 20  # bytes of a part; S3 requires at least 5 MiB
 _MAX_PARTS = 10_000  # limit of S3
 _ONE_CALL = 2 * _PART  # bytes; larger objects are transferred in parts
-_CONNECT_S, _ANSWER_S = 5.0, 30.0
-_SLOWEST = 256 << 10  # bytes/s; slower uploads time out
-_CHUNK = 1 << 20  # bytes of a response read at once
-_HEADWAY_S = 1.0  # between two reports of headway while a call runs
 _MARK = "manta-writer"  # key of an object's metadata; the value identifies the call that wrote it
 _BUCKET = re.compile(r"(arn:[^/]*/[^/]+|[^/]+)/?(.*)")
-
-_clients: dict[tuple[object, ...], Any] = {}
-_making = threading.Lock()
-_turns = threading.BoundedSemaphore(_MAX_CALLS)
-
-
-def client() -> Any:
-    """Return the s3fs file system, shared by the threads of this process. Only `retrying` retries."""
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
-    timeout = seconds("MANTA_STORE_TIMEOUT_S", _ANSWER_S)
-    key = (os.getpid(), endpoint, timeout)
-    with _making:
-        if key not in _clients:
-            _clients[key] = _connected(endpoint, timeout)
-        return _clients[key]
-
-
-def _connected(endpoint: str | None, timeout: float) -> Any:
-    try:
-        import s3fs
-    except ImportError as error:
-        raise ConfigError("s3://", "the package s3fs", str(error), "pip install s3fs") from None
-    config = {
-        "retries": {"total_max_attempts": 1, "mode": "standard"},
-        "max_pool_connections": _MAX_CALLS,
-        "connect_timeout": _CONNECT_S,
-        "read_timeout": timeout,
-    }
-    made = s3fs.S3FileSystem(
-        endpoint_url=endpoint, config_kwargs=config, use_listings_cache=False, skip_instance_cache=True
-    )
-    made.retries = 1
-    return made
 
 
 @dataclass(frozen=True)
@@ -126,13 +79,12 @@ class S3Store(ObjectStore):
         local.unlink()
 
     def list(self, prefix: str = "", suffix: str = "") -> list[Entry]:
-        found = [(name, status) for name, status in self._listed(prefix) if name.endswith(suffix)]
-        return entries_of(found)
+        return entries_of([each for each in self._listed(prefix) if each[0].endswith(suffix)])
 
     def names(self, prefix: str) -> tuple[str, ...]:
         """List the names of the files directly in the directory `prefix`, in order."""
-        found = entries_of([*self._listed(prefix, Delimiter="/")])
-        return tuple(entry.path.rpartition("/")[2] for entry in found)
+        entries = entries_of([*self._listed(prefix, Delimiter="/")])
+        return tuple(entry.path.rpartition("/")[2] for entry in entries)
 
     def _listed(self, prefix: str, **options: str) -> Iterator[tuple[str, dict[str, Any]]]:
         top = f"{self._key(prefix)}/" if prefix else self._below
@@ -154,9 +106,9 @@ class S3Store(ObjectStore):
         page = self._call("list_multipart_uploads", self.uri, Prefix=self._below)
         for upload in page.get("Uploads", ()):
             if upload["Initiated"].timestamp() < before:
-                key, upload_id = upload["Key"], upload["UploadId"]
+                named = {name: upload[name] for name in ("Key", "UploadId")}
                 with contextlib.suppress(FileNotFoundError):
-                    self._call("abort_multipart_upload", self.uri, Key=key, UploadId=upload_id)
+                    self._call("abort_multipart_upload", self.uri, **named)
         return 0
 
     def _store(self, path: str, content: _Content, *, once: bool) -> bool:
@@ -165,8 +117,8 @@ class S3Store(ObjectStore):
         condition = {"IfNoneMatch": "*"} if once else {}
         try:
             if content.size <= _ONE_CALL:
-                body = content.piece(0, content.size)
-                self._call_on(path, "put_object", Body=body, Metadata={_MARK: mark}, **condition)
+                whole = content.piece(0, content.size)
+                self._call_on(path, "put_object", Body=whole, Metadata={_MARK: mark}, **condition)
             else:
                 self._in_parts(path, content, mark, condition)
         except OSError as error:
@@ -185,14 +137,15 @@ class S3Store(ObjectStore):
 
         def send(part: tuple[int, tuple[int, int]]) -> dict[str, Any]:
             number, (start, end) = part
-            body = content.piece(start, end)
-            answer = self._call_on(path, "upload_part", UploadId=upload, PartNumber=number, Body=body)
+            piece = content.piece(start, end)
+            answer = self._call_on(path, "upload_part", UploadId=upload, PartNumber=number, Body=piece)
             return {"PartNumber": number, "ETag": answer["ETag"]}
 
         try:
-            parts = {"Parts": _at_once(send, enumerate(content.ranges(), 1))}
-            complete = "complete_multipart_upload"
-            self._call_on(path, complete, UploadId=upload, MultipartUpload=parts, **condition)
+            parts = {"Parts": in_threads(send, enumerate(content.ranges(), 1), _MAX_PARTS_AT_ONCE)}
+            self._call_on(
+                path, "complete_multipart_upload", UploadId=upload, MultipartUpload=parts, **condition
+            )
         except FileNotFoundError as error:
             # The upload is gone: it was completed and the response was lost, or another process aborted it.
             if not self._is_by(path, mark):
@@ -223,7 +176,7 @@ class S3Store(ObjectStore):
             def take(span: tuple[int, int]) -> None:
                 os.pwrite(stream.fileno(), self._span(path, etag, *span), span[0])
 
-            _at_once(take, _ranges(size, _PART))
+            in_threads(take, _ranges(size, _PART), _MAX_PARTS_AT_ONCE)
 
     def _reader(self, path: str, status: dict[str, Any]) -> pa.NativeFile:
         source = _Spans(lambda start, end: self._span(path, status["ETag"], start, end), int(status["size"]))
@@ -236,13 +189,16 @@ class S3Store(ObjectStore):
         """Read the object, or a range of it. Raises TransientError if it was replaced meanwhile."""
         arguments = {"Bucket": self._bucket, "Key": self._key(path), **conditions}
         try:
-            return retrying(lambda: _answered(_body, arguments), self.uri_of(path))
+            return retrying(lambda: answered(body, arguments), self.uri_of(path))
         except OSError as error:
             if answer_of(error)[1] != 412:
                 raise
-            expected, found = "the same content while it is read", "the object was replaced"
-            remedy = "run again when no other process writes it"
-            raise TransientError(self.uri_of(path), expected, found, remedy) from error
+            raise TransientError(
+                self.uri_of(path),
+                "the same content while it is read",
+                "the object was replaced",
+                "run again when no other process writes it",
+            ) from error
 
     def _status(self, path: str) -> dict[str, Any]:
         found = self._call_on(path, "head_object")
@@ -253,7 +209,7 @@ class S3Store(ObjectStore):
 
     def _call(self, verb: str, where: str, **arguments: Any) -> dict[str, Any]:
         call = {"verb": verb, "Bucket": self._bucket, **arguments}
-        return dict(retrying(lambda: _answered(_called, call), where))
+        return dict(retrying(lambda: answered(called, call), where))
 
     def _key(self, path: str) -> str:
         return self._below + checked(path)
@@ -289,60 +245,5 @@ class _Spans(io.RawIOBase):
         return len(content)
 
 
-def _answered(call: Callable[[Any, dict[str, Any]], Coroutine[Any, Any, A]], arguments: dict[str, Any]) -> A:
-    """Make one call, after waiting until fewer than _MAX_CALLS are running, and return its result."""
-    from fsspec.asyn import sync
-
-    files = client()
-    with _turns:
-        answer: A = sync(files.loop, call, files, arguments)
-    return answer
-
-
-async def _called(files: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the response of one call of the S3 API.
-
-    The limit allows for the time that an upload of the body takes. The HTTP client's own timeout is not
-    enough: it does not apply while a PUT that waited for `100 Continue` waits for its response.
-
-    Raises:
-        TimeoutError: the call took longer than the limit.
-    """
-    limit = seconds("MANTA_STORE_TIMEOUT_S", _ANSWER_S) + len(arguments.get("Body", b"")) / _SLOWEST
-    rest = {name: value for name, value in arguments.items() if name != "verb"}
-    call = asyncio.ensure_future(asyncio.wait_for(files._call_s3(arguments["verb"], **rest), limit))
-    while not (await asyncio.wait([call], timeout=_HEADWAY_S))[0]:
-        headway()  # the progress of an upload is unknown, but the limit ends one that is too slow
-    return dict(call.result())
-
-
-async def _body(files: Any, arguments: dict[str, Any]) -> bytes:
-    """Read an object. There is no limit on the whole transfer as long as bytes keep arriving.
-
-    Raises:
-        ConnectionResetError: fewer bytes arrived than the response announced.
-    """
-    answer = await _called(files, {"verb": "get_object", **arguments})
-    chunks = []
-    async with answer["Body"] as stream:
-        while chunk := await stream.read(_CHUNK):
-            chunks.append(chunk)
-            headway()
-    content = b"".join(chunks)
-    if len(content) != answer["ContentLength"]:
-        raise ConnectionResetError(f"received {len(content)} of {answer['ContentLength']} bytes")
-    return content
-
-
 def _ranges(size: int, step: int) -> list[tuple[int, int]]:
     return [(start, min(size, start + step)) for start in range(0, size, step)]
-
-
-def _at_once(call: Callable[[A], B], of: Iterable[A]) -> list[B]:
-    """Apply `call` to each item in threads. After an error, calls that have not begun are cancelled."""
-    with ThreadPoolExecutor(_MAX_PARTS_AT_ONCE) as pool:
-        calls = [pool.submit(call, each) for each in of]
-        try:
-            return [each.result() for each in calls]
-        finally:
-            pool.shutdown(cancel_futures=True)

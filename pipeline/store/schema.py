@@ -54,25 +54,22 @@ def corpus_schema(id_type: pa.DataType, kept: Sequence[pa.Field] = ()) -> pa.Sch
 
 
 def vectors_schema(
-    id_name: str,
-    id_type: pa.DataType,
-    kept: Sequence[pa.Field],
-    dim: int,
-    space_id: str,
-    dtype: str = "float32",
+    id_field: pa.Field, kept: Sequence[pa.Field], dim: int, space_id: str, dtype: str = "float32"
 ) -> pa.Schema:
     """Return the schema of embedding units.
 
     The columns are the user's id column, the content key, the raw vector (of `dim` elements, not nullable),
     and the kept columns.
+
+    Args:
+        id_field: name and type of the id column.
     """
-    element = pa.float16() if dtype == "float16" else pa.float32()
-    vector = pa.list_(pa.field("element", element, nullable=False), dim)
+    element = pa.field("element", pa.float16() if dtype == "float16" else pa.float32(), nullable=False)
     return pa.schema(
         [
-            pa.field(id_name, id_type, nullable=False),
+            pa.field(id_field.name, id_field.type, nullable=False),
             pa.field("text_key", KEY, nullable=False),
-            pa.field("vector", vector, nullable=False),
+            pa.field("vector", pa.list_(element, dim), nullable=False),
             *kept,
         ],
         metadata={SPACE_ID: space_id.encode(), DIM: str(dim).encode()},
@@ -81,9 +78,8 @@ def vectors_schema(
 
 def vector_column(vectors: np.ndarray, field: pa.Field) -> pa.Array:
     """Return (n, dim) vectors as a FixedSizeList array of the field's type."""
-    dtype = field.type.value_type.to_pandas_dtype()
-    flat = pa.array(np.ascontiguousarray(vectors).reshape(-1).astype(dtype, copy=False))
-    return pa.FixedSizeListArray.from_arrays(flat, type=field.type)
+    numbers = np.ascontiguousarray(vectors, dtype=field.type.value_type.to_pandas_dtype()).reshape(-1)
+    return pa.FixedSizeListArray.from_arrays(pa.array(numbers), type=field.type)
 
 
 def vector_matrix(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
@@ -94,9 +90,8 @@ def vector_matrix(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
 
 def writer_options(schema: pa.Schema) -> dict[str, object]:
     """Return the Parquet options for a schema. Vectors are not compressed: it would save no space."""
-    vectors = "vector" in schema.names
     return {
-        "compression": "NONE" if vectors else "zstd",
+        "compression": "NONE" if "vector" in schema.names else "zstd",
         "use_dictionary": False,
         "write_statistics": False,
         "store_schema": True,
@@ -107,6 +102,10 @@ def checked_space(file: pq.ParquetFile, name: str, space_id: str) -> pq.ParquetF
     """Return `file`. Raises SpaceMismatch, naming `name`, if its vectors are of another space."""
     found = (file.schema_arrow.metadata or {}).get(SPACE_ID, b"none").decode()
     if found != space_id:
-        remedy = "vectors of two spaces cannot be compared: encode again"
-        raise SpaceMismatch(name, f"vectors of space {space_id}", f"space {found}", remedy)
+        raise SpaceMismatch(
+            name,
+            f"vectors of space {space_id}",
+            f"space {found}",
+            "vectors of two spaces cannot be compared: encode again",
+        )
     return file

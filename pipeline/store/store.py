@@ -21,8 +21,9 @@ def open_store(uri: str | Path) -> Store:
     text = str(uri)
     refuse_credentials(text)
     if not text or "\0" in text:
-        expected = "a directory or a URI such as s3://bucket/prefix"
-        raise ConfigError("the root of a store", expected, repr(text), "name one")
+        raise ConfigError(
+            "the root of a store", "a directory or a URI such as s3://bucket/prefix", repr(text), "name one"
+        )
     scheme = urlsplit(text).scheme if "://" in text else ""
     if scheme in ("", "file"):
         path = unquote(urlsplit(text).path) if scheme else os.path.expanduser(text)

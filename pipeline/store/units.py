@@ -5,6 +5,7 @@ Equal work gives equal records: they contain no time, host or number of attempts
 
 import builtins
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Self
@@ -45,12 +46,23 @@ class Stored(Settings):
                 raise changed(name, str(seal), found)
             version = value.get("schema_version", SCHEMA_VERSION)
             if type(version) is not int or version != SCHEMA_VERSION:  # true and 1.0 equal 1 in Python
-                raise _of_another_version(name, version)
+                newer = type(version) is int and version > SCHEMA_VERSION
+                raise OtherSchema(
+                    name,
+                    f"schema_version {SCHEMA_VERSION}",
+                    repr(version),
+                    "it was written by a newer version: update this one"
+                    if newer
+                    else "it was changed or damaged: restore it, or roll back to an older release",
+                )
             return cls.model_validate(value)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            found = f"{type(error).__name__}: {str(error)[:200]}"
-            remedy = "the file is damaged or of another version: delete it and run again"
-            raise DataError(name, f"a {cls.__name__} record", found, remedy) from None
+            raise DataError(
+                name,
+                f"a {cls.__name__} record",
+                f"{type(error).__name__}: {str(error)[:200]}",
+                "the file is damaged or of another version: delete it and run again",
+            ) from None
 
     @classmethod
     def load(cls, store: Store, path: str) -> Self | None:
@@ -104,13 +116,6 @@ class Stored(Settings):
 
 class OtherSchema(DataError):
     """A record has a schema version that this version of Manta does not know."""
-
-
-def _of_another_version(name: str, version: object) -> OtherSchema:
-    newer = type(version) is int and version > SCHEMA_VERSION
-    damaged = "it was changed or damaged: restore it, or roll back to an older release"
-    remedy = "it was written by a newer version: update this one" if newer else damaged
-    return OtherSchema(name, f"schema_version {SCHEMA_VERSION}", repr(version), remedy)
 
 
 class FileRef(Settings):
@@ -211,35 +216,7 @@ class Changes(Settings):
         return bool(self.new or self.changed or self.deleted)
 
     def __add__(self, other: "Changes") -> "Changes":
-        return Changes(
-            new=self.new + other.new,
-            changed=self.changed + other.changed,
-            deleted=self.deleted + other.deleted,
-            unchanged=self.unchanged + other.unchanged,
-        )
-
-
-class ChangedRow(Settings):
-    """The addresses of one new, changed or deleted row, as an example of the changes."""
-
-    before: int | None = None
-    """address in the previous corpus; None for a new row"""
-    now: int | None = None
-    """address in this corpus; None for a deleted row"""
-
-
-class ChangedRows(Stored):
-    """Examples of new, changed and deleted rows of a corpus, sampled by the hash of their texts.
-
-    Only the report needs them: prune removes the file like other temporary files.
-    """
-
-    rows: tuple[ChangedRow, ...] = ()
-
-    @staticmethod
-    def path(corpus_id: str) -> str:
-        """Return the path of the examples of the corpus `corpus_id`."""
-        return f"candidates/changes/{corpus_id}.json"
+        return Changes(**total((dict(self), dict(other))))
 
 
 class Corpus(Stored):
@@ -315,8 +292,7 @@ class Manifest(Stored):
 
 def total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Sum counts by name."""
-    sums: dict[str, int] = {}
+    sums: Counter[str] = Counter()
     for mapping in counts:
-        for name, count in mapping.items():
-            sums[name] = sums.get(name, 0) + count
-    return sums
+        sums.update(mapping)
+    return dict(sums)

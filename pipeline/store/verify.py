@@ -1,17 +1,16 @@
 """Compare the files of a release with its manifest: by size, from listings, or by content."""
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from pipeline.errors import DataError
-from pipeline.store.base import Store
+from pipeline.store.base import Store, in_threads
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.units import Corpus, FileRef
 
-_THREADS = 16  # concurrent requests: an object store answers each in tens of milliseconds
 _READERS = 4  # files hashed concurrently
 _BLOCK = 8 << 20  # bytes
 
@@ -49,11 +48,9 @@ def files_of(store: Store, manifest: ReleaseManifest) -> tuple[FileRef, ...]:
         DataError: the corpus record was changed, or is of another version.
     """
     needed = {file.path: file for file in manifest.references()}
-    try:
-        corpus = Corpus.read(store, manifest.corpus)
-    except FileNotFoundError:
-        return tuple(needed.values())
-    return tuple((needed | {file.path: file for file in corpus.references()}).values())
+    with contextlib.suppress(FileNotFoundError):
+        needed |= {file.path: file for file in Corpus.read(store, manifest.corpus).references()}
+    return tuple(needed.values())
 
 
 def _known_files(store: Store, manifest: ReleaseManifest) -> tuple[FileRef, ...]:
@@ -71,14 +68,12 @@ def size_faults(store: Store, manifest: ReleaseManifest) -> list[Fault]:
     """
     needed = _known_files(store, manifest)
     folders = sorted({str(PurePosixPath(file.path).parent) for file in needed} - {"."})
-    with ThreadPoolExecutor(_THREADS) as pool:
-        sizes = {entry.path: entry.size for entries in pool.map(store.list, folders) for entry in entries}
+    sizes = {entry.path: entry.size for found in in_threads(store.list, folders) for entry in found}
 
     def size_of(path: str) -> int | None:
         return sizes[path] if path in sizes else store.size(path)
 
-    found = (_size_fault(file, size_of(file.path)) for file in needed)
-    return sorted(fault for fault in found if fault)
+    return sorted(filter(None, (_size_fault(file, size_of(file.path)) for file in needed)))
 
 
 def check_files(store: Store, files: Iterable[FileRef]) -> None:
@@ -95,12 +90,16 @@ def check_sizes(store: Store, manifest: ReleaseManifest) -> None:
 
 
 def _damaged(store: Store, fault: Fault) -> DataError:
-    remedy = "restore it, run manta nightly, which makes it again, or roll back to a complete release"
-    return DataError(store.uri_of(fault.path), fault.expected, fault.found or "no such file", remedy)
+    return DataError(
+        store.uri_of(fault.path),
+        fault.expected,
+        fault.found or "no such file",
+        "restore it, run manta nightly, which makes it again, or roll back to a complete release",
+    )
 
 
 def bytes_to_read(store: Store, manifest: ReleaseManifest) -> int:
-    """Bytes that `content_faults` reads of a whole release."""
+    """Return the number of bytes that `content_faults` reads if no file is missing."""
     return sum(file.bytes for file in _known_files(store, manifest) if file.sha256)
 
 
@@ -122,8 +121,7 @@ def content_faults(
             return None
         return Fault(file.path, f"sha256 {file.sha256[:16]}...", f"{found[:16]}...")
 
-    with ThreadPoolExecutor(_READERS) as pool:
-        return sorted(fault for fault in pool.map(look, _known_files(store, manifest)) if fault)
+    return sorted(filter(None, in_threads(look, _known_files(store, manifest), _READERS)))
 
 
 def _size_fault(file: FileRef, size: int | None) -> Fault | None:

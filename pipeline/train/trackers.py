@@ -19,7 +19,6 @@ from pipeline.errors import ConfigError
 from pipeline.log import say
 from pipeline.settings.training import WatchSettings
 from pipeline.store.base import Store, sha256_of
-from pipeline.store.local import LocalStore
 from pipeline.train.metrics_line import MetricsLine
 
 FOLDER = "tensorboard"  # in the training's folder
@@ -125,7 +124,7 @@ class TensorBoard(Tracker):
     def __init__(self, tracked: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        local = isinstance(tracked.store, LocalStore)
+        local = not tracked.store.shared
         self._store = tracked.store
         self._copied = "" if local else tempfile.mkdtemp(prefix="manta-tensorboard-")
         self._stored: dict[str, str] = {}

@@ -70,7 +70,10 @@ def sentences(count: int) -> dict[str, list[str]]:
 
 def stored(root: Path, x: np.ndarray) -> tuple[LiveRows, tuple[Placed, ...]]:
     """x (n, d) as one unit."""
-    schema, sink = vectors_schema("id", pa.int64(), (), x.shape[1], "a space"), pa.BufferOutputStream()
+    schema, sink = (
+        vectors_schema(pa.field("id", pa.int64()), (), x.shape[1], "a space"),
+        pa.BufferOutputStream(),
+    )
     columns = [
         pa.array(range(len(x)), pa.int64()),
         pa.array([bytes(16)] * len(x), pa.binary(16)),

@@ -6,8 +6,8 @@ from functools import reduce
 import pytest
 from typer.main import get_command
 
+from jobs.boundary import EXIT_CODES
 from jobs.cli import app
-from jobs.command import EXIT_CODES
 from pipeline.settings import Job
 from tests.infra.manifests import INFRA, ROOT, of_kind
 

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 
-from jobs.command import Say, guarded, named_configs
+from jobs.boundary import Say, guarded
+from jobs.command import named_configs
 from pipeline.config import load_settings, to_yaml
 from pipeline.settings import Job
 from pipeline.store.commits import Commit, commit_path

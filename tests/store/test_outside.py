@@ -90,7 +90,7 @@ def test_a_root_that_is_a_link_is_as_good_as_the_place_itself(tmp_path: Path):
 def test_keys_that_climb_out_of_an_encoder_folder_are_not_copied(
     s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from pipeline.store.s3 import client
+    from pipeline.store.s3_client import client
 
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache" / "deep"))
     for key in ("config.json", "../../../../climbed.json", "a\\b.json"):

@@ -53,10 +53,12 @@ def test_a_call_is_repeated_until_it_answers():
     assert retrying(call, "s3://bucket/x") == "there"
 
 
-def test_past_the_deadline_the_store_and_the_last_error_are_named():
+def test_past_the_deadline_the_store_and_the_last_error_are_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MANTA_STORE_DEADLINE_S", "0.3")
+
     def call() -> None:
         raise SLOW
 
     with pytest.raises(TransientError, match=r"s3://bucket/x.*SlowDown") as caught:
-        retrying(call, "s3://bucket/x", deadline_s=0.3)
+        retrying(call, "s3://bucket/x")
     assert caught.value.exit_code == 75

@@ -18,6 +18,7 @@ from pipeline.errors import MODEL_FAILURES, Defect, ModelError
 from pipeline.flows.workers.tasks import progress
 from pipeline.flows.workers.worker import gpu_assigned
 from pipeline.settings.augment import AugmentSettings
+from pipeline.store.address import ordinal_of, row_of
 from pipeline.store.base import Store
 from pipeline.store.once import create_record, put_by_content
 from pipeline.store.units import CorpusUnit, UnitRecord
@@ -144,13 +145,13 @@ class MakeUnit:
             return known
         table = pq.read_table(unit.copies.open(self.store))
         rows, addresses = table["row"].to_numpy().astype(np.int64), table["source"].to_numpy()
-        for ordinal in self.known.keys() & set((addresses >> 32).tolist()):
+        for ordinal in self.known.keys() & set(ordinal_of(addresses).tolist()):
             record = UnitRecord.load_complete(self.store, model_record_path(folder, self.known[ordinal]))
             if record is None:
                 continue
-            mine = addresses >> 32 == ordinal
+            mine = ordinal_of(addresses) == ordinal
             earlier = pq.read_table(record.file.open(self.store))
-            earlier = earlier.take(pa.array(addresses[mine] & 0xFFFFFFFF))
+            earlier = earlier.take(pa.array(row_of(addresses[mine])))
             for column in range(texts.shape[1]):
                 for target, name in zip((texts, reasons), model_columns(column), strict=True):
                     target[rows[mine], column] = earlier[name].to_numpy(zero_copy_only=False)

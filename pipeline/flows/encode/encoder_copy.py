@@ -11,7 +11,6 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.locate import with_absolute_paths
 from pipeline.settings import EncoderSettings
 from pipeline.store.base import Store
-from pipeline.store.local import LocalStore
 from pipeline.store.manifest import EncoderFiles
 from pipeline.store.units import FileRef
 
@@ -54,7 +53,7 @@ def encoder_for_workers(settings: EncoderSettings, store: Store, workers: Worker
     If the store is remote, that is the release's copy, which workers read through the cache of their node. If
     it is a directory, every node has to see it, and the encoder's folder too.
     """
-    if "://" in settings.path or isinstance(store, LocalStore) or workers.shares_disk:
+    if "://" in settings.path or not store.shared or workers.shares_disk:
         return with_absolute_paths(settings)
     copy = keep_encoder(open_folder(settings), store)
     return settings.model_copy(update={"path": store.uri_of(copy.path)})

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.flows.rows import Placed, vectors_at
+from pipeline.store.address import ordinal_of, row_of
 from pipeline.store.base import Store
 from pipeline.store.schema import checked_space
 from pipeline.store.units import CorpusUnit, UnitRecord
@@ -49,9 +50,9 @@ def find_known(
     rows, addresses = table["row"].to_numpy().astype(np.int64), table["source"].to_numpy()
     found: list[tuple[np.ndarray, np.ndarray]] = []
     numerics: Counter[str] = Counter()
-    for ordinal in by_ordinal.keys() & set((addresses >> 32).tolist()):
-        source, source_rows = by_ordinal[ordinal], addresses & 0xFFFFFFFF
-        usable = (addresses >> 32 == ordinal) & ~np.isin(source_rows, source.dropped)
+    for ordinal in by_ordinal.keys() & set(ordinal_of(addresses).tolist()):
+        source, source_rows = by_ordinal[ordinal], row_of(addresses)
+        usable = (ordinal_of(addresses) == ordinal) & ~np.isin(source_rows, source.dropped)
         if usable.any():
             found.append((rows[usable], _read(store, source, source_rows[usable], space_id)))
             numerics[source.numerics_id or ""] += int(usable.sum())

@@ -179,9 +179,8 @@ class _Encoding:
         kept = [
             given.field(name).with_name(kept_name(name)) for name in names if name not in ("id", "text_key")
         ]
-        schema = vectors_schema(
-            task.id_name, given.field("id").type, kept, self.encoder.dim, task.space_id, task.encode.vectors
-        )
+        id_field = given.field("id").with_name(task.id_name)
+        schema = vectors_schema(id_field, kept, self.encoder.dim, task.space_id, task.encode.vectors)
         ahead: deque[pa.RecordBatch] = deque()
 
         def texts() -> Iterator[pa.Array]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from pipeline.errors import DataError
 from pipeline.flows.rows import LiveRows, Placed, placed_in, placed_rows
+from pipeline.store.address import ordinal_of, row_of
 from pipeline.store.dead import Dead, write_addresses
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.units import FileRef, Stored
@@ -53,7 +54,7 @@ class Survey:
         dead, before = Dead.load(store, self.source.dead), Dead.load(store, self.before.dead)
         gone, revived = self._turned(units, dead, before)
         held = Dead.load(store, self.before.tombstones).addresses
-        tombstones = Dead(np.union1d(held, gone[gone >> 32 < index.base_ordinals]))
+        tombstones = Dead(np.union1d(held, gone[ordinal_of(gone) < index.base_ordinals]))
         unusable, stale = self._small_files(units, dead)
         return Surveyed(
             live=live,
@@ -80,8 +81,8 @@ class Survey:
             if placed.ordinal in there and np.array_equal(were, are):
                 continue
             rows = placed_rows(placed)
-            was_dead = np.isin(rows & 0xFFFFFFFF, were)
-            is_dead = np.isin(rows & 0xFFFFFFFF, are) | (placed.ordinal not in there)
+            was_dead = np.isin(row_of(rows), were)
+            is_dead = np.isin(row_of(rows), are) | (placed.ordinal not in there)
             gone.append(rows[is_dead & ~was_dead])
             revived += int((was_dead & ~is_dead).sum())
         return np.concatenate(gone), revived
@@ -115,4 +116,4 @@ class Survey:
                 0.0,
             )
         there = np.array(sorted(placed.ordinal for placed in units), dtype=np.int64)
-        return "", float((dead.holds(asked) | ~np.isin(asked >> 32, there)).mean())
+        return "", float((dead.holds(asked) | ~np.isin(ordinal_of(asked), there)).mean())

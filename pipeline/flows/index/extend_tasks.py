@@ -30,6 +30,7 @@ from pipeline.flows.index.tasks import (
 from pipeline.flows.rows import LiveRows, Placed, placed_in
 from pipeline.index.measured import Measured
 from pipeline.post import Affine
+from pipeline.store.address import ordinal_of
 from pipeline.store.base import Store
 from pipeline.store.dead import Dead
 from pipeline.store.manifest import ReleaseManifest
@@ -338,7 +339,7 @@ class MeasureGrown:
         assert grown.added is not None
         was, added = load_truth(store, before.index.truth), load_truth(store, grown.added)
         stays = ~Dead.load(store, extension.surveyed.gone).holds(was.addresses) & (
-            was.addresses >> 32 < grown.since
+            ordinal_of(was.addresses) < grown.since
         )
         known = Known(was, before.rows - _own(queries, placed_in(before), Dead.load(store, before.dead)))
         dead = Dead.load(store, extension.build.source.dead)
@@ -367,4 +368,4 @@ class MeasureGrown:
 def _own(queries: Any, units: tuple[Placed, ...], dead: Dead) -> np.ndarray:
     """Mask (q,) of the queries that are a live row of one of the units."""
     there = np.array([placed.ordinal for placed in units], dtype=np.int64)
-    return np.isin(queries.addresses >> 32, there) & ~dead.holds(queries.addresses)
+    return np.isin(ordinal_of(queries.addresses), there) & ~dead.holds(queries.addresses)

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import Pool
+from pipeline.store.address import address_of, ordinal_of, row_of
 from pipeline.store.answers import Answers, Hit
 from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseUnit
@@ -87,11 +88,11 @@ def texts_at(
     """Return (id, text) of the rows at these addresses. Reads only the row groups that contain them."""
     found: dict[int, tuple[str, str]] = {}
     for unit in units:
-        rows = sorted({address & 0xFFFFFFFF for address in addresses if address >> 32 == unit.ordinal})
+        rows = sorted({row_of(address) for address in addresses if ordinal_of(address) == unit.ordinal})
         if rows:
             table = _rows(pq.ParquetFile(unit.corpus.open(store)), rows)
             cells = zip(map(str, table["id"].to_pylist()), table["text"].to_pylist(), strict=True)
-            found |= dict(zip([unit.ordinal << 32 | row for row in rows], cells, strict=True))
+            found |= dict(zip([address_of(unit.ordinal, row) for row in rows], cells, strict=True))
     return found
 
 

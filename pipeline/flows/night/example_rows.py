@@ -10,8 +10,8 @@ from pipeline.log import say
 from pipeline.report.changes import Neighbour, QuarantinedRow, RowChange
 from pipeline.report.night import SearchExample
 from pipeline.store.base import Store
+from pipeline.store.changes import ChangedRow, ChangedRows
 from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.units import ChangedRow, ChangedRows
 from pipeline.text.corpus.quarantine import corpus_rows, unit_rows
 
 _EACH = 3  # rows shown for a reason

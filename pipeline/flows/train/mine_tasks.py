@@ -13,6 +13,7 @@ from pipeline.flows.index.tasks import BuiltIndex
 from pipeline.flows.rows import LiveRows, Placed, placed_rows
 from pipeline.flows.workers.tasks import progress
 from pipeline.settings.training import MineSettings
+from pipeline.store.address import row_of, to_addresses
 from pipeline.store.arrays import one_chunk
 from pipeline.store.base import Store, sha256_of
 from pipeline.store.dead import Dead
@@ -83,7 +84,7 @@ class Relate:
         lines, asked = [], []
         for anchors, positives in units:
             own, other = _keys(self.store, positives), _keys(self.store, anchors)
-            addresses = (np.int64(positives.ordinal) << 32) | np.arange(len(own))
+            addresses = to_addresses(positives.ordinal, np.arange(len(own)))
             table = pa.table({"key": own, "address": addresses, "anchor": other})
             lines.append(table if parts == 1 else table.filter(_in_part(own, part, parts)))
             asked.append(pc.unique(other if parts == 1 else other.filter(_in_part(other, part, parts))))
@@ -240,7 +241,7 @@ class MineUnit:
         placed = Placed(ordinal=unit.ordinal, unit=record)
         column = self.source.open(placed).read(columns=["vector"])["vector"]
         vectors = np.zeros((unit.rows, column.type.list_size), np.float32)
-        vectors[placed_rows(placed) & 0xFFFFFFFF] = vector_matrix(column)
+        vectors[row_of(placed_rows(placed))] = vector_matrix(column)
         return indexed(vectors, None)
 
 

@@ -6,6 +6,7 @@ from itertools import count, islice
 import numpy as np
 
 from pipeline.flows.rows import LiveRows, Placed, placed_rows, vectors_at
+from pipeline.store.address import row_of
 from pipeline.store.dead import Dead
 
 PIECE_ROWS = 8_192  # consecutive rows of a unit, read together: 12 MB at d = 384
@@ -76,7 +77,7 @@ class RowOrder:
         """Return the rows of the unit's file that take part, ascending."""
         addresses = placed_rows(self._units[number])
         dead = self._dead.rows_of(self._units[number].ordinal)
-        return np.flatnonzero(~(np.isin(addresses & 0xFFFFFFFF, dead) | np.isin(addresses, self._left_out)))
+        return np.flatnonzero(~(np.isin(row_of(addresses), dead) | np.isin(addresses, self._left_out)))
 
 
 def _cut(blocks: Iterator[np.ndarray], size: int) -> Iterator[np.ndarray]:

@@ -13,6 +13,7 @@ from pipeline.flows.rows import LiveRows, Placed, placed_rows, vectors_at
 from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import Pool
 from pipeline.stats.moments import GROUP, MOST_DEAD, Moments, merge_tree
+from pipeline.store.address import row_of
 from pipeline.store.dead import Dead
 from pipeline.store.once import stored_by_content
 from pipeline.store.units import FileRef
@@ -90,7 +91,7 @@ class MergeMoments:
         for placed in units:
             if placed.unit.rows:
                 yield self._of_unit(
-                    placed, np.isin(placed_rows(placed) & 0xFFFFFFFF, dead.rows_of(placed.ordinal))
+                    placed, np.isin(row_of(placed_rows(placed)), dead.rows_of(placed.ordinal))
                 )
 
     def _of_unit(self, placed: Placed, gone: np.ndarray) -> Moments:

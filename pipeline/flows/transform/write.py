@@ -53,7 +53,7 @@ class WhitenUnit:
             given = source.schema_arrow
             kept = [field for field in given if field.name not in (given.names[0], "text_key", "vector")]
             space = space_after(self.transform)
-            schema = vectors_schema(given.names[0], given.field(0).type, kept, self.transform.k, space)
+            schema = vectors_schema(given.field(0), kept, self.transform.k, space)
             with pq.ParquetWriter(file, schema, **writer_options(schema)) as writer:
                 for batch in source.iter_batches(8_192):
                     vectors = self.transform(vector_matrix(batch["vector"]))

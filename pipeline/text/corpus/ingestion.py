@@ -12,9 +12,11 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import Defect, TransientError
 from pipeline.settings import CorpusSettings
+from pipeline.store.address import ordinal_of
 from pipeline.store.base import Store
+from pipeline.store.changes import ChangedRow, ChangedRows
 from pipeline.store.dead import Dead
-from pipeline.store.units import ChangedRow, ChangedRows, Corpus, CorpusUnit, InputFile, total
+from pipeline.store.units import Corpus, CorpusUnit, InputFile, total
 from pipeline.text.corpus.bucket_pass import BucketPass
 from pipeline.text.corpus.corpus_record import (
     check_good_rows,
@@ -197,14 +199,14 @@ class Ingestion:
         if self.parent is None or not self._reuse:
             return [], np.zeros(0, dtype=np.int64)
         dead = np.sort(np.concatenate([Dead.load(self.store, self.parent.dead).addresses, *buckets.dead]))
-        ordinals, counts = np.unique(dead >> 32, return_counts=True)
+        ordinals, counts = np.unique(ordinal_of(dead), return_counts=True)
         dead_rows = dict(zip(ordinals.tolist(), counts.tolist(), strict=True))
         updated = [
             unit.model_copy(update={"dead": dead_rows.get(unit.ordinal, 0), "copies": None})
             for unit in self.parent.units
         ]
         kept = [unit for unit in updated if unit.dead < unit.rows]
-        return kept, dead[np.isin(dead >> 32, [unit.ordinal for unit in kept])]
+        return kept, dead[np.isin(ordinal_of(dead), [unit.ordinal for unit in kept])]
 
     def _close_quarantine(self, buckets: BucketPass) -> dict[str, int]:
         """Add the duplicate ids, and return the number of quarantined rows by reason."""

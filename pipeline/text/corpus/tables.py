@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.store.address import ordinal_of
 from pipeline.store.arrays import one_chunk
 from pipeline.store.base import Store, sha256_of
 from pipeline.store.schema import writer_options
@@ -75,7 +76,7 @@ class Tables:
             known = read_bucket(self.store, old, part, count, text_hashes)
             tables = [TEXTS.empty_table()]
             if known is not None:
-                unit = known["address"].to_numpy() >> 32
+                unit = ordinal_of(known["address"].to_numpy())
                 tables.append(known.filter(pa.array(np.isin(unit, kept_units))))
             if new is not None:
                 _find_sources(new, known, sources)

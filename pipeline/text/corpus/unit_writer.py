@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.store.address import to_addresses
 from pipeline.store.base import Store, sha256_of
 from pipeline.store.schema import writer_options
 from pipeline.store.units import CorpusUnit
@@ -81,7 +82,7 @@ class UnitWriter:
         """(n,) int64: addresses of rows by their index among the new rows."""
         unit = np.searchsorted(self.starts, new_rows, side="right") - 1
         rows = new_rows - np.asarray(self.starts)[unit]
-        return ((unit + self.first_ordinal).astype(np.int64) << 32) | rows
+        return to_addresses(unit + self.first_ordinal, rows)
 
     def _write_chunk(self, chunk: Path, positions: np.ndarray, start: int, stop: int) -> None:
         if len(positions) == stop - start:

@@ -87,7 +87,9 @@ class Chain:
             np.float32
         )
         numbers = np.delete(np.arange(rows + len(dropped)), list(dropped))
-        schema = vectors_schema("id", pa.string(), [pa.field("name", pa.string())], self.dim, self.space_id)
+        schema = vectors_schema(
+            pa.field("id", pa.string()), [pa.field("name", pa.string())], self.dim, self.space_id
+        )
         ids = [f"u{ordinal}-{number}" for number in numbers]
         columns = [
             pa.array(ids),

@@ -15,8 +15,8 @@ from pipeline.flows.night.overview import Summary, load_summary, summary_path
 from pipeline.index.search import open_release
 from pipeline.log import Stages
 from pipeline.settings import Job
+from pipeline.store.changes import ChangedRow, ChangedRows
 from pipeline.store.store import open_store
-from pipeline.store.units import ChangedRow, ChangedRows
 from tests.flows.conftest import write_corpus
 
 pytestmark = pytest.mark.usefixtures("cluster")

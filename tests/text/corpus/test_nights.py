@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
 from pipeline.store.base import Store
+from pipeline.store.changes import ChangedRows
 from pipeline.store.dead import Dead
 from pipeline.store.store import open_store
-from pipeline.store.units import ChangedRows, Changes, Corpus
+from pipeline.store.units import Changes, Corpus
 from pipeline.text.corpus import ingest as module
 from pipeline.text.corpus import keys
 from pipeline.text.corpus.ingest import ParentCorpus, ingest
