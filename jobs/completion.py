@@ -2,8 +2,9 @@
 
 No Python runs when Tab is pressed.
 
-eval "$(manta completion bash)"          # in ~/.bashrc eval "$(manta completion zsh)"           # in
-~/.zshrc, behind compinit manta completion fish > ~/.config/fish/completions/manta.fish
+eval "$(manta completion bash)"          # in ~/.bashrc
+eval "$(manta completion zsh)"           # in ~/.zshrc, behind compinit
+manta completion fish > ~/.config/fish/completions/manta.fish
 """
 
 import json
@@ -41,23 +42,19 @@ def completion(
 
 
 def _words(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Each command's path with the words that may follow it: commands, options, and settings where it takes
-    them.
-    """
+    """Yield each command's path with the words that may follow it: commands, options, and settings."""
     options = [name for parameter in command.params for name in parameter.opts if name.startswith("-")]
     commands = getattr(command, "commands", {})
-    settings = (
-        [f"{key}=" for key in _settings(Job)]
-        if any(parameter.name == "overrides" for parameter in command.params)
-        else []
-    )
-    yield path, [*commands, *options, "--help", *settings]
+    words = [*commands, *options, "--help"]
+    if any(parameter.name == "overrides" for parameter in command.params):
+        words += [f"{key}=" for key in _settings(Job)]
+    yield path, words
     for name, child in commands.items():
         yield from _words(child, (*path, name))
 
 
 def _settings(kind: type[Settings], prefix: str = "") -> dict[str, list[str]]:
-    """Every dotted key with the values that it may have; none where these are not a list."""
+    """Return every dotted key with its allowed values; without any if they are not a list."""
     found: dict[str, list[str]] = {}
     for name, field in kind.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
@@ -72,45 +69,38 @@ def _values(annotation: Any) -> list[str]:
         return ["true", "false"]
     if get_origin(annotation) is Literal:
         return [str(value) for value in get_args(annotation)]
-    return (
-        [value for part in get_args(annotation) for value in _values(part)]
-        if get_origin(annotation) is not tuple
-        else []
-    )
+    if get_origin(annotation) is tuple:
+        return []
+    return [value for part in get_args(annotation) for value in _values(part)]
 
 
 def _bash(words: Mapping[tuple[str, ...], list[str]], *, zsh: bool) -> str:
-    """A completion function.
+    """Return a completion function.
 
-    To bash = is a word of its own, with the key before it and the value behind; to zsh key=value is one word.
+    bash splits key=value into three words; for zsh it is one word.
     """
-    cases = "\n".join(
-        f"    {json.dumps(' '.join(path))}) words={json.dumps(' '.join(names))} ;;"
-        for path, names in words.items()
-    )
-    values = "\n".join(
-        f"    {key}) words={json.dumps(' '.join(known))} ;;" for key, known in _settings(Job).items() if known
-    )
-    commands = " | ".join(json.dumps(" ".join(path)) for path in words if path)
-    before = "autoload -U +X bashcompinit && bashcompinit\n" if zsh else ""
-    return f"""{before}_manta() {{
-  local current="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" key="" prefix="" words="" command="" word number
+    cases = {json.dumps(" ".join(path)): names for path, names in words.items()}
+    values = {key: known for key, known in _settings(Job).items() if known}
+    return f"""{"autoload -U +X bashcompinit && bashcompinit" if zsh else ""}
+_manta() {{
+  local current="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" \
+key="" prefix="" words="" command="" word number
   if [ "$current" = "=" ]; then key="$before"; current=""
   elif [ "$before" = "=" ]; then key="${{COMP_WORDS[COMP_CWORD-2]}}"
   elif [[ "$current" == *=* ]]; then key="${{current%%=*}}"; prefix="$key="; current="${{current#*=}}"; fi
   if [ -n "$key" ]; then
     case "$key" in
-{values}
+{_cases(values)}
     esac
   elif [ "$before" = "--config" ] || [ "$before" = "-c" ]; then
     words="{" ".join(named_configs())}"
   else
     for ((number = 1; number < COMP_CWORD; number++)); do
       word="${{command:+$command }}${{COMP_WORDS[number]}}"
-      case "$word" in {commands}) command="$word" ;; esac
+      case "$word" in {" | ".join(case for case in cases if case != '""')}) command="$word" ;; esac
     done
     case "$command" in
-{cases}
+{_cases(cases)}
     esac
   fi
   COMPREPLY=()
@@ -124,7 +114,12 @@ def _bash(words: Mapping[tuple[str, ...], list[str]], *, zsh: bool) -> str:
     compopt -o nospace 2> /dev/null
   fi
 }}
-complete -F _manta manta"""
+complete -F _manta manta""".lstrip()
+
+
+def _cases(words: Mapping[str, list[str]]) -> str:
+    """Return the branches of a shell's `case` that set `words`."""
+    return "\n".join(f"    {case}) words={json.dumps(' '.join(each))} ;;" for case, each in words.items())
 
 
 def _fish(words: Mapping[tuple[str, ...], list[str]]) -> str:
@@ -145,5 +140,5 @@ def _fish(words: Mapping[tuple[str, ...], list[str]]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A string of fish's."""
+    """Return the text as a string literal of fish."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -257,13 +257,9 @@ def duration(seconds: float) -> str:
     return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
 
 
-def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return a count with its noun: 1 row, 2,000 rows.
-
-    Args:
-        plural: of a noun that does not take a plain s.
-    """
-    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+def counted(count: float, noun: str) -> str:
+    """Return a count with its noun: 1 row, 2,000 rows, 0.5 GPUs."""
+    return f"{count:{',' if isinstance(count, int) else 'g'}} {noun if count == 1 else noun + 's'}"
 
 
 def size(count: float) -> str:

@@ -105,7 +105,7 @@ def test_on_and_off_are_words(tmp_path: Path, word: str, mode: str):
             "train.objective={name: simcse, options: {temperature: .nan}}",
             r"train\.objective\.options\.temperature: expected a finite number, found nan;",
         ),
-        ("train.objective=[]", r"train\.objective: expected .* at least 1 item"),
+        ("train.objective=[]", r"train\.objective: expected at least 1 item"),
         ("train.optimizer.betas=[0.9, 1.5]", r"train\.optimizer\.betas\.1: .*less than 1, found 1\.5"),
         ("train.data={uri: x, columns: {txt: a}}", "a known role instead of 'txt'; did you mean 'text'"),
     ],

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from pipeline.log import Stages
+from pipeline.log import Stages, counted
 from pipeline.settings import CorpusSettings, Job
 from pipeline.store.base import Store
 from pipeline.store.release import Releases
@@ -44,6 +44,6 @@ def read_corpus(
     """Read the corpus into units that continue those of `parent`, as a stage of its own."""
     with stages("ingest") as bar:
         corpus = ingest(settings, unit_rows, store, parent, on_progress=lambda rows, _: bar.reach(rows))
-        rows, quarantined = f"{corpus.rows:,} live rows", f"{corpus.counts['quarantined']:,} quarantined"
-        bar.stage.note = f"{rows} in {len(corpus.units)} units, {quarantined}"
+        rows, quarantined = counted(corpus.rows, "live row"), f"{corpus.counts['quarantined']:,} quarantined"
+        bar.stage.note = f"{rows} in {counted(len(corpus.units), 'unit')}, {quarantined}"
     return corpus

@@ -57,9 +57,8 @@ def prune(
 ) -> Pruned:
     """Remove old releases and manifests of augmented corpora, and the files that only these need.
 
-    Releases whose commits are damaged keep their files. Everything below evaluations/ is kept: later
-    evaluations reuse it, and no release needs it, so that it can be deleted as a whole while no evaluation
-    runs.
+    Releases whose commits are damaged keep their files. Everything below evaluations/ is kept, for later
+    evaluations.
 
     Args:
         keep: number of releases to keep, those that were current last, and of manifests per augmented corpus.

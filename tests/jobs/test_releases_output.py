@@ -1,7 +1,10 @@
-"""What people wrote into a root cannot forge a line of what is printed."""
+"""A reason cannot forge a line of the output, and files deleted from a release are named."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
@@ -17,3 +20,39 @@ def test_a_reason_with_a_line_break_stays_on_its_line(tmp_path: Path, manta: Cal
     assert ended.code == 0, ended.err
     assert "why\ufffdforged" in ended.out
     assert "forged" not in ended.out.splitlines()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    """A root with two releases."""
+    root = str(tmp_path / "root")
+    for name in ("one", "two"):
+        publish(open_store(root), name)
+    return root
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "report.html"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_deleted_manifest_or_report_is_named(
+    root: str, number: int, name: str, manta: Callable[..., Ended]
+):
+    gone = f"releases/{number:08d}/{name}"
+    open_store(root).delete(gone)
+    listed = manta("releases", "list", root)
+    assert f"release {number} is damaged: {gone} is gone" in listed.out
+    commits = json.loads(manta("releases", "list", root, "--json").out)["commits"]
+    assert [commit["gone"] for commit in commits] == [[gone] if each == number else [] for each in (1, 2)]
+    assert not any(commit["pruned"] for commit in commits)
+    for arguments in [(root, str(number)), *([(root,)] if number == 2 else [])]:
+        verified = manta("releases", "verify", *arguments, "--sizes", "--json")
+        facts = json.loads(verified.out)
+        assert verified.code == 3, verified.err
+        assert not facts["whole"]
+        assert gone in [fault["path"] for fault in facts["faults"]]
+
+
+def test_a_pruned_release_is_not_damaged(root: str, manta: Callable[..., Ended]):
+    assert manta("releases", "prune", root, "--keep", "1", "--grace-hours", "0").code == 0
+    listed = manta("releases", "list", root)
+    assert "pruned" in listed.out
+    assert "damaged" not in listed.out

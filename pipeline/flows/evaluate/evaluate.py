@@ -27,7 +27,7 @@ from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import connect, is_local, local_workers
 from pipeline.flows.workers.tasks import Pool
 from pipeline.flows.workers.workers import Workers
-from pipeline.log import Stages, packages, say
+from pipeline.log import Stages, counted, packages, say
 from pipeline.report.evaluation import Disagreement
 from pipeline.settings import Job
 from pipeline.stats.measured import GeometryReport
@@ -171,7 +171,7 @@ class _Work:
                 given += texts
                 bar.add(len(texts))
             sentences = Sentences.of(given)
-            bar.stage.note = f"{len(sentences):,} distinct, of {len(tasks)} tasks"
+            bar.stage.note = f"{len(sentences):,} distinct, of {counted(len(tasks), 'task')}"
         vectors = {each.space_id: kept_vectors(store, each) for each in candidates}
         new = {space_id: sentences.without(held.keys) for space_id, held in vectors.items()}
         return cls(job, store, tasks, candidates, sizes, vectors, new)

@@ -12,7 +12,7 @@ from pipeline.errors import ConfigError, PipelineError
 from pipeline.flows.corpus import sample_files
 from pipeline.flows.night.disk_space import check_room, needed
 from pipeline.flows.night.stages import check_kind
-from pipeline.log import Stages, packages
+from pipeline.log import Stages, counted, packages
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
 from pipeline.store.probe import check_store
@@ -149,9 +149,11 @@ class _Checks:
                 "check corpus.id and corpus.text",
             )
         repeated, refused = good - distinct, len(self.survey.refused)
-        ids = f"{repeated:,} repeated ids (the first of each is kept)" if repeated else "ids unique"
-        files = f"{len(self.files)} files" + (f", {refused} unusable files" if refused else "")
-        return f"{files}; of {rows:,} sampled rows {rows - good:,} would be quarantined, {ids}"
+        ids = f"{counted(repeated, 'repeated id')} (the first of each is kept)" if repeated else "ids unique"
+        files = counted(len(self.files), "file") + (
+            f", {counted(refused, 'unusable file')}" if refused else ""
+        )
+        return f"{files}; of {counted(rows, 'sampled row')} {rows - good:,} would be quarantined, {ids}"
 
     def tokens(self) -> Check:
         """Check that the tokenizer knows the texts, and that the encoder's limit leaves enough of them."""
