@@ -290,6 +290,11 @@ class Manifest(Stored):
         return total(unit.counts for unit in self.units)
 
 
+def counts_under(prefix: str, counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts whose name begins with `prefix`, by the rest of the name."""
+    return {name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix)}
+
+
 def total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Sum counts by name."""
     sums: Counter[str] = Counter()

@@ -276,7 +276,7 @@ class MeasureGrown:
     def _work(self, item: tuple[Grown, Asked]) -> Measurement:
         from pipeline.index.measure import measure_parts
         from pipeline.index.near_dead import recall_near_dead
-        from pipeline.index.parts import open_parts
+        from pipeline.index.parts import load_parts
         from pipeline.index.structure import fingerprint
 
         grown, asked = item
@@ -286,8 +286,7 @@ class MeasureGrown:
         if short:
             return Measurement(short_queries=short)
         try:
-            tombstones = Dead.load(store, grown.tombstones).addresses
-            parts = open_parts(grown.files, lambda reference: reference.local(store), tombstones)
+            parts = load_parts(store, grown.files, grown.tombstones)
         except (FileNotFoundError, DataError) as error:
             return Measurement(unusable=str(error))
         if parts.ntotal != rows or len({fingerprint(part) for part in parts.indexes}) > 1:

@@ -37,6 +37,7 @@ from pipeline.stats.tensors import unpack
 from pipeline.store.answers import Answers, Hit
 from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.units import counts_under
 from pipeline.text.tokens.coverage import ScriptCoverage, token_warnings
 
 
@@ -156,11 +157,7 @@ def _counts(candidate: Candidate) -> Counts:
         live=candidate.manifest.rows,
         encoded=counts["encoded"],
         reused=counts["reused"],
-        quarantined={
-            name.removeprefix("quarantined_"): count
-            for name, count in counts.items()
-            if name.startswith("quarantined_")
-        },
+        quarantined=counts_under("quarantined_", counts),
         new=counts["new"],
         changed=counts["changed"],
         deleted=counts["deleted"],
@@ -211,18 +208,13 @@ def _throughput(spent: Spent, finished: Sequence[Stage]) -> Throughput | None:
 def _lengths(candidate: Candidate) -> Histogram | None:
     """Return the histogram of tokens per text, with truncated texts in a bar beyond the limit."""
     counts = candidate.vectors.counts()
-    bins = {
-        int(name.removeprefix("length_")): count
-        for name, count in counts.items()
-        if name.startswith("length_")
-    }
-    if not bins:
+    if not (bins := counts_under("length_", counts)):
         return None
     limit, cut = candidate.folder.max_length, counts.get("truncated", 0)
     edges = [*range(0, limit, LENGTH_BIN), limit + 1, limit + 1 + LENGTH_BIN]
     heights = [0] * (len(edges) - 1)
     for start, count in bins.items():
-        heights[min(start // LENGTH_BIN, len(heights) - 2)] += count
+        heights[min(int(start) // LENGTH_BIN, len(heights) - 2)] += count
     heights[-2:] = [heights[-2] - cut, cut]
     return Histogram(tuple(map(float, edges)), tuple(heights), counts["tokens"] / max(counts["rows"], 1))
 

@@ -141,10 +141,10 @@ class MineUnit:
     def start(self) -> Callable[[PairUnits], UnitRecord]:
         """Open the index, and return the work: pairs to the record of their negatives."""
         from pipeline.index.ids import Ids
-        from pipeline.index.parts import open_parts
+        from pipeline.index.parts import load_parts
 
         store = self.source.store
-        index = open_parts(self.built.files, lambda reference: reference.local(store))
+        index = load_parts(store, self.built.files)
         ids = Ids([reference.local(store) for reference in self.built.ids])
         return lambda units: remembered(
             store, self.record(units), UnitRecord, lambda: self._mined(units, index, ids)

@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 from pipeline.errors import GatesRefused, PipelineError
 from pipeline.store.manifest import Gate
-
-_QUARANTINED = "quarantined_"  # prefix of a quarantine count; the reason follows
+from pipeline.store.units import counts_under
 
 
 @dataclass(frozen=True)
@@ -117,9 +116,8 @@ def count_encoded(rows: int, tokens: int, seconds: Mapping[str, float]) -> None:
 
 def count_quarantined(counts: Mapping[str, int]) -> None:
     """Count a night's quarantined rows, on the driver, from the counts `quarantined_<reason>`."""
-    for name, rows in counts.items():
-        if name.startswith(_QUARANTINED):
-            QUARANTINED.record(rows, reason=name.removeprefix(_QUARANTINED))
+    for reason, rows in counts_under("quarantined_", counts).items():
+        QUARANTINED.record(rows, reason=reason)
 
 
 def record_gates(gates: Mapping[str, Gate]) -> None:

@@ -4,7 +4,7 @@ from pipeline.config import digest_of
 from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
 from pipeline.store.base import Store
-from pipeline.store.units import Corpus
+from pipeline.store.units import Corpus, counts_under
 from pipeline.text.corpus.normalize import NORMALIZER_VERSION
 from pipeline.text.corpus.sources import SourceFile
 
@@ -54,11 +54,8 @@ def check_good_rows(made: Corpus, corpus: CorpusSettings, store: Store) -> None:
     """DataError if no row is good, or more than corpus.max_quarantined of the rows are quarantined."""
     rows, good, bad = (made.counts[name] for name in ("rows", "good", "quarantined"))
     listed = f"see {store.uri_of(made.quarantine.path)}" if made.quarantine else "check corpus.uri"
-    reasons = ", ".join(
-        f"{name.removeprefix('quarantined_')} {count}"
-        for name, count in made.counts.items()
-        if name.startswith("quarantined_")
-    )
+    quarantined = counts_under("quarantined_", made.counts)
+    reasons = ", ".join(f"{reason} {count}" for reason, count in quarantined.items())
     if not good:
         skipped = f", {made.counts['bad_files']} unusable files" if "bad_files" in made.counts else ""
         raise DataError(

@@ -1,13 +1,16 @@
-"""Small tasks on disk for the tests of `manta evaluate`."""
+"""Small tasks on disk, and their scores by numpy and scipy, for the tests of `manta evaluate`."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from scipy.stats import spearmanr
 
 from pipeline.config import load_settings
-from pipeline.settings import Job
+from pipeline.models.inference.encoder import load_encoder
+from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from tests.flows.conftest import sentences
 
 
@@ -57,3 +60,23 @@ def arguments(folder: Path, encoder: Path) -> list[str]:
         f"release.root={folder / 'root'}",
         "evaluate.bootstrap=50",
     ]
+
+
+def oracle(file: Path, encoder: EncoderSettings, transform: Any = None) -> float:
+    """Compute Spearman x100 of cosines directly with the encoder, scipy and numpy."""
+    table = pq.read_table(file)
+    texts = [
+        [(text or "").strip() or " " for text in table[name].to_pylist()]
+        for name in ("sentence1", "sentence2")
+    ]
+    vectors = [load_encoder(encoder, EncodeSettings(), "cpu").encode(side) for side in texts]
+    left, right = ((transform(side) if transform else side).astype(np.float64) for side in vectors)
+    cosines = np.sum(left * right, axis=1) / (np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1))
+    return 100 * float(spearmanr(cosines, table["score"].to_numpy()).statistic)
+
+
+def vector_rows(folder: Path, space_id: str) -> int:
+    return sum(
+        pq.ParquetFile(file).metadata.num_rows
+        for file in folder.glob(f"root/evaluations/units/vectors/{space_id[:16]}/*.parquet")
+    )

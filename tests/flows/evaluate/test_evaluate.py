@@ -1,22 +1,14 @@
 """Every sentence is encoded once per space, results are reused, and scores equal those of the encoder."""
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from scipy.stats import spearmanr
 
 from pipeline.errors import ConfigError, DataError, ModelError, SpaceMismatch
 from pipeline.flows.evaluate.evaluate import Evaluation, evaluate, wanted
@@ -32,13 +24,11 @@ from pipeline.stats.moments import Moments
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from pipeline.store.units import FileRef
-from tests.flows.conftest import ROOT, sentences
-from tests.flows.evaluate.evaluating import arguments, distinct, job, write_pairs
+from tests.flows.conftest import sentences
+from tests.flows.evaluate.evaluating import distinct, job, oracle, vector_rows, write_pairs
 from tests.index.published import Publisher
-from tests.models.folders import save_folder
 
 pytestmark = pytest.mark.usefixtures("cluster")
-SMALL_UNITS = "encode.unit_rows=20"
 
 
 @pytest.fixture(scope="module")
@@ -75,26 +65,6 @@ def found(folder: Path, encoder: Path, child: LocalWorkers) -> Evaluation:
     )
     with connect(ClusterSettings(), Stages(), local=child):
         return evaluate(job(folder, encoder, f"evaluate.candidates={candidates}"), Stages())
-
-
-def oracle(file: Path, encoder: EncoderSettings, transform: Any = None) -> float:
-    """Compute Spearman x100 of cosines directly with the encoder, scipy and numpy."""
-    table = pq.read_table(file)
-    texts = [
-        [(text or "").strip() or " " for text in table[name].to_pylist()]
-        for name in ("sentence1", "sentence2")
-    ]
-    vectors = [load_encoder(encoder, EncodeSettings(), "cpu").encode(side) for side in texts]
-    left, right = ((transform(side) if transform else side).astype(np.float64) for side in vectors)
-    cosines = np.sum(left * right, axis=1) / (np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1))
-    return 100 * float(spearmanr(cosines, table["score"].to_numpy()).statistic)
-
-
-def vector_rows(folder: Path, space_id: str) -> int:
-    return sum(
-        pq.ParquetFile(file).metadata.num_rows
-        for file in folder.glob(f"root/evaluations/units/vectors/{space_id[:16]}/*.parquet")
-    )
 
 
 def test_figures_are_those_of_each_encoder_with_its_transform(folder: Path, encoder: Path, found: Evaluation):
@@ -248,74 +218,6 @@ def test_candidates_want_tasks(encoder: Path, tmp_path: Path):
     assert wanted(bare, geometry=True)
     with pytest.raises(ConfigError, match="tasks to measure the candidates on"):
         wanted(job(tmp_path, encoder, "evaluate.tasks=", "evaluate.candidates=[release:current]"))
-
-
-def test_a_sentence_without_a_usable_vector_counts_as_unlike_everything(tmp_path: Path, encoder: Path):
-    """One word overflows the encoder; all other sentences keep their vectors."""
-    from safetensors.numpy import load_file, save_file
-
-    broken = save_folder(tmp_path / "broken", "bert")
-    weights = load_file(broken / "model.safetensors")
-    word = json.loads((broken / "tokenizer.json").read_text())["model"]["vocab"]["window"]
-    weights["embeddings.word_embeddings.weight"][word] = 3e38  # finite, and its norm is not
-    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    texts = [text.replace("window", "river") for text in sentences(30)]
-    write_pairs(tmp_path / "tasks/sts/STS12.parquet", 40, 0, [*texts, "window", "a window"])
-    found = evaluate(job(tmp_path, broken, "evaluate.bootstrap=0"), Stages())
-    (warning,) = found.measured[0].scored[0].result.warnings
-    assert "no usable vector" in warning
-    again = evaluate(job(tmp_path, broken, "evaluate.bootstrap=0", "evaluate.similarity=dot"), Stages())
-    assert again.encoded == 0, "sentences without a vector are known too"
-
-
-def test_one_vector_for_all_sentences_is_a_warning(tmp_path: Path):
-    texts = ["red", "green", "red green", "green red red"]
-    (tmp_path / "words.txt").write_text("red 1 2\ngreen 1 2\n")
-    write_pairs(tmp_path / "tasks/sts/STS12.parquet", 20, 0, texts)
-    found = evaluate(job(tmp_path, tmp_path / "words.txt", "evaluate.bootstrap=0"), Stages())
-    assert any(
-        "one and the same vector" in warning for warning in found.measured[0].scored[0].result.warnings
-    )
-
-
-def start(folder: Path, encoder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "jobs.evaluate", "--json", *arguments(folder, encoder), SMALL_UNITS]
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "MANTA_LOG": "json"},
-    )
-
-
-def records(folder: Path) -> dict[str, int]:
-    return {
-        path.name: path.stat().st_mtime_ns for path in folder.glob("root/evaluations/units/vectors/*/*.json")
-    }
-
-
-def test_a_killed_evaluation_goes_on_where_it_was_and_finds_the_same(tmp_path: Path, encoder: Path):
-    write_pairs(tmp_path / "tasks/sts/STS12.parquet", 300, 5)
-    run = start(tmp_path, encoder)
-    deadline = time.monotonic() + 120
-    while len(records(tmp_path)) < 3 and run.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    for process in [*psutil.Process(run.pid).children(recursive=True), psutil.Process(run.pid)]:
-        process.send_signal(signal.SIGKILL)
-    run.communicate()
-    before = records(tmp_path)
-    assert len(before) >= 3
-    assert not list(tmp_path.glob("root/evaluations/results/*/*")), "it was killed while encoding"
-    again = evaluate(job(tmp_path, encoder, SMALL_UNITS), Stages())
-    file = tmp_path / "tasks/sts/STS12.parquet"
-    assert 0 < again.encoded < distinct(file)
-    assert {name: records(tmp_path)[name] for name in before} == before
-    assert vector_rows(tmp_path, again.candidates[0].space_id) == distinct(file)
-    np.testing.assert_allclose(
-        again.measured[0].scored[0].result.value, oracle(file, EncoderSettings(path=str(encoder))), atol=1e-3
-    )
 
 
 def test_page_and_object_are_kept_and_say_the_same(found: Evaluation):
