@@ -113,22 +113,23 @@ def _of_encoder(given: CandidateSettings, job: Job, store: Store) -> Contender:
     try:
         content = home.read(path)
     except (FileNotFoundError, IsADirectoryError):
-        expected, remedy = (
+        raise DataError(
+            where,
             "a file of a fitted transform",
+            "no such file",
             "give one of those below transforms/ of a release root",
-        )
-        raise DataError(where, expected, "no such file", remedy) from None
+        ) from None
     try:
         transform = load_transform(content)
     except DataError as error:
         raise DataError(where, error.expected, error.found, error.remedy) from None
     if transform.space_id != plain.space_id:
-        expected = f"a transform of space {plain.space_id}, that of encoder {encoder.path}"
-        found, remedy = (
+        raise SpaceMismatch(
+            where,
+            f"a transform of space {plain.space_id}, that of encoder {encoder.path}",
             f"one fitted in space {transform.space_id}",
             "fit it on vectors of this encoder (manta whiten)",
         )
-        raise SpaceMismatch(where, expected, found, remedy)
     named = plain if given.name else replace(plain, name=f"{plain.name} + {name_of(transform)}")
     return _with_transform(named, transform, content, store)
 

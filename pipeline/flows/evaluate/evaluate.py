@@ -224,10 +224,8 @@ class _Work:
 
     def _scored(self, items: Sequence[Scoring], workers: Workers) -> Iterator[tuple[int, Scored]]:
         """Score on the cluster, or in this process if that takes less time than to start a worker."""
-        task, size = (
-            ScoreTask(self.store),
-            sum(self.sizes[item.task.name] * (1 + item.resamples) for item in items),
-        )
+        task = ScoreTask(self.store)
+        size = sum(self.sizes[item.task.name] * (1 + item.resamples) for item in items)
         if all(item.task.quick for item in items) and size <= _FEW:
             return enumerate(map(task.start(), items))
         return workers.map_units(task, items, Pool(max(1, min(workers.cpus, len(items)))))

@@ -225,10 +225,8 @@ def _compared_rows(was: pa.Table, is_: pa.Table) -> dict[str, pa.Table]:
     # Null equals null.
     kept = pc.or_(pc.fill_null(pc.not_equal(left, right), False), pc.xor(left.is_null(), right.is_null()))
     pairs = pa.table({"id": both["id"], "before": then["address"], "after": both["address"]})
-    new, gone = (
-        is_.filter(pc.invert(in_both)),
-        was.filter(pc.invert(pc.is_in(was["id"], value_set=is_["id"]))),
-    )
+    new = is_.filter(pc.invert(in_both))
+    gone = was.filter(pc.invert(pc.is_in(was["id"], value_set=is_["id"])))
     return {
         "new": pa.table({"id": new["id"], "before": pa.nulls(len(new), pa.int64()), "after": new["address"]}),
         "changed": pairs.filter(text),

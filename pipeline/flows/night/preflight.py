@@ -69,13 +69,8 @@ class _Checks:
     survey: CorpusSurvey
 
     def __init__(self, job: Job, stages: Stages, verbose: bool) -> None:
-        self.job, self.stages, self.verbose, self.texts, self.line_bytes = (
-            job,
-            stages,
-            verbose,
-            list[str](),
-            1,
-        )
+        self.job, self.stages, self.verbose = job, stages, verbose
+        self.texts, self.line_bytes = list[str](), 1
 
     def all(self) -> Iterator[tuple[str, tuple[str, ...], Callable[[], str | Check]]]:
         """Yield (name, checks without whose success it is pointless, function) of every check."""

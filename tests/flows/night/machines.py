@@ -243,10 +243,8 @@ class Listing:
     """Listings of a root, made by a process on the first node."""
 
     def __init__(self, machines: Machines, root: str) -> None:
-        self._process, self._root = (
-            machines.inside([sys.executable, "-m", "tests.flows.documents.listing"]),
-            root,
-        )
+        self._process = machines.inside([sys.executable, "-m", "tests.flows.documents.listing"])
+        self._root = root
 
     def files(self) -> dict[str, tuple[str, float]]:
         assert self._process.stdin is not None
