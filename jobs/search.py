@@ -73,8 +73,8 @@ class SearchOptions:
         bool,
         typer.Option(
             "--json",
-            help="Print one JSON object for each answer, on a line of its own, on standard output and nothing "
-            "else.",
+            help="Print one JSON object for each answer, on a line of its own, on standard output and "
+            "nothing else.",
         ),
     ] = False
     verbose: Verbose = False

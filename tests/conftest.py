@@ -142,7 +142,7 @@ def s3() -> Iterator[str]:
 
 
 class Ended(NamedTuple):
-    """How a command ended: its exit code, standard output and standard error."""
+    """The result of a command: its exit code, standard output and standard error."""
 
     code: int
     out: str

@@ -83,8 +83,8 @@ def test_on_and_off_are_words(tmp_path: Path, word: str, mode: str):
         (
             "index.kind=hnws",
             (
-                r"index\.kind: expected one of 'auto', .* or a faiss factory string such as IVF1024,PQ48x8, found "
-                r"'hnws'; did you mean 'hnsw'\?$"
+                r"index\.kind: expected one of 'auto', .* or a faiss factory string such as IVF1024,PQ48x8, "
+                r"found 'hnws'; did you mean 'hnsw'\?$"
             ),
         ),
         ("encode.threads=100000", r"encode\.threads: .* less than or equal to 1024"),

@@ -1,4 +1,4 @@
-"""What a stage says of its progress, on a clock that the tests drive."""
+"""Progress of a stage is reported as it is, on a clock that the tests drive."""
 
 import re
 import time

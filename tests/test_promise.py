@@ -1,4 +1,4 @@
-"""What SECURITY.md promises is kept by tests that exist: five lines, each with the tests that keep it."""
+"""The promises of SECURITY.md are kept by tests that exist: five lines, each with its tests."""
 
 import ast
 import re

@@ -2,9 +2,9 @@
 
     python follow_rayjob.py rayjob-nightly.yaml
 
-The job's name is RAYJOB_NAME. Where one of that name is there already, an earlier pod of the same tick made
-it, and it is followed as it is. Exit codes: 0 the night succeeded, 1 it failed, 2 it may not be created or
-the manifest is wrong, 75 the API server could not be reached for too long.
+The job's name is RAYJOB_NAME. If a job of that name exists, an earlier pod of the same tick created it: it is
+followed as it is. Exit codes: 0 the night succeeded, 1 it failed, 2 the API server refused the job, 75 the
+API server did not answer for too long.
 """
 
 import json
@@ -27,7 +27,7 @@ _RETRIED = (408, 429, 500, 502, 503, 504)
 
 
 class Refused(Exception):
-    """The API server said no, and would say so again."""
+    """The API server refused a request, and would refuse it again."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,18 @@ class Api:
     patience_s: float = _PATIENCE_S
 
     def create(self, job: dict[str, Any]) -> bool:
-        """False where a job of that name is there already."""
+        """Create the job. Returns False if a job of that name exists."""
         return self._call("POST", "", job) is not None
 
     def status(self, name: str) -> dict[str, Any]:
-        """What the operator says about the job; empty before it has looked at it."""
+        """Return the status that the operator gave the job; empty before the first."""
         found: dict[str, Any] = (self._call("GET", f"/{name}") or {}).get("status") or {}
         return found
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        """The answer; None for a name that is taken.
+        """Return the answer; None for a name that is taken.
 
-        Asks again until the patience ends, then raises what came last.
+        A request without an answer is repeated until the patience ends; then the last error is raised.
         """
         deadline = time.monotonic() + self.patience_s
         while True:
@@ -61,9 +61,8 @@ class Api:
                 if error.code == 409:
                     return None
                 if error.code not in _RETRIED:
-                    raise Refused(
-                        f"{method} {error.url}: {error.code} {error.read().decode(errors='replace')[:500]}"
-                    ) from error
+                    reason = error.read().decode(errors="replace")[:500]
+                    raise Refused(f"{method} {error.url}: {error.code} {reason}") from error
                 if time.monotonic() > deadline:
                     raise
             except (URLError, TimeoutError, ConnectionError):
@@ -73,7 +72,7 @@ class Api:
 
     def _once(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         namespace = (self.account / "namespace").read_text().strip()
-        token = (self.account / "token").read_text().strip()  # read anew: it is renewed every hour
+        token = (self.account / "token").read_text().strip()  # renewed every hour
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         request = Request(
             f"{self.server}/apis/ray.io/v1/namespaces/{namespace}/rayjobs{path}",
@@ -86,15 +85,13 @@ class Api:
         return found
 
     def _trusted(self) -> ssl.SSLContext | None:
-        return (
-            ssl.create_default_context(cafile=str(self.account / "ca.crt"))
-            if self.server.startswith("https:")
-            else None
-        )
+        if not self.server.startswith("https:"):
+            return None
+        return ssl.create_default_context(cafile=str(self.account / "ca.crt"))
 
 
 def follow(api: Api, manifest: dict[str, Any], name: str) -> int:
-    """Exit code of the job `name`, made from the manifest where it is not there yet."""
+    """Create the job `name` from the manifest unless it exists, and return its exit code at its end."""
     made = api.create(manifest | {"metadata": manifest["metadata"] | {"name": name}})
     print(f"{'created' if made else 'following'} rayjob {name}", flush=True)
     before = ""
@@ -112,6 +109,7 @@ def follow(api: Api, manifest: dict[str, Any], name: str) -> int:
 
 
 def main(arguments: list[str]) -> int:
+    """Create and follow the job of the manifest that is named, and return the exit code."""
     api = Api(f"https://{os.environ['KUBERNETES_SERVICE_HOST']}:{os.environ['KUBERNETES_SERVICE_PORT']}")
     try:
         return follow(api, yaml.safe_load(Path(arguments[0]).read_text()), os.environ["RAYJOB_NAME"])

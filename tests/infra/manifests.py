@@ -101,7 +101,7 @@ def labels() -> dict[str, dict[str, str]]:
 
 
 def wrong(value: Any, kind: Any, path: str) -> list[str]:
-    """Where the value is not of that type: an unknown field, or a value of another type."""
+    """List the paths in the value that are unknown fields, or have values of another type."""
     if isinstance(kind, list):
         each = enumerate(value) if isinstance(value, list) else None
         return (

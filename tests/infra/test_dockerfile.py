@@ -33,7 +33,7 @@ def arguments(instruction: str) -> list[str]:
 
 
 def stages() -> dict[str, str]:
-    """What each named stage is built from."""
+    """Return the image that each named stage is built from."""
     return {
         words[2]: words[0] for words in (rest.split() for rest in arguments("FROM")) if words[1:2] == ["AS"]
     }

@@ -72,7 +72,7 @@ def test_the_autoscaler_sees_the_logs_of_its_head(name: str):
 
 
 def selected(selector: dict[str, Any], found: dict[str, str]) -> bool:
-    """Whether a label selector means a pod with those labels."""
+    """Return whether a label selector matches a pod with those labels."""
     exists = {"Exists": True, "DoesNotExist": False}
     wanted = selector.get("matchLabels", {}).items() <= found.items()
     return wanted and all(
@@ -81,7 +81,7 @@ def selected(selector: dict[str, Any], found: dict[str, str]) -> bool:
 
 
 def reaches(source: dict[str, str], inside: bool, target: dict[str, str], port: int) -> bool:
-    """Whether the policies let a pod with those labels, of this namespace or not, open a connection."""
+    """Return whether the policies let a pod with those labels, inside the namespace or not, connect."""
     policies = [
         found["spec"]
         for found in of_kind("NetworkPolicy").values()

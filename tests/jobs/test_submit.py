@@ -93,7 +93,7 @@ class Head:
             return json.load(answer)
 
     def job(self, name: str) -> dict[str, Any]:
-        """What the job API knows about a job."""
+        """Return the facts of the job API about a job."""
         return self.get(f"/api/jobs/{name}")
 
     def logs(self, name: str) -> str:

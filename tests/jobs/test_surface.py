@@ -134,7 +134,7 @@ run()
 
 @pytest.fixture(scope="module")
 def bash(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
-    """What bash completes the last of these words to."""
+    """Return the completions by bash of the last of these words."""
     script = tmp_path_factory.mktemp("completion") / "manta.bash"
     with script.open("w") as out:
         subprocess.run(

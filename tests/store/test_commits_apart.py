@@ -27,7 +27,7 @@ def releases(faulty: FaultyProxy, s3: str, tmp_path: Path) -> Releases:
 
 
 def is_whole(releases: Releases, number: int) -> bool:
-    """Whether the manifest of that number is the one that its commit names."""
+    """Return whether the manifest of that number is the one that its commit names."""
     commit = json.loads(releases.commits.store.read(commit_path(number)))
     return bool(commit["sha256"] == sha256(releases.store.read(manifest_path(number))).hexdigest())
 

@@ -1,6 +1,4 @@
-"""Whatever an S3 server does to a call, the answer is right or there is none; what will not pass is said at
-once, and in words.
-"""
+"""Faults of an S3 server lead to the right answer or to none, and permanent ones are reported at once."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""Who is at work below a root is known to others, for as long as that is so."""
+"""A running command is visible below its root for as long as it runs."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""Whole files only: nobody reads half of one, one of two creators wins, and no path leaves the root."""
+"""Files are read complete or not at all, one of two creators wins, and no path leaves the root."""
 
 import contextlib
 import os

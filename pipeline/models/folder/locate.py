@@ -18,7 +18,6 @@ from pipeline.models.folder.word_vectors import FORMAT, build_folder
 from pipeline.settings import EncoderSettings
 from pipeline.store.base import Entry, Store
 from pipeline.store.cache import cache_directory, digest_of_file, kept
-from pipeline.store.remote import ObjectStore
 from pipeline.store.store import open_store
 
 PACKAGED = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
@@ -127,7 +126,8 @@ def _from_uri(uri: str) -> Path:
     store = open_store(uri)
     entries = _wanted(store)
     parent, _, name = uri.rpartition("/")
-    if not entries and isinstance(above := open_store(parent), ObjectStore) and (file := above.entry(name)):
+    above = open_store(parent)
+    if not entries and (file := above.entry(name)):
         return _from_words(uri, f"{file.size} {file.stamp}", lambda: above.local(name))
     if not any(entry.path.endswith("config.json") for entry in entries):
         raise ModelError(
