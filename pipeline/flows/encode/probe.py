@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.run import Run
-from pipeline.flows.workers.tasks import Pool
+from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.flows.workers.worker import loaded
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.stats.sample import sample_by_key
@@ -43,7 +43,7 @@ def encode_texts(run: Run, texts: tuple[str, ...], *, query: bool = False) -> np
 
 
 @dataclass(frozen=True)
-class SampleTexts:
+class SampleTexts(PlainTask[tuple[CorpusUnit, ...], tuple[str, ...]]):
     """Sample different texts of the live rows of corpus units, by content key.
 
     Attributes:
@@ -58,10 +58,7 @@ class SampleTexts:
     characters: int = 1
     dead: FileRef | None = None
 
-    def start(self) -> Callable[[tuple[CorpusUnit, ...]], tuple[str, ...]]:
-        return self._sample
-
-    def _sample(self, units: tuple[CorpusUnit, ...]) -> tuple[str, ...]:
+    def work(self, units: tuple[CorpusUnit, ...]) -> tuple[str, ...]:
         best: pa.Table | None = None
         dead = Dead.load(self.store, self.dead)
         for unit in units:

@@ -3,14 +3,13 @@
 import os
 import time
 import uuid
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -18,6 +17,7 @@ from pipeline.config import digest_of
 from pipeline.errors import MODEL_FAILURES, SpaceMismatch
 from pipeline.flows.encode.attempts import LIMIT, Attempts
 from pipeline.flows.encode.isolate import Apart
+from pipeline.flows.encode.result import UnitResult
 from pipeline.flows.encode.reuse import Knowing, find_known
 from pipeline.flows.rows import Placed
 from pipeline.flows.workers.metrics import count_encoded
@@ -30,16 +30,10 @@ from pipeline.store.base import Store
 from pipeline.store.once import create_record, put_by_content, stored_by_content, table_by_content
 from pipeline.store.schema import QUARANTINE, kept_name, vector_column, vectors_schema, writer_options
 from pipeline.store.units import CorpusUnit, UnitRecord
-from pipeline.text.tokens.coverage import CoverageCounter
 
-LENGTH_BIN = 8  # tokens per bar of the length histogram
 # proportion of the patience: a child that hangs is killed before its worker counts as hanging
 _SOONER = 0.8
 _READ_ROWS = 2_048  # the first vectors of a unit are computed while the rest is still being tokenized
-_UNUSABLE = (
-    "unusable_vector",
-    "the encoder gave a vector that is zero or not finite, or becomes so in encode.vectors",
-)
 
 
 @dataclass
@@ -148,14 +142,14 @@ class _Encoding:
             self.spent.add("store", time.perf_counter() - start)
         return record
 
-    def _in_child(self, file: Path) -> "_Result":
+    def _in_child(self, file: Path) -> UnitResult:
         task, device = self.task, str(self.encoder.arithmetic.device)
         with task.store.scratch() as scratch:
             child = Apart(task.encoder, task.encode, device, scratch, _SOONER * task.patience_s)
             # last: the child's own watch decides whether it hangs
             return self._written(child, file, child.rejected, partial(progress, last=True))
 
-    def _here(self, file: Path) -> "_Result":
+    def _here(self, file: Path) -> UnitResult:
         known = find_known(self.task.store, self.unit, self.task.sources, self.task.space_id)
         before = asdict(self.encoder.counters)
         result = self._written(Knowing(self.encoder, known) if known else self.encoder, file, {}, progress)
@@ -171,7 +165,7 @@ class _Encoding:
         file: Path,
         rejected: Mapping[int, tuple[str, str]],
         on_rows: Callable[[int], None],
-    ) -> "_Result":
+    ) -> UnitResult:
         """Write the vectors of the unit to `file`, in row order; the encoder tokenizes one batch ahead."""
         task, source = self.task, pq.ParquetFile(self.unit.file.open(self.task.store))
         given = source.schema_arrow
@@ -188,7 +182,7 @@ class _Encoding:
                 ahead.append(batch)
                 yield batch["text"]
 
-        result = _Result(Moments.empty(self.encoder.dim), rejected)
+        result = UnitResult(Moments.empty(self.encoder.dim), rejected)
         with pq.ParquetWriter(file, schema, **writer_options(schema)) as writer:
             for encoded in encoder.encode_stream(texts(), on_rows):
                 batch, vectors = ahead.popleft(), encoded.vectors
@@ -203,7 +197,7 @@ class _Encoding:
         progress(result.rows, last=True)
         return result
 
-    def _stored(self, file: Path, result: "_Result") -> UnitRecord:
+    def _stored(self, file: Path, result: UnitResult) -> UnitRecord:
         """Store the unit's files and return its record.
 
         Files are named by their content: equal work gives equal files, and other bytes never replace them.
@@ -237,53 +231,6 @@ class Streaming(Protocol):
     def encode_stream(self, batches: Iterable[pa.Array], on_rows: Callable[[int], None]) -> Iterator[Any]:
         """Encode batches of texts; yield one Encoded per batch, in order."""
         ...
-
-
-class _Result:
-    """Sums over the batches of a unit. rejected: (reason, detail) by row, for rows that were given up."""
-
-    def __init__(self, moments: Moments, rejected: Mapping[int, tuple[str, str]]) -> None:
-        self._rejected = rejected
-        self.moments, self.rows, self.truncated, self.tokens = moments, 0, 0, 0
-        self._covered = CoverageCounter()
-        self._lengths: Counter[int] = Counter()
-        self.dropped: list[int] = []
-        self.bad: list[dict[str, Any]] = []
-        self.copied: dict[str, int] = {}
-
-    def add(self, encoded: Any, batch: pa.RecordBatch, stored_as: str) -> np.ndarray:
-        """Count a batch. Returns a mask (n,) of the rows whose vector is usable as it will be stored."""
-        good, vectors, counts = ~np.asarray(encoded.bad), encoded.vectors, encoded.counts
-        if stored_as == "float16":
-            with np.errstate(over="ignore"):
-                # moments are those of the vectors as stored
-                vectors = vectors.astype(np.float16).astype(np.float32)
-            good &= np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
-        for number in np.flatnonzero(~good).tolist():
-            reason, detail = self._rejected.get(self.rows + number, _UNUSABLE)
-            row = {name: batch[name][number].as_py() for name in ("file", "row")}
-            row |= {"id": str(batch["id"][number].as_py()), "reason": reason, "detail": detail}
-            self.bad.append(row | {"excerpt": batch["text"][number].as_py()[:200]})
-            self.dropped.append(self.rows + number)
-        self.moments = self.moments.merge(Moments.of(vectors[good]))
-        self.rows += len(good)
-        self.truncated += int(np.count_nonzero(counts.truncated))
-        self.tokens += int(np.sum(counts.lengths))
-        self._covered.add(batch["text"], counts)
-        self._lengths.update((counts.lengths // LENGTH_BIN).tolist())
-        return good
-
-    def counts(self) -> dict[str, int]:
-        """Return the counts of the unit's record."""
-        counts = {
-            "rows": self.rows,
-            "tokens": self.tokens,
-            "truncated": self.truncated,
-            "quarantined": len(self.bad),
-        }
-        reasons = Counter(f"quarantined_{row['reason']}" for row in self.bad)
-        lengths = {f"length_{LENGTH_BIN * number:05d}": count for number, count in self._lengths.items()}
-        return {**counts, **dict(sorted({**reasons, **lengths}.items())), **self._covered.counts()}
 
 
 def load_record(store: Store, path: str, space_id: str) -> UnitRecord | None:

@@ -6,7 +6,8 @@ from datetime import datetime
 
 from pipeline.config import to_yaml
 from pipeline.flows.encode.rejected import rejected_warnings
-from pipeline.flows.encode.unit import LENGTH_BIN, Spent
+from pipeline.flows.encode.result import LENGTH_BIN
+from pipeline.flows.encode.unit import Spent
 from pipeline.flows.index.rules import near_dead_warnings
 from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.night.example_rows import changed_rows, quarantined_rows, search_examples

@@ -143,8 +143,9 @@ class _Deciding:
         return self.run.job.whiten
 
     def kept(self, before: ReleaseManifest) -> Decision | None:
-        """Keep the decision of the previous release. Returns None, and logs the reason, if it must be made
-        again.
+        """Keep the decision of the previous release.
+
+        Returns None, and logs the reason, if it must be made again.
         """
         then = _decided(self.settings, before)
         if then is None or then.fitted is None:
@@ -164,10 +165,10 @@ class _Deciding:
             limit = f"whiten.max_drift {most:g}"
             say(f"the {name} is fitted again: {measured} since it was fitted exceeds {limit}")
             return None
-        use = "used" if then.used else "not used"
+        kept = f"The {name} of release {before.release} is kept, {'used' if then.used else 'not used'}"
         return replace(
             self.raw,
-            sentence=f"The {name} of release {before.release} is kept, {use}: {measured} of at most {most:g}.",
+            sentence=f"{kept}: {measured} of at most {most:g}.",
             fitted=transform,
             used=then.used,
             ref=then.fitted,
@@ -176,7 +177,7 @@ class _Deciding:
         )
 
     def _still_unfitted(self, then: Whitened, release: int) -> Decision | None:
-        """Keep the decision that nothing can be fitted, unless there are more rows or other vectors than then.
+        """Keep the decision that nothing can be fitted, unless rows were added or the vectors drifted since.
 
         Returns None if a fit is to be tried again.
         """

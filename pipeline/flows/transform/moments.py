@@ -3,7 +3,7 @@
 The moments of the units, less their dead rows, are merged as a tree of fixed shape in the order of the units.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.errors import DataError
 from pipeline.flows.rows import LiveRows, Placed, placed_rows, vectors_at
 from pipeline.flows.run import Run
-from pipeline.flows.workers.tasks import Pool
+from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.stats.moments import GROUP, MOST_DEAD, Moments, merge_tree
 from pipeline.store.address import row_of
 from pipeline.store.dead import Dead
@@ -61,29 +61,23 @@ def _store(source: LiveRows, moments: Moments, name: str) -> FileRef:
 
 
 @dataclass(frozen=True)
-class HeldMoments:
+class HeldMoments(PlainTask[tuple[Placed, ...], FileRef]):
     """Compute the moments of `count` live rows, chosen by hash of id, as a file."""
 
     source: LiveRows
     count: int
 
-    def start(self) -> Callable[[tuple[Placed, ...]], FileRef]:
-        return self._work
-
-    def _work(self, units: tuple[Placed, ...]) -> FileRef:
+    def work(self, units: tuple[Placed, ...]) -> FileRef:
         return _store(self.source, Moments.of(self.source.sample(units, self.count, "held out")[1]), "held")
 
 
 @dataclass(frozen=True)
-class MergeMoments:
+class MergeMoments(PlainTask[tuple[Placed, ...], FileRef]):
     """Merge the moments of a group of units into one partial result, in a file named by its content."""
 
     source: LiveRows
 
-    def start(self) -> Callable[[tuple[Placed, ...]], FileRef]:
-        return self._work
-
-    def _work(self, units: tuple[Placed, ...]) -> FileRef:
+    def work(self, units: tuple[Placed, ...]) -> FileRef:
         dead = Dead.load(self.source.store, self.source.dead)
         return _store(self.source, merge_tree(self._parts(units, dead)), "merged")
 

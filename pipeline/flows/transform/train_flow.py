@@ -1,6 +1,5 @@
 """Training of a flow (BERT-flow) on the stored vectors, by one worker that continues after a restart."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice
@@ -14,7 +13,7 @@ from pipeline.errors import DataError
 from pipeline.flows.rows import LiveRows, Placed
 from pipeline.flows.transform.flow_order import RowOrder
 from pipeline.flows.transform.write import store_transform
-from pipeline.flows.workers.tasks import Pool, progress
+from pipeline.flows.workers.tasks import PlainTask, Pool, progress
 from pipeline.flows.workers.worker import gpu_assigned
 from pipeline.flows.workers.workers import Workers
 from pipeline.log import Running, say
@@ -146,13 +145,10 @@ def train_flow(training: FlowTraining, workers: Workers, pool: Pool, bar: Runnin
 
 
 @dataclass(frozen=True)
-class TrainFlow:
+class TrainFlow(PlainTask[FlowTraining, FileRef]):
     """Train one flow to its end, on the GPU that this worker was assigned, else on the CPU."""
 
-    def start(self) -> Callable[[FlowTraining], FileRef]:
-        return self._work
-
-    def _work(self, training: FlowTraining) -> FileRef:
+    def work(self, training: FlowTraining) -> FileRef:
         from pipeline.train.flow import Diverged, one_thread
 
         store = training.source.store

@@ -1,6 +1,5 @@
 """Store a fitted transform; write the transformed vectors of all units (whiten.write_vectors)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -8,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.flows.run import Run
-from pipeline.flows.workers.tasks import Pool
+from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.post import Transform, space_after
 from pipeline.store.base import Store
 from pipeline.store.once import put_by_content, remembered
@@ -30,16 +29,13 @@ def store_transform(store: Store, transform: Transform) -> FileRef:
 
 
 @dataclass(frozen=True)
-class WhitenUnit:
+class WhitenUnit(PlainTask[UnitRecord, UnitRecord]):
     """Write the transformed vectors of one unit, named by the transform."""
 
     store: Store
     transform: Transform
 
-    def start(self) -> Callable[[UnitRecord], UnitRecord]:
-        return self._work
-
-    def _work(self, unit: UnitRecord) -> UnitRecord:
+    def work(self, unit: UnitRecord) -> UnitRecord:
         name = f"{self.transform.transform_id[:16]}/{unit.sha256[:24]}"
         path = f"units/whitened/{name}.json"
         return remembered(self.store, path, UnitRecord, lambda: self._written(unit, name))

@@ -6,7 +6,6 @@ import importlib.machinery
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 import warnings
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, TransientError
+from pipeline.flows.workers.address import NO_ADDRESS, TOKEN, address_of, check_answers, no_answer
 from pipeline.flows.workers.heartbeat import expect, open_board
 from pipeline.flows.workers.local import LocalWorkers
 from pipeline.flows.workers.ray_workers import RayWorkers
@@ -24,22 +24,9 @@ from pipeline.log import Stages, give_up
 from pipeline.settings import ClusterSettings
 
 _LOOK_S = 0.5
-_ANSWER_S = 10.0  # timeout for connecting to a cluster
-_SILENT_S = 60.0  # timeout for the first bytes from the head; a busy head needs more than a moment
-# the bytes that open an HTTP/2 connection (RFC 9113, 3.4), which a gRPC server answers
-_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _OBJECT_STORE = 256 << 20  # bytes: only records and model settings pass through it
 # with Ray's default of 1,000 every stage of a short night waits for new processes
 _PROCESSES = {"idle_worker_killing_time_threshold_ms": 10_000}
-
-_NO_ADDRESS = {
-    "cluster.address": "set cluster.address to null for a local one",
-    "RAY_ADDRESS": "unset RAY_ADDRESS for a local one",
-    "local Ray": "look at its logs below /tmp/ray",
-}
-_TOKEN = (
-    "RAY_AUTH_MODE=token and the cluster's token in ~/.ray/auth_token, RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN"
-)
 
 # local workers of the enclosing block: like Ray, they are connected once per process
 _local: LocalWorkers | None = None
@@ -132,7 +119,7 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
 
     address, named = address_of(settings)
     _check_directory()
-    _check_answers(address, named, settings.patience_s)
+    check_answers(address, named, settings.patience_s)
     level = logging.INFO if verbose else logging.ERROR
     options: dict[str, Any] = {"address": address, "log_to_driver": verbose, "logging_level": level}
     if address == "local":
@@ -148,18 +135,18 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
             ray.init(**options)
     except ValueError as error:
         found = f"{address!r} ({' '.join(str(error).split())[:200]})"
-        remedy = f"correct it, or {_NO_ADDRESS[named]}"
+        remedy = f"correct it, or {NO_ADDRESS[named]}"
         raise ConfigError(named, "a Ray address: host:port, auto or local", found, remedy) from error
     except ray.exceptions.AuthenticationError as error:
         found = " ".join(str(error).split())[:200]
-        raise ConfigError(f"{named} {address}", "a token of that cluster", found, f"set {_TOKEN}") from error
+        raise ConfigError(f"{named} {address}", "a token of that cluster", found, f"set {TOKEN}") from error
     except Exception as error:
         # Ray raises a plain Exception for a node that is not up in time
         expected = isinstance(error, (ConnectionError, TimeoutError, RuntimeError))
         if not expected and type(error) is not Exception:
             raise
         found = f"{type(error).__name__}: {error}"
-        raise _no_answer(address, named, found) from error
+        raise no_answer(address, named, found) from error
 
 
 def _keep_token() -> None:
@@ -168,12 +155,6 @@ def _keep_token() -> None:
         folder = Path.home() / ".ray"
         folder.mkdir(mode=0o700, exist_ok=True)
         folder.chmod(0o700)
-
-
-def _no_answer(address: str, named: str, found: str) -> TransientError:
-    token = "" if address == "local" else f"set {_TOKEN} if it asks for one, "
-    remedy = f"check host and port, start the cluster, {token}or {_NO_ADDRESS[named]}"
-    return TransientError(f"{named} {address}", "a Ray cluster that answers", found, remedy)
 
 
 @contextlib.contextmanager
@@ -186,7 +167,7 @@ def _within(patience_s: float, address: str, named: str, reopen: Callable[[], No
         named: setting that names the address.
         reopen: opens standard error, where the error is written.
     """
-    failure = _no_answer(address, named, f"no answer within {patience_s:g} s (cluster.patience_s)")
+    failure = no_answer(address, named, f"no answer within {patience_s:g} s (cluster.patience_s)")
 
     def end() -> None:
         reopen()
@@ -219,30 +200,6 @@ def _check_directory() -> None:
         raise ConfigError(directory, expected, other, "run in another directory, or rename it")
 
 
-def _check_answers(address: str, named: str, patience_s: float) -> None:
-    """Raise TransientError if nothing listens at a host:port, or if it listens but sends nothing.
-
-    Ray would wait many minutes, or forever, without a message.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or "/" in host or not port.isdigit():
-        return
-    try:
-        connection = socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S)
-    except (OSError, OverflowError) as error:
-        raise _no_answer(address, named, str(error)) from None
-    silent_s = min(_SILENT_S, patience_s)
-    # a server that closes the connection may expect TLS: Ray itself finds out
-    with connection, contextlib.suppress(ConnectionError):
-        connection.settimeout(silent_s)
-        connection.sendall(_GREETING)
-        try:
-            connection.recv(1)
-        except TimeoutError:
-            found = f"a port that accepts connections but sends nothing for {silent_s:g} s"
-            raise _no_answer(address, named, found) from None
-
-
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
     """Restore the SIGTERM handler after the block: Ray's own ends the process without a message."""
@@ -257,20 +214,6 @@ def _own_signals() -> Iterator[None]:
 def is_local(settings: ClusterSettings) -> bool:
     """Return whether all work runs on this machine and none of it on a GPU."""
     return address_of(settings)[0] == "local" and not settings.gpus_per_worker
-
-
-def address_of(settings: ClusterSettings) -> tuple[str, str]:
-    """Return the address to connect to and the setting that named it.
-
-    Ray's own guess is never used: a stale file must not attach us to another user's cluster.
-    """
-    if settings.address:
-        return settings.address, "cluster.address"
-    inherited = os.environ.get("RAY_ADDRESS", "")  # inside `ray job submit`: the job's own cluster
-    # an http address is the dashboard, for `ray job submit` itself
-    if inherited and not inherited.startswith(("http://", "https://")):
-        return inherited, "RAY_ADDRESS"
-    return "local", "local Ray"
 
 
 def quiet(verbose: bool) -> None:

@@ -1,7 +1,8 @@
 """Report metrics to Prometheus through the metrics agent of every Ray node.
 
 Without a connection to Ray each call does nothing. Ray sends a process's metrics to its node's agent every
-ten seconds and when the process disconnects. The node's metrics port serves them as `ray_<name>`; counters
+ten seconds and when the process disconnects. The node's metrics port serves a gauge as `ray_<name>` and a
+counter as `ray_<name>_total`.
 """
 
 import contextlib

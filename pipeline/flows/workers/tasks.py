@@ -20,7 +20,9 @@ Listener = Callable[[int, bool], None]
 class Task(Protocol[Item_contra, Made_co]):
     """A value that travels to a worker. `start` runs once there, loads the models and returns the work."""
 
-    def start(self) -> Callable[[Item_contra], Made_co]: ...
+    def start(self) -> Callable[[Item_contra], Made_co]:
+        """Load the models and return the work for one item."""
+        ...
 
 
 class PlainTask(abc.ABC, Generic[Item, Made]):

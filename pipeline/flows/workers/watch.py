@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.errors import PipelineError, TransientError
-from pipeline.flows.workers.heartbeat import Call, Look, Patience, open_board, patience
+from pipeline.flows.workers.board import Look
+from pipeline.flows.workers.heartbeat import Call, Patience, open_board, patience
 from pipeline.flows.workers.room import Needs, addable, nodes_alive, nodes_seen
 from pipeline.flows.workers.standstill import Worker, end_process, hanging, longest_s
 from pipeline.log import Running, say

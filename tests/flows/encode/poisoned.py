@@ -1,7 +1,6 @@
-"""An encoder on which some texts do harm, or that hangs while it is loaded where HANGS_LOADING is in the
-environment, for tests of what comes of it.
+"""An encoder that some texts kill, make raise, or make hang, installed in a process by `install`.
 
-It is put in place by `install`, in the process that is to suffer.
+With HANGS_LOADING in the environment it hangs while it is loaded.
 """
 
 import os
@@ -17,7 +16,7 @@ HANGS_LOADING = "TEST_HANGS_LOADING"
 
 
 def install() -> None:
-    """From now on, in this process, an encoder that meets the one text dies and that meets the other raises."""
+    """Make encoders of this process die at KILLS, hang at HANGS and raise at RAISES."""
     if HANGS_LOADING in os.environ:
         time.sleep(3600)
     original = module.Encoder.encode_stream

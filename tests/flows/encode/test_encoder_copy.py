@@ -1,6 +1,4 @@
-"""Workers on other nodes load the copy below the release root, which is the same encoder; nothing of the
-driver's disk is assumed there.
-"""
+"""Workers on other nodes load the same encoder from the copy below the root, without the driver's disk."""
 
 from pathlib import Path
 

@@ -1,5 +1,6 @@
-"""A text that kills its process, or makes the encoder raise, is set aside with its reason; every other text
-of its unit gets the vector that it always has.
+"""A text that kills its process, or makes the encoder raise, is quarantined with its reason.
+
+All other texts of its unit get their usual vectors.
 """
 
 import os
@@ -51,7 +52,7 @@ sys.meta_path.insert(0, Finder())
 
 @pytest.fixture
 def poison(tmp_path: Path) -> dict[str, str]:
-    """Environment of a process that runs with the harmful texts."""
+    """The environment of a process whose encoders are harmed by the texts of `poisoned`."""
     folder = tmp_path / "poison"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(_POISON)
@@ -110,7 +111,7 @@ def test_a_child_that_hangs_while_it_loads_the_encoder_is_ended_and_tells_of_no_
     with pytest.raises(ModelError, match="a process that can load the encoder, found no progress for 3 s"):
         list(child.encode_stream([pa.array(["one", "two"])], lambda rows: told.append(time.monotonic())))
     assert child.rejected == {}
-    assert time.monotonic() - told[-1] > 3.0, "whoever waits for it was told of nothing since"
+    assert time.monotonic() - told[-1] > 3.0, "progress was reported to the worker that waits"
 
 
 @pytest.mark.slow

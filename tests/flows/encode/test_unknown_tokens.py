@@ -1,5 +1,6 @@
-"""A corpus in a language that the tokenizer does not know is not published in silence: warned from 5 %,
-refused by a gate, on every road to a release.
+"""A corpus in a language that the tokenizer does not know is warned about from 5 % on, and refused by a gate.
+
+This holds for every command that leads to a release.
 """
 
 import json
@@ -80,12 +81,12 @@ def test_the_counts_survive_nights_on_which_little_is_encoded(make_job: Make, tm
         > first.facts["tokens"]["unknown_share"]
     )
     assert tokens["scripts"]["latin"] == first.facts["tokens"]["scripts"]["latin"]
-    assert [sentence.split(" of ")[0] for sentence in second.facts["warnings"]] == [f"{tokens['scripts']['chinese']['unknown_share']:.1%}",
-                                                                                   f"{tokens['tonight']['unknown_share']:.1%}"]  # fmt: skip
+    shares = [tokens["scripts"]["chinese"]["unknown_share"], tokens["tonight"]["unknown_share"]]
+    warned = [sentence.split(" of ")[0] for sentence in second.facts["warnings"]]
+    assert warned == [f"{share:.1%}" for share in shares]
     assert run(make_job).facts["tokens"] == tokens  # nothing changed: as published
-    put(
-        tmp_path, "again", chinese(20)
-    )  # vectors of texts that another unit holds are copied: they count all the same
+    # vectors of equal texts in another unit are copied, and their tokens counted too
+    put(tmp_path, "again", chinese(20))
     third = run(make_job).facts
     assert third["counts"]["encoded"] == 0
     assert third["tokens"]["scripts"]["chinese"]["unknown"] == 2 * tokens["scripts"]["chinese"]["unknown"]

@@ -1,5 +1,6 @@
-"""A flow is trained on every live row but those held out, in one order, to the same bytes whoever trained it
-and however often it was killed.
+"""A flow is trained on all live rows that are not held out, in one order.
+
+Its bytes do not depend on the worker, or on how often the training was killed.
 """
 
 import os
@@ -39,7 +40,7 @@ ROWS = (210, 190, 200)
 
 
 def chain(folder: Path, rows: tuple[int, ...] = ROWS, dim: int = 24) -> Chain:
-    """Units of so many rows, ten of which are dead."""
+    """Units with these numbers of rows; ten rows are dead."""
     made = Chain(folder / "root", None, dim=dim)  # type: ignore[arg-type]  no index is built here
     for each in rows:
         made.add(each, dropped=[1])

@@ -1,4 +1,4 @@
-"""Which cluster is meant, how many workers it gets, and what a wrong address is called. No Ray is started."""
+"""The address of the cluster, the number of workers, and errors for wrong addresses. No Ray is started."""
 
 import os
 import socket
@@ -10,7 +10,8 @@ import pytest
 
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError, TransientError
-from pipeline.flows.workers.cluster import _hushed, _within, address_of, connect
+from pipeline.flows.workers.address import address_of
+from pipeline.flows.workers.cluster import _hushed, _within, connect
 from pipeline.flows.workers.local import LocalWorkers
 from pipeline.flows.workers.ray_workers import RayWorkers
 from pipeline.flows.workers.room import Needs, Node

@@ -1,4 +1,4 @@
-"""The child process that does a small night's work: the same promises as a pool of Ray."""
+"""The child process that runs small nights keeps the guarantees of a Ray pool."""
 
 import os
 import signal
@@ -159,9 +159,9 @@ def test_the_child_is_the_one_worker_whatever_a_worker_of_ray_would_take(cpus: f
 
 
 class Raced(list[int]):
-    """What parent and child share.
+    """The memory that parent and child share.
 
-    At read or write number `at` of an element the other side makes its move, in between.
+    Before read or write number `at` of an element, the other process makes its move.
     """
 
     def __init__(self, at: int, move: Callable[[], object]) -> None:

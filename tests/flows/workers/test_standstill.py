@@ -1,10 +1,10 @@
-"""When an item counts as one that hangs, on clocks that the tests drive: no process waits, none is killed."""
+"""Detection of hanging items, with clocks that the tests drive: no process waits, and none is killed."""
 
 from dataclasses import dataclass
 
 import pytest
 
-from pipeline.flows.workers.heartbeat import Board
+from pipeline.flows.workers.board import Board
 from pipeline.flows.workers.standstill import Standstill, Worker, longest_s
 
 WORKER = Worker("node", 17, 4)
@@ -19,7 +19,7 @@ class Clock:
 
 
 def still_s(board: Board, clock: Clock, seconds: int) -> float:
-    """Seconds without progress of the one item, after so many looks a second apart."""
+    """Return the seconds without progress of the only item, after `seconds` looks, one per second."""
     for _ in range(seconds):
         clock.now += 1.0
         look = board.look("call")
@@ -35,7 +35,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def board(clock: Clock) -> Board:
-    """A board at which item 3 was begun just now."""
+    """A board at which item 3 has just begun."""
     board = Board(clock)
     board.look("call")
     board.begin("call", 3, WORKER)
