@@ -51,7 +51,7 @@ def set_effort(index: Any, effort: int) -> None:
 def choose_effort(
     index: Any, queries: Queries, truth: Neighbours, target: float
 ) -> tuple[int | None, tuple[CurvePoint, ...]]:
-    """Choose and set the least effort whose recall@10 is above `target` with its whole 95 % interval.
+    """Set the least effort whose recall@10 is above `target` with its whole 95 % interval.
 
     The interval makes sure that other queries reach the target too. If no effort reaches it, the one with the
     best recall is chosen. nprobe runs over 1, 2, 3, 4, 6, 8, 12 ... nlist, efSearch over 16, 24, 32 ... 1,024.
@@ -92,7 +92,7 @@ def is_flat(curve: list[CurvePoint]) -> bool:
 
 
 def curve_around(index: Any, queries: Queries, truth: Neighbours) -> tuple[CurvePoint, ...]:
-    """Measure points from a quarter to twice the effort that is set, which stays; none for exhaustive kinds."""
+    """Measure points from a quarter to twice the effort that is set; none for exhaustive kinds."""
     chosen = get_effort(index)
     if chosen is None:
         return ()

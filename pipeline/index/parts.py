@@ -157,7 +157,7 @@ def open_parts(
 
 
 def load_parts(store: Store, files: Sequence[FileRef], tombstones: FileRef | None = None) -> Parts:
-    """Open the index in stored files. tombstones: the addresses that they hold and that are dead."""
+    """Open the index in stored files, whose dead rows are in the file `tombstones`."""
     return open_parts(files, lambda file: file.local(store), Dead.load(store, tombstones).addresses)
 
 

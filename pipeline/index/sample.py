@@ -8,9 +8,10 @@ import pyarrow as pa
 
 
 def apportion(rows: Sequence[int], total: int) -> np.ndarray:
-    """Divide `total` samples among units in proportion to their rows (largest remainders, earlier unit first).
+    """Divide `total` samples among units in proportion to their rows, by largest remainders.
 
-    The sum is `total`, or the number of all rows if there are fewer.
+    Of equal remainders the earlier unit is first. The sum is `total`, or the number of all rows if there are
+    fewer.
     """
     sizes = np.asarray(rows, dtype=np.int64)
     total = min(total, int(sizes.sum()))

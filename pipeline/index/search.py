@@ -198,9 +198,11 @@ class _Opened:
 
     @functools.cached_property
     def encoder(self) -> "Encoder":
+        """Load the release's encoder at the first use."""
         return load_query_encoder(self._store, self.manifest, self._device)
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """Encode texts as queries, (n, d) float32."""
         cleaned = normalize(strings_of([replace_surrogates(text) for text in texts])).to_pylist()
         if not all(cleaned):
             remedy = "check the variable that holds it"
@@ -208,6 +210,7 @@ class _Opened:
         return self.encoder.encode(cleaned, query=True)
 
     def search(self, vectors: np.ndarray, k: int, texts: bool) -> pa.Table:
+        """Search for the k nearest rows; see `OpenRelease.search`."""
         scores, addresses = self._parts.search_further(self._checked(vectors), k)
         query, rank = np.nonzero(addresses != NOBODY)
         rows = self.ids.take(addresses[query, rank])

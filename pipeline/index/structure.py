@@ -1,4 +1,4 @@
-"""The structure of a faiss index: supported kinds, its components, and a fingerprint of everything trained."""
+"""The structure of a faiss index: supported classes, components, and a fingerprint of its training."""
 
 import hashlib
 import re

@@ -84,7 +84,7 @@ class ExactTopK:
         return best
 
     def merge(self, left: Neighbours, right: Neighbours) -> Neighbours:
-        """Return the nearest of both; of equal scores the lower address first, whatever the order of merging."""
+        """Return the nearest of both, whatever their order; of equal scores the lower address first."""
         addresses = np.concatenate([left.addresses, right.addresses], axis=1)
         scores = np.concatenate([left.scores, right.scores], axis=1)
         order = np.lexsort((addresses, -scores), axis=1)[:, : self.keep]

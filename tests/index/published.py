@@ -1,4 +1,4 @@
-"""A release made by hand, file by file: what a night publishes, without the night."""
+"""Releases made file by file, as a night publishes them."""
 
 import re
 from collections.abc import Sequence
@@ -24,27 +24,35 @@ from tests.index.clustered import Map
 
 WORDS = re.findall(
     r"\w+",
-    """a man in a blue shirt stands on a ladder and cleans window two dogs run girl reads book on the grass quick brown fox jumps over lazy
-dog near river bank then it sleeps Schnee liegt auf dem Dach der alten Mühle am Fluss""",
+    """a man in a blue shirt stands on a ladder and cleans window two dogs run girl reads book on the grass
+    quick brown fox jumps over lazy dog near river bank then it sleeps
+    Schnee liegt auf dem Dach der alten Mühle am Fluss""",
 )
 UNIT_ROWS = 50
 
 
 def texts(rows: int, seed: int = 0) -> list[str]:
+    """Make texts of 3 to 8 words."""
     rng = np.random.default_rng(seed)
     return [" ".join(rng.choice(WORDS, size=rng.integers(3, 9))) for _ in range(rows)]
 
 
 def open_encoder(folder: Path) -> Encoder:
+    """Load an encoder, not compiled."""
     return load_encoder(EncoderSettings(path=str(folder)), EncodeSettings(compile=False), "cpu")
 
 
 def addresses_of_rows(rows: int) -> np.ndarray:
+    """Return the addresses of rows in units of UNIT_ROWS."""
     return (np.arange(rows) // UNIT_ROWS << 32) | np.arange(rows) % UNIT_ROWS
 
 
 def ids_table(corpus: Sequence[str], rows: slice, ids: str | Sequence[str]) -> pa.Table:
-    """Addresses, ids and kept columns. ids: string or int for made-up ones, or the ids themselves."""
+    """Make a table of addresses, ids and kept columns.
+
+    Args:
+        ids: string or int, to generate ids of that type, or the ids themselves.
+    """
     numbers = np.arange(len(corpus))[rows]
     made_up = pa.array(numbers) if ids == "int" else pa.array([f"row-{number}" for number in numbers])
     names = made_up if isinstance(ids, str) else pa.array(ids[rows])
@@ -59,12 +67,18 @@ def ids_table(corpus: Sequence[str], rows: slice, ids: str | Sequence[str]) -> p
 
 
 def keep_corpus(store: Store) -> FileRef:
-    """A corpus record, which every release names."""
+    """Store an empty corpus record, because every release names one."""
     return stored_by_content(store, Corpus(id="", digest="", units=()).to_json(), "corpus", ".json")
 
 
 class Publisher:
-    """Publishes corpora with one encoder into one store."""
+    """Publishes corpora with one encoder into one store.
+
+    Attributes:
+        in_units: texts are in corpus units, not among the kept columns.
+    """
+
+    in_units = False
 
     def __init__(self, store: Store, folder: Path, scratch: Path) -> None:
         self.store, self.scratch, self.encoder = store, scratch, open_encoder(folder)
@@ -77,20 +91,18 @@ class Publisher:
         kind: str = "flat",
         on_disk: str = "auto",
         ids: str | Sequence[str] = "string",
-        in_units: bool = False,
     ) -> ReleaseManifest:
-        """in_units: the texts lie in corpus units, not among the kept columns."""
+        """Publish a release of these texts with an index of one part."""
         files = self._index(self.encoder.encode(corpus), transform, IndexSettings(kind=kind, on_disk=on_disk))
         return self.commit(
             corpus,
             IndexFiles(kind=kind, factory=kind, dim=48, files=files),
             len(corpus),
             ids=ids,
-            in_units=in_units,
         )
 
     def with_delta(self, corpus: Sequence[str], base: int, dead: Sequence[int]) -> ReleaseManifest:
-        """The first `base` rows in one part, the others in a second, and `dead` rows as tombstones."""
+        """Publish `base` rows in one part, the others in a second, and `dead` rows as tombstones."""
         vectors, addresses = self.encoder.encode(corpus), addresses_of_rows(len(corpus))
         files = []
         for rows in (slice(0, base), slice(base, None)):
@@ -104,7 +116,7 @@ class Publisher:
         return self.commit(corpus, index_files, len(corpus) - len(dead), tombstones=tombstones)
 
     def without(self, corpus: Sequence[str], dead: Sequence[int]) -> ReleaseManifest:
-        """All rows, the `dead` ones taken out of the index itself."""
+        """Publish all rows without the `dead` ones, which are removed from the index."""
         vectors, addresses = self.encoder.encode(corpus), addresses_of_rows(len(corpus))
         index = train(plan_index(len(corpus), 48, IndexSettings(kind="flat")), None, vectors)
         fill(index, [(addresses, vectors)])
@@ -122,8 +134,8 @@ class Publisher:
         rows: int,
         tombstones: FileRef | None = None,
         ids: str | Sequence[str] = "string",
-        in_units: bool = False,
     ) -> ReleaseManifest:
+        """Publish a release of these index files."""
         before = Releases(self.store).current()
         half = len(corpus) // (2 * UNIT_ROWS) * UNIT_ROWS
         references = []
@@ -134,10 +146,10 @@ class Publisher:
                 for start in starts
             ]
             if tables:
-                tables = [table.drop_columns(["text"]) for table in tables] if in_units else tables
+                tables = [table.drop_columns(["text"]) for table in tables] if self.in_units else tables
                 write_ids(self.scratch / "ids.arrow", tables)
                 references.append(self.put(self.scratch / "ids.arrow", "ids", ".arrow"))
-        units = self._keep_units(corpus) if in_units else ()
+        units = self._keep_units(corpus) if self.in_units else ()
         candidate = ReleaseManifest(
             parent=before.release if before else None,
             space_id=self.encoder.space_id,
@@ -174,11 +186,12 @@ class Publisher:
                 "sha256": "",
                 "space_id": "",
                 "numerics_id": "",
-            }  # nobody reads them here
+            }
             units.append(ReleaseUnit(ordinal=ordinal, rows=len(rows), corpus=texts, **vectors))
         return tuple(units)
 
     def put(self, file: Path, folder: str, suffix: str) -> FileRef:
+        """Store a file under a name made of its content."""
         digest = sha256_of(file)
         reference = FileRef(path=f"{folder}/{digest[:24]}{suffix}", sha256=digest, bytes=file.stat().st_size)
         self.store.put(file, reference.path)

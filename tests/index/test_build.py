@@ -1,4 +1,4 @@
-"""An index takes raw vectors, whitens and normalises them itself, and is the same index every time."""
+"""An index whitens and normalizes raw vectors itself, and is the same index every time."""
 
 import functools
 import subprocess
@@ -25,12 +25,13 @@ KINDS = [
     "SQ8",
     "IVF16_HNSW8,Flat",
 ]
-APART = ["hnsw", "IVF16,PQ4x4fs"]  # faiss cannot take rows out of these, or not put others in afterwards
+APART = ["hnsw", "IVF16,PQ4x4fs"]  # faiss cannot remove rows from these, or not add others afterwards
 REMOVABLE = [kind for kind in KINDS if kind not in APART]
 ROWS = 2_000
 
 
 def planned(kind: str, transform: Map | None, rows: int) -> IndexPlan:
+    """Plan an index of `rows` clustered vectors."""
     dim = 32 if transform is None else len(transform.bias)
     return plan_index(
         rows, dim, IndexSettings(kind=kind, nlist=20 if kind.startswith(("ivf", "opq")) else None)
@@ -39,11 +40,13 @@ def planned(kind: str, transform: Map | None, rows: int) -> IndexPlan:
 
 @functools.cache
 def trained(kind: str, whitened: bool, rows: int) -> np.ndarray:
+    """Train an empty index; returns it serialized, so that a test may change its copy."""
     transform = some_map() if whitened else None
     return faiss.serialize_index(train(planned(kind, transform, rows), transform, clustered(rows).raw))
 
 
 def built(kind: str, transform: Map | None = None, rows: int = ROWS):
+    """Return an index filled with clustered vectors, the vectors, and its plan."""
     vectors = clustered(rows)
     index = faiss.deserialize_index(trained(kind, transform is not None, rows))
     fill(index, vectors.batches())
@@ -177,9 +180,7 @@ def test_a_file_that_is_no_index_is_named(content, tmp_path):
 
 
 def test_transforms_before_a_factorys_own_are_freed_once():
-    """A transform made in Python and owned by the index as well crashes the process at collection, so this
-    runs in one of its own.
-    """
+    """Run in a process of its own: a transform that Python and the index both free would crash it."""
     code = """
 import gc
 from pipeline.index.build import train
@@ -198,7 +199,7 @@ print("alive")
 
 @pytest.fixture
 def lists_apart(tmp_path: Path) -> tuple[Path, Path]:
-    """(an index file, the file outside its folder that it names for its lists), as somebody may craft them."""
+    """Craft an index file whose lists are in a file outside its folder; returns both."""
     index, _, _ = built("ivf_flat")
     ivf = ivf_of(index)
     victim = tmp_path / "outside" / "lists.ivfdata"

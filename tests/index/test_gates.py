@@ -28,6 +28,7 @@ def test_a_text_without_a_vector_then_and_now_did_not_move():
 
 
 def measured(**changes: object) -> Measured:
+    """Measure a small index, and change some of the values."""
     index, queries, truth = built("ivf_flat", clustered(1_000))
     return measure(index, queries, truth, IndexSettings(), 0.95).model_copy(update=changes)
 

@@ -1,4 +1,4 @@
-"""Addresses lead back to the rows they were written with."""
+"""Ids are those that were written with the addresses."""
 
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from pipeline.index.ids import Ids, write_ids
 
 
 def unit(ordinal: int, rows: np.ndarray, ids: pa.DataType) -> pa.Table:
+    """Make the ids table of a unit."""
     names = (
         pa.array([ordinal * 1_000 + row for row in rows.tolist()])
         if pa.types.is_integer(ids)
@@ -79,9 +80,7 @@ def test_a_file_that_holds_no_ids_is_named(content, tmp_path):
 
 
 def test_offsets_that_leave_the_file_are_refused_by_a_full_look(tmp_path: Path):
-    """A file as somebody may craft it: its sha256 is right, and taking a row of it would read memory that is
-    not its own.
-    """
+    """Craft a file with a valid sha256, from which taking a row would read memory outside the file."""
     data, lengths = pa.py_buffer(b"abc"), np.array([0, 1, 1_000_000, 3], dtype=np.int32)
     ids = pa.Array.from_buffers(pa.string(), 3, [None, pa.py_buffer(lengths), data])
     table = pa.table({"address": pa.array([1, 2, 3]), "id": ids})

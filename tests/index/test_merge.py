@@ -1,4 +1,4 @@
-"""Parts merge to what one unsharded build answers, and parts that do not fit together are refused by name."""
+"""Merged parts answer as one index; parts that do not fit together are refused by name."""
 
 import functools
 from dataclasses import replace
@@ -23,19 +23,23 @@ VECTORS = clustered(2_500)
 
 @functools.cache
 def trained_bytes(kind: str, seed: int) -> np.ndarray:
+    """Train an empty index; returns it serialized."""
     plan = plan_index(2_500, 28, IndexSettings(kind=kind, nlist=20 if kind in ON_DISK else None))
     return faiss.serialize_index(train(plan, some_map(), VECTORS.raw, seed))
 
 
 def trained(kind: str, seed: int = 0):
+    """Return a copy of an empty, trained index."""
     return faiss.deserialize_index(trained_bytes(kind, seed))
 
 
 def copied(index):
+    """Copy an index."""
     return faiss.deserialize_index(faiss.serialize_index(index))
 
 
 def part(folder: Path, name: str, index, vectors: Vectors) -> Part:
+    """Fill a copy of an index with vectors, as a part in a file."""
     index = copied(index)
     filled = fill(index, vectors.batches())
     write_index(index, folder / name)
@@ -43,6 +47,7 @@ def part(folder: Path, name: str, index, vectors: Vectors) -> Part:
 
 
 def three_parts(folder: Path, index) -> list[Part]:
+    """Fill three parts of unequal size."""
     return [
         part(folder, f"part{n}.faiss", index, VECTORS.part(rows))
         for n, rows in enumerate((slice(0, 500), slice(500, 2_000), slice(2_000, None)))
@@ -50,12 +55,14 @@ def three_parts(folder: Path, index) -> list[Part]:
 
 
 def unsharded(index):
+    """Fill one index with all vectors."""
     whole = copied(index)
     fill(whole, VECTORS.batches())
     return whole
 
 
 def assert_equal_answers(left, right):
+    """Assert that two indexes give the same answers."""
     for effort in (1, 5, 20):
         for index in (left, right):
             if (ivf := ivf_of(index)) is not None:
@@ -126,7 +133,7 @@ def test_a_part_under_another_whitening_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf_sq8"])
-def test_rows_that_are_twice_there_are_refused(kind, tmp_path):
+def test_rows_that_occur_twice_are_refused(kind, tmp_path):
     index = trained(kind)
     parts = [
         part(tmp_path, "a.faiss", index, VECTORS.part(slice(0, 1_000))),
@@ -177,7 +184,7 @@ def test_all_addresses_come_out_again(tmp_path):
 @pytest.mark.parametrize("kind", ["flat", "ivf_flat"])
 @pytest.mark.parametrize("join", [merge, lambda parts: merge_on_disk(parts, Path("nowhere"))])
 def test_parts_of_two_spaces_are_refused_by_both_names(kind, join, tmp_path):
-    """Flat parts have no training: but for the space, nothing would tell them apart."""
+    """Flat parts have no training, so only the space distinguishes them."""
     ours, other, _ = three_parts(tmp_path, trained(kind))
     with pytest.raises(SpaceMismatch, match=f"vectors of space {'5' * 64}.*space {'7' * 64}"):
         join([replace(ours, space_id="5" * 64), replace(other, space_id="7" * 64)])

@@ -18,7 +18,7 @@ KINDS = ["ivf_flat", "ivf_sq8", "hnsw"]
 
 
 def topics(seed: int = 0) -> np.ndarray:
-    """(TOPICS * ROWS, DIM) float32: topics around centres, so a lost topic has no close neighbour."""
+    """Make (TOPICS * ROWS, DIM) float32 around centres; a deleted topic leaves no close neighbour."""
     rng = np.random.default_rng(seed)
     centres = np.repeat(rng.normal(size=(TOPICS, DIM)), ROWS, axis=0)
     return (centres + 0.6 * rng.normal(size=centres.shape)).astype(np.float32)
@@ -27,7 +27,7 @@ def topics(seed: int = 0) -> np.ndarray:
 def without_first_topic(
     kind: str, raw: np.ndarray, dead: np.ndarray, **given: int
 ) -> tuple[object, Measured]:
-    """(index over all topics but the first, measured with live rows and the rows `dead` as queries)."""
+    """Index all topics but the first, and measure with live rows and the rows `dead` as queries."""
     live = np.arange(ROWS, len(raw))
     settings = IndexSettings(kind=kind, **given)
     index = train(plan_index(len(live), DIM, settings), None, raw[live])
@@ -39,7 +39,7 @@ def without_first_topic(
 
 
 def recall_of(index: object, raw: np.ndarray, asked: np.ndarray) -> float:
-    """Recall@10 by numpy over the live rows, each query's own row left out."""
+    """Compute recall@10 by numpy over the live rows, without each query's own row."""
     live = np.arange(ROWS, len(raw))
     exact = cosines(raw[asked], raw[live], None)
     exact[asked[:, None] == live] = -np.inf

@@ -1,4 +1,4 @@
-"""Hard negatives of a few neighbours, against the same rules one pair at a time."""
+"""Hard negatives equal those that the same rules give for one pair at a time."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from pipeline.settings.training import MineSettings
 
 
 def made(pairs: int = 200, k: int = 12) -> tuple[Neighbours, np.ndarray]:
-    """Random neighbours, best first, some of them gone, and cosines of the positives."""
+    """Make random neighbours, best first, some of them NOBODY, and cosines of the positives."""
     random = np.random.default_rng(0)
     addresses = np.stack([random.permutation(1_000)[:k] for _ in range(pairs)]) + (np.int64(3) << 32)
     addresses[random.random(addresses.shape) < 0.2] = NOBODY
@@ -19,7 +19,7 @@ def made(pairs: int = 200, k: int = 12) -> tuple[Neighbours, np.ndarray]:
 
 
 def allowed(found: Neighbours, positives: np.ndarray, settings: MineSettings) -> list[list[int]]:
-    """What each pair may have, one at a time."""
+    """List the candidates of each pair, one pair at a time."""
     left = []
     for addresses, scores, positive in zip(found.addresses.tolist(), found.scores, positives, strict=True):
         ranked = [

@@ -1,6 +1,4 @@
-"""Rows come and go for many nights: an index changed in place, or a base with a delta and tombstones, answers
-as one that is filled anew.
-"""
+"""After many nights of changes, an index in one part or two answers as one that is filled from scratch."""
 
 import functools
 from pathlib import Path
@@ -19,7 +17,7 @@ from pipeline.settings import IndexSettings
 from pipeline.store.units import FileRef
 from tests.index.clustered import clustered, cosines, some_map
 
-POOL = clustered(3_000)  # rows that come to life and die, each with its address
+POOL = clustered(3_000)  # rows that are added and deleted, each with its address
 FIRST = 1_500
 CHANGED_IN_PLACE = [
     "flat",
@@ -37,6 +35,7 @@ QUERIES = clustered(40, seed=9).raw
 
 @functools.cache
 def trained_bytes(kind: str) -> np.ndarray:
+    """Train an empty index; returns it serialized."""
     settings = IndexSettings(
         kind="ivf_flat" if kind == "on_disk" else kind,
         nlist=16 if kind in ("ivf_flat", "ivf_sq8", "opq_ivf_pq", "on_disk") else None,
@@ -45,6 +44,7 @@ def trained_bytes(kind: str) -> np.ndarray:
 
 
 def trained(kind: str):
+    """Return a copy of an empty, trained index."""
     index = faiss.deserialize_index(trained_bytes(kind))
     if (ivf := ivf_of(index)) is not None:
         ivf.nprobe = 5
@@ -54,13 +54,14 @@ def trained(kind: str):
 
 
 def filled(kind: str, rows: np.ndarray):
+    """Fill an index with rows of the pool."""
     index = trained(kind)
     fill(index, [(POOL.addresses[rows], POOL.raw[rows])])
     return index
 
 
 def nights(seed: int):
-    """Six nights as masks of live rows: before and after each."""
+    """Yield masks of the live rows before and after each of six nights."""
     rng = np.random.default_rng(seed)
     live = np.arange(len(POOL.raw)) < FIRST
     for _ in range(6):
@@ -72,7 +73,7 @@ def nights(seed: int):
 
 
 def assert_same_answers(found, expected):
-    """The same rows with the same scores, but for which of the rows that share the last score come along.
+    """Assert equal rows and scores, except for rows that are tied for the last rank.
 
     Whitening is a matrix product, whose last bit depends on how many rows are multiplied at once: a component
     on the border of two codes may fall to either side, so of coded vectors one in a few hundred may score
@@ -105,6 +106,7 @@ def test_an_index_changed_in_place_answers_as_one_filled_anew(kind, seed):
 
 
 def base_of(kind: str, folder: Path):
+    """Open the base of an index through links, as a release is opened."""
     index = filled(kind, np.arange(FIRST))
     if kind != "on_disk":
         return index

@@ -1,4 +1,4 @@
-"""A sample takes its share of every unit, by hash of id."""
+"""A sample is taken from every unit in proportion to its rows, by hash of id."""
 
 import numpy as np
 import pyarrow as pa

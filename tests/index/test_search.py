@@ -1,6 +1,4 @@
-"""A published release answers as exact search does, speaks its own space only, and notices every changed
-byte.
-"""
+"""A published release answers as exact search does, and refuses other spaces and changed bytes."""
 
 import subprocess
 import sys
@@ -31,27 +29,32 @@ WHITENING = Map(
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
+    """A folder of an encoder."""
     return save_folder(tmp_path_factory.mktemp("encoder") / "bert", "bert")
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
+    """An empty store."""
     return open_store(tmp_path / "root")
 
 
 @pytest.fixture
 def publish(store: Store, folder: Path, tmp_path: Path) -> Publisher:
+    """Publishes corpora into the store."""
     return Publisher(store, folder, tmp_path)
 
 
 def exact_ids(
     publisher: Publisher, queries: list[str], corpus: list[str], k: int, transform: Map | None = None
 ) -> list[list[str]]:
+    """Return the ids of the nearest rows by exact search."""
     scores = cosines(publisher.encoder.encode(queries), publisher.encoder.encode(corpus), transform)
     return [[f"row-{row}" for row in np.argsort(-each, kind="stable")[:k]] for each in scores]
 
 
 def ids_by_query(found: pa.Table) -> list[list[object]]:
+    """Return the ids of the answers to each query."""
     rows = found.to_pylist()
     return [
         [row["id"] for row in rows if row["query"] == query]
@@ -154,6 +157,7 @@ def test_a_root_without_releases_says_so(store):
 
 
 def changed(store: Store, reference: FileRef) -> None:
+    """Change one byte of a file."""
     content = bytearray(store.read(reference.path))
     content[len(content) // 2] ^= 1
     store.write(reference.path, bytes(content))
@@ -183,6 +187,7 @@ def test_changed_weights_are_refused_before_the_first_query(publish, store):
 
 
 def republished(publisher: Publisher, manifest: ReleaseManifest, **changes: object) -> ReleaseManifest:
+    """Publish a release again with other values in its manifest."""
     candidate = manifest.model_copy(update={"parent": manifest.release, "release": 0, **changes})
     return Releases(publisher.store).publish(candidate, str)
 
@@ -199,16 +204,14 @@ def test_names_that_leave_the_folder_are_refused(publish, store, monkeypatch):
     outside = EncoderFiles(path="encoders/e", files=(FileRef(path="../../etc/passwd", sha256="0"),))
     with pytest.raises(DataError, match="a relative path below the root"):
         republished(publish, manifest, encoder=outside)
-    monkeypatch.setattr(
-        "pipeline.store.release.Releases._refuse_if_pruned", lambda *_: None
-    )  # as somebody's own program might publish it
+    monkeypatch.setattr("pipeline.store.release.Releases._refuse_if_pruned", lambda *_: None)
     republished(publish, manifest, encoder=outside)
     with pytest.raises(DataError, match="a relative path below the root"):
         open_release(store.uri).search("x")
 
 
 def test_changed_tombstones_are_refused(publish, store):
-    """A dead row that comes back, or a live one that is hidden, is as bad as a changed vector."""
+    """A dead row that is found, or a live one that is hidden, is as bad as a changed vector."""
     manifest = publish.with_delta(CORPUS, base=300, dead=[0, 1, 2])
     changed(store, manifest.tombstones)
     with pytest.raises(DataError, match=f"{manifest.tombstones.path}: expected sha256"):
@@ -253,16 +256,16 @@ def test_base_delta_and_tombstones_answer_as_the_whole_without_the_dead(publish,
         assert set(left["id"].to_pylist()).isdisjoint(f"row-{row}" for row in dead)
 
 
-@pytest.mark.parametrize(("kind", "on_disk"), [("flat", "auto"), ("IVF4,Flat", "always")])
+@pytest.mark.parametrize("how", [{"kind": "flat"}, {"kind": "IVF4,Flat", "on_disk": "always"}])
 def test_a_release_in_an_object_store_is_searched_through_local_copies(
-    s3, folder, tmp_path, monkeypatch, kind, on_disk
+    s3, folder, tmp_path, monkeypatch, how
 ):
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
-    uri = f"{s3}/search-{kind[:3].lower()}"
+    uri = f"{s3}/search-{how['kind'][:3].lower()}"
     publisher = Publisher(open_store(uri), folder, tmp_path)
-    publisher(CORPUS, kind=kind, on_disk=on_disk)
+    publisher(CORPUS, **how)
     local = Publisher(open_store(tmp_path / "root"), folder, tmp_path)
-    local(CORPUS, kind=kind, on_disk=on_disk)
+    local(CORPUS, **how)
     assert open_release(uri).search(QUERIES, 5).equals(open_release(tmp_path / "root").search(QUERIES, 5))
 
 

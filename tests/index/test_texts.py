@@ -1,6 +1,4 @@
-"""The text behind an address, on a disk and in an object store: the right one in the asked order, whatever is
-wrong with a unit is said.
-"""
+"""Texts come in the order of their addresses, from a disk and an object store; damaged units are named."""
 
 from pathlib import Path
 
@@ -21,10 +19,12 @@ ROWS = {0: 9_000, 3: 1, 7: 250}  # of each ordinal; the first takes several batc
 
 
 def text_of(ordinal: int, row: int) -> str:
+    """Return the text of a row."""
     return f"text {row} of unit {ordinal}"
 
 
 def stored(store: Store, scratch: Path) -> list[ReleaseUnit]:
+    """Store units of texts."""
     units = []
     for ordinal, rows in ROWS.items():
         texts = pa.array([text_of(ordinal, row) for row in range(rows)], pa.large_string())
@@ -45,6 +45,7 @@ def stored(store: Store, scratch: Path) -> list[ReleaseUnit]:
 
 
 def addresses(*pairs: tuple[int, int]) -> np.ndarray:
+    """Return addresses of rows."""
     return np.array([ordinal << 32 | row for ordinal, row in pairs], dtype=np.int64)
 
 

@@ -11,6 +11,7 @@ from tests.index.clustered import Vectors, clustered, cosines, some_map
 
 
 def oracle(vectors: Vectors, step: int, transform, keep: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rank all rows by numpy in float64."""
     scores = cosines(vectors.raw[::step], vectors.raw, transform)
     scores[
         np.arange(len(scores)), np.arange(0, len(vectors.raw), step)
@@ -57,10 +58,9 @@ def test_no_rows_leave_nobody():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_rankings_carried_from_night_to_night_equal_those_recomputed(seed):
-    """Queries die too.
+    """Carried rankings are exact to their last rank; if one is shorter than rank 10, all rows are searched.
 
-    What is told without a scan is exact to its last rank; where it falls short of rank 10, all rows are
-    searched.
+    Queries' own rows die too.
     """
     vectors, rng = clustered(2_000, seed), np.random.default_rng(seed)
     fold, live, scans = ExactTopK(vectors.queries(40), some_map(), keep=16), np.arange(2_000) < 800, 0
@@ -111,4 +111,4 @@ def test_a_ranking_ends_where_the_shorter_knowledge_ends():
         Neighbours(np.array([[20, 21, NOBODY]]), np.array([[0.85, 0.1, -np.inf]], np.float32)), np.array([2])
     )
     carried = carry(fold, before, np.array([[True, False, False]]), added)
-    assert carried.addresses.tolist() == [[10, 20, NOBODY]]  # 21 may stand behind rows that were never listed
+    assert carried.addresses.tolist() == [[10, 20, NOBODY]]  # unlisted rows may come before 21

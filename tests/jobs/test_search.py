@@ -89,7 +89,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A release whose texts lie in its corpus units alone; the output has the width of a pipe."""
     monkeypatch.delenv("COLUMNS", raising=False)
     publish = Publisher(open_store(tmp_path / "root"), save_folder(tmp_path / "encoder", "bert"), tmp_path)
-    publish(CORPUS, in_units=True)
+    publish.in_units = True
+    publish(CORPUS)
     return str(tmp_path / "root")
 
 

@@ -1,4 +1,4 @@
 """Building the index of a release, or extending the one of the previous release.
 
-From outside: `index`, `extend`.
+From outside: `build`, `extend`, and the records in `records`.
 """

@@ -1,36 +1,29 @@
-"""Embedding units become one searchable index: sample and train once, fill shards in parallel, merge,
-measure.
-"""
+"""Build an index from units of vectors: sample and train, fill shards in parallel, merge, measure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TypeVar
 
 import numpy as np
 
 from pipeline.config import digest_of
 from pipeline.errors import DataError
-from pipeline.flows.index.tasks import (
-    Build,
-    BuiltIndex,
-    CountLive,
-    FillShard,
-    Finish,
-    Shard,
-    ShardRecord,
-    Train,
-)
+from pipeline.flows.index.records import BuiltIndex, Shard, ShardRecord
+from pipeline.flows.index.tasks import Build, CountLive, FillShard, Finish, Train
 from pipeline.flows.rows import LiveRows, Placed, space_of
 from pipeline.flows.run import Run
-from pipeline.flows.workers.tasks import Pool
+from pipeline.flows.workers.tasks import Pool, Task
 from pipeline.flows.workers.workers import Workers
 from pipeline.index.plan import IndexPlan, plan_index
-from pipeline.log import packages
+from pipeline.log import Running, packages
 from pipeline.post import Transform
 from pipeline.settings import IndexSettings, Job
 from pipeline.store.base import Store
-from pipeline.store.once import create_record
-from pipeline.store.units import FileRef
+from pipeline.store.once import remembered
+from pipeline.store.units import FileRef, Stored
+
+Record = TypeVar("Record", bound=Stored)
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -38,11 +31,11 @@ class IndexInput:
     """Vectors to index.
 
     Attributes:
-        units: of vectors, in any order.
+        units: units of vectors, in any order.
         dead: rows of the units that are left out.
         transform: applied to every vector and query (default: none).
-        dim: of the stored vectors.
-        asked_before: queries of the previous release, if the index takes the place of its own.
+        dim: dimension of the stored vectors.
+        asked_before: queries of the previous release, if this index replaces its index.
     """
 
     units: tuple[Placed, ...]
@@ -52,12 +45,12 @@ class IndexInput:
     asked_before: FileRef | None = None
 
     def plan(self, rows: int, settings: IndexSettings) -> IndexPlan:
-        """Return the index for so many live rows."""
+        """Plan the index for this number of live rows."""
         return plan_index(rows, self.transform.k if self.transform else self.dim, settings)
 
 
 def build_index(run: Run, vectors: IndexInput) -> BuiltIndex:
-    """Build the index over the live rows; whatever an earlier run finished of the same index is kept.
+    """Build the index over the live rows. Work that an earlier run finished is not repeated.
 
     Raises:
         SpaceMismatch: the units are of two spaces.
@@ -66,32 +59,26 @@ def build_index(run: Run, vectors: IndexInput) -> BuiltIndex:
     source = LiveRows(store, space_of(units), job.corpus.id, vectors.dead)
     filled, rows = live_units(run.workers, source, units)
     plan = vectors.plan(rows, job.index)
-    count = (
-        min(job.index.shards or run.workers.index_workers(job.cluster, len(filled)), len(filled))
-        if plan.shardable
-        else 1
-    )
-    what = {
+    count = shard_count(run, plan, len(filled))
+    identity = {
         **index_identity(job, filled, vectors.dead, transform),
         "plan": plan.model_dump(mode="json"),
         "shards": count,
     }
     if vectors.asked_before:
-        what["asked_before"] = vectors.asked_before.sha256
-    work = f"indexes/work/{digest_of(what)[:24]}"
+        identity["asked_before"] = vectors.asked_before.sha256
+    work = f"indexes/work/{digest_of(identity)[:24]}"
     build = Build(source, plan, job.index, job.gates, transform, work, vectors.asked_before)
-    done = f"{build.work}/built.json"
+    done = f"{work}/built.json"
     if built := BuiltIndex.load_complete(store, done):
         return built
     with run.stages("train") as bar:
         trained = run.workers.run(Train(build), filled, Pool(1))
         bar.stage.note = plan.factory
-    size = run.workers.index_workers(job.cluster, count)
-    records = fill_shards(run, FillShard(build, trained), Filling(filled, rows, count, size))
+    records = fill_shards(run, FillShard(build, trained), filled, rows, count)
+    finish = Finish(build, trained, max(placed.ordinal for placed in units) + 1)
     with run.stages("merge"):
-        finish = Finish(build, trained, max(placed.ordinal for placed in units) + 1)
-        built = _finished(run.workers, finish, records, done)
-    create_record(store, done, built)
+        built = made_once(store, done, BuiltIndex, lambda: run.workers.run(finish, records, Pool(1)))
     drop_parts(store, records)
     return built
 
@@ -102,12 +89,17 @@ def live_units(workers: Workers, source: LiveRows, units: Sequence[Placed]) -> t
     The units are in the order of their ordinals, so that addresses ascend through index and ids.
     """
     ordered = tuple(sorted(units, key=lambda placed: placed.ordinal))
-    counts = (
-        workers.run(CountLive(source), ordered, Pool(1))
-        if source.dead
-        else tuple(placed.unit.rows for placed in ordered)
-    )
+    counts = tuple(placed.unit.rows for placed in ordered)
+    if source.dead:
+        counts = workers.run(CountLive(source), ordered, Pool(1))
     return tuple(placed for placed, count in zip(ordered, counts, strict=True) if count), sum(counts)
+
+
+def shard_count(run: Run, plan: IndexPlan, units: int) -> int:
+    """Return the number of parts that so many units are filled into."""
+    if not plan.shardable:
+        return min(1, units)
+    return min(run.job.index.shards or run.workers.index_workers(run.job.cluster, max(1, units)), units)
 
 
 def index_identity(
@@ -124,47 +116,56 @@ def index_identity(
     }
 
 
-class Filling(NamedTuple):
-    """Units to fill into `shards` parts by `workers` workers. rows: live ones of the units."""
+def fill_shards(
+    run: Run, task: FillShard, units: tuple[Placed, ...], rows: int, count: int
+) -> tuple[ShardRecord, ...]:
+    """Fill the live rows of the units into `count` parts of the index.
 
-    units: tuple[Placed, ...]
-    rows: int
-    shards: int
-    workers: int
+    Args:
+        rows: number of live rows.
+    """
+    with run.stages("index", rows) as bar:
+        records = map_shards(run, task, units, count, bar)
+        bar.reach(rows)
+    return records
 
 
-def fill_shards(run: Run, task: FillShard, filling: Filling) -> tuple[ShardRecord, ...]:
-    """Fill the live rows of the units into parts of the index."""
-    parts = contiguous(filling.units, filling.shards)
-    shards = [Shard(number=number, units=part) for number, part in enumerate(parts)]
-    with run.stages("index", filling.rows) as bar:
-        pool = Pool(min(filling.workers, len(shards)))
-        filled = dict(run.workers.map_units(task, shards, pool, bar))
-        bar.reach(filling.rows)
-    return tuple(filled[number] for number in range(len(shards)))
+def map_shards(
+    run: Run, task: Task[Shard, Made], units: tuple[Placed, ...], count: int, bar: Running | None = None
+) -> tuple[Made, ...]:
+    """Apply a task to `count` shards of the units, and return the results in order."""
+    shards = contiguous(units, count)
+    pool = Pool(run.workers.index_workers(run.job.cluster, len(shards)))
+    results = dict(run.workers.map_units(task, shards, pool, bar))
+    return tuple(results[number] for number in range(len(shards)))
+
+
+def made_once(store: Store, path: str, kind: type[Record], make: Callable[[], Record]) -> Record:
+    """Load or make a record as `remembered` does, also if a concurrent run removes the parts meanwhile.
+
+    Such a run has finished the same index, so its record is returned.
+    """
+    try:
+        return remembered(store, path, kind, make)
+    except (FileNotFoundError, DataError):
+        if record := kind.load_complete(store, path):
+            return record
+        raise
 
 
 def drop_parts(store: Store, records: Sequence[ShardRecord]) -> None:
-    """Parts are as large as the index itself, and in it now."""
+    """Delete the parts after the merge, because together they are as large as the index."""
     for record in records:
         store.delete(record.part.path)
 
 
-def _finished(workers: Workers, task: Finish, shards: tuple[ShardRecord, ...], done: str) -> BuiltIndex:
-    try:
-        return workers.run(task, shards, Pool(1))
-    except (FileNotFoundError, DataError):
-        # a second run beside this one finished the same index and removed its parts
-        if built := BuiltIndex.load_complete(task.build.store, done):
-            return built
-        raise
+def contiguous(units: tuple[Placed, ...], count: int) -> list[Shard]:
+    """Divide units into at most `count` shards of consecutive units with about equal rows.
 
-
-def contiguous(units: tuple[Placed, ...], count: int) -> list[tuple[Placed, ...]]:
-    """`count` runs of consecutive units of about equal rows, none empty: merged in order they are the whole
-    in its order.
+    No shard is empty. Merged in order, the shards have the order of the units.
     """
     ends = np.cumsum([placed.unit.rows for placed in units])
     cuts = np.searchsorted(ends, ends[-1] * np.arange(1, count) / count, side="left") + 1
     runs = np.split(np.arange(len(units)), np.unique(np.minimum(cuts, len(units))))
-    return [tuple(units[place] for place in run) for run in runs if len(run)]
+    parts = [tuple(units[number] for number in run) for run in runs if len(run)]
+    return [Shard(number=number, units=part) for number, part in enumerate(parts)]

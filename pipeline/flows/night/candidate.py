@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from pipeline.flows.encode.unit import Spent, record_path
-from pipeline.flows.index.tasks import BuiltIndex
+from pipeline.flows.index.records import BuiltIndex
 from pipeline.flows.night.previous import PreviousRelease
 from pipeline.flows.rows import Placed
 from pipeline.flows.run import Run

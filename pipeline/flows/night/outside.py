@@ -11,9 +11,9 @@ import numpy as np
 
 from pipeline.errors import DataError, SpaceMismatch
 from pipeline.flows.encode.probe import encode_texts
-from pipeline.flows.index.build import contiguous, live_units
-from pipeline.flows.index.extend_tasks import ScanTruth
-from pipeline.flows.index.tasks import Shard, load_queries, load_truth
+from pipeline.flows.index.build import live_units, map_shards
+from pipeline.flows.index.measure_tasks import ScanTruth
+from pipeline.flows.index.records import load_queries, load_truth, store_queries
 from pipeline.flows.rows import LiveRows, placed_in
 from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import PlainTask, Pool
@@ -21,10 +21,8 @@ from pipeline.log import say
 from pipeline.models.folder.folder import open_folder
 from pipeline.post import Affine, load_transform
 from pipeline.settings import GateSettings
-from pipeline.stats.tensors import pack
 from pipeline.store.base import Store
 from pipeline.store.manifest import OUTSIDE_RECALL, Gate, ReleaseManifest
-from pipeline.store.once import put_by_content
 from pipeline.store.units import FileRef
 from pipeline.text.corpus.normalize import normalize
 from pipeline.text.corpus.queries import read_texts
@@ -97,16 +95,12 @@ def _recall(run: Run, manifest: ReleaseManifest, vectors: np.ndarray) -> tuple[f
     store = run.store
     with store.scratch() as scratch:
         addresses = np.full(len(vectors), OUTSIDE, dtype=np.int64)
-        file = scratch / "queries.safetensors"
-        file.write_bytes(pack({"addresses": addresses, "vectors": vectors.astype(np.float32)}, {}))
-        queries = put_by_content(store, file, "indexes/queries", len(vectors))
+        queries = store_queries(store, addresses, vectors.astype(np.float32), scratch)
     source = LiveRows(store, manifest.space_id, run.job.corpus.id, manifest.dead)
     units, _ = live_units(run.workers, source, placed_in(manifest))
     size = run.workers.index_workers(run.job.cluster, len(manifest.units))
-    shards = [Shard(number=number, units=part) for number, part in enumerate(contiguous(units, size))]
-    scan = ScanTruth(source, affine_of(store, manifest), queries)
-    pieces = [piece for _, piece in run.workers.map_units(scan, shards, Pool(min(size, len(shards))))]
-    return run.workers.run(RecallOf(store, manifest, queries), tuple(pieces), Pool(1))
+    pieces = map_shards(run, ScanTruth(source, affine_of(store, manifest), queries), units, size)
+    return run.workers.run(RecallOf(store, manifest, queries), pieces, Pool(1))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pipeline.flows.encode.probe import EncodeTexts
 from pipeline.flows.index import rules
 from pipeline.flows.index.build import IndexInput, build_index
 from pipeline.flows.index.extend import extend_index
-from pipeline.flows.index.tasks import BuiltIndex
+from pipeline.flows.index.records import BuiltIndex
 from pipeline.flows.night.candidate import Candidate, CandidateParts, Live, make_manifest
 from pipeline.flows.night.previous import PreviousRelease, load_previous
 from pipeline.flows.rows import LiveRows, place

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.flows.index.tasks import BuiltIndex
+from pipeline.flows.index.records import BuiltIndex
 from pipeline.flows.rows import LiveRows, Placed, placed_rows
 from pipeline.flows.workers.tasks import progress
 from pipeline.settings.training import MineSettings

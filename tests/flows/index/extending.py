@@ -1,6 +1,4 @@
-"""Releases made of made-up vectors: units are added, rows die, and each night's index is built or extended
-and published.
-"""
+"""Releases of random vectors: units are added, rows die, and each night's index is published."""
 
 import shutil
 from collections.abc import Sequence
@@ -15,7 +13,7 @@ import pyarrow.parquet as pq
 from pipeline.config import load_settings
 from pipeline.flows.index.build import IndexInput, build_index
 from pipeline.flows.index.extend import extend_index
-from pipeline.flows.index.tasks import BuiltIndex, load_queries, load_truth
+from pipeline.flows.index.records import BuiltIndex, load_queries, load_truth
 from pipeline.flows.rows import Placed
 from pipeline.flows.run import Run
 from pipeline.flows.workers.workers import Workers
@@ -38,7 +36,7 @@ SPACE = "5" * 64
 
 @dataclass
 class Chain:
-    """A root with its releases, and what is live now."""
+    """A root with its releases, and the rows that are live now."""
 
     root: str | Path
     cluster: Workers
@@ -59,13 +57,14 @@ class Chain:
         self.centres = np.random.default_rng(99).normal(size=(self.clusters, self.dim))
 
     def copy(self, root: Path) -> "Chain":
-        """The same releases below another root."""
+        """Copy the releases below another root."""
         shutil.copytree(self.root, root)
         lists = {"units": [*self.units], "vectors": dict(self.vectors), "dead": [*self.dead]}
         return replace(self, root=root, **lists)
 
     @property
     def job(self) -> Job:
+        """The job of each night."""
         given = [
             f"release.root={self.root}",
             "index.queries=40",
@@ -78,8 +77,9 @@ class Chain:
     def add(
         self, rows: int, spread: float = 0.7, dropped: Sequence[int] = (), centre: int | None = None
     ) -> "Chain":
-        """A unit of `rows` vectors around the centres (or one of them); the corpus unit has the dropped ones
-        besides.
+        """Add a unit of `rows` vectors around the centres, or around one of them.
+
+        The corpus unit has the dropped rows too.
         """
         ordinal = max((placed.ordinal for placed in self.units), default=-1) + 1
         places = self.rng.integers(0, self.clusters, rows) if centre is None else np.full(rows, centre)
@@ -117,27 +117,30 @@ class Chain:
         return self
 
     def kill(self, count: int | None, units: Sequence[int] | None = None) -> "Chain":
-        """So many live rows die, or all, of those units or of any."""
+        """Delete `count` live rows, or all, of some units or of any."""
         choice = [address for address in self.live() if units is None or address >> 32 in units]
         self.dead += self.rng.choice(choice, len(choice) if count is None else count, replace=False).tolist()
         return self
 
     def live(self) -> list[int]:
+        """Return the addresses of live rows, ascending."""
         there, dead = {placed.ordinal for placed in self.units}, set(self.dead)
         return [address for address in sorted(self.vectors) if address not in dead and address >> 32 in there]
 
     def dead_file(self) -> FileRef | None:
+        """Store the addresses of dead rows; None without any."""
         return Dead(np.array(sorted(self.dead), dtype=np.int64)).store_in(self.store, "dead/dead")
 
     def run(self, stages: Stages) -> Run:
+        """Return the context of a night."""
         return Run(self.job, self.store, self.cluster, stages)
 
     def vectors_to_index(self) -> IndexInput:
-        """Tonight's vectors without the dead ones."""
+        """Return tonight's live vectors."""
         return IndexInput(tuple(self.units), self.dead_file(), None, self.dim)
 
     def night(self, stages: Stages | None = None) -> BuiltIndex:
-        """Tonight's index, published."""
+        """Build or extend tonight's index, and publish it."""
         run, vectors = self.run(stages or Stages()), self.vectors_to_index()
         if self.before is None:
             built, choices = build_index(run, vectors), ()
@@ -148,9 +151,11 @@ class Chain:
         return built
 
     def chosen(self) -> dict[str, str]:
+        """Return the choice of the last night for each question."""
         return {choice.what: choice.chosen for choice in self.choices}
 
     def parts(self) -> Parts:
+        """Open the last night's index."""
         assert self.built is not None
         tombstones = Dead.load(self.store, self.built.tombstones).addresses
         return open_parts(
@@ -158,8 +163,9 @@ class Chain:
         )
 
     def assert_sound(self, *, exhaustive: bool = True) -> None:
-        """The release holds exactly the live rows, answers as numpy does, names every row, and its exact
-        neighbours are exact.
+        """Assert that the release holds exactly the live rows with their ids, and answers as numpy does.
+
+        Its stored exact neighbours must be exact.
         """
         built, live, parts = self.built, np.array(self.live()), self.parts()
         assert built is not None

@@ -1,6 +1,4 @@
-"""Night after night the index holds exactly the live rows, in one part or two, and every decision about it
-says by what numbers.
-"""
+"""Every night the index holds exactly the live rows, and every decision about it records its numbers."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 from pipeline.errors import DataError, SpaceMismatch
 from pipeline.flows.index.build import IndexInput
 from pipeline.flows.index.extend import extend_index
-from pipeline.flows.index.tasks import load_queries, load_truth
+from pipeline.flows.index.records import load_queries, load_truth
 from pipeline.flows.rows import Placed
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.local import LocalWorkers
@@ -70,7 +68,7 @@ def test_rows_come_and_go_in_place(cluster: Workers, tmp_path: Path, kind: str):
 def test_where_a_whole_topic_was_deleted_answers_are_those_of_an_index_without_it(
     cluster: Workers, tmp_path: Path, kind: str
 ):
-    # the two sample other queries, which may choose another nprobe for coarse codes
+    # The two indexes sample other queries, which may choose another nprobe for coarse codes.
     effort = ("index.nprobe=3",) if kind == "opq_ivf_pq" else ()
     chain = (
         Chain(tmp_path / "root", cluster, (f"index.kind={kind}", "gates.recall_at_10=0.9", *effort))
@@ -82,7 +80,7 @@ def test_where_a_whole_topic_was_deleted_answers_are_those_of_an_index_without_i
     chain.night()
     never = replace(
         chain.copy(tmp_path / "never"), overrides=(*chain.overrides, "index.seed=1")
-    )  # other settings: built anew
+    )  # other settings: the index is rebuilt
     never.night()
     live = np.array(chain.live())
     raw = np.array([chain.vectors[address] for address in live.tolist()])
@@ -249,7 +247,7 @@ def test_rankings_that_became_too_short_are_searched_for_anew_and_dead_queries_r
 
 @pytest.fixture(scope="module")
 def first(child: LocalWorkers, tmp_path_factory: pytest.TempPathFactory) -> Chain:
-    """A first night, to be copied."""
+    """Publish a first night, which tests copy."""
     with connect(ClusterSettings(), Stages(), local=child) as cluster:
         chain = (
             Chain(
@@ -266,16 +264,19 @@ def first(child: LocalWorkers, tmp_path_factory: pytest.TempPathFactory) -> Chai
 
 
 def flip(chain: Chain, reference: FileRef) -> None:
+    """Change one bit of a stored file."""
     content = bytearray(chain.store.read(reference.path))
     content[len(content) // 2] ^= 1
     chain.store.write(reference.path, bytes(content))
 
 
 def forget_a_death(chain: Chain) -> None:
+    """Revive a dead row."""
     chain.dead = chain.dead[1:]
 
 
 def replace_a_unit(chain: Chain) -> None:
+    """Replace the vectors of the first unit."""
     other = Chain(chain.root, chain.cluster, seed=5).add(300).units[0]
     chain.vectors |= Chain(chain.root, chain.cluster, seed=5).add(300).vectors
     chain.units[0] = Placed(ordinal=0, unit=other.unit)

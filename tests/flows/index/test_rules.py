@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.flows.index import rules
-from pipeline.flows.index.rules import ANEW, KEPT
+from pipeline.flows.index.rules import KEPT, REBUILT
 from pipeline.flows.rows import Placed
 from pipeline.index.measured import Latency, Measured, Proportion
 from pipeline.index.plan import plan_index
@@ -80,17 +80,17 @@ def measured(imbalance: float = 1.2, recall: float = 0.96, near: Proportion | No
 
 @pytest.mark.parametrize(
     ("value", "high", "chosen"),
-    [(0.40, 0.44, ANEW), (0.84, 0.85, ANEW), (0.84, 0.87, KEPT), (0.96, 0.97, KEPT)],
+    [(0.40, 0.44, REBUILT), (0.84, 0.85, REBUILT), (0.84, 0.87, KEPT), (0.96, 0.97, KEPT)],
 )
 def test_an_index_that_loses_answers_near_dead_rows_is_built_anew(value, high, chosen):
     choice = rules.training(INDEX, 1_000, measured(near=proportion(value, high)))
     assert choice.chosen == chosen
     assert choice.numbers["recall_near_dead"] == value
-    assert ("recall@10 near dead rows is" in choice.sentence) == (chosen == ANEW)
+    assert ("recall@10 near dead rows is" in choice.sentence) == (chosen == REBUILT)
 
 
 @pytest.mark.parametrize(
-    ("delta", "tombstones", "chosen"), [(100, 50, KEPT), (101, 0, ANEW), (0, 51, ANEW), (0, 0, KEPT)]
+    ("delta", "tombstones", "chosen"), [(100, 50, KEPT), (101, 0, REBUILT), (0, 51, REBUILT), (0, 0, KEPT)]
 )
 def test_a_delta_beyond_a_tenth_or_tombstones_beyond_a_twentieth_are_compacted(delta, tombstones, chosen):
     choice = rules.compaction(delta, tombstones, 1_000)
@@ -109,7 +109,7 @@ def test_an_index_without_a_quantizer_says_nothing_about_one(factory):
     kept = rules.training(index, 1_000, measured())
     assert kept.sentence == "Recall@10 of the extended index is 0.9600; it was 0.9600 when it was built."
     lost = rules.training(index, 1_000, measured(recall=0.9))
-    assert lost.chosen == rules.ANEW
+    assert lost.chosen == rules.REBUILT
     assert lost.sentence.startswith("built anew: recall@10 fell")
 
 
@@ -117,8 +117,8 @@ def test_an_index_without_a_quantizer_says_nothing_about_one(factory):
     ("imbalance", "recall", "chosen", "words"),
     [
         (1.2 * 1.25, 0.96 - 0.01, KEPT, "kept"),
-        (1.501, 0.96, ANEW, "from 1.200 to 1.501"),
-        (1.2, 0.9499, ANEW, "from 0.9600 to 0.9499"),
+        (1.501, 0.96, REBUILT, "from 1.200 to 1.501"),
+        (1.2, 0.9499, REBUILT, "from 0.9600 to 0.9499"),
         (0.5, 1.0, KEPT, "kept"),
     ],
 )
@@ -132,7 +132,7 @@ def test_a_quantizer_that_no_longer_fits_is_trained_anew(imbalance, recall, chos
     assert choice.numbers["recall_bound"] == pytest.approx(0.95)
 
 
-@pytest.mark.parametrize(("rows", "chosen"), [(1_999, KEPT), (2_000, ANEW), (501, KEPT), (500, ANEW)])
+@pytest.mark.parametrize(("rows", "chosen"), [(1_999, KEPT), (2_000, REBUILT), (501, KEPT), (500, REBUILT)])
 def test_rows_that_doubled_or_halved_want_another_number_of_lists(rows, chosen):
     for figures in (None, measured()):
         assert rules.training(INDEX, rows, figures).chosen == chosen
