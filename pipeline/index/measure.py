@@ -68,7 +68,7 @@ def measure_parts(
         curve=curve_around(parts, queries[0::2], truth[0::2]) if curve is None else curve,
         latency=latency(parts, queries[odd]),
         queries=len(queries[odd]),
-        duplicate_addresses=count_duplicates(parts.addresses()).count,
+        duplicate_addresses=count_duplicates(parts.addresses())[0],
         file_bytes=0,
         nlist=nlist_of(parts.base),
         imbalance=parts.imbalance(),

@@ -101,16 +101,8 @@ def merge_on_disk(parts: Sequence[Part], folder: Path) -> tuple[Any, Path]:
     return _checked(index, parts), named
 
 
-@dataclass(frozen=True)
-class Duplicates:
-    """Repeated addresses."""
-
-    count: int
-    first: int | None
-
-
-def count_duplicates(blocks: Iterable[np.ndarray]) -> Duplicates:
-    """Count the addresses that repeat an earlier one.
+def count_duplicates(blocks: Iterable[np.ndarray]) -> tuple[int, int | None]:
+    """Return the number of addresses that repeat an earlier one, and the first of them.
 
     Memory is one bit per row, because the addresses of a unit are dense.
     """
@@ -132,7 +124,7 @@ def count_duplicates(blocks: Iterable[np.ndarray]) -> Duplicates:
         count += len(found)
         if first is None and len(found):
             first = int(found[0])
-    return Duplicates(count, first)
+    return count, first
 
 
 def _check_fit(parts: Sequence[Part]) -> None:
@@ -193,9 +185,9 @@ def _checked(index: Any, parts: Sequence[Part]) -> Any:
     if index.ntotal != (expected := sum(part.rows for part in parts)):
         remedy = "rows were lost: fill the parts again"
         raise DataError("merged index", f"{expected:,} rows", f"{index.ntotal:,}", remedy)
-    duplicates = count_duplicates(addresses_of(index))
-    if duplicates.first is not None:
-        found = f"{duplicates.count:,} twice, the first of {describe(duplicates.first)}"
+    count, first = count_duplicates(addresses_of(index))
+    if first is not None:
+        found = f"{count:,} twice, the first of {describe(first)}"
         raise DataError("merged index", "every address once", found, "two parts hold the same unit")
     for part in parts:
         _check_found(index, part)

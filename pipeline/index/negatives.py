@@ -46,8 +46,7 @@ def pick(
     order = _random(ranks, pairs, seed) if settings.pick == "random" else ranks
     best = np.lexsort((order, ~candidates), axis=1)[:, : settings.negatives]
     chosen = np.take_along_axis(np.where(candidates, found.addresses, NOBODY), best, axis=1)
-    missing = settings.negatives - chosen.shape[1]
-    return np.pad(chosen, ((0, 0), (0, missing)), constant_values=NOBODY)
+    return np.pad(chosen, ((0, 0), (0, settings.negatives - chosen.shape[1])), constant_values=NOBODY)
 
 
 def _random(ranks: np.ndarray, pairs: np.ndarray, seed: int) -> np.ndarray:

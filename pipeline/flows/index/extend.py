@@ -99,11 +99,10 @@ class _Extending:
 
     def _check_manifest(self) -> None:
         """Apply the rules that need only the manifest and the sizes of files."""
-        before, index, store = self.before, self.before.index, self.run.store
-        if why := rules.other_settings(
-            self.run.job, before, self.vectors.transform, self.vectors.dim
-        ) or rules.other_units(self.vectors.units, before):
-            raise _Rebuild(why)
+        before, index, vectors, store = self.before, self.before.index, self.vectors, self.run.store
+        other = rules.other_settings(self.run.job, before, vectors.transform, vectors.dim)
+        if other := other or rules.other_units(vectors.units, before):
+            raise _Rebuild(other)
         small = index.trained, index.queries, index.truth
         if None in small or "fingerprint" not in index.settings:
             reason = f"release {before.release} was published by a version that kept no training"
@@ -117,15 +116,12 @@ class _Extending:
 
     def _check_rows(self, surveyed: Surveyed, plan: IndexPlan) -> None:
         """Apply the rules that need tonight's rows."""
-        rows = self.before.rows
+        index, rows = self.before.index, self.before.rows
         if surveyed.unusable:
             raise _Rebuild(rules.unusable(surveyed.unusable))
         if surveyed.revived:
-            reason = f"{surveyed.revived:,} rows that it has taken out are live again"
-            raise _Rebuild(rules.unusable(reason))
-        if why := rules.turnover(rows - surveyed.gone.rows, rows) or rules.other_kind(
-            plan, self.before.index
-        ):
+            raise _Rebuild(rules.unusable(f"{surveyed.revived:,} rows that it has taken out are live again"))
+        if why := rules.turnover(rows - surveyed.gone.rows, rows) or rules.other_kind(plan, index):
             raise _Rebuild(why)
 
     def _extension(self, surveyed: Surveyed, plan: IndexPlan, work: str) -> Extension:
@@ -189,8 +185,7 @@ class _Extending:
         queries, measured = extension.trained.queries, Measurement()
         with self.run.stages("measure"):
             if stale <= bound:
-                task = MeasureGrown(extension, grown, queries)
-                measured = workers.run(task, (), Pool(1))
+                measured = workers.run(MeasureGrown(extension, grown, queries), (), Pool(1))
             else:
                 queries = workers.run(SampleQueries(extension.build), self.vectors.units, Pool(1))
         numbers = {

@@ -254,8 +254,8 @@ def filled_parts(store: Store, shards: tuple[ShardRecord, ...], queries: Any) ->
     fold, parts = ExactTopK(queries), []
     truth = fold.none()
     for shard in shards:
-        content = shard.truth.read(store)
-        found, _ = unpack(content, "addresses", "scores", "probe_addresses", "probe_vectors")
+        names = "addresses", "scores", "probe_addresses", "probe_vectors"
+        found, _ = unpack(shard.truth.read(store), *names)
         truth = fold.merge(truth, Neighbours(found["addresses"], found["scores"]))
         file = shard.part.local(store)
         parts.append(Part(file, shard.rows, found["probe_addresses"], found["probe_vectors"], shard.space_id))

@@ -18,7 +18,7 @@ from pipeline.flows.rows import Placed
 from pipeline.flows.run import Run
 from pipeline.flows.workers.workers import Workers
 from pipeline.index.ids import Ids
-from pipeline.index.parts import Parts, open_parts
+from pipeline.index.parts import Parts, load_parts
 from pipeline.index.truth import NOBODY
 from pipeline.log import Stages
 from pipeline.settings import Job
@@ -157,10 +157,7 @@ class Chain:
     def parts(self) -> Parts:
         """Open the last night's index."""
         assert self.built is not None
-        tombstones = Dead.load(self.store, self.built.tombstones).addresses
-        return open_parts(
-            self.built.files, lambda reference: self.store.local(reference.path, reference.sha256), tombstones
-        )
+        return load_parts(self.store, self.built.files, self.built.tombstones)
 
     def assert_sound(self, *, exhaustive: bool = True) -> None:
         """Assert that the release holds exactly the live rows with their ids, and answers as numpy does.
