@@ -1,6 +1,8 @@
 """Contrastive objectives whose candidates are the rows of the batch, on all ranks."""
 
-from torch import Tensor
+from typing import cast
+
+from torch import Tensor, nn
 
 from pipeline.losses import info_nce
 from pipeline.objectives import Batch, Loss, Objective
@@ -35,3 +37,12 @@ class InBatchContrast(Objective):
             offset=batch.offset,
         )
         return Loss.of(info_nce=value)
+
+
+class HeadedContrast(InBatchContrast):
+    """Contrast of vectors after a training head; `head` may be the identity."""
+
+    head: nn.Module
+
+    def project(self, vectors: Tensor) -> Tensor:
+        return cast(Tensor, self.head(vectors))

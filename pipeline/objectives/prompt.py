@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
 from pipeline.models.folder.encoder_folder import MASKED, EncoderFolder
 from pipeline.models.trainable.heads import HeadName, head_of
 from pipeline.models.trainable.prompted import PromptedEncoder
 from pipeline.objectives import OBJECTIVES, Batch, Positive, Product, View
-from pipeline.objectives.in_batch import InBatchContrast
+from pipeline.objectives.in_batch import HeadedContrast
 
 Limit = Annotated[int, Field(ge=1)]
 _TEMPLATES = ('This sentence of "[X]" means [MASK].', 'This sentence : "[X]" means [MASK].')
@@ -18,7 +18,7 @@ _ROBERTA_TEMPLATES = ("This sentence : '[X]' means [MASK].", "The sentence : '[X
 
 
 @OBJECTIVES.register("prompt")
-class Prompt(InBatchContrast):
+class Prompt(HeadedContrast):
     """InfoNCE of the mask tokens of two templates around each text; candidates come from all ranks.
 
     `templates`: None for the paper's, by the encoder's family. `limit`: number of tokens of a text.
@@ -53,10 +53,6 @@ class Prompt(InBatchContrast):
         return [
             View(self._reading, self._reading.framed(batch.tokens("text"), frame)) for frame in self._frames
         ]
-
-    def project(self, vectors: Tensor) -> Tensor:
-        projected: Tensor = self.head(vectors)
-        return projected
 
     def product(self) -> Product:
         return Product(self._product)

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from pipeline.models.trainable.heads import HeadName, head_of
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Positive, View
-from pipeline.objectives.in_batch import InBatchContrast
+from pipeline.objectives.in_batch import HeadedContrast
 
 
 @OBJECTIVES.register("simcse")
-class SimCSE(InBatchContrast):
+class SimCSE(HeadedContrast):
     """InfoNCE of two copies of each text with different dropout masks; candidates come from all ranks.
 
     Both copies are encoded in one pass. The encoder needs dropout: without it both copies are equal, and the
@@ -38,10 +38,6 @@ class SimCSE(InBatchContrast):
     def views(self, batch: Batch) -> Sequence[View]:
         view = View(self.encoder, batch.tokens("text"))
         return (view, view) if self.masks == "own" else (view,)
-
-    def project(self, vectors: Tensor) -> Tensor:
-        projected: Tensor = self.head(vectors)
-        return projected
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         return super().loss((reps[0], reps[-1]), batch)

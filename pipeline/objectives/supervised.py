@@ -2,16 +2,16 @@
 
 from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import nn
 
 from pipeline.models.layers.post_pooling import DenseModule
 from pipeline.models.trainable.heads import HeadName, head_of
 from pipeline.objectives import OBJECTIVES, Positive, Product
-from pipeline.objectives.in_batch import InBatchContrast
+from pipeline.objectives.in_batch import HeadedContrast
 
 
 @OBJECTIVES.register("supervised")
-class Supervised(InBatchContrast):
+class Supervised(HeadedContrast):
     """InfoNCE of anchors with positives and, if the data has them, hard negatives; for example NLI triples.
 
     `hard_negative_weight` multiplies an anchor's own hard negative in the denominator of its softmax; hard
@@ -36,10 +36,6 @@ class Supervised(InBatchContrast):
         self.temperature, self.hard_negative_weight = temperature, hard_negative_weight
         self.head, self.keep_head = head_of(head, self.dim), keep_head
         self.allows_truncation = head == "none"
-
-    def project(self, vectors: Tensor) -> Tensor:
-        projected: Tensor = self.head(vectors)
-        return projected
 
     def product(self) -> Product:
         kept = self.head if self.keep_head and isinstance(self.head, DenseModule) else None
