@@ -146,7 +146,7 @@ class LoadedTranslator:
         requested: list[list[int]] = []
         uniforms = self._uniforms(sources) if self._sampled else None
         texts = [sources[group[0]].text for group in groups]
-        for indices, text, ids in zip(groups, texts, self._translator.tokens(texts), strict=True):
+        for indices, text, ids in zip(groups, texts, self._translator.wording.tokens(texts), strict=True):
             if not text.strip():
                 yield indices, StageOutput(("",) * self._stage.outputs)
             elif len(ids) > self._translator.longest:
@@ -160,7 +160,7 @@ class LoadedTranslator:
             self.stats.tokens_in += sum(lengths)
             self.stats.padding += max(lengths) * len(lengths) - sum(lengths)
             self.stats.tokens_out += sum(map(len, tokens))
-            made = iter(self._translator.texts(tokens))
+            made = iter(self._translator.wording.texts(tokens))
             for index in batch:
                 yield requested[index], StageOutput(tuple(islice(made, self._stage.outputs)))
 

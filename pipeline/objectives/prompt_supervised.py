@@ -54,9 +54,8 @@ class PromptSupervised(InBatchContrast):
         self.transform = transform_of(trained) if chosen == "transform" else None
         self.head = TanhHead(trained.backbone.width) if chosen == "mlp" else None
         template = default_template(trained.folder) if template is None else template
-        reading = PromptedEncoder(
-            trained, template, limit=limit, denoise=denoise, transform=self.transform, head=self.head
-        )
+        layer = self.transform or self.head
+        reading = PromptedEncoder(trained, template, limit=limit, denoise=denoise, readout=layer)
         self.set_unregistered("_reading", reading)
         self.dim = self._reading.dim
 

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -188,7 +188,3 @@ class Best:
     def ended(self) -> bool:
         """True if the score has not improved for `patience` measurements."""
         return self.patience is not None and self.since >= self.patience
-
-    def state(self) -> dict[str, Any]:
-        """Return plain values; `Best(**state)` restores the object."""
-        return asdict(self)

@@ -67,7 +67,8 @@ class FlowFit:
     def begin(self, batch: np.ndarray, held: HeldOut) -> None:
         """Initialize the actnorms on the first batch (n, d), and evaluate.
 
-        DataError if all its rows are equal.
+        Raises:
+            DataError: all rows of the batch are equal.
         """
         with torch.no_grad():
             self.glow(self._tensor(batch))
@@ -142,9 +143,8 @@ class FlowFit:
         """Restore the state written by `to_bytes`; DataError if the file is damaged."""
         tensors, header = unpack(checkpoint, "losses", kind=_KIND)
         values = {name: torch.from_numpy(tensor) for name, tensor in tensors.items()}
-        prefix = "model."
-        weights = {name: value for name, value in values.items() if name.startswith(prefix)}
-        self.glow.load_state_dict({name.removeprefix(prefix): value for name, value in weights.items()})
+        weights = {name: values[f"model.{name}"] for name in self.glow.state_dict()}
+        self.glow.load_state_dict(weights)
         for name, parameter in self._named.items():
             state = {key: values[f"optimizer.{name}.{key}"] for key in ("exp_avg", "exp_avg_sq")}
             state["step"] = values[f"optimizer.{name}.step"].reshape(())

@@ -117,10 +117,6 @@ class Training:
         """True if the schedule ends the training before its last step."""
         return self.schedule.ended(self.number + 1)
 
-    def observe(self, figure: float) -> None:
-        """Pass the score on dev after the last step, equal on every rank, to the schedule."""
-        self.schedule.observe(figure)
-
     def step(self, batch: Batch, waited_s: float = 0.0) -> Step:
         """Update the weights by one batch, of equal size on every rank.
 

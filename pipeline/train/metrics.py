@@ -127,11 +127,6 @@ class TrainingLog(AbstractContextManager["TrainingLog"]):
             self._end_line()
             self._file.write()
 
-    @property
-    def lines(self) -> list[MetricsLine]:
-        """All lines of this training, including those before it was resumed."""
-        return self._file.lines
-
     def begin(self, dev: float | None, same_rows: Mapping[str, float] = {}) -> None:
         """Write the metrics before the first step."""
         if dev is not None or same_rows:

@@ -16,6 +16,9 @@ from pipeline.settings.training import TEXTS, TrainSettings
 from pipeline.store.cache import digest_of_file
 from pipeline.text.rows.pairs import open_training_rows, training_files
 
+# files of a folder of word vectors
+_OF_WORDS = ("vocab.txt", "model.safetensors", "sentence_bert_config.json")
+
 
 def starting_encoder(train: TrainSettings, encoder: EncoderSettings) -> EncoderSettings:
     """Return `encoder`, or the new encoder of `train.recurrent`.
@@ -36,13 +39,18 @@ def starting_encoder(train: TrainSettings, encoder: EncoderSettings) -> EncoderS
         counts = count_words(_texts(train)) if settings.words is None else Counter()
         write_scratch(settings, counts, folder, seed=train.seed)
 
+    if settings.words is None:
+        origin = _files(train)
+    else:
+        folder = folder_of_words(settings.words)
+        origin = [digest_of_file(folder / name) for name in _OF_WORDS]
     version = digest_of(
         {
             "format": FORMAT,
             "settings": settings.model_dump(mode="json", exclude={"words"}),
             "seed": train.seed,
             "torch": torch.__version__,
-            "of": _files(train) if settings.words is None else _vectors(folder_of_words(settings.words)),
+            "of": origin,
         }
     )
     return encoder.model_copy(update={"path": str(cached_folder("recurrent", version, build))})
@@ -66,8 +74,3 @@ def _files(train: TrainSettings) -> list[object]:
         files = [[file.name, file.size, file.stamp] for file in training_files(source.uri)]
         stamps.append([source.defining("weight"), files])
     return [columns, optional, stamps]
-
-
-def _vectors(folder: Path) -> list[str]:
-    names = ("vocab.txt", "model.safetensors", "sentence_bert_config.json")
-    return [digest_of_file(folder / name) for name in names]

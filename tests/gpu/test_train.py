@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 def gradients(path: str, device: str) -> dict[str, torch.Tensor]:
-    encoder = load_trainable(open_folder(EncoderSettings(path=path)), dropout=0.0, device=device)
+    encoder = load_trainable(open_folder(EncoderSettings(path=path)), dropout=0.0).to(device)
     vectors = encoder(load_tokenizer(open_folder(EncoderSettings(path=path)).path, 64)(TEXTS))
     weights = torch.randn(vectors.shape, generator=torch.Generator().manual_seed(0)).to(device) / len(TEXTS)
     (vectors * weights).sum().backward()
@@ -38,7 +38,7 @@ def test_gradients_agree_with_the_cpus(family, tmp_path):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_learns(dtype, tmp_path):
     folder = open_folder(EncoderSettings(path=str(save_folder(tmp_path, "bert"))))
-    encoder, tokens = load_trainable(folder, device="cuda"), load_tokenizer(folder.path, 64)(TEXTS)
+    encoder, tokens = load_trainable(folder).to("cuda"), load_tokenizer(folder.path, 64)(TEXTS)
     optimizer, scaler, losses = (
         torch.optim.AdamW(encoder.parameters(), 1e-3),
         torch.amp.GradScaler("cuda", enabled=dtype == torch.float16),

@@ -66,7 +66,7 @@ def batch(path, **columns) -> Batch:
 def read(path, template: str, texts, denoise: bool, transform: bool = False) -> torch.Tensor:
     encoder = load_trainable(open_folder(EncoderSettings(path=str(path))), dropout=0.0)
     reading = PromptedEncoder(
-        encoder, template, limit=32, denoise=denoise, transform=transform_of(encoder) if transform else None
+        encoder, template, limit=32, denoise=denoise, readout=transform_of(encoder) if transform else None
     )
     return reading(reading.folder.tokenizer()(texts))
 

@@ -1,6 +1,7 @@
 """The course of a training on every rank: its steps, the scores on dev between them, its checkpoints."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from pipeline.objectives import Batch
@@ -64,7 +65,7 @@ class TrainCourse:
     def save(self) -> None:
         """Save a checkpoint. Every rank must call it."""
         self._checkpoints.save(
-            self.number, {**self.training.state(), _BEST: self.best.state()}, self._best_here()
+            self.number, {**self.training.state(), _BEST: asdict(self.best)}, self._best_here()
         )
         self._saved = self.number
 
@@ -87,7 +88,7 @@ class TrainCourse:
         scores = [dev.score(candidate, objective) for candidate in objective.candidates()]
         score = max(scores)
         objective.select(scores.index(score))
-        self.training.observe(score)
+        self.training.schedule.observe(score)
         self.best = self.best.observe(self.number, score)
         return score
 

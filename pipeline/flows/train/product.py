@@ -137,7 +137,7 @@ def _device(settings: TrainSettings, outcome: Outcome) -> str:
 
 
 def _upload(folder: EncoderFolder, store: Store) -> None:
-    """Upload all files, last the one that readers look for first, so that no reader opens a partial encoder."""
+    """Upload all files; those that readers look for come last, so that no reader opens a partial encoder."""
     files = [path.relative_to(folder.path).as_posix() for path in folder.path.rglob("*") if path.is_file()]
     for file in (*sorted(set(files) - set(_LAST)), *_LAST):
         if file in files:

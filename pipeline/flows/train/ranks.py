@@ -1,4 +1,4 @@
-"""The workers of a training: start them together, restart all if one is lost, raise their errors unchanged."""
+"""The workers of a training: start them together, restart all if one is lost, raise their errors."""
 
 import os
 import tempfile

@@ -8,24 +8,26 @@ from pipeline.text.tokens.tokens import Tokens
 def without_texts(
     tokens: Tokens, positions: np.ndarray | None = None
 ) -> tuple[Tokens, np.ndarray, np.ndarray]:
-    """(each template that `tokens` have, without text, once for each length of text; positions of its tokens;
-    (n,) which of them belongs to each text).
+    """Remove the texts from their templates.
 
-    Every token keeps the position that it has behind the text: the template alone knows how long the text
-    was.
+    Every token keeps the position that it has with the text, so that templates of texts of different lengths
+    differ.
+
+    Args:
+        tokens: n texts in their templates.
+        positions: (tokens,) position of each token; None: 0, 1, 2 ...
+
+    Returns:
+        The m different templates, the positions of their tokens, and (n,) the index of each text's template.
     """
     assert tokens.around is not None
-    own = tokens.positions if positions is None else positions
     counts = np.bincount(tokens.owners[tokens.around], minlength=len(tokens))
-    ends = np.cumsum(counts)
-    ids, places = tokens.ids[tokens.around], own[tokens.around]
+    cuts, own = np.cumsum(counts)[:-1], tokens.positions if positions is None else positions
+    ids, kept_positions = (np.split(each[tokens.around], cuts) for each in (tokens.ids, own))
     first: dict[bytes, int] = {}
-    keys = [
-        ids[end - count : end].tobytes() + places[end - count : end].tobytes()
-        for count, end in zip(counts.tolist(), ends.tolist(), strict=True)
-    ]
-    which = np.array([first.setdefault(key, len(first)) for key in keys], np.int64)
-    rows = np.unique(which, return_index=True)[1]
+    keys = [one.tobytes() + other.tobytes() for one, other in zip(ids, kept_positions, strict=True)]
+    templates = np.array([first.setdefault(key, len(first)) for key in keys], np.int64)
+    rows = np.unique(templates, return_index=True)[1]
     alone = tokens.of_rows(rows)
     assert alone.around is not None
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts[rows])])
@@ -33,10 +35,10 @@ def without_texts(
     bare = Tokens(
         alone.ids[alone.around], offsets, np.zeros(len(rows), bool), kept, np.ones(offsets[-1], bool)
     )
-    return bare, np.concatenate([places[ends[row] - counts[row] : ends[row]] for row in rows]), which
+    return bare, np.concatenate([kept_positions[row] for row in rows]), templates
 
 
 def lengths_to(limit: int) -> Tokens:
-    """A text of each length from 0 to `limit`, of one token over and over."""
+    """Return one text of each length from 0 to `limit`, with a single repeated token."""
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.arange(limit + 1))])
     return Tokens(np.zeros(offsets[-1], np.int32), offsets, np.zeros(limit + 1, bool))

@@ -1,4 +1,4 @@
-"""An encoder that can be trained: token ids in, vectors out, gradients to every parameter that takes part."""
+"""Encoders that can be trained: from token ids to vectors, with gradients to every parameter that is used."""
 
 import numpy as np
 import torch
@@ -9,26 +9,20 @@ from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.pooling import layers_of, pool, wide
 from pipeline.models.layers.post_pooling import DenseModule, apply_tail, load_tail, mlp_name
 from pipeline.models.layers.weights import Checkpoint, open_checkpoint
-from pipeline.models.trainable.backbones import (
-    AtEmbedding,
-    Backbone,
-    ForwardRequest,
-    PackedBackbone,
-    PaddedBackbone,
-    rates_of,
-)
+from pipeline.models.trainable.backbones import AtEmbedding, Backbone, ForwardRequest
 from pipeline.models.trainable.heads import TanhHead
+from pipeline.models.trainable.packed_backbone import PackedBackbone, rates_of
+from pipeline.models.trainable.padded_backbone import PaddedBackbone
 from pipeline.models.trainable.recurrent import load_recurrent
 from pipeline.text.tokens.tokens import Tokens
 
 
 class TrainableEncoder(nn.Module):
-    """Backbone, pooling and what follows it.
+    """Backbone, pooling and the modules after it.
 
-    The backbone's parameters have the names of the checkpoint, without its prefix.
-
-    In eval() its vectors are those of `Encoder` on the folder; in train() every dropout site of the
-    architecture draws from torch's generator, for each row anew.
+    The backbone's parameters have the names of the checkpoint, without its prefix. In eval() its vectors are
+    those of `Encoder` on the folder; in train() every dropout of the architecture draws from torch's
+    generator.
     """
 
     def __init__(self, folder: EncoderFolder, backbone: Backbone, mlp: DenseModule | None, skip: int) -> None:
@@ -40,65 +34,58 @@ class TrainableEncoder(nn.Module):
     def forward(
         self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
     ) -> Tensor:
-        """(n, dim) vectors of texts of at least one token each; all tokens of the call are one buffer.
+        """Encode texts: (n, dim) vectors.
 
-        positions (tokens,): the place that each token believes to have in its text, from 0 (the family's
-        offset is added); None: the one it has.
-        at_embedding: changes the embedding layer's output (tokens, d), given with where each text's tokens
-            lie in it, on its way to the first layer.
+        Args:
+            tokens: n texts of at least one token each.
+            positions: (tokens,) position of each token in its text, from 0; the family's offset is added.
+                None: 0, 1, 2 ...
+            at_embedding: change of the embedding layer's output before the first layer.
         """
-        return apply_tail(
-            self.tail, self.pooled(tokens, positions=positions, at_embedding=at_embedding), tokens.lengths
-        )
+        pooled = self.pooled(tokens, positions=positions, at_embedding=at_embedding)
+        return apply_tail(self.tail, pooled, tokens.lengths)
 
     def pooled(
         self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
     ) -> Tensor:
-        """(n, width) what goes into the tail."""
-        pooling, layers = self.folder.pooling, self.backbone.layers
-        request = ForwardRequest(tokens, layers_of(pooling, layers), self._skip, positions, at_embedding)
-        states, where = self.backbone(request)
-        return torch.cat([self._headed(name, pool(name, states, layers, where)) for name in pooling], dim=-1)
+        """Return the (n, width) pooled states, before the modules that follow."""
+        layers, parts = self.backbone.layers, []
+        wanted = layers_of(self.folder.pooling, layers)
+        states, where = self.backbone(ForwardRequest(tokens, wanted, self._skip, positions, at_embedding))
+        for name in self.folder.pooling:
+            part = pool(name, states, layers, where)
+            parts.append(self.mlp(part) if name == "cls_mlp" and self.mlp is not None else part)
+        return torch.cat(parts, dim=-1)
 
     def states(self, tokens: Tokens) -> Tensor:
-        """(tokens, width) last hidden states of all tokens, in their order, in float32."""
-        states, where = self.backbone(
-            ForwardRequest(Tokens(tokens.ids, tokens.offsets, tokens.truncated), {self.backbone.layers})
-        )
-        return wide(states[self.backbone.layers][where.indices])
+        """Return the (tokens, width) last hidden states of all tokens, in their order, in float32."""
+        plain, last = Tokens(tokens.ids, tokens.offsets, tokens.truncated), self.backbone.layers
+        states, where = self.backbone(ForwardRequest(plain, {last}))
+        return wide(states[last][where.indices])
 
     def draw(self) -> "TrainableEncoder":
-        """Itself with new weights everywhere, from torch's generator: those of an architecture that nothing
-        has trained yet.
-        """
+        """Draw new weights for all modules from torch's generator. Returns the encoder itself."""
         self.backbone.draw()
         for layer in (self.mlp, *self.tail):
             if isinstance(layer, DenseModule):
                 layer.draw()
         return self
 
-    def checkpoint_layers(self, wanted: bool = True) -> None:
-        """Whether layers compute their inner values anew in the backward pass, under equal dropout: a third
-        more work for a fraction of the memory.
-        """
-        self.backbone.checkpointing = wanted
-
-    def _headed(self, name: str, pooled: Tensor) -> Tensor:
-        return self.mlp(pooled) if name == "cls_mlp" and self.mlp is not None else pooled
-
 
 def load_trainable(
-    folder: EncoderFolder,
-    *,
-    dropout: float | None = None,
-    fresh: bool = False,
-    device: torch.device | str = "cpu",
+    folder: EncoderFolder, *, dropout: float | None = None, fresh: bool = False
 ) -> TrainableEncoder:
-    """The encoder of a folder, in float32 and in train(). dropout: the rate in all places of the family;
-    None: as config.json says. fresh: with newly drawn weights.
+    """Load the encoder of a folder, in float32 and in train().
 
-    A cls_mlp pooling whose layer is not among the weights gets a new one from torch's generator. ModelError
-    for word vectors, and where the folder cannot be used.
+    A cls_mlp pooling whose layer is not among the weights gets a new one from torch's generator.
+
+    Args:
+        folder: of the encoder.
+        dropout: all dropout rates; None for those of config.json.
+        fresh: draw new weights.
+
+    Raises:
+        ModelError: the folder has word vectors or several encoders, or cannot be used.
     """
     if folder.parts:
         raise ModelError(
@@ -111,31 +98,19 @@ def load_trainable(
         raise ModelError(str(folder.path), "an encoder to train", "word vectors", "name another encoder.path")
     weights = open_checkpoint(folder)
     backbone = _backbone(folder, weights, dropout)
-    mlp = _head(weights, backbone.width) if "cls_mlp" in folder.pooling else None
-    encoder = TrainableEncoder(folder, backbone, mlp, _skipped(folder))
-    return (encoder.draw() if fresh else encoder).to(device).train()
+    mlp = None
+    if "cls_mlp" in folder.pooling:
+        mlp = TanhHead(backbone.width)
+        if (name := mlp_name(weights)) is not None:
+            weights.fill(mlp.linear, f"{name}.")
+    skip = 0 if folder.include_prompt or not folder.prompt else folder.tokenizer().prompt_tokens
+    encoder = TrainableEncoder(folder, backbone, mlp, skip)
+    return (encoder.draw() if fresh else encoder).train()
 
 
 def _backbone(folder: EncoderFolder, weights: Checkpoint, dropout: float | None) -> Backbone:
     if folder.family == "recurrent":
         return load_recurrent(folder, weights, dropout)
-    return (
-        PaddedBackbone(folder, dropout)
-        if folder.family == "other"
-        else PackedBackbone(folder, weights, rates_of(folder, dropout))
-    )
-
-
-def _head(weights: Checkpoint, width: int) -> DenseModule:
-    """The checkpoint's own layer, or a new one."""
-    head, name = TanhHead(width), mlp_name(weights)
-    if name is not None:
-        weights.fill(head.linear, f"{name}.")
-    return head
-
-
-def _skipped(folder: EncoderFolder) -> int:
-    """Leading tokens that are not pooled: those of the prompt, where the folder leaves it out."""
-    if folder.include_prompt or not folder.prompt:
-        return 0
-    return folder.tokenizer().prompt_tokens
+    if folder.family == "other":
+        return PaddedBackbone(folder, dropout)
+    return PackedBackbone(folder, weights, rates_of(folder, dropout))

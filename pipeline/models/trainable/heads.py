@@ -1,4 +1,4 @@
-"""Layers that stand behind an encoder's pooling: in its folder, or between its vectors and a loss."""
+"""Layers after an encoder's pooling: in its folder, or between its vectors and a loss."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ HeadName = Literal["none", "cls_mlp"]
 
 
 class TanhHead(DenseModule):
-    """tanh(W h + b), (n, dim) -> (n, dim), newly drawn: SimCSE (Gao et al. 2021), section 6.3 there."""
+    """tanh(W h + b), (n, dim) -> (n, dim), with new weights (SimCSE: Gao et al. 2021, section 6.3)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(Dense("", dim, dim, True, "Tanh", False))
@@ -19,5 +19,5 @@ class TanhHead(DenseModule):
 
 
 def head_of(name: HeadName, dim: int) -> nn.Module:
-    """The head of that name for vectors of `dim` components; "none" leaves them as they are."""
+    """Return the head of that name for vectors of `dim` components; "none" does not change them."""
     return TanhHead(dim) if name == "cls_mlp" else nn.Identity()

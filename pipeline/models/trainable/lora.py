@@ -1,5 +1,6 @@
-"""Low-rank adapters in place of a backbone's own weights (LoRA: Hu et al. 2022), through peft; a saved
-encoder has them added in.
+"""Low-rank adapters, trained in place of a backbone's weights through peft (LoRA: Hu et al. 2022).
+
+A saved encoder has them merged into its weights.
 """
 
 import copy
@@ -20,9 +21,7 @@ _ADAPTER = "lora_A"  # peft's name for the first matrix of an adapter
 
 
 def check_adapters(settings: TrainSettings) -> None:
-    """ConfigError where adapters are asked for and the package is missing, or there are no weights worth to
-    be adapted.
-    """
+    """Raise ConfigError if adapters are wanted, and peft is missing or training starts from new weights."""
     if settings.lora.rank is None:
         return
     if importlib.util.find_spec("peft") is None:
@@ -33,25 +32,32 @@ def check_adapters(settings: TrainSettings) -> None:
             "pip install 'manta-embeddings[lora]', or leave train.lora out",
         )
     if settings.fresh or settings.recurrent.cell is not None:
-        found, remedy = (
-            "train.fresh" if settings.fresh else "train.recurrent",
+        raise ConfigError(
+            "train.lora.rank",
+            "trained weights to adapt",
+            f"new ones ({'train.fresh' if settings.fresh else 'train.recurrent'})",
             "leave one of them out: adapters alone cannot make up for random weights",
         )
-        raise ConfigError("train.lora.rank", "trained weights to adapt", f"new ones ({found})", remedy)
 
 
 def adapt(encoder: TrainableEncoder, settings: LoraSettings) -> None:
-    """Put adapters on the encoder's linear layers that the settings name, and let its backbone's own weights
-    be; heads train on. Nothing where `rank` is null.
+    """Add adapters to linear layers of the backbone, and freeze its own weights; heads are trained.
 
-    The vectors stay what they were: an adapter begins as zero. Its first matrix comes from torch's generator.
-    ConfigError for names that no linear layer ends with.
+    An adapter starts as zero, so the vectors do not change; its first matrix is drawn from torch's generator.
+    Has no effect if `rank` is None.
+
+    Raises:
+        ConfigError: a target is not the end of the name of any linear layer.
     """
     if settings.rank is None:
         return
     from peft import LoraConfig, inject_adapter_in_model
 
-    layers = _linear_layers(encoder.backbone)
+    layers = [
+        name
+        for name, module in encoder.backbone.named_modules()
+        if isinstance(module, nn.Linear) and module.weight.requires_grad
+    ]
     targets = settings.targets or _usual(encoder.folder, layers)
     chosen = [name for target in targets for name in _ending(target, layers)]
     alpha: Any = settings.alpha  # a fraction is as good
@@ -62,40 +68,30 @@ def adapt(encoder: TrainableEncoder, settings: LoraSettings) -> None:
 
 
 def is_adapted(encoder: nn.Module) -> bool:
-    """Whether it has adapters."""
+    """Return True if the encoder has adapters."""
     return any(hasattr(module, _ADAPTER) for module in encoder.modules())
 
 
 def merged(encoder: TrainableEncoder) -> TrainableEncoder:
-    """An encoder of the same vectors without adapters: a copy, with each one's product added to the weights
-    that it stands for. Without any, the encoder itself.
+    """Return a copy of the encoder with its adapters merged into the weights; the encoder itself if it has
+    none.
     """
     if not is_adapted(encoder):
         return encoder
     plain = copy.deepcopy(encoder)
-    for name, module in [
-        (name, module) for name, module in plain.named_modules() if hasattr(module, _ADAPTER)
-    ]:
-        layer: Any = module
-        layer.merge()
-        parent, _, last = name.rpartition(".")
-        setattr(plain.get_submodule(parent), last, layer.get_base_layer())
+    adapters: dict[str, Any] = {
+        name: module for name, module in plain.named_modules() if hasattr(module, _ADAPTER)
+    }
+    for name, adapter in adapters.items():
+        adapter.merge()
+        plain.set_submodule(name, adapter.get_base_layer())
     return plain
 
 
-def _linear_layers(backbone: nn.Module) -> list[str]:
-    """Names of those that are trained."""
-    return [
-        name
-        for name, module in backbone.named_modules()
-        if isinstance(module, nn.Linear) and module.weight.requires_grad
-    ]
-
-
 def _usual(folder: EncoderFolder, layers: list[str]) -> tuple[str, ...]:
-    """Ends of the names of query and value projections.
+    """Return the ends of the names of query and value projections.
 
-    ConfigError for an architecture in which nobody has named them.
+    ConfigError if they are not known for the architecture.
     """
     if folder.family in NAMES:
         names = NAMES[folder.family]
@@ -107,7 +103,7 @@ def _usual(folder: EncoderFolder, layers: list[str]) -> tuple[str, ...]:
         raise ConfigError(
             "train.lora.targets",
             "the layers to adapt",
-            f"none named, and {kind} has no usual ones",
+            f"none named, and no default for {kind}",
             f"name some of {_ends(layers)}",
         )
     return tuple(TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING[kind])
@@ -127,8 +123,6 @@ def _ending(target: str, layers: list[str]) -> list[str]:
 
 
 def _ends(layers: list[str]) -> str:
-    """The different last two parts of names."""
-    return (
-        ", ".join(sorted({".".join(name.split(".")[-2:]) for name in layers}))
-        or "none: the encoder has no linear layers"
-    )
+    """Return the different last two parts of names."""
+    ends = sorted({".".join(name.split(".")[-2:]) for name in layers})
+    return ", ".join(ends) or "none: the encoder has no linear layers"

@@ -1,6 +1,4 @@
-"""What makes a masked language model of an encoder: the layers that tell from a token's last state which word
-stood there.
-"""
+"""Heads of masked language models: from the last state of a token to scores of all words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +10,12 @@ from pipeline.models.layers.linear import ACTIVATIONS
 from pipeline.models.layers.weights import Checkpoint, open_checkpoint
 from pipeline.models.trainable.encoder import TrainableEncoder
 
-_STD = 0.02  # of new weights, as BERT's own
+_STD = 0.02  # of new weights, as in BERT
 
 
 @dataclass(frozen=True)
 class _Names:
-    """Where a family keeps the layer and the norm (".weight" and ".bias" follow), and the bias of the words."""
+    """Names of the layer and the norm, without ".weight" and ".bias", and of the words' bias in a family."""
 
     dense: str
     norm: str
@@ -25,27 +23,25 @@ class _Names:
 
 
 _NAMES = (
-    _Names(
+    _Names(  # BERT
         "cls.predictions.transform.dense",
         "cls.predictions.transform.LayerNorm",
         ("cls.predictions.bias", "cls.predictions.decoder.bias"),
-    ),  # BERT
-    _Names(
-        "lm_head.dense", "lm_head.layer_norm", ("lm_head.bias", "lm_head.decoder.bias")
-    ),  # RoBERTa, XLM-R, MPNet
-    _Names("vocab_transform", "vocab_layer_norm", ("vocab_projector.bias",)),  # DistilBERT
-    _Names(
-        "generator_predictions.dense", "generator_predictions.LayerNorm", ("generator_lm_head.bias",)
-    ),  # ELECTRA
-    _Names(
-        "predictions.dense", "predictions.LayerNorm", ("predictions.bias", "predictions.decoder.bias")
-    ),  # ALBERT
+    ),
+    # RoBERTa, XLM-R, MPNet
+    _Names("lm_head.dense", "lm_head.layer_norm", ("lm_head.bias", "lm_head.decoder.bias")),
+    # DistilBERT
+    _Names("vocab_transform", "vocab_layer_norm", ("vocab_projector.bias",)),
+    # ELECTRA
+    _Names("generator_predictions.dense", "generator_predictions.LayerNorm", ("generator_lm_head.bias",)),
+    # ALBERT
+    _Names("predictions.dense", "predictions.LayerNorm", ("predictions.bias", "predictions.decoder.bias")),
 )
 
 
 class LanguageHead(nn.Module):
-    """logits = norm(activation(W h + b)) words^T + bias; the word table is the encoder's own (Devlin et al.
-    2019; tied after Press & Wolf 2017).
+    """logits = norm(activation(W h + b)) words^T + bias (Devlin et al. 2019), with the encoder's word table
+    (tied: Press & Wolf 2017).
     """
 
     def __init__(self, width: int, words: Sequence[int], epsilon: float, activation: str) -> None:
@@ -53,25 +49,26 @@ class LanguageHead(nn.Module):
         vocabulary, inner = words
         self.dense, self.norm = nn.Linear(width, inner), nn.LayerNorm(inner, epsilon)
         self.bias = nn.Parameter(self.dense.bias.new_zeros(vocabulary))
-        self.activation = activation  # by name: so it pickles
+        self.activation = activation  # a name, which can be pickled
         nn.init.normal_(self.dense.weight, std=_STD)
         nn.init.zeros_(self.dense.bias)
 
     def transform(self, states: Tensor) -> Tensor:
-        """(m, inner) for states (m, width): what is compared with the words."""
+        """Return (m, inner) vectors, to be compared with the words, for states (m, width)."""
         return self.norm(ACTIVATIONS[self.activation](self.dense(states)))
 
     def forward(self, states: Tensor, words: Tensor) -> Tensor:
-        """(m, vocabulary) logits for states (m, width) and the word table (vocabulary, inner)."""
+        """Return (m, vocabulary) logits for states (m, width) and the word table (vocabulary, inner)."""
         return F.linear(self.transform(states), words, self.bias)
 
 
 def load_language_head(encoder: TrainableEncoder) -> LanguageHead:
-    """The head that the encoder's folder has beside the backbone, or a new one from torch's generator if it
-    has no part of one; on the encoder's device.
+    """Load the head among the weights of the encoder's folder, or draw a new one from torch's generator.
+
+    It is on the encoder's device.
 
     Raises:
-        ModelError: the folder's head lacks a part, or has other sizes than the encoder.
+        ModelError: a part of the head is missing, or its sizes are not those of the encoder.
     """
     config, words, weights = encoder.folder.config, encoder.backbone.words, open_checkpoint(encoder.folder)
     names = _names_in(weights)
@@ -86,12 +83,12 @@ def load_language_head(encoder: TrainableEncoder) -> LanguageHead:
 
 
 def has_language_head(encoder: TrainableEncoder) -> bool:
-    """Whether the folder has the layers in front of the words, or a part of them, among its weights."""
+    """Return True if the weights of the encoder's folder contain a head, or a part of one."""
     return _names_in(open_checkpoint(encoder.folder)) is not None
 
 
 def _names_in(weights: Checkpoint) -> _Names | None:
-    """The names by which the weights hold a head, or a part of one."""
+    """Return the family's names under which the weights contain a head, or a part of one."""
     for names in _NAMES:
         layers = [f"{name}.{part}" for name in (names.dense, names.norm) for part in ("weight", "bias")]
         if any(name in weights for name in (*layers, *names.bias)):

@@ -1,15 +1,11 @@
-"""A new recurrent encoder as a folder: its vocabulary, counted from texts or taken from a file of word
-vectors, and weights that nothing has trained yet.
-"""
+"""Folders of new recurrent encoders: new weights, and a vocabulary from texts or a file of word vectors."""
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pipeline.errors import ConfigError, ModelError
@@ -18,19 +14,20 @@ from pipeline.models.folder.modules import read_json
 from pipeline.models.folder.word_vectors import FIRST, LAST, RECURRENT, TABLE, UNKNOWN, WORDS, words_of
 from pipeline.models.layers.recurrence import CELLS
 from pipeline.models.trainable.recurrent import Recurrent, RecurrentBackbone
+from pipeline.models.trainable.saving import write_json
 from pipeline.settings.weights import RecurrentSettings
 
 FORMAT = 1  # changes with the rules below
-_MAX_LENGTH = 256  # words of one text where nobody says otherwise: a recurrent encoder takes as many steps
+_MAX_LENGTH = 256  # words of one text by default: a recurrent encoder takes as many steps
 _CONTEXTS = 4  # weighted sums, as published
 _MOST_COUNTED = 4_000_000  # words held while counting, about 400 MB
 _STEM = "sentence_transformers.models."
 
 
 def count_words(texts: Iterable[str], most: int = _MOST_COUNTED) -> Counter[str]:
-    """How often each word of the texts occurs, lower-cased.
+    """Count the words of the texts, lower-cased.
 
-    Of more than `most` words the rarest are forgotten, ever less rare ones: so memory is bounded.
+    To bound memory, the rarest words are dropped whenever there are more than `most` different ones.
     """
     counts: Counter[str] = Counter()
     least = 1
@@ -43,132 +40,50 @@ def count_words(texts: Iterable[str], most: int = _MOST_COUNTED) -> Counter[str]
 
 
 def write_scratch(settings: RecurrentSettings, counts: Counter[str], folder: Path, *, seed: int) -> None:
-    """Write the encoder folder, weights drawn by the seed. counts: of the words to learn vectors for; not
-    used where `settings.words` names vectors.
+    """Write the encoder folder.
 
-    ConfigError for a cell that is not named, and for word vectors that are not there; ModelError where their
-    file cannot be read.
+    Args:
+        settings: shape, and the file of word vectors, if any.
+        counts: of the words to learn vectors for; not used with a file of word vectors.
+        folder: to write to.
+        seed: of the weights.
+
+    Raises:
+        ConfigError: no cell is named, or there is no file of word vectors.
+        ModelError: the file of word vectors cannot be read, or `counts` is empty.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         vocabulary, table, lower = (
-            _known(settings) if settings.words else (_learned(settings, counts), None, True)
+            _known(settings.words, settings.vocabulary)
+            if settings.words
+            else (_learned(settings, counts), None, True)
         )
         shape = _shape(settings, len(vocabulary), settings.word_dim if table is None else table.shape[1])
-        backbone = _drawn(shape, str(folder))
+        with torch.device("meta"):
+            backbone = RecurrentBackbone(shape, str(folder))
+        backbone.to_empty(device="cpu").draw()
     weights = dict(backbone.state_dict()) | ({} if table is None else {TABLE: table})
+    weights = {name: tensor.contiguous() for name, tensor in weights.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {name: tensor.contiguous() for name, tensor in weights.items()},
-        folder / "model.safetensors",
-        {"format": "pt"},
-    )
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
     (folder / "vocab.txt").write_bytes("\n".join(vocabulary).encode())
-    _write(folder / "config.json", _config(shape))
-    _write(folder / "sentence_bert_config.json", {"max_seq_length": _MAX_LENGTH, "do_lower_case": lower})
-    _write(
-        folder / "1_Pooling" / "config.json",
-        {"word_embedding_dimension": shape.last, "pooling_mode": _pooling(settings), "include_prompt": True},
-    )
-    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
-    _write(
-        folder / "modules.json",
-        [
-            {"idx": place, "name": str(place), "path": path, "type": _STEM + kind}
-            for place, (path, kind) in enumerate(modules)
-        ],
-    )
-
-
-def folder_of_words(file: str) -> Path:
-    """The folder that this machine's cache has for a file of word vectors, at a path or a URI. ConfigError
-    where there is none; ModelError as of `read_vectors`.
-    """
-    if "://" not in file and not Path(file).expanduser().exists():
-        raise ConfigError(
-            "train.recurrent.words",
-            "a file of word vectors",
-            f"no file {file}",
-            "name one, such as a GloVe text file, or null to learn vectors",
-        )
-    folder = locate(file)
-    if (found := read_json(folder / "config.json", required=True).get("model_type")) != WORDS:
-        raise ConfigError(
-            "train.recurrent.words",
-            "a file of word vectors",
-            f"the {found} encoder {file}",
-            "name such a file",
-        )
-    return folder
-
-
-def _learned(settings: RecurrentSettings, counts: Counter[str]) -> list[str]:
-    """The commonest words, equally common ones by their letters; first what stands for all others, and the
-    marks.
-    """
-    if not counts:
-        raise ModelError(
-            "train.data",
-            "words to learn vectors for",
-            "texts without any",
-            "check the files, or name word vectors in train.recurrent.words",
-        )
-    known = sorted(counts, key=lambda word: (-counts[word], word))
-    return [UNKNOWN, FIRST, LAST, *known[: None if settings.vocabulary is None else settings.vocabulary - 1]]
-
-
-def _known(settings: RecurrentSettings) -> tuple[list[str], Tensor, bool]:
-    """(the marks and the first words of the file, their vectors, whether texts are lower-cased).
-
-    A mark that the file lacks gets a new vector, as long as others.
-    """
-    from safetensors.torch import load_file
-
-    folder = folder_of_words(str(settings.words))
-    words, table = (
-        (folder / "vocab.txt").read_bytes().decode().split("\n"),
-        load_file(folder / "model.safetensors")[TABLE],
-    )
-    places = {word: place for place, word in enumerate(words)}
-    marks = [
-        table[places[mark]] if mark in places else torch.randn(table.shape[1]) * table.std()
-        for mark in (FIRST, LAST)
+    write_json(folder / "config.json", _config(shape))
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": _MAX_LENGTH, "do_lower_case": lower})
+    readouts = {"last": "lasttoken" if settings.directions == 1 else "ends", "attention": "mean"}
+    # a list, so that sentence-transformers refuses "ends", which is a name of this project
+    mode = [readouts.get(settings.readout, settings.readout)]
+    pooling = {"word_embedding_dimension": shape.last, "pooling_mode": mode, "include_prompt": True}
+    write_json(folder / "1_Pooling" / "config.json", pooling)
+    modules = enumerate([("", "Transformer"), ("1_Pooling", "Pooling")])
+    entries = [
+        {"idx": number, "name": str(number), "path": path, "type": _STEM + kind}
+        for number, (path, kind) in modules
     ]
-    chosen = [
-        place for place, word in enumerate(words[: settings.vocabulary]) if word not in (UNKNOWN, FIRST, LAST)
-    ]
-    lower = bool(json.loads((folder / "sentence_bert_config.json").read_text())["do_lower_case"])
-    return (
-        [FIRST, LAST, *(words[place] for place in chosen)],
-        torch.cat([torch.stack(marks), table[chosen]]),
-        lower,
-    )
+    write_json(folder / "modules.json", entries)
 
 
-def _shape(settings: RecurrentSettings, vocabulary: int, word_dim: int) -> Recurrent:
-    if settings.cell is None:
-        raise ConfigError("train.recurrent.cell", f"one of {', '.join(CELLS)}", "null", "name one")
-    return Recurrent(
-        cell=settings.cell,
-        width=settings.width,
-        directions=settings.directions,
-        layers=settings.layers,
-        vocabulary=vocabulary,
-        word_dim=word_dim,
-        learned=settings.words is None,
-        dropout=0.0,
-        contexts=_CONTEXTS if settings.readout == "attention" else 0,
-    )
-
-
-def _drawn(shape: Recurrent, where: str) -> RecurrentBackbone:
-    with torch.device("meta"):
-        backbone = RecurrentBackbone(shape, where)
-    backbone.to_empty(device="cpu").draw()
-    return backbone
-
-
-def _config(shape: Recurrent) -> dict[str, Any]:
+def _config(shape: Recurrent) -> dict[str, object]:
     return {
         "model_type": RECURRENT,
         "cell": shape.cell,
@@ -184,19 +99,78 @@ def _config(shape: Recurrent) -> dict[str, Any]:
     }
 
 
-def _pooling(settings: RecurrentSettings) -> list[str]:
-    """The readout under the name of the pooling that it is, as a list: a name of ours alone would be no mode
-    of that library.
+def folder_of_words(file: str) -> Path:
+    """Return the folder in this machine's cache for a file of word vectors, given by path or URI.
+
+    Raises:
+        ConfigError: there is no such file.
+        ModelError: as in `read_vectors`.
     """
-    names = {
-        "last": "lasttoken" if settings.directions == 1 else "ends",
-        "max": "max",
-        "mean": "mean",
-        "attention": "mean",
-    }
-    return [names[settings.readout]]
+    if "://" not in file and not Path(file).expanduser().exists():
+        raise ConfigError(
+            "train.recurrent.words",
+            "a file of word vectors",
+            f"no file {file}",
+            "set it to one, such as a GloVe text file, or to null to learn vectors",
+        )
+    folder = locate(file)
+    if (found := read_json(folder / "config.json", required=True).get("model_type")) != WORDS:
+        raise ConfigError(
+            "train.recurrent.words",
+            "a file of word vectors",
+            f"the {found} encoder {file}",
+            "set it to a file, or to null to learn vectors",
+        )
+    return folder
 
 
-def _write(file: Path, value: object) -> None:
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+def _learned(settings: RecurrentSettings, counts: Counter[str]) -> list[str]:
+    """Return the vocabulary: the unknown word, the marks, then the most frequent words, equal ones by their
+    letters.
+    """
+    if not counts:
+        raise ModelError(
+            "train.data",
+            "words to learn vectors for",
+            "texts without any",
+            "check the files, or set train.recurrent.words to word vectors",
+        )
+    known = sorted(counts, key=lambda word: (-counts[word], word))
+    return [UNKNOWN, FIRST, LAST, *known[: None if settings.vocabulary is None else settings.vocabulary - 1]]
+
+
+def _known(file: str, most: int | None) -> tuple[list[str], Tensor, bool]:
+    """Read the first `most` words of a file of word vectors; None for all.
+
+    Returns:
+        The marks and the words, their vectors, and whether texts are lower-cased. A mark that is not in the
+        file gets a new vector, with the standard deviation of the others.
+    """
+    folder = folder_of_words(file)
+    words = (folder / "vocab.txt").read_bytes().decode().split("\n")
+    table = load_file(folder / "model.safetensors")[TABLE]
+    rows = {word: row for row, word in enumerate(words)}
+    marks = [
+        table[rows[mark]] if mark in rows else torch.randn(table.shape[1]) * table.std()
+        for mark in (FIRST, LAST)
+    ]
+    chosen = [row for row, word in enumerate(words[:most]) if word not in (UNKNOWN, FIRST, LAST)]
+    lower = bool(read_json(folder / "sentence_bert_config.json")["do_lower_case"])
+    vectors = torch.cat([torch.stack(marks), table[chosen]])
+    return [FIRST, LAST, *(words[row] for row in chosen)], vectors, lower
+
+
+def _shape(settings: RecurrentSettings, vocabulary: int, word_dim: int) -> Recurrent:
+    if settings.cell is None:
+        raise ConfigError("train.recurrent.cell", f"one of {', '.join(CELLS)}", "null", "set it to one")
+    return Recurrent(
+        cell=settings.cell,
+        width=settings.width,
+        directions=settings.directions,
+        layers=settings.layers,
+        vocabulary=vocabulary,
+        word_dim=word_dim,
+        learned=settings.words is None,
+        dropout=0.0,
+        contexts=_CONTEXTS if settings.readout == "attention" else 0,
+    )

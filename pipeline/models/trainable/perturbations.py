@@ -1,8 +1,8 @@
-"""Other views of the same words: tokens at other places, and values taken out of, or added to, the embedding
-layer's output (Yan et al. 2021, section 3.3).
+"""Views of the same words: permuted positions, and changes of the embedding layer's output (ConSERT: Yan et
+al. 2021, section 3.3).
 
-Every draw comes from torch's generator when a view is made, and belongs to a text: so it is the same in
-whichever chunks the texts are encoded, and each time.
+Random numbers are drawn from torch's generator when a view is made, and belong to a text: they do not depend
+on the chunks in which the texts are encoded.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,17 @@ from pipeline.errors import ConfigError
 from pipeline.models.layers.pooling import POOLINGS, Segments
 from pipeline.text.tokens.tokens import Tokens
 
-_LEAST_NORM = 1e-10  # of a token's gradient, as in the published program: a token without one is left alone
+_LEAST_NORM = 1e-10  # of a token's gradient, as in the published code; without a gradient it is not changed
 
 
 def shuffled_positions(tokens: Tokens, *, keep_special: bool) -> np.ndarray:
-    """(tokens,) int64: the positions of each text's tokens, permuted at random among them.
+    """Permute the positions of each text's tokens at random: (tokens,) int64.
 
-    keep_special: the first and the last token of each text keep theirs. With absolute positions and no
-        dropout, this is the text with its tokens in another order.
+    With absolute positions and without dropout, this equals another order of the tokens.
+
+    Args:
+        tokens: of the texts.
+        keep_special: the first and the last token of each text keep their positions.
     """
     draws = torch.rand(len(tokens.ids), dtype=torch.float64).numpy()
     if keep_special:
@@ -38,104 +41,89 @@ def shuffled_positions(tokens: Tokens, *, keep_special: bool) -> np.ndarray:
 
 
 def keeps_special(encoder: nn.Module) -> bool:
-    """Whether shuffling should leave the special tokens where they are: where one of them stands for the
-    text.
-    """
+    """Return True if special tokens have to keep their positions, because one of them is pooled."""
     pooling: tuple[str, ...] = getattr(getattr(encoder, "folder", None), "pooling", ())
     return any(POOLINGS[name].token in ("first", "last") for name in pooling)
 
 
 @runtime_checkable
 class PerText(Protocol):
-    """A change at the embeddings that knows the texts of its view, one by one."""
+    """Change of the embedding layer's output with values for each text of a view."""
 
-    def of_rows(self, places: np.ndarray) -> "PerText":
-        """For the texts at those places alone."""
+    def of_rows(self, indices: np.ndarray) -> "PerText":
+        """Select texts."""
         ...
 
     def __call__(self, x: Tensor, where: Segments) -> Tensor:
-        """As of AtEmbedding."""
+        """Change x (tokens, d); see `AtEmbedding`."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Each:
-    """Of several views in one pass, each its own change, or none."""
+    """The change of each of several views in one pass; None for a view without one."""
 
     changes: Sequence[PerText | None]
     lengths: Sequence[np.ndarray]
-    """(n,) tokens of the texts of each view"""
+    """for each view, (n,) numbers of tokens of its texts"""
 
     def __call__(self, x: Tensor, where: Segments) -> Tensor:
         texts = np.cumsum([0, *map(len, self.lengths)]).tolist()
         tokens = np.cumsum([0, *(lengths.sum() for lengths in self.lengths)]).tolist()
         for change, text, token in zip(self.changes, pairwise(texts), pairwise(tokens), strict=True):
             if change is not None:
-                x = change(x, _part(where, slice(*text), slice(*token)))
+                by_text = (each[slice(*text)] for each in (where.firsts, where.lasts, where.counts))
+                by_token = (each[slice(*token)] for each in (where.indices, where.positions))
+                x = change(x, Segments(*by_text, *by_token))
         return x
-
-
-def _part(where: Segments, texts: slice, tokens: slice) -> Segments:
-    return Segments(
-        where.firsts[texts],
-        where.lasts[texts],
-        where.counts[texts],
-        where.indices[tokens],
-        where.positions[tokens],
-    )
 
 
 @dataclass(frozen=True, eq=False)
 class Cutoff:
-    """Zeros in a share of the embedding layer's output, nothing scaled up for it: whole tokens of a text, or
-    whole columns, the same ones in all tokens of a text.
+    """Set a proportion of the embedding layer's output to zero, without scaling the rest.
 
-    Of n tokens (special ones too) int(rate * n) are taken out, and of d columns int(rate * d). It belongs to
-    the texts of one view.
+    Either int(rate * n) of the n tokens of a text, special ones included, or int(rate * d) of the d columns,
+    the same in all tokens of a text.
     """
 
     of: Literal["tokens", "features"]
     rate: float
     lengths: np.ndarray
-    """(n,) tokens of each text"""
+    """(n,) number of tokens of each text"""
     seeds: np.ndarray
-    """(n,) int64: each text's own draw"""
+    """(n,) int64: seed of each text"""
 
-    def of_rows(self, places: np.ndarray) -> "Cutoff":
-        """For the texts at those places alone."""
-        return replace(self, lengths=self.lengths[places], seeds=self.seeds[places])
+    def of_rows(self, indices: np.ndarray) -> "Cutoff":
+        """Select texts."""
+        return replace(self, lengths=self.lengths[indices], seeds=self.seeds[indices])
 
     def __call__(self, x: Tensor, where: Segments) -> Tensor:
-        """x (tokens, d) with its zeros."""
+        """Return x (tokens, d) with zeros."""
         if self.of == "tokens":
-            marks = [
-                self._kept(length, seed)
-                for length, seed in zip(self.lengths.tolist(), self.seeds.tolist(), strict=True)
-            ]
-            kept = torch.from_numpy(np.concatenate(marks)).to(x.device, x.dtype)[:, None]
+            marks = np.concatenate(list(map(self._kept, self.lengths.tolist(), self.seeds.tolist())))
+            kept = torch.from_numpy(marks).to(x.device, x.dtype)[:, None]
         else:
-            columns = torch.from_numpy(
-                np.stack([self._kept(x.shape[1], seed) for seed in self.seeds.tolist()])
-            ).to(x.device, x.dtype)
+            marks = np.stack([self._kept(x.shape[1], seed) for seed in self.seeds.tolist()])
+            columns = torch.from_numpy(marks).to(x.device, x.dtype)
             kept = torch.repeat_interleave(columns, where.counts, dim=0, output_size=len(where.indices))
         return x * x.new_ones(len(x), kept.shape[1]).index_copy(0, where.indices, kept)
 
     def _kept(self, count: int, seed: int) -> np.ndarray:
-        """(count,) bool."""
+        """Return a (count,) mask of the values that stay."""
         kept = np.ones(count, bool)
         kept[np.random.default_rng(seed).permutation(count)[: int(self.rate * count)]] = False
         return kept
 
 
 def cutoff(tokens: Tokens, of: Literal["tokens", "features"], rate: float) -> Cutoff:
-    """A new draw for each text. ConfigError on a rate outside (0, 1)."""
+    """Return a cut-off with a new seed for each text. ConfigError if the rate is not in (0, 1)."""
     if not 0 < rate < 1:
         raise ConfigError(f"cut-off of {of}", "a rate above 0 and below 1", f"{rate}", "set another rate")
     return Cutoff(of, rate, tokens.lengths, torch.randint(2**62, (len(tokens),)).numpy())
 
 
 class Probe:
-    """Leaves the embedding layer's output as it is, and holds it as a leaf, of which a loss has a gradient."""
+    """Keep the embedding layer's output as a leaf of the graph, for the gradient of a loss."""
 
     leaf: Tensor
     where: Segments
@@ -145,7 +133,7 @@ class Probe:
         return self.leaf
 
     def uphill(self, loss: Tensor, epsilon: float) -> "Shift":
-        """A step of length epsilon of each token, in the direction in which the loss rises most."""
+        """Return a step of length epsilon for each token, in the direction in which the loss rises most."""
         (gradient,) = torch.autograd.grad(loss, self.leaf)
         rows = gradient[self.where.indices]
         return Shift(epsilon * F.normalize(rows, dim=1, eps=_LEAST_NORM))
@@ -153,10 +141,10 @@ class Probe:
 
 @dataclass(frozen=True, eq=False)
 class Shift:
-    """Adds something to each token's output of the embedding layer."""
+    """Add vectors to the embedding layer's output."""
 
     by: Tensor
-    """(tokens, d), text after text"""
+    """(tokens, d), in the order of the texts"""
 
     def __call__(self, x: Tensor, where: Segments) -> Tensor:
         return x.index_add(0, where.indices, self.by.to(x.dtype))

@@ -1,5 +1,5 @@
-"""An encoder that reads a template's mask, with what the template alone says taken off or not, over a
-backbone that it shares (Jiang et al. 2022, PromptBERT).
+"""Encoders whose vector is the state of a template's mask, with or without template denoising (PromptBERT:
+Jiang et al. 2022).
 """
 
 from dataclasses import replace
@@ -26,16 +26,15 @@ from pipeline.models.trainable.mlm_head import load_language_head
 from pipeline.text.tokens.templates import TemplateFrame, template_frame
 from pipeline.text.tokens.tokens import Tokens
 
-_ANY = 1 << 20  # tokens: more than any template has
+_ANY = 1 << 20  # tokens; more than any template has
 
 
 class PromptedEncoder(TrainableEncoder):
-    """`transform(h) - transform(h_hat)`, then a head: h is the mask's state, h_hat that of the template alone
-    at the positions which the text leaves it.
+    """`transform(h) - transform(h_hat)`, then a head: h is the state of the mask, h_hat that of the template
+    without text, with the positions that its tokens have with the text.
 
-    h_hat goes through the same pass, once for each template and length of text in it; in train() it has
-    dropout of its own, and the gradient goes through it. In eval() it depends on the length alone: the folder
-    that is saved of the encoder has a table of it.
+    h_hat is computed in the same pass, once for each template and length of text; in train() it has dropout
+    of its own, and a gradient. In eval() it depends on the length only, so a saved folder has a table of it.
     """
 
     def __init__(
@@ -45,92 +44,108 @@ class PromptedEncoder(TrainableEncoder):
         *,
         limit: int,
         denoise: bool,
-        transform: DenoiseTransform | None = None,
-        head: DenseModule | None = None,
+        readout: DenoiseTransform | DenseModule | None = None,
     ) -> None:
-        """Over the backbone of `encoder`. template: None, that of its own folder. limit: tokens of a text.
-        head: the layer that stays behind all of it.
+        """Share the backbone of `encoder`.
 
-        ModelError where the folder cannot have the template; ConfigError for a limit above what the folder's
-        own is.
+        Args:
+            encoder: to take the folder and the backbone from.
+            template: with [X] and [MASK]; None for that of the folder.
+            limit: largest number of tokens of a text, without the template.
+            denoise: subtract the state of the template without text.
+            readout: transform of the states before the difference, or a head for the vectors.
+
+        Raises:
+            ModelError: the folder cannot have the template.
+            ConfigError: the limit is above that of the folder.
         """
         start = encoder.folder.tokenizer()
-        folder = apply_template(encoder.folder, template, _checked(limit, start.room))
+        if limit > start.room:
+            raise ConfigError(
+                "limit of the objective",
+                "as many tokens of a text as the encoder reads, or fewer",
+                f"{limit}, where encoder.max_length leaves room for {start.room}",
+                "lower it, or raise encoder.max_length",
+            )
+        folder = apply_template(encoder.folder, template, limit)
         super().__init__(replace(folder, dim=encoder.backbone.width), encoder.backbone, None, 0)
-        self.frame, self.denoise, self.transform = template_frame(folder.tokenizer()), denoise, transform
+        self.frame, self.denoise = template_frame(folder.tokenizer()), denoise
         self._specials = (len(start.prefix), len(start.suffix))
-        self.tail = nn.ModuleList(
-            [module for module in (head, Normalize() if folder.normalize else None) if module is not None]
-        )
+        self.transform = readout if isinstance(readout, DenoiseTransform) else None
+        self.tail = nn.ModuleList([readout] if isinstance(readout, DenseModule) else [])
+        if folder.normalize:
+            self.tail.append(Normalize())
 
     @property
     def limit(self) -> int:
-        """Tokens of a text beside the template."""
+        """Largest number of tokens of a text, without the template."""
         return self.folder.max_length - len(self.frame)
 
     def framed(self, tokens: Tokens, frame: TemplateFrame) -> Tokens:
-        """The texts as the tokenizer of the encoder that this one was made of gives them, cut to the limit
-        and put into a frame.
+        """Truncate texts to the limit, and put them into a frame.
+
+        `tokens` are those of the tokenizer of the encoder that this one was made from.
         """
         return frame.around(tokens, self._specials, limit=self.limit, cuts=self.folder.cuts)
 
     def frame_of(self, template: str) -> TemplateFrame:
-        """Another template's frame."""
+        """Return the frame of another template."""
         return template_frame(replace(self.folder, template=template, max_length=_ANY).tokenizer())
 
     def forward(
         self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
     ) -> Tensor:
-        """(n, dim) vectors of texts in a template of this length or another; positions and at_embedding as of
-        any encoder.
+        """Encode texts in a template of this or another length: (n, dim) vectors.
+
+        `positions` and `at_embedding` are those of `TrainableEncoder`.
         """
         if not self.denoise:
-            return apply_tail(
-                self.tail,
-                self._read(self.pooled(tokens, positions=positions, at_embedding=at_embedding)),
-                tokens.lengths,
-            )
-        alone, places, which = without_texts(tokens, positions)
+            x = self._read(self.pooled(tokens, positions=positions, at_embedding=at_embedding))
+            return apply_tail(self.tail, x, tokens.lengths)
+        alone, alone_positions, templates = without_texts(tokens, positions)
         own = tokens.positions if positions is None else positions
-        x = self._read(
-            self.pooled(
-                Tokens.joined([tokens, alone]),
-                positions=np.concatenate([own, places]),
-                at_embedding=at_embedding,
-            )
-        )
-        taken = x[len(tokens) :][torch.from_numpy(which).to(x.device)]
-        return apply_tail(self.tail, x[: len(tokens)] - taken, tokens.lengths)
+        joined, positions = Tokens.joined([tokens, alone]), np.concatenate([own, alone_positions])
+        x = self._read(self.pooled(joined, positions=positions, at_embedding=at_embedding))
+        subtracted = x[len(tokens) :][torch.from_numpy(templates).to(x.device)]
+        return apply_tail(self.tail, x[: len(tokens)] - subtracted, tokens.lengths)
 
     def denoising(self) -> DenoiseModule | None:
-        """As a module of a folder: the transform and, for each length of text up to the limit, what is taken
-        off. In eval(). None where nothing is.
+        """Return the module of a folder: the transform, and the vector to subtract for each length of text.
+
+        None without denoising and transform.
         """
         if not self.denoise and self.transform is None:
             return None
-        alone, places, _ = without_texts(self.frame.around(lengths_to(self.limit), (0, 0), limit=self.limit))
+        alone, positions, _ = without_texts(
+            self.frame.around(lengths_to(self.limit), (0, 0), limit=self.limit)
+        )
         modes = {module: module.training for module in self.modules()}
         with torch.no_grad():
-            table = self.eval()._read(self.pooled(alone, positions=places)).float().cpu()
+            table = self.eval()._read(self.pooled(alone, positions=positions)).float().cpu()
         for module, training in modes.items():
             module.training = training
-        return DenoiseModule(
-            self.transform, table if self.denoise else torch.zeros_like(table), len(self.frame)
-        )
+        table = table if self.denoise else torch.zeros_like(table)
+        return DenoiseModule(self.transform, table, len(self.frame))
 
     def _read(self, x: Tensor) -> Tensor:
         return x if self.transform is None else self.transform(x)
 
 
 def apply_template(folder: EncoderFolder, template: str | None, limit: int) -> EncoderFolder:
-    """The folder with that template around texts of up to `limit` tokens, read at the mask.
+    """Return the folder with the template around texts of at most `limit` tokens, and mask pooling.
 
-    None: the template that it has.
+    Args:
+        folder: without layers after the pooling.
+        template: None for that of the folder.
+        limit: tokens of a text.
+
+    Raises:
+        ModelError: the folder has layers after the pooling, or too few positions.
     """
     if any(not isinstance(module, str) for module in folder.tail):
         raise ModelError(
             str(folder.path),
-            "no layers behind the pooling of an encoder that is to read a template",
+            "an encoder without layers after the pooling, to read a template",
             "some",
             "start from another encoder",
         )
@@ -154,22 +169,11 @@ def apply_template(folder: EncoderFolder, template: str | None, limit: int) -> E
 
 
 def transform_of(encoder: TrainableEncoder) -> DenoiseTransform:
-    """The layer in front of the words of the folder's masked language model, or a new one where it has none;
-    on the encoder's device.
+    """Return the layer before the words of the folder's masked language model, or a new one if it has none.
+
+    It is on the encoder's device.
     """
     head = load_language_head(encoder)
     made = DenoiseTransform(encoder.backbone.width, head.activation, head.norm.eps)
     made.dense, made.norm = head.dense, head.norm
     return made
-
-
-def _checked(limit: int, room: int) -> int:
-    if limit > room:
-        found = f"{limit}, where encoder.max_length leaves room for {room}"
-        raise ConfigError(
-            "limit of the objective",
-            "as many tokens of a text as the encoder reads, or fewer",
-            found,
-            "lower it, or raise encoder.max_length",
-        )
-    return limit

@@ -2,9 +2,9 @@
 2015; Conneau et al. 2017; Logeswaran & Lee 2018).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from pipeline.models.layers.weights import Checkpoint
 from pipeline.models.trainable.backbones import Backbone, ForwardRequest
 from pipeline.text.tokens.budget import longest_first
 
-_TABLE_RANGE = 0.1  # new word vectors are uniform up to there, as in Skip-Thought
+_TABLE_RANGE = 0.1  # new word vectors are uniform in [-0.1, 0.1], as in Skip-Thought
 _KEYS = (
     "cell",
     "hidden_size",
@@ -36,7 +36,7 @@ _KEYS = (
 
 @dataclass(frozen=True)
 class Recurrent:
-    """What a recurrent encoder is made of, as its config.json says."""
+    """Shape of a recurrent encoder, as in its config.json."""
 
     cell: str
     width: int
@@ -46,25 +46,27 @@ class Recurrent:
     vocabulary: int
     word_dim: int
     learned: bool
-    """whether word vectors are trained with the rest"""
+    """True if word vectors are trained with the rest"""
     dropout: float
-    """of what goes into each layer"""
+    """of the input of each layer"""
     contexts: int = 0
-    """weighted sums of a readout that weighs words; 0: there is none"""
+    """number of weighted sums of an attention readout; 0 without one"""
 
     @property
     def size(self) -> int:
-        """Values of a layer's state."""
+        """Number of values of a layer's state."""
         return self.width * self.directions
 
     @property
     def last(self) -> int:
-        """Values of the last state."""
+        """Number of values of the last state."""
         return self.size * max(1, self.contexts)
 
 
 def recurrent_of(folder: EncoderFolder, dropout: float | None = None) -> Recurrent:
-    """As config.json says; dropout: another rate. ModelError where it does not say all."""
+    """Read the shape from config.json; `dropout` replaces its rate. ModelError if a value is missing or
+    unknown.
+    """
     config, where = folder.config, str(folder.beside_config("config.json"))
     if missing := [key for key in _KEYS if key not in config]:
         raise ModelError(where, f"the keys {', '.join(_KEYS)}", f"no {missing[0]}", "restore the file")
@@ -90,7 +92,7 @@ def recurrent_of(folder: EncoderFolder, dropout: float | None = None) -> Recurre
 
 
 class Direction(nn.Module):
-    """One cell's weights: of the inputs, with biases where the cell has any, and of the states."""
+    """Weights of one cell: for its inputs, with biases if the cell has any, and for its states."""
 
     def __init__(self, cell: Cell, inner: int, width: int) -> None:
         super().__init__()
@@ -99,14 +101,14 @@ class Direction(nn.Module):
         self.recurrent = nn.Parameter(torch.empty(cell.gates * width, width))
 
     def forward(self, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        """(T, width) states of packed steps x (T, inner)."""
+        """Return the (T, width) states of packed steps x (T, inner)."""
         return recurrence(self.cell, self.input(x), self.recurrent, sizes)
 
     def draw(self) -> None:
-        """New weights.
+        """Draw new weights.
 
-        GRU: Xavier's, and orthogonal ones between states (Kiros et al. 2015); LSTM: uniform up to 1 /
-        sqrt(width), as torch's.
+        GRU: Xavier for inputs, orthogonal for states (Kiros et al. 2015). LSTM: uniform up to 1 /
+        sqrt(width), as in torch.
         """
         with torch.no_grad():
             if self.cell.biased:
@@ -120,8 +122,9 @@ class Direction(nn.Module):
 
 
 class RecurrentBackbone(Backbone):
-    """Hidden state 0 is the words' vectors, state i what layer i says at each word, both directions side by
-    side, and the one behind the last layer what a readout that weighs words makes of it.
+    """Word vectors (hidden state 0), and layers whose directions are concatenated (states 1, 2, ...).
+
+    An attention readout, if any, is one more state.
     """
 
     def __init__(self, shape: Recurrent, where: str) -> None:
@@ -139,9 +142,10 @@ class RecurrentBackbone(Backbone):
         self.attentive = Attentive(shape.size, shape.contexts) if shape.contexts else None
 
     def forward(self, request: ForwardRequest) -> tuple[dict[int, Tensor], Segments]:
-        """Hidden states (T, d) of the wanted numbers, and where the texts lie in them.
+        """Return hidden states (T, d) of the wanted numbers, and the rows of each text in them.
 
-        ModelError for positions, which no part of it has.
+        Raises:
+            ModelError: the request has positions, which a recurrent encoder does not use.
         """
         if request.positions is not None:
             raise ModelError(
@@ -162,23 +166,21 @@ class RecurrentBackbone(Backbone):
             x = states[number] = self._run(number, x, steps)
         if self.attentive is not None and self.layers in request.wanted:
             states[self.layers] = self.attentive(x, self._put(lengths))
-        return {number: states[number] for number in request.wanted}, segments(
-            tokens.offsets[:-1], lengths, request.skip, self._put, tokens.kept
-        )
+        where = segments(tokens.offsets[:-1], lengths, request.skip, self._put, tokens.kept)
+        return {number: states[number] for number in request.wanted}, where
 
     @property
     def drops(self) -> bool:
+        """True if two passes over one text differ in train()."""
         return self.shape.dropout > 0
 
     @property
     def words(self) -> Tensor:
-        """(vocabulary, word_dim)."""
-        table = self.embeddings["word_embeddings"].weight
-        assert isinstance(table, Tensor)
-        return table
+        """(vocabulary, word_dim) word vectors."""
+        return self.embeddings.get_parameter("word_embeddings.weight")
 
     def draw(self) -> None:
-        """New weights from torch's generator; fixed word vectors stay."""
+        """Draw new weights from torch's generator; fixed word vectors stay."""
         if self.shape.learned:
             nn.init.uniform_(self.words, -_TABLE_RANGE, _TABLE_RANGE)
         for number in range(1, self.shape.layers + 1):
@@ -188,10 +190,8 @@ class RecurrentBackbone(Backbone):
             self.attentive.draw()
 
     def of_layer(self, number: int) -> list[Direction]:
-        """The directions of a layer, counted from 1."""
-        layer = self.directions[number - 1]
-        assert isinstance(layer, nn.ModuleList)
-        return [direction for direction in layer if isinstance(direction, Direction)]
+        """Return the directions of layer 1, 2, ..."""
+        return list(cast(Iterable[Direction], self.directions[number - 1]))
 
     def _run(self, number: int, x: Tensor, steps: "Steps") -> Tensor:
         if self.checkpointing and torch.is_grad_enabled():
@@ -199,43 +199,45 @@ class RecurrentBackbone(Backbone):
         return self._layer(number, x, steps)
 
     def _layer(self, number: int, x: Tensor, steps: "Steps") -> Tensor:
-        packed = zip(self.of_layer(number), steps.there, steps.back, strict=False)
-        return torch.cat(
-            [
-                permuted(direction(permuted(x, there, back), steps.sizes), back, there)
-                for direction, there, back in packed
-            ],
-            dim=1,
-        )
+        states = [
+            permuted(direction(permuted(x, there, back), steps.sizes), back, there)
+            for direction, there, back in zip(self.of_layer(number), steps.there, steps.back, strict=False)
+        ]
+        return torch.cat(states, dim=1)
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Tokens in the order in which a direction takes them: step by step, longer texts first."""
+    """Order of the tokens in which a direction reads them: step by step, longer texts first.
+
+    Both orders are for reading forwards and for reading backwards.
+    """
 
     sizes: tuple[int, ...]
-    """texts that have each step"""
+    """number of texts that have each step"""
     there: tuple[Tensor, Tensor]
-    """(T,) token at each place, text after text before: onward, and from the end"""
+    """(T,) index of the token that is read at each position"""
     back: tuple[Tensor, Tensor]
-    """(T,) place of each token"""
+    """(T,) position at which each token is read"""
 
     @classmethod
     def of(cls, lengths: np.ndarray, put: Callable[[np.ndarray], Tensor]) -> "Steps":
-        """For texts of so many tokens, each at least one."""
+        """Return the order for texts of these numbers of tokens, each at least one."""
         ranks = np.empty(len(lengths), np.int64)
         ranks[longest_first(lengths)] = np.arange(len(lengths))
         sizes = len(lengths) - np.cumsum(np.bincount(lengths))[:-1]
         starts = np.cumsum(sizes) - sizes
         owners = np.repeat(np.arange(len(lengths)), lengths)
         onward = np.arange(len(owners)) - (np.cumsum(lengths) - lengths)[owners]
-        places = [starts[step] + ranks[owners] for step in (onward, lengths[owners] - 1 - onward)]
-        there = [np.argsort(place) for place in places]
-        return cls(tuple(sizes.tolist()), (put(there[0]), put(there[1])), (put(places[0]), put(places[1])))
+        forwards, backwards = (
+            starts[step] + ranks[owners] for step in (onward, lengths[owners] - 1 - onward)
+        )
+        there = put(np.argsort(forwards)), put(np.argsort(backwards))
+        return cls(tuple(sizes.tolist()), there, (put(forwards), put(backwards)))
 
 
 class _Permuted(torch.autograd.Function):
-    """Rows in another order: the gradient is gathered too, where indexing would add to rows one by one."""
+    """Permute rows. The gradient is a permutation too, whereas that of indexing adds row by row."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, there: Tensor, back: Tensor) -> Tensor:
@@ -249,7 +251,7 @@ class _Permuted(torch.autograd.Function):
 
 
 def permuted(x: Tensor, there: Tensor, back: Tensor) -> Tensor:
-    """Rows there[0], there[1] ... of x; back is the inverse permutation."""
+    """Return the rows there[0], there[1], ... of x; `back` is the inverse permutation."""
     rows: Tensor = _Permuted.apply(x, there, back)
     return rows
 
@@ -257,7 +259,7 @@ def permuted(x: Tensor, there: Tensor, back: Tensor) -> Tensor:
 def load_recurrent(
     folder: EncoderFolder, weights: Checkpoint, dropout: float | None = None
 ) -> RecurrentBackbone:
-    """The backbone of a folder. ModelError where weights and configuration do not belong together."""
+    """Load the backbone of a folder. ModelError if its weights do not match its configuration."""
     with torch.device("meta"):
         backbone = RecurrentBackbone(recurrent_of(folder, dropout), str(folder.path))
     weights.fill(backbone)

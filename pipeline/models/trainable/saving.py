@@ -1,6 +1,4 @@
-"""A trained encoder becomes a folder that this project, sentence-transformers and embedding servers load as
-it is.
-"""
+"""Saving of trained encoders as folders for this project, sentence-transformers and embedding servers."""
 
 import json
 import shutil
@@ -22,46 +20,40 @@ from pipeline.models.layers.pooling import POOLINGS, ST_FLAGS
 from pipeline.models.layers.post_pooling import CutModule, DenoiseModule, DenseModule, mlp_name
 from pipeline.models.layers.weights import open_checkpoint
 from pipeline.models.trainable import template_modules
-from pipeline.models.trainable.backbones import PaddedBackbone
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.lora import merged
+from pipeline.models.trainable.padded_backbone import PaddedBackbone
 from pipeline.models.trainable.prompted import PromptedEncoder
 from pipeline.models.trainable.soft_prompt import WORDS_TABLE, LearnedTemplate
 from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.templates import add_tokens, wrap_tokenizer
 
 _WEIGHTS = "model.safetensors"
-_WRITTEN = (
-    "config.json",
-    "modules.json",
-    "config_sentence_transformers.json",
-)  # of the files that loading needs; weights apart
-_MODULES = (
-    "sentence_transformers.models."  # where every version of that library, and servers, look for modules
-)
-_OWN = {
-    "Pooling": "MaskPooling",
-    "Denoise": "Denoise",
-}  # classes in the module file that a folder has which reads a mask
-_ONE_CONFIG = "sentence_bert_config.json"  # whatever the family; the first name that is looked for
+# files that are written here, not copied from the starting folder
+_WRITTEN = ("config.json", "modules.json", "config_sentence_transformers.json")
+_MODULES = "sentence_transformers.models."  # known to every version of that library, and to servers
+# kinds of modules -> classes of template_modules, in folders with mask pooling
+_OWN = {"Pooling": "MaskPooling", "Denoise": "Denoise"}
+_ONE_CONFIG = "sentence_bert_config.json"  # for every family, because it is the first name that is looked for
 
 
 def save_folder(
     encoder: TrainableEncoder, folder: EncoderFolder, path: Path | str, *, head: DenseModule | None = None
 ) -> EncoderFolder:
-    """The new encoder folder at `path`, as opened from there: what `encoder` computes in eval(), in float32.
+    """Save the encoder, as it is in eval(), in float32, and open the new folder.
 
-    Whole or not there at all.
+    The folder appears complete or not at all.
 
-    Adapters are added into the weights. A cls_mlp layer becomes a Dense module if nothing is concatenated
-    with it. A pooling that sentence-transformers has no name for is written under ours, which that library
-    refuses instead of computing something else; a template's mask it reads with trust_remote_code.
+    Adapters are merged into the weights. A cls_mlp layer becomes a Dense module if it is the only pooling. A
+    pooling without a name in sentence-transformers gets the name of this project, which that library refuses;
+    mask pooling works there with trust_remote_code.
 
     Args:
+        encoder: to save.
         folder: folder that the encoder was loaded from, with the overrides of the settings. It gives config,
             tokenizer, prompts and max_length.
-        head: an objective's head that inference keeps, as a Dense module at the end; None leaves no trace of
-            one.
+        path: of the new folder.
+        head: head of an objective to add as a last Dense module, or None.
 
     Raises:
         ModelError: `path` exists.
@@ -71,40 +63,38 @@ def save_folder(
 
 
 def save_joined(encoders: Sequence[TrainableEncoder], path: Path | str) -> EncoderFolder:
-    """The new folder at `path` of two encoders whose vectors stand side by side, each in a folder of its own,
-    made as `save_folder` does from where it came.
+    """Save encoders whose vectors are concatenated, each in a folder of its own, and open the whole.
 
-    Every job opens it as one encoder; other libraries refuse the whole, and load either part. ModelError
-    where `path` exists, and for encoders that read texts differently.
+    Every job opens it as one encoder; other libraries refuse the whole, and load each part.
+
+    Raises:
+        ModelError: `path` exists, or the encoders read texts differently.
     """
 
     def write(written: Path) -> None:
         for name, encoder in zip(PARTS, encoders, strict=True):
             save_folder(encoder, encoder.folder, written / name)
-        _write_json(written / "config.json", DESCRIBED)
+        write_json(written / "config.json", DESCRIBED)
 
     return _published(path, write)
 
 
 def _published(path: Path | str, write: Callable[[Path], None]) -> EncoderFolder:
-    """The folder at `path` that `write` fills, as opened from there; whole or not there at all."""
-    place = Path(path).absolute()
-    if place.exists():
-        raise ModelError(
-            str(place), "a path that is free", "something is there", "name another path, or remove it"
-        )
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=place.parent) as scratch:
-        written = Path(scratch) / place.name
+    """Create the folder at `path` through `write`, and open it. It appears complete or not at all."""
+    target = Path(path).absolute()
+    if target.exists():
+        raise ModelError(str(target), "a path that is free", "an existing one", "name another, or remove it")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
+        written = Path(scratch) / target.name
         written.mkdir()
         write(written)
+        # safetensors gives permissions to the owner only, but a server may have another user
         for file in written.rglob("*.safetensors"):
-            file.chmod(
-                (written / "config.json").stat().st_mode
-            )  # safetensors writes for the owner alone; a server may be somebody else
-        open_folder(EncoderSettings(path=str(written)))  # what cannot be loaded is not published
-        written.rename(place)
-    return open_folder(EncoderSettings(path=str(place)))
+            file.chmod((written / "config.json").stat().st_mode)
+        open_folder(EncoderSettings(path=str(written)))  # raises an error if it cannot be loaded
+        written.rename(target)
+    return open_folder(EncoderSettings(path=str(target)))
 
 
 def _write(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, head: DenseModule | None) -> None:
@@ -114,17 +104,12 @@ def _write(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, head: Den
     changed: dict[str, Any] = {key: "float32" for key in ("dtype", "torch_dtype") if key in folder.config}
     if words:
         changed["vocab_size"] = max(map(len, words.values()))
-    _write_json(to / "config.json", dict(folder.config) | changed)
-    own = {
-        key: value
-        for key, value in read_json(folder.beside_config(_ONE_CONFIG)).items()
-        if key != "processing_kwargs"
-    }  # its max_length goes before ours
-    ends = {ENDS_SENTENCES: True} if folder.ends_sentences else {}
-    _write_json(
-        to / _ONE_CONFIG, own | {"max_seq_length": folder.max_length, "do_lower_case": folder.lower} | ends
-    )
-    _write_json(to / "config_sentence_transformers.json", _prompts(folder))
+    write_json(to / "config.json", dict(folder.config) | changed)
+    own = read_json(folder.beside_config(_ONE_CONFIG))
+    own.pop("processing_kwargs", None)  # because its max_length takes precedence over max_seq_length
+    own |= {"max_seq_length": folder.max_length, "do_lower_case": folder.lower}
+    write_json(to / _ONE_CONFIG, own | ({ENDS_SENTENCES: True} if folder.ends_sentences else {}))
+    write_json(to / "config_sentence_transformers.json", _prompts(folder))
     _write_modules(encoder, folder, to, head)
 
 
@@ -132,43 +117,36 @@ def _write_modules(
     encoder: TrainableEncoder, folder: EncoderFolder, to: Path, head: DenseModule | None
 ) -> None:
     pooling, layers = _layers(encoder, head)
-    kinds = ["Transformer", "Pooling", *map(_kind, layers)]
-    places = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds[1:], start=1))]
-    _write_json(
-        to / places[1] / "config.json",
-        _pooling(pooling, encoder.backbone.width, folder.include_prompt) | _mask(folder),
-    )
-    for layer, name in zip(layers, places[2:], strict=True):
+    described = list(map(_described, layers))
+    kinds = ["Transformer", "Pooling", *(kind for kind, _ in described)]
+    names = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds[1:], start=1))]
+    config = _pooling(pooling, encoder.backbone.width, folder.include_prompt)
+    if folder.pooling == MASKED:
+        config["mask"] = folder.tokenizer().mask  # position of the template's mask
+    write_json(to / names[1] / "config.json", config)
+    for layer, name, (_, own) in zip(layers, names[2:], described, strict=True):
         (to / name).mkdir()
-        if isinstance(layer, DenseModule):
-            _write_dense(layer, to / name)
-        elif isinstance(layer, DenoiseModule):
-            _write_denoise(layer, to / name)
+        if own:
+            write_json(to / name / "config.json", own)
+            _save_tensors(layer.state_dict(), to / name / _WEIGHTS)
     types = [_MODULES + kind for kind in kinds]
     if (
         folder.pooling == MASKED
-    ):  # that library has no name for it: it loads our own module, where its user trusts it
+    ):  # not in sentence-transformers, which loads this module of the folder instead
         shutil.copyfile(template_modules.__file__, to / f"{OWN_MODULES}.py")
-        types = [
-            f"{OWN_MODULES}.{_OWN[kind]}" if kind in _OWN else there
-            for kind, there in zip(kinds, types, strict=True)
-        ]
+        types = [f"{OWN_MODULES}.{_OWN[kind]}" if kind in _OWN else _MODULES + kind for kind in kinds]
     entries = [
         {"idx": number, "name": str(number), "path": name, "type": kind}
-        for number, (name, kind) in enumerate(zip(places, types, strict=True))
+        for number, (name, kind) in enumerate(zip(names, types, strict=True))
     ]
-    _write_json(to / "modules.json", entries)
-
-
-def _mask(folder: EncoderFolder) -> dict[str, int | None]:
-    """Where the template's mask stands in a row."""
-    return {"mask": folder.tokenizer().mask} if folder.pooling == MASKED else {}
+    write_json(to / "modules.json", entries)
 
 
 def _write_template(encoder: TrainableEncoder, folder: EncoderFolder, to: Path) -> dict[str, Tensor]:
-    """The tokenizer wraps texts by itself.
+    """Make the tokenizer put texts into the template, and free vectors new words.
 
-    Free vectors become new words: what comes back is the word table with them, by name; else nothing.
+    Returns:
+        The word table with the new words, by its name; empty without free vectors.
     """
     if folder.template is None:
         return {}
@@ -184,8 +162,9 @@ def _write_template(encoder: TrainableEncoder, folder: EncoderFolder, to: Path) 
 def _write_weights(
     encoder: TrainableEncoder, folder: EncoderFolder, to: Path, words: Mapping[str, Tensor]
 ) -> None:
-    """Under the names of the checkpoint; what it has beside the backbone (a pooler, say) stays as it was.
-    words: a table that stands for the backbone's own.
+    """Write the weights under the names of the checkpoint.
+
+    Its other weights, such as a pooler, are not changed. `words` replaces the backbone's word table.
     """
     if isinstance(encoder.backbone, PaddedBackbone):
         encoder.backbone.model.save_pretrained(to, max_shard_size="1000GB")  # one file
@@ -197,9 +176,8 @@ def _write_weights(
     tensors = {
         original: trained.get(name, checkpoint.raw(name)) for name, original in checkpoint.names.items()
     }
-    _save_tensors(
-        {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}, to / _WEIGHTS
-    )
+    floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    _save_tensors(floats, to / _WEIGHTS)
 
 
 def _save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
@@ -211,20 +189,16 @@ def _save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
 
 
 def _copy_tokenizer(folder: EncoderFolder, to: Path) -> None:
-    """And whatever else stands beside the configuration and loading needs."""
-    for name in folder.files:
+    """Copy the tokenizer, and other files in the folder of config.json that loading needs."""
+    for name in set(folder.files) - set(folder.weights):
         file = Path(name)
-        beside = file.parent == Path(folder.transformer) and name not in folder.weights
-        if (
-            beside
-            and file.name not in _WRITTEN
-            and not (file.name.startswith("sentence_") and file.name.endswith("_config.json"))
-        ):
+        written = file.name in _WRITTEN or file.match("sentence_*_config.json")
+        if file.parent == Path(folder.transformer) and not written:
             shutil.copyfile(folder.file(name), to / file.name)
 
 
 def _prompts(folder: EncoderFolder) -> dict[str, Any]:
-    """As the folder has them; where the settings gave others, these."""
+    """Return config_sentence_transformers.json, with the prompts of the settings if they differ."""
     own = read_json(folder.path / "config_sentence_transformers.json") or {
         "prompts": {},
         "default_prompt_name": None,
@@ -242,27 +216,28 @@ def _prompts(folder: EncoderFolder) -> dict[str, Any]:
 def _layers(
     encoder: TrainableEncoder, head: DenseModule | None
 ) -> tuple[tuple[str, ...], list[torch.nn.Module]]:
-    """(pooling, what follows it) with the heads as Dense modules."""
+    """Return the pooling and the modules after it, with heads as Dense modules."""
     pooling, layers = encoder.folder.pooling, list(encoder.tail)
     if encoder.mlp is not None and pooling == ("cls_mlp",):
         pooling, layers = ("cls",), [encoder.mlp, *layers]
     if "cls_mlp" in pooling and mlp_name(open_checkpoint(encoder.folder)) is None:
         raise ModelError(
             "encoder.pooling",
-            "cls_mlp by itself, since the encoder had no such layer",
+            "cls_mlp alone, because the starting encoder has no such layer",
             "+".join(pooling),
             "train with one pooling",
         )
     denoising = encoder.denoising() if isinstance(encoder, PromptedEncoder) else None
-    layers = [
-        layer for layer in layers if not isinstance(layer, CutModule)
-    ]  # config_sentence_transformers.json says it
+    # config_sentence_transformers.json has the dimensions of a cut
+    layers = [layer for layer in layers if not isinstance(layer, CutModule)]
     return pooling, [layer for layer in (denoising, *layers, head) if layer is not None]
 
 
 def _pooling(pooling: Sequence[str], width: int, include_prompt: bool) -> dict[str, Any]:
-    """One flag for each mode, as every version of the library and every server reads it; a list where only
-    that keeps the order, or has the name.
+    """Return the config of the pooling.
+
+    It has flags, which every version of sentence-transformers and servers read; or a list, if flags lose the
+    order or if there is none.
     """
     config: dict[str, Any] = {"word_embedding_dimension": width, "include_prompt": include_prompt}
     if list(pooling) == [mode for mode in ST_FLAGS.values() if mode in pooling]:
@@ -270,41 +245,31 @@ def _pooling(pooling: Sequence[str], width: int, include_prompt: bool) -> dict[s
     return config | {"pooling_mode": [POOLINGS[mode].st_name or mode for mode in pooling]}
 
 
-def _write_dense(layer: DenseModule, to: Path) -> None:
-    described = layer.described
-    kind = "linear.Identity" if described.activation == "Identity" else f"activation.{described.activation}"
-    config = {
-        "in_features": described.in_features,
-        "out_features": described.out_features,
-        "bias": described.bias,
-        "activation_function": f"torch.nn.modules.{kind}",
-    }
-    _write_json(to / "config.json", config | ({"use_residual": True} if described.residual else {}))
-    _save_tensors(dict(layer.named_parameters()), to / _WEIGHTS)
+def _described(layer: torch.nn.Module) -> tuple[str, dict[str, Any]]:
+    """Return the kind of a module, and its config; empty for a module without weights."""
+    if isinstance(layer, DenseModule):
+        dense = layer.described
+        module = "linear" if dense.activation == "Identity" else "activation"
+        config = {
+            "in_features": dense.in_features,
+            "out_features": dense.out_features,
+            "bias": dense.bias,
+            "activation_function": f"torch.nn.modules.{module}.{dense.activation}",
+        }
+        return "Dense", config | ({"use_residual": True} if dense.residual else {})
+    if isinstance(layer, DenoiseModule):
+        denoising = layer.described()
+        return "Denoise", {
+            "width": denoising.width,
+            "activation": denoising.activation,
+            "epsilon": denoising.epsilon,
+            "shortest": denoising.shortest,
+            "longest": denoising.shortest + len(layer.table) - 1,
+        }
+    return "Normalize", {}
 
 
-def _write_denoise(layer: DenoiseModule, to: Path) -> None:
-    described = layer.described()
-    config = {
-        "width": described.width,
-        "activation": described.activation,
-        "epsilon": described.epsilon,
-        "shortest": described.shortest,
-    }
-    _write_json(to / "config.json", config | {"longest": described.shortest + len(layer.table) - 1})
-    _save_tensors(layer.state_dict(), to / _WEIGHTS)
-
-
-def _kind(layer: torch.nn.Module) -> str:
-    return (
-        "Denoise"
-        if isinstance(layer, DenoiseModule)
-        else "Dense"
-        if isinstance(layer, DenseModule)
-        else "Normalize"
-    )
-
-
-def _write_json(file: Path, value: object) -> None:
+def write_json(file: Path, value: object) -> None:
+    """Write a value as indented JSON; create the file's folder."""
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -1,5 +1,5 @@
-"""A template whose tokens are free vectors: trained, while everything else of the encoder stays (OptiPrompt:
-Zhong et al. 2021; as in PromptBERT, Jiang et al. 2022).
+"""Soft prompts: templates of vectors that are trained while the encoder is frozen (OptiPrompt: Zhong et al.
+2021; as in PromptBERT, Jiang et al. 2022).
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from pipeline.errors import ModelError
 from pipeline.models.layers.post_pooling import DenoiseTransform
-from pipeline.models.trainable.backbones import AtEmbedding, PackedBackbone
+from pipeline.models.trainable.backbones import AtEmbedding
 from pipeline.models.trainable.encoder import TrainableEncoder
+from pipeline.models.trainable.packed_backbone import PackedBackbone
 from pipeline.models.trainable.prompted import PromptedEncoder
 from pipeline.text.tokens.tokens import Tokens
 
@@ -22,7 +23,7 @@ WORDS_TABLE = "embeddings.word_embeddings"
 
 
 class LearnedWords(nn.Embedding):
-    """A word table as it was, and rows behind it, which begin as copies of some of its own."""
+    """Word table with additional rows, which start as copies of some of its own."""
 
     def __init__(self, own: nn.Embedding, ids: Sequence[int]) -> None:
         super().__init__(own.num_embeddings, own.embedding_dim, own.padding_idx, _weight=own.weight)
@@ -30,22 +31,22 @@ class LearnedWords(nn.Embedding):
         self.added = nn.Parameter(own.weight.detach()[list(ids)].clone())
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(tokens, d) rows of ids (tokens,); ids from num_embeddings on are added ones."""
+        """Return (tokens, d) rows for ids (tokens,); ids from num_embeddings on are those of added rows."""
         new = ids - self.num_embeddings
         words = F.embedding(ids.clamp(max=self.num_embeddings - 1), self.weight, self.padding_idx)
         return torch.where((new >= 0)[:, None], F.embedding(new.clamp(min=0), self.added), words)
 
     def with_rows_at(self, ids: Sequence[int]) -> Tensor:
-        """One table, with the added rows at these ids."""
+        """Return one table that has the added rows at these ids."""
         whole = F.pad(self.weight.detach(), (0, 0, 0, max(0, max(ids, default=-1) + 1 - self.num_embeddings)))
         whole[list(ids)] = self.added.detach()
         return whole
 
 
 class LearnedTemplate(PromptedEncoder):
-    """An encoder that reads the mask of a template of free vectors, which begin as the words of a manual one.
+    """Encoder that pools the mask of a template of free vectors, which start as a manual template's words.
 
-    Rows of tokens still have that one's ids.
+    Tokens have the ids of the manual template.
     """
 
     def __init__(
@@ -56,17 +57,18 @@ class LearnedTemplate(PromptedEncoder):
         limit: int,
         transform: DenoiseTransform | None = None,
     ) -> None:
-        """The vectors become part of the backbone of `encoder`, where they are not yet.
+        """Add the free vectors to the backbone of `encoder`, unless it has them. Arguments as for
+        `PromptedEncoder`.
 
-        ModelError for a backbone that is not one of the packed families.
+        Raises:
+            ModelError: the backbone is not one of the packed families.
         """
-        super().__init__(encoder, template, limit=limit, denoise=False, transform=transform)
+        super().__init__(encoder, template, limit=limit, denoise=False, readout=transform)
         if not isinstance(self.backbone, PackedBackbone):
-            found = str(self.folder.config.get("model_type"))
             raise ModelError(
                 str(self.folder.path),
                 "one of the packed families for a template of free vectors",
-                found,
+                str(self.folder.config.get("model_type")),
                 "use BERT or RoBERTa",
             )
         ids, (before, behind) = np.array([*self.frame.prefix, *self.frame.suffix]), self._specials
@@ -86,19 +88,19 @@ class LearnedTemplate(PromptedEncoder):
     def pooled(
         self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
     ) -> Tensor:
-        """(n, width) states of the mask, the free vectors standing where the manual template's words were."""
+        """Return (n, width) states of the mask, with free vectors in place of the manual template's words."""
         assert tokens.around is not None
         ids = tokens.ids.copy()
         ids[tokens.around] = np.tile(self._ids, len(tokens))
         return super().pooled(replace(tokens, ids=ids), positions=positions, at_embedding=at_embedding)
 
     def translated(self, ids: Sequence[int]) -> np.ndarray:
-        """(template,) ids of the whole template with these in place of its words, one for each."""
+        """Return (template,) ids of the whole template, with one of `ids` in place of each of its words."""
         whole = np.array([*self.frame.prefix, *self.frame.suffix], np.int32)
         whole[self._free] = ids
         return whole
 
     @property
     def free(self) -> int:
-        """How many free vectors there are."""
+        """Number of free vectors."""
         return len(self._free)

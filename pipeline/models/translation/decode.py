@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from pipeline.models.layers.transfer import to_device
-from pipeline.models.translation.decode_choice import TokenChoice
+from pipeline.models.translation.decode_choice import TokenChoice, choice_of
 from pipeline.models.translation.decode_rules import Rules
 from pipeline.models.translation.decode_steps import Course, Stepper
+from pipeline.settings.augment import DecodingSettings
 from pipeline.text.tokens.budget import longest_first
 
 # proportion of finished rows from which on it pays to copy the remaining rows of a batch together
 _DROP_PROPORTION = 1 / 16
-# steps between two checks for finished rows: on a GPU, a check waits for every kernel launched so far
-_CHECK_EVERY = {"cpu": 1, "cuda": 4}
+# steps between two checks for finished rows on a GPU, where a check waits for every kernel launched so far
+_CHECK_EVERY = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,21 +60,21 @@ def write(
     stepper: Stepper,
     rules: Rules,
     requests: Sequence[Request],
-    choose: TokenChoice,
-    copies: int,
+    decoding: DecodingSettings,
     device: torch.device,
 ) -> list[list[list[int]]]:
-    """Decode one batch.
+    """Decode one batch, greedily or with sampling.
 
     Returns:
-        For each request the tokens of `copies` translations. A translation includes its end of
-        sentence, unless it was cut at max_tokens.
+        For each request the tokens of `decoding.hypotheses` translations. A translation includes its end of
+        sentence, unless it was truncated at max_tokens.
     """
+    copies = decoding.hypotheses
     ids, mask = padded([request.ids for request in requests], rules.pad, device)
     bounds = [(request.min_tokens, request.max_tokens) for request in requests for _ in range(copies)]
     writing = _Writing(rules, bounds, device)
-    course = stepper.begin(ids, mask, copies, writing.longest)
-    writing.run(course, choose, _uniforms(requests, writing.longest, device))
+    uniforms = _uniforms(requests, writing.longest, device)
+    writing.run(stepper.begin(ids, mask, copies), choice_of(decoding), uniforms)
     rows = writing.rows()
     return [rows[start : start + copies] for start in range(0, len(rows), copies)]
 
@@ -94,7 +95,7 @@ class _Writing:
 
     def run(self, course: Course, choose: TokenChoice, uniforms: Tensor | None) -> None:
         """Write tokens until every row is finished; uniforms: (longest, rows) random numbers, if sampled."""
-        tokens, every = self._written[0], _CHECK_EVERY[_kind(self._written)]
+        tokens, every = self._written[0], _CHECK_EVERY if self._written.is_cuda else 1
         for step in range(self.longest):
             drawn = uniforms[step, self._alive] if uniforms is not None else None
             tokens = self._next(course.scores(tokens), step, choose, drawn)
@@ -109,12 +110,9 @@ class _Writing:
     def _next(self, scores: Tensor, step: int, choose: TokenChoice, uniforms: Tensor | None) -> Tensor:
         if step == 0 and self._rules.first is not None:
             return torch.full_like(self._alive, self._rules.first)
+        minimum = self._min if step < self._highest_min else None
         scores = self._rules.apply(
-            scores.float(),
-            step,
-            self._min,
-            self._highest_min,
-            lambda: self._written[: step + 1, self._alive].T,
+            scores.float(), step, minimum, lambda: self._written[: step + 1, self._alive].T
         )
         tokens = choose(scores, uniforms)
         if self._rules.forced_end is not None:
@@ -143,10 +141,6 @@ def cut(tokens: list[int], ends: set[int]) -> list[int]:
     return tokens[: end + 1]
 
 
-def _kind(tensor: Tensor) -> str:
-    return "cpu" if tensor.device.type == "cpu" else "cuda"
-
-
 def padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Pad rows at the end and copy them to the device without waiting.
 
@@ -162,15 +156,13 @@ def padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tup
 
 def _uniforms(requests: Sequence[Request], longest: int, device: torch.device) -> Tensor | None:
     """Random numbers of all rows, (longest, rows) float32 below 1; None if the batch is not sampled."""
-    if requests[0].uniforms is None:
-        return None
     columns = [
-        (own, request.max_tokens)
+        own[: request.max_tokens]
         for request in requests
         if request.uniforms is not None
         for own in request.uniforms
     ]
     numbers = np.zeros((longest, len(columns)), np.float32)
-    for column, (own, limit) in enumerate(columns):
-        numbers[:limit, column] = np.minimum(own[:limit], 1 - 2**-24)
-    return to_device(numbers, device)
+    for column, own in enumerate(columns):
+        numbers[: len(own), column] = np.minimum(own, 1 - 2**-24)
+    return to_device(numbers, device) if columns else None

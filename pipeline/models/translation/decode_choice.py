@@ -16,19 +16,16 @@ class TokenChoice(Protocol):
     """Function that chooses the next token of each row."""
 
     def __call__(self, scores: Tensor, uniforms: Tensor | None) -> Tensor:
-        """Tokens (n,) for scores (n, V) in float32 and random numbers (n,) in [0, 1), None if greedy."""
-        ...
+        """Return tokens (n,) for scores (n, V) float32 and random numbers (n,) in [0, 1), None if greedy."""
 
 
 def choice_of(decoding: DecodingSettings) -> TokenChoice:
     """Return `greedy`, or `sample` with these settings."""
-    if decoding.method == "greedy":
-        return greedy
-    return partial(sample, decoding=decoding)
+    return greedy if decoding.method == "greedy" else partial(sample, decoding=decoding)
 
 
 def greedy(scores: Tensor, uniforms: Tensor | None = None) -> Tensor:
-    """Most likely token of each row, (n,); the lowest id among equals."""
+    """Return the most likely token of each row, (n,); the lowest id among equals."""
     return scores.argmax(-1)
 
 
@@ -64,7 +61,7 @@ def sample(scores: Tensor, uniforms: Tensor | None, decoding: DecodingSettings) 
 
 
 def _likeliest(chances: Tensor, mass: float) -> tuple[Tensor, Tensor]:
-    """Most likely tokens of each row, at least enough to cover the probability `mass`.
+    """Return the most likely tokens of each row, at least enough to cover the probability `mass`.
 
     Sorting the whole vocabulary costs more than a decoding step, so it is the last resort.
 
@@ -77,12 +74,11 @@ def _likeliest(chances: Tensor, mass: float) -> tuple[Tensor, Tensor]:
         if bool((best.sum(-1) >= mass).all()):
             return best, tokens
         count *= 8
-    best, tokens = chances.sort(stable=True, dim=-1, descending=True)
-    return best, tokens
+    return torch.sort(chances, stable=True, dim=-1, descending=True)
 
 
 def _inverse(chances: Tensor, uniforms: Tensor) -> Tensor:
-    """Same as `_first_above` for a whole vocabulary: find the block of tokens, then the token in it."""
+    """Return the result of `_first_above` for a whole vocabulary: find a block of tokens, then the token."""
     rows, size = chances.shape
     padded = torch.nn.functional.pad(chances, (0, -size % _BLOCK)).view(rows, -1, _BLOCK)
     blocks = padded.sum(-1)
@@ -95,7 +91,10 @@ def _inverse(chances: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _first_above(chances: Tensor, uniforms: Tensor) -> Tensor:
-    """First index of each row (n, k) whose running sum exceeds uniform * sum; never one of probability 0."""
+    """Return the first index of each row (n, k) whose running sum exceeds uniform * sum.
+
+    It never has probability 0.
+    """
     sums = chances.cumsum(-1)
     total = sums[:, -1:]
     passed = (sums <= (uniforms[:, None] * total)).sum(-1)

@@ -61,11 +61,11 @@ class FusedStepper:
         table = decoder.embed_positions
         self._positions: Tensor = table.weights if hasattr(table, "weights") else table.weight
         self._first, self._pad = self._kind.first_position(decoder), decoder.padding_idx
-        self._first_norm = getattr(decoder, "layernorm_embedding", _identity)
-        self._last_norm = getattr(decoder, "layer_norm", _identity)
+        self._first_norm = getattr(decoder, "layernorm_embedding", nn.Identity())
+        self._last_norm = getattr(decoder, "layer_norm", nn.Identity())
         self._bias = model.final_logits_bias[0] if hasattr(model, "final_logits_bias") else None
 
-    def begin(self, ids: Tensor, mask: Tensor, copies: int, longest: int) -> "FusedCourse":
+    def begin(self, ids: Tensor, mask: Tensor, copies: int) -> "FusedCourse":
         """Encode the texts and start `copies` translations of each; see `Stepper.begin`."""
         states = encoded(self._model, ids, mask)
         crossed = [layer.crossed(states) for layer in self.layers]
@@ -79,7 +79,7 @@ class FusedStepper:
         return course
 
     def embed(self, tokens: Tensor, step: int) -> Tensor:
-        """Input of the first layer, (n, d), for tokens (n,) at position `step`."""
+        """Return the input of the first layer, (n, d), for tokens (n,) at position `step`."""
         position = self._positions[self._first + step]
         if self._kind.pad_position:
             position = torch.where(tokens[:, None] == self._pad, self._positions[self._pad], position)
@@ -214,7 +214,3 @@ def _stacked(*layers: Any) -> tuple[Tensor, Tensor | None]:
 
 def _linear(state: Tensor, layer: Any) -> Tensor:
     return F.linear(state, layer.weight, layer.bias)
-
-
-def _identity(state: Tensor) -> Tensor:
-    return state

@@ -29,20 +29,14 @@ class Rules:
     """logits processors of transformers, for the rarer rules that depend on the tokens before"""
 
     def apply(
-        self,
-        scores: Tensor,
-        step: int,
-        min_tokens: Tensor,
-        highest_min: int,
-        written: Callable[[], Tensor],
+        self, scores: Tensor, step: int, min_tokens: Tensor | None, written: Callable[[], Tensor]
     ) -> Tensor:
         """Set the scores of tokens that are forbidden at `step` to -inf, in place.
 
         Args:
             scores: (n, V) float32.
             step: tokens written so far.
-            min_tokens: (n,) minimum length of each row.
-            highest_min: maximum of `min_tokens`, known without waiting for the device.
+            min_tokens: (n,) minimum length of each row; None if all rows have reached it.
             written: returns the (n, step + 1) tokens so far; called only if a rule needs them.
 
         Returns:
@@ -54,7 +48,7 @@ class Rules:
                 scores = other(tokens, scores)
         for token in self.banned:  # one by one: a list of them would be copied to the device at every step
             scores[:, token] = -torch.inf
-        if step < highest_min:
+        if min_tokens is not None:
             for end in self.ends:
                 scores[:, end].masked_fill_(min_tokens > step, -torch.inf)
         return scores
@@ -77,15 +71,13 @@ def rules_of(model: Any, first: int | None, start: int | None, where: str) -> Ru
     candidates = (start, known.decoder_start_token_id, known.bos_token_id)
     begins = next((token for token in candidates if token is not None), None)
     if begins is None or not ends:
-        found = f"decoder_start_token_id {begins}, eos_token_id {known.eos_token_id}"
         raise ModelError(
             where,
             "the start and end tokens of a translation in generation_config.json or config.json",
-            found,
+            f"decoder_start_token_id {begins}, eos_token_id {known.eos_token_id}",
             "restore the file",
         )
-    pad = _several(known.pad_token_id)
-    forced_end = _several(known.forced_eos_token_id)
+    pad, forced_end = _several(known.pad_token_id), _several(known.forced_eos_token_id)
     single = {words[0] for words in known.bad_words_ids or () if len(words) == 1 and words[0] not in ends}
     return Rules(
         start=_several(begins)[0],
@@ -116,7 +108,7 @@ def _others(known: Any, ends: tuple[int, ...]) -> tuple[Scores, ...]:
 
 
 def _several(value: Any) -> tuple[int, ...]:
-    """Token ids of a configuration value, which is None, an id or a list of ids."""
+    """Return the token ids of a configuration value, which is None, an id or a list of ids."""
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list | tuple) else (int(value),)

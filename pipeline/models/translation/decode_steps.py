@@ -11,26 +11,22 @@ class Course(Protocol):
 
     def scores(self, tokens: Tensor) -> Tensor:
         """Append the latest tokens (n,) and return the logits (n, V) of the next ones."""
-        ...
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these, (m,) indices in increasing order."""
-        ...
 
 
 class Stepper(Protocol):
     """Model that decodes step by step."""
 
-    def begin(self, ids: Tensor, mask: Tensor, copies: int, longest: int) -> Course:
+    def begin(self, ids: Tensor, mask: Tensor, copies: int) -> Course:
         """Encode the texts and start their translations.
 
         Args:
             ids: (n, L) source tokens.
             mask: (n, L), 1 for tokens and 0 for padding.
             copies: translations of each text; the rows of one text are adjacent.
-            longest: limit on the tokens of a translation.
         """
-        ...
 
 
 @dataclass
@@ -46,14 +42,15 @@ class GeneralCourse:
         """Append the latest tokens (n,) and return the logits (n, V) of the next ones."""
         from transformers.modeling_outputs import BaseModelOutput
 
-        given = {
-            "encoder_outputs": BaseModelOutput(last_hidden_state=self.states),
-            "attention_mask": self.mask,
-            "past_key_values": self.cache,
-        }
-        scores: Tensor = self.model(
-            decoder_input_ids=tokens[:, None], use_cache=True, return_dict=True, **given
-        ).logits[:, -1]
+        made = self.model(
+            decoder_input_ids=tokens[:, None],
+            encoder_outputs=BaseModelOutput(last_hidden_state=self.states),
+            attention_mask=self.mask,
+            past_key_values=self.cache,
+            use_cache=True,
+            return_dict=True,
+        )
+        scores: Tensor = made.logits[:, -1]
         return scores
 
     def keep(self, rows: Tensor) -> None:
@@ -68,7 +65,7 @@ class GeneralStepper:
     def __init__(self, model: Any) -> None:
         self._model = model
 
-    def begin(self, ids: Tensor, mask: Tensor, copies: int, longest: int) -> GeneralCourse:
+    def begin(self, ids: Tensor, mask: Tensor, copies: int) -> GeneralCourse:
         """Encode the texts and start `copies` translations of each; see `Stepper.begin`."""
         from transformers import DynamicCache, EncoderDecoderCache
 

@@ -76,11 +76,10 @@ def open_translator(settings: TranslatorSettings) -> TranslatorFolder:
     architectures = [str(name) for name in config.get("architectures") or ()]
     other_task = bool(architectures) and all(_OTHER_TASKS.search(name) for name in architectures)
     if other_task or not config.get("is_encoder_decoder"):
-        found = f"{', '.join(architectures) or config.get('model_type', 'no model_type')}"
         raise ModelError(
             str(path / "config.json"),
             "a sequence-to-sequence model such as MarianMTModel",
-            found,
+            ", ".join(architectures) or str(config.get("model_type", "no model_type")),
             "give a translation model",
         )
     source, target = _positions(config, "encoder"), _positions(config, "decoder")
@@ -143,17 +142,18 @@ class Wording:
     """token of the target language, if it is the decoder start token (mBART-25)"""
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, special tokens included, not truncated."""
+        """Return the token ids of each text, special tokens included, not truncated."""
         if not texts:
             return []
-        texts = [self.prefix + text for text in texts]
-        found: list[list[int]] = self.tokenizer(
-            texts, truncation=False, padding=False, return_attention_mask=False, verbose=False
-        )["input_ids"]
+        prefixed = [self.prefix + text for text in texts]
+        made = self.tokenizer(
+            prefixed, truncation=False, padding=False, return_attention_mask=False, verbose=False
+        )
+        found: list[list[int]] = made["input_ids"]
         return found
 
     def texts(self, tokens: Sequence[Sequence[int]]) -> list[str]:
-        """Text of each translation, given its tokens; special tokens are skipped."""
+        """Return the text of each translation, given its tokens; special tokens are skipped."""
         rows = [list(ids) for ids in tokens]
         if self.first is not None:
             rows = [ids[1:] if ids[:1] == [self.first] else ids for ids in rows]
@@ -167,7 +167,11 @@ def load_wording(folder: TranslatorFolder, settings: TranslatorSettings) -> Word
         ConfigError: a language is unknown (with similar codes), is missing, or the model has no languages.
         ModelError: transformers cannot load the tokenizer.
     """
-    tokenizer = _load_tokenizer(folder.path)
+    try:
+        tokenizer = load_pretrained_tokenizer(folder.path)
+    except ImportError as error:
+        remedy = 'pip install "manta-embeddings[augment]", which has sentencepiece'
+        raise ModelError(str(folder.path), "the packages of its tokenizer", one_line(error), remedy) from None
     codes = _codes(tokenizer)
     for role in ("source", "target"):
         _check_code(role, settings, codes)
@@ -206,15 +210,18 @@ def _located(path: str) -> Path:
     try:
         return locate(path)
     except ModelError as error:  # its message is about encoders
-        expected = "a translation model: a folder, the URI of a folder or a hub id"
-        remedy = "check the path; a model of the hub needs the network once"
-        raise ModelError(path, expected, error.found, remedy) from None
+        raise ModelError(
+            path,
+            "a translation model: a folder, the URI of a folder or a hub id",
+            error.found,
+            "check the path; a model of the hub needs the network once",
+        ) from None
 
 
 def _positions(config: Mapping[str, Any], side: str) -> int:
-    """Positions of one side: named per side by LED, in a nested configuration by an encoder-decoder pair."""
-    named = config.get(f"max_{side}_position_embeddings")
+    """Return the positions of one side: LED has a key per side, an encoder-decoder pair nested values."""
     own = config.get(side)
+    named = config.get(f"max_{side}_position_embeddings")
     return int(named or positions_of(own if isinstance(own, dict) else config))
 
 
@@ -224,16 +231,8 @@ def _read_at_most(path: Path, positions: int) -> int:
     return min(known, default=_PLAIN_LIMIT)
 
 
-def _load_tokenizer(path: Path) -> Any:
-    try:
-        return load_pretrained_tokenizer(path)
-    except ImportError as error:
-        found, remedy = one_line(error), 'pip install "manta-embeddings[augment]", which has sentencepiece'
-        raise ModelError(str(path), "the packages of its tokenizer", found, remedy) from None
-
-
 def _codes(tokenizer: Any) -> dict[str, int]:
-    """Token id of each language code that the tokenizer accepts; empty for a model of one language pair."""
+    """Return the token id of each language code of the tokenizer; empty for a model of one language pair."""
     if not hasattr(tokenizer, "src_lang"):
         return {}
     if named := getattr(tokenizer, "lang_code_to_id", None):
@@ -250,12 +249,8 @@ def _check_code(role: str, settings: TranslatorSettings, codes: Mapping[str, int
     value = getattr(settings, role)
     where = f"{role} of {settings.path}"
     if value is None and codes:
-        raise ConfigError(
-            where,
-            "a language code, as the model has several languages",
-            "none",
-            f"set {role}, for instance {_some(codes)}",
-        )
+        remedy = f"set {role}, for instance {_some(codes)}"
+        raise ConfigError(where, "a language code, as the model has several languages", "none", remedy)
     if value is not None and not codes:
         raise ConfigError(
             where,

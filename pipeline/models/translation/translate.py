@@ -10,7 +10,6 @@ from pipeline.device import Device
 from pipeline.errors import ModelError
 from pipeline.models.translation.decode import Request, plan, write
 from pipeline.models.translation.decode_beam import search
-from pipeline.models.translation.decode_choice import choice_of
 from pipeline.models.translation.decode_fused import FusedStepper, is_fused
 from pipeline.models.translation.decode_rules import rules_of
 from pipeline.models.translation.decode_steps import GeneralStepper
@@ -23,24 +22,19 @@ Uniforms = Callable[[int, int], np.ndarray]
 
 
 class Translator:
-    """Translation model with its tokenizer and decoding settings, on one device."""
+    """Translation model with its tokenizer (`wording`) and decoding settings, on one device."""
 
     def __init__(
         self, folder: TranslatorFolder, settings: TranslatorSettings, device: Device, dtype: str
     ) -> None:
         self.longest, self._positions, self._where = folder.longest, folder.positions, str(folder.path)
         self._decoding, self._device = settings.decoding, device.torch()
-        self._wording = load_wording(folder, settings)
+        self.wording = load_wording(folder, settings)
         self._model: Any = load_model(folder, getattr(torch, dtype)).to(self._device)
-        self._rules = rules_of(self._model, self._wording.first, self._wording.start, self._where)
+        self._rules = rules_of(self._model, self.wording.first, self.wording.start, self._where)
         self._stepper = FusedStepper(self._model) if is_fused(self._model) else GeneralStepper(self._model)
-        self._choice = choice_of(self._decoding)
         self.batch_tokens = settings.batch_tokens or BATCH_TOKENS[device.kind]
         self.copies = self._decoding.beams if self._decoding.method == "beam" else self._decoding.hypotheses
-
-    def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """Source token ids of each text."""
-        return self._wording.tokens(texts)
 
     def request(self, ids: Sequence[int], index: int, uniforms: Uniforms | None) -> Request:
         """Build the request of one text, with length bounds from the settings and the model's positions.
@@ -75,28 +69,21 @@ class Translator:
             lengths = [len(requests[index].ids) for index in rest]
             batches = [rest[part] for part in plan(lengths, self.batch_tokens, self.copies)]
 
-    def texts(self, tokens: Sequence[Sequence[int]]) -> list[str]:
-        """Text of each translation, given its tokens."""
-        return self._wording.texts(tokens)
-
     def _batch(self, requests: list[Request]) -> list[list[list[int]]] | None:
         """Decode one batch; None if the GPU ran out of memory (a CPU without memory raises another error)."""
         try:
             if self._decoding.method == "beam":
                 return search(self._model, self._rules, requests, self._decoding, self._device)
-            return write(
-                self._stepper, self._rules, requests, self._choice, self._decoding.hypotheses, self._device
-            )
+            return write(self._stepper, self._rules, requests, self._decoding, self._device)
         except torch.OutOfMemoryError:
             return None
 
     def _halve(self, rows: int) -> None:
         if rows == 1:
-            found = f"out of memory with one text of at most {self.longest} tokens"
             raise ModelError(
                 self._where,
                 f"memory of {self._device} for one text",
-                found,
+                f"out of memory with one text of at most {self.longest} tokens",
                 "lower max_length, hypotheses or beams, or use a larger device",
             )
         torch.cuda.empty_cache()

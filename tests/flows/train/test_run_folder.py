@@ -1,4 +1,4 @@
-"""A training is known by what defines it: equal settings find its folder again, others are told what differs."""
+"""A training is identified by its definition: equal settings continue it, others get the differences."""
 
 import os
 from pathlib import Path

@@ -21,9 +21,9 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.token_filter import load_filter
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.models.layers.linear import TrainableLinear
-from pipeline.models.trainable.backbones import Rates, rates_of
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.heads import TanhHead
+from pipeline.models.trainable.packed_backbone import Rates, rates_of
 from pipeline.models.trainable.saving import save_folder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
@@ -307,7 +307,7 @@ def test_gradients_are_equal_when_layers_are_computed_anew_under_dropout(folders
     encoder, tokens = load_trainable(opened(folders[family])), tokens_of(folders[family], many(20))
 
     def gradients(checkpointed):
-        encoder.checkpoint_layers(checkpointed)
+        encoder.backbone.checkpointing = checkpointed
         encoder.zero_grad()
         torch.manual_seed(5)
         encoder(tokens).square().sum().backward()

@@ -172,8 +172,8 @@ def test_the_saved_folder_gives_the_vectors_of_the_encoder(folders, tmp_path, fa
     source = load_trainable(folder)
     options = (
         {"denoise": kind != "plain"}
-        | ({"transform": transform_of(source)} if kind == "transform" else {})
-        | ({"head": TanhHead(48)} if kind == "head" else {})
+        | ({"readout": transform_of(source)} if kind == "transform" else {})
+        | ({"readout": TanhHead(48)} if kind == "head" else {})
     )
     encoder = moved(PromptedEncoder(source, TEMPLATE, limit=ROOM, **options))
     expected = encoder(encoder.folder.tokenizer()(ALL)).detach()

@@ -115,7 +115,7 @@ def test_layers_computed_anew_in_the_backward_pass_have_equal_gradients_under_dr
     encoder, tokens = load_trainable(folders["deep"], dropout=0.3), folders["deep"].tokenizer()(MANY[:20])
 
     def gradients(anew):
-        encoder.checkpoint_layers(anew)
+        encoder.backbone.checkpointing = anew
         encoder.zero_grad()
         torch.manual_seed(5)
         encoder(tokens).square().sum().backward()

@@ -37,7 +37,7 @@ def opened(path: Path, family: str, decoding: DecodingSettings = DecodingSetting
 
 def written(translator: Translator, texts=SENTENCES, uniforms=None) -> list[list[list[int]]]:
     requests = [
-        translator.request(ids, place, uniforms) for place, ids in enumerate(translator.tokens(texts))
+        translator.request(ids, place, uniforms) for place, ids in enumerate(translator.wording.tokens(texts))
     ]
     found = {
         int(place): rows
@@ -150,7 +150,9 @@ def test_beams_are_those_of_generate_alone_where_no_bound_is_met(folders, family
     alone, compared = Alone(folders[family], family), 0
     translator = opened(folders[family], family, decoding, batch_tokens=240)
     ends = set(alone.model.generation_config.eos_token_id)
-    for text, found, ids in zip(SENTENCES, written(translator), translator.tokens(SENTENCES), strict=True):
+    for text, found, ids in zip(
+        SENTENCES, written(translator), translator.wording.tokens(SENTENCES), strict=True
+    ):
         most = translator.request(ids, 0, None).max_tokens
         assert all(len(row) <= most and row[-1] in ends for row in found)
         expected = alone(text, decoding, num_beams=3, num_return_sequences=2, length_penalty=0.8)

@@ -1,4 +1,4 @@
-"""Small random sequence-to-sequence models of every family, with tokenizers made from a handful of sentences."""
+"""Small random sequence-to-sequence models of every family, with tokenizers of a few sentences."""
 
 import json
 from collections.abc import Callable
