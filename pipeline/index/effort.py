@@ -54,7 +54,7 @@ def choose_effort(
     """Set the least effort whose recall@10 is above `target` with its whole 95 % interval.
 
     The interval makes sure that other queries reach the target too. If no effort reaches it, the one with the
-    best recall is chosen. nprobe runs over 1, 2, 3, 4, 6, 8, 12 ... nlist, efSearch over 16, 24, 32 ... 1,024.
+    best recall is chosen. nprobe runs over 1, 2, 3, 4, 6, 8 ... nlist, efSearch over 16, 24, 32 ... 1,024.
 
     Returns:
         The chosen effort and the measured curve; (None, ()) for exhaustive kinds.

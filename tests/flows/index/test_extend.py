@@ -6,19 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.errors import DataError, SpaceMismatch
-from pipeline.flows.index.build import IndexInput
 from pipeline.flows.index.extend import extend_index
 from pipeline.flows.index.records import load_queries, load_truth
-from pipeline.flows.rows import Placed
-from pipeline.flows.workers.cluster import connect
-from pipeline.flows.workers.local import LocalWorkers
 from pipeline.flows.workers.workers import Workers
 from pipeline.index.search import open_release
 from pipeline.log import Stages
-from pipeline.settings import ClusterSettings
 from pipeline.settings.index_kinds import KINDS
-from pipeline.store.units import FileRef
 from tests.flows.index.extending import DIM, Chain
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -243,90 +236,3 @@ def test_rankings_that_became_too_short_are_searched_for_anew_and_dead_queries_r
     assert np.isin(load_queries(chain.store, chain.built.queries).addresses, chain.live()).sum() == 38, (
         "one in twenty lies where rows were deleted"
     )
-
-
-@pytest.fixture(scope="module")
-def first(child: LocalWorkers, tmp_path_factory: pytest.TempPathFactory) -> Chain:
-    """Publish a first night, which tests copy."""
-    with connect(ClusterSettings(), Stages(), local=child) as cluster:
-        chain = (
-            Chain(
-                tmp_path_factory.mktemp("first") / "root",
-                cluster,
-                ("index.kind=ivf_flat", "index.nlist=8", *WIDE),
-            )
-            .add(300)
-            .add(300)
-            .kill(10)
-        )
-        chain.night()
-    return chain
-
-
-def flip(chain: Chain, reference: FileRef) -> None:
-    """Change one bit of a stored file."""
-    content = bytearray(chain.store.read(reference.path))
-    content[len(content) // 2] ^= 1
-    chain.store.write(reference.path, bytes(content))
-
-
-def forget_a_death(chain: Chain) -> None:
-    """Revive a dead row."""
-    chain.dead = chain.dead[1:]
-
-
-def replace_a_unit(chain: Chain) -> None:
-    """Replace the vectors of the first unit."""
-    other = Chain(chain.root, chain.cluster, seed=5).add(300).units[0]
-    chain.vectors |= Chain(chain.root, chain.cluster, seed=5).add(300).vectors
-    chain.units[0] = Placed(ordinal=0, unit=other.unit)
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (lambda chain: flip(chain, chain.built.files[0]), "sha256"),
-        (lambda chain: flip(chain, chain.built.ids[0]), "sha256"),
-        (lambda chain: flip(chain, chain.built.queries), "sha256"),
-        (lambda chain: chain.store.delete(chain.built.files[0].path), "is gone"),
-        (
-            lambda chain: setattr(chain, "overrides", ("index.kind=ivf_flat", "index.nlist=9", *WIDE)),
-            "index.nlist",
-        ),
-        (lambda chain: chain.kill(300), "are left"),
-        (lambda chain: chain.add(300, spread=0.4, centre=0), "imbalance rose"),
-        (forget_a_death, "live again"),
-        (replace_a_unit, "other vectors"),
-    ],
-)
-def test_what_cannot_be_extended_is_built_anew_and_says_why(
-    first: Chain, tmp_path: Path, change, sentence: str
-):
-    chain = first.copy(tmp_path / "root")
-    change(chain)
-    chain.add(5).night()
-    chain.assert_sound()
-    assert [choice.chosen for choice in chain.choices] == ["built anew"]
-    assert sentence in chain.choices[0].sentence
-
-
-def test_two_spaces_never_meet_in_one_index(first: Chain, cluster: Workers, tmp_path: Path):
-    chain = first.copy(tmp_path / "root")
-    other = Chain(tmp_path / "other", cluster, space_id="7" * 64).add(10).add(10).add(10)
-    mixed = [*chain.units, other.units[2]]
-    for units in (mixed, other.units):
-        with pytest.raises(SpaceMismatch, match=f"{'5' * 64}.*{'7' * 64}"):
-            extend_index(chain.run(Stages()), IndexInput(tuple(units), None, None, DIM), chain.before)
-    foreign = other.units[2].unit
-    chain.store.write(foreign.path, other.store.read(foreign.path))
-    disguised = Placed(ordinal=2, unit=foreign.model_copy(update={"space_id": chain.space_id}))
-    vectors = IndexInput((*chain.units, disguised), None, None, DIM)
-    with pytest.raises(SpaceMismatch, match=f"{'5' * 64}.*{'7' * 64}"):
-        extend_index(chain.run(Stages()), vectors, chain.before)
-
-
-def test_a_changed_unit_is_refused(first: Chain, tmp_path: Path):
-    chain = first.copy(tmp_path / "root").add(50)
-    flip(chain, FileRef(path=chain.units[2].unit.path, sha256=""))
-    with pytest.raises(DataError, match=f"{chain.units[2].unit.path}: expected sha256"):
-        chain.night()

@@ -23,6 +23,7 @@ INDEX = IndexFiles(
 
 
 def manifest(job: Job, **changed: object) -> ReleaseManifest:
+    """Make a manifest of a release with two units."""
     units = tuple(
         ReleaseUnit(
             ordinal=n,
@@ -57,10 +58,12 @@ def manifest(job: Job, **changed: object) -> ReleaseManifest:
 
 
 def proportion(value: float, high: float) -> Proportion:
+    """Make a proportion with an upper end of its interval."""
     return Proportion(hits=0, trials=100, value=value, low=0.3, high=high)
 
 
 def measured(imbalance: float = 1.2, recall: float = 0.96, near: Proportion | None = None) -> Measured:
+    """Make measurements with these values."""
     return Measured(
         rows=1_000,
         recall={"10": proportion(recall, 1.0)},
