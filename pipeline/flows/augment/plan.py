@@ -160,7 +160,7 @@ def _cluster_for(cluster: ClusterSettings, models: Sequence[ModelSettings]) -> C
 
 def _describe(stats: ModelStats) -> str:
     """The work of a stage as a phrase for people."""
-    if not stats.texts:
+    if not stats.texts or not stats.seconds:
         return ""
     work = ModelWork("", stats, stats.seconds)
     rate = f"{work.per_s('texts'):,.0f} texts and {work.per_s('tokens_out'):,.0f} tokens written"
