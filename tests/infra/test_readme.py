@@ -66,7 +66,7 @@ def test_exit_codes_are_those_of_the_command_line():
 def test_gates_and_reasons_are_those_of_the_code():
     section = TEXT[TEXT.index("### MantaGateRefused") : TEXT.index("### MantaUnitsFailing")]
     gates = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^- (.*?):", section, re.MULTILINE))))
-    judged = (ROOT / "pipeline" / "index" / "validate.py").read_text()
+    judged = (ROOT / "pipeline" / "index" / "gates.py").read_text()
     judged = judged[judged.index("def judge") :]
     assert gates == set(re.findall(r'(?:gates\[|^        )"(\w+)"', judged, re.MULTILINE))
     source = "".join(file.read_text() for file in (ROOT / "pipeline").rglob("*.py"))
