@@ -63,9 +63,12 @@ class VariantHistogram:
 
     def __add__(self, other: "VariantHistogram") -> "VariantHistogram":
         """Add the counts of two histograms with the same edges and bounds."""
-        pairs = ((self.kept, other.kept), (self.rejected, other.rejected))
-        kept, rejected = (tuple(map(sum, zip(*pair, strict=True))) for pair in pairs)
-        return VariantHistogram(self.edges, kept, rejected, self.bounds)
+        return VariantHistogram(
+            self.edges,
+            tuple(map(sum, zip(self.kept, other.kept, strict=True))),
+            tuple(map(sum, zip(self.rejected, other.rejected, strict=True))),
+            self.bounds,
+        )
 
     @property
     def total(self) -> int:
@@ -75,8 +78,7 @@ class VariantHistogram:
     @property
     def range(self) -> tuple[float, float]:
         """Ends of the bins that are not empty, including the bounds."""
-        both = zip(self.kept, self.rejected, strict=True)
-        occupied = [number for number, counts in enumerate(both) if any(counts)] or [0]
+        occupied = np.flatnonzero(np.add(self.kept, self.rejected)).tolist() or [0]
         ends = [self.edges[occupied[0]], self.edges[occupied[-1] + 1]]
         within = [bound for bound in self.bounds or () if self.edges[0] <= bound <= self.edges[-1]]
         return min(ends + within), max(ends + within)
@@ -140,8 +142,7 @@ def _bars(frame: ChartFrame, histogram: VariantHistogram, number: int) -> str:
     x, width = frame.px(left) + 0.4, max(frame.px(right) - frame.px(left) - 0.8, 0.6)
     middle = frame.py(kept / total)
     top = max(min(frame.py((kept + rejected) / total), middle - 1.5 * (rejected > 0)), TOP)
-    ends = f"{compact(round(left, 6))} to {compact(round(right, 6))}"
-    title = f"{ends}: {kept:,} kept, {rejected:,} rejected"
+    title = f"{compact(round(left, 6))} to {compact(round(right, 6))}: {kept:,} kept, {rejected:,} rejected"
     lower = bar("kept", x, width, (middle, HEIGHT - BOTTOM), title) if kept else ""
     return lower + (bar("rejected", x, width, (round(top, 1), middle), title) if rejected else "")
 

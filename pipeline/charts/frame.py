@@ -96,8 +96,9 @@ def shortened(text: str, most: int) -> str:
 
 def svg(content: str, label: str, size: tuple[int, int] = (WIDTH, HEIGHT)) -> Markup:
     """Wrap the content of a chart of size (width, height) in an svg element."""
-    box = f'viewBox="0 0 {size[0]} {size[1]}"'
-    return Markup(f'<svg {box} role="img" aria-label="{escape(label)}">{content}</svg>')
+    return Markup(
+        f'<svg viewBox="0 0 {size[0]} {size[1]}" role="img" aria-label="{escape(label)}">{content}</svg>'
+    )
 
 
 def x_axis(frame: ChartFrame, at: Sequence[float], title: str) -> str:
@@ -121,11 +122,10 @@ def named_x_axis(frame: ChartFrame, names: Sequence[tuple[float, str]], title: s
 def y_axis(frame: ChartFrame, at: Sequence[float], label: Callable[[float], str] = compact) -> str:
     """Draw horizontal grid lines with labels."""
     factor, unit = _factor(at) if label is compact else (1.0, "")
-    named = zip(at, tick_labels([y / factor for y in at], label), strict=True)
     return unit + "".join(
         rule(LEFT, frame.py(y), WIDTH - RIGHT, frame.py(y), "grid")
         + text_at(LEFT - 7, frame.py(y) + 4, name, "end")
-        for y, name in named
+        for y, name in zip(at, tick_labels([y / factor for y in at], label), strict=True)
     )
 
 
@@ -209,8 +209,9 @@ def cosine_areas(histograms: Sequence[tuple[str, Histogram]], room: float, items
         rule(frame.px(one.mean), TOP, frame.px(one.mean), HEIGHT - BOTTOM, f"mean {name}")
         for name, one in histograms
     )
-    axes = x_axis(frame, ticks(*frame.x, 6), f"cosine of two random {items}")
-    axes += y_axis(frame, ticks(*frame.y, 4), percent)
+    axes = x_axis(frame, ticks(*frame.x, 6), f"cosine of two random {items}") + y_axis(
+        frame, ticks(*frame.y, 4), percent
+    )
     return svg(axes + areas + means, f"Cosines of random pairs of {items}")
 
 
@@ -223,8 +224,7 @@ def occupied(histogram: Histogram) -> tuple[float, float]:
 def thinned(values: Sequence[float]) -> list[tuple[float, float]]:
     """Return (rank, value) of at most about 240 values, including both ends."""
     stride = max(1, len(values) // MAX_LINE_POINTS)
-    kept = sorted({*range(0, len(values), stride), len(values) - 1})
-    return [(index + 1, values[index]) for index in kept]
+    return [(index + 1, values[index]) for index in sorted({*range(0, len(values), stride), len(values) - 1})]
 
 
 def spaced(frame: ChartFrame, values: Sequence[float]) -> list[float]:

@@ -122,10 +122,12 @@ def hubs_chart(found: Sequence[Sequence[int]], k: int) -> Markup:
         for number, each in enumerate(proportions)
         for index in range(len(names))
     )
-    placed = [(index + 0.5, name) for index, name in enumerate(names)]
-    axis = named_x_axis(frame, placed, f"times among the {k} nearest of others")
-    title = "Sentences by how often they are a neighbour"
-    return svg(y_axis(frame, ticks(*frame.y, 5), percent) + bars + axis, title)
+    axes = y_axis(frame, ticks(*frame.y, 5), percent) + named_x_axis(
+        frame,
+        [(index + 0.5, name) for index, name in enumerate(names)],
+        f"times among the {k} nearest of others",
+    )
+    return svg(axes + bars, "Sentences by how often they are a neighbour")
 
 
 def edits_chart(edits: Sequence[Sequence[EditBin]]) -> Markup:
@@ -138,18 +140,25 @@ def edits_chart(edits: Sequence[Sequence[EditBin]]) -> Markup:
         for number, each in enumerate(edits)
     )
     people = line(frame, [(index + 1, one.gold) for index, one in enumerate(bins)], "people")
-    names = [(index + 1.0, f"{one.distance:.0f}") for index, one in enumerate(bins)]
-    axes = y_axis(frame, ticks(*frame.y, 4), percent)
-    axes += named_x_axis(frame, names, "edit distance of the pair, in bins of equal size")
+    axes = y_axis(frame, ticks(*frame.y, 4), percent) + named_x_axis(
+        frame,
+        [(index + 1.0, f"{one.distance:.0f}") for index, one in enumerate(bins)],
+        "edit distance of the pair, in bins of equal size",
+    )
     return svg(axes + lines + people, "Rank by cosine and by human score, by edit distance")
 
 
 def plane_chart(points: Sequence[tuple[float, float]]) -> Markup:
     """Draw (uniformity, alignment) of each space as a point; lower left is better."""
     frame = ChartFrame(_padded([x for x, _ in points]), _padded([y for _, y in points]))
-    titles = [f"uniformity {three_digits(x)}, alignment {three_digits(y)}" for x, y in points]
     dots = "".join(
-        dot(frame.px(x), frame.py(y), f"point {colour(number)}", 6, titles[number])
+        dot(
+            frame.px(x),
+            frame.py(y),
+            f"point {colour(number)}",
+            6,
+            f"uniformity {three_digits(x)}, alignment {three_digits(y)}",
+        )
         for number, (x, y) in enumerate(points)
     )
     texts = _labels([_beside(frame, point, colour(number)) for number, point in enumerate(points)])
@@ -169,13 +178,14 @@ def three_digits(value: float) -> str:
 
 def _shown(spectrum: Sequence[float]) -> Points:
     """Return ranks and powers of ten, cut at the bottom of the chart."""
-    floor = 10.0**-_DECADES
-    return [(rank, math.log10(max(value, floor))) for rank, value in thinned(spectrum)]
+    return [(rank, math.log10(max(value, 10.0**-_DECADES))) for rank, value in thinned(spectrum)]
 
 
 def _dots(frame: ChartFrame, points: Points, name: str) -> str:
-    titled = [(x, y, f"layer {x:g}: {three_digits(y)}") for x, y in points]
-    return "".join(dot(frame.px(x), frame.py(y), f"point {name}", 2.8, title) for x, y, title in titled)
+    return "".join(
+        dot(frame.px(x), frame.py(y), f"point {name}", 2.8, f"layer {x:g}: {three_digits(y)}")
+        for x, y in points
+    )
 
 
 def _labels(wanted: Sequence[tuple[float, float, str, str]]) -> str:
@@ -208,12 +218,14 @@ def _row(frame: ChartFrame, band: Histogram, base: float, scale: float, name: st
     path = " L".join(
         f"{frame.px(max(x, frame.x[0]))} {base - scale * count / band.total:.1f}" for x, count in corners
     )
-    area_title = f"{band.total:,} pairs, mean {three_digits(band.mean)}"
+    area = (
+        f'<path class="area {name}" d="M{path}Z">'
+        f"<title>{band.total:,} pairs, mean {three_digits(band.mean)}</title></path>"
+    )
     at = frame.px(max(band.mean, frame.x[0]))
     x, side = (at - 5, "end") if at > WIDTH - RIGHT - 36 else (at + 5, "start")
     mark = rule(at, base, at, round(base - 16, 1), f"centre {name}")
-    mark += text_at(x, base - 4, minus(f"{band.mean:.2f}"), f"{name} value {side}")
-    return f'{ground}<path class="area {name}" d="M{path}Z"><title>{area_title}</title></path>{mark}'
+    return ground + area + mark + text_at(x, base - 4, minus(f"{band.mean:.2f}"), f"{name} value {side}")
 
 
 def _bar(frame: ChartFrame, index: int, number: int, count: int, proportion: float) -> str:

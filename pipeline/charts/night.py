@@ -50,8 +50,7 @@ def spectrum_chart(raw: Sequence[float], whitened: Sequence[float] | None) -> Ma
 
 def cosine_chart(raw: Histogram, whitened: Histogram | None) -> Markup:
     """Draw histograms of the cosines of random pairs, with a line at each mean."""
-    shown = [("raw", raw), *([("whitened", whitened)] if whitened else [])]
-    return cosine_areas(shown, 1.06, "texts")
+    return cosine_areas([("raw", raw), *([("whitened", whitened)] if whitened else [])], 1.06, "texts")
 
 
 def length_chart(lengths: Histogram, limit: int) -> Markup:
@@ -65,9 +64,8 @@ def length_chart(lengths: Histogram, limit: int) -> Markup:
         frame, ticks(*frame.y, 4), compact
     )
     if lengths.counts[-1]:
-        x = frame.px(limit)
-        drawn += rule(x, TOP, x, HEIGHT - BOTTOM, "target") + text_at(
-            x - 5, TOP + 9, f"cut at {limit}", "end note"
+        drawn += rule(frame.px(limit), TOP, frame.px(limit), HEIGHT - BOTTOM, "target") + text_at(
+            frame.px(limit) - 5, TOP + 9, f"cut at {limit}", "end note"
         )
     return svg(axes + drawn, "Texts by number of tokens")
 
@@ -97,8 +95,11 @@ def recall_chart(
     if target is not None:
         drawn = rule(LEFT, frame.py(target), WIDTH - RIGHT, frame.py(target), "target") + drawn
         drawn += text_at(LEFT + 4, frame.py(target) - 5, f"target {percent(target)}", "start note")
-    title = f"milliseconds per query; next to the dots: {effort}"
-    axes = x_axis(frame, spaced(frame, log_ticks(*frame.x)), title) + y_axis(frame, ticks(low, 1, 4), percent)
+    axes = x_axis(
+        frame,
+        spaced(frame, log_ticks(*frame.x)),
+        f"milliseconds per query; next to the dots: {effort}",
+    ) + y_axis(frame, ticks(low, 1, 4), percent)
     return svg(axes + drawn, f"Recall at 10 against milliseconds, by {effort}")
 
 

@@ -58,11 +58,13 @@ class StepAxis:
     def axis(self, frame: ChartFrame) -> str:
         """Draw the step axis, with a line where the training was resumed."""
         at = ticks(0, frame.x[1], 5)
-        drawn = x_axis(frame, spaced(frame, [round(x) for x in at]) if frame.x[1] >= 5 else at, "step")
-        for step in self.resumed:
-            mark = rule(frame.px(step), TOP, frame.px(step), HEIGHT - BOTTOM, "anew")
-            drawn += f"<g><title>resumed after step {step:,.0f}</title>{mark}</g>"
-        return drawn
+        axis = x_axis(frame, spaced(frame, [round(x) for x in at]) if frame.x[1] >= 5 else at, "step")
+        return axis + "".join(
+            f"<g><title>resumed after step {step:,.0f}</title>"
+            + rule(frame.px(step), TOP, frame.px(step), HEIGHT - BOTTOM, "anew")
+            + "</g>"
+            for step in self.resumed
+        )
 
 
 @dataclass(frozen=True)
@@ -99,12 +101,14 @@ def curves_chart(
     values += [end for end in (level and level[0], axis.floor) if end is not None]
     frame = steps.frame(*_roomy(values, axis.floor))
     drawn = y_axis(frame, ticks(*frame.y, 5), axis.label) + steps.axis(frame)
-    for number, points in enumerate(curves):
-        drawn += _faint(frame, points, number) if len(points) > POINTS else ""
+    drawn += "".join(
+        _faint(frame, points, number) for number, points in enumerate(curves) if len(points) > POINTS
+    )
     if level is not None:
         y = frame.py(level[0])
-        drawn += rule(LEFT, y, WIDTH - RIGHT, y, "target")
-        drawn += text_at(WIDTH - RIGHT - 4, y - 5, level[1], "end note value")
+        drawn += rule(LEFT, y, WIDTH - RIGHT, y, "target") + text_at(
+            WIDTH - RIGHT - 4, y - 5, level[1], "end note value"
+        )
     drawn += "".join(_line(frame, points, number) for number, points in enumerate(shown))
     return svg(drawn, f"{what} over the steps")
 
@@ -116,8 +120,9 @@ def dev_chart(points: Points, best: float, steps: StepAxis, name: str) -> Markup
     dots = "".join(_dot(frame, point, "dot") for point in points) if len(points) <= _MOST_DOTS else ""
     chosen = next(point for point in points if point[0] == best)
     x, words = frame.px(best), f"{chosen[1]:.2f} at step {best:,.0f}"
-    marked = _dot(frame, chosen, "dot chosen", 5)
-    marked += text_at(x, frame.py(chosen[1]) - 11, words, f"{side(x)} chosen")
+    marked = _dot(frame, chosen, "dot chosen", 5) + text_at(
+        x, frame.py(chosen[1]) - 11, words, f"{side(x)} chosen"
+    )
     axes = y_axis(frame, ticks(*frame.y, 5)) + steps.axis(frame)
     return svg(axes + line(frame, points, colour(0)) + dots + marked, f"{name} over the steps")
 
@@ -167,8 +172,8 @@ def _line(frame: ChartFrame, points: Points, number: int) -> str:
 
 
 def _dot(frame: ChartFrame, point: tuple[float, float], name: str, radius: float = 2.6) -> str:
-    title = f"step {point[0]:,.0f}: {three_digits(point[1])}"
-    return dot(frame.px(point[0]), frame.py(point[1]), name, radius, title)
+    step, value = point
+    return dot(frame.px(step), frame.py(value), name, radius, f"step {step:,.0f}: {three_digits(value)}")
 
 
 def _named(frame: ChartFrame, point: tuple[float, float], name: str) -> str:

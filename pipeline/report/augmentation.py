@@ -86,9 +86,11 @@ def _count_warnings(counts: Mapping[str, int], method: Method) -> Iterator[str]:
             f"{proportion(found)} of the texts are longer than the model reads and have no variant, so that "
             "training data lacks long texts. Split them first."
         )
-    more = "Set stronger edits."
-    if method.method == "back_translation":
-        more = "Sample (decoding.method: sample), or use another pivot language."
+    more = (
+        "Sample (decoding.method: sample), or use another pivot language."
+        if method.method == "back_translation"
+        else "Set stronger edits."
+    )
     for reason, remedy in (
         ("identical", f"equal to their text. {more}"),
         ("duplicate", "equal to another variant of their text. Set fewer variants, or stronger edits."),
@@ -149,12 +151,15 @@ def charts(report: AugmentationReport) -> Iterator[Chart]:
     """Draw histograms of cosines and lengths for each method that has them."""
     for method in report.methods:
         if method.similarities is not None and method.similarities.total:
-            drawn = histogram_chart(method.similarities, "cosine with the text")
             yield Chart(
-                f"{method.name}: cosine with the text", drawn, "Variants that no earlier test rejects."
+                f"{method.name}: cosine with the text",
+                histogram_chart(method.similarities, "cosine with the text"),
+                "Variants that no earlier test rejects.",
             )
         if method.ratios is not None and method.ratios.total:
-            drawn = histogram_chart(method.ratios, "characters, as a multiple of the text's")
             has_longer = method.ratios.kept[-1] or method.ratios.rejected[-1]
-            at_edge = "The right bar includes all longer variants." if has_longer else ""
-            yield Chart(f"{method.name}: length", drawn, at_edge)
+            yield Chart(
+                f"{method.name}: length",
+                histogram_chart(method.ratios, "characters, as a multiple of the text's"),
+                "The right bar includes all longer variants." if has_longer else "",
+            )

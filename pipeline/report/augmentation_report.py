@@ -1,12 +1,12 @@
 """Values that the page of an augmented corpus shows."""
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipeline.augment import ModelWork
 from pipeline.charts.augmentation import VariantHistogram
 from pipeline.settings.augment import KeepSettings
+from pipeline.store.units import total
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,5 @@ class AugmentationReport:
     @property
     def reasons(self) -> dict[str, int]:
         """Number of rejected variants by reason, in descending order."""
-        found: Counter[str] = Counter()
-        for counts in self.counts.values():
-            found.update({name: count for name, count in counts.items() if name != "kept" and count})
-        return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+        ordered = sorted(total(self.counts.values()).items(), key=lambda item: (-item[1], item[0]))
+        return {name: count for name, count in ordered if name != "kept" and count}

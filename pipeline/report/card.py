@@ -17,12 +17,12 @@ _VERSIONS = ("manta-embeddings", "torch", "transformers", "tokenizers", "ray")
 
 def card(report: TrainingReport) -> str:
     """Write the model card as Markdown; it does not affect the encoder's space_id."""
+    elsewhere = report.product.elsewhere
     front = {
+        **({"library_name": "sentence-transformers"} if elsewhere else {}),
         "pipeline_tag": "sentence-similarity",
-        "tags": list(_TAGS if report.product.elsewhere else _TAGS[1:]),
+        "tags": list(_TAGS if elsewhere else _TAGS[1:]),
     }
-    if report.product.elsewhere:
-        front = {"library_name": "sentence-transformers"} | front
     parts = [_heading(report), _use(report), _measured(report), _training(report), _known(report)]
     return (
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n"

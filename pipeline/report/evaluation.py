@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby, takewhile
+from itertools import takewhile
 from typing import Any
 
 from markupsafe import Markup
@@ -214,9 +214,10 @@ def render(report: EvaluationReport) -> str:
 
 def groups(report: EvaluationReport) -> list[TaskGroup]:
     """Group tasks by kind and by the first word of the metric, in order of first appearance."""
-    order = list(dict.fromkeys(map(_sort_of, report.rows)))
-    ordered = sorted(report.rows, key=lambda row: order.index(_sort_of(row)))
-    return [_group(tuple(rows), report.averages) for _, rows in groupby(ordered, key=_sort_of)]
+    return [
+        _group(tuple(row for row in report.rows if _sort_of(row) == sort), report.averages)
+        for sort in dict.fromkeys(map(_sort_of, report.rows))
+    ]
 
 
 def _sort_of(row: TaskRow) -> tuple[str, str]:
@@ -227,9 +228,12 @@ def _group(rows: tuple[TaskRow, ...], averages: Sequence[AverageRow]) -> TaskGro
     parts = [row.metric.split(", ") for row in rows]
     common = [words[0] for words in takewhile(lambda words: len(set(words)) == 1, zip(*parts, strict=False))]
     metric, tasks = ", ".join(common), {row.task for row in rows}
-    own = tuple(each for each in averages if tasks.issuperset(each.members))
     return TaskGroup(
-        metric, rows, tuple(", ".join(each[len(common) :]) for each in parts), own, _chart(metric, rows)
+        metric,
+        rows,
+        rests=tuple(", ".join(each[len(common) :]) for each in parts),
+        averages=tuple(each for each in averages if tasks.issuperset(each.members)),
+        chart=_chart(metric, rows),
     )
 
 

@@ -5,7 +5,7 @@ from markupsafe import Markup
 from pipeline.charts import geometry as charts
 from pipeline.charts.frame import occupied, percent
 from pipeline.report.evaluation import Chart, Section
-from pipeline.report.formats import two_digits
+from pipeline.report.formats import plain, two_digits
 from pipeline.report.training_charts import key_of_colours
 from pipeline.stats.geometry import Metric
 from pipeline.stats.measured import GeometryReport
@@ -107,7 +107,7 @@ def sections(geometry: GeometryReport) -> tuple[Section, ...]:
         Section("The token table", table=_words(geometry), notes=(_TOKENS,)),
         Section(
             "Geometry that was not measured",
-            notes=tuple(f"{metric}: {reason}" for metric, reason in _missing(geometry)),
+            notes=_missing(geometry),
         ),
     )
     return tuple(each for each in made if each.charts or each.table or (each is made[-1] and each.notes))
@@ -115,12 +115,9 @@ def sections(geometry: GeometryReport) -> tuple[Section, ...]:
 
 def _sampled(geometry: GeometryReport) -> str:
     pairs = f" {geometry.pairs:,} pairs of {geometry.pairs_source}." if geometry.pairs_source else ""
-    sampled = (
-        f"{geometry.sentences:,} sentences of {geometry.source}, sampled by hash of their text, further "
-        f"samples by seed {geometry.seed}."
-    )
     return (
-        f"{sampled}{pairs} Edit distance is counted in {geometry.edit_unit}; "
+        f"{geometry.sentences:,} sentences of {geometry.source}, sampled by hash of their text, further "
+        f"samples by seed {geometry.seed}.{pairs} Edit distance is counted in {geometry.edit_unit}; "
         f"neighbours are the {geometry.neighbours} nearest by cosine."
     )
 
@@ -178,12 +175,11 @@ def _layers(geometry: GeometryReport) -> tuple[Chart, ...]:
 def _table(geometry: GeometryReport) -> tuple[tuple[str, ...], ...]:
     """Return a table of metrics by series, with good values; metrics that no series has are left out."""
     rows = [("", *(series.name for series in geometry.series), "good")]
-    people = geometry.gold_edits
     for name, (words, good) in _ROWS.items():
         found = [(series.space.figures.get(name), series.space.dim) for series in geometry.series]
         if any(figure for figure, _ in found):
-            if name == "edit_correlation" and people is not None:
-                good = f"human scores: {two_digits(people.value)}"
+            if name == "edit_correlation" and geometry.gold_edits is not None:
+                good = f"human scores: {two_digits(geometry.gold_edits.value)}"
             rows.append((words, *(_cell(name, *each) for each in found), good))
     return tuple(rows)
 
@@ -201,19 +197,22 @@ def _cell(name: str, figure: Metric | None, dim: int = 0) -> str:
 
 def _words(geometry: GeometryReport) -> tuple[tuple[str, ...], ...]:
     """Return a table of word metrics by encoder; () if there are none."""
-    rows = [
-        (words, *(_cell(name, depth.words.get(name)) for depth in geometry.depths))
-        for name, words in _WORDS.items()
-    ]
-    known = any(depth.words for depth in geometry.depths)
-    return (("", *(depth.name for depth in geometry.depths)), *rows) if known else ()
+    if not any(depth.words for depth in geometry.depths):
+        return ()
+    return (
+        ("", *(depth.name for depth in geometry.depths)),
+        *(
+            (words, *(_cell(name, depth.words.get(name)) for depth in geometry.depths))
+            for name, words in _WORDS.items()
+        ),
+    )
 
 
-def _missing(geometry: GeometryReport) -> list[tuple[str, str]]:
-    """Return (metric, reason) of everything that could not be measured."""
-    whole = [(name.replace("_", " "), why) for name, why in geometry.missing.items()]
-    owners = [(each.name, each.missing) for each in geometry.depths]
-    owners += [(each.name, each.space.missing) for each in geometry.series]
-    return whole + [
-        (f"{owner}, {name.replace('_', ' ')}", why) for owner, gone in owners for name, why in gone.items()
+def _missing(geometry: GeometryReport) -> tuple[str, ...]:
+    """Name every metric that could not be measured, with the reason."""
+    owners = [
+        ("", geometry.missing),
+        *((f"{each.name}, ", each.missing) for each in geometry.depths),
+        *((f"{each.name}, ", each.space.missing) for each in geometry.series),
     ]
+    return tuple(f"{owner}{plain(name)}: {why}" for owner, missing in owners for name, why in missing.items())

@@ -284,10 +284,13 @@ def _charts(report: NightReport) -> dict[str, Any]:
 
 def _flow(counts: Counts) -> list[tuple[str, str, int]]:
     """Return (css class, words, number) of the parts that rows were divided into, without empty ones."""
-    parts = [
-        ("encoded", "encoded", counts.encoded),
-        ("reused", "reused", counts.reused),
-        ("bad", "quarantined", sum(counts.quarantined.values())),
-        ("skipped", "skipped", counts.skipped),
+    return [
+        part
+        for part in (
+            ("encoded", "encoded", counts.encoded),
+            ("reused", "reused", counts.reused),
+            ("bad", "quarantined", sum(counts.quarantined.values())),
+            ("skipped", "skipped", counts.skipped),
+        )
+        if part[2]
     ]
-    return [part for part in parts if part[2]]

@@ -18,8 +18,8 @@ def fill(template: str, filters: Filters, **values: Any) -> str:
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
     )
-    pages.undefined = jinja2.StrictUndefined
     pages.filters |= {
         "count": _count,
         "size": _size,

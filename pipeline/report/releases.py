@@ -1,6 +1,6 @@
 """Page over all releases of a root."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -67,21 +67,17 @@ class Overview:
 def render(overview: Overview) -> str:
     """Render the page."""
     live = next((row for row in overview.rows if row.number == overview.current), None)
-    return fill("releases.html.j2", {}, overview=overview, live=live, charts=_charts(overview.rows))
+    return fill("releases.html.j2", {}, overview=overview, live=live, charts=list(_charts(overview.rows)))
 
 
-def _charts(rows: Sequence[ReleaseRow]) -> list[tuple[str, Markup]]:
+def _charts(rows: Sequence[ReleaseRow]) -> Iterator[tuple[str, Markup]]:
     """Draw charts of metrics that at least two releases have, with their headings."""
-    ascending = rows[::-1]
-    figures: list[tuple[str, list[tuple[int, float | None]], Callable[[float], str], bool]] = [
-        ("Live rows", [(row.number, row.rows) for row in ascending], compact, True),
-        ("Recall@10", [(row.number, row.recall_at_10) for row in ascending], percent, False),
-        ("Duration of the night, s", [(row.number, row.seconds) for row in ascending], compact, True),
-        ("p99 query time, ms", [(row.number, row.p99_ms) for row in ascending], compact, True),
-    ]
-    drawn = []
-    for heading, points, label, from_zero in figures:
-        measured = [(number, value) for number, value in points if value is not None]
-        if len(measured) > 1:
-            drawn.append((heading, history_chart(measured, heading, label, from_zero=from_zero)))
-    return drawn
+    for name, heading, label, from_zero in (
+        ("rows", "Live rows", compact, True),
+        ("recall_at_10", "Recall@10", percent, False),
+        ("seconds", "Duration of the night, s", compact, True),
+        ("p99_ms", "p99 query time, ms", compact, True),
+    ):
+        points = [(row.number, value) for row in rows[::-1] if (value := getattr(row, name)) is not None]
+        if len(points) > 1:
+            yield heading, history_chart(points, heading, label, from_zero=from_zero)

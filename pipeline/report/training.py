@@ -71,8 +71,10 @@ def comparison(report: TrainingReport) -> str:
 
 def verdict(report: TrainingReport) -> str:
     """Summarize what was trained on what data, with which result."""
-    batch_rows = report.settings.order.batch_rows
-    summary = f"{report.objective} on {report.rows:,} rows, {report.steps:,} steps of {batch_rows} rows."
+    summary = (
+        f"{report.objective} on {report.rows:,} rows, "
+        f"{report.steps:,} steps of {report.settings.order.batch_rows} rows."
+    )
     dev = report.dev
     if "before" not in dev:
         return summary if dev else summary + _without_dev(report)
@@ -88,8 +90,10 @@ def _without_dev(report: TrainingReport) -> str:
     if not measures:
         return ""
     first = measures[0]
-    ends = f"{_three_digits(first.start)} to {_three_digits(first.end)}"
-    return f" On the same {report.same_rows:,} rows the {first.name} went from {ends}."
+    return (
+        f" On the same {report.same_rows:,} rows the {first.name} went from "
+        f"{_three_digits(first.start)} to {_three_digits(first.end)}."
+    )
 
 
 def _three_digits(value: float) -> str:

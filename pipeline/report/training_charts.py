@@ -27,11 +27,10 @@ def sections(report: TrainingReport) -> list[tuple[str, list[Chart]]]:
 
 def key_of_colours(names: Sequence[str]) -> Markup:
     """Return the key of the colours of a chart."""
-    parts = (
+    return Markup(" ").join(
         Markup('<span class="series"><span class="key {}"></span>{}</span>').format(colour(number), name)
         for number, name in enumerate(names)
     )
-    return Markup(" ").join(parts)
 
 
 def _learning(report: TrainingReport, steps: StepAxis) -> Iterator[Chart]:
@@ -40,7 +39,7 @@ def _learning(report: TrainingReport, steps: StepAxis) -> Iterator[Chart]:
         drawn = dev_chart(_points(report.lines, "dev"), report.dev["best"].step, steps, name)
         yield Chart(name, drawn, "Larger is better; over all pairs of the file.")
     curves = {"loss": _points(report.lines, "loss")}
-    parts = list(dict.fromkeys(name for line in report.lines for name in line.parts))
+    parts = dict.fromkeys(name for line in report.lines for name in line.parts)
     if len(parts) > 1:
         curves |= {
             name: [(float(line.step), line.parts[name]) for line in report.lines if name in line.parts]
@@ -64,8 +63,11 @@ def _vectors(lines: Sequence[MetricsLine], steps: StepAxis) -> Iterator[Chart]:
             "training, with dropout.",
         )
     elif spread := _points(lines, "uniformity"):
-        drawn = curves_chart([spread], steps, "Uniformity")
-        yield Chart("Uniformity", drawn, "The lower, the more evenly texts are spread out.")
+        yield Chart(
+            "Uniformity",
+            curves_chart([spread], steps, "Uniformity"),
+            "The lower, the more evenly texts are spread out.",
+        )
     cosines = {"positives": _points(lines, "positive_cosine"), "negatives": _points(lines, "negative_cosine")}
     if all(cosines.values()):
         yield Chart(

@@ -74,19 +74,17 @@ class EncoderSummary:
         elsewhere = named and not (
             folder.whole_words or folder.parts or folder.template or folder.ends_sentences
         )
-        trusted = pooling == MASKED and not folder.ends_sentences
-        kept = head or any(isinstance(module, Denoising) for module in folder.tail)
         return cls(
-            folder.space_id,
-            folder.dim,
-            folder.max_length,
-            pooling,
-            folder.normalize,
-            kept,
-            folder.prompt,
-            folder.template or "",
-            elsewhere,
-            trusted,
+            space_id=folder.space_id,
+            dim=folder.dim,
+            max_length=folder.max_length,
+            pooling=pooling,
+            normalized=folder.normalize,
+            head=head or any(isinstance(module, Denoising) for module in folder.tail),
+            prompt=folder.prompt,
+            template=folder.template or "",
+            elsewhere=elsewhere,
+            trusted=pooling == MASKED and not folder.ends_sentences,
         )
 
 
@@ -125,9 +123,9 @@ class TrainingReport:
     @property
     def objective(self) -> str:
         """Names of the objectives, with their weights if there are several."""
-        terms = self.settings.objective
         return " + ".join(
-            term.name if term.weight == 1 else f"{term.weight:g} x {term.name}" for term in terms
+            term.name if term.weight == 1 else f"{term.weight:g} x {term.name}"
+            for term in self.settings.objective
         )
 
     @property

@@ -1,20 +1,25 @@
 """Warnings about a training, for its page and its model card."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from pipeline.charts.frame import percent
 from pipeline.report.course import on_same_rows, risen
 from pipeline.report.training_report import TrainingReport
 from pipeline.settings.training import TrainSettings
 from pipeline.store.units import total
-from pipeline.train.metrics_line import MetricsLine
 
 _AT_CHANCE = 0.02  # relative distance of a loss from ln N, the loss of a random choice
 _EQUAL = 0.9999  # cosine of equal views, up to rounding in half precision
 _COLLAPSED = 0.98  # mean cosine of different texts
 _SLOW = 0.2  # proportion of the time spent waiting for batches
 _TAIL = 0.2  # of the lines are averaged for the end of a training, because single steps vary
+_REPEATS = {
+    "keep": ": each is a false negative of the other. Set train.order.repeats to mask or drop.",
+    "drop": ", although rows were exchanged with other batches: too few others were left.",
+    "mask": ", and were not used as negatives of each other.",
+}
+"""consequence of texts that repeat within a batch, by train.order.repeats"""
 
 
 def training_warnings(report: TrainingReport) -> list[str]:
@@ -64,7 +69,8 @@ def _loss_warnings(report: TrainingReport) -> Iterator[str]:
 
 
 def _collapse_warnings(report: TrainingReport) -> Iterator[str]:
-    tail = _tail([line for line in report.lines if line.loss is not None])
+    measured = [line for line in report.lines if line.loss is not None]
+    tail = measured[-max(1, round(_TAIL * len(measured))) :]
     nce = [
         value for line in tail for name, value in line.parts.items() if name.rpartition(".")[2] == "info_nce"
     ]
@@ -96,16 +102,23 @@ def _candidates_at_chance(loss: float, settings: TrainSettings) -> int | None:
     rows = (
         settings.order.batch_rows if settings.across_ranks else settings.order.batch_rows // settings.workers
     )
-    for count in (rows, 2 * rows):
-        if count > 1 and abs(loss - math.log(count)) < _AT_CHANCE * math.log(count):
-            return count
-    return None
+    return next(
+        (
+            count
+            for count in (rows, 2 * rows)
+            if count > 1 and abs(loss - math.log(count)) < _AT_CHANCE * math.log(count)
+        ),
+        None,
+    )
 
 
 def _row_warnings(report: TrainingReport) -> Iterator[str]:
     counts, rows = total(line.counts for line in report.lines), sum(line.rows for line in report.lines)
     if repeated := counts.get("repeated", 0):
-        yield _repeats_warning(repeated, rows, report.settings.order.repeats)
+        yield (
+            f"{repeated:,} of {rows:,} rows ({percent(repeated / max(rows, 1))}) had a text in common with "
+            f"another row of their batch{_REPEATS[report.settings.order.repeats]}"
+        )
     if blank := counts.get("blank", 0):
         yield f"{blank:,} texts were missing or blank, and were read as a blank."
     if overflows := counts.get("overflows", 0):
@@ -115,19 +128,6 @@ def _row_warnings(report: TrainingReport) -> Iterator[str]:
         )
 
 
-def _repeats_warning(repeated: int, rows: int, setting: str) -> str:
-    proportion = percent(repeated / max(rows, 1))
-    found = (
-        f"{repeated:,} of {rows:,} rows ({proportion}) had a text in common with another row of their batch"
-    )
-    consequence = {
-        "keep": ": each is a false negative of the other. Set train.order.repeats to mask or drop.",
-        "drop": ", although rows were exchanged with other batches: too few others were left.",
-        "mask": ", and were not used as negatives of each other.",
-    }
-    return found + consequence[setting]
-
-
 def _speed_warnings(report: TrainingReport) -> Iterator[str]:
     waited = sum((line.waiting or 0.0) * line.seconds for line in report.lines)
     if report.seconds and waited / report.seconds > _SLOW:
@@ -135,7 +135,3 @@ def _speed_warnings(report: TrainingReport) -> Iterator[str]:
             f"{percent(waited / report.seconds)} of the time was spent waiting for batches: reading or "
             "tokenizing is too slow for this device."
         )
-
-
-def _tail(lines: Sequence[MetricsLine]) -> Sequence[MetricsLine]:
-    return lines[-max(1, round(_TAIL * len(lines))) :]
