@@ -25,7 +25,7 @@ from pipeline.settings.augment import AugmentSettings, ModelSettings, Share
 from pipeline.text.tokens.load_tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
-    from pipeline.models.mlm_guesses import Blanks
+    from pipeline.models.mlm_guesses import MaskedText
 
 _WORD = re.compile(r"\S+")
 _TOKENIZED_AT_ONCE = 1_024  # texts in one call of the tokenizer
@@ -51,7 +51,7 @@ class MaskedVariant:
     """index of its text"""
     number: int
     chosen: list[WordSpan]
-    blanks: "Blanks"
+    masked_text: "MaskedText"
 
 
 class GuessOptions(Settings):
@@ -116,7 +116,7 @@ class LoadedGuesser:
                     yield index, StageOutput((source.text,) * self._options.count)
         self.stats.seconds += time.perf_counter() - began
         made: dict[int, dict[int, str]] = {}
-        for rows, width, size in self._guesser.batches([variant.blanks for variant in variants]):
+        for rows, width, size in self._guesser.batches([variant.masked_text for variant in variants]):
             for variant, text in self._guess([variants[row] for row in rows], width, size, sources):
                 of_source = made.setdefault(variant.source, {})
                 of_source[variant.number] = text
@@ -129,7 +129,7 @@ class LoadedGuesser:
         self, index: int, number: int, source: StageInput, ids: list[int], words: list[WordSpan]
     ) -> MaskedVariant:
         """Mask random words of a text for one variant."""
-        from pipeline.models.mlm_guesses import Blanks
+        from pipeline.models.mlm_guesses import MaskedText
 
         rng = keyed_rng(self._seed, "masked_lm", source.key, number)
         count = edit_count(len(words), self._options.share, None)
@@ -140,8 +140,10 @@ class LoadedGuesser:
             positions.append(len(masked) - 1)
             done = word.tokens[1]
         excluded = [self._excluded_ids(source.text[word.first : word.last]) for word in chosen]
-        blanks = Blanks([*masked, *ids[done:]], positions, excluded, rng.random(len(chosen)).tolist())
-        return MaskedVariant(index, number, chosen, blanks)
+        masked_text = MaskedText(
+            [*masked, *ids[done:]], positions, excluded, rng.random(len(chosen)).tolist()
+        )
+        return MaskedVariant(index, number, chosen, masked_text)
 
     def _excluded_ids(self, word: str) -> Sequence[int]:
         """Ids that may not be guessed in place of a word."""
@@ -154,13 +156,13 @@ class LoadedGuesser:
         """Guess the masked words of one batch of `size` rows, padded to `width` tokens."""
         began = time.perf_counter()
         masks = edit_count(width, self._options.share, None)  # no row of this length has more
-        blanks = [variant.blanks for variant in variants]
-        guesses = self._guesser.guesses(blanks, width, size, masks, self._choice)
+        masked_text = [variant.masked_text for variant in variants]
+        guesses = self._guesser.guesses(masked_text, width, size, masks, self._choice)
         texts = [
             self._insert_guesses(sources[variant.source].text, variant.chosen, guess)
             for variant, guess in zip(variants, guesses, strict=True)
         ]
-        tokens = sum(len(each.ids) for each in blanks)
+        tokens = sum(len(each.ids) for each in masked_text)
         self.stats = self.stats.merge(
             ModelStats(0, tokens, sum(map(len, guesses)), size * width - tokens, time.perf_counter() - began)
         )

@@ -61,7 +61,7 @@ class RetrievalTask(EvaluationTask):
     )
     roles: ClassVar[TaskRoles] = TaskRoles(("query", "positive"), ("text", "group"))
     options_type: ClassVar[type[RetrievalOptions]] = RetrievalOptions
-    relevant: ClassVar[tuple[str, ...]] = ("similarity", "seed")
+    score_settings: ClassVar[tuple[str, ...]] = ("similarity", "seed")
     options: RetrievalOptions
 
     def search(self) -> SearchProblem:

@@ -67,7 +67,7 @@ class StsTask(EvaluationTask):
     quick: ClassVar[bool] = True
     roles: ClassVar[TaskRoles] = TaskRoles(("sentence1", "sentence2", "score"), optional=("subset",))
     options_type: ClassVar[type[StsOptions]] = StsOptions
-    relevant: ClassVar[tuple[str, ...]] = ("similarity", "aggregation")
+    score_settings: ClassVar[tuple[str, ...]] = ("similarity", "aggregation")
     options: StsOptions
 
     def pairs(self) -> StsPairs:

@@ -63,7 +63,7 @@ class EvaluationTask(ABC):
     roles: ClassVar[TaskRoles]
     """columns that the file must have"""
     options_type: ClassVar[type[Settings]] = RowOptions
-    relevant: ClassVar[tuple[str, ...]] = ("similarity",)
+    score_settings: ClassVar[tuple[str, ...]] = ("similarity",)
     """settings of `evaluate` that change the score"""
     name: str
     file: TaskFile
@@ -99,7 +99,7 @@ class EvaluationTask(ABC):
                 "kind": self.kind,
                 "name": self.name,
                 **self.file.content(),
-                **{name: getattr(self.settings, name) for name in self.relevant},
+                **{name: getattr(self.settings, name) for name in self.score_settings},
                 **self.options.model_dump(exclude={"split"}),
             }
         )

@@ -62,7 +62,7 @@ class TransferTask(EvaluationTask):
         ("text", "label"), ("sentence1", "sentence2", "label"), optional=("split",)
     )
     options_type: ClassVar[type[TransferOptions]] = TransferOptions
-    relevant: ClassVar[tuple[str, ...]] = ("solver", "folds", "seed")
+    score_settings: ClassVar[tuple[str, ...]] = ("solver", "folds", "seed")
 
     def labelled(self) -> LabelledTexts:
         """Return the labelled rows that the protocol uses; DataError for unsuitable splits or classes."""

@@ -18,24 +18,24 @@ from pipeline.store.units import Corpus, FileRef, Manifest, Stored, UnitRecord
 _BATCH = 8_192  # rows at once: 12 MB of float32 at d = 384
 
 
-class Placed(Stored):
+class PlacedUnit(Stored):
     """A unit of vectors with its ordinal in the chain of releases."""
 
     ordinal: int
     unit: UnitRecord
 
 
-def placed_rows(placed: Placed) -> np.ndarray:
+def row_addresses(placed: PlacedUnit) -> np.ndarray:
     """Return addresses (n,) int64 of the unit's vectors, dead or not."""
     dropped = np.asarray(placed.unit.dropped, dtype=np.int64)
     rows = np.delete(np.arange(placed.unit.rows + len(dropped), dtype=np.int64), dropped)
     return to_addresses(placed.ordinal, rows)
 
 
-def placed_in(manifest: ReleaseManifest) -> tuple[Placed, ...]:
+def placed_units(manifest: ReleaseManifest) -> tuple[PlacedUnit, ...]:
     """Return the units of a release, by ordinal."""
     return tuple(
-        Placed(
+        PlacedUnit(
             ordinal=unit.ordinal,
             unit=UnitRecord(
                 name=unit.record,
@@ -49,13 +49,13 @@ def placed_in(manifest: ReleaseManifest) -> tuple[Placed, ...]:
     )
 
 
-def place(corpus: Corpus, vectors: Manifest) -> tuple[Placed, ...]:
+def place_units(corpus: Corpus, vectors: Manifest) -> tuple[PlacedUnit, ...]:
     """Return the units of vectors with the ordinals of their corpus units."""
     pairs = zip(corpus.units, vectors.units, strict=True)
-    return tuple(Placed(ordinal=unit.ordinal, unit=record) for unit, record in pairs)
+    return tuple(PlacedUnit(ordinal=unit.ordinal, unit=record) for unit, record in pairs)
 
 
-def space_of(units: Sequence[Placed]) -> str:
+def space_of(units: Sequence[PlacedUnit]) -> str:
     """Return the space that all units share.
 
     Raises:
@@ -86,7 +86,7 @@ class LiveRows:
     id_name: str
     dead: FileRef | None = None
 
-    def counts(self, units: Sequence[Placed]) -> tuple[int, ...]:
+    def counts(self, units: Sequence[PlacedUnit]) -> tuple[int, ...]:
         """Count the live rows of each unit."""
         dead = Dead.load(self.store, self.dead)
         return tuple(
@@ -94,11 +94,11 @@ class LiveRows:
             for placed in units
         )
 
-    def batches(self, units: Sequence[Placed]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def batches(self, units: Sequence[PlacedUnit]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield (addresses, raw float32 vectors) of all units, in order, a block at a time."""
         dead = Dead.load(self.store, self.dead)
         for placed in units:
-            addresses, live, start = placed_rows(placed), _alive(placed, dead), 0
+            addresses, live, start = row_addresses(placed), _alive(placed, dead), 0
             for batch in self.open(placed).iter_batches(_BATCH, columns=["vector"]):
                 vectors = vector_matrix(batch["vector"]).astype(np.float32, copy=False)
                 rows = slice(start, start + len(vectors))
@@ -109,7 +109,7 @@ class LiveRows:
                     yield addresses[rows][live[rows]], vectors[live[rows]]
 
     def sample(
-        self, units: Sequence[Placed], count: int, salt: str, *, dead: bool = False
+        self, units: Sequence[PlacedUnit], count: int, salt: str, *, dead: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
         """Sample (addresses, raw vectors) of `count` rows by hash of id, in proportion to the units' rows.
 
@@ -131,36 +131,36 @@ class LiveRows:
                 source = self.open(placed)
                 ids = source.read(columns=[self.id_name])[self.id_name].take(pa.array(rows))
                 chosen = rows[sample_rows(ids, int(wanted), salt)]
-                addresses.append(placed_rows(placed)[chosen])
+                addresses.append(row_addresses(placed)[chosen])
                 vectors.append(vectors_at(source, chosen))
         empty = np.zeros((0, 0), dtype=np.float32)
         return np.concatenate(addresses), np.concatenate(vectors) if vectors else empty
 
-    def holds(self, units: Sequence[Placed], addresses: np.ndarray) -> np.ndarray:
+    def holds(self, units: Sequence[PlacedUnit], addresses: np.ndarray) -> np.ndarray:
         """Return a mask (n,) of the addresses (n,) that are live rows of one of the units."""
         ordinals = [placed.ordinal for placed in units]
         return np.isin(ordinal_of(addresses), ordinals) & ~Dead.load(self.store, self.dead).holds(addresses)
 
-    def ids(self, units: Sequence[Placed]) -> Iterator[pa.Table]:
+    def ids(self, units: Sequence[PlacedUnit]) -> Iterator[pa.Table]:
         """Yield address, id and kept columns of every live row, a unit at a time, in address order."""
         dead, address = Dead.load(self.store, self.dead), pa.field("address", pa.int64(), nullable=False)
         for placed in units:
             source = self.open(placed)
             names = [name for name in source.schema_arrow.names if name not in ("text_key", "vector")]
             rows = source.read(columns=names).rename_columns(["id", *names[1:]])
-            table, live = rows.add_column(0, address, [pa.array(placed_rows(placed))]), _alive(placed, dead)
+            table, live = rows.add_column(0, address, [pa.array(row_addresses(placed))]), _alive(placed, dead)
             yield table if live.all() else table.filter(pa.array(live))
 
-    def open(self, placed: Placed) -> pq.ParquetFile:
+    def open(self, placed: PlacedUnit) -> pq.ParquetFile:
         """Open the unit's file after checking it."""
         return checked_space(
             pq.ParquetFile(placed.unit.file.open(self.store)), placed.unit.path, self.space_id
         )
 
 
-def _alive(placed: Placed, dead: Dead) -> np.ndarray:
+def _alive(placed: PlacedUnit, dead: Dead) -> np.ndarray:
     """Return a mask (n,) of the unit's vectors that are live."""
-    return ~np.isin(row_of(placed_rows(placed)), dead.rows_of(placed.ordinal))
+    return ~np.isin(row_of(row_addresses(placed)), dead.rows_of(placed.ordinal))
 
 
 def vectors_at(source: pq.ParquetFile, rows: np.ndarray) -> np.ndarray:

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.index.truth import NOBODY, Neighbours
+from pipeline.index.truth import NO_NEIGHBOUR, Neighbours
 from pipeline.settings.training import MineSettings
 
 
 def without_known(found: Neighbours, known: Sequence[np.ndarray]) -> Neighbours:
-    """Replace answers that are known to be right by NOBODY.
+    """Replace answers that are known to be right by NO_NEIGHBOUR.
 
     Args:
         known: for each query, the addresses of its right answers.
@@ -17,7 +17,7 @@ def without_known(found: Neighbours, known: Sequence[np.ndarray]) -> Neighbours:
     if not len(known):
         return found
     right = [np.isin(row, own) for row, own in zip(found.addresses, known, strict=True)]
-    return Neighbours(np.where(np.stack(right), NOBODY, found.addresses), found.scores)
+    return Neighbours(np.where(np.stack(right), NO_NEIGHBOUR, found.addresses), found.scores)
 
 
 def pick(
@@ -25,7 +25,7 @@ def pick(
 ) -> np.ndarray:
     """Pick hard negatives for each pair among the neighbours of its anchor.
 
-    Neighbours are ranked from 0, without counting NOBODY; ranks from `skip` to `neighbours` are candidates.
+    Neighbours are ranked from 0, without counting NO_NEIGHBOUR; ranks from `skip` to `neighbours` are candidates.
 
     Args:
         found: (n, k) neighbours, best first.
@@ -34,9 +34,9 @@ def pick(
             ones whatever the other pairs are.
 
     Returns:
-        Addresses (n, settings.negatives) int64, with NOBODY after the last one.
+        Addresses (n, settings.negatives) int64, with NO_NEIGHBOUR after the last one.
     """
-    exists = found.addresses != NOBODY
+    exists = found.addresses != NO_NEIGHBOUR
     ranks = np.cumsum(exists, axis=1) - 1
     candidates = exists & (ranks >= settings.skip) & (ranks < settings.neighbours)
     if settings.margin is not None:
@@ -45,8 +45,8 @@ def pick(
         candidates &= found.scores <= np.float32(settings.most)
     order = _random(ranks, pairs, seed) if settings.pick == "random" else ranks
     best = np.lexsort((order, ~candidates), axis=1)[:, : settings.negatives]
-    chosen = np.take_along_axis(np.where(candidates, found.addresses, NOBODY), best, axis=1)
-    return np.pad(chosen, ((0, 0), (0, settings.negatives - chosen.shape[1])), constant_values=NOBODY)
+    chosen = np.take_along_axis(np.where(candidates, found.addresses, NO_NEIGHBOUR), best, axis=1)
+    return np.pad(chosen, ((0, 0), (0, settings.negatives - chosen.shape[1])), constant_values=NO_NEIGHBOUR)
 
 
 def _random(ranks: np.ndarray, pairs: np.ndarray, seed: int) -> np.ndarray:

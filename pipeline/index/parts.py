@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeline.index.build import read_index
 from pipeline.index.structure import addresses_of, graph_search, list_search, nlist_of, unwrap
-from pipeline.index.truth import NOBODY
+from pipeline.index.truth import NO_NEIGHBOUR
 from pipeline.store.base import Store, checked
 from pipeline.store.dead import Dead
 from pipeline.store.units import FileRef
@@ -64,7 +64,7 @@ class Parts:
             nprobe: number of lists of an IVF index to visit; None: as many as are set in the index.
 
         Returns:
-            Scores and addresses (q, k), with -inf and NOBODY after the last answer. There are fewer columns
+            Scores and addresses (q, k), with -inf and NO_NEIGHBOUR after the last answer. There are fewer columns
             if all parts together hold fewer than k rows.
         """
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)
@@ -81,7 +81,9 @@ class Parts:
         scores, addresses = self.search(vectors, k)
         enough, nlist = min(k, self.ntotal), nlist_of(self.base)
         nprobe = unwrap(self.base).nprobe if nlist else 0
-        while nprobe < nlist and len(short := np.flatnonzero((addresses != NOBODY).sum(axis=1) < enough)):
+        while nprobe < nlist and len(
+            short := np.flatnonzero((addresses != NO_NEIGHBOUR).sum(axis=1) < enough)
+        ):
             nprobe = min(2 * nprobe, nlist)
             scores[short], addresses[short] = self.search(vectors[short], k, nprobe)
         return scores, addresses
@@ -106,7 +108,7 @@ class Parts:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return scores and addresses (q, at least k) of one part, with its k nearest live rows among them.
 
-        Dead rows are replaced by NOBODY with score -inf.
+        Dead rows are replaced by NO_NEIGHBOUR with score -inf.
         """
         count = k + min(len(self._tombstones), max(_SPARE, k // 8))
         while True:
@@ -116,12 +118,12 @@ class Parts:
             elif len(self._tombstones):
                 parameters = graph_search(part, _EF_PER_ANSWER * count)
             scores, addresses = part.search(vectors, max(1, min(count, part.ntotal)), params=parameters)
-            missing = addresses == NOBODY
+            missing = addresses == NO_NEIGHBOUR
             none = missing | self._is_dead(addresses)
-            # NOBODY: the visited lists hold no more rows.
+            # NO_NEIGHBOUR: the visited lists hold no more rows.
             enough = ((~none).sum(axis=1) >= k) | missing.any(axis=1)
             if not len(self._tombstones) or count >= part.ntotal or enough.all():
-                return np.where(none, np.float32(-np.inf), scores), np.where(none, NOBODY, addresses)
+                return np.where(none, np.float32(-np.inf), scores), np.where(none, NO_NEIGHBOUR, addresses)
             count *= 2  # so many of the nearest rows are dead that too few remain
 
     def _is_dead(self, addresses: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Literal
 from pipeline.config import Settings
 from pipeline.errors import ConfigError, DataError
 from pipeline.settings import IndexSettings
-from pipeline.settings.index_kinds import KINDS, PER_CODE, IndexLayout, IndexShape
+from pipeline.settings.index_kinds import DIMS_PER_BYTE, KINDS, IndexLayout, IndexShape
 
 GIB = 2**30
 ROWS_PER_LIST = 39  # faiss: with fewer training rows for one centroid, k-means overfits
@@ -89,23 +89,23 @@ class _Planner:
         why = "the most exact kind that is fast at this size, and it fits index.memory_gib"
         trained_on = self._train_rows(1)
         choices = [
-            (name, per_code)
+            (name, dims_per_byte)
             for name, kind in KINDS.items()
             if kind.has_lists and trained_on >= ROWS_PER_LIST * kind.codewords
-            for per_code in kind.per_codes
+            for dims_per_byte in kind.dims_per_byte_choices
         ]
-        for name, per_code in choices:
-            plan = in_memory.named(name, why, per_code)
+        for name, dims_per_byte in choices:
+            plan = in_memory.named(name, why, dims_per_byte)
             if plan.on_disk or plan.memory_bytes <= settings.memory_gib * GIB:
                 return plan
             why = (
                 f"{plan.factory} would take {plan.memory_bytes / GIB:.2f} GiB of the "
                 f"{settings.memory_gib:g} that index.memory_gib allows"
             )
-        name, per_code = choices[-1]
-        return self.named(name, f"the smallest kind; even {why}", per_code)
+        name, dims_per_byte = choices[-1]
+        return self.named(name, f"the smallest kind; even {why}", dims_per_byte)
 
-    def named(self, name: str, why: str, per_code: int = PER_CODE) -> IndexPlan:
+    def named(self, name: str, why: str, dims_per_byte: int = DIMS_PER_BYTE) -> IndexPlan:
         """Plan an index of the kind called `name`."""
         kind = KINDS[name]
         if self.settings.on_disk == "always" and not kind.has_lists:
@@ -116,7 +116,7 @@ class _Planner:
                 f"name {', '.join(name for name, kind in KINDS.items() if kind.has_lists)}, or auto",
             )
         nlist = self._nlist() if kind.has_lists else 0
-        return self.plan(name, kind.layout(IndexShape(self.dim, nlist, per_code)), why)
+        return self.plan(name, kind.layout(IndexShape(self.dim, nlist, dims_per_byte)), why)
 
     def plan(self, name: str, layout: IndexLayout, why: str) -> IndexPlan:
         """Plan an index of that layout.

@@ -8,7 +8,7 @@ from pipeline.index.library import faiss
 from pipeline.index.measured import Proportion
 from pipeline.index.parts import indexes_of
 from pipeline.index.structure import chain_of, is_exact
-from pipeline.index.truth import NOBODY, Neighbours, Queries
+from pipeline.index.truth import NO_NEIGHBOUR, Neighbours, Queries
 
 RANKS = (1, 10, 100)
 _SAME_SCORE = 1e-6  # float32 cosines of equal texts differ by 2e-7 at most between two matrix products
@@ -33,13 +33,13 @@ def recall(
     for k in ranks:
         # A search for each k: HNSW searches at least as wide as the number of answers.
         found, scores = _answers(index, queries, k)
-        expected = (truth.addresses[:, :k] != NOBODY).sum(axis=1)
+        expected = (truth.addresses[:, :k] != NO_NEIGHBOUR).sum(axis=1)
         last = np.take_along_axis(truth.scores, np.maximum(expected - 1, 0)[:, None], axis=1)[:, 0]
         limits = np.where(expected > 0, last, np.inf) - _SAME_SCORE
         right = (scores >= limits[:, None]) & _scores_are_exact(index)
         for row, limit in enumerate(limits):
             right[row] |= np.isin(found[row], truth.addresses[row][truth.scores[row] >= limit])
-        hits = np.minimum((right & (found != NOBODY)).sum(axis=1), expected)
+        hits = np.minimum((right & (found != NO_NEIGHBOUR)).sum(axis=1), expected)
         trials = _independent(hits, expected)
         proportions[k] = Proportion.of(int(hits.sum()), int(expected.sum()), trials)
     return proportions

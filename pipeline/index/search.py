@@ -18,7 +18,7 @@ from pipeline.index.ids import Ids
 from pipeline.index.parts import open_parts
 from pipeline.index.query_encoder import load_query_encoder, local_file
 from pipeline.index.texts import Texts
-from pipeline.index.truth import NOBODY
+from pipeline.index.truth import NO_NEIGHBOUR
 from pipeline.store.arrays import arrow_of, strings_of
 from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseManifest
@@ -212,7 +212,7 @@ class _Opened:
     def search(self, vectors: np.ndarray, k: int, texts: bool) -> pa.Table:
         """Search for the k nearest rows; see `OpenRelease.search`."""
         scores, addresses = self._parts.search_further(self._checked(vectors), k)
-        query, rank = np.nonzero(addresses != NOBODY)
+        query, rank = np.nonzero(addresses != NO_NEIGHBOUR)
         rows = self.ids.take(addresses[query, rank])
         columns = {
             "query": arrow_of(query.astype(np.int32)),

@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.index.library import faiss
 from pipeline.post import Affine
 
-NOBODY = -1  # address where there are fewer rows than answers
+NO_NEIGHBOUR = -1  # address where there are fewer rows than answers
 OUTSIDE = -2  # address of a query that is not a row of the corpus
 MARGIN = (
     28  # kept beyond the k-th: rows with the same score, duplicate texts above all, are right answers too
@@ -46,7 +46,7 @@ class Neighbours:
     """The best answers of each query, best first.
 
     Attributes:
-        addresses: (q, k) int64, NOBODY after the last answer.
+        addresses: (q, k) int64, NO_NEIGHBOUR after the last answer.
         scores: (q, k) float32, cosines, -inf after the last answer.
     """
 
@@ -57,8 +57,8 @@ class Neighbours:
         return Neighbours(self.addresses[rows], self.scores[rows])
 
     def where(self, mask: np.ndarray) -> "Neighbours":
-        """Keep the answers in `mask` (q, k) and replace the others by NOBODY with score -inf."""
-        addresses = np.where(mask, self.addresses, NOBODY)
+        """Keep the answers in `mask` (q, k) and replace the others by NO_NEIGHBOUR with score -inf."""
+        addresses = np.where(mask, self.addresses, NO_NEIGHBOUR)
         return Neighbours(addresses, np.where(mask, self.scores, np.float32(-np.inf)))
 
 
@@ -94,13 +94,15 @@ class ExactTopK:
     def none(self) -> Neighbours:
         """Return a result without answers."""
         shape = (len(self.queries), self.keep)
-        return Neighbours(np.full(shape, NOBODY, dtype=np.int64), np.full(shape, -np.inf, dtype=np.float32))
+        return Neighbours(
+            np.full(shape, NO_NEIGHBOUR, dtype=np.int64), np.full(shape, -np.inf, dtype=np.float32)
+        )
 
     def _search(self, wanted: np.ndarray, addresses: np.ndarray, vectors: np.ndarray) -> Neighbours:
         count = min(self.keep + 1, len(vectors))
         scores, rows = faiss.knn(wanted, vectors, count, metric=faiss.METRIC_INNER_PRODUCT)
-        found = np.where(rows >= 0, addresses[rows], NOBODY)
-        others = (found != NOBODY) & (found != self.queries.addresses[:, None])
+        found = np.where(rows >= 0, addresses[rows], NO_NEIGHBOUR)
+        others = (found != NO_NEIGHBOUR) & (found != self.queries.addresses[:, None])
         return Neighbours(found, scores).where(others)
 
 
@@ -118,7 +120,7 @@ class Known:
 
     def lengths(self) -> np.ndarray:
         """Return the number of known ranks, (q,)."""
-        return np.asarray((self.best.addresses != NOBODY).sum(axis=1))
+        return np.asarray((self.best.addresses != NO_NEIGHBOUR).sum(axis=1))
 
     def reaches(self, rank: int) -> np.ndarray:
         """Return a mask (q,) of the queries whose ranking is known down to `rank`, or to its end."""
@@ -147,7 +149,7 @@ def carry(fold: ExactTopK, before: Known, stays: np.ndarray, added: Known) -> Ne
         stays: (q, k) mask of the answers in `before` that stay.
     """
     merged = fold.merge(before.best.where(stays), added.best)
-    known = merged.addresses != NOBODY
+    known = merged.addresses != NO_NEIGHBOUR
     for scores, addresses in (before.end(), added.end()):
         known &= (merged.scores > scores) | ((merged.scores == scores) & (merged.addresses <= addresses))
     return merged.where(known)

@@ -21,7 +21,7 @@ _STEP = 4  # lengths are padded to multiples of it: few shapes, and less than 4 
 
 
 @dataclass(frozen=True)
-class Blanks:
+class MaskedText:
     """A text with masks."""
 
     ids: list[int]
@@ -72,7 +72,7 @@ class Guesser:
         if (last := self._model.get_output_embeddings()) is not None:
             last.register_forward_pre_hook(self._gathered)
 
-    def batches(self, rows: Sequence[Blanks]) -> Iterator[tuple[list[int], int, int]]:
+    def batches(self, rows: Sequence[MaskedText]) -> Iterator[tuple[list[int], int, int]]:
         """Group rows of one padded length into batches, longest first.
 
         There are few shapes: a batch is full, or a half, a quarter and so on of a full one.
@@ -91,7 +91,7 @@ class Guesser:
                 yield batch, width, _least(size, len(batch))
 
     def guesses(
-        self, rows: Sequence[Blanks], width: int, size: int, masks: int, choice: GuessChoice
+        self, rows: Sequence[MaskedText], width: int, size: int, masks: int, choice: GuessChoice
     ) -> list[list[int]]:
         """Guess an id for each mask of a batch. Other rows change it by rounding errors at most.
 

@@ -15,7 +15,7 @@ from pipeline.objectives.objective import Loss, Objective, Product
 from pipeline.objectives.view import View, ViewEncoder
 from pipeline.registry import Registry
 
-Positive = Annotated[float, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
 """Type of an option that must be above 0; checked when objectives are built from settings."""
 
 OBJECTIVES: Registry[type[Objective]] = Registry("objective", __name__)
@@ -29,7 +29,7 @@ __all__ = [
     "NoPeers",
     "Objective",
     "Peers",
-    "Positive",
+    "PositiveFloat",
     "Product",
     "View",
     "ViewEncoder",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pipeline.errors import ConfigError
 from pipeline.losses import enqueue, moco, moving_average, random_queue
 from pipeline.models.layers.post_pooling import draw_weights
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, View
+from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, PositiveFloat, View
 
 _QUEUE = 96_606  # keys, as published; need not be a multiple of the batch size
 _WIDTH = 128  # of queries and keys, as published
@@ -57,7 +57,7 @@ class Cert(Objective):
         self,
         encoder: nn.Module,
         *,
-        temperature: Positive = 0.07,
+        temperature: PositiveFloat = 0.07,
         queue: Annotated[int, Field(ge=1)] = _QUEUE,
         momentum: Annotated[float, Field(ge=0, le=1)] = 0.999,
         width: Annotated[int, Field(ge=1)] = _WIDTH,

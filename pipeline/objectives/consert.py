@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pipeline.errors import ConfigError
 from pipeline.losses import nt_xent
 from pipeline.models.trainable.perturbations import Probe, cutoff, keeps_special, shuffled_positions
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, View
+from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, PositiveFloat, View
 from pipeline.text.tokens.tokens import Tokens
 
 ViewName = Literal["none", "shuffle", "token_cutoff", "feature_cutoff", "adversarial"]
@@ -45,12 +45,12 @@ class Consert(Objective):
         self,
         encoder: nn.Module,
         *,
-        temperature: Positive = 0.1,
+        temperature: PositiveFloat = 0.1,
         views: tuple[ViewName, ViewName] = ("feature_cutoff", "shuffle"),
         feature_rate: Rate = 0.2,
         token_rate: Rate = 0.15,
         keep_special: bool | None = None,
-        noise: Positive = 1.0,
+        noise: PositiveFloat = 1.0,
     ) -> None:
         super().__init__(encoder)
         if views.count("adversarial") > 1:

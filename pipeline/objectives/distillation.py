@@ -11,7 +11,7 @@ from pipeline.errors import ConfigError
 from pipeline.losses import cosines, embedding_distillation, similarity_distillation
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive, View
+from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, PositiveFloat, View
 from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.tokens import Tokenizer
 
@@ -39,7 +39,7 @@ class Distillation(Objective):
         *,
         teacher: str,
         match: Literal["embedding", "similarity"] = "similarity",
-        temperature: Positive = 0.05,
+        temperature: PositiveFloat = 0.05,
         roles: tuple[Role, ...] = ("text",),
     ) -> None:
         super().__init__(encoder)

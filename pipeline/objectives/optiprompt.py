@@ -9,7 +9,7 @@ from pipeline.models.trainable.lora import is_adapted
 from pipeline.models.trainable.mlm_head import has_language_head
 from pipeline.models.trainable.prompted import transform_of
 from pipeline.models.trainable.soft_prompt import LearnedTemplate
-from pipeline.objectives import OBJECTIVES, Batch, Positive, Product, View
+from pipeline.objectives import OBJECTIVES, Batch, PositiveFloat, Product, View
 from pipeline.objectives.in_batch import InBatchContrast
 from pipeline.objectives.prompt import Limit, default_template
 
@@ -33,7 +33,7 @@ class OptiPrompt(InBatchContrast):
         self,
         encoder: nn.Module,
         *,
-        temperature: Positive = 0.05,
+        temperature: PositiveFloat = 0.05,
         template: str | None = None,
         limit: Limit = 32,
     ) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from pipeline.models.folder.encoder_folder import MASKED, EncoderFolder
 from pipeline.models.trainable.heads import HeadName, head_of
 from pipeline.models.trainable.prompted import PromptedEncoder
-from pipeline.objectives import OBJECTIVES, Batch, Positive, Product, View
+from pipeline.objectives import OBJECTIVES, Batch, PositiveFloat, Product, View
 from pipeline.objectives.in_batch import HeadedContrast
 
 Limit = Annotated[int, Field(ge=1)]
@@ -35,7 +35,7 @@ class Prompt(HeadedContrast):
         self,
         encoder: nn.Module,
         *,
-        temperature: Positive = 0.05,
+        temperature: PositiveFloat = 0.05,
         templates: tuple[str, str] | None = None,
         limit: Limit = 32,
         denoise: bool = True,

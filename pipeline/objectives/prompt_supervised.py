@@ -10,7 +10,7 @@ from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.heads import TanhHead
 from pipeline.models.trainable.mlm_head import has_language_head
 from pipeline.models.trainable.prompted import PromptedEncoder, transform_of
-from pipeline.objectives import OBJECTIVES, Batch, Positive, Product, View
+from pipeline.objectives import OBJECTIVES, Batch, PositiveFloat, Product, View
 from pipeline.objectives.in_batch import InBatchContrast
 from pipeline.objectives.prompt import Limit, default_template
 
@@ -40,12 +40,12 @@ class PromptSupervised(InBatchContrast):
         self,
         encoder: nn.Module,
         *,
-        temperature: Positive = 0.05,
+        temperature: PositiveFloat = 0.05,
         template: str | None = None,
         limit: Limit = 32,
         denoise: bool = True,
         readout: Readout | None = None,
-        hard_negative_weight: Positive = 1.0,
+        hard_negative_weight: PositiveFloat = 1.0,
     ) -> None:
         super().__init__(encoder)
         trained = self.encoder

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from pipeline.losses import pser
 from pipeline.models.trainable.perturbations import keeps_special, shuffled_positions
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Positive, View
+from pipeline.objectives import OBJECTIVES, Batch, Loss, PositiveFloat, View
 from pipeline.objectives.in_batch import InBatchContrast
 
 
@@ -29,8 +29,8 @@ class Pser(InBatchContrast):
         self,
         encoder: nn.Module,
         *,
-        temperature: Positive = 0.05,
-        alpha: Positive = 1.0,
+        temperature: PositiveFloat = 0.05,
+        alpha: PositiveFloat = 1.0,
         kl_on: Literal["embedding", "similarity"] = "embedding",
         keep_special: bool | None = None,
     ) -> None:

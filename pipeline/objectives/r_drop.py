@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from pipeline.losses import SBERT, Feature, classification, symmetric_divergence
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Positive, View
+from pipeline.objectives import OBJECTIVES, Batch, Loss, PositiveFloat, View
 from pipeline.objectives.classification import Classification
 
 
@@ -25,7 +25,7 @@ class RDrop(Classification):
         self,
         encoder: nn.Module,
         *,
-        alpha: Positive = 1.0,
+        alpha: PositiveFloat = 1.0,
         classes: Annotated[int, Field(ge=2)] = 3,
         features: tuple[Feature, ...] = SBERT,
         hidden: Annotated[int, Field(ge=1)] | None = None,

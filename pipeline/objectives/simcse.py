@@ -6,7 +6,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from pipeline.models.trainable.heads import HeadName, head_of
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Positive, View
+from pipeline.objectives import OBJECTIVES, Batch, Loss, PositiveFloat, View
 from pipeline.objectives.in_batch import HeadedContrast
 
 
@@ -25,7 +25,7 @@ class SimCSE(HeadedContrast):
         self,
         encoder: nn.Module,
         *,
-        temperature: Positive = 0.05,
+        temperature: PositiveFloat = 0.05,
         head: HeadName = "cls_mlp",
         masks: Literal["own", "shared"] = "own",
     ) -> None:

@@ -6,7 +6,7 @@ from torch import nn
 
 from pipeline.models.layers.post_pooling import DenseModule
 from pipeline.models.trainable.heads import HeadName, head_of
-from pipeline.objectives import OBJECTIVES, Positive, Product
+from pipeline.objectives import OBJECTIVES, PositiveFloat, Product
 from pipeline.objectives.in_batch import HeadedContrast
 
 
@@ -27,10 +27,10 @@ class Supervised(HeadedContrast):
         self,
         encoder: nn.Module,
         *,
-        temperature: Positive = 0.05,
+        temperature: PositiveFloat = 0.05,
         head: HeadName = "none",
         keep_head: bool = True,
-        hard_negative_weight: Positive = 1.0,
+        hard_negative_weight: PositiveFloat = 1.0,
     ) -> None:
         super().__init__(encoder)
         self.temperature, self.hard_negative_weight = temperature, hard_negative_weight

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from pipeline.losses import triplet
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Positive
+from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, PositiveFloat
 
 
 @OBJECTIVES.register("triplet")
@@ -15,7 +15,7 @@ class Triplet(Objective):
     min_rows = 1
     allows_truncation = True
 
-    def __init__(self, encoder: nn.Module, *, margin: Positive = 1.0) -> None:
+    def __init__(self, encoder: nn.Module, *, margin: PositiveFloat = 1.0) -> None:
         super().__init__(encoder)
         self.margin = margin
 

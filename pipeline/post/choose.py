@@ -8,7 +8,7 @@ import numpy as np
 from pipeline.errors import DataError
 from pipeline.post import TRANSFORMS, FromMoments
 from pipeline.post.chain import fit_transform
-from pipeline.post.compare import Dev, DevPairs, Halves
+from pipeline.post.compare import DevPairs, DevTask, Halves
 from pipeline.post.whitening import ROWS_PER_COMPONENT
 from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
@@ -63,7 +63,7 @@ class Curve:
 
 
 def tune_transform(
-    settings: WhitenSettings, moments: Moments, dev: Dev | None = None, held: Moments | None = None
+    settings: WhitenSettings, moments: Moments, dev: DevTask | None = None, held: Moments | None = None
 ) -> tuple[WhitenSettings, tuple[Curve, ...]]:
     """Replace `remove` and `k`, in this order, by numbers if the settings say how to choose them.
 
@@ -148,7 +148,7 @@ def _by_likelihood(moments: Moments, held: Moments) -> Curve:
 
 
 def _on_dev(
-    setting: str, values: Iterable[int], moments: Moments, settings: WhitenSettings, dev: Dev
+    setting: str, values: Iterable[int], moments: Moments, settings: WhitenSettings, dev: DevTask
 ) -> Curve:
     fits = {
         value: fit_transform(moments, settings.model_copy(update={setting: value}), "") for value in values

@@ -131,10 +131,10 @@ class DevPairs:
         return spearman(left, right, self.gold)
 
 
-Dev = Halves | DevPairs
+DevTask = Halves | DevPairs
 
 
-def compare(dev: Dev, transform: Map, name: str = "whitening") -> Comparison:
+def compare(dev: DevTask, transform: Map, name: str = "whitening") -> Comparison:
     """Score raw and transformed vectors on the same task."""
     return Comparison(dev.task, dev.metric, dev.count, dev.score(), dev.score(transform), name)
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 CODEWORDS = 256  # centroids of one 8-bit sub-quantizer
 HNSW_LINKS = 32
-PER_CODE = 8  # components that one byte of a product-quantizer code stands for, unless `auto` tries others
+# components that one byte of a product-quantizer code encodes, unless `auto` tries others
+DIMS_PER_BYTE = 8
 LARGE_NLIST = 2**14  # from here, finding the lists by brute force costs more than scanning them
 # Links of the lowest level, links of the levels above on average, level, offset.
 _HNSW_BYTES = 4 * 2 * HNSW_LINKS + 4 * 2 + 4 + 8
@@ -22,17 +23,17 @@ class IndexShape:
     Attributes:
         dim: dimension of the indexed vectors.
         nlist: number of inverted lists; 0 for a kind without lists.
-        per_code: components that one byte of a product-quantizer code stands for.
+        dims_per_byte: components that one byte of a product-quantizer code encodes.
     """
 
     dim: int
     nlist: int
-    per_code: int
+    dims_per_byte: int
 
     @property
     def code_bytes(self) -> int:
         """Bytes of a product-quantizer code."""
-        return math.ceil(self.dim / self.per_code)
+        return math.ceil(self.dim / self.dims_per_byte)
 
     @property
     def coarse(self) -> str:
@@ -82,7 +83,7 @@ class IndexKind:
         trained_bytes: bytes of rotation and codebooks.
         has_lists: True for an IVF index. `auto` tries the kinds with lists, in the order of `KINDS`.
         codewords: centroids of each sub-quantizer of a product quantizer; 0 without one.
-        per_codes: values of `per_code` that `auto` tries, from exact to small.
+        dims_per_byte_choices: values of `dims_per_byte` that `auto` tries, from exact to small.
         shardable: True if parts can be filled separately and merged.
         removable: True if rows can be removed, and others added afterwards.
     """
@@ -92,7 +93,7 @@ class IndexKind:
     trained_bytes: Callable[[IndexShape], int] = lambda _: 0
     has_lists: bool = False
     codewords: int = 0
-    per_codes: tuple[int, ...] = (PER_CODE,)
+    dims_per_byte_choices: tuple[int, ...] = (DIMS_PER_BYTE,)
     shardable: bool = True
     removable: bool = True
 
@@ -117,7 +118,7 @@ def _opq_factory(shape: IndexShape) -> str:
     np: without the polysemous order of the codes, which is not used and takes longest to train.
     """
     codes = shape.code_bytes
-    return f"OPQ{codes}_{codes * shape.per_code},{shape.coarse},PQ{codes}x8np"
+    return f"OPQ{codes}_{codes * shape.dims_per_byte},{shape.coarse},PQ{codes}x8np"
 
 
 # From exact to small.
@@ -143,7 +144,7 @@ KINDS = {
         trained_bytes=lambda shape: 4 * shape.dim * (shape.dim + CODEWORDS),
         has_lists=True,
         codewords=CODEWORDS,
-        per_codes=(4, 8, 16),
+        dims_per_byte_choices=(4, 8, 16),
     ),
     "hnsw": IndexKind(
         factory=lambda _: f"HNSW{HNSW_LINKS}",

@@ -11,7 +11,7 @@ from pipeline.errors import TransientError
 from pipeline.store.base import Store
 from pipeline.store.units import Corpus, FileRef, Manifest
 
-TOP = "augmented"
+AUGMENTED_FOLDER = "augmented"
 
 
 class Augmented(Manifest):
@@ -52,7 +52,7 @@ class Series:
     @property
     def folder(self) -> str:
         """Path of the folder that holds the manifests."""
-        return f"{TOP}/{self.name}"
+        return f"{AUGMENTED_FOLDER}/{self.name}"
 
     def path(self, number: int) -> str:
         """Return the path of manifest `number`."""
@@ -110,5 +110,5 @@ class Series:
 
 def every(store: Store) -> list[Series]:
     """List the augmented corpora of a root, by name."""
-    paths = (PurePosixPath(entry.path).parts for entry in store.list(TOP, ".json"))
+    paths = (PurePosixPath(entry.path).parts for entry in store.list(AUGMENTED_FOLDER, ".json"))
     return [Series(store, name) for name in sorted({parts[1] for parts in paths if len(parts) == 3})]

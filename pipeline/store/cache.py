@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pipeline.errors import ConfigError
-from pipeline.headway import at_headway, headway
+from pipeline.keep_alive import keep_alive, on_keep_alive
 from pipeline.log import say
 from pipeline.store.base import PARTIAL, remove, room, sha256_of, tree_bytes
 from pipeline.store.owned import make_owned, may_hold, problem_with
@@ -222,7 +222,7 @@ def _alone(path: Path, *, wait: bool = True) -> Iterator[bool]:
         if not locked and wait:
             _wait_for(stream)
             locked = True
-        with at_headway(lambda: os.utime(stream.fileno())) if locked else contextlib.nullcontext():
+        with on_keep_alive(lambda: os.utime(stream.fileno())) if locked else contextlib.nullcontext():
             yield locked
 
 
@@ -241,7 +241,7 @@ def _lock(stream: BinaryIO) -> bool:
 def _wait_for(stream: BinaryIO) -> None:
     """Wait until the holder releases the file, then lock it.
 
-    The holder touches the file whenever it makes headway; this process then reports headway too.
+    The holder touches the file for each keep-alive signal; this process then sends one too.
     """
     pause_s, known = _SHORT_S, os.fstat(stream.fileno()).st_mtime_ns
     while not _lock(stream):
@@ -249,7 +249,7 @@ def _wait_for(stream: BinaryIO) -> None:
         pause_s = min(2 * pause_s, _LONG_S)
         if (touched := os.fstat(stream.fileno()).st_mtime_ns) != known:
             known = touched
-            headway()
+            keep_alive()
 
 
 def _lock_file(path: Path) -> BinaryIO:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from pipeline.errors import TransientError
 from pipeline.log import say
-from pipeline.store.augmented import TOP, Series, every
+from pipeline.store.augmented import AUGMENTED_FOLDER, Series, every
 from pipeline.store.base import Entry, Store
 from pipeline.store.commits import commit_path
 from pipeline.store.lease import running
@@ -25,7 +25,7 @@ _OWNED = (
     "quarantine",
     "candidates",
     "releases",
-    TOP,
+    AUGMENTED_FOLDER,
 )
 
 _SAMPLES = 10  # files shown to the user

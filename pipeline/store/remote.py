@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.headway import headway
+from pipeline.keep_alive import keep_alive
 from pipeline.store.base import Entry, Store, checked, verified
 from pipeline.store.cache import cache_directory, digest_of_file, kept
 from pipeline.store.retry import retrying
@@ -76,7 +76,8 @@ class ObjectStore(Store):
 
     def put(self, local: Path, path: str) -> None:
         retrying(
-            lambda: self._fs.put_file(str(local), self._key(path), callback=_headway()), self.uri_of(path)
+            lambda: self._fs.put_file(str(local), self._key(path), callback=_keep_alive_callback()),
+            self.uri_of(path),
         )
         local.unlink()
 
@@ -133,7 +134,8 @@ class ObjectStore(Store):
 
     def _download(self, path: str, status: dict[str, Any], target: Path) -> None:
         retrying(
-            lambda: self._fs.get_file(self._key(path), str(target), callback=_headway()), self.uri_of(path)
+            lambda: self._fs.get_file(self._key(path), str(target), callback=_keep_alive_callback()),
+            self.uri_of(path),
         )
 
     def _reader(self, path: str, status: dict[str, Any]) -> pa.NativeFile:
@@ -149,11 +151,11 @@ class ObjectStore(Store):
         return f"{self._prefix}/{checked(path)}"
 
 
-def _headway() -> Any:
-    """Return an fsspec callback that reports headway for every transferred chunk of a file."""
+def _keep_alive_callback() -> Any:
+    """Return an fsspec callback that sends a keep-alive signal for every transferred chunk of a file."""
     from fsspec.callbacks import Callback
 
-    return Callback(hooks={"headway": lambda size, value, **_: headway()})
+    return Callback(hooks={"keep_alive": lambda size, value, **_: keep_alive()})
 
 
 def entries_of(found: list[tuple[str, dict[str, Any]]]) -> list[Entry]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from pipeline.errors import ConfigError, TransientError
-from pipeline.headway import headway
+from pipeline.keep_alive import keep_alive
 
 T = TypeVar("T")
 
@@ -152,7 +152,7 @@ def retrying(call: Callable[[], T], where: str) -> T:
     while True:
         try:
             answer = call()
-            headway()
+            keep_alive()
             return answer
         except Exception as error:
             if not is_transient(error):
@@ -167,7 +167,7 @@ def retrying(call: Callable[[], T], where: str) -> T:
                     f"{type(error).__name__}: {error}",
                     "check the store and run again: finished work is kept",
                 ) from error
-            headway()  # a retry is not a hang: the deadline bounds their number
+            keep_alive()  # a retry is not a hang: the deadline bounds their number
             time.sleep(pause)
             ceiling = min(2 * ceiling, _LONGEST_PAUSE_S)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from pipeline.errors import ConfigError
-from pipeline.headway import headway
+from pipeline.keep_alive import keep_alive
 from pipeline.store.retry import seconds
 
 A = TypeVar("A")
@@ -20,7 +20,7 @@ _MAX_CALLS = 32  # concurrent calls of one process; further threads wait
 _CONNECT_S, _ANSWER_S = 5.0, 30.0
 _SLOWEST = 256 << 10  # bytes/s; slower uploads time out
 _CHUNK = 1 << 20  # bytes of a response read at once
-_HEADWAY_S = 1.0  # between two reports of headway while a call runs
+_KEEP_ALIVE_S = 1.0  # between two keep-alive signals while a call runs
 
 _clients: dict[tuple[object, ...], Any] = {}
 _making = threading.Lock()
@@ -78,8 +78,8 @@ async def called(files: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     limit = seconds("MANTA_STORE_TIMEOUT_S", _ANSWER_S) + len(arguments.get("Body", b"")) / _SLOWEST
     rest = {name: value for name, value in arguments.items() if name != "verb"}
     call = asyncio.ensure_future(asyncio.wait_for(files._call_s3(arguments["verb"], **rest), limit))
-    while not (await asyncio.wait([call], timeout=_HEADWAY_S))[0]:
-        headway()  # the progress of an upload is unknown, but the limit ends one that is too slow
+    while not (await asyncio.wait([call], timeout=_KEEP_ALIVE_S))[0]:
+        keep_alive()  # the progress of an upload is unknown, but the limit ends one that is too slow
     return dict(call.result())
 
 
@@ -94,7 +94,7 @@ async def body(files: Any, arguments: dict[str, Any]) -> bytes:
     async with answer["Body"] as stream:
         while chunk := await stream.read(_CHUNK):
             chunks.append(chunk)
-            headway()
+            keep_alive()
     content = b"".join(chunks)
     if len(content) != answer["ContentLength"]:
         raise ConnectionResetError(f"received {len(content)} of {answer['ContentLength']} bytes")

@@ -32,7 +32,7 @@ _MAX_TOKENS = {"cpu": 1_024, "cuda": 32_768}  # per forward pass, as in encoding
 
 
 @dataclass(frozen=True, eq=False)
-class Dev:
+class DevSet:
     """Sentence pairs with scores or labels by people, read once; can be pickled.
 
     Attributes:
@@ -50,10 +50,13 @@ class Dev:
     measure: Literal["spearman", "accuracy"] = "spearman"
 
     @classmethod
-    def open(cls, settings: DevSettings, values: Values | None = None) -> "Dev":
-        """Read the pairs of a file that have a score, or a label of `values` (default: the usual labels).
+    def open(cls, settings: DevSettings, values: Values | None = None) -> "DevSet":
+        """Read the pairs of a file that have a score or, to measure accuracy, a label.
 
-        A missing text is read as a blank.
+        A missing text is replaced by a space.
+
+        Args:
+            values: label names of the file; by default entailment, neutral and contradiction.
 
         Raises:
             ConfigError: no file is set, or a role is unknown.
@@ -64,16 +67,16 @@ class Dev:
             raise ConfigError("train.dev.uri", "a file to measure on", "none", "set train.dev.uri")
         if settings.measure == "accuracy":
             return cls._labelled(settings, values or Values())
-        any_score = {"low": -math.inf, "high": math.inf}
+        any_score = {"low": -math.inf, "high": math.inf}  # any scale: Spearman correlation compares ranks
         source = TaskSettings(kind="sts", uri=settings.uri, columns=settings.columns, options=any_score)
         task = StsTask.of(source, *store_of(settings.uri), EvaluateSettings())
         pairs = task.pairs()
         return cls(task.file.where, tuple(pairs.left), tuple(pairs.right), pairs.gold)
 
     @classmethod
-    def _labelled(cls, settings: DevSettings, values: Values) -> "Dev":
-        named = {"uri": settings.uri, "columns": settings.columns, "values": values}
-        pairs = open_training_rows(validated(PairSettings, named, "train.dev"), _LABELLED)
+    def _labelled(cls, settings: DevSettings, values: Values) -> "DevSet":
+        source = {"uri": settings.uri, "columns": settings.columns, "values": values}
+        pairs = open_training_rows(validated(PairSettings, source, "train.dev"), _LABELLED)
         table = pa.concat_tables(pairs.read(pairs.spans()))
         left, right = (tuple(table[role].to_pylist()) for role in _LABELLED[:2])
         return cls(pairs.name, left, right, table["label"].to_numpy(), settings.measure)
@@ -137,11 +140,11 @@ class Dev:
             tokens = replace(tokens, kept=kept[tokens.ids])
         buffers = plan_buffers(tokens.lengths, max(_MAX_TOKENS[device.type], folder.max_length))
         vectors = torch.zeros(len(tokens), product.dim, device=device)
-        for turn in range(0, len(buffers), world_size()):
-            number = turn + Ranks().rank
-            made = product(tokens.of_rows(buffers[min(number, len(buffers) - 1)])).float()
+        for first in range(0, len(buffers), world_size()):
+            number = first + Ranks().rank  # past the end on some ranks in the last turn
+            encoded = product(tokens.of_rows(buffers[min(number, len(buffers) - 1)])).float()
             if number < len(buffers):
-                vectors[torch.from_numpy(buffers[number]).to(device)] = made
+                vectors[torch.from_numpy(buffers[number]).to(device)] = encoded
         if world_size() > 1:
             dist.all_reduce(vectors)  # each row is zero on all ranks but one
         return vectors.cpu().numpy()
@@ -163,14 +166,14 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Best:
-    """Best score on dev so far; `observe` returns the next value.
+    """Best score on dev so far; immutable: `observe` returns its successor.
 
     Attributes:
         patience: number of consecutive measurements without improvement that end the training; None for no
             limit. An equal score is no improvement.
-        figure: best score; None before the first measurement.
+        figure: best score; None before the first measurement. Checkpoints store it under this name.
         step: step of the best score.
-        since: number of measurements after it.
+        since: number of measurements since then, all without improvement.
     """
 
     patience: int | None = None
@@ -178,10 +181,10 @@ class Best:
     step: int | None = None
     since: int = 0
 
-    def observe(self, step: int, figure: float) -> "Best":
-        """Add the score after a step."""
-        if self.figure is None or figure > self.figure:
-            return replace(self, figure=figure, step=step, since=0)
+    def observe(self, step: int, score: float) -> "Best":
+        """Return the best score after another measurement."""
+        if self.figure is None or score > self.figure:
+            return replace(self, figure=score, step=step, since=0)
         return replace(self, since=self.since + 1)
 
     @property

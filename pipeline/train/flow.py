@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pipeline.errors import DataError
 from pipeline.models.glow import Glow
-from pipeline.post.compare import Dev, Map
+from pipeline.post.compare import DevTask, Map
 from pipeline.post.flow import Flow, FlowPoint
 from pipeline.settings import FlowSettings
 from pipeline.stats.tensors import pack, unpack
@@ -37,7 +37,7 @@ class HeldOut:
     """
 
     rows: np.ndarray
-    dev: Dev | None = None
+    dev: DevTask | None = None
     prepare: Map = lambda raw: raw
 
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from pipeline.stats.geometry import SHARPNESS
 
-MOST_ROWS = 512  # rows of a step that are used; their inner products cost little compared with the encoder
+MAX_ROWS = 512  # of a step; their inner products cost little compared with the encoder
 
 
 def vector_metrics(reps: Sequence[Tensor], *, positives: bool) -> dict[str, float]:
@@ -27,7 +27,7 @@ def vector_metrics(reps: Sequence[Tensor], *, positives: bool) -> dict[str, floa
     """
     if not reps or len(reps[0]) < 2:
         return {}
-    left, *others = (F.normalize(rep[:MOST_ROWS].float(), dim=-1) for rep in reps[:2])
+    left, *others = (F.normalize(rep[:MAX_ROWS].float(), dim=-1) for rep in reps[:2])
     count = len(left)
     squares = (2 - 2 * left @ left.T).clamp(min=0)
     different = ~torch.eye(count, dtype=torch.bool, device=left.device)

@@ -15,9 +15,10 @@ from pipeline.train.gather import Ranks, world_size
 from pipeline.train.generators import Generators, seed_all
 from pipeline.train.gradcache import loss_without_gradient
 from pipeline.train.loop import Training
-from pipeline.train.measures import MOST_ROWS, vector_metrics
+from pipeline.train.measures import MAX_ROWS, vector_metrics
 
-_ROWS = 256  # enough for a mean loss that depends on the training more than on the rows; seconds on a CPU
+# Enough rows that the mean loss changes more by training than by the choice of rows; takes seconds on a CPU.
+_ROWS = 256
 
 
 def batches_needed(order: Order, steps: int) -> int:
@@ -33,9 +34,8 @@ def measure_same_rows(training: Training, batches: Sequence[Batch]) -> dict[str,
 
     Returns:
         rows: number of rows; loss, unless it depends on earlier steps; uniformity. For rows with positives
-            also retrieval
-        (percent of rows whose positive is the nearest of the batch), alignment, positive_cosine and
-            negative_cosine.
+            also retrieval (percentage of rows whose positive is the nearest of the batch), alignment,
+            positive_cosine and negative_cosine.
     """
     generators = Generators(training.objective)
     before = generators.state()
@@ -56,15 +56,15 @@ def _measure(training: Training, batch: Batch) -> dict[str, float]:
     values = {} if objective.has_stateful_loss else {"loss": float(outcome.loss.total)}
     return (
         values
-        | _retrieved(reps, objective.has_positive_pairs)
+        | _retrieval(reps, objective.has_positive_pairs)
         | vector_metrics(reps, positives=objective.has_positive_pairs)
     )
 
 
-def _retrieved(reps: Sequence[Tensor], positives: bool) -> dict[str, float]:
-    """Percent of the first 512 rows whose own second view is the nearest one."""
+def _retrieval(reps: Sequence[Tensor], positives: bool) -> dict[str, float]:
+    """Percentage of the first 512 rows whose nearest second view is their own; empty without positives."""
     if not positives or len(reps) < 2 or len(reps[0]) < 2:
         return {}
-    left, right = (F.normalize(rep[:MOST_ROWS].float(), dim=-1) for rep in reps[:2])
+    left, right = (F.normalize(rep[:MAX_ROWS].float(), dim=-1) for rep in reps[:2])
     nearest = (left @ right.T).argmax(dim=1)
     return {"retrieval": 100 * float((nearest == torch.arange(len(left), device=left.device)).float().mean())}

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.flows.rows import LiveRows, Placed
+from pipeline.flows.rows import LiveRows, PlacedUnit
 from pipeline.flows.transform.train_flow import FlowTraining, TrainFlow
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.post.compare import DevPairs
@@ -68,7 +68,7 @@ def sentences(count: int) -> dict[str, list[str]]:
     }
 
 
-def stored(root: Path, x: np.ndarray) -> tuple[LiveRows, tuple[Placed, ...]]:
+def stored(root: Path, x: np.ndarray) -> tuple[LiveRows, tuple[PlacedUnit, ...]]:
     """x (n, d) as one unit."""
     schema, sink = (
         vectors_schema(pa.field("id", pa.int64()), (), x.shape[1], "a space"),
@@ -92,7 +92,7 @@ def stored(root: Path, x: np.ndarray) -> tuple[LiveRows, tuple[Placed, ...]]:
         sha256=sha256(content).hexdigest(),
         space_id="a space",
     )
-    return LiveRows(store, "a space", "id"), (Placed(ordinal=0, unit=record),)
+    return LiveRows(store, "a space", "id"), (PlacedUnit(ordinal=0, unit=record),)
 
 
 def trained(x: np.ndarray, settings: FlowSettings, dev: DevPairs) -> tuple[Flow, float]:

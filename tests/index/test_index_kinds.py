@@ -23,8 +23,8 @@ ROWS = 20_000
 def test_a_layout_is_that_of_the_index_that_faiss_makes(kind: str, dim: int):
     entry = KINDS[kind]
     for nlist in (7, 100) if entry.has_lists else (0,):
-        for per_code in entry.per_codes:
-            layout = entry.layout(IndexShape(dim, nlist, per_code))
+        for dims_per_byte in entry.dims_per_byte_choices:
+            layout = entry.layout(IndexShape(dim, nlist, dims_per_byte))
             found = inspect_factory(layout.factory, dim)
             assert asdict(found) | {"fixed_bytes": 0} == asdict(layout) | {"fixed_bytes": 0}
 

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from pipeline.index.negatives import pick, without_known
-from pipeline.index.truth import NOBODY, Neighbours
+from pipeline.index.truth import NO_NEIGHBOUR, Neighbours
 from pipeline.settings.training import MineSettings
 
 
 def made(pairs: int = 200, k: int = 12) -> tuple[Neighbours, np.ndarray]:
-    """Make random neighbours, best first, some of them NOBODY, and cosines of the positives."""
+    """Make random neighbours, best first, some of them NO_NEIGHBOUR, and cosines of the positives."""
     random = np.random.default_rng(0)
     addresses = np.stack([random.permutation(1_000)[:k] for _ in range(pairs)]) + (np.int64(3) << 32)
-    addresses[random.random(addresses.shape) < 0.2] = NOBODY
+    addresses[random.random(addresses.shape) < 0.2] = NO_NEIGHBOUR
     return Neighbours(
         addresses, -np.sort(-random.random((pairs, k)).astype(np.float32), axis=1)
     ), random.random(pairs).astype(np.float32)
@@ -23,7 +23,9 @@ def allowed(found: Neighbours, positives: np.ndarray, settings: MineSettings) ->
     left = []
     for addresses, scores, positive in zip(found.addresses.tolist(), found.scores, positives, strict=True):
         ranked = [
-            (address, score) for address, score in zip(addresses, scores, strict=True) if address != NOBODY
+            (address, score)
+            for address, score in zip(addresses, scores, strict=True)
+            if address != NO_NEIGHBOUR
         ][settings.skip : settings.neighbours]
         below = [
             pair
@@ -53,7 +55,7 @@ def allowed(found: Neighbours, positives: np.ndarray, settings: MineSettings) ->
 def test_the_nearest_that_every_rule_leaves_are_picked(settings: MineSettings):
     found, positives = made()
     expected = [
-        (row + [NOBODY] * settings.negatives)[: settings.negatives]
+        (row + [NO_NEIGHBOUR] * settings.negatives)[: settings.negatives]
         for row in allowed(found, positives, settings)
     ]
     np.testing.assert_array_equal(
@@ -80,10 +82,12 @@ def test_drawn_ones_are_of_those_left_each_about_as_often_and_the_same_in_any_co
 
 def test_known_positives_leave_the_ranking():
     found = Neighbours(
-        np.array([[1, 2, 3, 4], [1, 2, 3, NOBODY]]), np.array([[0.9, 0.8, 0.7, 0.6]] * 2, np.float32)
+        np.array([[1, 2, 3, 4], [1, 2, 3, NO_NEIGHBOUR]]), np.array([[0.9, 0.8, 0.7, 0.6]] * 2, np.float32)
     )
     left = without_known(found, [np.array([1, 3]), np.zeros(0, np.int64)])
-    np.testing.assert_array_equal(left.addresses, [[NOBODY, 2, NOBODY, 4], [1, 2, 3, NOBODY]])
+    np.testing.assert_array_equal(
+        left.addresses, [[NO_NEIGHBOUR, 2, NO_NEIGHBOUR, 4], [1, 2, 3, NO_NEIGHBOUR]]
+    )
     settings = MineSettings(skip=1, neighbours=2, margin=None)
     np.testing.assert_array_equal(
         pick(left, np.ones(2, np.float32), np.arange(2), settings, seed=0), [[4], [2]]

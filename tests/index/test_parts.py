@@ -12,7 +12,7 @@ from pipeline.index.merge import Part, merge_on_disk
 from pipeline.index.parts import Parts, open_parts
 from pipeline.index.plan import plan_index
 from pipeline.index.structure import addresses_of, ivf_of, unwrap
-from pipeline.index.truth import NOBODY
+from pipeline.index.truth import NO_NEIGHBOUR
 from pipeline.settings import IndexSettings
 from pipeline.store.units import FileRef
 from tests.index.clustered import clustered, cosines, some_map
@@ -83,7 +83,7 @@ def assert_same_answers(found, expected):
     differing = 0
     for row in range(len(wanted)):
         known = dict(zip(addresses[row].tolist(), scores[row].tolist(), strict=True))
-        sure = (wanted_scores[row] > wanted_scores[row][-1] + 1e-5) & (wanted[row] != NOBODY)
+        sure = (wanted_scores[row] > wanted_scores[row][-1] + 1e-5) & (wanted[row] != NO_NEIGHBOUR)
         answers = zip(wanted[row][sure].tolist(), wanted_scores[row][sure].tolist(), strict=True)
         differing += sum(abs(known.get(address, -9.0) - score) > 1e-5 for address, score in answers)
     assert differing <= 0.005 * wanted.size
@@ -144,7 +144,7 @@ def test_exhaustive_parts_answer_as_numpy_does_over_the_live_rows(k):
     count = order.shape[1]
     np.testing.assert_allclose(scores[:, :count], np.take_along_axis(exact, order, axis=1), atol=1e-5)
     assert (addresses[:, :count] == POOL.addresses[:1_000][live][order]).mean() > 0.999
-    assert (addresses[:, count:] == NOBODY).all()
+    assert (addresses[:, count:] == NO_NEIGHBOUR).all()
 
 
 def test_the_dead_are_passed_over_however_near_they_are():
@@ -153,7 +153,7 @@ def test_the_dead_are_passed_over_however_near_they_are():
     _, addresses = parts.search(QUERIES, 10)
     assert not np.isin(addresses, POOL.addresses[near[:900]]).any()
     assert (
-        Parts([filled("flat", near[:50])], POOL.addresses[near[:50]]).search(QUERIES, 10)[1] == NOBODY
+        Parts([filled("flat", near[:50])], POOL.addresses[near[:50]]).search(QUERIES, 10)[1] == NO_NEIGHBOUR
     ).all()
 
 
@@ -212,11 +212,11 @@ def test_a_query_whose_lists_hold_too_few_rows_visits_more_until_it_has_all_it_a
     )  # of coarse scores fast-scan drops one now and then
     for k in (10, 300, *everything):
         scores, addresses = parts.search_further(QUERIES, k)
-        found = (addresses != NOBODY).sum(axis=1)
+        found = (addresses != NO_NEIGHBOUR).sum(axis=1)
         assert (found == min(k, live)).all()
         assert not np.isin(addresses, dead).any()
-        assert (np.diff(scores, axis=1)[addresses[:, 1:] != NOBODY] <= 0).all()
-        assert all(len(set(row[row != NOBODY].tolist())) == min(k, live) for row in addresses)
+        assert (np.diff(scores, axis=1)[addresses[:, 1:] != NO_NEIGHBOUR] <= 0).all()
+        assert all(len(set(row[row != NO_NEIGHBOUR].tolist())) == min(k, live) for row in addresses)
     assert ivf_of(index).nprobe == 1, "the effort that is set stays"
 
 

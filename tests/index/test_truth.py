@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from pipeline.index.truth import NOBODY, ExactTopK, Known, Neighbours, carry
+from pipeline.index.truth import NO_NEIGHBOUR, ExactTopK, Known, Neighbours, carry
 from tests.index.clustered import Vectors, clustered, cosines, some_map
 
 
@@ -47,13 +47,13 @@ def test_equal_rows_are_ordered_by_address_and_missing_ones_are_nobody():
     vectors.raw[:] = vectors.raw[0]
     found = ExactTopK(vectors.queries(1), keep=10).of(vectors.batches(2))
     assert isinstance(found, Neighbours)
-    assert found.addresses[2].tolist() == [0, 1, 3, 4] + 6 * [NOBODY]
+    assert found.addresses[2].tolist() == [0, 1, 3, 4] + 6 * [NO_NEIGHBOUR]
     assert np.isneginf(found.scores[:, 4:]).all()
 
 
 def test_no_rows_leave_nobody():
     fold = ExactTopK(clustered(10).queries(2), keep=3)
-    assert (fold.of([]).addresses == NOBODY).all()
+    assert (fold.of([]).addresses == NO_NEIGHBOUR).all()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -77,7 +77,7 @@ def test_rankings_carried_from_night_to_night_equal_those_recomputed(seed):
             added,
         )
         whole = fold.of([(vectors.addresses[after], vectors.raw[after])])
-        told = truth.addresses != NOBODY
+        told = truth.addresses != NO_NEIGHBOUR
         np.testing.assert_array_equal(truth.addresses[told], whole.addresses[told])
         np.testing.assert_allclose(truth.scores[told], whole.scores[told], atol=1e-6)
         known = Known(truth, after.sum() - after[::40])
@@ -108,7 +108,8 @@ def test_a_ranking_ends_where_the_shorter_knowledge_ends():
         Neighbours(np.array([[10, 11, 12]]), np.array([[0.9, 0.8, 0.7]], np.float32)), np.array([50])
     )
     added = Known(
-        Neighbours(np.array([[20, 21, NOBODY]]), np.array([[0.85, 0.1, -np.inf]], np.float32)), np.array([2])
+        Neighbours(np.array([[20, 21, NO_NEIGHBOUR]]), np.array([[0.85, 0.1, -np.inf]], np.float32)),
+        np.array([2]),
     )
     carried = carry(fold, before, np.array([[True, False, False]]), added)
-    assert carried.addresses.tolist() == [[10, 20, NOBODY]]  # unlisted rows may come before 21
+    assert carried.addresses.tolist() == [[10, 20, NO_NEIGHBOUR]]  # unlisted rows may come before 21

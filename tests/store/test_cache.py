@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ConfigError, TransientError
-from pipeline.headway import at_headway
+from pipeline.keep_alive import on_keep_alive
 from pipeline.models.folder.locate import locate
 from pipeline.store.base import PARTIAL, Store
 from pipeline.store.cache import cache_directory, kept, shrink
@@ -93,23 +93,23 @@ def test_of_many_starters_one_fetches_and_one_that_is_killed_harms_nobody(
     ) - {"onnx/model.onnx"}
 
 
-def test_headway_of_the_process_that_copies_is_headway_of_those_that_wait(cache: Path, tmp_path: Path):
+def test_signals_of_the_process_that_copies_keep_waiting_processes_alive(cache: Path, tmp_path: Path):
     place, moves, ends = cache / "ab" / f"{6:064x}", tmp_path / "moves", tmp_path / "ends"
     moves.touch()
     program = (
-        "import time; from pathlib import Path; from pipeline.headway import headway; from "
+        "import time; from pathlib import Path; from pipeline.keep_alive import keep_alive; from "
         "pipeline.store.cache import kept\n"
         "def build(copy):\n"
         "    copy.write_bytes(b'whole'); print(flush=True)\n"
         f"    while not Path('{ends}').exists():\n"
-        f"        time.sleep(0.02); Path('{moves}').exists() and headway()\n"
+        f"        time.sleep(0.02); Path('{moves}').exists() and keep_alive()\n"
         f"kept(Path('{place}'), build, lambda copy: copy.stat().st_size > 0)"
     )
     other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None
     other.stdout.readline()
     signs: list[float] = []
-    with at_headway(lambda: signs.append(time.monotonic())), ThreadPoolExecutor(1) as pool:
+    with on_keep_alive(lambda: signs.append(time.monotonic())), ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(kept, place, lambda copy: copy.touch(), lambda copy: copy.stat().st_size > 0)
         while len(signs) < 2:
             time.sleep(0.02)
@@ -123,9 +123,9 @@ def test_headway_of_the_process_that_copies_is_headway_of_those_that_wait(cache:
     assert other.wait(timeout=30) == 0
 
 
-def test_every_piece_of_a_file_is_a_sign_of_headway(store: Store, cache: Path, tmp_path: Path):
+def test_every_chunk_of_a_file_sends_a_keep_alive_signal(store: Store, cache: Path, tmp_path: Path):
     signs: list[str] = []
-    with at_headway(lambda: signs.append("piece")):
+    with on_keep_alive(lambda: signs.append("piece")):
         store.local("index.faiss", SHA256)
         fetched = len(signs)
         (tmp_path / "file").write_bytes(CONTENT)

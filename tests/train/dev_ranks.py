@@ -10,7 +10,7 @@ from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
 from pipeline.objectives import Product
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import DevSettings
-from pipeline.train.dev import Dev
+from pipeline.train.dev import DevSet
 
 
 def encoder_of(folder: Path) -> TrainableEncoder:
@@ -20,7 +20,7 @@ def encoder_of(folder: Path) -> TrainableEncoder:
 def work(rank: int, world: int, folder: Path, encoder: Path, pairs: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=world)
-    dev, trained, passes = Dev.open(DevSettings(uri=str(pairs))), encoder_of(encoder), []
+    dev, trained, passes = DevSet.open(DevSettings(uri=str(pairs))), encoder_of(encoder), []
     trained.register_forward_pre_hook(lambda _, inputs: passes.append(len(inputs[0])))
     figure = dev.score(Product(trained))
     torch.save({"figure": figure, "passes": passes}, folder / f"{rank}.pt")

@@ -17,7 +17,7 @@ from pipeline.objectives.build import build_objective
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import TrainSettings
 from pipeline.settings.weights import LoraSettings
-from pipeline.train.dev import Dev
+from pipeline.train.dev import DevSet
 from pipeline.train.gather import Ranks
 from pipeline.train.loop import Training
 from tests.models.folders import LONG
@@ -40,7 +40,7 @@ SETTINGS = {
     "adapters": TrainSettings(objective="supervised", lora=LoraSettings(rank=2), **_COMMON),
     "through transformers": TrainSettings(objective="supervised", **_COMMON),
 }
-DEV = Dev("dev", tuple(LONG.split()[:9]), tuple(LONG.split()[9:18]), np.arange(9.0))
+DEV = DevSet("dev", tuple(LONG.split()[:9]), tuple(LONG.split()[9:18]), np.arange(9.0))
 
 
 def training(name: str, folders: dict[str, Path], strategy: str) -> Training:

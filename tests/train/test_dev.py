@@ -24,7 +24,7 @@ from pipeline.objectives.classification import Classification
 from pipeline.objectives.weighted import Sum, Term
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.settings.training import DevSettings, Values
-from pipeline.train.dev import Best, Dev
+from pipeline.train.dev import Best, DevSet
 from tests.models import folders
 from tests.objectives.tiny import texts
 from tests.train.dev_ranks import encoder_of, work
@@ -67,7 +67,7 @@ def expected(folder: Path, pairs: Path) -> float:
 
 
 def test_the_score_equals_an_evaluation_of_the_folder(folder: Path, pairs: Path):
-    dev = Dev.open(DevSettings(uri=str(pairs)))
+    dev = DevSet.open(DevSettings(uri=str(pairs)))
     assert dev.score(Product(encoder_of(folder))) == pytest.approx(expected(folder, pairs), abs=0.01)
     assert pickle.loads(pickle.dumps(dev)).score(Product(encoder_of(folder))) == dev.score(
         Product(encoder_of(folder))
@@ -75,7 +75,7 @@ def test_the_score_equals_an_evaluation_of_the_folder(folder: Path, pairs: Path)
 
 
 def test_the_score_is_that_of_the_product(folder: Path, pairs: Path):
-    dev, encoder = Dev.open(DevSettings(uri=str(pairs))), encoder_of(folder)
+    dev, encoder = DevSet.open(DevSettings(uri=str(pairs))), encoder_of(folder)
     torch.manual_seed(0)
     head = TanhHead(encoder.dim)
     torch.nn.init.normal_(head.linear.weight)
@@ -88,7 +88,7 @@ def test_the_score_is_that_of_the_product(folder: Path, pairs: Path):
 
 
 def test_scoring_does_not_change_modes_gradients_or_random_numbers(folder: Path, pairs: Path):
-    dev, encoder = Dev.open(DevSettings(uri=str(pairs))), encoder_of(folder)
+    dev, encoder = DevSet.open(DevSettings(uri=str(pairs))), encoder_of(folder)
     encoder.backbone.encoder.layer.get_submodule("1").eval()
     modes, state = [module.training for module in encoder.modules()], torch.get_rng_state()
     assert True in modes
@@ -104,7 +104,7 @@ def test_scoring_does_not_change_modes_gradients_or_random_numbers(folder: Path,
 def test_every_sentence_is_encoded_once_longest_first(folder: Path, pairs: Path):
     encoder, lengths = encoder_of(folder), []
     encoder.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].lengths))
-    Dev.open(DevSettings(uri=str(pairs))).score(Product(encoder))
+    DevSet.open(DevSettings(uri=str(pairs))).score(Product(encoder))
     table = pq.read_table(pairs).slice(1)
     distinct = {text or " " for side in ("sentence1", "sentence2") for text in table[side].to_pylist()}
     assert sum(map(len, lengths)) == len(distinct)
@@ -114,7 +114,7 @@ def test_every_sentence_is_encoded_once_longest_first(folder: Path, pairs: Path)
 
 @pytest.mark.slow
 def test_ranks_split_the_sentences_and_agree_on_the_score(folder: Path, pairs: Path, tmp_path: Path):
-    dev, encoder, alone = Dev.open(DevSettings(uri=str(pairs))), encoder_of(folder), []
+    dev, encoder, alone = DevSet.open(DevSettings(uri=str(pairs))), encoder_of(folder), []
     encoder.register_forward_pre_hook(lambda _, inputs: alone.append(len(inputs[0])))
     figure = dev.score(Product(encoder))
     torch.multiprocessing.spawn(work, (2, tmp_path, folder, pairs), nprocs=2)
@@ -133,7 +133,7 @@ def test_vectors_with_nan_are_refused(folder: Path, pairs: Path):
     with pytest.raises(
         DataError, match=r"finite vectors, found NaN or infinity in .* the weights have diverged"
     ):
-        Dev.open(DevSettings(uri=str(pairs))).score(Product(encoder))
+        DevSet.open(DevSettings(uri=str(pairs))).score(Product(encoder))
     assert encoder.training
 
 
@@ -159,14 +159,14 @@ def test_invalid_dev_files_are_refused_when_opened(
 ):
     place = write(tmp_path / "dev.parquet", columns)
     with pytest.raises(kind, match=message):
-        Dev.open(DevSettings(uri=str(place), columns=named))
+        DevSet.open(DevSettings(uri=str(place), columns=named))
 
 
 def test_a_missing_dev_file_is_refused(tmp_path: Path):
     with pytest.raises(DataError, match="no such file"):
-        Dev.open(DevSettings(uri=str(tmp_path / "dev.parquet")))
+        DevSet.open(DevSettings(uri=str(tmp_path / "dev.parquet")))
     with pytest.raises(ConfigError, match="a file to measure on, found none"):
-        Dev.open(DevSettings())
+        DevSet.open(DevSettings())
 
 
 def test_columns_can_be_renamed_and_scores_have_any_scale(tmp_path: Path, folder: Path, pairs: Path):
@@ -177,12 +177,12 @@ def test_columns_can_be_renamed_and_scores_have_any_scale(tmp_path: Path, folder
         pa.array([None if score is None else -1e6 + 1e3 * score for score in table["gold"].to_pylist()]),
     )
     pq.write_table(table, tmp_path / "dev.parquet")
-    dev = Dev.open(
+    dev = DevSet.open(
         DevSettings(
             uri=str(tmp_path / "dev.parquet"), columns={"sentence1": "a", "sentence2": "b", "score": "gold"}
         )
     )
-    assert dev.score(Product(encoder_of(folder))) == Dev.open(DevSettings(uri=str(pairs))).score(
+    assert dev.score(Product(encoder_of(folder))) == DevSet.open(DevSettings(uri=str(pairs))).score(
         Product(encoder_of(folder))
     )
 
@@ -195,7 +195,7 @@ NLI = {
 
 
 def test_accuracy_is_that_of_the_classifier_on_product_vectors(folder: Path, tmp_path: Path):
-    dev = Dev.open(DevSettings(uri=str(write(tmp_path / "nli.parquet", NLI)), measure="accuracy"))
+    dev = DevSet.open(DevSettings(uri=str(write(tmp_path / "nli.parquet", NLI)), measure="accuracy"))
     encoder = encoder_of(folder)
     objective, figures = Classification(encoder), []
     vectors = load_encoder(EncoderSettings(path=str(folder)), EncodeSettings()).encode(
@@ -232,7 +232,7 @@ def test_invalid_labels_are_refused(
     message: str,
 ):
     with pytest.raises(kind, match=message):
-        Dev.open(
+        DevSet.open(
             DevSettings(uri=str(write(tmp_path / "nli.parquet", columns)), measure="accuracy", columns=named)
         )
 
@@ -241,7 +241,7 @@ def test_labels_are_mapped_as_in_the_training_rows(tmp_path: Path):
     place = write(
         tmp_path / "nli.parquet", {"premise": ["a", "b"], "hypothesis": ["c", "d"], "label": ["no", "yes"]}
     )
-    assert Dev.open(
+    assert DevSet.open(
         DevSettings(uri=str(place), measure="accuracy"), Values(labels=("yes", "no"))
     ).gold.tolist() == [1, 0]
 
@@ -251,7 +251,7 @@ def test_labels_are_mapped_as_in_the_training_rows(tmp_path: Path):
     "MANTA_EVAL_DATA" not in os.environ, reason="MANTA_EVAL_DATA names the folder of evaluation data"
 )
 def test_minilm_has_its_published_score():
-    dev = Dev.open(DevSettings(uri=str(Path(os.environ["MANTA_EVAL_DATA"]) / "sts" / "STSB-dev.parquet")))
+    dev = DevSet.open(DevSettings(uri=str(Path(os.environ["MANTA_EVAL_DATA"]) / "sts" / "STSB-dev.parquet")))
     assert round(dev.score(Product(load_trainable(open_folder(EncoderSettings())))), 2) == 86.72
 
 

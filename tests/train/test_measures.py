@@ -6,7 +6,7 @@ import torch
 
 from pipeline.objectives import OBJECTIVES
 from pipeline.stats.geometry import alignment, cosines, uniformity
-from pipeline.train.measures import MOST_ROWS, vector_metrics
+from pipeline.train.measures import MAX_ROWS, vector_metrics
 from tests.objectives.tiny import Tiny
 
 PAIRED = {"simcse", "contrastive_tension", "supervised", "consert", "cert", "pser", "triplet"}
@@ -34,8 +34,8 @@ def test_metrics_match_numpy_in_float64():
 
 
 def test_further_views_and_rows_are_ignored():
-    left, right = views(2 * MOST_ROWS)
-    first = vector_metrics((left[:MOST_ROWS], right[:MOST_ROWS]), positives=True)
+    left, right = views(2 * MAX_ROWS)
+    first = vector_metrics((left[:MAX_ROWS], right[:MAX_ROWS]), positives=True)
     assert vector_metrics((left, right, left), positives=True) == first
 
 

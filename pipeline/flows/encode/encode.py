@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 from pipeline.errors import DataError, ModelError
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.encode.rejected import rejected_warnings
-from pipeline.flows.encode.unit import EncodeUnit, Spent, load_record, record_path
-from pipeline.flows.rows import placed_in
+from pipeline.flows.encode.unit import EncodeUnit, WorkerStats, load_record, record_path
+from pipeline.flows.rows import placed_units
 from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import Pool
 from pipeline.flows.workers.worker import gpu_assigned
@@ -78,7 +78,7 @@ class EncodeBlocks:
         return block.append_column(self._vector, column)
 
 
-def encode(run: Run, corpus: Corpus, before: ReleaseManifest | None = None) -> tuple[Manifest, Spent]:
+def encode(run: Run, corpus: Corpus, before: ReleaseManifest | None = None) -> tuple[Manifest, WorkerStats]:
     """Encode the units of the corpus that have no record yet, largest first so that none is late at the end.
 
     Args:
@@ -95,7 +95,7 @@ def encode(run: Run, corpus: Corpus, before: ReleaseManifest | None = None) -> t
         (unit for unit in corpus.units if unit.sha256 not in made),
         key=lambda unit: (-unit.bytes, unit.sha256),
     )
-    spent = Spent()
+    spent = WorkerStats()
     with run.stages("encode", sum(unit.rows for unit in corpus.units)) as bar:
         bar.skip(sum(unit.rows for unit in corpus.units if unit.sha256 in made))
         if todo:
@@ -106,7 +106,7 @@ def encode(run: Run, corpus: Corpus, before: ReleaseManifest | None = None) -> t
                 run.workers.encode_settings(job.encode, pool),
                 space_id,
                 job.corpus.id,
-                placed_in(before) if before and _can_copy(before, job, space_id) else (),
+                placed_units(before) if before and _can_copy(before, job, space_id) else (),
                 job.cluster.patience_s,
             )
             records, spent = encode_units(run, task, todo, pool, bar)
@@ -122,9 +122,9 @@ def encode(run: Run, corpus: Corpus, before: ReleaseManifest | None = None) -> t
 
 def encode_units(
     run: Run, task: EncodeUnit, units: Sequence[CorpusUnit], pool: Pool, bar: Running
-) -> tuple[tuple[UnitRecord, ...], Spent]:
+) -> tuple[tuple[UnitRecord, ...], WorkerStats]:
     """Run the task over the units. Returns their records in order, and the time spent; logs warnings."""
-    records, spent = {}, Spent()
+    records, spent = {}, WorkerStats()
     for number, (record, seconds) in run.workers.map_units(task, units, pool, bar):
         records[number] = record
         spent = spent.merge(seconds)
@@ -178,7 +178,7 @@ def finished(store: Store, corpus: Corpus, space_id: str, job: Job) -> dict[str,
     return {unit.sha256: record for unit, record in zip(corpus.units, records, strict=True) if record}
 
 
-def _waits(spent: Spent) -> str:
+def _waits(spent: WorkerStats) -> str:
     """Return a note on the time that workers waited for tokenizer and store; empty if nothing was encoded."""
     names = ("forward_s", "waiting_s", "store", "tokens")
     forward_s, tokenizer_s, store_s, tokens = (spent.seconds.get(name, 0.0) for name in names)

@@ -18,7 +18,7 @@ _IN_MEMORY = 256 << 20  # bytes; larger files, such as tables of millions of wor
 _WRITERS = 8  # files written at once: over a network each takes a round trip
 
 
-def encoder_place(folder: EncoderFolder) -> str:
+def encoder_copy_path(folder: EncoderFolder) -> str:
     """Return the path of the copy, named by all files of the encoder.
 
     Files that no vector depends on (prompts, versions) lead to another folder too.
@@ -28,7 +28,7 @@ def encoder_place(folder: EncoderFolder) -> str:
 
 def keep_encoder(folder: EncoderFolder, store: Store) -> EncoderFiles:
     """Copy the encoder's files into the store, unless they are there."""
-    top = encoder_place(folder)
+    top = encoder_copy_path(folder)
     stored = {entry.path: entry.size for entry in store.list(top)}
 
     def copy(named: tuple[str, str]) -> FileRef:

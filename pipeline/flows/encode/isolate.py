@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from pipeline.errors import MODEL_FAILURES, ModelError
 from pipeline.flows.workers.standstill import Meter, Standstill
-from pipeline.headway import at_headway
+from pipeline.keep_alive import on_keep_alive
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
 from pipeline.text.tokens.tokens import TokenCounts
@@ -38,12 +38,12 @@ DEATHS = 3  # of a child with one text alone
 _LOOK_S = 0.5
 _MOST_REJECTED = 16  # texts of a unit; if more than these and 1 % of it are rejected, the encoder is at fault
 _READY = "ready"  # file that the child makes when its encoder is loaded
-_HEADWAY = "headway"  # file that the child touches after each buffer, and for each headway signal
+_ALIVE = "alive"  # file that the child touches after each buffer, and for each keep-alive signal
 _FIELDS = ("vectors", "bad", *TokenCounts._fields)
 
 
 @dataclass
-class Apart:
+class IsolatedEncoder:
     """Takes the place of an encoder, and encodes in a child process.
 
     Attributes:
@@ -157,7 +157,7 @@ class Apart:
 
     def _progress(self) -> tuple[bool, int]:
         """Return whether the encoder is loaded, and a number that changes when the child makes progress."""
-        mark = self.scratch / _HEADWAY
+        mark = self.scratch / _ALIVE
         return Path(self.scratch, _READY).exists(), mark.stat().st_mtime_ns if mark.exists() else 0
 
     def _rows_done(self) -> int:
@@ -236,7 +236,7 @@ def _encoded(
     A text at which the encoder raises counts as bad; its error is written to `scratch`.
     """
     try:
-        (encoded,) = encoder.encode_stream([texts[start:stop]], lambda rows: (scratch / _HEADWAY).touch())
+        (encoded,) = encoder.encode_stream([texts[start:stop]], lambda rows: (scratch / _ALIVE).touch())
     except MODEL_FAILURES as error:
         if stop - start > 1:
             middle = (start + stop) // 2
@@ -260,5 +260,5 @@ def _rejected(rows: int, dim: int) -> dict[str, np.ndarray]:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    with at_headway((folder / _HEADWAY).touch):
+    with on_keep_alive((folder / _ALIVE).touch):
         child(folder)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.flows.rows import Placed, vectors_at
+from pipeline.flows.rows import PlacedUnit, vectors_at
 from pipeline.store.address import ordinal_of, row_of
 from pipeline.store.base import Store
 from pipeline.store.schema import checked_space
@@ -37,7 +37,7 @@ class KnownVectors:
 
 
 def find_known(
-    store: Store, unit: CorpusUnit, sources: Sequence[Placed], space_id: str
+    store: Store, unit: CorpusUnit, sources: Sequence[PlacedUnit], space_id: str
 ) -> KnownVectors | None:
     """Return the vectors that the unit can copy from `sources`, units of vectors in this space; None without.
 
@@ -72,7 +72,7 @@ def _read(store: Store, unit: UnitRecord, rows: np.ndarray, space_id: str) -> np
 
 
 @dataclass
-class Knowing:
+class ReusingEncoder:
     """Takes the place of an encoder: known vectors are copied, the other texts are encoded."""
 
     encoder: Any

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 from pipeline.config import digest_of
 from pipeline.errors import MODEL_FAILURES, SpaceMismatch
 from pipeline.flows.encode.attempts import LIMIT, Attempts
-from pipeline.flows.encode.isolate import Apart
+from pipeline.flows.encode.isolate import IsolatedEncoder
 from pipeline.flows.encode.result import UnitResult
-from pipeline.flows.encode.reuse import Knowing, find_known
-from pipeline.flows.rows import Placed
+from pipeline.flows.encode.reuse import ReusingEncoder, find_known
+from pipeline.flows.rows import PlacedUnit
 from pipeline.flows.workers.metrics import count_encoded
 from pipeline.flows.workers.tasks import progress
 from pipeline.flows.workers.worker import assigned_cpus, loaded
@@ -37,7 +37,7 @@ _READ_ROWS = 2_048  # the first vectors of a unit are computed while the rest is
 
 
 @dataclass
-class Spent:
+class WorkerStats:
     """Seconds of a worker by activity, and counters of its encoder; logged and reported, never stored."""
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -48,9 +48,9 @@ class Spent:
         """Add seconds of an activity, or to a counter."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
-    def merge(self, other: "Spent") -> "Spent":
+    def merge(self, other: "WorkerStats") -> "WorkerStats":
         """Return the sums, and each warning once."""
-        merged = Spent(dict(self.seconds), tuple(dict.fromkeys(self.said + other.said)))
+        merged = WorkerStats(dict(self.seconds), tuple(dict.fromkeys(self.said + other.said)))
         for name, seconds in other.seconds.items():
             merged.add(name, seconds)
         return merged
@@ -76,11 +76,11 @@ class EncodeUnit:
     encode: EncodeSettings
     space_id: str
     id_name: str
-    sources: tuple[Placed, ...] = ()
+    sources: tuple[PlacedUnit, ...] = ()
     patience_s: float = ClusterSettings().patience_s
     run: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 
-    def start(self) -> Callable[[CorpusUnit], tuple[UnitRecord, Spent]]:
+    def start(self) -> Callable[[CorpusUnit], tuple[UnitRecord, WorkerStats]]:
         # by default each worker's tokenizer would use all cores
         os.environ.setdefault("RAYON_NUM_THREADS", str(max(self.encode.threads, assigned_cpus())))
         start = time.perf_counter()
@@ -96,30 +96,30 @@ class EncodeUnit:
         encoder.check()
         loading_s = [time.perf_counter() - start]
 
-        def work(unit: CorpusUnit) -> tuple[UnitRecord, Spent]:
-            spent = Spent({"load": loading_s.pop()} if loading_s else {}, tuple(heard))
+        def work(unit: CorpusUnit) -> tuple[UnitRecord, WorkerStats]:
+            stats = WorkerStats({"load": loading_s.pop()} if loading_s else {}, tuple(heard))
             path = record_path(self.space_id, unit, self.encode, self.id_name)
             record = load_record(self.store, path, self.space_id)
             if record is None or not record.is_complete(self.store):
                 attempts = Attempts(self.store, path, self.run)
-                made = _Encoding(self, encoder, unit, spent).record(isolated=attempts.begin() >= LIMIT)
+                made = _Encoding(self, encoder, unit, stats).record(isolated=attempts.begin() >= LIMIT)
                 record = create_record(self.store, path, made)
                 attempts.end()
                 rows = record.rows - sum(record.copied.values())
-                count_encoded(rows, int(spent.seconds.get("tokens", 0)), spent.seconds)
-            return record, spent
+                count_encoded(rows, int(stats.seconds.get("tokens", 0)), stats.seconds)
+            return record, stats
 
         return work
 
 
 @dataclass(frozen=True)
 class _Encoding:
-    """One unit on its way: where it comes from, the encoder, and the time spent so far."""
+    """One unit on its way: where it comes from, the encoder, and the time stats so far."""
 
     task: EncodeUnit
     encoder: Any
     unit: CorpusUnit
-    spent: Spent
+    stats: WorkerStats
 
     def record(self, *, isolated: bool) -> UnitRecord:
         """Encode the unit, store its files, and return its record.
@@ -135,28 +135,30 @@ class _Encoding:
                 raise
             except MODEL_FAILURES as error:
                 failure = f"the encoder failed ({type(error).__name__}: {error})"
-                self.spent.said += (f"unit {self.unit.sha256[:12]}: {failure}; its rows were tried apart",)
+                self.stats.said += (f"unit {self.unit.sha256[:12]}: {failure}; its rows were tried apart",)
                 result = self._in_child(file)
             start = time.perf_counter()
             record = self._stored(file, result)
-            self.spent.add("store", time.perf_counter() - start)
+            self.stats.add("store", time.perf_counter() - start)
         return record
 
     def _in_child(self, file: Path) -> UnitResult:
         task, device = self.task, str(self.encoder.arithmetic.device)
         with task.store.scratch() as scratch:
-            child = Apart(task.encoder, task.encode, device, scratch, _SOONER * task.patience_s)
+            child = IsolatedEncoder(task.encoder, task.encode, device, scratch, _SOONER * task.patience_s)
             # last: the child's own watch decides whether it hangs
             return self._written(child, file, child.rejected, partial(progress, last=True))
 
     def _here(self, file: Path) -> UnitResult:
         known = find_known(self.task.store, self.unit, self.task.sources, self.task.space_id)
         before = asdict(self.encoder.counters)
-        result = self._written(Knowing(self.encoder, known) if known else self.encoder, file, {}, progress)
+        result = self._written(
+            ReusingEncoder(self.encoder, known) if known else self.encoder, file, {}, progress
+        )
         if known:
             result.copied = dict(known.numerics)
         for name, value in asdict(self.encoder.counters).items():
-            self.spent.add(name, value - before[name])
+            self.stats.add(name, value - before[name])
         return result
 
     def _written(
@@ -193,7 +195,7 @@ class _Encoding:
                 columns = [row_id, text_key, vector_column(vectors, schema.field("vector")), *others]
                 start = time.perf_counter()
                 writer.write_table(pa.Table.from_arrays(columns, schema=schema))
-                self.spent.add("store", time.perf_counter() - start)
+                self.stats.add("store", time.perf_counter() - start)
         progress(result.rows, last=True)
         return result
 

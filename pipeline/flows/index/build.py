@@ -10,7 +10,7 @@ from pipeline.config import digest_of
 from pipeline.errors import DataError
 from pipeline.flows.index.records import BuiltIndex, Shard, ShardRecord
 from pipeline.flows.index.tasks import Build, CountLive, FillShard, Finish, Train
-from pipeline.flows.rows import LiveRows, Placed, space_of
+from pipeline.flows.rows import LiveRows, PlacedUnit, space_of
 from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import Pool, Task
 from pipeline.flows.workers.workers import Workers
@@ -38,7 +38,7 @@ class IndexInput:
         asked_before: queries of the previous release, if this index replaces its index.
     """
 
-    units: tuple[Placed, ...]
+    units: tuple[PlacedUnit, ...]
     dead: FileRef | None
     transform: Transform | None
     dim: int
@@ -83,7 +83,9 @@ def build_index(run: Run, vectors: IndexInput) -> BuiltIndex:
     return built
 
 
-def live_units(workers: Workers, source: LiveRows, units: Sequence[Placed]) -> tuple[tuple[Placed, ...], int]:
+def live_units(
+    workers: Workers, source: LiveRows, units: Sequence[PlacedUnit]
+) -> tuple[tuple[PlacedUnit, ...], int]:
     """Return the units with live rows, and the number of these rows.
 
     The units are in the order of their ordinals, so that addresses ascend through index and ids.
@@ -103,7 +105,7 @@ def shard_count(run: Run, plan: IndexPlan, units: int) -> int:
 
 
 def index_identity(
-    job: Job, units: Sequence[Placed], dead: FileRef | None, transform: Transform | None
+    job: Job, units: Sequence[PlacedUnit], dead: FileRef | None, transform: Transform | None
 ) -> dict[str, object]:
     """Return everything that determines the index over these rows."""
     return {
@@ -117,7 +119,7 @@ def index_identity(
 
 
 def fill_shards(
-    run: Run, task: FillShard, units: tuple[Placed, ...], rows: int, count: int
+    run: Run, task: FillShard, units: tuple[PlacedUnit, ...], rows: int, count: int
 ) -> tuple[ShardRecord, ...]:
     """Fill the live rows of the units into `count` parts of the index.
 
@@ -131,7 +133,7 @@ def fill_shards(
 
 
 def map_shards(
-    run: Run, task: Task[Shard, Made], units: tuple[Placed, ...], count: int, bar: Running | None = None
+    run: Run, task: Task[Shard, Made], units: tuple[PlacedUnit, ...], count: int, bar: Running | None = None
 ) -> tuple[Made, ...]:
     """Apply a task to `count` shards of the units, and return the results in order."""
     shards = contiguous(units, count)
@@ -159,7 +161,7 @@ def drop_parts(store: Store, records: Sequence[ShardRecord]) -> None:
         store.delete(record.part.path)
 
 
-def contiguous(units: tuple[Placed, ...], count: int) -> list[Shard]:
+def contiguous(units: tuple[PlacedUnit, ...], count: int) -> list[Shard]:
     """Divide units into at most `count` shards of consecutive units with about equal rows.
 
     No shard is empty. Merged in order, the shards have the order of the units.

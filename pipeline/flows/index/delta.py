@@ -7,7 +7,7 @@ import numpy as np
 
 from pipeline.errors import DataError
 from pipeline.flows.index.records import load_queries, load_truth
-from pipeline.flows.rows import LiveRows, Placed, placed_in, placed_rows
+from pipeline.flows.rows import LiveRows, PlacedUnit, placed_units, row_addresses
 from pipeline.flows.workers.tasks import PlainTask
 from pipeline.store.address import ordinal_of, row_of
 from pipeline.store.dead import Dead, write_addresses
@@ -44,7 +44,7 @@ class Surveyed(Stored):
 
 
 @dataclass(frozen=True)
-class Survey(PlainTask[tuple[Placed, ...], Surveyed]):
+class Survey(PlainTask[tuple[PlacedUnit, ...], Surveyed]):
     """Compare last night's release with tonight's live rows.
 
     Attributes:
@@ -55,7 +55,7 @@ class Survey(PlainTask[tuple[Placed, ...], Surveyed]):
     before: ReleaseManifest
     folder: str
 
-    def work(self, units: tuple[Placed, ...]) -> Surveyed:
+    def work(self, units: tuple[PlacedUnit, ...]) -> Surveyed:
         store, base_ordinals = self.source.store, self.before.index.base_ordinals
         live = self.source.counts(units)
         gone, revived = self._died_and_revived(units)
@@ -73,25 +73,25 @@ class Survey(PlainTask[tuple[Placed, ...], Surveyed]):
             unusable=unusable,
         )
 
-    def _died_and_revived(self, units: Sequence[Placed]) -> tuple[np.ndarray, int]:
+    def _died_and_revived(self, units: Sequence[PlacedUnit]) -> tuple[np.ndarray, int]:
         """Return the addresses that died, ascending, and the number of rows that were revived.
 
         A unit without a change costs one comparison.
         """
         dead, before = (Dead.load(self.source.store, each) for each in (self.source.dead, self.before.dead))
         ordinals, gone, revived = {placed.ordinal for placed in units}, [np.zeros(0, dtype=np.int64)], 0
-        for placed in placed_in(self.before):
+        for placed in placed_units(self.before):
             then, now = before.rows_of(placed.ordinal), dead.rows_of(placed.ordinal)
             if placed.ordinal in ordinals and np.array_equal(then, now):
                 continue
-            addresses = placed_rows(placed)
+            addresses = row_addresses(placed)
             was_dead = np.isin(row_of(addresses), then)
             is_dead = np.isin(row_of(addresses), now) | (placed.ordinal not in ordinals)
             gone.append(addresses[is_dead & ~was_dead])
             revived += int((was_dead & ~is_dead).sum())
         return np.concatenate(gone), revived
 
-    def _small_files(self, units: Sequence[Placed]) -> tuple[str, float]:
+    def _small_files(self, units: Sequence[PlacedUnit]) -> tuple[str, float]:
         """Check last night's training, queries, exact neighbours and ids.
 
         Returns:

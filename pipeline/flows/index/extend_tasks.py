@@ -7,7 +7,7 @@ from pipeline.errors import DataError
 from pipeline.flows.index.delta import Surveyed
 from pipeline.flows.index.records import ShardRecord, TrainedIndex, load_queries, store_truth
 from pipeline.flows.index.tasks import Build, filled_parts, with_progress
-from pipeline.flows.rows import Placed
+from pipeline.flows.rows import PlacedUnit
 from pipeline.flows.workers.tasks import PlainTask
 from pipeline.store.base import Store
 from pipeline.store.dead import Dead
@@ -42,7 +42,7 @@ class Extension:
     build: Build
     before: ReleaseManifest
     surveyed: Surveyed
-    units: tuple[Placed, ...]
+    units: tuple[PlacedUnit, ...]
     """units with live rows, by ordinal"""
     counts: tuple[int, ...]
     """number of live rows of each"""
@@ -55,7 +55,7 @@ class Extension:
         assert index.queries is not None
         return TrainedIndex(index=index.trained, queries=index.queries)
 
-    def since(self, ordinal: int) -> tuple[Placed, ...]:
+    def since(self, ordinal: int) -> tuple[PlacedUnit, ...]:
         """Return the units from an ordinal on."""
         return tuple(placed for placed in self.units if placed.ordinal >= ordinal)
 

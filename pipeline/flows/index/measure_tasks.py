@@ -8,7 +8,7 @@ from pipeline.errors import DataError
 from pipeline.flows.index.extend_tasks import Extension, Grown
 from pipeline.flows.index.records import BuiltIndex, Shard, load_queries, load_truth, store_truth
 from pipeline.flows.index.tasks import Build, examples, sample_queries, settings_of, with_progress
-from pipeline.flows.rows import LiveRows, Placed, placed_in
+from pipeline.flows.rows import LiveRows, PlacedUnit, placed_units
 from pipeline.flows.workers.tasks import PlainTask
 from pipeline.post import Affine
 from pipeline.store.address import ordinal_of
@@ -51,12 +51,12 @@ class ScanTruth(PlainTask[Shard, FileRef]):
 
 
 @dataclass(frozen=True)
-class SampleQueries(PlainTask[tuple[Placed, ...], FileRef]):
+class SampleQueries(PlainTask[tuple[PlacedUnit, ...], FileRef]):
     """Sample new queries over all live rows, and a few dead ones: users still ask for deleted texts."""
 
     build: Build
 
-    def work(self, units: tuple[Placed, ...]) -> FileRef:
+    def work(self, units: tuple[PlacedUnit, ...]) -> FileRef:
         with self.build.store.scratch() as scratch:
             return sample_queries(self.build, units, scratch)
 
@@ -141,7 +141,7 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
         gone = Dead.load(store, extension.surveyed.gone).holds(last.addresses)
         stays = ~gone & (ordinal_of(last.addresses) < grown.since)
         then = LiveRows(store, source.space_id, source.id_name, before.dead)
-        known = Known(last, before.rows - then.holds(placed_in(before), queries.addresses))
+        known = Known(last, before.rows - then.holds(placed_units(before), queries.addresses))
         own = source.holds(extension.since(grown.since), queries.addresses)
         new = Known(added, extension.rows_since(grown.since) - own)
         truth = carry(ExactTopK(queries, extension.build.map), known, stays, new)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.flows.rows import Placed
+from pipeline.flows.rows import PlacedUnit
 from pipeline.index.measured import Measured
 from pipeline.index.plan import IndexPlan
 from pipeline.stats.tensors import pack, unpack
@@ -19,7 +19,7 @@ class Shard(Stored):
     """Units that one worker adds to one part, in order."""
 
     number: int
-    units: tuple[Placed, ...]
+    units: tuple[PlacedUnit, ...]
 
 
 class TrainedIndex(Stored):

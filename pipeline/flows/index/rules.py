@@ -6,7 +6,7 @@ Each rule is a function that returns a `Choice` with its numbers; nothing here r
 import re
 from collections.abc import Sequence
 
-from pipeline.flows.rows import Placed
+from pipeline.flows.rows import PlacedUnit
 from pipeline.index.measured import Measured
 from pipeline.index.plan import GIB, IndexPlan
 from pipeline.post import Transform
@@ -55,7 +55,7 @@ def other_settings(job: Job, before: ReleaseManifest, transform: Transform | Non
     return None
 
 
-def other_units(units: Sequence[Placed], before: ReleaseManifest) -> Choice | None:
+def other_units(units: Sequence[PlacedUnit], before: ReleaseManifest) -> Choice | None:
     """Rebuild if an old unit was replaced, or a new one has an ordinal of last night; else None."""
     known = {unit.ordinal: unit.sha256 for unit in before.units}
     replaced = sum(known.get(placed.ordinal, placed.unit.sha256) != placed.unit.sha256 for placed in units)

@@ -18,7 +18,7 @@ from pipeline.flows.index.records import (
     store_queries,
     store_truth,
 )
-from pipeline.flows.rows import LiveRows, Placed
+from pipeline.flows.rows import LiveRows, PlacedUnit
 from pipeline.flows.workers.tasks import PlainTask, progress
 from pipeline.index.measured import Measured
 from pipeline.index.plan import IndexPlan
@@ -68,17 +68,17 @@ class Build:
 
 
 @dataclass(frozen=True)
-class CountLive(PlainTask[tuple[Placed, ...], tuple[int, ...]]):
+class CountLive(PlainTask[tuple[PlacedUnit, ...], tuple[int, ...]]):
     """Count the live rows of each unit."""
 
     source: LiveRows
 
-    def work(self, units: tuple[Placed, ...]) -> tuple[int, ...]:
+    def work(self, units: tuple[PlacedUnit, ...]) -> tuple[int, ...]:
         return self.source.counts(units)
 
 
 @dataclass(frozen=True)
-class Train(PlainTask[tuple[Placed, ...], TrainedIndex]):
+class Train(PlainTask[tuple[PlacedUnit, ...], TrainedIndex]):
     """Sample queries and training rows over all units, and train the empty index.
 
     Two nights that train the same index, on machines that round differently, both continue with one result.
@@ -86,11 +86,11 @@ class Train(PlainTask[tuple[Placed, ...], TrainedIndex]):
 
     build: Build
 
-    def work(self, units: tuple[Placed, ...]) -> TrainedIndex:
+    def work(self, units: tuple[PlacedUnit, ...]) -> TrainedIndex:
         path = f"{self.build.work}/trained.json"
         return remembered(self.build.store, path, TrainedIndex, lambda: self._train(units))
 
-    def _train(self, units: tuple[Placed, ...]) -> TrainedIndex:
+    def _train(self, units: tuple[PlacedUnit, ...]) -> TrainedIndex:
         from pipeline.index.build import train, write_index
 
         build = self.build
@@ -102,7 +102,7 @@ class Train(PlainTask[tuple[Placed, ...], TrainedIndex]):
             return TrainedIndex(index=reference, queries=sample_queries(build, units, scratch))
 
 
-def sample_queries(build: Build, units: tuple[Placed, ...], scratch: Path) -> FileRef:
+def sample_queries(build: Build, units: tuple[PlacedUnit, ...], scratch: Path) -> FileRef:
     """Sample rows over all units as queries. One in twenty is a dead row, if there are as many.
 
     Returns:
@@ -116,7 +116,7 @@ def sample_queries(build: Build, units: tuple[Placed, ...], scratch: Path) -> Fi
     return store_queries(build.store, addresses, vectors, scratch)
 
 
-def _dead_queries(build: Build, units: tuple[Placed, ...], count: int) -> tuple[np.ndarray, np.ndarray]:
+def _dead_queries(build: Build, units: tuple[PlacedUnit, ...], count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (addresses, raw vectors) of at most `count` dead rows.
 
     Queries of the previous release that have died come first, because whole units may be gone with their

@@ -10,7 +10,7 @@ from pipeline.flows.corpus import open_releases
 from pipeline.flows.night.gates import RepeatedIds
 from pipeline.flows.night.outside import affine_of, outside_gates
 from pipeline.flows.night.previous import load_previous
-from pipeline.flows.rows import LiveRows, placed_in
+from pipeline.flows.rows import LiveRows, placed_units
 from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.tasks import PlainTask, Pool
@@ -84,7 +84,7 @@ class MeasureRelease(PlainTask[None, tuple[Measured, int]]):
         from pipeline.index.truth import ExactTopK, Queries
 
         store, manifest = self.store, self.manifest
-        units = tuple(placed for placed in placed_in(manifest) if placed.unit.rows)
+        units = tuple(placed for placed in placed_units(manifest) if placed.unit.rows)
         id_name = pq.ParquetFile(units[0].unit.file.open(store)).schema_arrow.names[0]
         source = LiveRows(store, manifest.space_id, id_name, manifest.dead)
         queries = Queries(*source.sample(units, self.settings.queries, "evaluate"))

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow.parquet as pq
 
-from pipeline.flows.encode.unit import Spent, record_path
+from pipeline.flows.encode.unit import WorkerStats, record_path
 from pipeline.flows.index.records import BuiltIndex
 from pipeline.flows.night.previous import PreviousRelease
-from pipeline.flows.rows import Placed
+from pipeline.flows.rows import PlacedUnit
 from pipeline.flows.run import Run
 from pipeline.flows.transform.decide import Decision
 from pipeline.log import packages
@@ -48,7 +48,7 @@ class Candidate:
     manifest: ReleaseManifest
     corpus: Corpus
     vectors: Manifest
-    spent: Spent
+    spent: WorkerStats
     decision: Decision
     built: BuiltIndex
     folder: EncoderFolder
@@ -58,10 +58,10 @@ class Candidate:
 class Live:
     """The units of a release, in the corpus's order, and their dead rows."""
 
-    placed: tuple[Placed, ...]
+    placed: tuple[PlacedUnit, ...]
     dead: Dead
 
-    def units(self) -> Iterator[tuple[Placed, np.ndarray, np.ndarray]]:
+    def units(self) -> Iterator[tuple[PlacedUnit, np.ndarray, np.ndarray]]:
         """Yield each unit, its dead rows that have a vector, and its live rows that have none."""
         for placed in self.placed:
             gone, dropped = self.dead.rows_of(placed.ordinal), np.asarray(placed.unit.dropped, dtype=np.int64)
@@ -144,7 +144,7 @@ def make_manifest(run: Run, previous: PreviousRelease, made: CandidateParts) -> 
     )
 
 
-def _units(corpus: Corpus, placed: Sequence[Placed], job: Job) -> tuple[ReleaseUnit, ...]:
+def _units(corpus: Corpus, placed: Sequence[PlacedUnit], job: Job) -> tuple[ReleaseUnit, ...]:
     return tuple(
         ReleaseUnit(
             ordinal=place.ordinal,

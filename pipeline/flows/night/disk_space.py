@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pipeline.errors import ConfigError
 from pipeline.flows.corpus import open_releases
-from pipeline.flows.encode.encoder_copy import encoder_place
+from pipeline.flows.encode.encoder_copy import encoder_copy_path
 from pipeline.flows.night.previous import changed_files, load_previous
 from pipeline.index.plan import plan_index
 from pipeline.log import size
@@ -54,7 +54,7 @@ def needed(job: Job, store: Store, files: Mapping[SourceFile, int]) -> Room:
     every, rows = min(sum(files.values()), most), min(sum(files[file] for file in fresh), most)
     texts, width = sum(file.size for file in fresh), 2 if job.encode.vectors == "float16" else 4
     moments = -(-rows // job.encode.unit_rows) * folder.dim * (folder.dim + 1) * 4  # float64, one triangle
-    index, copy = plan_index(max(every, 1), folder.dim, job.index).file_bytes, encoder_place(folder)
+    index, copy = plan_index(max(every, 1), folder.dim, job.index).file_bytes, encoder_copy_path(folder)
     sizes = {f"{copy}/{name}": folder.file(name).stat().st_size for name in folder.files}
     kept = {
         "vectors": rows * folder.dim * width + moments,

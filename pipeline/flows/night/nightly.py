@@ -1,10 +1,10 @@
 """The night: read, encode, transform, index, judge, publish. Unchanged parts are kept."""
 
 from pipeline.flows.corpus import fill_corpus, open_releases
-from pipeline.flows.encode.encoder_copy import encoder_place
+from pipeline.flows.encode.encoder_copy import encoder_copy_path
 from pipeline.flows.night.gates import judge_candidate
 from pipeline.flows.night.outcome import NightOutcome, outcome_of, publish_or_refuse
-from pipeline.flows.night.outside import outside_texts
+from pipeline.flows.night.outside import outside_queries
 from pipeline.flows.night.overview import refreshed
 from pipeline.flows.night.previous import (
     PreviousRelease,
@@ -43,7 +43,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
     with refreshed(releases):
         releases.commits.next_number()  # a damaged sequence shows before any work
         store, previous = releases.store, load_previous(releases)
-        encoder = encoder_place(open_folder(job.encoder))  # an unusable encoder shows before any work
+        encoder = encoder_copy_path(open_folder(job.encoder))  # an unusable encoder shows before any work
         fill_corpus(job, stages)
         damaged = is_damaged(store, previous, stages, by_content=verify)
         same = None if damaged else same_release(job, previous, encoder)
@@ -72,7 +72,7 @@ def _check(job: Job, releases: Releases, previous: PreviousRelease) -> None:
     """Find errors that would stop the night later, and report a live release that is not the newest."""
     check_store(releases.commits.store, creates_once=True)  # without it two nights could both publish
     check_kind(job, previous.release)
-    outside_texts(job.gates)  # raises for an unreadable file
+    outside_queries(job.gates)  # raises for an unreadable file
     if held := releases.commits.hold():
         then = "tonight's candidate is made and judged, and not published"
         say(f"release {held.release} is held since {held.committed_at}: {then}")

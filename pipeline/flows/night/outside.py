@@ -14,7 +14,7 @@ from pipeline.flows.encode.probe import encode_texts
 from pipeline.flows.index.build import live_units, map_shards
 from pipeline.flows.index.measure_tasks import ScanTruth
 from pipeline.flows.index.records import load_queries, load_truth, store_queries
-from pipeline.flows.rows import LiveRows, placed_in
+from pipeline.flows.rows import LiveRows, placed_units
 from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.log import say
@@ -30,7 +30,7 @@ from pipeline.text.corpus.queries import read_texts
 _MOST = 1_000  # queries, as many as rows are asked by default; recall is then known to two digits
 
 
-def outside_texts(gates: GateSettings) -> tuple[str, ...]:
+def outside_queries(gates: GateSettings) -> tuple[str, ...]:
     """Read the first thousand texts of `gates.queries` that are not blank; none if it is not set.
 
     Raises:
@@ -56,7 +56,7 @@ def outside_gates(run: Run, manifest: ReleaseManifest) -> dict[str, Gate]:
         SpaceMismatch: the job's encoder is not that of the release.
     """
     job = run.job
-    texts = outside_texts(job.gates)
+    texts = outside_queries(job.gates)
     if not texts:
         return {}
     if (found := open_folder(job.encoder).space_id) != manifest.space_id:
@@ -97,7 +97,7 @@ def _recall(run: Run, manifest: ReleaseManifest, vectors: np.ndarray) -> tuple[f
         addresses = np.full(len(vectors), OUTSIDE, dtype=np.int64)
         queries = store_queries(store, addresses, vectors.astype(np.float32), scratch)
     source = LiveRows(store, manifest.space_id, run.job.corpus.id, manifest.dead)
-    units, _ = live_units(run.workers, source, placed_in(manifest))
+    units, _ = live_units(run.workers, source, placed_units(manifest))
     size = run.workers.index_workers(run.job.cluster, len(manifest.units))
     pieces = map_shards(run, ScanTruth(source, affine_of(store, manifest), queries), units, size)
     return run.workers.run(RecallOf(store, manifest, queries), pieces, Pool(1))

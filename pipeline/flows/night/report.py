@@ -7,7 +7,7 @@ from datetime import datetime
 from pipeline.config import to_yaml
 from pipeline.flows.encode.rejected import rejected_warnings
 from pipeline.flows.encode.result import LENGTH_BIN
-from pipeline.flows.encode.unit import Spent
+from pipeline.flows.encode.unit import WorkerStats
 from pipeline.flows.index.rules import near_dead_warnings
 from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.night.example_rows import changed_rows, quarantined_rows, search_examples
@@ -195,7 +195,7 @@ def _decisions(candidate: Candidate) -> Iterator[str]:
     )
 
 
-def _throughput(spent: Spent, finished: Sequence[Stage]) -> Throughput | None:
+def _throughput(spent: WorkerStats, finished: Sequence[Stage]) -> Throughput | None:
     encoding = next((stage for stage in finished if stage.name == "encode" and stage.done), None)
     if encoding is None or not spent.seconds:
         return None

@@ -14,7 +14,7 @@ from pipeline.flows.index.extend import extend_index
 from pipeline.flows.index.records import BuiltIndex
 from pipeline.flows.night.candidate import Candidate, CandidateParts, Live, make_manifest
 from pipeline.flows.night.previous import PreviousRelease, load_previous
-from pipeline.flows.rows import LiveRows, place
+from pipeline.flows.rows import LiveRows, place_units
 from pipeline.flows.run import Run
 from pipeline.flows.transform.decide import Decision, check_dev, decide_transform
 from pipeline.flows.transform.train_flow import check_flow
@@ -115,7 +115,7 @@ def build_candidate(run: Run, previous: PreviousRelease, corpus: Corpus) -> Cand
     job, store, folder = run.job, run.store, open_folder(run.job.encoder)
     encoder = keep_encoder(folder, store)
     vectors, timings = encode(run, corpus, previous.release)
-    units = place(corpus, vectors)
+    units = place_units(corpus, vectors)
     source = LiveRows(store, folder.space_id, job.corpus.id, corpus.dead)
     decision = decide_transform(run, source, corpus, units, previous.release)
     live = Live(units, Dead.load(store, corpus.dead))
@@ -180,7 +180,7 @@ def through_whitening(
     with _started(job, stages, verbose) as (run, previous, corpus):
         vectors, _ = encode(run, corpus, previous.release)
         source = LiveRows(run.store, open_folder(job.encoder).space_id, job.corpus.id, corpus.dead)
-        decision = decide_transform(run, source, corpus, place(corpus, vectors), previous.release)
+        decision = decide_transform(run, source, corpus, place_units(corpus, vectors), previous.release)
         if job.whiten.write_vectors and decision.fitted:
             written = write_whitened(run, vectors, decision.fitted)
     return run.store, decision, written

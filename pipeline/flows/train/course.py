@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipeline.objectives import Batch
 from pipeline.train.checkpoint import Checkpoints, load_state
-from pipeline.train.dev import Best, Dev
+from pipeline.train.dev import Best, DevSet
 from pipeline.train.loop import Step, Training, fit
 
 _BEST = "best"  # key in a checkpoint, beside the state of the training
@@ -18,7 +18,9 @@ class TrainCourse:
     Every rank must call the same methods at the same step.
     """
 
-    def __init__(self, training: Training, checkpoints: Checkpoints, dev: Dev | None, *, steps: int) -> None:
+    def __init__(
+        self, training: Training, checkpoints: Checkpoints, dev: DevSet | None, *, steps: int
+    ) -> None:
         self.training, self._checkpoints, self._dev, self._steps = training, checkpoints, dev, steps
         self.best, self._saved = Best(training.settings.dev.patience), -1
         if (last := checkpoints.last()) is not None:
@@ -82,7 +84,7 @@ class TrainCourse:
     def _chooses(self) -> bool:
         return self._dev is not None and self.training.settings.dev.keep == "best"
 
-    def _measure(self, dev: Dev) -> float:
+    def _measure(self, dev: DevSet) -> float:
         """Return the best score of the objective's candidates, and select that candidate."""
         objective = self.training.objective
         scores = [dev.score(candidate, objective) for candidate in objective.candidates()]

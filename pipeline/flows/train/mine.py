@@ -11,7 +11,7 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.flows.encode.encode import encode
 from pipeline.flows.evaluate.sentences import cleaned
 from pipeline.flows.index.build import IndexInput, build_index
-from pipeline.flows.rows import LiveRows, place
+from pipeline.flows.rows import LiveRows, place_units
 from pipeline.flows.run import Run
 from pipeline.flows.train.mine_tasks import MineUnit, PairUnits, Relate
 from pipeline.flows.workers.tasks import Pool
@@ -148,7 +148,7 @@ def _mined(run: Run, pairs: TrainingRows, folder: str) -> Mined:
     vectors, _ = encode(run, corpus)
     with run.stages("compare"):
         related = run.workers.run(Relate(run.store), tuple(zip(anchors, positives, strict=True)), Pool(1))
-    encoder, placed = open_folder(run.job.encoder), place(corpus, vectors)[:count]
+    encoder, placed = open_folder(run.job.encoder), place_units(corpus, vectors)[:count]
     task = MineUnit(
         LiveRows(run.store, encoder.space_id, run.job.corpus.id),
         build_index(run, IndexInput(placed, related.repeats, None, encoder.dim)),

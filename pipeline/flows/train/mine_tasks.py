@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.flows.index.records import BuiltIndex
-from pipeline.flows.rows import LiveRows, Placed, placed_rows
+from pipeline.flows.rows import LiveRows, PlacedUnit, row_addresses
 from pipeline.flows.workers.tasks import progress
 from pipeline.settings.training import MineSettings
 from pipeline.store.address import row_of, to_addresses
@@ -195,7 +195,7 @@ class MineUnit:
         """
         from pipeline.index.build import threads
         from pipeline.index.negatives import pick, without_known
-        from pipeline.index.truth import NOBODY, Neighbours
+        from pipeline.index.truth import NO_NEIGHBOUR, Neighbours
 
         anchors = self._vectors(units.anchors, units.anchor_vectors)
         positives = self._vectors(units.positives, units.positive_vectors)
@@ -204,14 +204,14 @@ class MineUnit:
         coded = keys.dictionary_encode()
         codes, known = coded.indices.to_numpy().astype(np.int64), self._known(coded.dictionary)
         _, first = np.unique(codes, return_index=True)
-        picked, done = np.full((len(codes), self.settings.negatives), NOBODY, np.int64), 0
+        picked, done = np.full((len(codes), self.settings.negatives), NO_NEIGHBOUR, np.int64), 0
         searchable = np.flatnonzero(anchors[first].any(axis=1))
         for batch in _batches(searchable, np.array([len(each) for each in known])):
             depth = self.settings.neighbours + max(len(known[code]) for code in batch)
             with threads(self.threads):
                 scores, addresses = index.search(anchors[first[batch]], depth)
             found = without_known(Neighbours(addresses, scores), [known[code] for code in batch])
-            position = np.full(len(first), NOBODY)
+            position = np.full(len(first), NO_NEIGHBOUR)
             position[batch] = np.arange(len(batch))
             rows = np.flatnonzero((position[codes] >= 0) & usable)
             mine = position[codes[rows]]
@@ -238,10 +238,10 @@ class MineUnit:
         """Return (n, d) float32 vectors of length one, row for row; zero for a text without a vector."""
         from pipeline.index.truth import indexed
 
-        placed = Placed(ordinal=unit.ordinal, unit=record)
+        placed = PlacedUnit(ordinal=unit.ordinal, unit=record)
         column = self.source.open(placed).read(columns=["vector"])["vector"]
         vectors = np.zeros((unit.rows, column.type.list_size), np.float32)
-        vectors[row_of(placed_rows(placed))] = vector_matrix(column)
+        vectors[row_of(row_addresses(placed))] = vector_matrix(column)
         return indexed(vectors, None)
 
 

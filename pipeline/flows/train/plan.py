@@ -13,7 +13,7 @@ from pipeline.text.rows.order import ShuffledOrder
 from pipeline.text.rows.pairs import TrainingRows, open_training_rows
 
 if TYPE_CHECKING:
-    from pipeline.train.dev import Dev
+    from pipeline.train.dev import DevSet
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ def plan_of(settings: TrainSettings) -> Plan:
     return Plan(rows, min(steps, settings.max_steps or steps), counts)
 
 
-def open_dev(settings: TrainSettings) -> "Dev | None":
+def open_dev(settings: TrainSettings) -> "DevSet | None":
     """Open the dev set; None if there is none. Raises DataError for an unusable file."""
-    from pipeline.train.dev import Dev
+    from pipeline.train.dev import DevSet
 
     if settings.dev.uri is None:
         return None
-    return Dev.open(settings.dev, settings.data[0].values if settings.data else Values())
+    return DevSet.open(settings.dev, settings.data[0].values if settings.data else Values())
 
 
 def _order(settings: TrainSettings, sources: Sequence[TrainingRows], *, contiguous: bool) -> Order:

@@ -22,7 +22,7 @@ from pipeline.text.rows.batches import RankSlice
 if TYPE_CHECKING:
     from pipeline.flows.train.course import TrainCourse
     from pipeline.objectives import Batch, Objective
-    from pipeline.train.dev import Dev
+    from pipeline.train.dev import DevSet
     from pipeline.train.finite import NonFinite
     from pipeline.train.metrics import TrainingLog
 
@@ -46,7 +46,7 @@ class TrainRank:
     encoder: EncoderSettings
     settings: TrainSettings
     plan: Plan
-    dev: "Dev | None" = None
+    dev: "DevSet | None" = None
     begun: int = 0
 
     def __call__(self, share: RankSlice, device: str, report: Reporter) -> None:

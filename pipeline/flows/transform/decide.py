@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from pipeline.errors import DataError
-from pipeline.flows.rows import LiveRows, Placed
+from pipeline.flows.rows import LiveRows, PlacedUnit
 from pipeline.flows.run import Run
 from pipeline.flows.transform.dev import LEAST_TEXTS, dev_pairs, dev_task
 from pipeline.flows.transform.moments import held_moments, live_moments
@@ -14,7 +14,7 @@ from pipeline.log import Running, say
 from pipeline.post import Transform, load_transform
 from pipeline.post.chain import fit_transform, name_of
 from pipeline.post.choose import Curve, tune_transform
-from pipeline.post.compare import MIN_WORDS, Comparison, Dev, compare, noun, subject
+from pipeline.post.compare import MIN_WORDS, Comparison, DevTask, compare, noun, subject
 from pipeline.settings import FlowSettings, WhitenSettings
 from pipeline.stats.drift import drift
 from pipeline.stats.moments import Moments
@@ -75,7 +75,7 @@ def decide_transform(
     run: Run,
     source: LiveRows,
     corpus: Corpus,
-    units: tuple[Placed, ...],
+    units: tuple[PlacedUnit, ...],
     before: ReleaseManifest | None = None,
 ) -> Decision:
     """Keep the previous release's decision while its fit describes the vectors, else decide by `whiten.mode`.
@@ -134,7 +134,7 @@ class _Deciding:
     run: Run
     source: LiveRows
     corpus: Corpus
-    units: tuple[Placed, ...]
+    units: tuple[PlacedUnit, ...]
     raw: Decision
     bar: Running
 
@@ -253,7 +253,7 @@ class _Deciding:
         return fit_transform(moments, chosen, self.source.space_id, self._train_flow), curves
 
     @cached_property
-    def dev(self) -> Dev | None:
+    def dev(self) -> DevTask | None:
         """The task to compare on."""
         return dev_task(self.run, self.corpus)
 

@@ -9,7 +9,7 @@ from pipeline.errors import DataError
 from pipeline.flows.encode.probe import SampleTexts, encode_texts
 from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import Pool
-from pipeline.post.compare import MIN_WORDS, Dev, DevPairs, Halves, split_halves
+from pipeline.post.compare import MIN_WORDS, DevPairs, DevTask, Halves, split_halves
 from pipeline.store.arrays import plain_type
 from pipeline.store.store import store_of
 from pipeline.store.units import Corpus
@@ -18,7 +18,7 @@ LEAST_TEXTS = 10  # for a comparison
 _SHORTEST = 2 * MIN_WORDS - 1  # characters: eight words of one letter
 
 
-def dev_task(run: Run, corpus: Corpus) -> Dev | None:
+def dev_task(run: Run, corpus: Corpus) -> DevTask | None:
     """Encode `whiten.dev`, else halves of the corpus's own texts; None with fewer than ten of these."""
     settings = run.job.whiten
     if settings.dev:

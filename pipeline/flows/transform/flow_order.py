@@ -5,7 +5,7 @@ from itertools import count, islice
 
 import numpy as np
 
-from pipeline.flows.rows import LiveRows, Placed, placed_rows, vectors_at
+from pipeline.flows.rows import LiveRows, PlacedUnit, row_addresses, vectors_at
 from pipeline.store.address import row_of
 from pipeline.store.dead import Dead
 
@@ -28,7 +28,7 @@ class RowOrder:
     """
 
     def __init__(
-        self, source: LiveRows, units: Sequence[Placed], left_out: np.ndarray, batch_rows: int, seed: int
+        self, source: LiveRows, units: Sequence[PlacedUnit], left_out: np.ndarray, batch_rows: int, seed: int
     ) -> None:
         self._source, self._units, self._seed = source, units, seed
         self._left_out, self._dead = np.sort(left_out), Dead.load(source.store, source.dead)
@@ -75,7 +75,7 @@ class RowOrder:
 
     def _rows(self, number: int) -> np.ndarray:
         """Return the rows of the unit's file that take part, ascending."""
-        addresses = placed_rows(self._units[number])
+        addresses = row_addresses(self._units[number])
         dead = self._dead.rows_of(self._units[number].ordinal)
         return np.flatnonzero(~(np.isin(row_of(addresses), dead) | np.isin(addresses, self._left_out)))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.errors import DataError
-from pipeline.flows.rows import LiveRows, Placed, placed_rows, vectors_at
+from pipeline.flows.rows import LiveRows, PlacedUnit, row_addresses, vectors_at
 from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.stats.moments import GROUP, MOST_DEAD, Moments, merge_tree
@@ -23,7 +23,7 @@ _LEAST_ROWS = 10  # to hold some out
 _HELD_ROWS = 10_000
 
 
-def live_moments(run: Run, source: LiveRows, units: Sequence[Placed]) -> Moments:
+def live_moments(run: Run, source: LiveRows, units: Sequence[PlacedUnit]) -> Moments:
     """Return the moments of the live rows of `units`, with the same bits on any cluster.
 
     Raises:
@@ -38,7 +38,7 @@ def live_moments(run: Run, source: LiveRows, units: Sequence[Placed]) -> Moments
     return merge_tree(_load(source, made[number]) for number in range(len(groups)))
 
 
-def held_moments(run: Run, source: LiveRows, units: tuple[Placed, ...], rows: int) -> Moments:
+def held_moments(run: Run, source: LiveRows, units: tuple[PlacedUnit, ...], rows: int) -> Moments:
     """Return the moments of at most a fifth of the `rows` live rows, to hold out.
 
     Raises:
@@ -61,34 +61,34 @@ def _store(source: LiveRows, moments: Moments, name: str) -> FileRef:
 
 
 @dataclass(frozen=True)
-class HeldMoments(PlainTask[tuple[Placed, ...], FileRef]):
+class HeldMoments(PlainTask[tuple[PlacedUnit, ...], FileRef]):
     """Compute the moments of `count` live rows, chosen by hash of id, as a file."""
 
     source: LiveRows
     count: int
 
-    def work(self, units: tuple[Placed, ...]) -> FileRef:
+    def work(self, units: tuple[PlacedUnit, ...]) -> FileRef:
         return _store(self.source, Moments.of(self.source.sample(units, self.count, "held out")[1]), "held")
 
 
 @dataclass(frozen=True)
-class MergeMoments(PlainTask[tuple[Placed, ...], FileRef]):
+class MergeMoments(PlainTask[tuple[PlacedUnit, ...], FileRef]):
     """Merge the moments of a group of units into one partial result, in a file named by its content."""
 
     source: LiveRows
 
-    def work(self, units: tuple[Placed, ...]) -> FileRef:
+    def work(self, units: tuple[PlacedUnit, ...]) -> FileRef:
         dead = Dead.load(self.source.store, self.source.dead)
         return _store(self.source, merge_tree(self._parts(units, dead)), "merged")
 
-    def _parts(self, units: Sequence[Placed], dead: Dead) -> Iterator[Moments]:
+    def _parts(self, units: Sequence[PlacedUnit], dead: Dead) -> Iterator[Moments]:
         for placed in units:
             if placed.unit.rows:
                 yield self._of_unit(
-                    placed, np.isin(row_of(placed_rows(placed)), dead.rows_of(placed.ordinal))
+                    placed, np.isin(row_of(row_addresses(placed)), dead.rows_of(placed.ordinal))
                 )
 
-    def _of_unit(self, placed: Placed, gone: np.ndarray) -> Moments:
+    def _of_unit(self, placed: PlacedUnit, gone: np.ndarray) -> Moments:
         """Return the moments of the rows that are not `gone`, a mask over the unit's vectors."""
         reference = placed.unit.moments
         if reference is None:

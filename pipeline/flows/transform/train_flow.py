@@ -10,7 +10,7 @@ import numpy as np
 from pipeline.config import digest_of
 from pipeline.device import resolve
 from pipeline.errors import DataError
-from pipeline.flows.rows import LiveRows, Placed
+from pipeline.flows.rows import LiveRows, PlacedUnit
 from pipeline.flows.transform.flow_order import RowOrder
 from pipeline.flows.transform.write import store_transform
 from pipeline.flows.workers.tasks import PlainTask, Pool, progress
@@ -18,7 +18,7 @@ from pipeline.flows.workers.worker import gpu_assigned
 from pipeline.flows.workers.workers import Workers
 from pipeline.log import Running, say
 from pipeline.post import Transform, space_after
-from pipeline.post.compare import Dev
+from pipeline.post.compare import DevTask
 from pipeline.post.flow import Flow
 from pipeline.settings import FlowSettings, WhitenSettings
 from pipeline.stats.tensors import unpack
@@ -49,10 +49,10 @@ class FlowTraining:
     """
 
     source: LiveRows
-    units: tuple[Placed, ...]
+    units: tuple[PlacedUnit, ...]
     settings: FlowSettings
     before: Transform | None = None
-    dev: Dev | None = None
+    dev: DevTask | None = None
 
     @property
     def id(self) -> str:

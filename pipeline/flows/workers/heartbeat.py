@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from pipeline.flows.workers.board import Board
 from pipeline.flows.workers.standstill import Meter, Worker
-from pipeline.headway import at_headway
+from pipeline.keep_alive import on_keep_alive
 
 PATIENCE_S = 900.0  # cloud nodes with a GPU take up to ten minutes to start
 _SIGN_S = 2.0  # between two signs of life of one worker
@@ -166,7 +166,7 @@ class Call:
         over, moved, meter = threading.Event(), threading.Event(), Meter(os.getpid())
 
         def send() -> None:
-            with at_headway(moved.set):
+            with on_keep_alive(moved.set):
                 while True:
                     busy, moving = meter.busy(), moved.is_set()
                     moved.clear()

@@ -22,7 +22,7 @@ from pipeline.flows.workers.room import Node
 from pipeline.flows.workers.standstill import Meter, Standstill, hanging, longest_s
 from pipeline.flows.workers.tasks import Pool, Task, listen
 from pipeline.flows.workers.workers import Item, Made, Workers
-from pipeline.headway import at_headway
+from pipeline.keep_alive import on_keep_alive
 from pipeline.log import Running, say
 from pipeline.settings import ClusterSettings, EncodeSettings
 
@@ -30,7 +30,7 @@ MOST_STARTS = 20  # of one item; no item kills its process this often by chance
 _LOOK_S = 0.2
 _MEASURE_S = 1.0  # between two looks at the child's CPU time, which is counted in hundredths of a second
 
-# In the child, about its current item: number of reports, rows done, whether more follow, headway signals.
+# In the child, about its current item: number of reports, rows done, whether more follow, keep-alive signals.
 _board: Any = None
 # In the child: the current task, pickled, and the work that its start returned.
 _started: tuple[bytes, Any] = (b"", None)
@@ -199,10 +199,10 @@ def _begin(board: Any) -> None:
 
 
 def _follow() -> None:
-    """End with the driver, however it ended, and forward headway signals until then."""
+    """End with the driver, however it ended, and forward keep-alive signals until then."""
     parent = multiprocessing.parent_process()
     if parent is not None:
-        with at_headway(_move):
+        with on_keep_alive(_move):
             parent.join()
         os._exit(1)
 

@@ -93,7 +93,7 @@ ALL = (
     GATE_PASSED,
 )
 
-# names in `Spent`: values of the label `doing`
+# names in `WorkerStats`: values of the label `doing`
 DOING = {"forward_s": "device", "waiting_s": "tokenizer", "store": "store", "load": "model"}
 
 
@@ -108,7 +108,7 @@ def count_unit(task: str, outcome: Literal["done", "failed", "restarted"]) -> No
 
 
 def count_encoded(rows: int, tokens: int, seconds: Mapping[str, float]) -> None:
-    """Count one encoded unit, on the worker. seconds: as in `Spent`; other keys are ignored."""
+    """Count one encoded unit, on the worker. seconds: as in `WorkerStats`; other keys are ignored."""
     ROWS.record(rows)
     TOKENS.record(tokens)
     for name, doing in DOING.items():

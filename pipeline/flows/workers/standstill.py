@@ -61,7 +61,7 @@ class Standstill:
             self.seconds = 0.0
 
     def move(self) -> None:
-        """Record a headway signal of the item's process: transfers have timeouts of their own."""
+        """Record a keep-alive signal of the item's process: transfers have timeouts of their own."""
         self.seconds = 0.0
 
     def look(self, elapsed_s: float) -> float:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.errors import ModelError
-from pipeline.headway import headway
+from pipeline.keep_alive import keep_alive
 from pipeline.log import say
 from pipeline.models.folder.vectorfile import Words, read_vectors
 from pipeline.text.tokens.stop_words import STOP_WORDS
@@ -61,7 +61,7 @@ def build_folder(file: Path, name: str, folder: Path) -> None:
 def _first_vectors(batches: Iterable[Words], counts: Counter[str]) -> Iterator[np.ndarray]:
     """Yield the vectors of words at their first occurrence; count all occurrences."""
     for words, vectors in batches:
-        headway()  # other processes may wait for the folder
+        keep_alive()  # other processes may wait for the folder
         fresh = []
         for row, word in enumerate(words):
             counts[word] += 1

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.inference.model import Model
-from pipeline.models.layers.attention_pooling import Attentive, highest, weighted
+from pipeline.models.layers.attention_pooling import AttentionPooling, max_per_text, weight_states
 from pipeline.models.layers.linear import Linear
 from pipeline.models.layers.numerics import Arithmetic
 from pipeline.models.layers.pooling import TABLE_STATE
@@ -56,7 +56,7 @@ class SteppedModel(Model):
         flat = {number: states[number].transpose(0, 1).flatten(0, 1) for number in wanted}
         return flat, np.arange(len(tokens)) * len(ids)
 
-    def _weighted(self, readout: Attentive, x: Tensor, tokens: Tokens) -> Tensor:
+    def _weighted(self, readout: AttentionPooling, x: Tensor, tokens: Tokens) -> Tensor:
         """Apply attention pooling weights: (steps, rows, contexts * size) for x (steps, rows, size)."""
         steps, rows = x.shape[:2]
         if rows not in self._readouts:
@@ -106,13 +106,13 @@ class _Prepared:
 class _PreparedReadout:
     """Weights of an attention pooling layer, prepared for a fixed number of texts."""
 
-    def __init__(self, readout: Attentive, rows: int) -> None:
+    def __init__(self, readout: AttentionPooling, rows: int) -> None:
         self._rows = _BLOCK * rows
         self._inner = _prepared_linear(readout.inner, self._rows)
         self._contexts = _prepared_linear(readout.contexts, self._rows)
 
     def __call__(self, x: Tensor, words: tuple[Tensor, Tensor], counts: Tensor) -> Tensor:
-        """Compute the same as `Attentive`.
+        """Compute the same as `AttentionPooling`.
 
         Args:
             x: (steps, rows, size) states.
@@ -126,8 +126,8 @@ class _PreparedReadout:
         scores = torch.cat([self._contexts(alike(torch.tanh, self._inner(block))) for block in blocks])
         scores = scores.view(*x.shape[:2], -1)
         top = scores.new_zeros(scores.shape[1:])
-        top[: len(counts)] = highest(scores[words], counts)
-        return weighted(x[words], alike(torch.exp, scores - top)[words], counts)
+        top[: len(counts)] = max_per_text(scores[words], counts)
+        return weight_states(x[words], alike(torch.exp, scores - top)[words], counts)
 
 
 def _prepared_linear(layer: nn.Linear, rows: int) -> Linear:

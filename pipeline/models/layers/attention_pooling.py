@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pipeline.models.layers.linear import TrainableLinear
 
 
-class Attentive(nn.Module):
+class AttentionPooling(nn.Module):
     """Attention pooling layer: W and b in `inner`, each context vector w a row of `contexts`."""
 
     def __init__(self, size: int, contexts: int) -> None:
@@ -18,7 +18,7 @@ class Attentive(nn.Module):
         self.inner, self.contexts = TrainableLinear(size, size), TrainableLinear(size, contexts, bias=False)
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
-        """Weight the states such that their mean over each text is the attention-weighted sum.
+        """Weight the states such that mean pooling, which follows, gives the attention-weighted sum.
 
         Args:
             x: (T, size) states, text after text.
@@ -28,7 +28,8 @@ class Attentive(nn.Module):
             (T, contexts * size)
         """
         scores = self.contexts(torch.tanh(self.inner(x))).to(x.dtype)
-        return weighted(x, torch.exp(scores - spread(highest(scores, counts), counts, len(x))), counts)
+        highest = repeat_per_word(max_per_text(scores, counts), counts, len(x))
+        return weight_states(x, torch.exp(scores - highest), counts)
 
     def draw(self) -> None:
         """Draw new weights from torch's generator: uniform up to 1 / sqrt(size), as torch does."""
@@ -37,8 +38,10 @@ class Attentive(nn.Module):
             nn.init.uniform_(parameter, -bound, bound)
 
 
-def weighted(x: Tensor, energies: Tensor, counts: Tensor) -> Tensor:
-    """Weight each state by its attention, times the number of words of its text.
+def weight_states(x: Tensor, energies: Tensor, counts: Tensor) -> Tensor:
+    """Multiply each state by its attention weight and by the number of words of its text.
+
+    The mean of the result over a text is therefore the attention-weighted sum.
 
     Args:
         x: (T, size) states, text after text.
@@ -50,15 +53,17 @@ def weighted(x: Tensor, energies: Tensor, counts: Tensor) -> Tensor:
     """
     # sums run word after word, so that a text's bits do not depend on the others
     sums = torch.segment_reduce(energies, "sum", lengths=counts, axis=0, unsafe=True)
-    weights = energies / spread(sums, counts, len(x)) * spread(counts, counts, len(x))[:, None]
+    weights = (
+        energies / repeat_per_word(sums, counts, len(x)) * repeat_per_word(counts, counts, len(x))[:, None]
+    )
     return (weights[:, :, None] * x[:, None]).flatten(1)
 
 
-def highest(scores: Tensor, counts: Tensor) -> Tensor:
+def max_per_text(scores: Tensor, counts: Tensor) -> Tensor:
     """Highest score within each text, (n, contexts), without gradient; its subtraction avoids overflow."""
     return torch.segment_reduce(scores.detach(), "max", lengths=counts, axis=0, unsafe=True)
 
 
-def spread(values: Tensor, counts: Tensor, words: int) -> Tensor:
+def repeat_per_word(values: Tensor, counts: Tensor, words: int) -> Tensor:
     """Repeat the row of each text for each of its words: (n, ...) -> (words, ...)."""
     return torch.repeat_interleave(values, counts, dim=0, output_size=words)

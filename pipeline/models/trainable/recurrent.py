@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.layers.attention_pooling import Attentive
+from pipeline.models.layers.attention_pooling import AttentionPooling
 from pipeline.models.layers.linear import TrainableLinear
 from pipeline.models.layers.pooling import TABLE_STATE, Segments, segments
 from pipeline.models.layers.recurrence import CELLS, Cell, recurrence
@@ -139,7 +139,7 @@ class RecurrentBackbone(Backbone):
             nn.ModuleList(Direction(cell, size, shape.width) for _ in range(shape.directions))
             for size in inner
         )
-        self.attentive = Attentive(shape.size, shape.contexts) if shape.contexts else None
+        self.attentive = AttentionPooling(shape.size, shape.contexts) if shape.contexts else None
 
     def forward(self, request: ForwardRequest) -> tuple[dict[int, Tensor], Segments]:
         """Return hidden states (T, d) of the wanted numbers, and the rows of each text in them.

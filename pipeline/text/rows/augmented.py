@@ -5,7 +5,7 @@ import re
 from pathlib import PurePosixPath
 
 from pipeline.errors import DataError
-from pipeline.store.augmented import TOP, Augmented, Series
+from pipeline.store.augmented import AUGMENTED_FOLDER, Augmented, Series
 from pipeline.store.base import Store
 from pipeline.store.store import open_store
 from pipeline.text.corpus.listing import local_path
@@ -21,7 +21,7 @@ _REMEDY = "run manta augment again, which restores missing units, or name anothe
 def newest_manifest(uri: str) -> str | None:
     """URI of the newest manifest in a folder of manifests, augmented/NAME; None for another folder."""
     root, path = _split_uri(uri)
-    if PurePosixPath(path).parent.as_posix() != TOP or path.endswith(_SUFFIX):
+    if PurePosixPath(path).parent.as_posix() != AUGMENTED_FOLDER or path.endswith(_SUFFIX):
         return None
     series = Series(open_store(root), PurePosixPath(path).name)
     with storage_errors(uri, ""):

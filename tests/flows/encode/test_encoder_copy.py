@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.flows.encode.encoder_copy import encoder_for_workers, encoder_place, keep_encoder
+from pipeline.flows.encode.encoder_copy import encoder_copy_path, encoder_for_workers, keep_encoder
 from pipeline.flows.workers.ray_workers import RayWorkers
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
@@ -31,7 +31,7 @@ def test_the_copy_below_a_remote_root_is_the_same_encoder(
     )
     there = encoder_for_workers(settings, store, ELSEWHERE)
     folder = open_folder(settings)
-    assert there == settings.model_copy(update={"path": store.uri_of(encoder_place(folder))}), (
+    assert there == settings.model_copy(update={"path": store.uri_of(encoder_copy_path(folder))}), (
         "nothing else changes"
     )
     assert open_folder(there).space_id == folder.space_id
@@ -66,7 +66,7 @@ def test_files_too_large_for_memory_are_stored_alike(
     )
     for reference in keep_encoder(folder, store).files:
         assert (
-            store.read(f"{encoder_place(folder)}/{reference.path}")
+            store.read(f"{encoder_copy_path(folder)}/{reference.path}")
             == folder.file(reference.path).read_bytes()
         )
 

@@ -16,7 +16,7 @@ import pytest
 
 from pipeline.errors import ModelError
 from pipeline.flows.encode.attempts import Attempts
-from pipeline.flows.encode.isolate import Apart
+from pipeline.flows.encode.isolate import IsolatedEncoder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.store.release import Releases
@@ -62,7 +62,7 @@ def poison(tmp_path: Path) -> dict[str, str]:
 def test_apart_gives_the_vectors_of_the_encoder(encoder: Path, tmp_path: Path):
     texts = sentences(1300)
     settings = EncoderSettings(path=str(encoder))
-    child = Apart(settings, EncodeSettings(), "cpu", tmp_path)
+    child = IsolatedEncoder(settings, EncodeSettings(), "cpu", tmp_path)
     batches = [pa.array(texts[:700]), pa.array(texts[700:])]
     found = np.concatenate([encoded.vectors for encoded in child.encode_stream(batches)])
     np.testing.assert_array_equal(found, load_encoder(settings, EncodeSettings(), "cpu").encode(texts))
@@ -75,14 +75,14 @@ def test_an_encoder_that_fails_on_everything_is_named_as_the_culprit(
     monkeypatch.setattr("pipeline.flows.encode.isolate._MOST_REJECTED", 0)
     monkeypatch.setattr("pipeline.flows.encode.isolate.DEATHS", 1)
     monkeypatch.setenv("PYTHONPATH", poison["PYTHONPATH"])
-    child = Apart(EncoderSettings(path=str(encoder)), EncodeSettings(), "cpu", tmp_path)
+    child = IsolatedEncoder(EncoderSettings(path=str(encoder)), EncodeSettings(), "cpu", tmp_path)
     with pytest.raises(ModelError, match=r"nearly all texts, found 1 of 2 .*cannot digest"):
         list(child.encode_stream([pa.array([RAISES] * 2)]))
 
 
 def test_a_child_that_cannot_load_the_encoder_is_no_fault_of_the_texts(tmp_path: Path):
     (tmp_path / "broken").mkdir()
-    child = Apart(EncoderSettings(path=str(tmp_path / "broken")), EncodeSettings(), "cpu", tmp_path)
+    child = IsolatedEncoder(EncoderSettings(path=str(tmp_path / "broken")), EncodeSettings(), "cpu", tmp_path)
     with pytest.raises(ModelError, match=r"a process that can load the encoder.*config\.json"):
         list(child.encode_stream([pa.array(["one", "two"])]))
     assert child.rejected == {}
@@ -93,7 +93,9 @@ def test_a_text_at_which_the_child_hangs_is_set_aside(
 ):
     monkeypatch.setattr("pipeline.flows.encode.isolate.DEATHS", 1)
     monkeypatch.setenv("PYTHONPATH", poison["PYTHONPATH"])
-    child = Apart(EncoderSettings(path=str(encoder)), EncodeSettings(), "cpu", tmp_path, patience_s=5.0)
+    child = IsolatedEncoder(
+        EncoderSettings(path=str(encoder)), EncodeSettings(), "cpu", tmp_path, patience_s=5.0
+    )
     (encoded,) = child.encode_stream([pa.array([HANGS])])
     assert encoded.bad.tolist() == [True]
     assert child.rejected == {
@@ -106,7 +108,9 @@ def test_a_child_that_hangs_while_it_loads_the_encoder_is_ended_and_tells_of_no_
 ):
     monkeypatch.setenv("PYTHONPATH", poison["PYTHONPATH"])
     monkeypatch.setenv(HANGS_LOADING, "1")
-    child = Apart(EncoderSettings(path=str(encoder)), EncodeSettings(), "cpu", tmp_path, patience_s=3.0)
+    child = IsolatedEncoder(
+        EncoderSettings(path=str(encoder)), EncodeSettings(), "cpu", tmp_path, patience_s=3.0
+    )
     told: list[float] = []
     with pytest.raises(ModelError, match="a process that can load the encoder, found no progress for 3 s"):
         list(child.encode_stream([pa.array(["one", "two"])], lambda rows: told.append(time.monotonic())))

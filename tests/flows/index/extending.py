@@ -14,12 +14,12 @@ from pipeline.config import load_settings
 from pipeline.flows.index.build import IndexInput, build_index
 from pipeline.flows.index.extend import extend_index
 from pipeline.flows.index.records import BuiltIndex, load_queries, load_truth
-from pipeline.flows.rows import Placed
+from pipeline.flows.rows import PlacedUnit
 from pipeline.flows.run import Run
 from pipeline.flows.workers.workers import Workers
 from pipeline.index.ids import Ids
 from pipeline.index.parts import Parts, load_parts
-from pipeline.index.truth import NOBODY
+from pipeline.index.truth import NO_NEIGHBOUR
 from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.store.dead import Dead
@@ -45,7 +45,7 @@ class Chain:
     seed: int = 0
     dim: int = DIM
     clusters: int = 12
-    units: list[Placed] = field(default_factory=list)
+    units: list[PlacedUnit] = field(default_factory=list)
     vectors: dict[int, np.ndarray] = field(default_factory=dict)
     dead: list[int] = field(default_factory=list)
     before: ReleaseManifest | None = None
@@ -112,7 +112,7 @@ class Chain:
             numerics_id="n",
             dropped=tuple(dropped),
         )
-        self.units.append(Placed(ordinal=ordinal, unit=record))
+        self.units.append(PlacedUnit(ordinal=ordinal, unit=record))
         self.vectors |= dict(zip(((ordinal << 32) | numbers).tolist(), raw, strict=True))
         return self
 
@@ -192,7 +192,7 @@ class Chain:
         order = np.argsort(-exact, axis=1, kind="stable")
         others = np.isfinite(exact).sum(axis=1)
         for row in range(len(queries)):
-            told = int((truth.addresses[row] != NOBODY).sum())
+            told = int((truth.addresses[row] != NO_NEIGHBOUR).sum())
             assert told >= min(100, others[row])
             np.testing.assert_allclose(truth.scores[row][:told], exact[row][order[row][:told]], atol=1e-5)
             assert (truth.addresses[row][:told] == live[order[row][:told]]).mean() > 0.98

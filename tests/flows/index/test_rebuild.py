@@ -7,7 +7,7 @@ import pytest
 from pipeline.errors import DataError, SpaceMismatch
 from pipeline.flows.index.build import IndexInput
 from pipeline.flows.index.extend import extend_index
-from pipeline.flows.rows import Placed
+from pipeline.flows.rows import PlacedUnit
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.local import LocalWorkers
 from pipeline.flows.workers.workers import Workers
@@ -54,7 +54,7 @@ def replace_a_unit(chain: Chain) -> None:
     """Replace the vectors of the first unit."""
     other = Chain(chain.root, chain.cluster, seed=5).add(300).units[0]
     chain.vectors |= Chain(chain.root, chain.cluster, seed=5).add(300).vectors
-    chain.units[0] = Placed(ordinal=0, unit=other.unit)
+    chain.units[0] = PlacedUnit(ordinal=0, unit=other.unit)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_two_spaces_never_meet_in_one_index(first: Chain, cluster: Workers, tmp_
             extend_index(chain.run(Stages()), IndexInput(tuple(units), None, None, DIM), chain.before)
     foreign = other.units[2].unit
     chain.store.write(foreign.path, other.store.read(foreign.path))
-    disguised = Placed(ordinal=2, unit=foreign.model_copy(update={"space_id": chain.space_id}))
+    disguised = PlacedUnit(ordinal=2, unit=foreign.model_copy(update={"space_id": chain.space_id}))
     vectors = IndexInput((*chain.units, disguised), None, None, DIM)
     with pytest.raises(SpaceMismatch, match=f"{'5' * 64}.*{'7' * 64}"):
         extend_index(chain.run(Stages()), vectors, chain.before)

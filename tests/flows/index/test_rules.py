@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.flows.index import rules
 from pipeline.flows.index.rules import KEPT, REBUILT
-from pipeline.flows.rows import Placed
+from pipeline.flows.rows import PlacedUnit
 from pipeline.index.measured import Latency, Measured, Proportion
 from pipeline.index.plan import plan_index
 from pipeline.settings import GateSettings, IndexSettings, Job
@@ -185,7 +185,7 @@ def test_another_dimension_or_transform_builds_anew():
     [(0, "0" * 64, False), (2, "9" * 64, True), (3, "9" * 64, False), (1, "9" * 64, True)],
 )
 def test_a_unit_in_an_old_place_must_be_the_old_one(ordinal, sha256, fires):
-    placed = Placed(
+    placed = PlacedUnit(
         ordinal=ordinal, unit=UnitRecord(name="u", path="u", rows=10, bytes=1, sha256=sha256, space_id="s")
     )
     assert (rules.other_units([placed], manifest(Job())) is not None) == fires

@@ -20,7 +20,7 @@ from pipeline.flows.workers import local as module
 from pipeline.flows.workers.cluster import connect, local_workers
 from pipeline.flows.workers.local import LocalWorkers
 from pipeline.flows.workers.tasks import Pool
-from pipeline.headway import headway
+from pipeline.keep_alive import keep_alive
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings
 from pipeline.store.cache import kept
@@ -83,7 +83,7 @@ def test_a_child_that_waits_for_the_copy_of_another_process_is_left_alone_while_
     def download(copy: Path) -> None:
         begun.set()
         while not over.wait(0.2):
-            headway()
+            keep_alive()
         copy.touch()
 
     with closing(LocalWorkers(4.0)) as process, ThreadPoolExecutor(1) as other:

@@ -1,0 +1,22 @@
+"""Keep-alive signals reach every listener while its block runs, and stop no transfer."""
+
+from pathlib import Path
+
+from pipeline.keep_alive import keep_alive, on_keep_alive
+
+
+def test_listeners_hear_while_their_block_runs_and_one_that_fails_stops_nobody(tmp_path: Path):
+    heard: list[str] = []
+    with (tmp_path / "file").open("wb") as closed:
+        pass
+    gone = tmp_path / "gone" / "mark"
+    with on_keep_alive(lambda: heard.append("outer")):
+        with (
+            on_keep_alive(lambda: heard.append(str(closed.fileno()))),
+            on_keep_alive(gone.touch),
+            on_keep_alive(lambda: heard.append("inner")),
+        ):
+            keep_alive()
+        keep_alive()
+    keep_alive()
+    assert heard == ["outer", "inner", "outer"]
