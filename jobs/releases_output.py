@@ -11,7 +11,7 @@ from pipeline.store.manifest import manifest_path, report_path
 if TYPE_CHECKING:
     from pipeline.store.manifest import ReleaseManifest
     from pipeline.store.release import Releases
-    from pipeline.store.units import FileRef
+    from pipeline.store.stored import FileRef
     from pipeline.store.verify import Fault
 
 _QUARANTINE_COLUMNS = ("file", "row", "id", "detail", "excerpt")

@@ -13,7 +13,8 @@ from pipeline.store.base import Store
 from pipeline.store.dead import Dead
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.schema import checked_space, vector_matrix
-from pipeline.store.units import Corpus, FileRef, Manifest, Stored, UnitRecord
+from pipeline.store.stored import FileRef, Stored
+from pipeline.store.units import Corpus, Manifest, UnitRecord
 
 _BATCH = 8_192  # rows at once: 12 MB of float32 at d = 384
 

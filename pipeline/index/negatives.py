@@ -25,7 +25,7 @@ def pick(
 ) -> np.ndarray:
     """Pick hard negatives for each pair among the neighbours of its anchor.
 
-    Neighbours are ranked from 0, without counting NO_NEIGHBOUR; ranks from `skip` to `neighbours` are candidates.
+    Neighbours are ranked from 0, NO_NEIGHBOUR not counted; ranks from `skip` to `neighbours` are candidates.
 
     Args:
         found: (n, k) neighbours, best first.

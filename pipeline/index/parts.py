@@ -16,7 +16,7 @@ from pipeline.index.structure import addresses_of, graph_search, list_search, nl
 from pipeline.index.truth import NO_NEIGHBOUR
 from pipeline.store.base import Store, checked
 from pipeline.store.dead import Dead
-from pipeline.store.units import FileRef
+from pipeline.store.stored import FileRef
 
 _LISTS = ".ivfdata"  # lists on disk, beside the index file that refers to them
 # Answers that are searched for beyond k: at the 5 % of dead rows that a base may hold, ten answers lack more
@@ -64,8 +64,8 @@ class Parts:
             nprobe: number of lists of an IVF index to visit; None: as many as are set in the index.
 
         Returns:
-            Scores and addresses (q, k), with -inf and NO_NEIGHBOUR after the last answer. There are fewer columns
-            if all parts together hold fewer than k rows.
+            Scores and addresses (q, k), with -inf and NO_NEIGHBOUR after the last answer. There are
+            fewer columns if all parts together hold fewer than k rows.
         """
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)
         found = [self._search_part(part, vectors, k, nprobe) for part in self.indexes]

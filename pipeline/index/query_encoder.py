@@ -10,7 +10,7 @@ from pipeline.index.parts import linked_folder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.store.base import Store, checked
 from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.units import FileRef
+from pipeline.store.stored import FileRef
 
 if TYPE_CHECKING:
     from pipeline.models.inference.encoder import Encoder

@@ -8,7 +8,7 @@ from pipeline.stats.geometry import Metric, alignment, anisotropy, participation
 from pipeline.stats.occurrences import Occurrences
 from pipeline.stats.sample import singular_spectrum
 from pipeline.stats.space import Space
-from pipeline.store.units import Stored
+from pipeline.store.stored import Stored
 
 RAW = "raw"  # key of the untransformed vectors, next to the ids of transforms
 

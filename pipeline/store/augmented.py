@@ -9,7 +9,8 @@ from typing import Any
 
 from pipeline.errors import TransientError
 from pipeline.store.base import Store
-from pipeline.store.units import Corpus, FileRef, Manifest
+from pipeline.store.stored import FileRef
+from pipeline.store.units import Corpus, Manifest
 
 AUGMENTED_FOLDER = "augmented"
 

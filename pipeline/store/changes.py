@@ -1,7 +1,7 @@
 """Examples of the rows that a night changed, for its report."""
 
 from pipeline.config import Settings
-from pipeline.store.units import Stored
+from pipeline.store.stored import Stored
 
 
 class ChangedRow(Settings):

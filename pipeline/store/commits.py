@@ -10,7 +10,7 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from pipeline.errors import DataError
 from pipeline.store.base import Store, in_threads
-from pipeline.store.units import Stored
+from pipeline.store.stored import Stored
 
 _COMMIT = re.compile(r"commits/([0-9]{8})\.json")
 _LAST = 99_999_999  # the names have eight digits

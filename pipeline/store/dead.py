@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from pipeline.store.address import row_of, to_addresses
 from pipeline.store.base import Store
 from pipeline.store.once import table_by_content
-from pipeline.store.units import FileRef
+from pipeline.store.stored import FileRef
 
 _SCHEMA = pa.schema([pa.field("address", pa.int64(), nullable=False)])
 

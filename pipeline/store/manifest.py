@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from pipeline.config import digest_of
-from pipeline.store.units import SCHEMA_VERSION, FileRef, Stored
+from pipeline.store.stored import SCHEMA_VERSION, FileRef, Stored
 
 # The gate that reports the recall on gates.queries; it never refuses a release.
 OUTSIDE_RECALL = "recall_at_10_queries"

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.store.base import Store, sha256_of
-from pipeline.store.units import FileRef, Stored
+from pipeline.store.stored import FileRef, Stored
 
 Record = TypeVar("Record", bound=Stored)
 

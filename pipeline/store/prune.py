@@ -11,7 +11,8 @@ from pipeline.store.lease import running
 from pipeline.store.manifest import ReleaseManifest, manifest_path, report_path
 from pipeline.store.probe import clock
 from pipeline.store.release import Releases
-from pipeline.store.units import Stored, total
+from pipeline.store.stored import Stored
+from pipeline.store.units import total
 from pipeline.store.verify import files_of
 
 _OWNED = (

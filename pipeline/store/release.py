@@ -11,7 +11,7 @@ from pipeline.log import say
 from pipeline.store.base import Store, in_threads
 from pipeline.store.commits import Commit, Commits, commit_path, now
 from pipeline.store.manifest import ReleaseManifest, manifest_path, report_path
-from pipeline.store.units import OtherSchema
+from pipeline.store.stored import OtherSchema
 from pipeline.store.verify import Fault, size_faults
 
 # A publisher creates its commit milliseconds after its manifest; a longer gap means that it was stopped.

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from pipeline.errors import DataError
 from pipeline.store.base import Store, in_threads
 from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.units import Corpus, FileRef
+from pipeline.store.stored import FileRef
+from pipeline.store.units import Corpus
 
 _READERS = 4  # files hashed concurrently
 _BLOCK = 8 << 20  # bytes

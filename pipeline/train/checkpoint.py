@@ -19,7 +19,7 @@ from pipeline.errors import DataError
 from pipeline.log import say
 from pipeline.settings.training import CheckpointSettings
 from pipeline.store.base import Store, sha256_of
-from pipeline.store.units import Stored
+from pipeline.store.stored import Stored
 from pipeline.train.gather import Ranks, world_size
 
 _ABANDONED_S = 3_600.0  # after its last write; by then no process is about to write its record

@@ -66,7 +66,7 @@ def captions(root: Path, encoder: Encoder) -> Corpus:
 
 
 def mixed(root: Path, encoder: Encoder) -> Corpus:
-    """Neighbouring sentences joined up to drawn lengths; as many texts of every length from 8 to 256 tokens."""
+    """Join neighbouring sentences to texts of 8 to 256 tokens, as many of every length."""
     sentences = [
         text
         for file in ("running/documents", "wiki/sentences")

@@ -30,7 +30,8 @@ start = time.perf_counter()
 model, found = SentenceTransformer(encoder, device="cpu"), {}
 for task in tasks:
     pairs = pq.read_table(f"{folder}/{task}.parquet")
-    judge = EmbeddingSimilarityEvaluator(*(pairs[name].to_pylist() for name in ("sentence1", "sentence2", "score")), main_similarity="cosine", batch_size=64)
+    columns = [pairs[name].to_pylist() for name in ("sentence1", "sentence2", "score")]
+    judge = EmbeddingSimilarityEvaluator(*columns, main_similarity="cosine", batch_size=64)
     found[task] = 100 * judge(model)["spearman_cosine"]
 print(json.dumps({"values": found, "seconds": time.perf_counter() - start}))
 """

@@ -135,7 +135,7 @@ class Accumulated(Supervised):
 
 
 def small_bert(folder: Path) -> Path:
-    """MiniLM's tokenizer before a small BERT with mean pooling; its weights are drawn when a training begins."""
+    """Write a folder: MiniLM's tokenizer and a small BERT with mean pooling and drawn weights."""
     if not folder.exists():
         from sentence_transformers import SentenceTransformer, models
         from transformers import AutoTokenizer, BertConfig, BertModel

@@ -89,7 +89,7 @@ def test_two_drivers_at_once_publish_one_release_a_night(tmp_path: Path):
 
 
 def test_without_hard_links_what_was_cut_short_is_made_again(tmp_path: Path):
-    """There a record takes its name before its content is written, so a death in between leaves half of one."""
+    """A record has its name there before its content is written: a death in between truncates it."""
     torn = tuple(
         Shot(point, "after", "torn")
         for point in ("corpus record", "record", "training record", "manifest", "commit")
@@ -98,7 +98,7 @@ def test_without_hard_links_what_was_cut_short_is_made_again(tmp_path: Path):
 
 
 def test_a_workers_full_disk_ends_the_night_with_75_and_shows_nothing_half_written(tmp_path: Path):
-    """A limit on the size of files stands for the disk: the driver's files fit, the vectors of a unit do not."""
+    """The disk is played by a limit on file sizes: the driver's files fit, the vectors of a unit do not."""
     (tmp_path / "corpus").mkdir()
     texts = sentences(3000)
     pq.write_table(

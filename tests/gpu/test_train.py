@@ -1,4 +1,4 @@
-"""On a GPU the packed training pass has the CPU's gradients, and steps make the loss fall in half precision."""
+"""On a GPU the packed training pass has the CPU's gradients, and half precision lowers the loss."""
 
 import pytest
 import torch

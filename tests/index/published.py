@@ -19,7 +19,8 @@ from pipeline.store.base import Store, sha256_of
 from pipeline.store.manifest import EncoderFiles, IndexFiles, ReleaseManifest, ReleaseUnit
 from pipeline.store.once import stored_by_content
 from pipeline.store.release import Releases
-from pipeline.store.units import Corpus, FileRef
+from pipeline.store.stored import FileRef
+from pipeline.store.units import Corpus
 from tests.index.clustered import Map
 
 WORDS = re.findall(

@@ -14,7 +14,7 @@ from pipeline.index.plan import plan_index
 from pipeline.index.structure import addresses_of, ivf_of, unwrap
 from pipeline.index.truth import NO_NEIGHBOUR
 from pipeline.settings import IndexSettings
-from pipeline.store.units import FileRef
+from pipeline.store.stored import FileRef
 from tests.index.clustered import clustered, cosines, some_map
 
 POOL = clustered(3_000)  # rows that are added and deleted, each with its address

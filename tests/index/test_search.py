@@ -15,7 +15,7 @@ from pipeline.store.base import Store
 from pipeline.store.manifest import EncoderFiles, ReleaseManifest
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
-from pipeline.store.units import FileRef
+from pipeline.store.stored import FileRef
 from tests.index.clustered import Map, cosines
 from tests.index.published import Publisher, open_encoder, texts
 from tests.models.folders import save_folder

@@ -12,7 +12,7 @@ from pipeline.index.texts import MissingTexts, Texts
 from pipeline.store.base import Store, sha256_of
 from pipeline.store.manifest import ReleaseUnit
 from pipeline.store.store import open_store
-from pipeline.store.units import FileRef
+from pipeline.store.stored import FileRef
 from tests.faults import FaultyProxy
 
 ROWS = {0: 9_000, 3: 1, 7: 250}  # of each ordinal; the first takes several batches to read

@@ -21,7 +21,8 @@ from pipeline.store.manifest import EncoderFiles, IndexFiles, ReleaseManifest, R
 from pipeline.store.prune import prune
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
-from pipeline.store.units import Corpus, CorpusUnit, FileRef
+from pipeline.store.stored import FileRef
+from pipeline.store.units import Corpus, CorpusUnit
 from tests.conftest import Ended
 
 

@@ -9,7 +9,8 @@ from pipeline.errors import DataError
 from pipeline.store.base import Store
 from pipeline.store.once import create_record, put_by_content, remembered, stored_by_content
 from pipeline.store.store import open_store
-from pipeline.store.units import FileRef, Manifest, UnitRecord
+from pipeline.store.stored import FileRef
+from pipeline.store.units import Manifest, UnitRecord
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from pipeline.settings import ClusterSettings, Job, WorkerSettings
 from pipeline.settings.augment import ModelSettings
 from pipeline.store.augmented import Augmented
 from pipeline.store.base import Store
-from pipeline.store.units import Corpus, FileRef, UnitRecord
+from pipeline.store.stored import FileRef
+from pipeline.store.units import Corpus, UnitRecord
 from pipeline.text.corpus.corpus_record import record_path
 
 _FORMAT = 1  # of the units written here

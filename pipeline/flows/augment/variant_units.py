@@ -23,7 +23,8 @@ from pipeline.store.base import Store
 from pipeline.store.dead import Dead
 from pipeline.store.once import put_by_content, remembered
 from pipeline.store.schema import KEY, carried_name, kept_name
-from pipeline.store.units import CorpusUnit, FileRef, UnitRecord
+from pipeline.store.stored import FileRef
+from pipeline.store.units import CorpusUnit, UnitRecord
 
 _ROWS = 2_048  # judged together, so that the encoder's buffers are full
 # columns of a corpus unit that are not kept columns; the last one holds the text before normalization

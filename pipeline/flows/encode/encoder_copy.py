@@ -12,7 +12,7 @@ from pipeline.models.folder.locate import with_absolute_paths
 from pipeline.settings import EncoderSettings
 from pipeline.store.base import Store
 from pipeline.store.manifest import EncoderFiles
-from pipeline.store.units import FileRef
+from pipeline.store.stored import FileRef
 
 _IN_MEMORY = 256 << 20  # bytes; larger files, such as tables of millions of words, are copied on disk
 _WRITERS = 8  # files written at once: over a network each takes a round trip

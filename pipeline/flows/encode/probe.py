@@ -16,7 +16,8 @@ from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.stats.sample import sample_by_key
 from pipeline.store.base import Store
 from pipeline.store.dead import Dead
-from pipeline.store.units import CorpusUnit, FileRef
+from pipeline.store.stored import FileRef
+from pipeline.store.units import CorpusUnit
 
 _BATCH = 65_536  # rows read together
 _SPARE = 4  # rows kept for each text wanted, since equal texts count once
@@ -31,6 +32,7 @@ class EncodeTexts:
     query: bool = False
 
     def start(self) -> Callable[[tuple[str, ...]], np.ndarray]:
+        """Load the encoder; the work encodes a tuple of texts."""
         encoder = loaded(self.encoder, self.encode)
         return lambda texts: np.asarray(encoder.encode(list(texts), query=self.query))
 

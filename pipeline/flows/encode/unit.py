@@ -81,6 +81,11 @@ class EncodeUnit:
     run: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 
     def start(self) -> Callable[[CorpusUnit], tuple[UnitRecord, WorkerStats]]:
+        """Load the encoder; the work encodes a unit and returns its record with the seconds spent.
+
+        Raises:
+            SpaceMismatch: the encoder of this worker makes other vectors than the driver's.
+        """
         # by default each worker's tokenizer would use all cores
         os.environ.setdefault("RAYON_NUM_THREADS", str(max(self.encode.threads, assigned_cpus())))
         start = time.perf_counter()

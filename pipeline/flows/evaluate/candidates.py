@@ -16,7 +16,7 @@ from pipeline.settings import CandidateSettings, EncoderSettings, Job
 from pipeline.store.base import Store
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store, store_of
-from pipeline.store.units import FileRef
+from pipeline.store.stored import FileRef
 from pipeline.store.verify import check_files
 
 

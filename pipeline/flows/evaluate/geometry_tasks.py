@@ -18,7 +18,7 @@ from pipeline.stats.occurrences import Occurrences, Tokenized, choose_occurrence
 from pipeline.stats.space import POSITIVE, ScoredPairs, Space, sentence_space, with_pairs, word_metrics
 from pipeline.store.base import Store
 from pipeline.store.once import remembered
-from pipeline.store.units import FileRef
+from pipeline.store.stored import FileRef
 
 if TYPE_CHECKING:
     from pipeline.models.inference.encoder import Encoder

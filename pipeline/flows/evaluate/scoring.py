@@ -17,7 +17,7 @@ from pipeline.post import Transform, load_transform
 from pipeline.stats.tensors import pack, unpack
 from pipeline.store.base import Store
 from pipeline.store.once import remembered, stored_by_content
-from pipeline.store.units import FileRef, Stored
+from pipeline.store.stored import FileRef, Stored
 
 _VERSION = 1  # of the files and their computation; with another version candidates are scored again
 

@@ -22,7 +22,8 @@ from pipeline.flows.run import Run
 from pipeline.store.base import Store
 from pipeline.store.once import table_by_content
 from pipeline.store.schema import checked_space, corpus_schema, writer_options
-from pipeline.store.units import CorpusUnit, Stored, UnitRecord, total
+from pipeline.store.stored import Stored
+from pipeline.store.units import CorpusUnit, UnitRecord, total
 from pipeline.text.corpus.normalize import normalize, text_keys
 
 BLANK = " "  # stands for a sentence without text: leaving out its pair would change the task

@@ -20,7 +20,7 @@ from pipeline.post import Transform
 from pipeline.settings import IndexSettings, Job
 from pipeline.store.base import Store
 from pipeline.store.once import remembered
-from pipeline.store.units import FileRef, Stored
+from pipeline.store.stored import FileRef, Stored
 
 Record = TypeVar("Record", bound=Stored)
 Made = TypeVar("Made")

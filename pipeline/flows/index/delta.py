@@ -12,7 +12,7 @@ from pipeline.flows.workers.tasks import PlainTask
 from pipeline.store.address import ordinal_of, row_of
 from pipeline.store.dead import Dead, write_addresses
 from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.units import FileRef, Stored
+from pipeline.store.stored import FileRef, Stored
 
 
 class Surveyed(Stored):

@@ -26,7 +26,7 @@ from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import Pool
 from pipeline.index.plan import GIB, IndexPlan
 from pipeline.store.manifest import Choice, ReleaseManifest
-from pipeline.store.units import FileRef, Stored
+from pipeline.store.stored import FileRef, Stored
 
 Built = tuple[BuiltIndex, tuple[Choice, ...]]
 

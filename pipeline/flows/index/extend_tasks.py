@@ -13,7 +13,7 @@ from pipeline.store.base import Store
 from pipeline.store.dead import Dead
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.once import put_by_content, remembered
-from pipeline.store.units import FileRef, Stored
+from pipeline.store.stored import FileRef, Stored
 
 
 class Grown(Stored):

@@ -13,7 +13,7 @@ from pipeline.flows.workers.tasks import PlainTask
 from pipeline.post import Affine
 from pipeline.store.address import ordinal_of
 from pipeline.store.dead import Dead
-from pipeline.store.units import FileRef, Stored
+from pipeline.store.stored import FileRef, Stored
 
 _RANK = 100  # recall is reported down to it
 

@@ -12,7 +12,7 @@ from pipeline.stats.tensors import pack, unpack
 from pipeline.store.base import Store
 from pipeline.store.manifest import IndexFiles
 from pipeline.store.once import put_by_content
-from pipeline.store.units import FileRef, Stored
+from pipeline.store.stored import FileRef, Stored
 
 
 class Shard(Stored):

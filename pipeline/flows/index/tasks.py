@@ -27,7 +27,7 @@ from pipeline.settings import GateSettings, IndexSettings
 from pipeline.stats.tensors import pack, unpack
 from pipeline.store.base import Store
 from pipeline.store.once import put_by_content, remembered
-from pipeline.store.units import FileRef
+from pipeline.store.stored import FileRef
 
 _EXAMPLES, _EXAMPLE_ANSWERS = 6, 4
 _DEAD_QUERIES = 0.05  # of a sample: half of the dead ones that are allowed before queries are sampled again

@@ -14,7 +14,7 @@ from pipeline.store.address import address_of, ordinal_of, row_of
 from pipeline.store.answers import Answers, Hit
 from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseUnit
-from pipeline.store.units import FileRef
+from pipeline.store.stored import FileRef
 
 _ANSWERS = 4
 # Characters of a query that are asked, and of an answer's id and text that are kept.
@@ -39,6 +39,7 @@ class AskIndex:
     answers: int
 
     def start(self) -> Callable[[np.ndarray], Found]:
+        """Open the index; the work finds the nearest rows of query vectors (Q, d)."""
         from pipeline.index.build import threads
         from pipeline.index.parts import load_parts
 

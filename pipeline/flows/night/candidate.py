@@ -21,7 +21,8 @@ from pipeline.settings import Job
 from pipeline.store.base import Store
 from pipeline.store.dead import Dead
 from pipeline.store.manifest import Choice, EncoderFiles, ReleaseManifest, ReleaseUnit
-from pipeline.store.units import Corpus, FileRef, Manifest, total
+from pipeline.store.stored import FileRef
+from pipeline.store.units import Corpus, Manifest, total
 from pipeline.text.corpus.corpus_record import record_path as corpus_path
 from pipeline.text.tokens.coverage import token_counts
 

@@ -17,7 +17,8 @@ from pipeline.stats.drift import Drift, drift
 from pipeline.stats.moments import Moments
 from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.units import Corpus, FileRef
+from pipeline.store.stored import FileRef
+from pipeline.store.units import Corpus
 from pipeline.text.corpus.keys import id_hashes, read_bucket
 
 _K = 10  # answers that are compared

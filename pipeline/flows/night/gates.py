@@ -22,7 +22,8 @@ from pipeline.log import say
 from pipeline.stats.tensors import pack, unpack
 from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.units import Corpus, FileRef
+from pipeline.store.stored import FileRef
+from pipeline.store.units import Corpus
 from pipeline.text.tokens.coverage import ScriptCoverage
 
 # Never changed: their vectors are compared with those of the previous release, whatever its version.

@@ -23,7 +23,7 @@ from pipeline.post import Affine, load_transform
 from pipeline.settings import GateSettings
 from pipeline.store.base import Store
 from pipeline.store.manifest import OUTSIDE_RECALL, Gate, ReleaseManifest
-from pipeline.store.units import FileRef
+from pipeline.store.stored import FileRef
 from pipeline.text.corpus.normalize import normalize
 from pipeline.text.corpus.queries import read_texts
 

@@ -14,7 +14,7 @@ from pipeline.store.commits import Commit
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.once import remembered
 from pipeline.store.release import Releases
-from pipeline.store.units import Stored
+from pipeline.store.stored import Stored
 
 PAGE = "index.html"
 _VERSION = 1  # of the page; pages of other versions are written again

@@ -23,7 +23,8 @@ from pipeline.store.arrays import one_chunk
 from pipeline.store.base import Store
 from pipeline.store.once import remembered, table_by_content
 from pipeline.store.schema import corpus_schema, writer_options
-from pipeline.store.units import Corpus, CorpusUnit, FileRef, Stored, UnitRecord, total
+from pipeline.store.stored import FileRef, Stored
+from pipeline.store.units import Corpus, CorpusUnit, UnitRecord, total
 from pipeline.text.corpus.normalize import NORMALIZER_VERSION, text_keys
 from pipeline.text.corpus.sift import rechunk
 from pipeline.text.rows.pairs import TrainingRows, open_training_rows

@@ -19,7 +19,8 @@ from pipeline.store.base import Store, sha256_of
 from pipeline.store.dead import Dead
 from pipeline.store.once import put_by_content, remembered
 from pipeline.store.schema import KEY, vector_matrix
-from pipeline.store.units import CorpusUnit, FileRef, Stored, UnitRecord
+from pipeline.store.stored import FileRef, Stored
+from pipeline.store.units import CorpusUnit, UnitRecord
 from pipeline.text.rows.triples import SCHEMA
 
 ROW_GROUP = 8_192  # rows; small, since the training order shuffles whole row groups

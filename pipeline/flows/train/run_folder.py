@@ -11,7 +11,7 @@ from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.settings.training import TrainSettings
 from pipeline.store.base import Store, room
 from pipeline.store.store import open_store
-from pipeline.store.units import Stored
+from pipeline.store.stored import Stored
 from pipeline.text.rows.pairs import training_files
 
 RUN, RESULT, METRICS = "run.json", "result.json", "metrics.jsonl"

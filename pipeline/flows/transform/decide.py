@@ -20,7 +20,8 @@ from pipeline.stats.drift import drift
 from pipeline.stats.moments import Moments
 from pipeline.store.manifest import Choice, ReleaseManifest, Whitened
 from pipeline.store.once import stored_by_content
-from pipeline.store.units import Corpus, FileRef
+from pipeline.store.stored import FileRef
+from pipeline.store.units import Corpus
 
 
 @dataclass(frozen=True)

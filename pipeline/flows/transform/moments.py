@@ -16,7 +16,7 @@ from pipeline.stats.moments import GROUP, MOST_DEAD, Moments, merge_tree
 from pipeline.store.address import row_of
 from pipeline.store.dead import Dead
 from pipeline.store.once import stored_by_content
-from pipeline.store.units import FileRef
+from pipeline.store.stored import FileRef
 
 _LEAST_ROWS = 10  # to hold some out
 # at most that many, and a fifth: their mean log-likelihood is known to a hundredth of its standard deviation

@@ -24,7 +24,7 @@ from pipeline.settings import FlowSettings, WhitenSettings
 from pipeline.stats.tensors import unpack
 from pipeline.store.base import Store
 from pipeline.store.once import remembered
-from pipeline.store.units import FileRef, Stored
+from pipeline.store.stored import FileRef, Stored
 
 if TYPE_CHECKING:
     from pipeline.train.flow import FlowFit, HeldOut

@@ -12,7 +12,8 @@ from pipeline.post import Transform, space_after
 from pipeline.store.base import Store
 from pipeline.store.once import put_by_content, remembered
 from pipeline.store.schema import checked_space, vector_column, vector_matrix, vectors_schema, writer_options
-from pipeline.store.units import FileRef, Manifest, UnitRecord
+from pipeline.store.stored import FileRef
+from pipeline.store.units import Manifest, UnitRecord
 
 
 def store_transform(store: Store, transform: Transform) -> FileRef:

@@ -1,7 +1,9 @@
-"""The mask of a template, and what is taken off its vectors, as modules of sentence-transformers.
+"""Modules of sentence-transformers for encoders that read the mask token of a template (PromptBERT, Jiang et
+al. 2022).
 
-This file lies in every encoder folder that reads a template's mask and is all that library needs: SentenceTransformer(folder, trust_remote_code=True). It imports
-nothing of the program that wrote it. Templates are of PromptBERT (Jiang et al. 2022).
+A copy of this file is stored in every folder of such an encoder. It imports nothing of the program that wrote
+it, so that sentence-transformers alone can load the folder: SentenceTransformer(folder,
+trust_remote_code=True).
 """
 
 import json
@@ -27,13 +29,13 @@ class _Configured(nn.Module):
         self.config = config
 
     def get_embedding_dimension(self) -> int:
-        """Components of its vectors."""
+        """Return the number of components of the vectors."""
         return int(self.config.get("width") or self.config["word_embedding_dimension"])
 
     get_sentence_embedding_dimension = get_embedding_dimension
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
-        """Its config.json and, where it has any, its tensors."""
+        """Write config.json and, if the module has any, its tensors."""
         (Path(output_path) / "config.json").write_text(
             json.dumps(self.config, indent=2) + "\n", encoding="utf-8"
         )
@@ -42,7 +44,7 @@ class _Configured(nn.Module):
 
     @classmethod
     def load(cls, input_path: str) -> "_Configured":
-        """As `save` left it."""
+        """Load a module that `save` wrote."""
         made = cls(**json.loads((Path(input_path) / "config.json").read_text(encoding="utf-8")))
         weights = Path(input_path) / "model.safetensors"
         if weights.is_file():
@@ -51,20 +53,29 @@ class _Configured(nn.Module):
 
 
 class MaskPooling(_Configured):
-    """The state of the template's own mask token: at a known place from a text's first token or, below 0, from its end, whatever the text spells out."""
+    """Pooling to the hidden state of the template's mask token.
+
+    The setting `mask` is the index of that token: from a text's first token, or from its end if negative. A
+    text that spells out a mask token itself changes nothing.
+    """
 
     def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Set sentence_embedding (B, D) to the hidden state (B, T, D) at the template's mask."""
         real, mask = features["attention_mask"], int(self.config["mask"])
-        first = real.argmax(dim=1)  # padding may stand on either side
-        places = first + (mask if mask >= 0 else real.sum(dim=1) + mask)
+        first = real.argmax(dim=1)  # padding may be on either side
+        indices = first + (mask if mask >= 0 else real.sum(dim=1) + mask)
         features["sentence_embedding"] = features["token_embeddings"][
-            torch.arange(len(places), device=places.device), places
+            torch.arange(len(indices), device=indices.device), indices
         ]
         return features
 
 
 class Denoise(_Configured):
-    """What the template alone gives, by a text's length, is taken off; both through the layer in front of a language model's words, where there is one."""
+    """Subtraction of the vector that the template alone has at a text's length.
+
+    If the folder has the dense layer of a masked language model's head, the vector goes through it first; the
+    table was made through it too.
+    """
 
     def __init__(
         self, width: int, activation: str | None, epsilon: float, shortest: int, longest: int
@@ -80,6 +91,7 @@ class Denoise(_Configured):
         )
 
     def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Replace sentence_embedding (B, D) by itself minus the template's own vector."""
         x = features["sentence_embedding"]
         if self.transform is not None:
             x = self.transform["norm"](_ACTIVATIONS[self.config["activation"]](self.transform["dense"](x)))

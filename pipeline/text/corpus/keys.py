@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from pipeline.store.arrays import one_chunk
 from pipeline.store.base import Store
 from pipeline.store.schema import KEY
-from pipeline.store.units import FileRef
+from pipeline.store.stored import FileRef
 from pipeline.text.corpus.normalize import blake2b_digests
 
 BUCKET_ROWS = 1 << 18  # average rows of a bucket at most: some 25 MB with short string ids

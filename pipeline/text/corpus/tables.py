@@ -14,7 +14,8 @@ from pipeline.store.address import ordinal_of
 from pipeline.store.arrays import one_chunk
 from pipeline.store.base import Store, sha256_of
 from pipeline.store.schema import writer_options
-from pipeline.store.units import CorpusUnit, FileRef
+from pipeline.store.stored import FileRef
+from pipeline.store.units import CorpusUnit
 from pipeline.text.corpus.keys import COPIES, TEXTS, bucket_count, keys_schema, read_bucket, text_hashes
 from pipeline.text.corpus.resolve_ids import ABSENT
 from pipeline.text.corpus.spill import map_arrow

@@ -21,7 +21,7 @@ NEEDS = {
     "pytest": "is how this is run",
     "python -m tests.chaos": "minutes: tests/chaos plays a short one",
     "python -m tests.benchmarks.": "evaluation data and an idle machine; that the module is there is tested",
-    "ray get-auth-token": "would write a token into the home directory: tests/jobs/test_submit.py makes one in its own",
+    "ray get-auth-token": "writes into the home directory: tests/jobs/test_submit.py has its own",
     "ray start": "machines: tests/jobs/test_submit.py starts a head",
     "ray job": "a head: tests/jobs/test_submit.py submits to one",
     "ray up": "a cloud",
@@ -36,7 +36,7 @@ NEEDS = {
 
 
 def commands(file: Path) -> list[str]:
-    """Every command line of a document, in order: of its blocks and of its `code`, each part of a && b apart."""
+    """Return every command line of a document in order, from blocks and `code`; a && b are two."""
     text = file.read_text(encoding="utf-8")
     blocks = [
         block

@@ -70,9 +70,18 @@ def test_those_of_a_training_run(
     shutil.copytree(encoder, start)
     dev = write_sts(tmp_path / "own pairs.parquet")
     report = TrainingReport(
-        name="new", uri=str(run), settings=TrainSettings.model_validate({"dev": {"uri": str(dev)}}), encoder=str(start), start_space="5f" * 32,
-        sources=(), steps=1, planned=1, steps_per_epoch=1, lines=(), product=EncoderSummary("a1" * 32, 48, 64, ("mean",), True),
-    )  # fmt: skip
+        name="new",
+        uri=str(run),
+        settings=TrainSettings.model_validate({"dev": {"uri": str(dev)}}),
+        encoder=str(start),
+        start_space="5f" * 32,
+        sources=(),
+        steps=1,
+        planned=1,
+        steps_per_epoch=1,
+        lines=(),
+        product=EncoderSummary("a1" * 32, 48, 64, ("mean",), True),
+    )
     page = render(report, [])
     (command,) = commands(page)
     assert command[0] == "evaluate"

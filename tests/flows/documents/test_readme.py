@@ -74,7 +74,7 @@ def test_searching_two_parts_with_plain_faiss(make_job: Callable[..., Job]):
 
 
 def searching(root: str) -> list[str]:
-    """The blocks that search: with this package, with plain faiss, and what plain faiss needs for two parts."""
+    """Run the blocks that search: with this package, and with plain faiss in one part and in two."""
     found = [
         block.replace("out/quickstart/releases", root)
         for block in blocks("pipeline/store/README.md")

@@ -23,7 +23,7 @@ from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
 from pipeline.stats.moments import Moments
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
-from pipeline.store.units import FileRef
+from pipeline.store.stored import FileRef
 from tests.flows.conftest import sentences
 from tests.flows.evaluate.evaluating import distinct, job, oracle, vector_rows, write_pairs
 from tests.index.published import Publisher

@@ -29,7 +29,7 @@ from pipeline.stats.measured import GeometryReport
 from pipeline.stats.moments import Moments
 from pipeline.store.base import Store
 from pipeline.store.store import open_store
-from pipeline.store.units import FileRef
+from pipeline.store.stored import FileRef
 from tests.flows.conftest import sentences
 
 pytestmark = pytest.mark.usefixtures("cluster")

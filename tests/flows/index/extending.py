@@ -27,7 +27,8 @@ from pipeline.store.manifest import Choice, EncoderFiles, ReleaseManifest, Relea
 from pipeline.store.release import Releases
 from pipeline.store.schema import vector_column, vectors_schema, writer_options
 from pipeline.store.store import open_store
-from pipeline.store.units import FileRef, UnitRecord
+from pipeline.store.stored import FileRef
+from pipeline.store.units import UnitRecord
 from tests.index.published import keep_corpus
 
 DIM = 24

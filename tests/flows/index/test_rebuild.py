@@ -13,7 +13,7 @@ from pipeline.flows.workers.local import LocalWorkers
 from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings
-from pipeline.store.units import FileRef
+from pipeline.store.stored import FileRef
 from tests.flows.index.extending import DIM, Chain
 
 pytestmark = pytest.mark.usefixtures("cluster")

@@ -9,7 +9,8 @@ from pipeline.index.measured import Latency, Measured, Proportion
 from pipeline.index.plan import plan_index
 from pipeline.settings import GateSettings, IndexSettings, Job
 from pipeline.store.manifest import EncoderFiles, IndexFiles, ReleaseManifest, ReleaseUnit
-from pipeline.store.units import FileRef, UnitRecord
+from pipeline.store.stored import FileRef
+from pipeline.store.units import UnitRecord
 
 FILE = FileRef(path="indexes/a.faiss", sha256="0" * 64, bytes=3 * 2**30)
 INDEX = IndexFiles(

@@ -1,4 +1,4 @@
-"""On Ray too nobody learns the credentials of an object store: the logs that Ray writes are looked through."""
+"""Ray's own logs do not contain the credentials of an object store."""
 
 from pathlib import Path
 

@@ -102,7 +102,7 @@ def test_a_cluster_without_room_is_refused_unless_it_grows():
     GROUP.check(RayWorkers(small))
     with pytest.raises(
         ConfigError,
-        match=r"room for 4 workers of 0.5 CPUs and 0 GPUs .* found room for 3 on 2 nodes; lower train.workers",
+        match=r"room for 4 workers of 0.5 CPUs and 0 GPUs .* room for 3 on 2 nodes; lower train.workers",
     ):
         RankGroup(4, cpus=0.5).check(RayWorkers(small))
     RankGroup(4, cpus=0.5).check(RayWorkers(small, grows=True))

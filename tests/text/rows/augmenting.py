@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 from pipeline.store.augmented import Augmented, Series
 from pipeline.store.base import Store
 from pipeline.store.once import stored_by_content
-from pipeline.store.units import FileRef, UnitRecord
+from pipeline.store.stored import FileRef
+from pipeline.store.units import UnitRecord
 
 
 def write_unit(store: Store, columns: dict[str, Any]) -> UnitRecord:

@@ -1,0 +1,139 @@
+"""A value stored as one sealed JSON file, and references to the files that it names."""
+
+import builtins
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import pyarrow as pa
+
+from pipeline.config import Settings, canonical, digest_of
+from pipeline.errors import DataError
+from pipeline.store.base import Store, changed
+
+SCHEMA_VERSION = 1  # of manifests; increased by changes that older versions would misread
+_SEAL = "seal"
+
+
+class Stored(Settings):
+    """A value stored as one JSON file with a seal, the sha256 of its other fields."""
+
+    def to_json(self) -> bytes:
+        """Return the content of the file."""
+        value = self.model_dump(mode="json")
+        return canonical(value | {_SEAL: digest_of(value)}) + b"\n"
+
+    @classmethod
+    def from_json(cls, content: bytes, name: str) -> Self:
+        """Parse the content of a file.
+
+        Args:
+            name: the file's URI for error messages.
+
+        Raises:
+            DataError: the file is damaged, was changed, or holds another kind of record.
+            OtherSchema: the record has another schema version.
+        """
+        try:
+            value = json.loads(content)
+            seal = value.pop(_SEAL, None)  # files of the earliest versions have none
+            if seal is not None and seal != (found := digest_of(value)):
+                raise changed(name, str(seal), found)
+            version = value.get("schema_version", SCHEMA_VERSION)
+            if type(version) is not int or version != SCHEMA_VERSION:  # true and 1.0 equal 1 in Python
+                newer = type(version) is int and version > SCHEMA_VERSION
+                raise OtherSchema(
+                    name,
+                    f"schema_version {SCHEMA_VERSION}",
+                    repr(version),
+                    "it was written by a newer version: update this one"
+                    if newer
+                    else "it was changed or damaged: restore it, or roll back to an older release",
+                )
+            return cls.model_validate(value)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                name,
+                f"a {cls.__name__} record",
+                f"{type(error).__name__}: {str(error)[:200]}",
+                "the file is damaged or of another version: delete it and run again",
+            ) from None
+
+    @classmethod
+    def load(cls, store: Store, path: str) -> Self | None:
+        """Load the record at `path`; None if there is none. Raises DataError as `from_json`."""
+        try:
+            return cls.from_json(store.read(path), store.uri_of(path))
+        except FileNotFoundError:
+            return None
+
+    @classmethod
+    def load_intact(cls, store: Store, path: str) -> Self | None:
+        """Load the record that an earlier run wrote. Raises DataError as `from_json`.
+
+        Returns None if it is missing or truncated, so that the caller redoes the work.
+        """
+        try:
+            content = store.read(path)
+        except FileNotFoundError:
+            return None
+        return cls.from_json(content, store.uri_of(path)) if content.endswith(b"}\n") else None
+
+    @classmethod
+    def read(cls, store: Store, reference: "FileRef") -> Self:
+        """Read the record in a file that another record names.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            DataError: as `from_json`, or the sha256 differs.
+        """
+        return cls.from_json(reference.read(store), store.uri_of(reference.path))
+
+    @classmethod
+    def load_complete(cls, store: Store, path: str) -> Self | None:
+        """Load the record as `load_intact`; None also if a file that it names is missing or incomplete."""
+        record = cls.load_intact(store, path)
+        return record if record is not None and record.is_complete(store) else None
+
+    def references(self) -> Iterator["FileRef"]:
+        """Yield every file that a field names, and those that values among the fields name."""
+        for _, value in self:
+            for each in value if isinstance(value, tuple) else (value,):
+                if isinstance(each, FileRef):
+                    yield each
+                elif isinstance(each, Stored):
+                    yield from each.references()
+
+    def is_complete(self, store: Store) -> bool:
+        """Return whether every file of `references` exists with its size."""
+        return all(reference.is_complete(store) for reference in self.references())
+
+
+class OtherSchema(DataError):
+    """A record has a schema version that this version of Manta does not know."""
+
+
+class FileRef(Settings):
+    """A reference to a stored file, with the digest of its content."""
+
+    path: str
+    sha256: str
+    rows: int = 0
+    bytes: int = 0
+
+    def read(self, store: Store) -> builtins.bytes:
+        """Return the content. Raises DataError if its sha256 differs."""
+        return store.read_checked(self.path, self.sha256)
+
+    def open(self, store: Store) -> pa.NativeFile:
+        """Open the file as a seekable stream. Raises DataError if its sha256 differs."""
+        return store.open(self.path, self.sha256)
+
+    def local(self, store: Store) -> Path:
+        """Return a path on this machine with the content. Raises DataError if its sha256 differs."""
+        return store.local(self.path, self.sha256)
+
+    def is_complete(self, store: Store) -> bool:
+        """Return whether the file exists with its size."""
+        return store.size(self.path) == self.bytes

@@ -1,0 +1,88 @@
+"""Form that ruff does not check: docstrings, parameters, sizes of files."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+SOURCES = sorted([*(ROOT / "pipeline").rglob("*.py"), *(ROOT / "jobs").rglob("*.py")])
+HEADLESS = re.compile(
+    r"^(What|Where|Who|Whoever|Whatever|Whether|Those|Of |That |How |When |One that |Its |Their )"
+)
+NUMERICS = ("losses", "stats", "post", "objectives", "solvers")  # parameters are the symbols of a formula
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef
+
+every_source = pytest.mark.parametrize("file", SOURCES, ids=lambda file: file.relative_to(ROOT).as_posix())
+
+
+def documented(file: Path) -> Iterator[Documented]:
+    return (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, Documented))
+
+
+def classes() -> dict[str, ast.ClassDef]:
+    found = (node for file in SOURCES for node in documented(file))
+    return {node.name: node for node in found if isinstance(node, ast.ClassDef)}
+
+
+CLASSES = classes()
+
+
+def inherited(owner: ast.ClassDef, method: str) -> bool:
+    """Return whether a base class of `owner` in this project documents the method."""
+    for base in owner.bases:
+        plain = base.value if isinstance(base, ast.Subscript) else base
+        name = plain.id if isinstance(plain, ast.Name) else getattr(plain, "attr", "")
+        above = CLASSES.get(name)
+        if above is None or above is owner:
+            continue
+        own = [node for node in above.body if isinstance(node, ast.FunctionDef) and node.name == method]
+        if any(map(ast.get_docstring, own)) or inherited(above, method):
+            return True
+    return False
+
+
+def undocumented(body: list[ast.stmt], owner: ast.ClassDef | None = None) -> Iterator[str]:
+    for node in body:
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name.startswith("_"):
+            continue
+        if not ast.get_docstring(node) and not (owner and inherited(owner, node.name)):
+            yield f"{node.lineno}: {owner.name + '.' if owner else ''}{node.name}"
+        if isinstance(node, ast.ClassDef):
+            yield from undocumented(node.body, node)
+
+
+@every_source
+def test_a_docstring_begins_with_a_verb_or_with_the_noun_that_comes_back(file: Path):
+    texts = [ast.get_docstring(node) or "" for node in documented(file)]
+    assert [text.split("\n")[0] for text in texts if HEADLESS.match(text)] == []
+
+
+@every_source
+def test_public_classes_and_functions_have_a_docstring(file: Path):
+    assert list(undocumented(ast.parse(file.read_text()).body)) == []
+
+
+def is_command(node: ast.FunctionDef) -> bool:
+    """Return whether the function is a command, whose parameters are its options."""
+    return any("command" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+@every_source
+def test_functions_outside_numerics_take_at_most_five_parameters(file: Path):
+    if set(NUMERICS) & set(file.relative_to(ROOT).parts):
+        return
+    parameters = {}
+    for node in documented(file):
+        if isinstance(node, ast.FunctionDef) and not is_command(node):
+            names = [a.arg for a in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]]
+            parameters[node.name] = [name for name in names if name not in ("self", "cls")]
+    assert {name: names for name, names in parameters.items() if len(names) > 5} == {}
+
+
+@every_source
+def test_a_file_has_at_most_300_lines(file: Path):
+    assert len(file.read_text().splitlines()) <= 300
