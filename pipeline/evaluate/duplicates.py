@@ -96,8 +96,13 @@ class DuplicatesTask(EvaluationTask):
     def score(self, vectors: Vectors) -> Score:
         texts = self.texts()
         x = vectors_of(vectors, texts.texts, self.name)
-        counted = () if texts.gold is not None else self._thresholds()
-        mined = most_similar(self.similarity, x, self.options.neighbours, self.options.pairs, counted)
+        mined = most_similar(
+            self.similarity,
+            x,
+            self.options.neighbours,
+            self.options.pairs,
+            thresholds=self._thresholds() if texts.gold is None else (),
+        )
         facts = {
             "similarity": self.similarity,
             "texts": len(texts.texts),
@@ -120,13 +125,13 @@ class DuplicatesTask(EvaluationTask):
             "recall at best F1": 100 * f1.recall,
             "recall of all mined": 100 * float(right.sum() / len(gold)),
         }
-        more = {"gold_pairs": len(gold), "threshold_f1": f1.threshold if np.isfinite(f1.threshold) else None}
         return Score(
             f"average precision x100 of mined pairs, {self.similarity}",
             figures["average precision"],
             len(gold),
             figures,
-            facts | more,
+            facts
+            | {"gold_pairs": len(gold), "threshold_f1": f1.threshold if np.isfinite(f1.threshold) else None},
         )
 
     def _counted(self, texts: DistinctTexts, mined: MinedPairs, facts: dict[str, Any]) -> Score:
@@ -145,8 +150,13 @@ class DuplicatesTask(EvaluationTask):
             )
         ]
         pairs = f"pairs of at least {self.options.threshold:g}"
-        metric = f"{pairs}, {self.similarity} (no gold: a count, no quality)"
-        return Score(metric, figures[pairs], len(texts.texts), figures, facts | {"top": top})
+        return Score(
+            f"{pairs}, {self.similarity} (no gold: a count, no quality)",
+            figures[pairs],
+            len(texts.texts),
+            figures,
+            facts | {"top": top},
+        )
 
     def _thresholds(self) -> tuple[float, ...]:
         """Return the thresholds; the usual ones apply to cosine and angular similarity only."""

@@ -71,14 +71,14 @@ class PairsTask(EvaluationTask):
             "thresholds": "chosen on these pairs themselves: accuracy and F1 are the best possible, "
             "not what new pairs would give",
         }
-        equal = f"{self.name}: every pair has the same {self.similarity} similarity"
+        warning = f"{self.name}: every pair has the same {self.similarity} similarity"
         return Score(
             f"average precision x100, {self.similarity}",
             figures["average precision"],
             len(rows),
             figures,
             facts,
-            () if np.ptp(predicted) else (equal,),
+            () if np.ptp(predicted) else (warning,),
             {"prediction": predicted, "positive": positive},
         )
 

@@ -116,19 +116,16 @@ class TransferProtocol:
             x[train], y[train], int(y[train].max()) + 1, np.ones((1, len(train)), bool), solver.strengths
         )
         best = int(np.argmax((tried.predict(x[dev])[0] == y[dev]).mean(axis=1)))
-        return LinearClassifiers(
-            tried.weights[:, best : best + 1], tried.bias[:, best : best + 1], tried.converged
-        ), solver.strengths[best]
+        model = LinearClassifiers(tried.weights[:, [best]], tried.bias[:, [best]], tried.converged)
+        return model, solver.strengths[best]
 
 
-def protocol_of(
-    name: str, splits: Sequence[Any] | None, folds: int, seed: int, where: str
-) -> TransferProtocol:
+def protocol_of(name: str, splits: Sequence[Any], folds: int, seed: int, where: str) -> TransferProtocol:
     """Return the protocol for the splits of a file.
 
     Args:
         name: of the task.
-        splits: values of the split column; None if the file has none.
+        splits: values of the split column; "cv" if the file has none.
         folds: number of folds of cross-validation.
         seed: of the folds.
         where: name of the file, for errors.
@@ -136,9 +133,8 @@ def protocol_of(
     Raises:
         DataError: unknown splits, or a test part alone.
     """
-    given = (CROSS,) if splits is None else splits
-    known = tuple(each for each in (CROSS, TRAIN, DEV, TEST) if each in given)
-    if splits is not None and (
+    known = tuple(each for each in (CROSS, TRAIN, DEV, TEST) if each in splits)
+    if (
         len(known) < len(splits)
         or not (known == (CROSS,) or TRAIN in known)
         or (CROSS in known and len(known) > 1)

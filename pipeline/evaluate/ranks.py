@@ -91,14 +91,14 @@ def most_similar(
     """
     keys, values, above = np.empty(0, np.int64), np.empty(0, np.float64), np.zeros(len(thresholds), np.int64)
     for start, block in similarity_blocks(kind, x, x):
-        rows = start + np.arange(len(block))
-        block[np.arange(len(block)), rows] = -np.inf
+        np.fill_diagonal(block[:, start:], -np.inf)
         above += np.array(
             [np.count_nonzero(np.triu(block >= bound, start + 1)) for bound in thresholds], np.int64
         )
         near = _nearest(block, neighbours)
-        found, similarity = np.repeat(rows, near.shape[1]), np.take_along_axis(block, near, axis=1).ravel()
+        found = np.repeat(start + np.arange(len(block)), near.shape[1])
         low, high = np.minimum(found, near.ravel()), np.maximum(found, near.ravel())
+        similarity = np.take_along_axis(block, near, axis=1).ravel()
         keys, values = _best(np.r_[keys, low * len(x) + high], np.r_[values, similarity], pairs)
     return MinedPairs(np.stack(np.divmod(keys, max(len(x), 1)), axis=1), values, above)
 

@@ -69,11 +69,12 @@ class RetrievalTask(EvaluationTask):
         rows = self.file.rows()
         search = _by_positive(rows) if rows.has("query") else _by_group(rows)
         if not len(search.queries):
-            grouped = f"{len(rows):,} rows, in which no text shares its group with another"
             raise DataError(
                 self.file.where,
                 "queries with relevant targets",
-                grouped if rows.has("group") else "no rows",
+                f"{len(rows):,} rows, in which no text shares its group with another"
+                if rows.has("group")
+                else "no rows",
                 "use another file, or set the columns by role in `columns`",
             )
         wanted = self.options.queries or len(search.queries)
@@ -82,8 +83,12 @@ class RetrievalTask(EvaluationTask):
         chosen = np.sort(
             np.random.default_rng(self.settings.seed).choice(len(search.queries), wanted, replace=False)
         )
-        relevant = [search.relevant[query] for query in chosen]
-        return replace(search, queries=search.queries[chosen], relevant=relevant, own=search.own[chosen])
+        return replace(
+            search,
+            queries=search.queries[chosen],
+            relevant=[search.relevant[query] for query in chosen],
+            own=search.own[chosen],
+        )
 
     def sentences(self) -> Sequence[str]:
         search = self.search()
@@ -97,10 +102,13 @@ class RetrievalTask(EvaluationTask):
         ranks = relevant_ranks(self.similarity, queries, targets, search.relevant, search.own)
         k = self.options.k
         gains = ndcg_at(ranks, k)
-        figures = {
+        recalls = {
             f"recall@{each}": 100 * float(recall_at(ranks, each).mean()) for each in sorted({*RECALLS, k})
         }
-        figures |= {"MRR": 100 * float(reciprocal_rank(ranks).mean()), f"nDCG@{k}": 100 * float(gains.mean())}
+        figures = recalls | {
+            "MRR": 100 * float(reciprocal_rank(ranks).mean()),
+            f"nDCG@{k}": 100 * float(gains.mean()),
+        }
         rows = self.file.rows()
         facts = {
             "similarity": self.similarity,
@@ -134,13 +142,12 @@ def _by_positive(rows: TaskRows) -> SearchProblem:
     found = [(query[q], target[t]) for q, t in zip(queries, targets, strict=True)]
     pairs = np.unique(np.array(found, np.int64).reshape(-1, 2), axis=0)
     relevant = np.split(pairs[:, 1], np.flatnonzero(np.diff(pairs[:, 0])) + 1) if len(pairs) else []
-    count = len(query)
     return SearchProblem(
         [*query, *target],
-        np.arange(count),
-        count + np.arange(len(target)),
-        relevant,
-        np.full(count, -1),
+        queries=np.arange(len(query)),
+        targets=len(query) + np.arange(len(target)),
+        relevant=relevant,
+        own=np.full(len(query), -1),
     )
 
 

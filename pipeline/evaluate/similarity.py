@@ -6,8 +6,7 @@ import numpy as np
 
 from pipeline.errors import ModelError
 from pipeline.evaluate.task import Similarity, Vectors
-
-_SMALLEST = 1e-12  # smaller norms count as zero, with cosine 0 to everything
+from pipeline.stats.geometry import unit_rows
 
 _DECIMALS = 12  # of cosines, so that pairs of equal texts tie at 1 in spite of rounding
 
@@ -24,14 +23,13 @@ def vectors_of(vectors: Vectors, sentences: Sequence[str], where: str) -> np.nda
         )
     if not (finite := np.isfinite(x).all(axis=1)).all():
         first = sentences[int(np.argmin(finite))][:80]
-        found = f"NaN or infinity in {np.count_nonzero(~finite):,} of {len(x):,} vectors, first for {first!r}"
-        raise ModelError(where, "finite vectors", found, "check the encoder and its transform")
+        raise ModelError(
+            where,
+            "finite vectors",
+            f"NaN or infinity in {np.count_nonzero(~finite):,} of {len(x):,} vectors, first for {first!r}",
+            "check the encoder and its transform",
+        )
     return x
-
-
-def unit(x: np.ndarray) -> np.ndarray:
-    """Normalize the rows of x (n, d) to length 1; zero rows stay zero."""
-    return np.asarray(x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), _SMALLEST))
 
 
 def paired(kind: Similarity, left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -45,7 +43,7 @@ def paired(kind: Similarity, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         return -np.asarray(np.linalg.norm(left - right, axis=1))
     if kind == "dot":
         return np.asarray(np.einsum("nd,nd->n", left, right))
-    cosines = np.round(np.einsum("nd,nd->n", unit(left), unit(right)), _DECIMALS)
+    cosines = np.round(np.einsum("nd,nd->n", unit_rows(left), unit_rows(right)), _DECIMALS)
     return angular(cosines) if kind == "angular" else np.asarray(cosines)
 
 
@@ -64,7 +62,7 @@ def prepared(kind: Similarity, x: np.ndarray) -> np.ndarray:
     """
     if kind == "euclidean":
         return x.astype(np.float64)
-    return x.astype(np.float32) if kind == "dot" else unit(x.astype(np.float64)).astype(np.float32)
+    return x.astype(np.float32) if kind == "dot" else unit_rows(x).astype(np.float32)
 
 
 def crossed(kind: Similarity, queries: np.ndarray, targets: np.ndarray) -> np.ndarray:

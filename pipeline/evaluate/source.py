@@ -202,10 +202,13 @@ def open_file(
     complete = next((form for form in roles.forms if all(column[role] in names for role in form)), None)
     absent = [role for role in (*source.columns, *by_split) if column[role] not in names]
     if absent or complete is None:
-        choices = [absent] if absent else roles.forms
-        wanted = " or ".join(", ".join(column[role] for role in form) for form in choices)
-        found = ", ".join(names) or "(none)"
-        raise DataError(where, f"the columns {wanted}", found, "set the columns by role in `columns`")
+        wanted = [", ".join(column[role] for role in form) for form in ([absent] if absent else roles.forms)]
+        raise DataError(
+            where,
+            f"the columns {' or '.join(wanted)}",
+            ", ".join(names) or "(none)",
+            "set the columns by role in `columns`",
+        )
     for role, other in combinations(complete, 2):
         if column[role] == column[other]:
             raise ConfigError(

@@ -77,10 +77,11 @@ class StsTask(EvaluationTask):
         """
         rows = self.file.rows()
         kept = rows.take(~np.isnan(rows.numbers("score")))
-        gold, subset, names = kept.numbers("score"), np.zeros(len(kept), np.int64), [self.name]
-        if kept.has("subset"):
-            subset, names = kept.codes("subset")
+        gold = kept.numbers("score")
         self._check(gold)
+        subset, names = (
+            kept.codes("subset") if kept.has("subset") else (np.zeros(len(kept), np.int64), [self.name])
+        )
         names = [*map(str, names), *(["(none)"] if (subset < 0).any() else [])]
         subset = np.where(subset < 0, len(names) - 1, subset)
         return StsPairs(
@@ -143,12 +144,11 @@ class StsTask(EvaluationTask):
                 zip(pairs.names, np.bincount(pairs.subset, minlength=len(pairs.names)).tolist(), strict=True)
             ),
         }
-        defined = {name: each for name, each in figures.items() if not np.isnan(each)}
         return Score(
             f"Spearman x100, {self.similarity}, {self.settings.aggregation}",
             value,
             len(pairs.gold),
-            defined,
+            {name: each for name, each in figures.items() if not np.isnan(each)},
             facts,
             tuple(self._warnings(pairs, predicted)),
             evidence,
@@ -156,8 +156,10 @@ class StsTask(EvaluationTask):
 
     def _warnings(self, pairs: StsPairs, predicted: np.ndarray) -> Iterator[str]:
         if constant(predicted):
-            value = f"{self.similarity} similarity, {predicted[0] + 0.0:g}"
-            yield f"{self.name}: every pair has the same {value}; correlations are given as 0"
+            yield (
+                f"{self.name}: every pair has the same {self.similarity} similarity, "
+                f"{predicted[0] + 0.0:g}; correlations are given as 0"
+            )
             return
         parts = [
             (name, predicted[pairs.subset == number], pairs.gold[pairs.subset == number])
@@ -187,10 +189,9 @@ def _correlations(evidence: Mapping[str, np.ndarray], names: Sequence[str]) -> d
 
     Nan if undefined.
     """
-    correlations: dict[str, Correlation] = {"Spearman": spearman, "Pearson": pearson}
     whole = {
         f"{name} {how}": 100 * aggregated(correlate, evidence, how)
-        for name, correlate in correlations.items()
+        for name, correlate in (("Spearman", spearman), ("Pearson", pearson))
         for how in AGGREGATIONS
     }
     parts = [evidence["stratum"] == number for number in range(len(names))]

@@ -81,9 +81,12 @@ class EvaluationTask(ABC):
         """
         options = validated(cls.options_type, source.options, f"{source.uri}: options")
         split = options.split if isinstance(options, RowOptions) else None
-        file = open_file(source, store, path, cls.roles, split)
-        name = source.name or path.rpartition("/")[2].removesuffix(".parquet")
-        task = cls(name, file, options, settings)
+        task = cls(
+            source.name or path.rpartition("/")[2].removesuffix(".parquet"),
+            open_file(source, store, path, cls.roles, split),
+            options,
+            settings,
+        )
         task.sentences()
         return task
 

@@ -9,7 +9,7 @@ import numpy as np
 from pipeline.config import Settings
 from pipeline.errors import DataError
 from pipeline.evaluate import TASKS, EvaluationTask, Score, Vectors
-from pipeline.evaluate.protocol import TransferOutcome, TransferProtocol, check_classes, protocol_of
+from pipeline.evaluate.protocol import CROSS, TransferOutcome, TransferProtocol, check_classes, protocol_of
 from pipeline.evaluate.similarity import vectors_of
 from pipeline.evaluate.solvers import build_solver
 from pipeline.evaluate.solvers.linear import Solver
@@ -67,8 +67,8 @@ class TransferTask(EvaluationTask):
     def labelled(self) -> LabelledTexts:
         """Return the labelled rows that the protocol uses; DataError for unsuitable splits or classes."""
         rows = self.file.rows()
-        splits, names = rows.codes("split") if rows.has("split") else (np.zeros(len(rows), np.int64), None)
-        if names is not None and (splits < 0).any():
+        splits, names = rows.codes("split") if rows.has("split") else (np.zeros(len(rows), np.int64), [CROSS])
+        if (splits < 0).any():
             raise DataError(
                 self.file.where,
                 "a split for every row",
@@ -77,16 +77,21 @@ class TransferTask(EvaluationTask):
             )
         protocol = protocol_of(self.name, names, self.settings.folds, self.settings.seed, self.file.where)
         codes, values = rows.codes("label")
-        split = np.array(names if names is not None else ["cv"], object)[splits]
+        split = np.array(names, object)[splits]
         kept = (codes >= 0) & np.isin(split, protocol.used)
         order = {value: index for index, value in enumerate(sorted({values[code] for code in codes[kept]}))}
         y, chosen = np.array([order[values[code]] for code in codes[kept]], np.int64), rows.take(kept)
         check_classes(y, split[kept], protocol, list(order), self.file.where)
         roles = ("text",) if rows.has("text") else ("sentence1", "sentence2")
         texts = [chosen.texts(role) for role in roles]
-        facts = {"without_label": int((codes < 0).sum()), "missing_texts": chosen.missing(*roles)}
         return LabelledTexts(
-            texts[0], texts[1] if len(texts) > 1 else None, y, list(order), split[kept], protocol, facts
+            left=texts[0],
+            right=texts[1] if len(texts) > 1 else None,
+            y=y,
+            labels=list(order),
+            split=split[kept],
+            protocol=protocol,
+            facts={"without_label": int((codes < 0).sum()), "missing_texts": chosen.missing(*roles)},
         )
 
     def sentences(self) -> Sequence[str]:
@@ -144,8 +149,10 @@ class TransferTask(EvaluationTask):
                 "the published protocol, and the value is not comparable"
             )
         if not outcome.converged:
-            solver = self.settings.solver
-            yield f"{self.name}: {solver} stopped before the optimum; accuracies may change slightly"
+            yield (
+                f"{self.name}: {self.settings.solver} stopped before the optimum; "
+                "accuracies may change slightly"
+            )
 
     def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:
         return 100 * _mean_of_folds({name: values[rows] for name, values in evidence.items()})
@@ -158,8 +165,7 @@ def pair_features(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 def f1(predicted: np.ndarray, positive: np.ndarray) -> float:
     """F1 of the positive class, in [0, 1]; both arguments (n,) bool."""
-    hits = int((predicted & positive).sum())
-    return 2 * hits / max(int(predicted.sum()) + int(positive.sum()), 1)
+    return 2 * int((predicted & positive).sum()) / max(int(predicted.sum()) + int(positive.sum()), 1)
 
 
 def _mean_of_folds(evidence: Mapping[str, np.ndarray]) -> float:

@@ -47,8 +47,9 @@ class TripletsTask(EvaluationTask):
             "ties_count_as": "wrong",
             "missing_texts": rows.missing(*ROLES),
         }
-        counts = f"{ties:,} of {len(rows):,} triplets"
-        warning = f"{self.name}: {counts} have equal similarities and count as wrong"
+        warning = (
+            f"{self.name}: {ties:,} of {len(rows):,} triplets have equal similarities and count as wrong"
+        )
         return Score(
             f"accuracy x100, {self.similarity}",
             100 * float(right.mean()),

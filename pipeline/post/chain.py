@@ -83,11 +83,13 @@ class Chain:
 
         Equal fits give equal bytes.
         """
-        files = [np.frombuffer(step.to_bytes(), np.uint8) for step in self.steps]
-        header = {"kind": self.kind, "steps": [step.kind for step in self.steps]}
         return pack(
-            {str(number): file for number, file in enumerate(files)},
-            header | {"transform_id": self.transform_id},
+            {str(number): np.frombuffer(step.to_bytes(), np.uint8) for number, step in enumerate(self.steps)},
+            {
+                "kind": self.kind,
+                "steps": [step.kind for step in self.steps],
+                "transform_id": self.transform_id,
+            },
         )
 
     @classmethod

@@ -55,10 +55,9 @@ class Curve:
     def sentence(self) -> str:
         """The choice, with the scores at both ends of the curve."""
         best, (low, at_low), (high, at_high) = dict(self.points)[self.chosen], self.points[0], self.points[-1]
-        ends = f"{at_low:.4f} at {low}, {at_high:.4f} at {high}"
         return (
             f"whiten.{self.setting} is {self.chosen}, the best of {len(self.points)} values by {self.metric} "
-            f"({self.count:,} {self.behind}): {best:.4f}; {ends}"
+            f"({self.count:,} {self.behind}): {best:.4f}; {at_low:.4f} at {low}, {at_high:.4f} at {high}"
         )
 
 
@@ -94,8 +93,9 @@ def tune_transform(
         curves.append(_on_dev("k", _sizes(_before("whitening", moments, affine)), moments, affine, dev))
     elif settings.k == "likelihood":
         assert held is not None
-        before = _before("whitening", moments, affine)
-        curves.append(_by_likelihood(before, _before("whitening", moments, affine, held)))
+        curves.append(
+            _by_likelihood(_before("whitening", moments, affine), _before("whitening", moments, affine, held))
+        )
     return settings.model_copy(update={curve.setting: curve.chosen for curve in curves}), tuple(curves)
 
 

@@ -52,8 +52,10 @@ class Comparison:
         """The decision, with its scores."""
         verdict = "is used: it is not worse" if self.uses_whitening else "is not used: it is worse"
         moved = "whitened" if self.transform == "whitening" else "transformed"
-        scores = f"{self.metric} {self.raw:.4f} raw, {self.whitened:.4f} {moved}"
-        return f"{subject(self.transform)} {verdict}. {self.task}, {self.count:,}: {scores}."
+        return (
+            f"{subject(self.transform)} {verdict}. {self.task}, {self.count:,}: "
+            f"{self.metric} {self.raw:.4f} raw, {self.whitened:.4f} {moved}."
+        )
 
 
 def noun(transform: str) -> str:
@@ -190,6 +192,6 @@ def spearman(left: np.ndarray, right: np.ndarray, gold: np.ndarray) -> float:
 
 def _ranks(queries: np.ndarray, targets: np.ndarray, start: int) -> np.ndarray:
     similarities = queries @ targets.T
-    own = similarities[np.arange(len(queries)), start + np.arange(len(queries))]
+    own = np.diagonal(similarities, offset=start)
     # The target itself is included, so that ranks start at 1.
     return (similarities >= own[:, None] - TIE).sum(axis=1)

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.errors import DataError
 from pipeline.post import TRANSFORMS, Affine
-from pipeline.post.files import TensorFile, checked_vectors, content_id
+from pipeline.post.files import TensorFile, checked_vectors, content_id, too_few
 from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
 from pipeline.stats.spectrum import spectrum_of, uncentred_spectrum_of
@@ -69,10 +69,8 @@ class Components(TensorFile):
     @property
     def shortage(self) -> str | None:
         """Reason why this fit must not be published: fewer than five rows per direction; else None."""
-        needed, count = ROWS_PER_DIRECTION * len(self.directions), len(self.directions)
-        if self.fitted_rows >= needed:
-            return None
-        return f"{self.fitted_rows:,} rows are too few for {count} directions: at least {needed:,} are needed"
+        count = len(self.directions)
+        return too_few(self.fitted_rows, ROWS_PER_DIRECTION * count, f"for {count} directions")
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -107,15 +105,17 @@ def fit_components(
     """
     spectrum = spectrum_of(moments) if centred else uncentred_spectrum_of(moments)
     if not 0 <= count < spectrum.rank:
-        found = f"{count}, and the vectors span {spectrum.rank} direction{'s' if spectrum.rank > 1 else ''}"
-        raise DataError("whiten.remove", f"0 to {spectrum.rank - 1}", found, "remove fewer, or use more text")
-    proportion = float(spectrum.eigenvalues[:count].sum() / spectrum.eigenvalues.sum())
-    directions = np.ascontiguousarray(spectrum.vectors[:, :count].T)
+        raise DataError(
+            "whiten.remove",
+            f"0 to {spectrum.rank - 1}",
+            f"{count}, and the vectors span {spectrum.rank} direction{'s' if spectrum.rank > 1 else ''}",
+            "remove fewer, or use more text",
+        )
     return Components(
-        moments.mean if centred else np.zeros(moments.dim),
-        directions,
-        centred,
-        proportion,
-        moments.count,
-        space_id,
+        mean=moments.mean if centred else np.zeros(moments.dim),
+        directions=np.ascontiguousarray(spectrum.vectors[:, :count].T),
+        centred=centred,
+        share=float(spectrum.eigenvalues[:count].sum() / spectrum.eigenvalues.sum()),
+        fitted_rows=moments.count,
+        space_id=space_id,
     )

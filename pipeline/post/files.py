@@ -38,6 +38,13 @@ def content_id(facts: Sequence[object], *tensors: np.ndarray) -> str:
     return content.hexdigest()
 
 
+def too_few(rows: int, needed: int, purpose: str) -> str | None:
+    """Return the reason why a fit on `rows` rows must not be published; None if they are enough."""
+    if rows >= needed:
+        return None
+    return f"{rows:,} rows are too few {purpose}: at least {needed:,} are needed"
+
+
 def read_fit(
     content: bytes, kind: str, tensors: Sequence[str], facts: Sequence[str]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from pipeline.errors import DataError
 from pipeline.post import TRANSFORMS, Affine
-from pipeline.post.files import checked_vectors, content_id, read_fit, verified
+from pipeline.post.files import checked_vectors, content_id, read_fit, too_few, verified
 from pipeline.settings import FlowSettings
 from pipeline.stats.tensors import pack
 
@@ -101,13 +101,7 @@ class Flow:
     @property
     def shortage(self) -> str | None:
         """Reason why this fit must not be used: fewer than five rows per dimension; else None."""
-        needed = ROWS_PER_DIMENSION * self.k
-        if self.fitted_rows >= needed:
-            return None
-        return (
-            f"{self.fitted_rows:,} rows are too few for a flow on {self.k} dimensions: "
-            f"at least {needed:,} are needed"
-        )
+        return too_few(self.fitted_rows, ROWS_PER_DIMENSION * self.k, f"for a flow on {self.k} dimensions")
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -120,11 +114,17 @@ class Flow:
 
     def to_bytes(self) -> bytes:
         """Write a safetensors file; equal fits give equal bytes."""
-        header = {name: getattr(self, name) for name in _FACTS if name not in ("settings", "curve")}
-        # checkpoint_steps is an option of the run, not of the fit.
-        header["settings"] = self.settings.model_dump(mode="json", exclude={"checkpoint_steps"})
-        header["curve"] = [asdict(point) for point in self.curve]
-        return pack(self.tensors, header | {"transform_id": self.transform_id, "kind": self.kind})
+        return pack(
+            self.tensors,
+            {
+                **{name: getattr(self, name) for name in _FACTS},
+                # checkpoint_steps is an option of the run, not of the fit.
+                "settings": self.settings.model_dump(mode="json", exclude={"checkpoint_steps"}),
+                "curve": [asdict(point) for point in self.curve],
+                "transform_id": self.transform_id,
+                "kind": self.kind,
+            },
+        )
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Flow":
@@ -186,15 +186,19 @@ class Flow:
         (best, step), (ended, end) = max(scores, key=lambda each: (each[0], -each[1])), scores[-1]
         when = f"after step {step:,}" if step else "before any training"
         peak = f"; it was best {when}, {best:.4f}, and likelihood kept improving" if step < end else ""
-        start = f"{self.metric} on the dev task went from {scores[0][0]:.4f} after initialization"
-        return f"{start} to {ended:.4f}{peak}"
+        return (
+            f"{self.metric} on the dev task went from {scores[0][0]:.4f} after initialization "
+            f"to {ended:.4f}{peak}"
+        )
 
     def _constant(self) -> str | None:
         constant = int((~self.tensors["levels.0.0.actnorm.varies"]).sum())
         if not constant:
             return None
-        verb = "has" if constant == 1 else "have"
-        return f"{constant} of {self.k} dimensions {verb} no variance and kept the scale of the others"
+        return (
+            f"{constant} of {self.k} dimensions {'has' if constant == 1 else 'have'} no variance "
+            "and kept the scale of the others"
+        )
 
     def _input(self) -> str | None:
         if not self.unit_length:
@@ -207,13 +211,14 @@ class Flow:
 
 def _read(header: dict[str, Any]) -> dict[str, Any]:
     try:
-        curve = tuple(FlowPoint(**point) for point in header["curve"])
-        return {"settings": FlowSettings.model_validate(header["settings"]), "curve": curve}
+        return {
+            "settings": FlowSettings.model_validate(header["settings"]),
+            "curve": tuple(FlowPoint(**point) for point in header["curve"]),
+        }
     except (TypeError, ValidationError) as error:
-        found = " ".join(str(error).split())[:200]
         raise DataError(
             "flow file",
             "the settings and the curve of a flow",
-            found,
+            " ".join(str(error).split())[:200],
             "use the version of manta that wrote it, or fit it again",
         ) from None

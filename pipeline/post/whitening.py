@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.errors import DataError
 from pipeline.post import TRANSFORMS, Affine
-from pipeline.post.files import TensorFile, checked_vectors, content_id
+from pipeline.post.files import TensorFile, checked_vectors, content_id, too_few
 from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
 from pipeline.stats.spectrum import RANK_TOLERANCE, spectrum_of
@@ -95,13 +95,8 @@ class Whitening(TensorFile):
     @property
     def shortage(self) -> str | None:
         """Reason why this fit must not be published: fewer than five rows per component; else None."""
-        needed = ROWS_PER_COMPONENT * self.components
-        if self.fitted_rows >= needed:
-            return None
-        return (
-            f"{self.fitted_rows:,} rows are too few to whiten {self.components} components: "
-            f"at least {needed:,} are needed"
-        )
+        count = self.components
+        return too_few(self.fitted_rows, ROWS_PER_COMPONENT * count, f"to whiten {count} components")
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -129,10 +124,9 @@ class Whitening(TensorFile):
     @classmethod
     def of_moments(cls, moments: Moments, settings: WhitenSettings, space_id: str) -> "Whitening":
         """Fit by `fit_whitening`, with the options in the settings."""
-        k = settings.k if isinstance(settings.k, int) else None
         return fit_whitening(
             moments,
-            k,
+            settings.k if isinstance(settings.k, int) else None,
             space_id=space_id,
             rotation=settings.rotation,
             shrinkage=settings.shrinkage,

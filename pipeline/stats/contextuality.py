@@ -90,8 +90,10 @@ def layer_metrics(
     """
     kept, found = layer.kept, dict[str, Metric]()
     if len(chosen.pairs):
-        value = float(cosines(kept[chosen.pairs[:, 0]], kept[chosen.pairs[:, 1]]).mean())
-        found["word_cosine"] = Metric(value=value, count=len(chosen.pairs), of="pairs", seed=seed)
+        left, right = kept[chosen.pairs.T]
+        found["word_cosine"] = Metric(
+            value=float(cosines(left, right).mean()), count=len(chosen.pairs), of="pairs", seed=seed
+        )
     if chosen.words:
         values = {
             # Ethayarajh 2019, definition 1: the mean cosine of two different occurrences of a word.
@@ -101,13 +103,14 @@ def layer_metrics(
             ),
             "explained_variance_baseline": _random_variance(kept, chosen, seed, centred),
         }
-        count = len(chosen.words)
         found |= {
-            name: Metric(value=value, count=count, of="words", seed=seed) for name, value in values.items()
+            name: Metric(value=value, count=len(chosen.words), of="words", seed=seed)
+            for name, value in values.items()
         }
     if layer.sentences:
-        value = layer.similarity / layer.sentences
-        found["intra_similarity"] = Metric(value=value, count=layer.sentences, of="sentences")
+        found["intra_similarity"] = Metric(
+            value=layer.similarity / layer.sentences, count=layer.sentences, of="sentences"
+        )
     for name, baseline in (
         ("self_similarity", "word_cosine"),
         ("intra_similarity", "word_cosine"),

@@ -17,11 +17,9 @@ class Hubness:
 
     Attributes:
         counts: (n,) k-occurrence of every vector; the mean is k.
-        k: number of neighbours.
     """
 
     counts: np.ndarray
-    k: int
 
     @property
     def skewness(self) -> float:
@@ -56,8 +54,7 @@ def hubness(x: np.ndarray, k: int) -> Hubness:
             str(len(x)),
             "use more text, or lower evaluate.geometry.neighbours",
         )
-    nearest = nearest_rows(unit_rows(x), k)
-    return Hubness(np.bincount(nearest.ravel(), minlength=len(x)), k)
+    return Hubness(np.bincount(nearest_rows(unit_rows(x), k).ravel(), minlength=len(x)))
 
 
 def nearest_rows(x: np.ndarray, k: int) -> np.ndarray:
@@ -68,7 +65,6 @@ def nearest_rows(x: np.ndarray, k: int) -> np.ndarray:
     found, rows = [], max(1, min(_BLOCK, _MAX_SIMILARITIES // max(len(x), 1)))
     for start in range(0, len(x), rows):
         products = x[start : start + rows] @ x.T
-        own = np.arange(len(products))
-        products[own, start + own] = -np.inf
+        np.fill_diagonal(products[:, start:], -np.inf)
         found.append(np.argpartition(-products, k - 1, axis=1)[:, :k])
     return np.concatenate(found)

@@ -1,6 +1,6 @@
 """Dependence of similarities on the surface of texts: edit distance, length, word frequency."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -40,10 +40,8 @@ def edit_distance(left: Sequence[Hashable], right: Sequence[Hashable]) -> int:
 
 def edit_distances(left: Sequence[str], right: Sequence[str], unit: EditUnit = "characters") -> np.ndarray:
     """Return (n,) int64 Levenshtein distances of pairs of texts, in characters or in words."""
-    pairs = zip(left, right, strict=True)
-    made = (
-        edit_distance(a, b) if unit == "characters" else edit_distance(a.split(), b.split()) for a, b in pairs
-    )
+    symbols: Callable[[str], Sequence[Hashable]] = str if unit == "characters" else str.split
+    made = (edit_distance(symbols(a), symbols(b)) for a, b in zip(left, right, strict=True))
     return np.fromiter(made, dtype=np.int64, count=len(left))
 
 
@@ -73,8 +71,7 @@ def neighbour_distances(x: np.ndarray, k: int) -> np.ndarray:
     for start in range(0, len(x), _BLOCK):
         block = x[start : start + _BLOCK]
         squared = squares[start : start + _BLOCK, None] + squares - 2 * block @ x.T
-        own = np.arange(len(block))
-        squared[own, start + own] = np.inf
+        np.fill_diagonal(squared[:, start:], np.inf)
         found.append(np.sqrt(np.maximum(np.partition(squared, k - 1, axis=1)[:, :k], 0)).mean(axis=1))
     return np.concatenate(found)
 

@@ -122,8 +122,10 @@ class Moments:
 
     def to_bytes(self) -> bytes:
         """Write a safetensors file with the upper triangle of the scatter; equal moments give equal bytes."""
-        upper = self.scatter[np.triu_indices(self.dim)]
-        return pack({"mean": self.mean, "scatter_upper": upper}, {"kind": "moments", "count": self.count})
+        return pack(
+            {"mean": self.mean, "scatter_upper": self.scatter[np.triu_indices(self.dim)]},
+            {"kind": "moments", "count": self.count},
+        )
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Moments":

@@ -134,8 +134,9 @@ def with_pairs(space: Space, sentences: np.ndarray, pairs: ScoredPairs, seed: in
     similarity, positive = cosines(left, right), pairs.gold > POSITIVE
     aligned = None
     if positive.any():
-        value = alignment(left[positive], right[positive])
-        aligned = Metric(value=value, count=int(positive.sum()), of="pairs")
+        aligned = Metric(
+            value=alignment(left[positive], right[positive]), count=int(positive.sum()), of="pairs"
+        )
     why = [
         "all cosines are equal" if np.ptp(other) else "all pairs have the same value"
         for other in (pairs.edits, pairs.gold)
@@ -170,13 +171,15 @@ def length_metrics(
     left = rng.integers(len(x), size=PAIRS)
     right = (left + rng.integers(1, len(x), size=PAIRS)) % len(x)
     difference = np.abs(lengths[left] - lengths[right])
-    norms = np.linalg.norm(x.astype(np.float64), axis=1)
     return _measured(
         length_cosine=(
             rank_correlation(cosines(x[left], x[right]), difference, "pairs", seed),
             "all texts have the same length, or all cosines are equal",
         ),
-        length_norm=(rank_correlation(norms, lengths, "sentences"), "all vectors have the same norm"),
+        length_norm=(
+            rank_correlation(np.linalg.norm(x.astype(np.float64), axis=1), lengths, "sentences"),
+            "all vectors have the same norm",
+        ),
     )
 
 

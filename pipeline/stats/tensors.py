@@ -16,9 +16,11 @@ def pack(tensors: dict[str, np.ndarray], header: dict[str, Any]) -> bytes:
     The header is JSON under one metadata key, `manta`, because safetensors writes several keys in random
     order.
     """
-    # safetensors writes the buffer and ignores strides.
-    contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-    return save(contiguous, metadata={"manta": json.dumps(header, sort_keys=True)})
+    return save(
+        # safetensors writes the buffer and ignores strides.
+        {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()},
+        metadata={"manta": json.dumps(header, sort_keys=True)},
+    )
 
 
 def unpack(

@@ -37,9 +37,8 @@ class Sgd:
         """Fit all problems with the same batches per part; see `Solver.fit`."""
         rows = torch.from_numpy(np.c_[x, np.ones(len(x))].astype(np.float32))
         batches = _Batches(rows, torch.from_numpy(y), classes, parts, self.seed)
-        weights = self._train(batches, torch.tensor(strengths, dtype=torch.float32))
-        found = weights.double().numpy()
-        return LinearClassifiers(found[..., :-1], found[..., -1])
+        weights = self._train(batches, torch.tensor(strengths, dtype=torch.float32)).double().numpy()
+        return LinearClassifiers(weights[..., :-1], weights[..., -1])
 
     def _train(self, batches: "_Batches", decay: Tensor) -> Tensor:
         """Train all classifiers: (F, S, K, d + 1) weights, the bias last."""
@@ -118,10 +117,11 @@ class _Batches:
 
     def held_accuracy(self, weights: Tensor) -> Tensor:
         """Return (F, S) accuracies on the held-out rows."""
-        found = [
-            (torch.einsum("skd,nd->skn", one, self.rows[held]).argmax(dim=1) == self.y[held])
-            .float()
-            .mean(dim=1)
-            for one, held in zip(weights, self.held, strict=True)
-        ]
-        return torch.stack(found)
+        return torch.stack(
+            [
+                (torch.einsum("skd,nd->skn", one, self.rows[held]).argmax(dim=1) == self.y[held])
+                .float()
+                .mean(dim=1)
+                for one, held in zip(weights, self.held, strict=True)
+            ]
+        )
