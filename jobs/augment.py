@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 def augment(run: CommandRun) -> Answer:
     """Make variants of a corpus's texts, and keep the good ones.
 
-    Back-translation and other methods with models work on pools of the cluster; words are edited beside them.
-    Units of Parquet hold each text with its variants, what was rejected and why; a numbered manifest below
-    augmented/ names them, and `manta train` takes it as train.data. What is done is never done again: a
-    command that was stopped goes on, and a later one works on new texts alone.
+    Back-translation and other methods with models run on pools of workers; methods that edit words run at the
+    same time. Parquet units hold each text with its variants, and the reason if one was rejected. A numbered
+    manifest below augmented/ lists the units, and `manta train` takes it as train.data. Finished work is not
+    repeated: a command that was stopped continues, and a later one processes new texts only.
     """
     from pipeline.flows.augment.augment import augment as run_augmentation
 

@@ -25,7 +25,7 @@ def text_lengths(texts: pa.Array) -> np.ndarray:
 def case_fold(texts: pa.Array) -> pa.Array:
     """Normalize texts to NFKC and fold their case; null stays null.
 
-    Arrow only has lower case, which does not make the two spellings of a German double s equal.
+    Arrow only has lower case, which leaves ß and ss different.
     """
     folded = (text and unicodedata.normalize("NFKC", text).casefold() for text in texts.to_pylist())
     return pa.array(folded, pa.large_string())
@@ -51,14 +51,14 @@ def repetitions(folded: pa.Array, run: int) -> tuple[np.ndarray, np.ndarray]:
     coded = pc.list_flatten(parts).dictionary_encode()
     rows = pc.list_parent_indices(parts).to_numpy()
     codes = coded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    spoken = codes != coded.dictionary.index(_STOP).as_py()
-    follows = (codes[1:] == codes[:-1]) & (rows[1:] == rows[:-1]) & spoken[1:]
+    is_word = codes != coded.dictionary.index(_STOP).as_py()
+    follows = (codes[1:] == codes[:-1]) & (rows[1:] == rows[:-1]) & is_word[1:]
     repeated = np.bincount(rows[1:][follows], minlength=len(folded))
-    return repeated, _most_frequent_run(rows[spoken], codes[spoken], run, len(folded))
+    return repeated, _most_frequent_run(rows[is_word], codes[is_word], run, len(folded))
 
 
 def _split(folded: pa.Array, punctuation: str) -> pa.Array:
-    """Split texts at white space, with other text in place of punctuation."""
+    """Replace punctuation by the string `punctuation`, and split the texts at white space."""
     replaced = pc.replace_substring_regex(folded, _PUNCTUATION, punctuation)
     return pc.utf8_split_whitespace(pc.utf8_trim_whitespace(replaced))
 
@@ -66,15 +66,22 @@ def _split(folded: pa.Array, punctuation: str) -> pa.Array:
 def _most_frequent_run(rows: np.ndarray, codes: np.ndarray, run: int, texts: int) -> np.ndarray:
     """(texts,) int64: how often each text's most frequent run of words occurs; 0 if the text has fewer words.
 
-    rows, codes: the text and the number of each word.
+    Args:
+        rows: (words,) index of the text of each word, ascending.
+        codes: (words,) number of each word in the vocabulary.
+        run: words of a run.
+        texts: number of texts.
     """
-    most, runs = np.zeros(texts, np.int64), codes
-    for further in range(1, run):
-        following = codes[further:]
+    # Number the runs that begin at each word: equal runs get equal numbers. Each turn appends one word.
+    runs = codes
+    for offset in range(1, run):
+        following = codes[offset:]
         pairs = runs[: len(following)] * (codes.max(initial=0) + 1) + following
         runs = np.unique(pairs, return_inverse=True)[1]
-    begin, kinds = rows[: len(runs)], runs.max(initial=0) + 1
-    whole = begin == rows[len(rows) - len(runs) :]
-    keys, times = np.unique(begin[whole] * kinds + runs[whole], return_counts=True)
-    np.maximum.at(most, keys // kinds, times)
+    first_rows, last_rows = rows[: len(runs)], rows[len(rows) - len(runs) :]
+    inside = first_rows == last_rows  # the run does not extend into the next text
+    distinct = runs.max(initial=0) + 1
+    keys, counts = np.unique(first_rows[inside] * distinct + runs[inside], return_counts=True)
+    most = np.zeros(texts, np.int64)
+    np.maximum.at(most, keys // distinct, counts)
     return most

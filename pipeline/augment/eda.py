@@ -23,11 +23,11 @@ OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 
 @AUGMENTERS.register("eda")
 class EDA(SynonymAugmenter):
-    """The text after one operation, which is drawn for each variant.
+    """Apply one of four operations to a text, drawn at random for each variant.
 
     With n = max(1, round(share * words)), the operation replaces n words by synonyms, inserts n synonyms,
     exchanges two words n times, or deletes each word with probability `share`. At least one word is kept. The
-    paper makes variants by each of the four.
+    paper draws no operation, but makes variants by each of the four.
     """
 
     share: Share = 0.1
@@ -56,11 +56,11 @@ class EDA(SynonymAugmenter):
             "swap": swap_words,
             "delete": lambda words, _, rng: omit_words(words, share, rng),
         }
-        drawn = [name for name in OPERATIONS if self.weights.get(name)]
-        bounds = list(accumulate(self.weights[name] for name in drawn))
+        possible = [name for name in OPERATIONS if self.weights.get(name)]
+        bounds = list(accumulate(self.weights[name] for name in possible))
 
-        def edited(words: Words, rng: np.random.Generator) -> Words:
-            operation = drawn[bisect(bounds[:-1], rng.random() * bounds[-1])]
+        def edit(words: Words, rng: np.random.Generator) -> Words:
+            operation = possible[bisect(bounds[:-1], rng.random() * bounds[-1])]
             return edits[operation](words, edit_count(len(words), share, None), rng)
 
-        return edited
+        return edit

@@ -23,7 +23,7 @@ def languages_of(texts: Sequence[str], among: Sequence[str] = ()) -> list[str]:
 
 
 def check_languages(codes: Sequence[str], where: str) -> None:
-    """ConfigError, naming `where`, if a code is unknown or py3langid is not installed."""
+    """Raise ConfigError at setting `where` if a code is unknown or py3langid is not installed."""
     known = _full_identifier(where).labels
     for code in codes:
         if code not in known:
@@ -34,9 +34,9 @@ def check_languages(codes: Sequence[str], where: str) -> None:
 
 @functools.cache
 def _identifier(among: tuple[str, ...]) -> Any:
-    """An identifier for a choice of languages, which shares its tables with the others.
+    """The identifier restricted to some languages.
 
-    A copy, because restricting the package's own identifier would change it for the whole process.
+    It is a shallow copy, because set_languages would otherwise restrict all identifiers of the process.
     """
     if not among:
         return _full_identifier("language")

@@ -1,6 +1,7 @@
 """Charts of an evaluation."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -8,24 +9,29 @@ from pipeline.charts.frame import ChartFrame, dot, minus, rule, shortened, svg, 
 
 WIDTH = 600  # wider than other charts, because of task names
 _LEFT, _RIGHT, _TOP, _BOTTOM, _ROW, _DOT_STEP = 140, 12, 8, 40, 24, 7
-_MOST_LETTERS = 24  # largest length of a task's name
+_MAX_NAME = 24  # characters of a task's name
 COLOURS = 5  # number of colours before they repeat
 
-Dot = tuple[float, float | None, float | None]
-"""(value, low, high); bounds are None without an interval"""
+
+class TaskDifference(NamedTuple):
+    """Value with its interval; without an interval low and high are None."""
+
+    value: float
+    low: float | None
+    high: float | None
 
 
-def difference_chart(rows: Sequence[tuple[str, Sequence[Dot | None]]], unit: str) -> Markup:
+def difference_chart(rows: Sequence[tuple[str, Sequence[TaskDifference | None]]], unit: str) -> Markup:
     """Draw the differences with the first candidate, one row per task.
 
     Each further candidate has a dot and a line for its interval; right of the centre line is better.
     """
-    ends = (abs(end) for _, dots in rows for dot in dots if dot for end in dot if end is not None)
+    ends = (abs(end) for _, row in rows for found in row if found for end in found if end is not None)
     most = max(ends, default=0.0) * 1.08 or 1.0
     frame, base = _Scale((-most, most), (0, 1)), _TOP + _ROW * len(rows)
     drawn = "".join(_grid_line(frame, x, base) for x in ticks(-most, most, 8))
-    for number, (name, dots) in enumerate(rows):
-        drawn += _row(frame, name, dots, _TOP + _ROW * (number + 0.5))
+    for number, (name, differences) in enumerate(rows):
+        drawn += _row(frame, name, differences, _TOP + _ROW * (number + 0.5))
     size = (WIDTH, base + _BOTTOM)
     drawn += text_at((_LEFT + WIDTH - _RIGHT) / 2, size[1] - 5, f"difference in {unit}", "middle title")
     return svg(drawn, f"Differences in {unit} with their intervals", size)
@@ -46,16 +52,17 @@ def _grid_line(frame: ChartFrame, x: float, base: float) -> str:
     )
 
 
-def _row(frame: ChartFrame, name: str, dots: Sequence[Dot | None], y: float) -> str:
-    shown = [(number, dot) for number, dot in enumerate(dots) if dot is not None]
+def _row(frame: ChartFrame, name: str, differences: Sequence[TaskDifference | None], y: float) -> str:
+    shown = [(number, found) for number, found in enumerate(differences) if found is not None]
     first = y - _DOT_STEP * (len(shown) - 1) / 2
-    return text_at(_LEFT - 12, y + 4, shortened(name, _MOST_LETTERS), "end") + "".join(
-        _dot(frame, dot, number % COLOURS, first + _DOT_STEP * at) for at, (number, dot) in enumerate(shown)
+    return text_at(_LEFT - 12, y + 4, shortened(name, _MAX_NAME), "end") + "".join(
+        _dot_with_interval(frame, found, number % COLOURS, first + _DOT_STEP * line)
+        for line, (number, found) in enumerate(shown)
     )
 
 
-def _dot(frame: ChartFrame, drawn: Dot, colour: int, y: float) -> str:
-    value, low, high = drawn
+def _dot_with_interval(frame: ChartFrame, difference: TaskDifference, colour: int, y: float) -> str:
+    value, low, high = difference
     title, interval = _signed(value), ""
     if low is not None and high is not None:
         title += f", {_signed(low)} to {_signed(high)}"

@@ -158,7 +158,7 @@ def line(frame: ChartFrame, points: Sequence[tuple[float, float]], name: str) ->
 
 def area(frame: ChartFrame, histogram: Histogram, name: str) -> str:
     """Draw a histogram as a stepped area."""
-    low, high = occupied(histogram)
+    low, high = occupied_range(histogram)
     corners = [(low, 0.0)]
     for left, right, count in zip(histogram.edges, histogram.edges[1:], histogram.counts, strict=False):
         if left >= low and right <= high:
@@ -201,7 +201,7 @@ def cosine_areas(histograms: Sequence[tuple[str, Histogram]], room: float, items
         room: height of the chart as a multiple of the highest bin.
         items: texts or sentences.
     """
-    ends = [edge for _, one in histograms for edge in occupied(one)]
+    ends = [edge for _, one in histograms for edge in occupied_range(one)]
     highest = max(max(one.counts) / one.total for _, one in histograms)
     frame = ChartFrame((min(*ends, -0.1), max(*ends, 0.1)), (0, room * highest))
     areas = "".join(area(frame, one, name) for name, one in histograms)
@@ -215,19 +215,19 @@ def cosine_areas(histograms: Sequence[tuple[str, Histogram]], room: float, items
     return svg(axes + areas + means, f"Cosines of random pairs of {items}")
 
 
-def occupied(histogram: Histogram) -> tuple[float, float]:
+def occupied_range(histogram: Histogram) -> tuple[float, float]:
     """Return the ends of the bins that are not empty."""
     bins = [number for number, count in enumerate(histogram.counts) if count] or [0]
     return histogram.edges[bins[0]], histogram.edges[bins[-1] + 1]
 
 
-def thinned(values: Sequence[float]) -> list[tuple[float, float]]:
+def thin_ranks(values: Sequence[float]) -> list[tuple[float, float]]:
     """Return (rank, value) of at most about 240 values, including both ends."""
     stride = max(1, len(values) // MAX_LINE_POINTS)
     return [(index + 1, values[index]) for index in sorted({*range(0, len(values), stride), len(values) - 1})]
 
 
-def spaced(frame: ChartFrame, values: Sequence[float]) -> list[float]:
+def without_overlap(frame: ChartFrame, values: Sequence[float]) -> list[float]:
     """Return the values whose labels do not overlap."""
     kept: list[float] = []
     for value in values:

@@ -20,14 +20,14 @@ from pipeline.charts.frame import (
     line,
     minus,
     named_x_axis,
-    occupied,
+    occupied_range,
     percent,
     rule,
-    spaced,
     svg,
     text_at,
-    thinned,
+    thin_ranks,
     ticks,
+    without_overlap,
     x_axis,
     y_axis,
 )
@@ -61,7 +61,7 @@ def layer_chart(curves: Sequence[Points], metric: str) -> Markup:
         for number, curve in enumerate(curves)
     )
     labels = _labels([_last(frame, curve, colour(number)) for number, curve in enumerate(curves)])
-    axes = x_axis(frame, spaced(frame, layers), "layer") + y_axis(frame, ticks(*frame.y, 5))
+    axes = x_axis(frame, without_overlap(frame, layers), "layer") + y_axis(frame, ticks(*frame.y, 5))
     return svg(axes + marks + labels, f"{metric} by layer")
 
 
@@ -109,6 +109,10 @@ def hubs_chart(found: Sequence[Sequence[int]], k: int) -> Markup:
     """Draw the proportions of sentences by how often they are a neighbour of others.
 
     In a space without hubs all sentences are in the middle.
+
+    Args:
+        found: for each space, the number of sentences that are a neighbour 0, 1, 2 ... times.
+        k: neighbours of each sentence.
     """
     edges = [0, 1, max(2, k // 2), 2 * k, 5 * k]
     names = ["never", *(f"{left}–{right - 1}" for left, right in pairwise(edges[1:])), f"{edges[-1]}+"]
@@ -131,7 +135,7 @@ def hubs_chart(found: Sequence[Sequence[int]], k: int) -> Markup:
 
 
 def edits_chart(edits: Sequence[Sequence[EditBin]]) -> Markup:
-    """Draw the mean rank of pairs by cosine, by edit distance; dashed: the mean rank by human score."""
+    """Draw the mean rank of pairs in bins of edit distance: by cosine, and dashed by human score."""
     bins = edits[0]
     values = [rank for each in edits for one in each for rank in (one.similarity, one.gold)]
     frame = ChartFrame((0.5, len(bins) + 0.5), (max(0.0, min(values) - 0.06), min(1.0, max(values) + 0.06)))
@@ -139,13 +143,13 @@ def edits_chart(edits: Sequence[Sequence[EditBin]]) -> Markup:
         line(frame, [(index + 1, one.similarity) for index, one in enumerate(each)], colour(number))
         for number, each in enumerate(edits)
     )
-    people = line(frame, [(index + 1, one.gold) for index, one in enumerate(bins)], "people")
+    human = line(frame, [(index + 1, one.gold) for index, one in enumerate(bins)], "people")
     axes = y_axis(frame, ticks(*frame.y, 4), percent) + named_x_axis(
         frame,
         [(index + 1.0, f"{one.distance:.0f}") for index, one in enumerate(bins)],
         "edit distance of the pair, in bins of equal size",
     )
-    return svg(axes + lines + people, "Rank by cosine and by human score, by edit distance")
+    return svg(axes + lines + human, "Rank by cosine and by human score, by edit distance")
 
 
 def plane_chart(points: Sequence[tuple[float, float]]) -> Markup:
@@ -178,7 +182,7 @@ def three_digits(value: float) -> str:
 
 def _shown(spectrum: Sequence[float]) -> Points:
     """Return ranks and powers of ten, cut at the bottom of the chart."""
-    return [(rank, math.log10(max(value, 10.0**-_DECADES))) for rank, value in thinned(spectrum)]
+    return [(rank, math.log10(max(value, 10.0**-_DECADES))) for rank, value in thin_ranks(spectrum)]
 
 
 def _dots(frame: ChartFrame, points: Points, name: str) -> str:
@@ -208,7 +212,7 @@ def _row(frame: ChartFrame, band: Histogram, base: float, scale: float, name: st
     ground = rule(LEFT, base, WIDTH - RIGHT, base, "grid")
     if not band.total:
         return ground
-    low, high = occupied(band)
+    low, high = occupied_range(band)
     inside = [
         part
         for part in zip(band.edges, band.edges[1:], band.counts, strict=False)
@@ -247,12 +251,12 @@ def _padded(values: Sequence[float]) -> tuple[float, float]:
 def _beside(frame: ChartFrame, point: tuple[float, float], name: str) -> tuple[float, float, str, str]:
     """Return the label of a point, on the side with more room."""
     x, y = frame.px(point[0]), frame.py(point[1]) + 4
-    right = x > (LEFT + WIDTH) / 2
+    to_left = x > (LEFT + WIDTH) / 2
     return (
-        x + (-11 if right else 11),
+        x + (-11 if to_left else 11),
         y,
         f"{three_digits(point[0])}, {three_digits(point[1])}",
-        f"{name} value {'end' if right else 'start'}",
+        f"{name} value {'end' if to_left else 'start'}",
     )
 
 

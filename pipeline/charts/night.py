@@ -23,11 +23,11 @@ from pipeline.charts.frame import (
     percent,
     rule,
     side,
-    spaced,
     svg,
     text_at,
-    thinned,
+    thin_ranks,
     ticks,
+    without_overlap,
     x_axis,
     y_axis,
 )
@@ -41,8 +41,8 @@ def spectrum_chart(raw: Sequence[float], whitened: Sequence[float] | None) -> Ma
     """Draw singular values, largest first, divided by the largest: one line each."""
     components = max(len(raw), len(whitened or ()))
     frame = ChartFrame((1, components), (0, 1))
-    lines = line(frame, thinned(raw), "raw") + (
-        line(frame, thinned(whitened), "whitened") if whitened else ""
+    lines = line(frame, thin_ranks(raw), "raw") + (
+        line(frame, thin_ranks(whitened), "whitened") if whitened else ""
     )
     axes = x_axis(frame, [1, *ticks(1, components, 4)], "component, by size") + y_axis(frame, [0, 0.5, 1])
     return svg(axes + lines, "Singular values relative to the largest, by rank")
@@ -97,7 +97,7 @@ def recall_chart(
         drawn += text_at(LEFT + 4, frame.py(target) - 5, f"target {percent(target)}", "start note")
     axes = x_axis(
         frame,
-        spaced(frame, log_ticks(*frame.x)),
+        without_overlap(frame, log_ticks(*frame.x)),
         f"milliseconds per query; next to the dots: {effort}",
     ) + y_axis(frame, ticks(low, 1, 4), percent)
     return svg(axes + drawn, f"Recall at 10 against milliseconds, by {effort}")
@@ -121,7 +121,7 @@ def choice_chart(points: Sequence[tuple[int, float]], chosen: int, setting: str)
         drawn += dot(x, y, "dot" + " chosen" * best, 5 if best else 2.6, words)
         if best:
             drawn += text_at(x, y - 11, words, f"{side(x)} chosen")
-    axes = x_axis(frame, spaced(frame, values), setting) + y_axis(frame, ticks(*frame.y, 4))
+    axes = x_axis(frame, without_overlap(frame, values), setting) + y_axis(frame, ticks(*frame.y, 4))
     return svg(axes + drawn, f"Scores for {setting}, the chosen one marked")
 
 

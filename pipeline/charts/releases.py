@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from markupsafe import Markup
 
-from pipeline.charts.frame import ChartFrame, compact, line, spaced, svg, ticks, x_axis, y_axis
+from pipeline.charts.frame import ChartFrame, compact, line, svg, ticks, without_overlap, x_axis, y_axis
 
 _ROOM = 0.12  # of the range, above the highest and below the lowest point
 _MIN_RANGE = 0.05  # of the highest value, if the axis does not start at 0, so that noise looks small
@@ -25,5 +25,7 @@ def history_chart(
     room = _ROOM * ((high - low) or abs(high) or 1.0)
     frame = ChartFrame((numbers[0], numbers[-1]), (low if from_zero else low - room, high + room))
     dots = "".join(f'<circle class="dot" cx="{frame.px(x)}" cy="{frame.py(y)}" r="2.6"/>' for x, y in points)
-    axes = x_axis(frame, spaced(frame, numbers), "release") + y_axis(frame, ticks(*frame.y, 4), label)
+    axes = x_axis(frame, without_overlap(frame, numbers), "release") + y_axis(
+        frame, ticks(*frame.y, 4), label
+    )
     return svg(axes + line(frame, points, "whitened") + dots, f"{name} by release")

@@ -21,11 +21,11 @@ from pipeline.charts.frame import (
     minus,
     rule,
     side,
-    spaced,
     svg,
     text_at,
-    thinned,
+    thin_ranks,
     ticks,
+    without_overlap,
     x_axis,
     y_axis,
 )
@@ -58,7 +58,9 @@ class StepAxis:
     def axis(self, frame: ChartFrame) -> str:
         """Draw the step axis, with a line where the training was resumed."""
         at = ticks(0, frame.x[1], 5)
-        axis = x_axis(frame, spaced(frame, [round(x) for x in at]) if frame.x[1] >= 5 else at, "step")
+        axis = x_axis(
+            frame, without_overlap(frame, [round(x) for x in at]) if frame.x[1] >= 5 else at, "step"
+        )
         return axis + "".join(
             f"<g><title>resumed after step {step:,.0f}</title>"
             + rule(frame.px(step), TOP, frame.px(step), HEIGHT - BOTTOM, "anew")
@@ -127,7 +129,7 @@ def dev_chart(points: Points, best: float, steps: StepAxis, name: str) -> Markup
     return svg(axes + line(frame, points, colour(0)) + dots + marked, f"{name} over the steps")
 
 
-def course_chart(points: Sequence[tuple[float, float]], first: int) -> Markup:
+def trajectory_chart(points: Sequence[tuple[float, float]], first: int) -> Markup:
     """Draw alignment against uniformity in the order of the steps; low is better on both axes.
 
     Args:
@@ -160,7 +162,7 @@ def smoothed(points: Sequence[tuple[float, float]], most: int = POINTS) -> list[
 def _faint(frame: ChartFrame, points: Points, number: int) -> str:
     """Draw every point, thinned to the space available, clipped to the chart."""
     low, high = frame.y
-    kept = [points[int(rank) - 1] for rank, _ in thinned([y for _, y in points])]
+    kept = [points[int(rank) - 1] for rank, _ in thin_ranks([y for _, y in points])]
     return line(frame, [(x, min(max(y, low), high)) for x, y in kept], f"faint {colour(number)}")
 
 

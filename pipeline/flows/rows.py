@@ -91,7 +91,7 @@ class LiveRows:
         """Count the live rows of each unit."""
         dead = Dead.load(self.store, self.dead)
         return tuple(
-            int(_alive(placed, dead).sum()) if len(dead.rows_of(placed.ordinal)) else placed.unit.rows
+            int(_is_live(placed, dead).sum()) if len(dead.rows_of(placed.ordinal)) else placed.unit.rows
             for placed in units
         )
 
@@ -99,7 +99,7 @@ class LiveRows:
         """Yield (addresses, raw float32 vectors) of all units, in order, a block at a time."""
         dead = Dead.load(self.store, self.dead)
         for placed in units:
-            addresses, live, start = row_addresses(placed), _alive(placed, dead), 0
+            addresses, live, start = row_addresses(placed), _is_live(placed, dead), 0
             for batch in self.open(placed).iter_batches(_BATCH, columns=["vector"]):
                 vectors = vector_matrix(batch["vector"]).astype(np.float32, copy=False)
                 rows = slice(start, start + len(vectors))
@@ -116,7 +116,7 @@ class LiveRows:
 
         Args:
             salt: another one gives an independent sample.
-            dead: sample dead rows, which show answers where rows were removed, instead of live ones.
+            dead: sample dead rows instead of live ones; as queries they show recall near removed rows.
 
         Returns:
             (n,) int64 and (n, d) float32; n is smaller than `count` if there are fewer rows.
@@ -124,10 +124,11 @@ class LiveRows:
         from pipeline.index.sample import apportion, sample_rows
 
         known = Dead.load(self.store, self.dead)
-        places = [each for each in units if not dead or len(known.rows_of(each.ordinal))]
-        among = [np.flatnonzero(_alive(placed, known) != dead) for placed in places]
+        sampled = [each for each in units if not dead or len(known.rows_of(each.ordinal))]
+        candidates = [np.flatnonzero(_is_live(placed, known) != dead) for placed in sampled]
+        counts = apportion(list(map(len, candidates)), count)
         addresses, vectors = [np.zeros(0, dtype=np.int64)], list[np.ndarray]()
-        for placed, rows, wanted in zip(places, among, apportion(list(map(len, among)), count), strict=True):
+        for placed, rows, wanted in zip(sampled, candidates, counts, strict=True):
             if wanted:
                 source = self.open(placed)
                 ids = source.read(columns=[self.id_name])[self.id_name].take(pa.array(rows))
@@ -149,7 +150,10 @@ class LiveRows:
             source = self.open(placed)
             names = [name for name in source.schema_arrow.names if name not in ("text_key", "vector")]
             rows = source.read(columns=names).rename_columns(["id", *names[1:]])
-            table, live = rows.add_column(0, address, [pa.array(row_addresses(placed))]), _alive(placed, dead)
+            table, live = (
+                rows.add_column(0, address, [pa.array(row_addresses(placed))]),
+                _is_live(placed, dead),
+            )
             yield table if live.all() else table.filter(pa.array(live))
 
     def open(self, placed: PlacedUnit) -> pq.ParquetFile:
@@ -159,7 +163,7 @@ class LiveRows:
         )
 
 
-def _alive(placed: PlacedUnit, dead: Dead) -> np.ndarray:
+def _is_live(placed: PlacedUnit, dead: Dead) -> np.ndarray:
     """Return a mask (n,) of the unit's vectors that are live."""
     return ~np.isin(row_of(row_addresses(placed)), dead.rows_of(placed.ordinal))
 

@@ -1,4 +1,4 @@
-"""Values measured on an index, and the numbers of rows of a night, by which the gates judge."""
+"""Metrics of an index and row counts of a night: the input of the gates."""
 
 import math
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Proportion(Settings):
         """Return the proportion of hits.
 
         Args:
-            independent: number of independent trials that these amount to; None: all are independent.
+            independent: effective number of independent trials; None: all trials are independent.
         """
         if not trials:
             return cls(hits=0, trials=0, value=1.0, low=0.0, high=1.0)
@@ -59,7 +59,7 @@ class Latency(Settings):
 
 
 class Measured(Settings):
-    """Measurements of an index, which gates judge and the report shows."""
+    """Metrics of an index, which gates check and the report shows."""
 
     rows: int
     recall: dict[str, Proportion]
@@ -70,31 +70,35 @@ class Measured(Settings):
     curve: tuple[CurvePoint, ...]
     latency: Latency
     queries: int
+    """number of queries that recall was measured with"""
     duplicate_addresses: int
+    """addresses that occur more than once"""
     file_bytes: int
     nlist: int
     imbalance: float
+    """of the list sizes: 1 if they are equal"""
     fingerprint: str
+    """sha256 of the trained structure"""
     recall_near_dead: Proportion | None = None
-    """at rank 10, for queries whose own row is dead: there deletions cluster; null if they are too few"""
+    """at rank 10, for queries that are the vectors of dead rows; null if there are too few of them"""
     raised_from: int | None = None
-    """effort that live rows need, if it was raised for the sake of queries near dead rows"""
+    """effort that suffices for live rows, if queries near dead rows needed a higher one"""
 
 
 @dataclass(frozen=True)
 class Counted:
-    """Rows of a night: read (or reused) = vectors + quarantined."""
+    """Row counts of a night. Every row that was read or reused has a vector or is quarantined."""
 
     read: int
     vectors: int
     quarantined: int
     bad_vectors: int = 0
-    """vectors in the units that are zero or not finite"""
+    """stored vectors that are zero or not finite"""
     duplicate_ids: int = 0
-    """ids of the user that repeat"""
+    """repeated ids of the corpus"""
     covered: ScriptCoverage | None = None
     """None for a release of a version that did not count tokens"""
     most_quarantined: float = 1.0
-    """proportion of the rows that may be quarantined"""
+    """limit of the proportion of quarantined rows"""
     failed_canaries: int = 0
     """canary texts whose vector is not finite"""

@@ -16,7 +16,7 @@ from pipeline.store.manifest import ReleaseUnit
 
 _THREADS = 16  # units read at once: an object store answers each request in tens of milliseconds
 _BATCH_ROWS = 4_096  # decoded at once; reading stops after the last wanted row
-_NO_TEXTS = "search without texts (--no-texts), restore the units, or roll back"
+_REMEDY = "search without texts (--no-texts), restore the units, or roll back"
 
 
 class MissingTexts(DataError):
@@ -50,19 +50,19 @@ class Texts:
         """Return the texts of these rows of one unit, in their order."""
         if (unit := self._units.get(ordinal)) is None:
             expected = f"the corpus unit {ordinal} of an answer"
-            raise MissingTexts("release", expected, "no unit of that number", _NO_TEXTS)
+            raise MissingTexts("release", expected, "no unit of that number", _REMEDY)
         where = self._store.uri_of(unit.corpus.path)
         try:
             file = self._store.local(unit.corpus.path, unit.corpus.sha256 if self._verify else None)
             wanted, order = np.unique(rows, return_inverse=True)
             found = _texts_at(pq.ParquetFile(file), wanted)
         except FileNotFoundError:
-            raise MissingTexts(where, "a corpus unit of the release", "no such file", _NO_TEXTS) from None
+            raise MissingTexts(where, "a corpus unit of the release", "no such file", _REMEDY) from None
         except (pa.ArrowException, KeyError) as error:
             reason = " ".join(str(error).split())
-            raise MissingTexts(where, "a Parquet file with a column text", reason, _NO_TEXTS) from None
+            raise MissingTexts(where, "a Parquet file with a column text", reason, _REMEDY) from None
         if len(found) != len(wanted):
-            raise MissingTexts(where, f"a row {wanted[-1]:,}", "fewer rows", _NO_TEXTS)
+            raise MissingTexts(where, f"a row with number {wanted[-1]:,}", "fewer rows", _REMEDY)
         return found.take(arrow_of(order))
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from pipeline.errors import ConfigError
 from pipeline.settings import FlowSettings
 
-# of every log scale, which thus learns three times as fast as other parameters (code of Kingma & Dhariwal)
-_FACTOR = 3.0
+# Log scales are this factor times a parameter, and so learn faster than others (code of Kingma & Dhariwal).
+_LOG_SCALE_FACTOR = 3.0
 _HIDDEN_STD = 0.05  # of the initial weights of a coupling's network
 _EPSILON = 1e-6  # added to standard deviations before division
 _LEAST_STD = 1e-4  # relative to the root mean square over dimensions; below it a dimension is constant
@@ -33,7 +33,7 @@ class Actnorm(nn.Module):
     varies: Tensor
     initialised: Tensor
 
-    def __init__(self, dim: int, factor: float = _FACTOR) -> None:
+    def __init__(self, dim: int, factor: float = _LOG_SCALE_FACTOR) -> None:
         super().__init__()
         self.factor = factor
         self.b, self.s = nn.Parameter(torch.zeros(dim)), nn.Parameter(torch.zeros(dim))
@@ -41,13 +41,13 @@ class Actnorm(nn.Module):
         self.register_buffer("initialised", torch.zeros(1, dtype=torch.bool))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, dim) for (n, dim)."""
+        """Scale and shift x (n, dim); the first batch sets how."""
         if not self.initialised:
             self._initialise(x)
         return (x + self.b) * self.log_scale().exp()
 
     def inverse(self, y: Tensor) -> Tensor:
-        """Inverse of `forward`, (n, dim) for (n, dim)."""
+        """Undo `forward`: (n, dim) to (n, dim)."""
         return y * torch.exp(-self.log_scale()) - self.b
 
     def log_scale(self) -> Tensor:
@@ -60,8 +60,8 @@ class Actnorm(nn.Module):
         variance = (x + self.b).square().mean(dim=0)
         typical = variance.mean().sqrt()
         self.varies = variance.sqrt() > _LEAST_STD * typical
-        constant = typical if typical > 0 else torch.ones_like(typical)
-        std = torch.where(self.varies, variance.sqrt() + _EPSILON, constant)
+        std_of_constant = typical if typical > 0 else torch.ones_like(typical)
+        std = torch.where(self.varies, variance.sqrt() + _EPSILON, std_of_constant)
         self.s.copy_(-std.log() / self.factor)
         self.initialised = torch.ones_like(self.initialised)
 
@@ -75,12 +75,12 @@ class Coupling(nn.Module):
         self.g = g
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, dim) for (n, dim)."""
+        """Map x (n, dim), keeping its first half."""
         first, second = x.chunk(2, dim=1)
         return torch.cat([first, second + self.g(first)], dim=1)
 
     def inverse(self, z: Tensor) -> Tensor:
-        """Inverse of `forward`, (n, dim) for (n, dim)."""
+        """Undo `forward`: (n, dim) to (n, dim)."""
         first, second = z.chunk(2, dim=1)
         return torch.cat([first, second - self.g(first)], dim=1)
 
@@ -95,8 +95,8 @@ class ZeroLinear(nn.Linear):
         self.s = nn.Parameter(torch.zeros(dim_out))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, out) for (n, in)."""
-        return super().forward(x) * torch.exp(_FACTOR * self.s)
+        """Map x (n, dim_in) to (n, dim_out)."""
+        return super().forward(x) * torch.exp(_LOG_SCALE_FACTOR * self.s)
 
 
 class FlowStep(nn.Module):
@@ -110,11 +110,11 @@ class FlowStep(nn.Module):
         self.register_buffer("order", order)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, dim) for (n, dim)."""
+        """Map x (n, dim) to (n, dim)."""
         return cast(Tensor, self.coupling(self.actnorm(x)[:, self.order]))
 
     def inverse(self, z: Tensor) -> Tensor:
-        """Inverse of `forward`, (n, dim) for (n, dim)."""
+        """Undo `forward`: (n, dim) to (n, dim)."""
         return self.actnorm.inverse(self.coupling.inverse(z)[:, torch.argsort(self.order)])
 
 
@@ -138,7 +138,7 @@ class Glow(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """z (n, dim) for x (n, dim): the final halves in the order of their levels, then the last level's."""
+        """Map x (n, dim) to z (n, dim): the final half of each level in order, then the last output."""
         final: list[Tensor] = []
         for number, level in enumerate(self.levels):
             if number:
@@ -149,7 +149,7 @@ class Glow(nn.Module):
         return torch.cat([*final, x], dim=1)
 
     def inverse(self, z: Tensor) -> Tensor:
-        """Inverse of `forward`, (n, dim) for (n, dim)."""
+        """Undo `forward`: (n, dim) to (n, dim)."""
         widths = [self.dim >> number for number in range(1, len(self.levels))]
         *final, x = z.split([*widths, self.dim >> len(widths)], dim=1)
         for number, level in reversed(list(enumerate(self.levels))):
@@ -179,7 +179,7 @@ class Glow(nn.Module):
 
 
 def standard_normal(z: Tensor) -> Tensor:
-    """log N(z; 0, I) of each row, (n,) for (n, d)."""
+    """Log density (n,) of each row of z (n, d) under N(0, I)."""
     return -0.5 * (z.square() + math.log(2 * math.pi)).sum(dim=1)
 
 

@@ -21,17 +21,19 @@ Rate = Annotated[float, Field(gt=0, lt=1)]
 class Consert(Objective):
     """NT-Xent of two views in both directions; the candidates are both views of the texts of all ranks.
 
-    `views` is what is done to a text for its first and its second view:
+    `views` names the change that makes the first and the second view of a text:
 
     - none: nothing; two such views differ by their dropout masks.
     - shuffle: the tokens get permuted positions.
     - token_cutoff, feature_cutoff: whole tokens, or whole columns of all tokens, are set to zero after the
       embeddings.
     - adversarial: every token moves by `noise` at the embeddings, in the direction in which this loss rises
-      most while the other view is fixed. The step is normalized per token, as in the published program; that
-      program follows the loss of the labels instead. This view costs an additional forward and backward pass.
+      most while the other view is fixed. The step is normalized per token, as in the published code, which
+      uses the gradient of the supervised loss instead. This view costs an additional forward and backward
+      pass.
 
-    `keep_special`: the first and the last token keep their positions; None: if the pooling uses one of them.
+    `keep_special`: shuffling leaves the first and the last token where they are. The default, None, does so
+    if the pooling uses one of them.
 
     The paper trains without dropout (setting train.dropout), so that the two views differ by these changes
     alone.

@@ -7,7 +7,7 @@ from pipeline.charts.augmentation import colours, histogram_chart, proportions_c
 from pipeline.charts.frame import shortened
 from pipeline.report.augmentation_report import AugmentationReport, Method
 from pipeline.report.evaluation import Chart
-from pipeline.report.formats import LETTERS, alternatives, marked, plain, proportion
+from pipeline.report.formats import MAX_VARIANT, alternatives, marked, plain, proportion
 from pipeline.report.page import Filters, fill
 
 _FEW_KEPT = 0.5  # of a label's variants
@@ -23,7 +23,7 @@ def render(report: AugmentationReport) -> str:
     filters: Filters = {
         "share": proportion,
         "plain": plain,
-        "shortened": partial(shortened, most=LETTERS),
+        "shortened": partial(shortened, most=MAX_VARIANT),
         "marked": marked,
     }
     return fill(
@@ -43,21 +43,22 @@ def verdict(report: AugmentationReport) -> str:
     """Summarize how many variants are kept, and why most of the others are rejected."""
     if not report.made:
         return "The corpus has no rows: nothing was made."
-    variants = f"{len(report.counts)} variants" if len(report.counts) > 1 else "one"
+    variants = f"{len(report.counts)} variants were" if len(report.counts) > 1 else "one was"
     kept = f"{report.kept:,} of {report.made:,} variants are kept, {proportion(report.kept / report.made)}"
     most = [f"{plain(reason)} ({count:,})" for reason, count in list(report.reasons.items())[:3]]
     why = "None was rejected."
     if most:
         how = "Rejected most often" if len(most) > 1 else "All others are rejected"
         why = f"{how} as {', '.join(most)}."
-    return f"{kept}: {variants} of each of {report.rows:,} texts. {why}"
+    return f"{kept}; {variants} made of each of {report.rows:,} texts. {why}"
 
 
 def warnings(report: AugmentationReport) -> Iterator[str]:
     """Yield warnings to consider before training on the variants."""
-    if report.sample.rows and (texts := report.sample.texts[0] / report.sample.rows) < _FEW_TEXTS:
+    sample = report.sample
+    if sample.rows and (with_variant := sample.texts[0] / sample.rows) < _FEW_TEXTS:
         yield (
-            f"Only {proportion(texts)} of the texts have a variant that is kept; "
+            f"Only {proportion(with_variant)} of the texts have a variant that is kept; "
             "set missing: drop in train.data to leave the others out."
         )
     for method in report.methods:
@@ -154,7 +155,7 @@ def charts(report: AugmentationReport) -> Iterator[Chart]:
             yield Chart(
                 f"{method.name}: cosine with the text",
                 histogram_chart(method.similarities, "cosine with the text"),
-                "Variants that no earlier test rejects.",
+                "Without variants that another rule rejects first.",
             )
         if method.ratios is not None and method.ratios.total:
             has_longer = method.ratios.kept[-1] or method.ratios.rejected[-1]

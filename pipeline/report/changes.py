@@ -17,8 +17,8 @@ class Previous:
     p50_ms: float | None = None
     p99_ms: float | None = None
     seconds: float | None = None
-    kept_answers: bool = True
-    """True if it stored a summary with its answers to the fixed queries"""
+    has_answers: bool = True
+    """whether it stored its answers to the fixed queries"""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _without(hits: tuple[Neighbour, ...], others: tuple[Neighbour, ...]) -> tupl
     return tuple(hit for hit in hits if hit.id not in known)
 
 
-def delta(now: float, before: float | None, number: int, step: float, unit: str = "") -> str:
+def difference(now: float, before: float | None, number: int, step: float, unit: str = "") -> str:
     """Format the difference from release `number` in multiples of `step`."""
     if before is None:
         return f"not known of release {number}"
@@ -100,7 +100,7 @@ def delta(now: float, before: float | None, number: int, step: float, unit: str 
     return minus(f"{steps * step:+,.{digits}f}{unit} since release {number}")
 
 
-def kinds(rows: tuple[RowChange, ...]) -> Iterator[tuple[str, list[RowChange]]]:
+def by_kind(rows: tuple[RowChange, ...]) -> Iterator[tuple[str, list[RowChange]]]:
     """Group the rows into new, changed and deleted ones, without empty groups."""
     parts: dict[str, list[RowChange]] = {"new": [], "changed": [], "deleted": []}
     for row in rows:

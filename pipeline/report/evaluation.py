@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from pipeline.charts.evaluation import COLOURS, difference_chart
+from pipeline.charts.evaluation import COLOURS, TaskDifference, difference_chart
 from pipeline.report.formats import signed, two_digits
 from pipeline.report.page import Filters, fill
 
@@ -239,16 +239,16 @@ def _group(rows: tuple[TaskRow, ...], averages: Sequence[AverageRow]) -> TaskGro
 
 def _chart(metric: str, rows: Sequence[TaskRow]) -> Markup | None:
     """Draw the chart of differences; None without intervals, because dots alone would look significant."""
-    drawn = [(row.task, [_dot(figure) for figure in row.differences[1:]]) for row in rows]
-    if not any(dot and dot[1] is not None for _, dots in drawn for dot in dots):
+    drawn = [(row.task, [_difference(estimate) for estimate in row.differences[1:]]) for row in rows]
+    if not any(found and found.low is not None for _, differences in drawn for found in differences):
         return None
     return difference_chart(drawn, metric)
 
 
-def _dot(figure: ScoreEstimate | None) -> tuple[float, float | None, float | None] | None:
-    if figure is None or figure.value is None:
+def _difference(estimate: ScoreEstimate | None) -> TaskDifference | None:
+    if estimate is None or estimate.value is None:
         return None
-    return figure.value, figure.low, figure.high
+    return TaskDifference(estimate.value, estimate.low, estimate.high)
 
 
 def verdict(report: EvaluationReport) -> list[str]:

@@ -8,8 +8,8 @@ from markupsafe import Markup, escape
 
 from pipeline.charts.frame import minus, percent, shortened
 
-EXCERPT = 240  # characters of a text in the release report
-LETTERS = 400  # characters of a text on the page of an augmented corpus
+MAX_EXCERPT = 240  # characters of a text in the release report
+MAX_VARIANT = 400  # characters of a text on the page of an augmented corpus
 
 
 def two_digits(value: float | None, missing: str = "") -> str:
@@ -71,9 +71,9 @@ def gate_name(name: str) -> str:
 
 def excerpt(text: str) -> str:
     """Shorten a text to one line of at most 240 characters; control characters become U+FFFD."""
-    line = " ".join(text[: 4 * EXCERPT].split())
+    line = " ".join(text[: 4 * MAX_EXCERPT].split())
     line = "".join(letter if letter.isprintable() else "\ufffd" for letter in line)
-    return line if len(line) <= EXCERPT else line[: EXCERPT - 1].rstrip() + "…"
+    return line if len(line) <= MAX_EXCERPT else line[: MAX_EXCERPT - 1].rstrip() + "…"
 
 
 def plain(name: str) -> str:
@@ -91,9 +91,12 @@ def marked(variant: str, text: str) -> Markup:
 
     Case and punctuation are ignored. Only the beginnings of long texts are compared.
     """
-    old, new = (shortened(each, LETTERS).split() for each in (text, variant))
+    old, new = (shortened(each, MAX_VARIANT).split() for each in (text, variant))
     matcher = SequenceMatcher(
-        None, [_bare(word) for word in old], [_bare(word) for word in new], autojunk=False
+        None,
+        [_without_punctuation(word) for word in old],
+        [_without_punctuation(word) for word in new],
+        autojunk=False,
     )
     words: list[Markup] = []
     for kind, start, stop, first, last in matcher.get_opcodes():
@@ -105,7 +108,7 @@ def marked(variant: str, text: str) -> Markup:
     return Markup(" ").join(words)
 
 
-def _bare(word: str) -> str:
+def _without_punctuation(word: str) -> str:
     return "".join(
         letter
         for letter in unicodedata.normalize("NFKC", word).casefold()

@@ -3,10 +3,10 @@
 from markupsafe import Markup
 
 from pipeline.charts import geometry as charts
-from pipeline.charts.frame import occupied, percent
+from pipeline.charts.frame import occupied_range, percent
 from pipeline.report.evaluation import Chart, Section
 from pipeline.report.formats import plain, two_digits
-from pipeline.report.training_charts import key_of_colours
+from pipeline.report.training_charts import legend
 from pipeline.stats.geometry import Metric
 from pipeline.stats.measured import GeometryReport
 
@@ -125,7 +125,7 @@ def _sampled(geometry: GeometryReport) -> str:
 def _charts(geometry: GeometryReport) -> tuple[Chart, ...]:
     """Draw charts of sentence vectors, if every series has the values."""
     spaces = [series.space for series in geometry.series]
-    key = key_of_colours([series.name for series in geometry.series])
+    key = legend([series.name for series in geometry.series])
     drawn: dict[str, Markup] = {
         "spectra": charts.spectra_chart([space.spectrum for space in spaces]),
         "cosines": charts.cosines_chart([space.cosines for space in spaces]),
@@ -148,7 +148,7 @@ def _bands(geometry: GeometryReport) -> tuple[Chart, ...]:
     """Draw one chart per space, with a common axis."""
     shown = [(number, series) for number, series in enumerate(geometry.series) if series.space.bands]
     bands = [band for _, series in shown for band in series.space.bands if band.total]
-    low = min([0.0, *(occupied(band)[0] for band in bands)])
+    low = min([0.0, *(occupied_range(band)[0] for band in bands)])
     return tuple(
         Chart(series.name, charts.bands_chart(series.space.bands, low, number)) for number, series in shown
     )
@@ -157,7 +157,7 @@ def _bands(geometry: GeometryReport) -> tuple[Chart, ...]:
 def _layers(geometry: GeometryReport) -> tuple[Chart, ...]:
     """Draw each metric by layer."""
     depths = [depth for depth in geometry.depths if depth.levels]
-    key, made = key_of_colours([depth.name for depth in depths]), []
+    key, made = legend([depth.name for depth in depths]), []
     for name, (heading, good) in _LAYERED.items():
         curves = [
             [

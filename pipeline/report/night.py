@@ -15,8 +15,8 @@ from pipeline.report.changes import (
     Previous,
     QuarantinedRow,
     RowChange,
-    delta,
-    kinds,
+    by_kind,
+    difference,
 )
 from pipeline.report.formats import cosine, excerpt, gate_name, gate_value, percent_interval
 from pipeline.report.page import Filters, fill
@@ -225,7 +225,7 @@ def render(report: NightReport) -> str:
         charts=_charts(report),
         flow=_flow(report.counts),
         deltas=_deltas(report),
-        kinds=list(kinds(report.changed_rows)),
+        kinds=list(by_kind(report.changed_rows)),
         asked=_asked(report),
     )
 
@@ -238,11 +238,11 @@ def _deltas(report: NightReport) -> dict[str, str]:
     recall, latency, number = index.recall_at_10, index.latency, before.number
     points = None if before.recall_at_10 is None else 100 * before.recall_at_10
     return {
-        "rows": delta(report.counts.live, before.rows, number, 1),
-        "recall": delta(100 * recall.value, points, number, 0.1, " points") if recall else "",
-        "latency": delta(latency.p50_ms, before.p50_ms, number, 0.01, " ms") if latency else "",
-        "index": delta(100 * index.bytes / before.bytes, 100, number, 0.1, " %") if before.bytes else "",
-        "time": delta(report.seconds, before.seconds, number, 1, " s"),
+        "rows": difference(report.counts.live, before.rows, number, 1),
+        "recall": difference(100 * recall.value, points, number, 0.1, " points") if recall else "",
+        "latency": difference(latency.p50_ms, before.p50_ms, number, 0.01, " ms") if latency else "",
+        "index": difference(100 * index.bytes / before.bytes, 100, number, 0.1, " %") if before.bytes else "",
+        "time": difference(report.seconds, before.seconds, number, 1, " s"),
     }
 
 

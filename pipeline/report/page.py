@@ -13,21 +13,21 @@ def fill(template: str, filters: Filters, **values: Any) -> str:
     """Render a template as a complete page (UTF-8); all values except charts are escaped."""
     import jinja2  # imported here, because most commands write no page
 
-    pages = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    pages.filters |= {
+    environment.filters |= {
         "count": _count,
         "size": _size,
         "duration": _duration,
         "percent": frame.percent,
         **filters,
     }
-    page = pages.get_template(template).render(**values)
+    page = environment.get_template(template).render(**values)
     return page.encode("utf-8", "replace").decode()  # file names may contain lone surrogates
 
 
@@ -40,11 +40,11 @@ def _count(number: float) -> str:
 
 def _size(number: int) -> str:
     """Format bytes as MB, GB ... (powers of 1,000)."""
-    value, unit = float(number), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 1_000 or unit == "TB":
-            break
+    value, units = float(number), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 1_000 and len(units) > 1:
         value /= 1_000
+        units.pop(0)
+    unit = units[0]
     return f"{value:.3g} {unit}" if value < 1_000 else f"{value:,.0f} {unit}"
 
 

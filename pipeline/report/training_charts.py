@@ -7,7 +7,15 @@ from markupsafe import Markup
 
 from pipeline.charts import frame
 from pipeline.charts.geometry import colour
-from pipeline.charts.training import POINTS, StepAxis, ValueAxis, course_chart, curves_chart, dev_chart, rate
+from pipeline.charts.training import (
+    POINTS,
+    StepAxis,
+    ValueAxis,
+    curves_chart,
+    dev_chart,
+    rate,
+    trajectory_chart,
+)
 from pipeline.report.evaluation import Chart
 from pipeline.report.training_report import TrainingReport
 from pipeline.train.metrics_line import MetricsLine
@@ -16,17 +24,17 @@ from pipeline.train.metrics_line import MetricsLine
 def sections(report: TrainingReport) -> list[tuple[str, list[Chart]]]:
     """Return (heading, charts) of the metrics that exist."""
     steps = StepAxis(report.steps)
-    marked = replace(steps, resumed=tuple(float(step) for step, _ in report.resumed if step))
+    with_resumes = replace(steps, resumed=tuple(float(step) for step, _ in report.resumed if step))
     found = [
-        ("Learning", list(_learning(report, marked))),
+        ("Learning", list(_learning(report, with_resumes))),
         ("Vectors", list(_vectors(report.lines, steps))),
         ("Steps", list(_step_charts(report, steps))),
     ]
     return [(heading, charts) for heading, charts in found if charts]
 
 
-def key_of_colours(names: Sequence[str]) -> Markup:
-    """Return the key of the colours of a chart."""
+def legend(names: Sequence[str]) -> Markup:
+    """Return the legend of a chart: its colours, in order, with names."""
     return Markup(" ").join(
         Markup('<span class="series"><span class="key {}"></span>{}</span>').format(colour(number), name)
         for number, name in enumerate(names)
@@ -46,21 +54,21 @@ def _learning(report: TrainingReport, steps: StepAxis) -> Iterator[Chart]:
             for name in parts
         }
     if count := len(curves["loss"]):
-        note = f"Median of {-(-count // POINTS)} records at each point; all of them faintly behind."
-        key = key_of_colours(list(curves)) if len(curves) > 1 else ""
+        note = f"Median of {-(-count // POINTS)} records at each point; the single records are drawn faintly."
+        key = legend(list(curves)) if len(curves) > 1 else ""
         drawn = curves_chart(list(curves.values()), steps, "Loss")
         yield Chart("Loss", drawn, note if count > POINTS else "", key)
 
 
 def _vectors(lines: Sequence[MetricsLine], steps: StepAxis) -> Iterator[Chart]:
-    placed = [line for line in lines if line.uniformity is not None and line.alignment is not None]
-    if placed:
-        course = [(line.uniformity or 0.0, line.alignment or 0.0) for line in placed]
+    with_both = [line for line in lines if line.uniformity is not None and line.alignment is not None]
+    if with_both:
+        points = [(line.uniformity or 0.0, line.alignment or 0.0) for line in with_both]
         yield Chart(
             "Alignment against uniformity",
-            course_chart(course, placed[0].step),
-            "Low alignment: positives are close; low uniformity: texts are spread out. Vectors of the "
-            "training, with dropout.",
+            trajectory_chart(points, with_both[0].step),
+            "Low alignment: positives are close; low uniformity: texts are spread out. Measured on "
+            "training batches, with dropout.",
         )
     elif spread := _points(lines, "uniformity"):
         yield Chart(
@@ -74,7 +82,7 @@ def _vectors(lines: Sequence[MetricsLine], steps: StepAxis) -> Iterator[Chart]:
             "Mean cosine of positives and of negatives",
             curves_chart(list(cosines.values()), steps, "Mean cosines of positives and negatives"),
             "The farther apart, the better positives are distinguished from negatives.",
-            key_of_colours(list(cosines)),
+            legend(list(cosines)),
         )
 
 
@@ -93,9 +101,12 @@ def _step_charts(report: TrainingReport, steps: StepAxis) -> Iterator[Chart]:
         ("waiting", "Proportion of time waiting for a batch", frame.percent, ""),
     ):
         if points := _points(report.lines, name):
-            near = name == "gradient_norm" and clip is not None and clip < 1.5 * max(y for _, y in points)
-            level = (clip, f"clipped to {clip:g}") if clip is not None and near else None
-            yield Chart(heading, curves_chart([points], steps, heading, ValueAxis(label, 0.0), level), note)
+            threshold = None
+            if name == "gradient_norm" and clip is not None and clip < 1.5 * max(y for _, y in points):
+                threshold = clip, f"clipped to {clip:g}"
+            yield Chart(
+                heading, curves_chart([points], steps, heading, ValueAxis(label, 0.0), threshold), note
+            )
 
 
 def _points(lines: Sequence[MetricsLine], name: str) -> list[tuple[float, float]]:

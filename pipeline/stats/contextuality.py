@@ -13,7 +13,7 @@ import numpy as np
 from pipeline.stats.geometry import Metric, anisotropy, cosines, unit_rows
 from pipeline.stats.occurrences import Occurrences, Tokenized
 
-KEPT_BYTES = 256 << 20  # limit of the states in memory; more words than that are not examined
+KEPT_BYTES = 256 << 20  # limit of the states in memory: words whose states exceed it are not examined
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +39,8 @@ class LayerStates:
         sentences: number of texts in that sum.
     """
 
-    def __init__(self, kept: int, texts: int, width: int) -> None:
-        self.kept = np.zeros((kept, width), np.float32)
+    def __init__(self, occurrences: int, texts: int, width: int) -> None:
+        self.kept = np.zeros((occurrences, width), np.float32)
         self.means = np.zeros((texts, width), np.float32)
         self.similarity, self.sentences = 0.0, 0
 
@@ -75,9 +75,9 @@ def gather_states(batches: Iterable[States], tokens: Tokenized, chosen: Occurren
                 LayerStates(len(chosen.kept), len(tokens.offsets) - 1, states.shape[1])
                 for states in batch.layers
             ]
-        where = _Batch.of(batch.rows, tokens, chosen)
+        located = _Batch.of(batch.rows, tokens, chosen)
         for layer, states in zip(layers, batch.layers, strict=True):
-            where.add(layer, states)
+            located.add(layer, states)
     return layers
 
 
@@ -124,16 +124,16 @@ def layer_metrics(
 
 
 def _random_variance(kept: np.ndarray, chosen: Occurrences, seed: int, centred: bool) -> float:
-    """Maximum explainable variance of random occurrences, as a baseline: as many per word as the word has.
+    """Maximum explainable variance of random occurrences of different words, as a baseline.
 
-    The occurrences are of different words. One direction explains few points better than many, so each word
-    is compared with a matrix of its own size.
+    One direction explains few points better than many, so each word is compared with as many random
+    occurrences as the word has itself.
     """
     rng = np.random.default_rng(seed)
     drawn = (
         rng.choice(chosen.pool, min(len(word), len(chosen.pool)), replace=False) for word in chosen.words
     )
-    return _mean(explained_variance(kept[random], centred=centred) for random in drawn)
+    return _mean(explained_variance(kept[occurrences], centred=centred) for occurrences in drawn)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,12 +163,12 @@ class _Batch:
         lengths = np.diff(tokens.offsets)[rows]
         starts = np.cumsum(lengths) - lengths
         indices = np.arange(lengths.sum()) + np.repeat(tokens.offsets[rows] - starts, lengths)
-        slots = np.minimum(np.searchsorted(chosen.kept, indices), max(len(chosen.kept) - 1, 0))
-        held = np.flatnonzero(chosen.kept[slots] == indices) if len(chosen.kept) else np.zeros(0, np.int64)
+        nearest = np.minimum(np.searchsorted(chosen.kept, indices), max(len(chosen.kept) - 1, 0))
+        kept = np.flatnonzero(chosen.kept[nearest] == indices) if len(chosen.kept) else np.zeros(0, np.int64)
         is_word = tokens.is_word[indices]
         counts = np.add.reduceat(is_word, starts, dtype=np.int64)
         usable = is_word & np.repeat(counts >= 2, lengths)
-        return cls(rows, starts, lengths, (slots[held], held), np.flatnonzero(usable), counts[counts >= 2])
+        return cls(rows, starts, lengths, (nearest[kept], kept), np.flatnonzero(usable), counts[counts >= 2])
 
     def add(self, layer: LayerStates, states: np.ndarray) -> None:
         """Add the batch's states of one layer to its accumulators."""

@@ -12,9 +12,11 @@ from pipeline.stats.tensors import pack, unpack
 
 # 1.2 MB of float64 at d = 384: in cache between centring and product; close to the fastest of 192 to 4,096.
 BLOCK_ROWS = 384
-GROUP = 64  # a partial result of 768 x 768 float64 is 4.7 MB: 300 MB on the driver for 4,096 units
-# Subtracting 99 % of the rows still keeps 13 digits, 99.99 % none; beyond this the unit is read again.
-MOST_DEAD = 0.9
+# Parts that are merged at once. A partial result of 768 x 768 float64 is 4.7 MB: 300 MB for 4,096 units.
+MERGE_GROUP = 64
+# Proportion of the rows that `without` may remove. Rounding errors grow with it: 13 digits are correct after
+# 99 %, none after 99.99 %.
+MAX_REMOVED = 0.9
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,13 +90,13 @@ class Moments:
         Digits are lost in proportion to count / remaining.
 
         Raises:
-            Defect: more than MOST_DEAD of the rows are removed; compute the moments of the rest from its rows
-                instead.
+            Defect: more than MAX_REMOVED of the rows are removed. Compute the moments of the rest from its
+                rows instead.
         """
-        if part.count > MOST_DEAD * self.count:
+        if part.count > MAX_REMOVED * self.count:
             raise Defect(
                 "moments",
-                f"at most {MOST_DEAD:.0%} of {self.count} rows to remove",
+                f"at most {MAX_REMOVED:.0%} of {self.count} rows to remove",
                 f"{part.count}",
                 "compute the moments of the rest from its rows",
             )
@@ -106,10 +108,7 @@ class Moments:
         return Moments(rest, part.mean + delta, self.scatter - part.scatter - between)
 
     def mapped(self, matrix: np.ndarray, bias: np.ndarray | float = 0.0) -> "Moments":
-        """Compute the moments of y = x @ matrix.T + bias with matrix A (k, d).
-
-        The mean becomes A m + b, the scatter A S A^T. No row is read.
-        """
+        """Compute the moments of y = x @ matrix.T + bias, where matrix is (k, d), without reading a row."""
         matrix = matrix.astype(np.float64)
         scatter = matrix @ self.scatter @ matrix.T
         return Moments(self.count, matrix @ self.mean + bias, (scatter + scatter.T) / 2)
@@ -138,7 +137,7 @@ class Moments:
 
 
 def merge_tree(parts: Iterable[Moments]) -> Moments:
-    """Merge all parts in groups of 64, in order, then the results likewise.
+    """Merge all parts in groups of MERGE_GROUP, in order, then the results likewise.
 
     The result has the same bits for any number of workers. Holds one part and one partial result per group in
     memory.
@@ -157,7 +156,7 @@ def merge_tree(parts: Iterable[Moments]) -> Moments:
 def _grouped(parts: Iterable[Moments]) -> Iterator[Moments]:
     rest = iter(parts)
     for first in rest:
-        yield reduce(Moments.merge, chain([first], islice(rest, GROUP - 1)))
+        yield reduce(Moments.merge, chain([first], islice(rest, MERGE_GROUP - 1)))
 
 
 def _scatter(x: np.ndarray, mean: np.ndarray) -> np.ndarray:

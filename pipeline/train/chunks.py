@@ -20,11 +20,11 @@ _ROUNDING = 0.02
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """Forward pass over the same rows of views that share an encoder.
+    """One forward pass for several views of the same rows, which share an encoder.
 
     Attributes:
         views: indices of the views among those of the objective.
-        joined: their rows, view after view.
+        joined: one view with the texts of all of them, view after view.
     """
 
     views: tuple[int, ...]
@@ -57,10 +57,10 @@ class Chunk:
     def encode(self, generators: Generators, *, graph: bool) -> None:
         """Set `outputs`, (rows, dim) per view, with or without a graph."""
         outputs: dict[int, Tensor] = {}
-        for each in self.passes:
+        for one in self.passes:
             self._states.append(generators.state())
             with torch.set_grad_enabled(graph):
-                outputs |= zip(each.views, each.encode(), strict=True)
+                outputs |= zip(one.views, one.encode(), strict=True)
         self.outputs, self._graph = tuple(outputs[view] for view in sorted(outputs)), graph
 
     def encode_again(self, generators: Generators) -> tuple[Tensor, ...]:
@@ -72,10 +72,10 @@ class Chunk:
         if self._graph:
             return self.outputs
         outputs = list(self.outputs)
-        for each, state in zip(self.passes, self._states, strict=True):
-            if each.joined.grad:
+        for one, state in zip(self.passes, self._states, strict=True):
+            if one.joined.grad:
                 generators.restore(state)
-                for view, vectors in zip(each.views, each.encode(), strict=True):
+                for view, vectors in zip(one.views, one.encode(), strict=True):
                     _check_same(vectors.detach(), outputs[view])
                     outputs[view] = vectors
         return tuple(outputs)
@@ -126,11 +126,14 @@ def plan_chunks(views: Sequence[View], rows: int, chunk_rows: int | None) -> lis
 
 
 def _groups(views: Sequence[View]) -> list[tuple[int, ...]]:
-    """Return groups of indices of views that can share a pass."""
+    """Return groups of indices of views that can share a pass.
+
+    A change of embeddings that is not PerText applies to a whole pass, so only views with it share a pass.
+    """
     groups: dict[tuple[object, ...], list[int]] = {}
     for number, view in enumerate(views):
-        shared = view.at_embedding is None or isinstance(view.at_embedding, PerText)
-        key = id(view.encoder), view.grad, None if shared else id(view.at_embedding)
+        divisible = view.at_embedding is None or isinstance(view.at_embedding, PerText)
+        key = id(view.encoder), view.grad, None if divisible else id(view.at_embedding)
         groups.setdefault(key, []).append(number)
     return [tuple(group) for group in groups.values()]
 

@@ -10,7 +10,8 @@ class MetricsLine(Settings):
 
     Metrics that were not measured are None and are omitted from metrics.jsonl. Alignment, uniformity and
     cosines are those of the first rank's rows, as encoded in the step: with dropout, and without the
-    objective's heads. Alignment and cosines need an objective whose first two views mean the same.
+    objective's heads. Alignment and cosines need an objective whose first two
+    views have the same meaning.
     """
 
     step: int
@@ -38,7 +39,8 @@ class MetricsLine(Settings):
     waiting: float | None = None
     """proportion of the time in which the first rank waited for a batch"""
     counts: Mapping[str, int] = {}
-    """repeated, exchanged and blank rows, and overflows: sums over the steps"""
+    """sums over the steps of `Batch.counts` (repeated, exchanged, blank), and of steps with overflows in half
+    precision"""
     rows: int = 0
     """number of rows of these steps, on all ranks"""
     seconds: float = 0.0
@@ -46,8 +48,8 @@ class MetricsLine(Settings):
     memory_bytes: int | None = None
     """peak memory of the first rank's GPU so far"""
     same_rows: Mapping[str, float] = {}
-    """without a dev set, before the first step and after the last: number of rows, loss, retrieval,
-    alignment, uniformity and cosines of the same batches without dropout"""
+    """metrics of a fixed set of rows without dropout: number of rows, loss, retrieval, alignment, uniformity,
+    cosines. Measured before the first step and after the last, if there is no dev set."""
     dev: float | None = None
     """score on dev after `step`, times 100"""
     resumed: int = 0

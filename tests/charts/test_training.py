@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from pipeline.charts.frame import BOTTOM, HEIGHT, LEFT, TOP
-from pipeline.charts.training import POINTS, StepAxis, course_chart, curves_chart, dev_chart, rate, smoothed
+from pipeline.charts.training import (
+    POINTS,
+    StepAxis,
+    curves_chart,
+    dev_chart,
+    rate,
+    smoothed,
+    trajectory_chart,
+)
 from tests.charts.test_night import inside
 
 RNG = np.random.default_rng(0)
@@ -77,7 +85,7 @@ def test_the_best_score_on_dev_is_marked_with_its_value(count: int, place: float
     ],
 )
 def test_the_course_has_a_start_and_an_end(way: list[tuple[float, float]]):
-    texts = [element.text for element in inside(course_chart(way, 10)).iter("text")]
+    texts = [element.text for element in inside(trajectory_chart(way, 10)).iter("text")]
     assert ("start" in texts) == ("end" in texts) == (len(way) > 1)
     assert ("step 10" in texts) == (len(way) == 1)
 
@@ -86,12 +94,12 @@ def test_small_numbers_stay_in_the_margin():
     """Count a digit as 7 pixels; the margin has 44 and a gap of 7."""
     way = [(-2.0, 1.9481e-5), (-2.1, 1.9553e-5)]
     texts = [
-        element for element in inside(course_chart(way, 1)).iter("text") if element.get("class") == "end"
+        element for element in inside(trajectory_chart(way, 1)).iter("text") if element.get("class") == "end"
     ]
     labels = [element.text or "" for element in texts if float(element.attrib["x"]) < LEFT]
     assert len(labels) > 2
     assert max(map(len, labels)) <= 5
-    assert "\u00d7 1e\u22125" in course_chart(way, 1)
+    assert "\u00d7 1e\u22125" in trajectory_chart(way, 1)
 
 
 def test_resuming_is_marked():

@@ -76,7 +76,7 @@ def test_a_unit_that_is_not_there_is_named(tmp_path: Path):
     units = stored(store, tmp_path)
     with pytest.raises(MissingTexts, match="the corpus unit 9 of an answer"):
         Texts(store, units).take(addresses((9, 0)))
-    with pytest.raises(MissingTexts, match="expected a row 250, found fewer rows"):
+    with pytest.raises(MissingTexts, match="expected a row with number 250, found fewer rows"):
         Texts(store, units).take(addresses((7, 3), (7, 250)))
     (tmp_path / "root" / "units" / "corpus" / "3.parquet").unlink()
     with pytest.raises(

@@ -49,8 +49,8 @@ def test_the_page_shows_all_results():
     shown = words(FULL)
     expected = [
         (
-            "2,830 of 3,000 variants are kept, 94.3 %: 3 variants of each of 1,000 texts. Rejected most "
-            "often as unlike (100), alike (60), duplicate (10)."
+            "2,830 of 3,000 variants are kept, 94.3 %; 3 variants were made of each of 1,000 texts. "
+            "Rejected most often as unlike (100), alike (60), duplicate (10)."
         )
     ]
     expected += [
@@ -93,11 +93,12 @@ def test_the_page_shows_all_results():
         (SMALLEST, "The corpus has no rows: nothing was made."),
         (
             judged(kept=1_000),
-            "1,000 of 1,000 variants are kept, 100 %: one of each of 1,000 texts. None was rejected.",
+            "1,000 of 1,000 variants are kept, 100 %; one was made of each of 1,000 texts. "
+            "None was rejected.",
         ),
         (
             judged(kept=999, too_long_for_model=1),
-            "999 of 1,000 variants are kept, 99.9 %: one of each of 1,000 texts. "
+            "999 of 1,000 variants are kept, 99.9 %; one was made of each of 1,000 texts. "
             "All others are rejected as too long for model (1).",
         ),
     ],

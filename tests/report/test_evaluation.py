@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from markupsafe import Markup
 
-from pipeline.charts.evaluation import difference_chart
+from pipeline.charts.evaluation import TaskDifference, difference_chart
 from pipeline.report.evaluation import (
     AverageRow,
     Chart,
@@ -224,7 +224,10 @@ def test_one_candidate_has_no_differences():
 
 
 def test_dots_are_right_of_zero_if_better_and_within_their_interval():
-    chart = difference_chart([("STS12", [(2.0, 1.0, 3.0)]), ("STS13", [(-1.0, None, None)])], "Spearman x100")
+    chart = difference_chart(
+        [("STS12", [TaskDifference(2.0, 1.0, 3.0)]), ("STS13", [TaskDifference(-1.0, None, None)])],
+        "Spearman x100",
+    )
     zero = float(re.search(r'class="zero" x1="([\d.]+)"', chart)[1])  # type: ignore[index]
     better, worse = (float(x) for x in re.findall(r'cx="([\d.]+)"', chart))
     low, high = (

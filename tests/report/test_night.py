@@ -113,7 +113,7 @@ def test_every_tile_shows_the_difference_from_the_previous_release() -> None:
     assert "as in release 41" in spaced_words(replace(FULL, previous=replace(FULL.previous, rows=19_048)))
     assert "since release" not in spaced_words(replace(FULL, previous=None))
     without = spaced_words(
-        replace(FULL, previous=Previous(41, 18_203, 32_000_000, kept_answers=False), answers=())
+        replace(FULL, previous=Previous(41, 18_203, 32_000_000, has_answers=False), answers=())
     )
     assert "since release 41" in without
     assert without.count("not known of release 41") == 3, "recall, latency and time"

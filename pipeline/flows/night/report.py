@@ -123,7 +123,7 @@ def _previous(compared: Compared) -> Previous | None:
     found = Previous(before.release, before.rows, sum(ref.bytes for ref in before.index.files))
     if last is None:
         gate = before.gates.get("recall_at_10")
-        return replace(found, recall_at_10=gate.value if gate else None, kept_answers=False)
+        return replace(found, recall_at_10=gate.value if gate else None, has_answers=False)
     return replace(
         found, recall_at_10=last.recall_at_10, p50_ms=last.p50_ms, p99_ms=last.p99_ms, seconds=last.seconds
     )

@@ -12,7 +12,7 @@ from pipeline.errors import DataError
 from pipeline.flows.rows import LiveRows, PlacedUnit, row_addresses, vectors_at
 from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import PlainTask, Pool
-from pipeline.stats.moments import GROUP, MOST_DEAD, Moments, merge_tree
+from pipeline.stats.moments import MAX_REMOVED, MERGE_GROUP, Moments, merge_tree
 from pipeline.store.address import row_of
 from pipeline.store.dead import Dead
 from pipeline.store.once import stored_by_content
@@ -29,7 +29,7 @@ def live_moments(run: Run, source: LiveRows, units: Sequence[PlacedUnit]) -> Mom
     Raises:
         DataError: there are no rows.
     """
-    groups = [tuple(units[start : start + GROUP]) for start in range(0, len(units), GROUP)]
+    groups = [tuple(units[start : start + MERGE_GROUP]) for start in range(0, len(units), MERGE_GROUP)]
     task = MergeMoments(source)
     if len(groups) == 1:  # about two million rows: their dead rows are read faster than a worker starts
         return _load(source, task.start()(groups[0]))
@@ -97,6 +97,6 @@ class MergeMoments(PlainTask[tuple[PlacedUnit, ...], FileRef]):
         own = _load(self.source, reference)
         if not gone.any():
             return own
-        if gone.sum() <= MOST_DEAD * len(gone):
+        if gone.sum() <= MAX_REMOVED * len(gone):
             return own.without(Moments.of(vectors_at(self.source.open(placed), np.flatnonzero(gone))))
         return merge_tree(Moments.of(vectors) for _, vectors in self.source.batches([placed]))

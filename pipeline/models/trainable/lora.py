@@ -58,9 +58,9 @@ def adapt(encoder: TrainableEncoder, settings: LoraSettings) -> None:
         for name, module in encoder.backbone.named_modules()
         if isinstance(module, nn.Linear) and module.weight.requires_grad
     ]
-    targets = settings.targets or _usual(encoder.folder, layers)
-    chosen = [name for target in targets for name in _ending(target, layers)]
-    alpha: Any = settings.alpha  # a fraction is as good
+    targets = settings.targets or _query_and_value(encoder.folder, layers)
+    chosen = [name for target in targets for name in _layers_ending_in(target, layers)]
+    alpha: Any = settings.alpha  # peft declares an integer but computes with any number
     config = LoraConfig(
         r=settings.rank, lora_alpha=alpha, lora_dropout=settings.dropout, target_modules=chosen
     )
@@ -73,9 +73,7 @@ def is_adapted(encoder: nn.Module) -> bool:
 
 
 def merged(encoder: TrainableEncoder) -> TrainableEncoder:
-    """Return a copy of the encoder with its adapters merged into the weights; the encoder itself if it has
-    none.
-    """
+    """Return a copy of the encoder with adapters merged into its weights, or the encoder if it has none."""
     if not is_adapted(encoder):
         return encoder
     plain = copy.deepcopy(encoder)
@@ -88,7 +86,7 @@ def merged(encoder: TrainableEncoder) -> TrainableEncoder:
     return plain
 
 
-def _usual(folder: EncoderFolder, layers: list[str]) -> tuple[str, ...]:
+def _query_and_value(folder: EncoderFolder, layers: list[str]) -> tuple[str, ...]:
     """Return the ends of the names of query and value projections.
 
     ConfigError if they are not known for the architecture.
@@ -104,12 +102,12 @@ def _usual(folder: EncoderFolder, layers: list[str]) -> tuple[str, ...]:
             "train.lora.targets",
             "the layers to adapt",
             f"none named, and no default for {kind}",
-            f"name some of {_ends(layers)}",
+            f"name some of {_name_endings(layers)}",
         )
     return tuple(TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING[kind])
 
 
-def _ending(target: str, layers: list[str]) -> list[str]:
+def _layers_ending_in(target: str, layers: list[str]) -> list[str]:
     found = [name for name in layers if name == target or name.endswith(f".{target}")]
     if not found:
         near = difflib.get_close_matches(target, {name.rpartition(".")[2] for name in layers}, n=1)
@@ -117,12 +115,12 @@ def _ending(target: str, layers: list[str]) -> list[str]:
             "train.lora.targets",
             f"linear layers that end with {target}",
             "none",
-            f"did you mean {near[0]}?" if near else f"name some of {_ends(layers)}",
+            f"did you mean {near[0]}?" if near else f"name some of {_name_endings(layers)}",
         )
     return found
 
 
-def _ends(layers: list[str]) -> str:
+def _name_endings(layers: list[str]) -> str:
     """Return the different last two parts of names."""
     ends = sorted({".".join(name.split(".")[-2:]) for name in layers})
     return ", ".join(ends) or "none: the encoder has no linear layers"
