@@ -207,11 +207,15 @@ class NamedAugmenter:
 
 def build_augmenters(settings: AugmentSettings) -> tuple[NamedAugmenter, ...]:
     """The augmenters of a job, in its order. ConfigError for an unknown method or option."""
-    named = []
-    for name, one in settings.variants.items():
-        augmenter = validated(AUGMENTERS[one.method], one.options, f"augment.variants.{name}.options")
-        named.append(NamedAugmenter(name, one, one.keep or settings.keep, augmenter))
-    return tuple(named)
+    return tuple(
+        NamedAugmenter(
+            name,
+            one,
+            one.keep or settings.keep,
+            validated(AUGMENTERS[one.method], one.options, f"augment.variants.{name}.options"),
+        )
+        for name, one in settings.variants.items()
+    )
 
 
 def keyed_rng(*key: str | int | bytes) -> np.random.Generator:

@@ -9,7 +9,6 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,17 +109,18 @@ class LoadedGuesser:
                 if len(encoding.ids) > self._limit:
                     yield index, StageOutput(reason="too_long_for_model")
                 elif words := _word_spans(source.text, encoding):
-                    mask = partial(self._mask_words, index, source=source, ids=encoding.ids, words=words)
-                    variants += map(mask, range(self._options.count))
+                    variants += (
+                        self._mask_words(index, number, source, encoding.ids, words)
+                        for number in range(self._options.count)
+                    )
                 else:
                     yield index, StageOutput((source.text,) * self._options.count)
         self.stats.seconds += time.perf_counter() - began
-        made: dict[int, dict[int, str]] = {}
+        made = defaultdict[int, dict[int, str]](dict)
         for rows, width, size in self._guesser.batches([variant.masked_text for variant in variants]):
             for variant, text in self._guess([variants[row] for row in rows], width, size, sources):
-                of_source = made.setdefault(variant.source, {})
-                of_source[variant.number] = text
-                if len(of_source) == self._options.count:
+                made[variant.source][variant.number] = text
+                if len(made[variant.source]) == self._options.count:
                     self.stats.texts += 1
                     texts = sorted(made.pop(variant.source).items())
                     yield variant.source, StageOutput(tuple(text for _, text in texts))

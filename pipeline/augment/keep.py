@@ -143,10 +143,12 @@ class _Trial:
     def judged(self) -> JudgedVariants:
         """The variants as they are after all tests."""
         kept, missing = pa.array(self._accepted), pa.scalar(None, pa.large_string())
-        similarity = pa.array(self.similarity.astype(np.float32), mask=np.isnan(self.similarity))
-        texts = pc.if_else(kept, self.variants.texts, missing)
-        rejected = pc.if_else(kept, missing, self.variants.texts)
-        return JudgedVariants(texts, rejected, pa.array(self.reasons, pa.string()), similarity)
+        return JudgedVariants(
+            kept=pc.if_else(kept, self.variants.texts, missing),
+            rejected=pc.if_else(kept, missing, self.variants.texts),
+            reasons=pa.array(self.reasons, pa.string()),
+            similarity=pa.array(self.similarity.astype(np.float32), mask=np.isnan(self.similarity)),
+        )
 
 
 def _empty(trial: _Trial) -> None:
@@ -195,16 +197,15 @@ def _similarity(trials: list[_Trial], vectors: Vectors | None) -> None:
 
     Each distinct text is encoded once.
     """
-    pairs = [[each.take(trial.remaining) for each in (trial.sources, trial.variants)] for trial in trials]
-    texts, rows = distinct(list(chain.from_iterable(chain.from_iterable(pairs))))
+    sides = (each.take(trial.remaining) for trial in trials for each in (trial.sources, trial.variants))
+    texts, rows = distinct(list(chain.from_iterable(sides)))
     if not texts:
         return
     assert vectors is not None, "a bound on the similarity needs an encoder"
     made = np.asarray(vectors(texts), np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         units = made / np.linalg.norm(made, axis=1, keepdims=True)
-    ends = np.cumsum(np.repeat([len(trial.remaining) for trial in trials], 2))
-    parts = np.split(rows, ends[:-1])
+    parts = np.split(rows, np.cumsum(np.repeat([len(trial.remaining) for trial in trials], 2))[:-1])
     for trial, own, others in zip(trials, parts[::2], parts[1::2], strict=True):
         cosines = np.clip((units[own] * units[others]).sum(1), -1, 1)
         assert trial.settings.similarity is not None

@@ -65,18 +65,22 @@ class GuessStage:
         folder = self.folder()
         named = [str(name) for name in folder.config.get("architectures") or []]
         if named and not any(name.endswith(_HEADED) for name in named):
-            expected = "a masked language model: an encoder and its head over words"
-            remedy = (
+            raise ModelError(
+                str(folder.path),
+                "a masked language model: an encoder and its head over words",
+                ", ".join(named),
                 "use a model that was saved with its head, such as bert-base-uncased; "
-                "sentence encoders are saved without one"
+                "sentence encoders are saved without one",
             )
-            raise ModelError(str(folder.path), expected, ", ".join(named), remedy)
         self.mask(folder)
 
     def identity(self) -> JsonValue:
         """The content of the folder, and the options."""
-        own = self.settings.model_dump(mode="json", exclude={"model", "together"})
-        return {"rules": _RULES, "files": digest_of(dict(self.folder().files)), **own}
+        return {
+            "rules": _RULES,
+            "files": digest_of(dict(self.folder().files)),
+            **self.settings.model_dump(mode="json", exclude={"model", "together"}),
+        }
 
     def folder(self) -> EncoderFolder:
         """The model's folder, opened like an encoder's."""

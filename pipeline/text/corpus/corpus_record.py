@@ -21,10 +21,13 @@ def reading_digest(corpus: CorpusSettings) -> str:
 def corpus_digest(corpus: CorpusSettings, files: list[SourceFile]) -> str:
     """sha256 (hex) of everything that decides the corpus's rows; equal digests mean equal rows."""
     used = {corpus.id, corpus.text, *corpus.keep}
-    listing = []
-    for file in files:
-        partitions = {key: value for key, value in file.partitions.items() if key in used}
-        listing.append([file.name, file.size, file.stamp, file.format, partitions])
+    listing = [
+        [
+            *(file.name, file.size, file.stamp, file.format),
+            {key: value for key, value in file.partitions.items() if key in used},
+        ]
+        for file in files
+    ]
     return digest_of({"reading": reading_digest(corpus), "files": listing})
 
 

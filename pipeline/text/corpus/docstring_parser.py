@@ -96,9 +96,8 @@ def _private_imports(tree: ast.Module, module: PythonFile) -> Iterator[Definitio
 def _definitions(body: list[ast.stmt]) -> Iterator[Definition]:
     """Yield the public functions and classes of a body, including those under `if` and `try`."""
     for node in body:
-        if isinstance(node, Definition):
-            if not node.name.startswith("_"):
-                yield node
+        if isinstance(node, Definition) and not node.name.startswith("_"):
+            yield node
         elif isinstance(node, ast.If | ast.Try):
             handlers = [line for handler in getattr(node, "handlers", []) for line in handler.body]
             yield from _definitions([*node.body, *handlers, *node.orelse])

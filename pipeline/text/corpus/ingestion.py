@@ -91,9 +91,12 @@ class Ingestion:
 
         With a limit of rows there are none, because the rows read of a file depend on the files before it.
         """
-        if self.parent is None or self.rebuild_reason or self.corpus.max_rows is not None:
-            return {}
-        if self.parent.reading != reading_digest(self.corpus):
+        if (
+            self.parent is None
+            or self.rebuild_reason
+            or self.corpus.max_rows is not None
+            or self.parent.reading != reading_digest(self.corpus)
+        ):
             return {}
         known = {(file.name, file.size, file.stamp): file for file in self.parent.files}
         found = (known.get((file.name, file.size, file.stamp)) for file in self.files)
@@ -154,7 +157,6 @@ class Ingestion:
     def _commit(self, read: ReadPass, buckets: BucketPass, writer: UnitWriter) -> Corpus:
         """Write the tables, then the record."""
         tables = Tables(self.store, self.scratch, f"keys/{self.corpus_id}")
-        keys = tables.keys(buckets.files, writer, self.names)
         kept_units, dead = self._kept_units(buckets)
         ordinals = np.array([unit.ordinal for unit in kept_units], dtype=np.int64)
         texts, new_units = tables.texts(writer, self.parent.texts if self.parent else (), ordinals)
@@ -171,7 +173,7 @@ class Ingestion:
             parent=self.parent.id if self.parent else None,
             anew=self.rebuild_reason,
             units=units,
-            keys=tuple(keys),
+            keys=tuple(tables.keys(buckets.files, writer, self.names)),
             texts=tuple(texts),
             dead=Dead(dead).store_in(self.store, f"keys/{self.corpus_id}/dead"),
             quarantine=tables.put(self.bad.path, path, bad) if reasons else None,
@@ -182,17 +184,16 @@ class Ingestion:
             id_type=str(read.schema.field("id").type),
         )
         check_good_rows(made, self.corpus, self.store)
-        changed = ChangedRows(rows=tuple(_changed_rows(buckets, writer)))
-        self.store.write(ChangedRows.path(self.corpus_id), changed.to_json())
+        changed = tuple(_changed_rows(buckets, writer))
+        self.store.write(ChangedRows.path(self.corpus_id), ChangedRows(rows=changed).to_json())
         self._write_record(made)
         return made
 
     def _write_record(self, made: Corpus) -> None:
         """Create the record; replace it if an earlier run's is damaged or its files are incomplete."""
-        path = record_path(self.corpus_id)
-        if self.store.create(path, made.to_json()) or load_complete_corpus(self.store, self.corpus_id):
-            return
-        self.store.write(path, made.to_json())
+        path, content = record_path(self.corpus_id), made.to_json()
+        if not self.store.create(path, content) and not load_complete_corpus(self.store, self.corpus_id):
+            self.store.write(path, content)
 
     def _kept_units(self, buckets: BucketPass) -> tuple[list[CorpusUnit], np.ndarray]:
         """(units of the parent that still have live rows, all dead addresses in them)."""

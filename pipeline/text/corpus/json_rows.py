@@ -59,10 +59,9 @@ class LineParser:
         if value is None:
             self.rejected.append(RejectedRow(number, reason, detail, text=line.decode(errors="replace")))
             return
-        keys = keys_by_column(self.schema, self.corpus)
         row_id, text, *others = (
             self.partition.get(column) if value.get(key) is None else value[key]
-            for column, key in keys.items()
+            for column, key in keys_by_column(self.schema, self.corpus).items()
         )
         wrong = []
         if not isinstance(text, str | None):
@@ -71,9 +70,15 @@ class LineParser:
         if row_id is not None and not is_id(row_id, id_type):
             wrong.append(f"{self.corpus.id} is {show_value(row_id)}, not an id of type {id_type}")
         if wrong:
-            shown_id = row_id if isinstance(row_id, str | None) else show_value(row_id)
-            shown_text = text if isinstance(text, str) else None
-            self.rejected.append(RejectedRow(number, "wrong_type", ", ".join(wrong), shown_id, shown_text))
+            self.rejected.append(
+                RejectedRow(
+                    number,
+                    "wrong_type",
+                    ", ".join(wrong),
+                    id=row_id if isinstance(row_id, str | None) else show_value(row_id),
+                    text=text if isinstance(text, str) else None,
+                )
+            )
         else:
             self.rows.append(self._convert(number, row_id, text, others))
 

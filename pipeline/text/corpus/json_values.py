@@ -36,10 +36,11 @@ def parse_block(lines: bytes, types: dict[str, pa.DataType]) -> pa.Table:
     Raises:
         pa.ArrowInvalid, pa.ArrowNotImplementedError: a value has another type, or a line is not valid JSON.
     """
-    schema = pa.schema(list(types.items()))
-    parse = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
-    read = pj.ReadOptions(use_threads=False, block_size=len(lines) + 1)
-    return pj.read_json(pa.BufferReader(lines), read, parse)
+    return pj.read_json(
+        pa.BufferReader(lines),
+        pj.ReadOptions(use_threads=False, block_size=len(lines) + 1),
+        pj.ParseOptions(explicit_schema=pa.schema(list(types.items())), unexpected_field_behavior="ignore"),
+    )
 
 
 def parse_line(line: bytes) -> tuple[dict[str, Any] | None, str, str]:

@@ -89,13 +89,11 @@ def _list_s3(uri: str) -> Listing:
     scheme, _, path = uri.partition("://")
     magic = glob.has_magic(path)
     base = _fixed_part(path) if magic else path
-    entries = S3Store(f"{scheme}://{base}").list()
     wanted = re.compile(glob_translate(path)) if magic else None
-    paths = ((f"{base}/{one.path}", one) for one in entries)
     found = [
-        FoundFile(full, f"{scheme}://{full}", one.size, one.stamp)
-        for full, one in paths
-        if not wanted or wanted.fullmatch(full)
+        FoundFile(f"{base}/{one.path}", f"{scheme}://{base}/{one.path}", one.size, one.stamp)
+        for one in S3Store(f"{scheme}://{base}").list()
+        if not wanted or wanted.fullmatch(f"{base}/{one.path}")
     ]
     if found or magic or "/" not in path:
         return Listing(base, found)
@@ -177,5 +175,5 @@ def remote_names(top: str, folder: str) -> Iterable[str]:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    files = (each["name"] for each in retrying(listed, top) if each.get("type") != "directory")
-    return [name.rpartition("/")[2] for name in files]
+    files = (each for each in retrying(listed, top) if each.get("type") != "directory")
+    return [each["name"].rpartition("/")[2] for each in files]

@@ -74,8 +74,9 @@ def read(file: SourceFile, corpus: CorpusSettings, columns: Columns) -> Iterator
     """Yield all rows in the order of the file."""
     with storage_errors(file.uri), open_file(file) as stream:
         opened = pq.ParquetFile(stream, buffer_size=_BUFFER, pre_buffer=False)
-        options = {"metadata": opened.metadata, "buffer_size": _BUFFER, "pre_buffer": False}
-        dictionary_reader = pq.ParquetFile(stream, **options)
+        dictionary_reader = pq.ParquetFile(
+            stream, metadata=opened.metadata, buffer_size=_BUFFER, pre_buffer=False
+        )
         names = dict.fromkeys((corpus.id, corpus.text, *corpus.keep))
         wanted = [name for name in names if name in opened.schema_arrow.names]
         total, start = opened.metadata.num_rows, 0
@@ -137,11 +138,8 @@ def _split_by_bytes(batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int
         return
     fixed = sum(column.indices.nbytes for column in coded)
     fixed += sum(column.nbytes for column in batch.columns if not pa.types.is_dictionary(column.type))
-    each = np.full(len(batch), fixed // len(batch), np.int64)
-    for column in coded:
-        each += _value_lengths(column)
-    ends = np.cumsum(each)
-    start = 0
+    each = fixed // len(batch) + sum(map(_value_lengths, coded))
+    ends, start = np.cumsum(each), 0
     while start < len(batch):
         before = int(ends[start - 1]) if start else 0
         stop = max(start + 1, int(np.searchsorted(ends, before + _MAX_BYTES, side="right")))
@@ -244,6 +242,5 @@ def _batch_rows(group: pq.RowGroupMetaData, indices: list[int]) -> int:
 
 def _column_indices(metadata: pq.FileMetaData, wanted: list[str]) -> list[int]:
     """Indices of the wanted columns in a row group, including those inside nested columns."""
-    schema = metadata.schema
-    paths = (schema.column(index).path for index in range(metadata.num_columns))
+    paths = (metadata.schema.column(index).path for index in range(metadata.num_columns))
     return [index for index, path in enumerate(paths) if path in wanted or path.split(".")[0] in wanted]

@@ -65,8 +65,7 @@ class QuarantineFile:
 
     def add(self, rows: pa.Table) -> None:
         """Append the rows of a quarantine table."""
-        for reason in rows["reason"].value_counts().to_pylist():
-            self._reasons[reason["values"]] += reason["counts"]
+        self._reasons.update(rows["reason"].to_pylist())
         self._waiting.append(rows)
         if sum(map(len, self._waiting)) >= _GROUP_ROWS:
             held = pa.concat_tables(self._waiting)

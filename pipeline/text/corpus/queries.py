@@ -87,9 +87,10 @@ def _query_column(schema: pa.Schema, name: str, column: str | None) -> str:
     strings = [field.name for field in schema if is_text(field.type)]
     wanted = [column] if column is not None else strings if len(strings) == 1 else _NAMES
     if (found := next((each for each in wanted if each in strings), None)) is None:
-        expected = "one column of strings, or query or text"
-        if column is not None:
-            expected = f"a column {column} of strings"
-        names = ", ".join(schema.names) or "no columns"
-        raise DataError(name, expected, names, "name the column with --column")
+        raise DataError(
+            name,
+            "one column of strings, or query or text" if column is None else f"a column {column} of strings",
+            ", ".join(schema.names) or "no columns",
+            "name the column with --column",
+        )
     return found

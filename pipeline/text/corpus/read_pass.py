@@ -92,8 +92,10 @@ class ReadPass:
             file: the file.
             wanted: row numbers, ascending.
         """
-        tables = (batch.good for batch in read_batches(file, self.corpus, self.survey.columns))
-        found = [table.filter(pa.array(np.isin(table["row"].to_numpy(), wanted))) for table in tables]
+        found = [
+            batch.good.filter(pa.array(np.isin(batch.good["row"].to_numpy(), wanted)))
+            for batch in read_batches(file, self.corpus, self.survey.columns)
+        ]
         count = sum(map(len, found))
         if count != len(wanted):
             raise TransientError(
@@ -123,8 +125,12 @@ class ReadPass:
         expected = self.survey.rows[file.name]
         skipped = 0 if expected is None else expected - good - bad
         if skipped < 0 or (skipped and self._remaining_rows()):
-            sums, found = f"{expected} rows = good + quarantined + skipped", f"{good} + {bad} + {skipped}"
-            raise Defect(file.uri, sums, found, "report this with the file")
+            raise Defect(
+                file.uri,
+                f"{expected} rows = good + quarantined + skipped",
+                f"{good} + {bad} + {skipped}",
+                "report this with the file",
+            )
         self._record_file(file, good, bad, skipped)
 
     def _record_file(self, file: SourceFile, good: int = 0, bad: int = 0, skipped: int = 0) -> None:
@@ -191,11 +197,12 @@ class ReadPass:
         self.lines.add(lines, id_hashes(lines))
         self.bad.add(batch.bad)
         self._rows += batch.rows
-        self._notes["control_characters"] += sum(map(count_control_characters, rows["text"].chunks))
-        self._notes["surrogates_replaced"] += len(batch.surrogates)
-        self._notes["kept_values_dropped"] += len(batch.dropped)
-        for reason in batch.bad["reason"].value_counts().to_pylist():
-            self._notes[f"quarantined_{reason['values']}"] += reason["counts"]
+        self._notes.update(
+            control_characters=sum(map(count_control_characters, rows["text"].chunks)),
+            surrogates_replaced=len(batch.surrogates),
+            kept_values_dropped=len(batch.dropped),
+        )
+        self._notes.update(f"quarantined_{reason}" for reason in batch.bad["reason"].to_pylist())
         return rows
 
     def _unit_rows(self, good: pa.Table, file: SourceFile) -> pa.Table:

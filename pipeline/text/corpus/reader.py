@@ -53,8 +53,11 @@ def survey_files(
     if before is not None:
         found.insert(0, _columns_of_units(before, corpus))
     columns, misfits = agree_on_columns(found, corpus)
-    results = zip(files, inspected, strict=True)
-    refused = {file.name: result for file, result in results if isinstance(result, DataError)} | misfits
+    refused = misfits | {
+        file.name: result
+        for file, result in zip(files, inspected, strict=True)
+        if isinstance(result, DataError)
+    }
     if refused and corpus.bad_files == "error":
         raise next(refused[file.name] for file in files if file.name in refused)
     rows = {one.file.name: one.rows for one in found if one.file.name not in refused}
@@ -77,11 +80,11 @@ def read_batches(
 
 def _columns_of_units(before: pa.Schema, corpus: CorpusSettings) -> FileColumns:
     """The columns of the files that are already in units, as those of one file."""
-    file = SourceFile("the files before", corpus.uri, 0, "", "parquet")
-    stored = {name: carried_name(name) for name in corpus.keep}
-    types = dict.fromkeys(corpus.keep, pa.null())
-    types |= {name: before.field(own).type for name, own in stored.items() if own in before.names}
-    return FileColumns(file, types | {corpus.id: before.field("id").type}, None)
+    stored = dict(zip(before.names, before.types, strict=True))
+    types = {name: stored.get(carried_name(name), pa.null()) for name in corpus.keep}
+    return FileColumns(
+        SourceFile("the files before", corpus.uri, 0, "", "parquet"), types | {corpus.id: stored["id"]}
+    )
 
 
 def _inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns | DataError:

@@ -59,9 +59,11 @@ class ChangeExamples:
         return ChangeExamples(self.keys, self.before, now)
 
     def __add__(self, other: "ChangeExamples") -> "ChangeExamples":
-        pairs = ((self.keys, other.keys), (self.before, other.before), (self.now, other.now))
-        keys, before, now = (np.concatenate(pair) for pair in pairs)
-        return ChangeExamples.of(keys, before, now)
+        return ChangeExamples.of(
+            np.concatenate([self.keys, other.keys]),
+            np.concatenate([self.before, other.before]),
+            np.concatenate([self.now, other.now]),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,8 +144,7 @@ def resolve_bucket(before: pa.Table, now: pa.Table, *, reuse: bool) -> ResolvedB
         reuse: False gives every live row a new address; the comparison then only counts the changes.
     """
     lines = pa.concat_tables([before.filter(pc.greater_equal(before["file"], 0)), now.cast(before.schema)])
-    order = [("id", "ascending"), ("file", "ascending"), ("row", "ascending")]
-    lines = lines.take(pc.sort_indices(lines, sort_keys=order)).combine_chunks()
+    lines = lines.sort_by([("id", "ascending"), ("file", "ascending"), ("row", "ascending")]).combine_chunks()
     ids = one_chunk(lines["id"])
     first = np.append(True, pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False))[: len(ids)]
     live = before.filter(before["address"].is_valid()).combine_chunks()
@@ -172,8 +173,10 @@ def _equal(winners: pa.Table, live: pa.Table, index: np.ndarray) -> np.ndarray:
     if not live.num_rows:
         return np.zeros(winners.num_rows, dtype=bool)
     other = live.select(["text_key", "carried"]).take(pa.array(index))
-    pairs = ((winners[name], other[name]) for name in other.column_names)
-    equal = (pc.equal(pc.fill_null(one, _NO_KEY), pc.fill_null(two, _NO_KEY)) for one, two in pairs)
+    equal = (
+        pc.equal(pc.fill_null(winners[name], _NO_KEY), pc.fill_null(other[name], _NO_KEY))
+        for name in other.column_names
+    )
     return np.asarray(pc.and_(*equal).to_numpy())
 
 
@@ -184,12 +187,17 @@ def quarantine_duplicates(duplicates: pa.Table, names: pa.Array) -> pa.Table:
         duplicates: rows of `ResolvedBucket.duplicates`.
         names: names of the files in tonight's listing.
     """
-    order = [("file", "ascending"), ("row", "ascending")]
-    rows = duplicates.take(pc.sort_indices(duplicates, sort_keys=order)).combine_chunks()
+    rows = duplicates.sort_by([("file", "ascending"), ("row", "ascending")]).combine_chunks()
     file, winner = (names.take(rows[name].combine_chunks()) for name in ("file", "winner_file"))
     winner_row = rows["winner_row"].cast(pa.string()).combine_chunks()
-    detail = pc.binary_join_element_wise(winner, "row", winner_row, "has it first", " ")
-    reason = pa.repeat(pa.scalar("duplicate_id"), rows.num_rows)
-    texts = pa.nulls(rows.num_rows, pa.string())
-    columns = [file, rows["row"], rows["id"].cast(pa.string()), reason, detail, texts]
-    return pa.table(columns, schema=QUARANTINE)
+    return pa.table(
+        {
+            "file": file,
+            "row": rows["row"],
+            "id": rows["id"].cast(pa.string()),
+            "reason": pa.repeat(pa.scalar("duplicate_id"), rows.num_rows),
+            "detail": pc.binary_join_element_wise(winner, "row", winner_row, "has it first", " "),
+            "excerpt": pa.nulls(rows.num_rows, pa.string()),
+        },
+        schema=QUARANTINE,
+    )

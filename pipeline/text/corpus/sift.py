@@ -64,8 +64,11 @@ def sift(raw: RawBatch, file: SourceFile) -> SourceBatch:
     A rejected row has the first reason that applies: invalid_utf8, null_id, empty.
     """
     table = raw.rows.combine_chunks()
-    strings = [name for name in table.column_names if name == "text" or is_text(table[name].type)]
-    utf8 = {name: valid_utf8(one_chunk(table[name])) for name in strings}
+    utf8 = {
+        name: valid_utf8(one_chunk(table[name]))
+        for name in table.column_names
+        if name == "text" or is_text(table[name].type)
+    }
     decoded, text = np.logical_and.reduce(list(utf8.values())), one_chunk(table["text"])
     if not decoded.all():
         text = pc.if_else(pa.array(decoded), text.cast(pa.large_binary()), None)

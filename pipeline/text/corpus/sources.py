@@ -69,7 +69,10 @@ def list_files(corpus: CorpusSettings) -> list[SourceFile]:
     path = local_path(corpus.uri)
     with storage_errors(corpus.uri):
         listing = list_remote(corpus.uri) if path is None else list_local(path)
-    named = {_relative_name(one.path, listing.base): one for one in listing.found}
+    named = {
+        Path(one.path).relative_to(listing.base).as_posix() if listing.base else one.path: one
+        for one in listing.found
+    }
     if invalid := next((name for name in named if has_surrogates(name)), None):
         raise DataError(corpus.uri, "file names in UTF-8", ascii(invalid), "rename the file")
     files = [
@@ -103,10 +106,6 @@ def is_unchanged(files: list[SourceFile], corpus: CorpusSettings) -> bool:
     listings = files, list_files(corpus.model_copy(update={"fingerprint": "fast"}))
     before, now = ([(file.name, file.size, file.modified) for file in listing] for listing in listings)
     return before == now
-
-
-def _relative_name(path: str, base: str) -> str:
-    return Path(path).relative_to(base).as_posix() if base else path
 
 
 def _is_hidden(name: str) -> bool:

@@ -99,8 +99,8 @@ class Tables:
         if not len(rows):
             return unit
         table = pa.table([pa.array(rows, pa.int32()), pa.array(sources[rows])], schema=COPIES)
-        copies = self._store(table, f"{self.folder}/copies-{unit.name}.parquet")
-        return unit.model_copy(update={"copies": copies})
+        path = f"{self.folder}/copies-{unit.name}.parquet"
+        return unit.model_copy(update={"copies": self._store(table, path)})
 
     def _store(self, table: pa.Table, path: str) -> FileRef:
         file = self.scratch / "table.parquet"

@@ -81,8 +81,7 @@ class UnitWriter:
     def addresses_of(self, new_rows: np.ndarray) -> np.ndarray:
         """(n,) int64: addresses of rows by their index among the new rows."""
         unit = np.searchsorted(self.starts, new_rows, side="right") - 1
-        rows = new_rows - np.asarray(self.starts)[unit]
-        return to_addresses(unit + self.first_ordinal, rows)
+        return to_addresses(unit + self.first_ordinal, new_rows - np.asarray(self.starts)[unit])
 
     def _write_chunk(self, chunk: Path, positions: np.ndarray, start: int, stop: int) -> None:
         if len(positions) == stop - start:
@@ -115,6 +114,7 @@ class UnitWriter:
         path, name = f"units/corpus/{sha256[:24]}.parquet", f"{ordinal:08d}"
         if self.store.size(path) != size:
             self.store.put(file, path)
-        unit = CorpusUnit(name=name, ordinal=ordinal, path=path, rows=count, bytes=size, sha256=sha256)
-        self.units.append(unit)
+        self.units.append(
+            CorpusUnit(name=name, ordinal=ordinal, path=path, rows=count, bytes=size, sha256=sha256)
+        )
         self.starts.append(first + count)

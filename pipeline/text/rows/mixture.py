@@ -8,6 +8,7 @@ from math import gcd
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.errors import ConfigError
 from pipeline.text.rows.batches import GlobalBatch, Order
@@ -114,15 +115,17 @@ class BlendedOrder:
         first_rows = np.cumsum([0, *self.rows[:-1]]).tolist()
         streams = zip(*(order.batches(start) for order in self.orders), strict=True)
         for step, parts in enumerate(streams, start):
-            tables = (part.table for part in parts)
+            tables = (
+                part.table.select(list(self.roles)).append_column("row", pc.add(part.table["row"], first))
+                for part, first in zip(parts, first_rows, strict=True)
+            )
             shuffled = np.random.default_rng((self.seed, step)).permutation(self.batch_rows)
-            table = pa.concat_tables(map(self._numbered, tables, first_rows)).combine_chunks().take(shuffled)
-            source = " + ".join(part.source for part in parts)
-            exchanged = sum(part.exchanged for part in parts)
-            yield GlobalBatch(source, table, exchanged, any(part.mask for part in parts))
-
-    def _numbered(self, table: pa.Table, first: int) -> pa.Table:
-        return table.select(list(self.roles)).append_column("row", pa.array(table["row"].to_numpy() + first))
+            yield GlobalBatch(
+                " + ".join(part.source for part in parts),
+                pa.concat_tables(tables).combine_chunks().take(shuffled),
+                sum(part.exchanged for part in parts),
+                any(part.mask for part in parts),
+            )
 
 
 def rows_per_source(batch_rows: int, weights: Sequence[int]) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Batches of neighbouring sentences: each batch is a run of consecutive sentences of one document."""
 
 from collections.abc import Iterator
-from itertools import count
+from itertools import count, islice
 
 import numpy as np
 import pyarrow as pa
@@ -62,9 +62,8 @@ class NeighbourOrder:
             first = done - done % per_window
             tables = _read_pieces(self._pairs, pieces[first:], self.batch_rows)
             for start_piece in range(first, len(pieces), per_window):
-                size = min(per_window, len(pieces) - start_piece)
                 rng = np.random.default_rng((self._settings.seed, epoch, start_piece + 1))
-                yield from self._window(tables, size, rng, skip=done - start_piece)
+                yield from self._window(islice(tables, per_window), rng, skip=done - start_piece)
 
     def _pieces(self, epoch: int) -> np.ndarray:
         """(steps,) int64: first row of every piece, ascending."""
@@ -76,11 +75,11 @@ class NeighbourOrder:
         )
 
     def _window(
-        self, tables: Iterator[pa.Table], size: int, rng: np.random.Generator, *, skip: int
+        self, tables: Iterator[pa.Table], rng: np.random.Generator, *, skip: int
     ) -> Iterator[GlobalBatch]:
-        """Yield the next `size` pieces in the window's order, without the first `skip`."""
-        held = [next(tables) for _ in range(size)]
-        order = rng.permutation(size)[max(0, skip) :]
+        """Yield the pieces of a window in a drawn order, without the first `skip`."""
+        held = list(tables)
+        order = rng.permutation(len(held))[max(0, skip) :]
         yield from (GlobalBatch(self._pairs.name, held[piece]) for piece in order)
 
 

@@ -203,10 +203,11 @@ def _count_kept(
     nulls = {role: missing.get(settings.columns.get(role, role)) for role in required_texts(settings, roles)}
     uncertain = {role: count for role, count in nulls.items() if count != 0}
     known = None if checked else _missing_by_footer(group.kept, list(uncertain.values()))
-    if known is None:
-        excluded = _scan_for_excluded(settings, group, checked, list(uncertain))
-    else:
-        excluded = Counter(missing=known)
+    excluded = (
+        _scan_for_excluded(settings, group, checked, list(uncertain))
+        if known is None
+        else Counter(missing=known)
+    )
     counts.update(excluded)
     return replace(group, kept=group.kept - excluded.total())
 

@@ -66,8 +66,12 @@ def convert_values(table: pa.Table, values: Values, where: str) -> pa.Table:
         DataError: a label is not in the set, a score is missing or out of range, or a text is not valid
             UTF-8.
     """
-    convert: dict[str, Callable[[pa.ChunkedArray, Values], _Converted]]
-    convert = {"label": _labels, "score": _scores, "position": _positions, "document": _documents}
+    convert: dict[str, Callable[[pa.ChunkedArray, Values], _Converted]] = {
+        "label": _labels,
+        "score": _scores,
+        "position": _positions,
+        "document": _documents,
+    }
     converted = {"row": table["row"]}
     for role in (name for name in table.column_names if name != "row"):
         column = table[role].cast(plain_type(table[role].type))

@@ -107,12 +107,11 @@ class ScriptCoverage:
     @classmethod
     def of(cls, counts: Mapping[str, int]) -> "ScriptCoverage":
         """Read the coverage from the counts of a unit or of a release."""
-        found = [
-            (script, Coverage(*(counts.get(f"{_PREFIX}{script}_{name}", 0) for name in _FIELDS)))
-            for script in SCRIPTS
-        ]
-        found.sort(key=lambda one: -one[1].rows)
-        seen = {script: each for script, each in found if each.rows}
+        found = {
+            script: Coverage(*(counts.get(f"{_PREFIX}{script}_{name}", 0) for name in _FIELDS))
+            for script in sorted(SCRIPTS, key=lambda script: -counts.get(f"{_PREFIX}{script}_rows", 0))
+        }
+        seen = {script: each for script, each in found.items() if each.rows}
         return cls(seen, counts.get("uncounted_rows", 0), counts.get("uncounted_tokens", 0))
 
     @property

@@ -243,9 +243,11 @@ def _seam_pattern(description: dict[str, Any]) -> re.Pattern[str] | None:
     normalizers = _steps(description.get("normalizer"), "normalizers")
     splitters = _steps(description.get("pre_tokenizer"), "pretokenizers")
     added = "".join(token["content"] for token in description.get("added_tokens", ()))
-    if any(map(str.isspace, added)) or not all(map(_is_local, normalizers)):
-        return None
-    if not any(map(_splits_at_space, splitters)):
+    if (
+        any(map(str.isspace, added))
+        or not all(map(_is_local, normalizers))
+        or not any(map(_splits_at_space, splitters))
+    ):
         return None
     return _SPACE_OR_CHINESE if any(step.get("handle_chinese_chars") for step in normalizers) else _SPACE
 

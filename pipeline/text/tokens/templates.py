@@ -98,11 +98,14 @@ def apply_template(tokenizer: Tokenizer, folder: Path, template: str | None, *, 
         tokenizer = _with_template(tokenizer, template, name, folder)
     around = (*tokenizer.prefix, *tokenizer.suffix)
     if around.count(mask) != 1:
-        where, remedy = "encoder.template", f"write {MASK} once, separated from letters"
-        if template is None:
-            where = str(folder / "tokenizer.json")
-            remedy = "give encoder.template, or choose another pooling"
-        raise ModelError(where, f"one {name} around a text", f"{around.count(mask)}", remedy)
+        raise ModelError(
+            str(folder / "tokenizer.json") if template is None else "encoder.template",
+            f"one {name} around a text",
+            f"{around.count(mask)}",
+            "give encoder.template, or choose another pooling"
+            if template is None
+            else f"write {MASK} once, separated from letters",
+        )
     if tokenizer.room < 1:
         raise ModelError(
             "encoder.max_length",
@@ -140,14 +143,12 @@ def wrap_tokenizer(folder: Path, prefix: tuple[int, ...], suffix: tuple[int, ...
     Such a tokenizer truncates the text to the remaining length. If the folder has no tokenizer.json, it is
     built from the vocabulary.
     """
-    file = folder / "tokenizer.json"
     backend = read_tokenizer(folder)
     parts = [
         {"SpecialToken": {"id": "before", "type_id": 0}},
         {"Sequence": {"id": "A", "type_id": 0}},
         {"SpecialToken": {"id": "behind", "type_id": 0}},
     ]
-    tokens = {"before": prefix, "behind": suffix}
     described = json.loads(backend.to_str())
     described["post_processor"] = {
         "type": "TemplateProcessing",
@@ -155,14 +156,14 @@ def wrap_tokenizer(folder: Path, prefix: tuple[int, ...], suffix: tuple[int, ...
         "pair": [*parts[:2], {"Sequence": {"id": "B", "type_id": 0}}, parts[2]],
         "special_tokens": {
             name: {"id": name, "ids": list(ids), "tokens": [backend.id_to_token(number) for number in ids]}
-            for name, ids in tokens.items()
+            for name, ids in (("before", prefix), ("behind", suffix))
         },
     }
-    file.write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
+    (folder / "tokenizer.json").write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
     config = folder / "tokenizer_config.json"
-    named = read_mapping(config)
+    named = read_mapping(config) | {"tokenizer_class": _PLAIN_CLASS}
     config.write_text(
-        json.dumps(named | {"tokenizer_class": _PLAIN_CLASS}, indent=2, ensure_ascii=False) + "\n",
+        json.dumps(named, indent=2, ensure_ascii=False) + "\n",
         encoding="utf-8",
     )
 
