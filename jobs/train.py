@@ -37,6 +37,7 @@ def train(run: CommandRun) -> Answer:
         f"{trained.run.name} {done}: {counted(result.steps, 'step')}",
         *([f"before the planned steps: {result.ended}"] if result.ended else []),
         *_scores(result.figures),
+        *_lengths(trained.run.encoder_length(), run.job.train.max_length),
         f"encoder  {trained.run.encoder}",
         f"report   {trained.run.report}",
     ]
@@ -54,6 +55,13 @@ def _scores(scores: Mapping[str, float]) -> list[str]:
                 f"after the last, of the same {counted(int(scores['same_rows']), 'row')}"
             ]
     return []
+
+
+def _lengths(encoder: int | None, training: int | None) -> list[str]:
+    """Describe the lengths of texts if the encoder reads longer ones than the training."""
+    if encoder is None or training is None or training >= encoder:
+        return []
+    return [f"reads    {encoder:,} tokens of a text; the training read {training:,}"]
 
 
 if __name__ == "__main__":

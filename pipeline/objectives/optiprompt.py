@@ -21,7 +21,8 @@ class OptiPrompt(InBatchContrast):
     Each text is represented by the mask token of the template. The template's vectors start as the words of
     `template` (None: the paper's first template for the encoder's family); all weights of the encoder are
     frozen. The loss reads the mask token through the folder's masked language model head, up to its word
-    layer, if there is one; the product reads the mask token's state itself.
+    layer, if there is one; the product reads the mask token's state itself. `limit`: number of tokens of a
+    text, in the product too; None for as many as the encoder reads.
     """
 
     columns = ("text",)
@@ -35,7 +36,7 @@ class OptiPrompt(InBatchContrast):
         *,
         temperature: PositiveFloat = 0.05,
         template: str | None = None,
-        limit: Limit = 32,
+        limit: Limit | None = 32,
     ) -> None:
         super().__init__(encoder)
         trained, self.temperature = self.encoder, temperature

@@ -21,9 +21,10 @@ _ROBERTA_TEMPLATES = ("This sentence : '[X]' means [MASK].", "The sentence : '[X
 class Prompt(HeadedContrast):
     """InfoNCE of the mask tokens of two templates around each text; candidates come from all ranks.
 
-    `templates`: None for the paper's, by the encoder's family. `limit`: number of tokens of a text.
-    `denoise`: subtract the mask token of the template without a text. The product reads the mask token of the
-    first template, without head and without denoising.
+    `templates`: None for the paper's, by the encoder's family. `limit`: number of tokens of a text, in the
+    product too; None for as many as the encoder reads. `denoise`: subtract the mask token of the template
+    without a text. The product reads the mask token of the first template, without head and without
+    denoising.
     """
 
     columns = ("text",)
@@ -37,7 +38,7 @@ class Prompt(HeadedContrast):
         *,
         temperature: PositiveFloat = 0.05,
         templates: tuple[str, str] | None = None,
-        limit: Limit = 32,
+        limit: Limit | None = 32,
         denoise: bool = True,
         head: HeadName = "cls_mlp",
     ) -> None:

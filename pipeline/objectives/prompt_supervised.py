@@ -27,8 +27,8 @@ class PromptSupervised(InBatchContrast):
 
     `readout`: "transform" for T, "mlp" for W and b, "none" for the states themselves. None: transform for a
     BERT that has the head, else mlp, as in the paper. `template`: None for the folder's own, or the paper's
-    first for the encoder's family. `limit`: number of tokens of a text. `hard_negative_weight`: as in
-    `supervised`.
+    first for the encoder's family. `limit`: number of tokens of a text, in the product too; None for as many
+    as the encoder reads. `hard_negative_weight`: as in `supervised`.
     """
 
     columns = ("anchor", "positive")
@@ -42,7 +42,7 @@ class PromptSupervised(InBatchContrast):
         *,
         temperature: PositiveFloat = 0.05,
         template: str | None = None,
-        limit: Limit = 32,
+        limit: Limit | None = 32,
         denoise: bool = True,
         readout: Readout | None = None,
         hard_negative_weight: PositiveFloat = 1.0,

@@ -37,12 +37,12 @@ class Transform(Protocol):
 
     @property
     def space_id(self) -> str:
-        """Id of the space of the vectors that the transform was fitted to."""
+        """Name of the space that it was fitted in."""
         ...
 
     @property
     def transform_id(self) -> str:
-        """sha256 (hex) of the transform's content."""
+        """sha256 (hex) of its content."""
         ...
 
     @property
@@ -57,7 +57,7 @@ class Transform(Protocol):
 
     @property
     def shortage(self) -> str | None:
-        """Reason why the fit must not be used, namely too few rows; None if it may be used."""
+        """Reason why this fit must not be published, such as too few rows; None if it may be."""
         ...
 
     @property
@@ -66,7 +66,10 @@ class Transform(Protocol):
         ...
 
     def affine(self) -> Affine | None:
-        """Return the map as a matrix and a bias; None if it is not affine: an index cannot hold it then."""
+        """Return the map as a matrix and a bias.
+
+        None if it is not affine, so that an index cannot hold it.
+        """
         ...
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
@@ -74,7 +77,7 @@ class Transform(Protocol):
         ...
 
     def to_bytes(self) -> bytes:
-        """Return the content of the transform's file; equal fits give equal bytes."""
+        """Write the content of its file; equal fits give equal bytes."""
         ...
 
     @classmethod
@@ -94,7 +97,7 @@ class FromMoments(Protocol):
     def of_moments(cls, moments: Moments, settings: WhitenSettings, space_id: str) -> Transform:
         """Fit the transform on the vectors that `moments` describes.
 
-        The settings must be resolved: a setting that can be tuned on dev, such as `k`, is a number here.
+        The settings have numbers where a value could also be chosen on dev.
 
         Raises:
             DataError: the vectors do not allow a fit.

@@ -10,20 +10,20 @@ from pipeline.store.units import total
 
 
 @dataclass(frozen=True)
-class VariantMethod:
-    """An entry of `augment.variants`: a method with its options.
+class Method:
+    """Method that makes variants.
 
     Attributes:
-        name: name of the entry in the settings.
-        kind: registered name of the method.
+        name: of the method in the settings.
+        method: its kind.
         labels: labels of its variants.
-        keep: limits that its variants must meet.
+        keep: its limits for variants.
         ratios: histogram of length ratios of sampled variants, or None.
         similarities: histogram of cosines of sampled variants, or None.
     """
 
     name: str
-    kind: str
+    method: str
     labels: tuple[str, ...]
     keep: KeepSettings
     ratios: VariantHistogram | None = None
@@ -45,13 +45,7 @@ class AugmentedExample:
 
 @dataclass(frozen=True)
 class RejectedVariant:
-    """A variant that is not kept.
-
-    Attributes:
-        label: label of the variant.
-        text: the text that it varies.
-        variant: the variant; None if the method made none.
-    """
+    """A variant that is not kept; None if none was made."""
 
     label: str
     text: str
@@ -60,10 +54,10 @@ class RejectedVariant:
 
 @dataclass(frozen=True)
 class VariantSample:
-    """A sample of rows, whose variants were read for histograms and examples.
+    """Rows that were examined one by one.
 
     Attributes:
-        rows: number of rows in the sample.
+        rows: number of rows.
         texts: number of texts with at least one, two ... kept variants.
         examples: texts with their variants.
         rejected: some rejected variants by reason.
@@ -77,7 +71,7 @@ class VariantSample:
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentationReport:
-    """Values of the page; sections without values are left out."""
+    """Values of the page; empty ones are left out."""
 
     name: str
     number: int
@@ -91,7 +85,7 @@ class AugmentationReport:
     units: int
     counts: Mapping[str, Mapping[str, int]]
     """number of variants by label, and by "kept" or the reason of rejection"""
-    methods: tuple[VariantMethod, ...]
+    methods: tuple[Method, ...]
     sample: VariantSample = VariantSample()
     quarantined: int = 0
     changes: Mapping[str, int] = field(default_factory=dict)
@@ -99,8 +93,7 @@ class AugmentationReport:
     encoder: str = ""
     """encoder of the similarities"""
     seed: int = 0
-    model_work: tuple[ModelWork, ...] = ()
-    """statistics of each model stage"""
+    worked: tuple[ModelWork, ...] = ()
     seconds: float = 0.0
     """duration of the whole run"""
     created: str | None = None

@@ -42,9 +42,12 @@ def _heading(report: TrainingReport) -> str:
     if report.settings.matryoshka:
         listed = ", ".join(map(str, report.settings.matryoshka))
         dimensions += f"; the first {listed} are usable alone"
+    trained = (
+        "" if report.train_length is None else f"; in the training, texts over {report.train_length} were"
+    )
     facts = [
         ("Dimensions", dimensions),
-        ("Longest text", f"{product.max_length} tokens; longer texts are truncated"),
+        ("Longest text", f"{product.max_length} tokens; longer texts are truncated{trained}"),
         ("Pooling", " + ".join(product.pooling)),
         ("Vectors", "of length 1" if product.normalized else "not normalized: compare them by cosine"),
         (

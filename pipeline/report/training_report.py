@@ -136,6 +136,12 @@ class TrainingReport:
         return self.steps
 
     @property
+    def train_length(self) -> int | None:
+        """Largest number of tokens of a training text; None if the encoder reads no more."""
+        length = self.settings.max_length
+        return length if length is not None and length < self.product.max_length else None
+
+    @property
     def rows(self) -> int:
         """Number of rows that were trained on."""
         return sum(source.used for source in self.sources)

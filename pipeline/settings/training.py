@@ -246,6 +246,10 @@ class TrainSettings(Settings):
     """begin with newly drawn weights of the encoder's architecture instead of its own"""
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
     """rate at every place of the family; null: as config.json says"""
+    max_length: Annotated[int, Field(ge=4)] | None = None
+    """tokens of a training text that are read, special tokens included; null: as many as the encoder reads.
+    The trained encoder, the measurements on dev and those of the same rows read as far as the encoder does
+    """
     epochs: Annotated[float, Field(gt=0)] = 1.0
     """passes over the rows; a part of one is allowed"""
     max_steps: Annotated[int, Field(ge=1)] | None = None

@@ -60,6 +60,20 @@ def labelled(folder: Path) -> Path:
         (["train.data=nowhere.parquet"], 3, "nowhere.parquet"),
         (["train.objective=supervised"], 3, "a column 'anchor' for the role anchor, found the columns text"),
         (["train.dev.uri=nowhere.parquet"], 3, "nowhere.parquet"),
+        (
+            ["train.max_length=65"],
+            2,
+            "train.max_length: expected at most the 64 tokens of a text that the encoder reads, found 65",
+        ),
+        (
+            [
+                "train.max_length=12",
+                'encoder.template=a b c d e f g h i j "[X]" [MASK] .',
+                "encoder.pooling=mask",
+            ],
+            2,
+            "train.max_length: expected room for at least one token of a text, found 12, of which",
+        ),
         (["encoder.path=/nowhere"], 4, "/nowhere: expected an encoder folder"),
     ],
 )

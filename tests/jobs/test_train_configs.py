@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.config import load_settings
 from pipeline.flows.train.plan import check_settings
-from pipeline.objectives.build import data_requirements
+from pipeline.objectives.build import roles_of
 from pipeline.settings import Job
 
 ROOT = Path(__file__).parent.parent.parent
@@ -16,9 +16,16 @@ FILES = sorted((ROOT / "jobs" / "configs" / "train").glob("*.yaml"))
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_it_loads_and_its_objectives_take_their_options(file: Path):
     job = load_settings(Job, file)
-    columns, _, _ = data_requirements(job.train)
+    columns, _, _ = roles_of(job.train)
     assert columns
     assert job.train.data
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_its_lengths_are_those_of_the_training_not_of_its_product(file: Path):
+    job = load_settings(Job, file)
+    assert job.encoder.max_length is None
+    assert all(term.options.get("limit") is None for term in job.train.objective)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

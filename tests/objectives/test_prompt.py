@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError, ModelError
-from pipeline.models.folder.folder import open_folder
+from pipeline.models.folder.folder import open_folder, positions_of
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.lora import adapt
@@ -166,6 +166,32 @@ def test_a_limit_above_the_maximal_length_is_refused(folders, name):
         ConfigError, match=r"limit of the objective.*found 63, where encoder.max_length leaves room for 62"
     ):
         made(folders["bert"], name, limit=63)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("name", ["prompt", "prompt_supervised", "optiprompt"])
+@pytest.mark.parametrize("max_length", [30, 64])
+def test_without_a_limit_texts_are_read_as_far_as_the_encoder_reads(
+    folders, tmp_path, family, name, max_length
+):
+    folder = open_folder(EncoderSettings(path=str(folders[family]), max_length=max_length))
+    positions = positions_of(folder.config)
+    encoder = OBJECTIVES[name](load_trainable(folder, dropout=0.0), limit=None).product().encoder
+    assert encoder.folder.max_length == min(max_length - 2 + len(encoder.frame), positions)
+    saved, long = save_folder(encoder, encoder.folder, tmp_path / "saved"), " ".join(20 * TEXTS)
+    framed = encoder.framed(folder.tokenizer()([long]), encoder.frame)
+    expected = encoder.eval()(framed).detach()
+    product = load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings())
+    np.testing.assert_allclose(product.encode([long]), expected, atol=2e-5)
+    assert saved.tokenizer()([long]).lengths == [saved.max_length]
+
+
+def test_a_longer_second_template_leaves_fewer_positions_for_the_text(folders):
+    templates = (BERT[0], f"{5 * 'This sentence '} : {BERT[1]}")
+    objective, long = made(folders["bert"], "prompt", templates=templates, limit=None), " ".join(20 * TEXTS)
+    views = objective.views(batch(folders["bert"], text=[long, *TEXTS]))
+    assert {view.tokens.lengths.max() for view in views} == {positions_of(objective.encoder.folder.config)}
+    loss_and_backward(objective, batch(folders["bert"], text=[long, *TEXTS]))
 
 
 @pytest.mark.parametrize(

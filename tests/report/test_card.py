@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import yaml
 
 from pipeline.models.folder.folder import open_folder
@@ -12,6 +13,7 @@ from pipeline.models.trainable.heads import TanhHead
 from pipeline.models.trainable.prompted import PromptedEncoder
 from pipeline.models.trainable.saving import save_folder
 from pipeline.report.card import CARD, card, write_card
+from pipeline.report.training import render
 from pipeline.report.training_report import EncoderSummary, TrainingReport
 from pipeline.settings import EncoderSettings
 from tests.models import folders
@@ -64,6 +66,15 @@ def test_the_card_describes_the_training_and_the_use():
     assert "six" not in text
     assert "Nothing was measured" in card(SMALLEST)
     assert "the first 64, 128 are usable alone" in card(with_settings(matryoshka=(64, 128)))
+
+
+@pytest.mark.parametrize(("length", "said"), [(None, False), (32, True), (256, False)])
+def test_the_length_of_training_texts_is_mentioned_if_the_encoder_reads_more(length: int | None, said: bool):
+    report = with_settings(max_length=length)
+    assert (
+        "256 tokens; longer texts are truncated; in the training, texts over 32 were" in card(report)
+    ) == said
+    assert ("up to 256 tokens, 32 in the training" in render(report, [])) == said
 
 
 def test_every_table_has_as_many_cells_in_each_row():

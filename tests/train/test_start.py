@@ -16,7 +16,7 @@ from pipeline.models.folder.word_vectors import FIRST, LAST, UNKNOWN
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.saving import save_joined
-from pipeline.objectives.build import build_objective, data_requirements
+from pipeline.objectives.build import build_objective, roles_of
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from pipeline.text.rows.batches import RankSlice
 from pipeline.text.rows.neighbours import NeighbourOrder
@@ -75,7 +75,7 @@ def configured(name: str, *overrides: str) -> Job:
 def losses(job: Job, steps: int) -> tuple[Training, list[float]]:
     settings = job.train
     folder = open_folder(starting_encoder(settings, job.encoder))
-    columns, optional, order = data_requirements(settings)
+    columns, optional, order = roles_of(settings)
     rows = open_training_rows(settings.data[0], columns, optional)
     torch.manual_seed(settings.seed)
     objective = build_objective(
@@ -148,7 +148,7 @@ def test_the_encoder_is_built_once_for_equal_rows_and_settings(tmp_path, capfd):
     words = (folder.path / "vocab.txt").read_text().split("\n")
     assert words[:3] == [UNKNOWN, FIRST, LAST]
     assert set(words[3:]) < {word for topic in TOPICS for word in topic.split()}
-    assert (len(words), folder.max_length, folder.lower, folder.dim) == (12, 64, True, 8)
+    assert (len(words), folder.max_length, folder.lower, folder.dim) == (12, 256, True, 8)
     other = starting_encoder(job.train.model_copy(update={"seed": 1}), job.encoder)
     assert open_folder(other).space_id != folder.space_id
     pq.write_table(pq.read_table(data).slice(0, 48), data)

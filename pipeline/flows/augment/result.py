@@ -22,7 +22,7 @@ class Augmentation:
     """number of the manifest"""
     manifest: Augmented
     corpus: Corpus | None = None
-    model_work: tuple[ModelWork, ...] = ()
+    worked: tuple[ModelWork, ...] = ()
 
     @property
     def uri(self) -> str:

@@ -49,7 +49,7 @@ class Candidate:
     manifest: ReleaseManifest
     corpus: Corpus
     vectors: Manifest
-    encode_stats: WorkerStats
+    spent: WorkerStats
     decision: Decision
     built: BuiltIndex
     folder: EncoderFolder

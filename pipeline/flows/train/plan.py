@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.errors import ConfigError
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.settings.training import TrainSettings, Values
 from pipeline.text.rows.batches import Order, RankSlice
 from pipeline.text.rows.mixture import AlternatingOrder, BlendedOrder, reduce_weights, rows_per_source
@@ -34,7 +35,7 @@ def check_settings(settings: TrainSettings) -> None:
             share a batch.
     """
     from pipeline.models.trainable.lora import check_adapters
-    from pipeline.objectives.build import data_requirements
+    from pipeline.objectives.build import roles_of
     from pipeline.train.trackers import tracker_names
 
     check_adapters(settings)
@@ -44,8 +45,29 @@ def check_settings(settings: TrainSettings) -> None:
             "train.data", "files with training rows", "none", "name them, such as train.data=pairs.parquet"
         )
     _check_dev(settings)
-    data_requirements(settings)
+    roles_of(settings)
     _check_rows(settings)
+
+
+def check_length(settings: TrainSettings, encoder: EncoderFolder) -> None:
+    """Raise ConfigError if train.max_length is above that of the encoder, or leaves no room for a text."""
+    if settings.max_length is None:
+        return
+    if settings.max_length > encoder.max_length:
+        raise ConfigError(
+            "train.max_length",
+            f"at most the {encoder.max_length} tokens of a text that the encoder reads",
+            f"{settings.max_length}",
+            "lower it, or raise encoder.max_length, where the model has more positions",
+        )
+    around = encoder.max_length - encoder.tokenizer().room
+    if settings.max_length <= around:
+        raise ConfigError(
+            "train.max_length",
+            "room for at least one token of a text",
+            f"{settings.max_length}, of which {around} are around every text",
+            "raise it",
+        )
 
 
 def plan_of(settings: TrainSettings) -> Plan:
@@ -55,10 +77,10 @@ def plan_of(settings: TrainSettings) -> Plan:
         ConfigError: as in `check_settings`, and for invalid weights.
         DataError: rows that cannot be trained on.
     """
-    from pipeline.objectives.build import data_requirements
+    from pipeline.objectives.build import roles_of
 
     check_settings(settings)
-    columns, optional, order = data_requirements(settings)
+    columns, optional, order = roles_of(settings)
     sources = tuple(open_training_rows(source, columns, optional) for source in settings.data)
     rows = _order(settings, sources, contiguous=order == "contiguous")
     steps = max(1, round(settings.epochs * rows.steps_per_epoch))

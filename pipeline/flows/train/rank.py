@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -60,12 +60,14 @@ class TrainRank:
         from pipeline.train.loop import Training
 
         steps, per_epoch = self.plan.steps, self.plan.order.steps_per_epoch
+        length = self.settings.max_length
         with Checkpoints(self.run.store, CHECKPOINTS, self.settings.checkpoint) as checkpoints:
             training = Training(
                 self._objective(), self.settings, steps=steps, steps_per_epoch=per_epoch, device=device
             )
             course = TrainCourse(training, checkpoints, self.dev, steps=steps)
-            with closing(self._batches(course.number, share)) as batches, self._log(course, share) as log:
+            rows = self._batches(course.number, share, length)
+            with closing(rows) as batches, self._log(course, share) as log:
                 self._follow(course, share, batches, log, report)
             chosen = course.product()
         if share.rank == 0:
@@ -104,7 +106,8 @@ class TrainRank:
     def _same_rows(self, course: "TrainCourse", share: RankSlice) -> dict[str, float]:
         """Return metrics of the batches that would follow the last step; empty with a dev set.
 
-        A training that ends within its first epoch has not seen their rows.
+        A training that ends within its first epoch has not seen their rows. Texts are read as the trained
+        encoder will read them, whatever train.max_length is.
         """
         from pipeline.train.same_rows import batches_needed, measure_same_rows
 
@@ -148,12 +151,22 @@ class TrainRank:
         adapt(encoder, self.settings.lora)
         return build_objective(self.settings, encoder)
 
-    def _batches(self, start: int, share: RankSlice) -> "Generator[Batch, None, None]":
+    def _batches(
+        self, start: int, share: RankSlice, max_length: int | None = None
+    ) -> "Generator[Batch, None, None]":
+        """Yield this rank's batches from step `start` on.
+
+        Args:
+            start: first step.
+            share: rows of this rank.
+            max_length: tokens of a text that are read; None for as many as the encoder reads.
+        """
         from pipeline.objectives import NO_PEERS
         from pipeline.train.batches import batches
         from pipeline.train.gather import Ranks
 
-        tokenize = open_folder(self.encoder).tokenizer()
+        folder = open_folder(self.encoder)
+        tokenize = replace(folder, max_length=max_length or folder.max_length).tokenizer()
         peers = Ranks() if self.settings.across_ranks else NO_PEERS
         return batches(self.plan.order, tokenize, start=start, share=share, peers=peers)
 

@@ -1,5 +1,6 @@
 """The folder of a training: its definition, its name, and its records."""
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ _VERSION = "training-1"  # increased by every change of the code that changes bi
 _DEFINES_NOTHING = {"root", "name", "data", "workers", "threads", "failures", "checkpoint", "watch"}
 _NAME = re.compile(r"[\w][\w.+=-]*")
 _LAST = "config.json"  # the file of an encoder that is written last
+_READS = "sentence_bert_config.json"  # the file of an encoder with its max_seq_length
 _DIGITS = 12  # of the hash in a generated name
 _SHOWN = 60  # characters of a value in an error
 
@@ -103,6 +105,13 @@ class RunFolder:
             ResultRecord.load_intact(self.store, RESULT) if self.store.exists(f"{ENCODER}/{_LAST}") else None
         )
 
+    def encoder_length(self) -> int | None:
+        """Return the number of tokens of a text that the trained encoder reads; None if it is missing."""
+        for file in self.store.list(ENCODER, _READS):  # encoders side by side have one each, all alike
+            length: int | None = json.loads(self.store.read(file.path)).get("max_seq_length")
+            return length
+        return None
+
     def ended(self) -> ResultRecord:
         """Return the result after the workers have ended."""
         result = self.result()
@@ -162,6 +171,8 @@ def open_run(settings: TrainSettings, encoder: EncoderFolder) -> RunFolder:
         settings.dev.measure == "spearman"
     ):  # not in the definitions of trainings begun before it was a setting
         excluded["dev"] = {"measure"}
+    if settings.max_length is None:  # likewise
+        excluded["max_length"] = True
     definition = {
         "version": _VERSION,
         "encoder": {"space_id": encoder.space_id},

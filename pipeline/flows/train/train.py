@@ -8,7 +8,7 @@ from pipeline.errors import DataError
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.run import Run
 from pipeline.flows.train.mine import check_mining, mine
-from pipeline.flows.train.plan import Plan, check_settings, open_dev, plan_of
+from pipeline.flows.train.plan import Plan, check_length, check_settings, open_dev, plan_of
 from pipeline.flows.train.rank import TrainRank
 from pipeline.flows.train.ranks import RankGroup
 from pipeline.flows.train.run_folder import CHECKPOINTS, RUN, ResultRecord, RunFolder, RunRecord, open_run
@@ -46,6 +46,7 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> Trained:
         TransientError: workers died more often than train.failures.
     """
     job, run = opened(job)
+    check_length(job.train, open_folder(job.encoder))
     run.check()
     if (result := run.result()) is not None:
         return Trained("unchanged", run, result)

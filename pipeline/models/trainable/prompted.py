@@ -42,7 +42,7 @@ class PromptedEncoder(TrainableEncoder):
         encoder: TrainableEncoder,
         template: str | None,
         *,
-        limit: int,
+        limit: int | None,
         denoise: bool,
         readout: DenoiseTransform | DenseModule | None = None,
     ) -> None:
@@ -51,7 +51,8 @@ class PromptedEncoder(TrainableEncoder):
         Args:
             encoder: to take the folder and the backbone from.
             template: with [X] and [MASK]; None for that of the folder.
-            limit: largest number of tokens of a text, without the template.
+            limit: largest number of tokens of a text, without the template; None for as many as the folder
+                reads, if its positions hold the template too.
             denoise: subtract the state of the template without text.
             readout: transform of the states before the difference, or a head for the vectors.
 
@@ -60,7 +61,7 @@ class PromptedEncoder(TrainableEncoder):
             ConfigError: the limit is above that of the folder.
         """
         start = encoder.folder.tokenizer()
-        if limit > start.room:
+        if limit is not None and limit > start.room:
             raise ConfigError(
                 "limit of the objective",
                 "as many tokens of a text as the encoder reads, or fewer",
@@ -86,7 +87,8 @@ class PromptedEncoder(TrainableEncoder):
 
         `tokens` are those of the tokenizer of the encoder that this one was made from.
         """
-        return frame.around(tokens, self._specials, limit=self.limit, cuts=self.folder.cuts)
+        limit = min(self.limit, positions_of(self.folder.config) - len(frame))
+        return frame.around(tokens, self._specials, limit=limit, cuts=self.folder.cuts)
 
     def frame_of(self, template: str) -> TemplateFrame:
         """Return the frame of another template."""
@@ -131,13 +133,13 @@ class PromptedEncoder(TrainableEncoder):
         return x if self.transform is None else self.transform(x)
 
 
-def apply_template(folder: EncoderFolder, template: str | None, limit: int) -> EncoderFolder:
+def apply_template(folder: EncoderFolder, template: str | None, limit: int | None) -> EncoderFolder:
     """Return the folder with the template around texts of at most `limit` tokens, and mask pooling.
 
     Args:
         folder: without layers after the pooling.
         template: None for that of the folder.
-        limit: tokens of a text.
+        limit: tokens of a text; None for as many as the folder reads, if its positions hold the template too.
 
     Raises:
         ModelError: the folder has layers after the pooling, or too few positions.
@@ -157,11 +159,12 @@ def apply_template(folder: EncoderFolder, template: str | None, limit: int) -> E
         averages=Averages(),
         max_length=_ANY,
     )
-    whole = limit + len(template_frame(plain.tokenizer()))
-    if whole > positions_of(folder.config):
+    around, positions = len(template_frame(plain.tokenizer())), positions_of(folder.config)
+    whole = min(folder.tokenizer().room + around, positions) if limit is None else limit + around
+    if whole > positions:
         raise ModelError(
             str(folder.path),
-            f"at most the {positions_of(folder.config)} positions of the model",
+            f"at most the {positions} positions of the model",
             f"{whole} with the template",
             "lower limit",
         )

@@ -54,7 +54,7 @@ class LearnedTemplate(PromptedEncoder):
         encoder: TrainableEncoder,
         template: str | None,
         *,
-        limit: int,
+        limit: int | None,
         transform: DenoiseTransform | None = None,
     ) -> None:
         """Add the free vectors to the backbone of `encoder`, unless it has them. Arguments as for

@@ -72,6 +72,7 @@ def test_it_trains_and_leaves_an_encoder(name: str, tmp_path: Path, encoder: Pat
         assert half.shape == before.shape
         assert np.abs(half - before).max() > 1e-5
     assert rank.run.result().space_id == product.space_id
+    assert rank.run.encoder_length() == product.max_length
 
 
 def test_of_two_encoders_the_better_one_on_dev_is_the_product(tmp_path: Path, encoder: Path):

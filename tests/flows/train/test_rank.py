@@ -57,26 +57,6 @@ def test_the_product_is_an_encoder_for_everybody(tmp_path: Path, encoder: Path):
     )
 
 
-@pytest.mark.parametrize(
-    ("settings", "length"), [((), 64), (("encoder.max_length=12",), 12), (("encoder.max_length=66",), 66)]
-)
-def test_a_length_in_the_settings_is_that_of_the_training_and_of_its_product(
-    tmp_path: Path, encoder: Path, settings: tuple[str, ...], length: int
-):
-    long = [" ".join(sentences(30, seed)) for seed in range(16)]
-    pq.write_table(pa.table({"text": long}), tmp_path / "sentences.parquet")
-    rank = rank_of(tmp_path, encoder, "train.max_steps=1", *settings)
-    train(rank)
-    (line,) = (line for line in read_metrics(rank.run.store) if line.loss is not None)
-    assert line.tokens_per_s is not None
-    assert line.tokens_per_s * line.seconds == pytest.approx(2 * 8 * length), "two views of eight long texts"
-    library = SentenceTransformer(rank.run.encoder, device="cpu")
-    assert library.max_seq_length == length
-    product = load_encoder(EncoderSettings(path=rank.run.encoder), EncodeSettings(), "cpu")
-    assert product.max_length == length
-    np.testing.assert_allclose(product.encode(long), library.encode(long), atol=1e-5)
-
-
 def test_a_training_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path, encoder: Path):
     whole, parts = rank_of(tmp_path, encoder), rank_of(tmp_path, encoder, "train.name=parts")
     train(whole)

@@ -51,6 +51,14 @@ def test_what_changes_no_step_changes_no_name(tmp_path: Path, encoder: Path):
         assert run_of(tmp_path, encoder, *free, other).name != name
 
 
+def test_a_length_for_training_texts_is_part_of_the_definition_if_it_is_set(tmp_path: Path, encoder: Path):
+    unset, given = run_of(tmp_path, encoder), run_of(tmp_path, encoder, "train.max_length=12")
+    assert "max_length" not in unset.definition["train"], "not in trainings begun before it was a setting"
+    unset.begin(record_of(unset))
+    with pytest.raises(ConfigError, match=r"train.max_length is 12 and was None"):
+        given.check()
+
+
 def test_the_name_follows_the_files_and_what_their_columns_are(tmp_path: Path, encoder: Path):
     before = run_of(tmp_path, encoder, "train.name=null")
     write_sentences(tmp_path / "sentences.parquet", count=97)
