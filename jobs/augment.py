@@ -38,7 +38,7 @@ def augment(run: CommandRun) -> Answer:
         "variants": made.rates(),
         "units": [made.store.uri_of(unit.path) for unit in manifest.units],
         "counts": made.corpus.counts if made.corpus is not None else {},
-        "models": [_facts(worked) for worked in made.worked],
+        "models": [_facts(work) for work in made.model_work],
         "seconds": run.stages.seconds(),
     }
     rows = counted(manifest.rows, "row")
@@ -47,7 +47,7 @@ def augment(run: CommandRun) -> Answer:
         quarantined = made.corpus.counts["quarantined"] if made.corpus is not None else 0
         lines = [
             _rates(made),
-            *map(_speed, made.worked),
+            *map(_speed, made.model_work),
             f"{rows} in {counted(len(manifest.units), 'unit')}, {quarantined:,} quarantined",
             f"manifest  {made.uri}",
         ]
@@ -65,18 +65,18 @@ def _rates(made: "Augmentation") -> str:
     return table(lines, ("variant", "kept", "of the rows", "rejected"))
 
 
-def _facts(worked: "ModelWork") -> dict[str, object]:
+def _facts(work: "ModelWork") -> dict[str, object]:
     names = ("texts", "tokens_in", "tokens_out", "padding", "seconds")
-    stats = {name: getattr(worked.stats, name) for name in names}
-    return {"models": worked.title, **stats, "wall_s": worked.seconds}
+    stats = {name: getattr(work.stats, name) for name in names}
+    return {"models": work.title, **stats, "wall_s": work.seconds}
 
 
-def _speed(worked: "ModelWork") -> str:
-    if not worked.stats.texts:
-        return f"{worked.title}: nothing new"
+def _speed(work: "ModelWork") -> str:
+    if not work.stats.texts:
+        return f"{work.title}: nothing new"
     return (
-        f"{worked.title}: {counted(worked.stats.texts, 'text')}, {worked.per_s('texts'):,.1f} a second "
-        f"with all workers, {worked.padding:.1%} padding"
+        f"{work.title}: {counted(work.stats.texts, 'text')}, {work.per_s('texts'):,.1f} a second "
+        f"with all workers, {work.padding:.1%} padding"
     )
 
 

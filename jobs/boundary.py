@@ -17,8 +17,8 @@ from pipeline.log import ends_by, printable
 
 EXIT_CODES = (
     "Exit codes: 0 done, 2 configuration, 3 data, 4 model, 5 a gate refused the release, 75 transient "
-    "or stopped by SIGTERM (run again), 130 stopped by hand, "
-    "70 a defect of this program."
+    "or stopped by SIGTERM (run again), 130 interrupted, "
+    "70 an internal error."
 )
 _NO_THREAD = "can't start new thread"  # the message is all that distinguishes Python's RuntimeError
 _KEPT = "what is finished is kept: run the same command again to go on"
@@ -80,7 +80,7 @@ def _ending(error: BaseException) -> _Ending:
     if isinstance(error, Stopped):
         return _Ending(75, kind, f"stopped by SIGTERM; {_KEPT}", {})
     if isinstance(error, KeyboardInterrupt):
-        return _Ending(130, "Interrupted", f"stopped by hand; {_KEPT}", {})
+        return _Ending(130, "Interrupted", f"stopped by Ctrl-C; {_KEPT}", {})
     if (short := _shortage(error)) is not None:
         return _Ending(75, kind, f"{short}; {_KEPT}", {})
     return _Ending(

@@ -9,9 +9,9 @@ import numpy as np
 _POSSESSIVE = re.compile(r"(?<=.)['’][sS]$")
 
 
-def edit_count(words: int, share: float, exactly: int | None) -> int:
-    """Number of words to edit: `exactly`, or the proportion `share`, rounded, but at least one."""
-    return max(1, round(share * words)) if exactly is None else exactly
+def edit_count(words: int, proportion: float, count: int | None) -> int:
+    """Return how many of `words` words to edit: `count`, else the rounded proportion, but at least one."""
+    return max(1, round(proportion * words)) if count is None else count
 
 
 def draw_positions(count: int, among: int, rng: np.random.Generator) -> list[int]:

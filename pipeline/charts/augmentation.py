@@ -27,8 +27,12 @@ from pipeline.charts.frame import (
 
 OTHER = "other"  # CSS class of reasons without their own colour
 _COLOURS = ("s1", "s3", "s4", "s2", "s5")  # s0 is for kept variants
-_ROW, _BAR = 40, 16
-_LETTERS = 40  # largest length of a label
+_ROW_HEIGHT, _BAR_HEIGHT = 40, 16  # pixels
+_LABEL_Y, _BAR_Y = 11, 17  # pixels from the top of a row to the baseline of its label, and to its bar
+_MIN_WIDTH, _GAP = 0.6, 0.8  # pixels: narrowest bar, so that one variant is visible, and gap between bars
+_MIN_REJECTED = 1.5  # pixels: lowest bar of rejected variants
+_HEADROOM = 1.06  # height of the y axis, in heights of the largest bar
+_MAX_LABEL = 40  # characters
 _MIN_GAP = 40  # pixels between the labels of two bounds
 
 Bounds = tuple[float, float]
@@ -54,7 +58,14 @@ class VariantHistogram:
     def of(
         cls, values: np.ndarray, is_kept: np.ndarray, edges: np.ndarray, bounds: Bounds | None = None
     ) -> "VariantHistogram":
-        """Count values (n,) by is_kept (n,) bool and ascending edges."""
+        """Count variants by bin.
+
+        Args:
+            values: (n,) the measure of each variant.
+            is_kept: (n,) bool.
+            edges: ascending edges of the bins.
+            bounds: smallest and largest value that is kept, or None.
+        """
         inside = np.clip(values, edges[0], edges[-1])
         kept, rejected = (
             tuple(np.histogram(inside[chosen], edges)[0].tolist()) for chosen in (is_kept, ~is_kept)
@@ -77,17 +88,17 @@ class VariantHistogram:
 
     @property
     def range(self) -> tuple[float, float]:
-        """Ends of the bins that are not empty, including the bounds."""
+        """Smallest interval that contains all bins with variants, and the bounds within the edges."""
         occupied = np.flatnonzero(np.add(self.kept, self.rejected)).tolist() or [0]
         ends = [self.edges[occupied[0]], self.edges[occupied[-1] + 1]]
         within = [bound for bound in self.bounds or () if self.edges[0] <= bound <= self.edges[-1]]
         return min(ends + within), max(ends + within)
 
 
-def colours(reasons: Sequence[str]) -> dict[str, str]:
-    """Return the CSS class of each reason, for all charts of a page.
+def css_classes(reasons: Sequence[str]) -> dict[str, str]:
+    """Return the CSS class of each reason, which sets its colour in all charts of a page.
 
-    The first reasons have their own colours.
+    The first five reasons have a colour each, the others share one.
     """
     return {
         reason: _COLOURS[number] if number < len(_COLOURS) else OTHER for number, reason in enumerate(reasons)
@@ -102,17 +113,18 @@ def proportions_chart(counts: Mapping[str, Mapping[str, int]], colour: Mapping[s
         colour: CSS class of each reason.
     """
     drawn = "".join(
-        _label_bar(label, each, colour, _ROW * number) for number, (label, each) in enumerate(counts.items())
+        _label_bar(label, each, colour, _ROW_HEIGHT * number)
+        for number, (label, each) in enumerate(counts.items())
     )
     label = "Proportions of kept variants, and of rejected variants by reason"
-    return svg(drawn, label, (WIDTH, _ROW * len(counts)))
+    return svg(drawn, label, (WIDTH, _ROW_HEIGHT * len(counts)))
 
 
 def histogram_chart(histogram: VariantHistogram, measure: str) -> Markup:
     """Draw the proportions of kept and rejected variants by a measure, stacked; bounds are dashed lines."""
     low, high = histogram.range
     most = max((sum(both) for both in zip(histogram.kept, histogram.rejected, strict=True)), default=0)
-    frame = ChartFrame((low, high), (0, 1.06 * (most / max(histogram.total, 1) or 1)))
+    frame = ChartFrame((low, high), (0, _HEADROOM * (most / max(histogram.total, 1) or 1)))
     bars = "".join(
         _bars(frame, histogram, number)
         for number in range(len(histogram.kept))
@@ -124,14 +136,14 @@ def histogram_chart(histogram: VariantHistogram, measure: str) -> Markup:
 
 def _label_bar(label: str, counts: Mapping[str, int], colour: Mapping[str, str], top: float) -> str:
     total, at = max(sum(counts.values()), 1), 0.0
-    drawn = text_at(0, top + 11, shortened(label, _LETTERS), "label")
-    drawn += text_at(WIDTH, top + 11, f"{percent(counts.get('kept', 0) / total)} kept", "end")
+    drawn = text_at(0, top + _LABEL_Y, shortened(label, _MAX_LABEL), "label")
+    drawn += text_at(WIDTH, top + _LABEL_Y, f"{percent(counts.get('kept', 0) / total)} kept", "end")
     for name, css in {"kept": "kept", **colour}.items():
         if count := counts.get(name, 0):
             title = escape(f"{name.replace('_', ' ')}: {count:,}, {percent(count / total)}")
             width = WIDTH * count / total
-            x, y = min(at, WIDTH - 0.6), (top + 17, top + 17 + _BAR)
-            drawn += bar(css, x, max(width - 0.8, 0.6), y, title)
+            y = (top + _BAR_Y, top + _BAR_Y + _BAR_HEIGHT)
+            drawn += bar(css, min(at, WIDTH - _MIN_WIDTH), max(width - _GAP, _MIN_WIDTH), y, title)
             at += width
     return drawn
 
@@ -139,9 +151,9 @@ def _label_bar(label: str, counts: Mapping[str, int], colour: Mapping[str, str],
 def _bars(frame: ChartFrame, histogram: VariantHistogram, number: int) -> str:
     left, right, total = histogram.edges[number], histogram.edges[number + 1], histogram.total
     kept, rejected = histogram.kept[number], histogram.rejected[number]
-    x, width = frame.px(left) + 0.4, max(frame.px(right) - frame.px(left) - 0.8, 0.6)
+    x, width = frame.px(left) + _GAP / 2, max(frame.px(right) - frame.px(left) - _GAP, _MIN_WIDTH)
     middle = frame.py(kept / total)
-    top = max(min(frame.py((kept + rejected) / total), middle - 1.5 * (rejected > 0)), TOP)
+    top = max(min(frame.py((kept + rejected) / total), middle - _MIN_REJECTED * (rejected > 0)), TOP)
     title = f"{compact(round(left, 6))} to {compact(round(right, 6))}: {kept:,} kept, {rejected:,} rejected"
     lower = bar("kept", x, width, (middle, HEIGHT - BOTTOM), title) if kept else ""
     return lower + (bar("rejected", x, width, (round(top, 1), middle), title) if rejected else "")

@@ -36,7 +36,7 @@ class SearchProblem:
         queries: indices into `texts`.
         targets: distinct indices into `texts`.
         relevant: ascending indices into `targets` of the relevant targets of each query.
-        own: index into `targets` of each query itself, -1 for none.
+        own: index into `targets` of the query's own text, which its search leaves out; -1 for none.
     """
 
     texts: list[str]
@@ -51,8 +51,9 @@ class SearchProblem:
 class RetrievalTask(EvaluationTask):
     """Exact search of queries among targets.
 
-    Roles: query, positive (each distinct query searches all distinct positives for its own), or text, group
-    (each text searches all other rows for those of its group). Options: see RetrievalOptions.
+    Roles: query, positive (the targets are all distinct positives; those of the query are relevant), or text,
+    group (the targets are all other rows; those of the same group are relevant). Options: see
+    RetrievalOptions.
     """
 
     kind: ClassVar[str] = "retrieval"
@@ -64,11 +65,11 @@ class RetrievalTask(EvaluationTask):
     score_settings: ClassVar[tuple[str, ...]] = ("similarity", "seed")
     options: RetrievalOptions
 
-    def search(self) -> SearchProblem:
-        """Return queries and targets; DataError if no query has a relevant target."""
+    def problem(self) -> SearchProblem:
+        """Return the queries and targets; DataError if no query has a relevant target."""
         rows = self.file.rows()
-        search = _by_positive(rows) if rows.has("query") else _by_group(rows)
-        if not len(search.queries):
+        problem = _by_positive(rows) if rows.has("query") else _by_group(rows)
+        if not len(problem.queries):
             raise DataError(
                 self.file.where,
                 "queries with relevant targets",
@@ -77,43 +78,43 @@ class RetrievalTask(EvaluationTask):
                 else "no rows",
                 "use another file, or set the columns by role in `columns`",
             )
-        wanted = self.options.queries or len(search.queries)
-        if wanted >= len(search.queries):
-            return search
+        wanted = self.options.queries or len(problem.queries)
+        if wanted >= len(problem.queries):
+            return problem
         chosen = np.sort(
-            np.random.default_rng(self.settings.seed).choice(len(search.queries), wanted, replace=False)
+            np.random.default_rng(self.settings.seed).choice(len(problem.queries), wanted, replace=False)
         )
         return replace(
-            search,
-            queries=search.queries[chosen],
-            relevant=[search.relevant[query] for query in chosen],
-            own=search.own[chosen],
+            problem,
+            queries=problem.queries[chosen],
+            relevant=[problem.relevant[query] for query in chosen],
+            own=problem.own[chosen],
         )
 
     def sentences(self) -> Sequence[str]:
-        search = self.search()
-        return [search.texts[index] for index in np.unique(np.r_[search.queries, search.targets])]
+        problem = self.problem()
+        return [problem.texts[index] for index in np.unique(np.r_[problem.queries, problem.targets])]
 
     def score(self, vectors: Vectors) -> Score:
-        search = self.search()
-        needed, inverse = np.unique(np.r_[search.queries, search.targets], return_inverse=True)
-        x = vectors_of(vectors, [search.texts[index] for index in needed], self.name)
-        queries, targets = x[inverse[: len(search.queries)]], x[inverse[len(search.queries) :]]
-        ranks = relevant_ranks(self.similarity, queries, targets, search.relevant, search.own)
+        problem = self.problem()
+        needed, inverse = np.unique(np.r_[problem.queries, problem.targets], return_inverse=True)
+        x = vectors_of(vectors, [problem.texts[index] for index in needed], self.name)
+        queries, targets = x[inverse[: len(problem.queries)]], x[inverse[len(problem.queries) :]]
+        ranks = relevant_ranks(self.similarity, queries, targets, problem.relevant, problem.own)
         k = self.options.k
         gains = ndcg_at(ranks, k)
         recalls = {
             f"recall@{each}": 100 * float(recall_at(ranks, each).mean()) for each in sorted({*RECALLS, k})
         }
-        figures = recalls | {
+        metrics = recalls | {
             "MRR": 100 * float(reciprocal_rank(ranks).mean()),
             f"nDCG@{k}": 100 * float(gains.mean()),
         }
         rows = self.file.rows()
         facts = {
             "similarity": self.similarity,
-            "queries": len(search.queries),
-            "targets": len(search.targets),
+            "queries": len(problem.queries),
+            "targets": len(problem.targets),
             "relevant": sum(len(each) for each in ranks),
             "search": "exact; a tie counts against",
             "missing_texts": rows.missing(
@@ -122,9 +123,9 @@ class RetrievalTask(EvaluationTask):
         }
         return Score(
             f"nDCG@{k} x100, {self.similarity}",
-            figures[f"nDCG@{k}"],
+            metrics[f"nDCG@{k}"],
             len(ranks),
-            figures,
+            metrics,
             facts,
             (),
             {"gain": gains},

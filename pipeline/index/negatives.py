@@ -1,4 +1,4 @@
-"""Hard negatives among an anchor's neighbours: near, but not so near that they are probably right answers."""
+"""Mining of hard negatives: near neighbours of an anchor that are unlikely to be false negatives."""
 
 from collections.abc import Sequence
 
@@ -8,16 +8,17 @@ from pipeline.index.truth import NO_NEIGHBOUR, Neighbours
 from pipeline.settings.training import MineSettings
 
 
-def without_known(found: Neighbours, known: Sequence[np.ndarray]) -> Neighbours:
-    """Replace answers that are known to be right by NO_NEIGHBOUR.
+def without_positives(found: Neighbours, positives: Sequence[np.ndarray]) -> Neighbours:
+    """Replace the positives among the neighbours by NO_NEIGHBOUR.
 
     Args:
-        known: for each query, the addresses of its right answers.
+        found: (n, k) neighbours, best first.
+        positives: n arrays: the addresses of all positives of each query.
     """
-    if not len(known):
+    if not len(positives):
         return found
-    right = [np.isin(row, own) for row, own in zip(found.addresses, known, strict=True)]
-    return Neighbours(np.where(np.stack(right), NO_NEIGHBOUR, found.addresses), found.scores)
+    is_positive = [np.isin(row, own) for row, own in zip(found.addresses, positives, strict=True)]
+    return Neighbours(np.where(np.stack(is_positive), NO_NEIGHBOUR, found.addresses), found.scores)
 
 
 def pick(
@@ -30,8 +31,8 @@ def pick(
     Args:
         found: (n, k) neighbours, best first.
         positives: (n,) cosine of each pair.
-        pairs: (n,) number of each pair, by which random negatives are drawn. The same pair draws the same
-            ones whatever the other pairs are.
+        pairs: (n,) number of each pair. With `seed` it determines the pair's random negatives, whatever the
+            other pairs are.
 
     Returns:
         Addresses (n, settings.negatives) int64, with NO_NEIGHBOUR after the last one.
@@ -50,17 +51,17 @@ def pick(
 
 
 def _random(ranks: np.ndarray, pairs: np.ndarray, seed: int) -> np.ndarray:
-    """Return (n, k) pseudo-random uint64, which depend on seed, pair and rank alone.
+    """Return (n, k) pseudo-random uint64 that depend on seed, pair and rank only.
 
-    So it does not matter how the corpus is divided into units.
+    The division of the corpus into units has therefore no effect.
     """
     with np.errstate(over="ignore"):
-        rows = _mixed(_mixed(np.full(1, seed, np.uint64)) ^ pairs.astype(np.uint64))
-        return _mixed(rows[:, None] ^ ranks.astype(np.uint64))
+        rows = _splitmix64(_splitmix64(np.full(1, seed, np.uint64)) ^ pairs.astype(np.uint64))
+        return _splitmix64(rows[:, None] ^ ranks.astype(np.uint64))
 
 
-def _mixed(values: np.ndarray) -> np.ndarray:
-    """Apply splitmix64 (Steele et al. 2014): every bit of the result depends on every bit of the value."""
+def _splitmix64(values: np.ndarray) -> np.ndarray:
+    """Hash by splitmix64 (Steele et al. 2014): every bit of the result depends on every bit of the value."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""Which index a corpus gets: the most exact kind that fits the searcher's memory.
+"""Plan the index of a corpus: the most exact kind that fits the searcher's memory.
 
 faiss is loaded only to plan an index that is named by a factory string.
 """
@@ -39,7 +39,7 @@ class IndexPlan(Settings):
     file_bytes: int
     memory_bytes: int
     on_disk: bool = False
-    """True if the lists stay in a file of their own"""
+    """True if searchers map the inverted lists from a second file instead of loading them"""
     shardable: bool = True
     """True if parts can be filled separately and merged"""
     removable: bool = True
@@ -83,15 +83,17 @@ class _Planner:
                 f"{self.rows:,} x {self.dim} values are searched whole in a millisecond or two, and exactly"
             )
             return self.named("flat", found)
-        in_memory = self
+        in_memory = (
+            self  # a more exact kind is preferred to a smaller one only if it fits without a second file
+        )
         if settings.on_disk != "always":
             in_memory = replace(self, settings=settings.model_copy(update={"on_disk": "never"}))
         why = "the most exact kind that is fast at this size, and it fits index.memory_gib"
-        trained_on = self._train_rows(1)
+        least_train_rows = self._train_rows(1)  # as many as there are with any number of lists
         choices = [
             (name, dims_per_byte)
             for name, kind in KINDS.items()
-            if kind.has_lists and trained_on >= ROWS_PER_LIST * kind.codewords
+            if kind.has_lists and least_train_rows >= ROWS_PER_LIST * kind.codewords
             for dims_per_byte in kind.dims_per_byte_choices
         ]
         for name, dims_per_byte in choices:
@@ -112,7 +114,7 @@ class _Planner:
             raise ConfigError(
                 f"index.kind: {name}",
                 "an IVF kind, because index.on_disk is always",
-                "one without lists",
+                "a kind without inverted lists",
                 f"name {', '.join(name for name, kind in KINDS.items() if kind.has_lists)}, or auto",
             )
         nlist = self._nlist() if kind.has_lists else 0
@@ -151,7 +153,7 @@ class _Planner:
         """Number of lists: as set, or about 4 sqrt(rows) with at least 39 training rows for each.
 
         Raises:
-            ConfigError: there are too few rows to train as many lists as are set.
+            ConfigError: there are too few rows to train `index.nlist` lists.
         """
         if (nlist := self.settings.nlist) is not None:
             if (found := self._train_rows(nlist)) < nlist:

@@ -3,7 +3,7 @@
 An objective returns the views of a batch to encode and the loss of their vectors. The loss is a function of
 representations alone, so that a step can gather negatives from other ranks, or encode in chunks, without the
 objective being aware of it. From outside, import the names below, `build.build_objective` and
-`build.roles_of`.
+`build.data_requirements`.
 """
 
 from typing import Annotated

@@ -17,8 +17,8 @@ from pipeline.settings.training import TrainSettings
 Order = Literal["shuffled", "contiguous"]
 
 
-class Roles(NamedTuple):
-    """Columns and order of rows that a training needs.
+class DataRequirements(NamedTuple):
+    """Columns and order of rows that all objectives of a training need.
 
     Attributes:
         columns: roles that the data must have.
@@ -42,45 +42,49 @@ def build_objective(settings: TrainSettings, encoder: nn.Module) -> Objective:
             message names the position in the settings.
     """
     terms = [
-        Term(one.name, one.weight, _build(settings, number, encoder))
-        for number, one in enumerate(settings.objective)
+        Term(term.name, term.weight, _build(settings, number, encoder))
+        for number, term in enumerate(settings.objective)
     ]
     return terms[0].objective if len(terms) == 1 and terms[0].weight == 1 else Sum(encoder, terms)
 
 
-def roles_of(settings: TrainSettings) -> Roles:
-    """Return the roles and the order of rows that all objectives in `settings` need; builds no objective.
+def data_requirements(settings: TrainSettings) -> DataRequirements:
+    """Return the columns and the order of rows that `settings` need, without building an objective.
 
     Raises:
         ConfigError: as in `build_objective`.
     """
-    kinds = [OBJECTIVES[one.name] for one in settings.objective]
+    kinds = [OBJECTIVES[term.name] for term in settings.objective]
     roles = [kind.roles(_options(settings, number)) for number, kind in enumerate(kinds)]
     # Objectives that do not need neighbours can use contiguous rows too.
     order: Order = "contiguous" if any(kind.order == "contiguous" for kind in kinds) else "shuffled"
-    return Roles(*merged_roles(roles), order)
+    return DataRequirements(*merged_roles(roles), order)
 
 
 def _build(settings: TrainSettings, number: int, encoder: nn.Module) -> Objective:
-    one = settings.objective[number]
-    objective = OBJECTIVES[one.name](encoder, **_options(settings, number))
+    term = settings.objective[number]
+    objective = OBJECTIVES[term.name](encoder, **_options(settings, number))
     if not settings.matryoshka:
         return objective
     if not objective.allows_truncation:
         raise ConfigError(
             "train.matryoshka",
-            "objectives that compare the vectors themselves",
-            f"{one.name} with a layer or a queue of the vectors' full width",
+            "objectives whose vectors can be truncated",
+            f"{term.name}, which has a layer or a queue of the full dimension",
             "set its head to none if it has one, or leave train.matryoshka out",
         )
     return Matryoshka(encoder, objective, dims=settings.matryoshka)
 
 
 def _options(settings: TrainSettings, number: int) -> dict[str, Any]:
-    """Return all options of one objective, validated, including defaults."""
-    one = settings.objective[number]
-    where = f"train.objective[{number}].options of {one.name}"
-    checked = validated(_model(one.name), one.options, where)
+    """Return all options of one objective, including defaults.
+
+    Raises:
+        ConfigError: an invalid option, or fewer classes than a data file has labels.
+    """
+    term = settings.objective[number]
+    where = f"train.objective[{number}].options of {term.name}"
+    checked = validated(_options_model(term.name), term.options, where)
     options = {name: getattr(checked, name) for name in type(checked).model_fields}
     for source in settings.data:
         labels = source.values.labels
@@ -95,8 +99,8 @@ def _options(settings: TrainSettings, number: int) -> dict[str, Any]:
 
 
 @cache
-def _model(name: str) -> type[Settings]:
-    """Return a settings model of the keyword arguments of an objective."""
+def _options_model(name: str) -> type[Settings]:
+    """Return a pydantic model of the keyword arguments of an objective."""
     fields: dict[str, Any] = {
         each.name: (each.annotation, ... if each.default is each.empty else each.default)
         for each in inspect.signature(OBJECTIVES[name], eval_str=True).parameters.values()

@@ -15,11 +15,15 @@ from pipeline.objectives.in_batch import InBatchContrast
 class Pser(InBatchContrast):
     """InfoNCE of a text and its view with shuffled positions, plus alpha times their divergence.
 
-    Each view has its own dropout mask. `kl_on`: "embedding" compares softmax(z1) and softmax(z2) over the
-    dimensions, the literal reading of the paper; "similarity" compares the distributions over the candidates
-    of all ranks (cosines over the temperature), as R-Drop does. The paper does not state its temperature and
-    alpha; the defaults are those of SimCSE and R-Drop. `keep_special`: the first and the last token keep
-    their positions; None: if the pooling uses one of them.
+    Each view has its own dropout mask. The paper does not state its temperature and alpha; the defaults are
+    those of SimCSE and R-Drop.
+
+    Args:
+        kl_on: "embedding" compares softmax(z1) and softmax(z2) over the dimensions, the literal reading of
+            the paper; "similarity" compares the distributions over the candidates of all ranks (cosines over
+            the temperature), as R-Drop does.
+        keep_special: the first and the last token keep their positions; None: if the pooling uses one of
+            them.
     """
 
     columns = ("text",)
@@ -44,8 +48,8 @@ class Pser(InBatchContrast):
         return View(self.encoder, tokens), View(self.encoder, tokens, positions=shuffled)
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        # Over similarities it is the divergence of all rows, equal on every rank, because the distributions
-        # of second views need all first views too.
+        # A distribution over similarities needs the vectors of all ranks, so each rank computes the
+        # divergence of all rows. A distribution over dimensions needs one vector only.
         compared = reps if self.kl_on == "embedding" else map(batch.peers.gather, reps)
         divergence = pser(*compared, temperature=self.temperature, kl_on=self.kl_on)
         return super().loss(reps, batch) + Loss.of(divergence=self.alpha * divergence)

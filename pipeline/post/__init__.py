@@ -37,12 +37,12 @@ class Transform(Protocol):
 
     @property
     def space_id(self) -> str:
-        """Name of the space that it was fitted in."""
+        """Id of the space of the vectors that the transform was fitted to."""
         ...
 
     @property
     def transform_id(self) -> str:
-        """sha256 (hex) of its content."""
+        """sha256 (hex) of the transform's content."""
         ...
 
     @property
@@ -57,7 +57,7 @@ class Transform(Protocol):
 
     @property
     def shortage(self) -> str | None:
-        """Reason why this fit must not be published, such as too few rows; None if it may be."""
+        """Reason why the fit must not be used, namely too few rows; None if it may be used."""
         ...
 
     @property
@@ -66,10 +66,7 @@ class Transform(Protocol):
         ...
 
     def affine(self) -> Affine | None:
-        """Return the map as a matrix and a bias.
-
-        None if it is not affine, so that an index cannot hold it.
-        """
+        """Return the map as a matrix and a bias; None if it is not affine: an index cannot hold it then."""
         ...
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
@@ -77,7 +74,7 @@ class Transform(Protocol):
         ...
 
     def to_bytes(self) -> bytes:
-        """Write the content of its file; equal fits give equal bytes."""
+        """Return the content of the transform's file; equal fits give equal bytes."""
         ...
 
     @classmethod
@@ -97,7 +94,7 @@ class FromMoments(Protocol):
     def of_moments(cls, moments: Moments, settings: WhitenSettings, space_id: str) -> Transform:
         """Fit the transform on the vectors that `moments` describes.
 
-        The settings have numbers where a value could also be chosen on dev.
+        The settings must be resolved: a setting that can be tuned on dev, such as `k`, is a number here.
 
         Raises:
             DataError: the vectors do not allow a fit.

@@ -12,10 +12,10 @@ from pipeline.post.files import TensorFile, checked_vectors, content_id
 from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
 
-FLOOR = 1e-8  # smallest divisor
-# Times the mean; a smaller standard deviation is float32 rounding, so that the dimension counts as constant.
-ROUNDING = 2.0**-23
-NAMED = 12  # largest number of constant dimensions in a note
+MIN_STD = 1e-8  # smallest divisor
+# A standard deviation up to this proportion of the mean is float32 rounding of equal values.
+RELATIVE_ROUNDING = 2.0**-23
+MAX_LISTED = 12  # constant dimensions that a note lists
 
 
 @TRANSFORMS.register("standardize")
@@ -45,16 +45,16 @@ class Standardize(TensorFile):
 
     @cached_property
     def scale(self) -> np.ndarray:
-        """(d,) factors of x - mean."""
-        return np.where(self.constant, 0.0, 1 / np.maximum(self.std, FLOOR))
+        """(d,) factors by which x - mean is multiplied; 0 for constant dimensions."""
+        return np.where(self.constant, 0.0, 1 / np.maximum(self.std, MIN_STD))
 
     @property
     def constant(self) -> np.ndarray:
         """(d,) bool, True for dimensions in which the fitted vectors are equal."""
-        return np.asarray(self.std <= ROUNDING * np.abs(self.mean))
+        return np.asarray(self.std <= RELATIVE_ROUNDING * np.abs(self.mean))
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Transform x (n, d): (n, d) float32. The mean is subtracted in float64, so that nothing cancels.
+        """Transform x (n, d): (n, d) float32. The mean is subtracted in float64, against cancellation.
 
         Raises:
             DataError: another dimension, or values that are not finite.
@@ -72,19 +72,18 @@ class Standardize(TensorFile):
 
     @property
     def shortage(self) -> None:
-        """None: two rows suffice, and without them there is no fit."""
+        """None: two rows are enough, and `fit_standardize` refuses fewer."""
         return
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Description of the constant dimensions."""
-        constant = np.flatnonzero(self.std < FLOOR).tolist()
+        constant = np.flatnonzero(self.constant).tolist()
         if not constant:
             return (f"all {self.k} dimensions vary",)
-        listed = ", ".join(map(str, constant[:NAMED])) + (" ..." if len(constant) > NAMED else "")
+        listed = ", ".join(map(str, constant[:MAX_LISTED])) + (" ..." if len(constant) > MAX_LISTED else "")
         return (
-            f"{len(constant)} of {self.k} dimensions are constant "
-            f"(standard deviation below {FLOOR:g}; counted from 0: {listed})",
+            f"{len(constant)} of {self.k} dimensions are constant and become 0 (counted from 0: {listed})",
         )
 
     @classmethod

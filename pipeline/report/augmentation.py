@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from pipeline.charts.augmentation import colours, histogram_chart, proportions_chart
+from pipeline.charts.augmentation import css_classes, histogram_chart, proportions_chart
 from pipeline.charts.frame import shortened
-from pipeline.report.augmentation_report import AugmentationReport, Method
+from pipeline.report.augmentation_report import AugmentationReport, VariantMethod
 from pipeline.report.evaluation import Chart
 from pipeline.report.formats import MAX_VARIANT, alternatives, marked, plain, proportion
 from pipeline.report.page import Filters, fill
@@ -19,7 +19,7 @@ _TIMES = {1: "once", 2: "twice"}
 
 def render(report: AugmentationReport) -> str:
     """Render the page; all texts are escaped."""
-    colour = colours(list(report.reasons))
+    colour = css_classes(list(report.reasons))
     filters: Filters = {
         "share": proportion,
         "plain": plain,
@@ -67,14 +67,14 @@ def warnings(report: AugmentationReport) -> Iterator[str]:
             for sentence in _count_warnings(report.counts[label], method):
                 found.setdefault(sentence, []).append(label)
         yield from (f"{', '.join(labels)}: {sentence}" for sentence, labels in found.items())
-        if method.method == "back_translation" and method.keep.language is None:
+        if method.kind == "back_translation" and method.keep.language is None:
             yield (
                 f"{method.name}: the language of the variants was not checked, so that untranslated texts "
                 "may be among them. Set language in its keep."
             )
 
 
-def _count_warnings(counts: Mapping[str, int], method: Method) -> Iterator[str]:
+def _count_warnings(counts: Mapping[str, int], method: VariantMethod) -> Iterator[str]:
     """Yield warnings about the counts of one label's variants, by "kept" and by reason."""
     made = sum(counts.values())
     shares = {name: count / made for name, count in counts.items() if count}
@@ -89,7 +89,7 @@ def _count_warnings(counts: Mapping[str, int], method: Method) -> Iterator[str]:
         )
     more = (
         "Sample (decoding.method: sample), or use another pivot language."
-        if method.method == "back_translation"
+        if method.kind == "back_translation"
         else "Set stronger edits."
     )
     for reason, remedy in (

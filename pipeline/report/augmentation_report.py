@@ -10,20 +10,20 @@ from pipeline.store.units import total
 
 
 @dataclass(frozen=True)
-class Method:
-    """Method that makes variants.
+class VariantMethod:
+    """An entry of `augment.variants`: a method with its options.
 
     Attributes:
-        name: of the method in the settings.
-        method: its kind.
+        name: name of the entry in the settings.
+        kind: registered name of the method.
         labels: labels of its variants.
-        keep: its limits for variants.
+        keep: limits that its variants must meet.
         ratios: histogram of length ratios of sampled variants, or None.
         similarities: histogram of cosines of sampled variants, or None.
     """
 
     name: str
-    method: str
+    kind: str
     labels: tuple[str, ...]
     keep: KeepSettings
     ratios: VariantHistogram | None = None
@@ -45,7 +45,13 @@ class AugmentedExample:
 
 @dataclass(frozen=True)
 class RejectedVariant:
-    """A variant that is not kept; None if none was made."""
+    """A variant that is not kept.
+
+    Attributes:
+        label: label of the variant.
+        text: the text that it varies.
+        variant: the variant; None if the method made none.
+    """
 
     label: str
     text: str
@@ -54,10 +60,10 @@ class RejectedVariant:
 
 @dataclass(frozen=True)
 class VariantSample:
-    """Rows that were examined one by one.
+    """A sample of rows, whose variants were read for histograms and examples.
 
     Attributes:
-        rows: number of rows.
+        rows: number of rows in the sample.
         texts: number of texts with at least one, two ... kept variants.
         examples: texts with their variants.
         rejected: some rejected variants by reason.
@@ -71,7 +77,7 @@ class VariantSample:
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentationReport:
-    """Values of the page; empty ones are left out."""
+    """Values of the page; sections without values are left out."""
 
     name: str
     number: int
@@ -85,7 +91,7 @@ class AugmentationReport:
     units: int
     counts: Mapping[str, Mapping[str, int]]
     """number of variants by label, and by "kept" or the reason of rejection"""
-    methods: tuple[Method, ...]
+    methods: tuple[VariantMethod, ...]
     sample: VariantSample = VariantSample()
     quarantined: int = 0
     changes: Mapping[str, int] = field(default_factory=dict)
@@ -93,7 +99,8 @@ class AugmentationReport:
     encoder: str = ""
     """encoder of the similarities"""
     seed: int = 0
-    worked: tuple[ModelWork, ...] = ()
+    model_work: tuple[ModelWork, ...] = ()
+    """statistics of each model stage"""
     seconds: float = 0.0
     """duration of the whole run"""
     created: str | None = None

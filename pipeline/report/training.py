@@ -1,4 +1,4 @@
-"""Page of a training: its data, its course, and its result."""
+"""Page of a training: its data, its metrics over the steps, and its result."""
 
 import inspect
 import math
@@ -17,7 +17,7 @@ from pipeline.report.training_charts import sections
 from pipeline.report.training_report import TrainingReport
 from pipeline.settings.training import ObjectiveSettings
 
-_ANY = 1_000_000_000  # scores have any scale, because only ranks count
+_MAX_SCORE = 1_000_000_000  # allows scores on any scale, because Spearman correlation compares ranks
 
 
 def render(report: TrainingReport, warnings: Sequence[str]) -> str:
@@ -28,13 +28,13 @@ def render(report: TrainingReport, warnings: Sequence[str]) -> str:
         warnings: see `training_warnings`.
     """
     filters: Filters = {
-        "figure": two_digits,
+        "two": two_digits,
         "signed": signed,
         "rate": rate,
         "plain": lambda value: minus(f"{value:g}"),
         "options": options,
-        "literal": repr,
         "three": _three_digits,
+        "literal": repr,
     }
     return fill(
         "training.html.j2",
@@ -59,12 +59,12 @@ def comparison(report: TrainingReport) -> str:
         "kind": "sts",
         "uri": dev.uri,
         **({"columns": dev.columns} if dev.columns else {}),
-        "options": {"low": -_ANY, "high": _ANY},
+        "options": {"low": -_MAX_SCORE, "high": _MAX_SCORE},
     }
-    given = {"evaluate.candidates": [*start, f"{report.uri}/encoder"], "evaluate.own": [task]}
+    settings = {"evaluate.candidates": [*start, f"{report.uri}/encoder"], "evaluate.own": [task]}
     arguments = (
         f"{name}={yaml.safe_dump(value, default_flow_style=True, width=math.inf).strip()}"
-        for name, value in given.items()
+        for name, value in settings.items()
     )
     return shlex.join(["manta", "evaluate", *arguments])
 
@@ -85,7 +85,7 @@ def verdict(report: TrainingReport) -> str:
 
 
 def _without_dev(report: TrainingReport) -> str:
-    """Describe the first metric of the same rows at start and end."""
+    """Describe how the first metric of the rows that were measured before and after changed."""
     measures = on_same_rows(report.lines)
     if not measures:
         return ""

@@ -8,19 +8,19 @@ from pipeline.config import Settings
 
 
 class WorkerSettings(Settings):
-    """Encode workers; a plain number (cluster.workers=4) is both.
+    """Number of encode workers; a plain number (cluster.workers=4) sets both min and max.
 
-    Both null: as many as fit the cluster now. Never more than there are units.
+    If both are null, as many start as fit the cluster now. There are never more than units.
     """
 
     min: Annotated[int, Field(ge=1)] | None = None
-    """as few as a pool may have; null: 1. Without room for them the command ends: at once with exit code 2
-    where the cluster cannot grow, after cluster.wait_s with 75 where it can"""
+    """smallest number of workers; null: 1. Without room for them the command ends: at once with exit code 2
+    if the cluster cannot grow, else after cluster.wait_s with exit code 75"""
     max: Annotated[int, Field(ge=1)] | None = None
-    """as many as a pool may grow to, while nodes come; null: as many as fit the cluster now"""
+    """largest number of workers, reached as nodes are added; null: as many as fit the cluster now"""
 
     @model_validator(mode="after")
-    def _range_is_one(self) -> "WorkerSettings":
+    def _check_range(self) -> "WorkerSettings":
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError("min to be at most max")
         return self
@@ -34,36 +34,36 @@ class ClusterSettings(Settings):
     ignored), else a local Ray"""
     workers: WorkerSettings = WorkerSettings()
     cpus_per_worker: Annotated[float, Field(gt=0)] = 1.0
-    """CPUs that Ray sets aside for an encode worker; encode.threads is what it uses"""
+    """CPUs that Ray reserves for an encode worker; encode.threads is the number of threads that it uses"""
     gpus_per_worker: Annotated[float, Field(ge=0)] = 0.0
-    """GPUs of an encode worker: a whole number, or a share such as 0.5; 0 encodes on the CPU"""
+    """GPUs of an encode worker: a whole number, or a fraction such as 0.5; 0 encodes on the CPU"""
     index_workers: Annotated[int, Field(ge=1)] | None = None
     """workers that fill index shards; null: one per CPU"""
     small_rows: Annotated[int, Field(ge=0)] = 5_000
-    """rows to encode up to which a night on this machine does without Ray: one process is done before Ray has
-    started; 0 always starts Ray"""
+    """a night on this machine does not start Ray for up to this many rows to encode, because one process
+    finishes sooner; 0 always starts Ray"""
     patience_s: Annotated[float, Field(ge=10)] = 900.0
-    """seconds that a stage waits while none of its workers runs, for instance while others occupy the
-    cluster; then it ends with exit code 75. A worker whose item shows no progress for so long (no rows, CPU
-    time or transfer), and for ten times the slowest item so far, is killed, and the item begins again"""
+    """seconds that a stage waits while none of its workers runs, for instance because other jobs occupy the
+    cluster; then it ends with exit code 75. A worker is killed and its item started again if the item shows
+    no progress (rows, CPU time or transfers) for this long, and for ten times as long as the slowest
+    item took"""
     wait_s: Annotated[float, Field(ge=10)] | None = None
-    """seconds that a stage waits for a node that holds one of its workers, where the cluster's autoscaler can
-    add such nodes, or where one was there earlier in the run and is lost; then it ends with exit code 75.
-    Where no node that is there or can be added holds a worker, it ends at once with exit code 2; null: as
-    long as patience_s"""
+    """seconds that a stage waits for a node with room for one of its workers, if the cluster's autoscaler can
+    add such a node, or if one was lost during the run; then it ends with exit code 75. If no node that exists
+    or can be added has room for a worker, it ends at once with exit code 2; null: as long as patience_s"""
 
     @field_validator("workers", mode="before")
     @classmethod
-    def _number_is_both(cls, value: Any) -> Any:
+    def _set_both(cls, value: Any) -> Any:
         if type(value) is int:
             return {"min": value, "max": value}
         return WorkerSettings() if value is None else value
 
     @field_validator("gpus_per_worker")
     @classmethod
-    def _shares_are_of_one_gpu(cls, value: float) -> float:
+    def _check_fraction(cls, value: float) -> float:
         if value > 1 and value != int(value):
             raise ValueError(
-                "a share of one GPU or a whole number of GPUs, since Ray splits single GPUs only"
+                "a fraction of one GPU or a whole number of GPUs, because Ray divides single GPUs only"
             )
         return value

@@ -1,4 +1,4 @@
-"""Eigenvalues of a covariance, and what follows from them: rank, condition, effective rank."""
+"""Eigenvalues of a covariance, with rank, condition number and effective rank."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from scipy.linalg import eigh
 from pipeline.errors import DataError
 from pipeline.stats.moments import Moments
 
-# Of the largest eigenvalue; constant dimensions of float32 vectors are at 1e-14 and below.
+# Relative to the largest eigenvalue; constant dimensions of float32 vectors give at most 1e-14.
 RANK_TOLERANCE = 1e-10
 
 
@@ -50,7 +50,7 @@ def spectrum_of(moments: Moments) -> Spectrum:
     Raises:
         DataError: fewer than two rows, values that are not finite, or equal rows only.
     """
-    spectrum = _decomposed(_checked(moments))
+    spectrum = _eigendecomposition(_finite_covariance(moments))
     if not spectrum.eigenvalues[0] > np.finfo(np.float64).eps * float((moments.mean**2).max()):
         raise DataError(
             "vectors",
@@ -70,7 +70,7 @@ def uncentred_spectrum_of(moments: Moments) -> Spectrum:
     Raises:
         DataError: fewer than two rows, values that are not finite, or zero rows only.
     """
-    spectrum = _decomposed(_checked(moments) + np.outer(moments.mean, moments.mean))
+    spectrum = _eigendecomposition(_finite_covariance(moments) + np.outer(moments.mean, moments.mean))
     if not spectrum.eigenvalues[0] > 0:
         raise DataError(
             "vectors",
@@ -81,14 +81,14 @@ def uncentred_spectrum_of(moments: Moments) -> Spectrum:
     return spectrum
 
 
-def _decomposed(matrix: np.ndarray) -> Spectrum:
+def _eigendecomposition(matrix: np.ndarray) -> Spectrum:
     eigenvalues, vectors = eigh(matrix, check_finite=False)
     eigenvalues, vectors = eigenvalues[::-1], vectors[:, ::-1]
     largest = np.abs(vectors).argmax(axis=0)
     return Spectrum(eigenvalues.copy(), vectors * np.sign(vectors[largest, np.arange(len(matrix))]))
 
 
-def _checked(moments: Moments) -> np.ndarray:
+def _finite_covariance(moments: Moments) -> np.ndarray:
     if moments.count < 2:
         raise DataError(
             "vectors",

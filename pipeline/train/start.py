@@ -10,7 +10,7 @@ from pipeline.config import digest_of
 from pipeline.log import say
 from pipeline.models.folder.locate import cached_folder
 from pipeline.models.trainable.new_recurrent import FORMAT, count_words, folder_of_words, write_scratch
-from pipeline.objectives.build import roles_of
+from pipeline.objectives.build import data_requirements
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import TEXTS, TrainSettings
 from pipeline.store.cache import digest_of_file
@@ -58,7 +58,7 @@ def starting_encoder(train: TrainSettings, encoder: EncoderSettings) -> EncoderS
 
 def _texts(train: TrainSettings) -> Iterator[str]:
     """Yield every text that the objectives read."""
-    columns, optional, _ = roles_of(train)
+    columns, optional, _ = data_requirements(train)
     for source in train.data:
         pairs = open_training_rows(source, columns, optional)
         roles = [role for role in pairs.roles if role in TEXTS]
@@ -68,7 +68,7 @@ def _texts(train: TrainSettings) -> Iterator[str]:
 
 
 def _files(train: TrainSettings) -> list[object]:
-    columns, optional, _ = roles_of(train)
+    columns, optional, _ = data_requirements(train)
     stamps = []
     for source in train.data:
         files = [[file.name, file.size, file.stamp] for file in training_files(source.uri)]

@@ -6,7 +6,13 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from pipeline.charts.augmentation import OTHER, VariantHistogram, colours, histogram_chart, proportions_chart
+from pipeline.charts.augmentation import (
+    OTHER,
+    VariantHistogram,
+    css_classes,
+    histogram_chart,
+    proportions_chart,
+)
 from pipeline.charts.frame import WIDTH
 from tests.charts.test_night import inside
 
@@ -56,7 +62,7 @@ def test_histograms_of_parts_add_up():
     ],
 )
 def test_a_label_is_one_bar_of_all_its_variants(counts):
-    colour = colours(sorted({name for each in counts.values() for name in each if name != "kept"}))
+    colour = css_classes(sorted({name for each in counts.values() for name in each if name != "kept"}))
     chart = ElementTree.fromstring(proportions_chart(counts, colour))
     for number, each in enumerate(counts.values()):
         bars = [bar for bar in chart.iter("rect") if float(bar.attrib["y"]) // 40 == number]
@@ -73,6 +79,6 @@ def test_a_label_is_one_bar_of_all_its_variants(counts):
 
 
 def test_frequent_reasons_have_their_own_colours():
-    found = colours([f"r{number}" for number in range(8)])
+    found = css_classes([f"r{number}" for number in range(8)])
     assert len(set(found.values())) == 6
     assert list(found.values())[5:] == [OTHER] * 3

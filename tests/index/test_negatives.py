@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pipeline.index.negatives import pick, without_known
+from pipeline.index.negatives import pick, without_positives
 from pipeline.index.truth import NO_NEIGHBOUR, Neighbours
 from pipeline.settings.training import MineSettings
 
@@ -84,7 +84,7 @@ def test_known_positives_leave_the_ranking():
     found = Neighbours(
         np.array([[1, 2, 3, 4], [1, 2, 3, NO_NEIGHBOUR]]), np.array([[0.9, 0.8, 0.7, 0.6]] * 2, np.float32)
     )
-    left = without_known(found, [np.array([1, 3]), np.zeros(0, np.int64)])
+    left = without_positives(found, [np.array([1, 3]), np.zeros(0, np.int64)])
     np.testing.assert_array_equal(
         left.addresses, [[NO_NEIGHBOUR, 2, NO_NEIGHBOUR, 4], [1, 2, 3, NO_NEIGHBOUR]]
     )

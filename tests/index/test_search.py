@@ -204,7 +204,7 @@ def test_names_that_leave_the_folder_are_refused(publish, store, monkeypatch):
     outside = EncoderFiles(path="encoders/e", files=(FileRef(path="../../etc/passwd", sha256="0"),))
     with pytest.raises(DataError, match="a relative path below the root"):
         republished(publish, manifest, encoder=outside)
-    monkeypatch.setattr("pipeline.store.release.Releases._refuse_if_pruned", lambda *_: None)
+    monkeypatch.setattr("pipeline.store.release.Releases._check_publishable", lambda *_: None)
     republished(publish, manifest, encoder=outside)
     with pytest.raises(DataError, match="a relative path below the root"):
         open_release(store.uri).search("x")

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.config import load_settings
 from pipeline.flows.train.plan import check_settings
-from pipeline.objectives.build import roles_of
+from pipeline.objectives.build import data_requirements
 from pipeline.settings import Job
 
 ROOT = Path(__file__).parent.parent.parent
@@ -16,7 +16,7 @@ FILES = sorted((ROOT / "jobs" / "configs" / "train").glob("*.yaml"))
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_it_loads_and_its_objectives_take_their_options(file: Path):
     job = load_settings(Job, file)
-    columns, _, _ = roles_of(job.train)
+    columns, _, _ = data_requirements(job.train)
     assert columns
     assert job.train.data
 

@@ -10,7 +10,7 @@ import torch
 
 from pipeline.errors import ConfigError
 from pipeline.objectives import Objective
-from pipeline.objectives.build import build_objective, roles_of
+from pipeline.objectives.build import build_objective, data_requirements
 from pipeline.objectives.simcse import SimCSE
 from pipeline.objectives.supervised import Supervised
 from pipeline.settings.training import TrainSettings
@@ -60,7 +60,7 @@ def test_invalid_options_are_refused_with_their_position(objective: object, mess
     with pytest.raises(ConfigError, match=message):
         built(objective)
     with pytest.raises(ConfigError, match=message):
-        roles_of(TrainSettings(objective=objective))
+        data_requirements(TrainSettings(objective=objective))
 
 
 def test_labels_without_a_class_are_refused_before_rows_are_read():
@@ -69,15 +69,15 @@ def test_labels_without_a_class_are_refused_before_rows_are_read():
         ConfigError,
         match=r"classes: expected at least 3, one per label of nli.parquet, found 2.*contradiction",
     ):
-        roles_of(TrainSettings(objective=one, data="nli.parquet"))
-    assert roles_of(
+        data_requirements(TrainSettings(objective=one, data="nli.parquet"))
+    assert data_requirements(
         TrainSettings(objective=one, data={"uri": "nli.parquet", "values": {"labels": ["same", "other"]}})
     )
 
 
 def test_roles_of_all_objectives_are_combined():
-    assert roles_of(TrainSettings()) == (("text",), (), "shuffled")
-    assert roles_of(TrainSettings(objective=["simcse", "supervised"])) == (
+    assert data_requirements(TrainSettings()) == (("text",), (), "shuffled")
+    assert data_requirements(TrainSettings(objective=["simcse", "supervised"])) == (
         ("text", "anchor", "positive"),
         ("negative",),
         "shuffled",

@@ -11,7 +11,7 @@ from scipy.special import log_softmax
 from pipeline.errors import ConfigError
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.objectives import Objective
-from pipeline.objectives.build import build_objective, roles_of
+from pipeline.objectives.build import build_objective, data_requirements
 from pipeline.objectives.distillation import Distillation
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.settings.training import TrainSettings
@@ -70,8 +70,8 @@ def test_a_missing_teacher_or_one_of_another_dimension_is_refused(teacher):
     ):
         built(teacher, match="embedding")
     with pytest.raises(ConfigError, match=r"train.objective\[0\].options of distillation: teacher"):
-        roles_of(TrainSettings(objective="distillation"))
-    assert roles_of(
+        data_requirements(TrainSettings(objective="distillation"))
+    assert data_requirements(
         TrainSettings(objective={"name": "distillation", "options": {"teacher": "x", "roles": ["anchor"]}})
     )[0] == ("anchor",)
 

@@ -11,7 +11,7 @@ from pipeline.errors import ConfigError
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.objectives import Batch
-from pipeline.objectives.build import build_objective, roles_of
+from pipeline.objectives.build import build_objective, data_requirements
 from pipeline.objectives.masked_lm import MaskedLanguageModelling
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import TrainSettings
@@ -87,7 +87,7 @@ def test_it_can_use_the_texts_of_another_objective(folder):
         objective=["supervised", {"name": "masked_lm", "weight": 0.1, "options": {"role": "anchor"}}],
         matryoshka=(8, 48),
     )
-    assert roles_of(settings) == (("anchor", "positive"), ("negative",), "shuffled")
+    assert data_requirements(settings) == (("anchor", "positive"), ("negative",), "shuffled")
     objective = build_objective(settings, opened(folder))
     batch = batch_for(objective, 4, "anchor")
     batch = replace(batch, columns={**batch.columns, "positive": texts(4)})

@@ -9,8 +9,8 @@ from pipeline.charts.augmentation import VariantHistogram
 from pipeline.report.augmentation_report import (
     AugmentationReport,
     AugmentedExample,
-    Method,
     RejectedVariant,
+    VariantMethod,
     VariantSample,
 )
 from pipeline.settings.augment import KeepSettings
@@ -51,8 +51,8 @@ FULL = AugmentationReport(
         "cut_2": {"kept": 990, "duplicate": 10},
     },
     methods=(
-        Method("de", "back_translation", ("de",), STRICT, RATIOS, COSINES),
-        Method("cut", "crop", ("cut_1", "cut_2"), LOOSE, RATIOS),
+        VariantMethod("de", "back_translation", ("de",), STRICT, RATIOS, COSINES),
+        VariantMethod("cut", "crop", ("cut_1", "cut_2"), LOOSE, RATIOS),
     ),
     sample=VariantSample(
         1_000,
@@ -79,7 +79,7 @@ FULL = AugmentationReport(
     seed=11,
     seconds=184.0,
     created="2026-01-02 03:04 UTC",
-    worked=(
+    model_work=(
         ModelWork("de: en-de", ModelStats(500, 6_000, 7_000, 2_000, 40.0), 20.0),
         ModelWork("de: de-en", ModelStats(), 0.4),
     ),
@@ -94,6 +94,6 @@ def judged(
     return replace(
         FULL,
         counts={"de": {**counts}},
-        methods=(Method("de", method, ("de",), keep),),
+        methods=(VariantMethod("de", method, ("de",), keep),),
         sample=VariantSample(),
     )

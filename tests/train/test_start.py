@@ -16,7 +16,7 @@ from pipeline.models.folder.word_vectors import FIRST, LAST, UNKNOWN
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.saving import save_joined
-from pipeline.objectives.build import build_objective, roles_of
+from pipeline.objectives.build import build_objective, data_requirements
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from pipeline.text.rows.batches import RankSlice
 from pipeline.text.rows.neighbours import NeighbourOrder
@@ -75,7 +75,7 @@ def configured(name: str, *overrides: str) -> Job:
 def losses(job: Job, steps: int) -> tuple[Training, list[float]]:
     settings = job.train
     folder = open_folder(starting_encoder(settings, job.encoder))
-    columns, optional, order = roles_of(settings)
+    columns, optional, order = data_requirements(settings)
     rows = open_training_rows(settings.data[0], columns, optional)
     torch.manual_seed(settings.seed)
     objective = build_objective(

@@ -23,8 +23,8 @@ from pipeline.report.augmentation import render
 from pipeline.report.augmentation_report import (
     AugmentationReport,
     AugmentedExample,
-    Method,
     RejectedVariant,
+    VariantMethod,
     VariantSample,
 )
 from pipeline.settings import Job
@@ -73,7 +73,7 @@ def report_of(
         changes=corpus.changes.model_dump(exclude={"unchanged"}) if made.number > 1 else {},
         encoder=job.encoder.path if needs_encoder(named) else "",
         seed=job.augment.seed,
-        worked=made.worked,
+        model_work=made.model_work,
         seconds=seconds,
         created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         settings_text=_settings(job, needs_encoder(named)),
@@ -192,11 +192,11 @@ class _PageData:
             new = VariantHistogram.of(values, is_kept, edges, bounds)
             histograms[of.name] = histograms[of.name] + new if of.name in histograms else new
 
-    def methods(self) -> Iterator[Method]:
+    def methods(self) -> Iterator[VariantMethod]:
         """Yield each method with its histograms."""
         for each in self.named:
             ratios, cosines = self._ratios.get(each.name), self._cosines.get(each.name)
-            yield Method(each.name, each.settings.method, each.labels, each.keep, ratios, cosines)
+            yield VariantMethod(each.name, each.settings.method, each.labels, each.keep, ratios, cosines)
 
     def sample(self, rates: Mapping[str, Mapping[str, int]]) -> VariantSample:
         """The sample, with reasons in the order of their frequency. rates: counts from the manifest."""

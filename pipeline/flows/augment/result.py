@@ -22,7 +22,7 @@ class Augmentation:
     """number of the manifest"""
     manifest: Augmented
     corpus: Corpus | None = None
-    worked: tuple[ModelWork, ...] = ()
+    model_work: tuple[ModelWork, ...] = ()
 
     @property
     def uri(self) -> str:

@@ -85,7 +85,7 @@ def encode(run: Run, corpus: Corpus, before: ReleaseManifest | None = None) -> t
         before: the release whose vectors are copied for equal texts, if they are of the same space and type.
 
     Returns:
-        The units of vectors in the order of the corpus, and the time spent.
+        The units of vectors in the order of the corpus, and the workers' timings and counters.
     """
     job, store = run.job, run.store
     run.workers.check(job.cluster)  # even if there is nothing to encode: gates encode later
@@ -95,7 +95,7 @@ def encode(run: Run, corpus: Corpus, before: ReleaseManifest | None = None) -> t
         (unit for unit in corpus.units if unit.sha256 not in made),
         key=lambda unit: (-unit.bytes, unit.sha256),
     )
-    spent = WorkerStats()
+    stats = WorkerStats()
     with run.stages("encode", sum(unit.rows for unit in corpus.units)) as bar:
         bar.skip(sum(unit.rows for unit in corpus.units if unit.sha256 in made))
         if todo:
@@ -109,28 +109,28 @@ def encode(run: Run, corpus: Corpus, before: ReleaseManifest | None = None) -> t
                 placed_units(before) if before and _can_copy(before, job, space_id) else (),
                 job.cluster.patience_s,
             )
-            records, spent = encode_units(run, task, todo, pool, bar)
+            records, stats = encode_units(run, task, todo, pool, bar)
             made |= {unit.sha256: record for unit, record in zip(todo, records, strict=True)}
         bar.reach(sum(unit.rows for unit in todo))
-        bar.stage.note = _waits(spent)
+        bar.stage.note = _waits(stats)
     units = tuple(made[unit.sha256] for unit in corpus.units)
     _warn(units, before)
     check_any(units, job.encoder, "the whole corpus")
     vectors = Manifest(stage="vectors", units=units, parents=(corpus.digest,), settings_digest=space_id)
-    return vectors, spent
+    return vectors, stats
 
 
 def encode_units(
     run: Run, task: EncodeUnit, units: Sequence[CorpusUnit], pool: Pool, bar: Running
 ) -> tuple[tuple[UnitRecord, ...], WorkerStats]:
-    """Run the task over the units. Returns their records in order, and the time spent; logs warnings."""
-    records, spent = {}, WorkerStats()
-    for number, (record, seconds) in run.workers.map_units(task, units, pool, bar):
+    """Run the task over the units; log warnings. Returns their records in order, and the workers' stats."""
+    records, stats = {}, WorkerStats()
+    for number, (record, of_unit) in run.workers.map_units(task, units, pool, bar):
         records[number] = record
-        spent = spent.merge(seconds)
-    for sentence in spent.said:
+        stats = stats.merge(of_unit)
+    for sentence in stats.warnings:
         say(sentence)
-    return tuple(records[number] for number in range(len(units))), spent
+    return tuple(records[number] for number in range(len(units))), stats
 
 
 def check_any(records: Sequence[UnitRecord], encoder: EncoderSettings, texts: str) -> None:
@@ -178,10 +178,10 @@ def finished(store: Store, corpus: Corpus, space_id: str, job: Job) -> dict[str,
     return {unit.sha256: record for unit, record in zip(corpus.units, records, strict=True) if record}
 
 
-def _waits(spent: WorkerStats) -> str:
+def _waits(stats: WorkerStats) -> str:
     """Return a note on the time that workers waited for tokenizer and store; empty if nothing was encoded."""
     names = ("forward_s", "waiting_s", "store", "tokens")
-    forward_s, tokenizer_s, store_s, tokens = (spent.seconds.get(name, 0.0) for name in names)
+    forward_s, tokenizer_s, store_s, tokens = (stats.seconds.get(name, 0.0) for name in names)
     if not (sum_s := forward_s + tokenizer_s + store_s):
         return ""
     waits = f"{tokenizer_s / sum_s:.1%} for the tokenizer, {store_s / sum_s:.1%} for the store"

@@ -44,7 +44,7 @@ _FIELDS = ("vectors", "bad", *TokenCounts._fields)
 
 @dataclass
 class IsolatedEncoder:
-    """Takes the place of an encoder, and encodes in a child process.
+    """Encoder that runs in a child process.
 
     Attributes:
         encoder: settings.

@@ -13,14 +13,22 @@ from pipeline.text.tokens.coverage import CoverageCounter
 LENGTH_BIN = 8  # tokens per bar of the length histogram
 _UNUSABLE = (
     "unusable_vector",
-    "the encoder gave a vector that is zero or not finite, or becomes so in encode.vectors",
+    "the vector is zero or not finite, or becomes so when it is stored as encode.vectors sets",
 )
 
 
 class UnitResult:
-    """Sums over the batches of a unit. rejected: (reason, detail) by row, for rows that were given up."""
+    """Sums over the batches of a unit.
+
+    Attributes:
+        moments: moments of the usable vectors.
+        dropped: rows without a usable vector, ascending.
+        bad: quarantine entries of these rows.
+        copied: number of copied vectors, by the numerics that computed them.
+    """
 
     def __init__(self, moments: Moments, rejected: Mapping[int, tuple[str, str]]) -> None:
+        """Start with no rows. rejected: (reason, detail) by row, for texts that no encoder could encode."""
         self._rejected = rejected
         self.moments, self.rows, self.truncated, self.tokens = moments, 0, 0, 0
         self._covered = CoverageCounter()

@@ -39,7 +39,7 @@ class KnownVectors:
 def find_known(
     store: Store, unit: CorpusUnit, sources: Sequence[PlacedUnit], space_id: str
 ) -> KnownVectors | None:
-    """Return the vectors that the unit can copy from `sources`, units of vectors in this space; None without.
+    """Read the vectors that the unit can copy from `sources`, units in this space; None without any.
 
     Rows that no source has are left out.
     """
@@ -73,7 +73,7 @@ def _read(store: Store, unit: UnitRecord, rows: np.ndarray, space_id: str) -> np
 
 @dataclass
 class ReusingEncoder:
-    """Takes the place of an encoder: known vectors are copied, the other texts are encoded."""
+    """Encoder that copies known vectors and encodes the other texts."""
 
     encoder: Any
     known: KnownVectors

@@ -31,8 +31,8 @@ from pipeline.store.once import create_record, put_by_content, stored_by_content
 from pipeline.store.schema import QUARANTINE, kept_name, vector_column, vectors_schema, writer_options
 from pipeline.store.units import CorpusUnit, UnitRecord
 
-# proportion of the patience: a child that hangs is killed before its worker counts as hanging
-_SOONER = 0.8
+# A child that hangs is killed after this proportion of patience_s, before its worker is taken to hang.
+_CHILD_PATIENCE = 0.8
 _READ_ROWS = 2_048  # the first vectors of a unit are computed while the rest is still being tokenized
 
 
@@ -41,8 +41,8 @@ class WorkerStats:
     """Seconds of a worker by activity, and counters of its encoder; logged and reported, never stored."""
 
     seconds: dict[str, float] = field(default_factory=dict)
-    said: tuple[str, ...] = ()
-    """warnings of the worker"""
+    warnings: tuple[str, ...] = ()
+    """sentences, each once"""
 
     def add(self, name: str, seconds: float) -> None:
         """Add seconds of an activity, or to a counter."""
@@ -50,7 +50,7 @@ class WorkerStats:
 
     def merge(self, other: "WorkerStats") -> "WorkerStats":
         """Return the sums, and each warning once."""
-        merged = WorkerStats(dict(self.seconds), tuple(dict.fromkeys(self.said + other.said)))
+        merged = WorkerStats(dict(self.seconds), tuple(dict.fromkeys(self.warnings + other.warnings)))
         for name, seconds in other.seconds.items():
             merged.add(name, seconds)
         return merged
@@ -61,12 +61,12 @@ class EncodeUnit:
     """Encode one corpus unit. A complete unit that has a record is returned as it is.
 
     Attributes:
-        store: of the units.
-        encoder: settings with a path that the worker can read.
-        encode: settings.
+        store: store of the units.
+        encoder: settings of the encoder, with a path that the worker can read.
+        encode: settings of the encoding.
         space_id: space of the encoder on the driver.
         id_name: column of the ids in the units of vectors.
-        sources: units of the previous release in this space; texts that they hold are not encoded again.
+        sources: units of the previous release in this space; vectors of equal texts are copied from them.
         patience_s: seconds without progress of a child process before it is killed.
         run: id of the driver's run.
     """
@@ -99,7 +99,7 @@ class EncodeUnit:
                 "make the same files available on every node",
             )
         encoder.check()
-        loading_s = [time.perf_counter() - start]
+        loading_s = [time.perf_counter() - start]  # reported once, with the first unit
 
         def work(unit: CorpusUnit) -> tuple[UnitRecord, WorkerStats]:
             stats = WorkerStats({"load": loading_s.pop()} if loading_s else {}, tuple(heard))
@@ -119,7 +119,7 @@ class EncodeUnit:
 
 @dataclass(frozen=True)
 class _Encoding:
-    """One unit on its way: where it comes from, the encoder, and the time stats so far."""
+    """The encoding of one unit, which adds its timings to `stats`."""
 
     task: EncodeUnit
     encoder: Any
@@ -135,29 +135,34 @@ class _Encoding:
         with self.task.store.scratch() as scratch:
             file = scratch / "vectors.parquet"
             try:
-                result = self._in_child(file) if isolated else self._here(file)
+                result = self._encode_in_child(file) if isolated else self._encode_here(file)
             except pa.ArrowException:  # the corpus unit is damaged; some of Arrow's errors are ValueErrors
                 raise
             except MODEL_FAILURES as error:
                 failure = f"the encoder failed ({type(error).__name__}: {error})"
-                self.stats.said += (f"unit {self.unit.sha256[:12]}: {failure}; its rows were tried apart",)
-                result = self._in_child(file)
+                self.stats.warnings += (
+                    f"unit {self.unit.sha256[:12]}: {failure}; its rows were encoded in a child process",
+                )
+                result = self._encode_in_child(file)
             start = time.perf_counter()
-            record = self._stored(file, result)
+            record = self._store_files(file, result)
             self.stats.add("store", time.perf_counter() - start)
         return record
 
-    def _in_child(self, file: Path) -> UnitResult:
+    def _encode_in_child(self, file: Path) -> UnitResult:
         task, device = self.task, str(self.encoder.arithmetic.device)
         with task.store.scratch() as scratch:
-            child = IsolatedEncoder(task.encoder, task.encode, device, scratch, _SOONER * task.patience_s)
-            # last: the child's own watch decides whether it hangs
-            return self._written(child, file, child.rejected, partial(progress, last=True))
+            child = IsolatedEncoder(
+                task.encoder, task.encode, device, scratch, _CHILD_PATIENCE * task.patience_s
+            )
+            # IsolatedEncoder detects a child that hangs. With last=True the rows do not count as progress, so
+            # that CPU time keeps this worker alive while the child starts again.
+            return self._write_vectors(child, file, child.rejected, partial(progress, last=True))
 
-    def _here(self, file: Path) -> UnitResult:
+    def _encode_here(self, file: Path) -> UnitResult:
         known = find_known(self.task.store, self.unit, self.task.sources, self.task.space_id)
         before = asdict(self.encoder.counters)
-        result = self._written(
+        result = self._write_vectors(
             ReusingEncoder(self.encoder, known) if known else self.encoder, file, {}, progress
         )
         if known:
@@ -166,21 +171,21 @@ class _Encoding:
             self.stats.add(name, value - before[name])
         return result
 
-    def _written(
+    def _write_vectors(
         self,
-        encoder: "Streaming",
+        encoder: "StreamEncoder",
         file: Path,
         rejected: Mapping[int, tuple[str, str]],
         on_rows: Callable[[int], None],
     ) -> UnitResult:
         """Write the vectors of the unit to `file`, in row order; the encoder tokenizes one batch ahead."""
         task, source = self.task, pq.ParquetFile(self.unit.file.open(self.task.store))
-        given = source.schema_arrow
-        names = [name for name in given.names if name not in ("text", "file", "row")]
+        columns = source.schema_arrow
+        names = [name for name in columns.names if name not in ("text", "file", "row")]
         kept = [
-            given.field(name).with_name(kept_name(name)) for name in names if name not in ("id", "text_key")
+            columns.field(name).with_name(kept_name(name)) for name in names if name not in ("id", "text_key")
         ]
-        id_field = given.field("id").with_name(task.id_name)
+        id_field = columns.field("id").with_name(task.id_name)
         schema = vectors_schema(id_field, kept, self.encoder.dim, task.space_id, task.encode.vectors)
         ahead: deque[pa.RecordBatch] = deque()
 
@@ -197,14 +202,14 @@ class _Encoding:
                 if not good.all():
                     batch, vectors = batch.filter(pa.array(good)), vectors[good]
                 row_id, text_key, *others = batch.select(names).columns
-                columns = [row_id, text_key, vector_column(vectors, schema.field("vector")), *others]
+                arrays = [row_id, text_key, vector_column(vectors, schema.field("vector")), *others]
                 start = time.perf_counter()
-                writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+                writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
                 self.stats.add("store", time.perf_counter() - start)
         progress(result.rows, last=True)
         return result
 
-    def _stored(self, file: Path, result: UnitResult) -> UnitRecord:
+    def _store_files(self, file: Path, result: UnitResult) -> UnitRecord:
         """Store the unit's files and return its record.
 
         Files are named by their content: equal work gives equal files, and other bytes never replace them.
@@ -232,8 +237,8 @@ class _Encoding:
         )
 
 
-class Streaming(Protocol):
-    """An encoder, or an object that takes its place."""
+class StreamEncoder(Protocol):
+    """Interface of Encoder, ReusingEncoder and IsolatedEncoder."""
 
     def encode_stream(self, batches: Iterable[pa.Array], on_rows: Callable[[int], None]) -> Iterator[Any]:
         """Encode batches of texts; yield one Encoded per batch, in order."""
@@ -249,7 +254,7 @@ def load_record(store: Store, path: str, space_id: str) -> UnitRecord | None:
     record = UnitRecord.load_intact(store, path)
     if record is not None and record.space_id != space_id:
         expected, found = f"vectors of space {space_id}", f"space {record.space_id}"
-        remedy = "a record was put where it does not belong: delete it, and the unit is encoded again"
+        remedy = "the record is in the folder of another space: delete it, and the unit is encoded again"
         raise SpaceMismatch(store.uri_of(path), expected, found, remedy)
     return record
 

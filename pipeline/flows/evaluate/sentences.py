@@ -170,11 +170,11 @@ def encode_sentences(run: Run, new: Sentences, held: SpaceVectors, contender: Co
         patience_s=job.cluster.patience_s,
     )
     with run.stages(f"encode {contender.name}", len(new), "sentences") as bar:
-        encoded, spent = encode_units(run, task, units, pool, bar)
+        encoded, stats = encode_units(run, task, units, pool, bar)
         bar.reach(len(new))
     records = (*held.units, *encoded)
     check_any(records, contender.encoder, f"{len(new):,} sentences")
-    busy_s = sum(spent.seconds.get(name, 0.0) for name in ("forward_s", "waiting_s"))
+    busy_s = sum(stats.seconds.get(name, 0.0) for name in ("forward_s", "waiting_s"))
     path, speed = _speed_path(held.space_id), Speed(sentences=len(new), busy_s=max(busy_s, 1e-9))
     kept = Speed.load_intact(store, path)
     if kept is None or kept.sentences <= speed.sentences:

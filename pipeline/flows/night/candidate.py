@@ -49,7 +49,7 @@ class Candidate:
     manifest: ReleaseManifest
     corpus: Corpus
     vectors: Manifest
-    spent: WorkerStats
+    encode_stats: WorkerStats
     decision: Decision
     built: BuiltIndex
     folder: EncoderFolder

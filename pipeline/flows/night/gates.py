@@ -12,7 +12,7 @@ from pipeline.flows.night.asked import ask, fixed_queries
 from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.night.outside import outside_gates
 from pipeline.flows.night.overview import load_summary
-from pipeline.flows.night.report import Compared
+from pipeline.flows.night.report import ReleaseComparison
 from pipeline.flows.run import Run
 from pipeline.flows.workers import metrics
 from pipeline.flows.workers.tasks import PlainTask, Pool
@@ -74,7 +74,7 @@ class RepeatedIds(PlainTask[Corpus, int]):
 
 def judge_candidate(
     run: Run, before: ReleaseManifest | None, candidate: Candidate
-) -> tuple[Candidate, Compared]:
+) -> tuple[Candidate, ReleaseComparison]:
     """Run the gates and ask the fixed queries.
 
     Args:
@@ -109,7 +109,9 @@ def judge_candidate(
         answers = ask(run, candidate, queries, asked)
     metrics.count_quarantined(manifest.counts)
     metrics.record_gates(gates)
-    return replace(candidate, manifest=manifest.model_copy(update=update)), Compared(before, last, answers)
+    return replace(candidate, manifest=manifest.model_copy(update=update)), ReleaseComparison(
+        before, last, answers
+    )
 
 
 def canary_of(release: ReleaseManifest, store: Store) -> np.ndarray | None:

@@ -28,9 +28,9 @@ from pipeline.store.release import Releases
 def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = False) -> NightOutcome:
     """Make and publish tonight's release.
 
-    A night that another one overtook changes nothing. Missing files of the live release are made again, so a
-    damaged release never ends as unchanged. On a held root the candidate is made, judged and kept, and not
-    published.
+    If another night published meanwhile, this one publishes nothing and ends as "overtaken". A live release
+    that lacks files is repaired, even if the corpus did not change. On a held root the candidate is made,
+    judged and kept, but not published.
 
     Args:
         verify: also compare every file of the live release with its sha256.
@@ -54,6 +54,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
             corpus = ingest_corpus(job, releases, previous, stages)
             if same and not corpus.anew and not corpus.changes.any:
                 return outcome_of("unchanged", same, store.uri, {"why": "files changed, but no row did"})
+            # Local workers were started early because the night might be small; a large one needs Ray.
             if local is not None and not is_small(job, store, corpus):
                 local.close()
                 local = None
@@ -74,8 +75,8 @@ def _check(job: Job, releases: Releases, previous: PreviousRelease) -> None:
     check_kind(job, previous.release)
     outside_queries(job.gates)  # raises for an unreadable file
     if held := releases.commits.hold():
-        then = "tonight's candidate is made and judged, and not published"
+        then = "tonight's candidate is made and judged, but not published"
         say(f"release {held.release} is held since {held.committed_at}: {then}")
     elif previous.release is not None and previous.release.release < max(releases.numbers()):
-        then = "this night publishes anew what the corpus and the settings now say"
+        then = "tonight's release is made from the current corpus and settings, and replaces it"
         say(f"release {previous.release.release} is current by a rollback; {then}")

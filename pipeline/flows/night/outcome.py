@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pipeline.errors import GatesRefused, PublishConflict, RootHeld
 from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.night.overview import keep_summary
-from pipeline.flows.night.report import Compared, summarize, warnings_of
+from pipeline.flows.night.report import ReleaseComparison, summarize, warnings_of
 from pipeline.flows.run import Run
 from pipeline.flows.workers import metrics
 from pipeline.log import say
@@ -40,13 +40,15 @@ class NightOutcome:
     facts: dict[str, Any]
 
 
-def publish_or_refuse(run: Run, releases: Releases, candidate: Candidate, compared: Compared) -> NightOutcome:
+def publish_or_refuse(
+    run: Run, releases: Releases, candidate: Candidate, comparison: ReleaseComparison
+) -> NightOutcome:
     """Publish the candidate if its gates passed, the root is not held and no other night was faster.
 
     Raises:
         GatesRefused: with the folder in which the candidate is kept for inspection.
     """
-    store, manifest, report = run.store, candidate.manifest, summarize(run, candidate, compared)
+    store, manifest, report = run.store, candidate.manifest, summarize(run, candidate, comparison)
     if refused := tuple(gate.sentence for gate in manifest.gates.values() if not gate.passed):
         raise GatesRefused(
             _keep(store, candidate, replace(report, status="refused")),
@@ -66,10 +68,10 @@ def publish_or_refuse(run: Run, releases: Releases, candidate: Candidate, compar
         say(str(conflict))
         return outcome_of("overtaken", releases.get(conflict.number), store.uri)
     seconds = sum(stage.seconds for stage in run.stages.finished)
-    keep_summary(store, published, candidate.built.measured, seconds, compared.answers)
+    keep_summary(store, published, candidate.built.measured, seconds, comparison.answers)
     metrics.record_release(published.release, published.rows, datetime.now().astimezone().isoformat())
-    queries = {"asked": len(compared.both), "changed": sum(each.differ for each in compared.both)}
-    if compared.both:
+    queries = {"asked": len(comparison.changes), "changed": sum(each.differ for each in comparison.changes)}
+    if comparison.changes:
         changed = f"{queries['changed']} of {queries['asked']} fixed queries"
         say(f"{changed} have other answers than in release {manifest.parent}")
     return outcome_of("published", published, store.uri, {"queries": queries})

@@ -43,28 +43,37 @@ from pipeline.text.tokens.coverage import ScriptCoverage, token_warnings
 
 
 @dataclass(frozen=True)
-class Compared:
-    """The previous release, its summary, and the candidate's answers to the fixed queries."""
+class ReleaseComparison:
+    """Inputs of the comparison of a candidate with the previous release.
 
-    before: ReleaseManifest | None
-    last: Summary | None
+    Attributes:
+        previous: manifest of the previous release; None for the first.
+        summary: summary of the previous release, with its answers; None if it is missing.
+        answers: the candidate's answers to the fixed queries.
+    """
+
+    previous: ReleaseManifest | None
+    summary: Summary | None
     answers: tuple[Answers, ...]
 
     @property
-    def both(self) -> tuple[ChangedAnswers, ...]:
+    def changes(self) -> tuple[ChangedAnswers, ...]:
         """Return the answers of both releases to the queries that both were asked."""
-        if self.before is None or self.last is None:
+        if self.previous is None or self.summary is None:
             return ()
-        then = {each.query: each.hits for each in self.last.answers}
-        found = [(each.query, then[each.query], each.hits) for each in self.answers if each.query in then]
-        return tuple(ChangedAnswers(query, _shown(before), _shown(now)) for query, before, now in found)
+        then = {each.query: each.hits for each in self.summary.answers}
+        return tuple(
+            ChangedAnswers(each.query, _neighbours(then[each.query]), _neighbours(each.hits))
+            for each in self.answers
+            if each.query in then
+        )
 
 
-def _shown(hits: tuple[Hit, ...]) -> tuple[Neighbour, ...]:
+def _neighbours(hits: tuple[Hit, ...]) -> tuple[Neighbour, ...]:
     return tuple(Neighbour(**hit.model_dump()) for hit in hits)
 
 
-def summarize(run: Run, candidate: Candidate, compared: Compared) -> NightReport:
+def summarize(run: Run, candidate: Candidate, comparison: ReleaseComparison) -> NightReport:
     """Return the report of a candidate, without release number and status, which are known later."""
     manifest, decision, store = candidate.manifest, candidate.decision, run.store
     finished = run.stages.finished
@@ -85,7 +94,7 @@ def summarize(run: Run, candidate: Candidate, compared: Compared) -> NightReport
         counts=_counts(candidate),
         decisions=tuple(_decisions(candidate)),
         stages=tuple(StageTime(stage.name, stage.seconds, stage.done or None) for stage in finished),
-        throughput=_throughput(candidate.spent, finished),
+        throughput=_throughput(candidate.encode_stats, finished),
         lengths=_lengths(candidate),
         max_length=candidate.folder.max_length,
         geometry=_geometry(candidate, store),
@@ -99,10 +108,10 @@ def summarize(run: Run, candidate: Candidate, compared: Compared) -> NightReport
         warnings=warnings_of(manifest),
         settings=to_yaml(Job.model_validate(manifest.settings)),
         packages=manifest.packages,
-        previous=_previous(compared),
-        changed_rows=tuple(changed_rows(store, candidate, compared.before)),
+        previous=_previous(comparison),
+        changed_rows=tuple(changed_rows(store, candidate, comparison.previous)),
         quarantined=quarantined_rows(store, candidate),
-        answers=compared.both,
+        answers=comparison.changes,
     )
 
 
@@ -115,17 +124,21 @@ def warnings_of(release: ReleaseManifest) -> tuple[str, ...]:
     )
 
 
-def _previous(compared: Compared) -> Previous | None:
-    """Return the metrics of the previous release: of its summary, else those that its manifest has."""
-    before, last = compared.before, compared.last
-    if before is None:
+def _previous(comparison: ReleaseComparison) -> Previous | None:
+    """Return the metrics of the previous release: from its summary, or else the few in its manifest."""
+    manifest, summary = comparison.previous, comparison.summary
+    if manifest is None:
         return None
-    found = Previous(before.release, before.rows, sum(ref.bytes for ref in before.index.files))
-    if last is None:
-        gate = before.gates.get("recall_at_10")
-        return replace(found, recall_at_10=gate.value if gate else None, has_answers=False)
+    previous = Previous(manifest.release, manifest.rows, sum(ref.bytes for ref in manifest.index.files))
+    if summary is None:
+        gate = manifest.gates.get("recall_at_10")
+        return replace(previous, recall_at_10=gate.value if gate else None, has_answers=False)
     return replace(
-        found, recall_at_10=last.recall_at_10, p50_ms=last.p50_ms, p99_ms=last.p99_ms, seconds=last.seconds
+        previous,
+        recall_at_10=summary.recall_at_10,
+        p50_ms=summary.p50_ms,
+        p99_ms=summary.p99_ms,
+        seconds=summary.seconds,
     )
 
 
@@ -163,16 +176,16 @@ def _counts(candidate: Candidate) -> Counts:
         changed=counts["changed"],
         deleted=counts["deleted"],
         truncated=counts["truncated"],
-        duplicate_texts=int(candidate.spent.seconds.get("repeats", 0)),
+        duplicate_texts=int(candidate.encode_stats.seconds.get("repeats", 0)),
     )
 
 
 def _decisions(candidate: Candidate) -> Iterator[str]:
-    """Yield the decisions of the night as whole sentences, that about the search effort last."""
+    """Yield the decisions of the night as sentences; the decision about the search effort comes last."""
     choices, measured = candidate.manifest.choices, candidate.built.measured
     for choice in choices:
-        whole = choice.sentence[0].isupper()
-        yield choice.sentence if whole else f"{choice.what.capitalize()}: {choice.sentence.rstrip('.')}."
+        is_whole = choice.sentence[0].isupper()
+        yield choice.sentence if is_whole else f"{choice.what.capitalize()}: {choice.sentence.rstrip('.')}."
     if (effort := measured.effort) is None:
         return
     target = candidate.manifest.settings["gates"]["recall_at_10"]
@@ -181,28 +194,28 @@ def _decisions(candidate: Candidate) -> Iterator[str]:
     extended = any(choice.what == "index" and choice.chosen != "built anew" for choice in choices)
     if extended and reached is not None:
         found = f"recall@10 on one half of the queries is {reached:.4f} tonight"
-        chosen = f"as chosen when the index was built anew last; {found}"
+        chosen = f"as chosen when the index was last built from scratch; {found}"
     elif measured.raised_from:
-        chosen = f"raised from {measured.raised_from}, which live rows need, for queries near dead rows"
+        chosen = f"raised from {measured.raised_from}, because queries near dead rows need more"
     elif target is not None and low >= target:
         found = f"recall@10 on one half of the queries ({reached:.4f}, at least {low:.4f})"
-        chosen = f"the least whose {found} meets {target:g}"
+        chosen = f"the smallest value whose {found} meets {target:g}"
     else:
-        chosen = "as set, or the best there is"
+        chosen = "as set, or the largest value"
     yield (
         f"{measured.effort_name} is {effort}: {chosen}. One query takes "
         f"{measured.latency.p50_ms:.2f} ms on one thread (p50), {measured.latency.p99_ms:.2f} ms (p99)."
     )
 
 
-def _throughput(spent: WorkerStats, finished: Sequence[Stage]) -> Throughput | None:
+def _throughput(stats: WorkerStats, finished: Sequence[Stage]) -> Throughput | None:
     encoding = next((stage for stage in finished if stage.name == "encode" and stage.done), None)
-    if encoding is None or not spent.seconds:
+    if encoding is None or not stats.seconds:
         return None
-    forward, tokenizer, store = (spent.seconds.get(name, 0.0) for name in ("forward_s", "waiting_s", "store"))
-    whole = forward + tokenizer + store
-    waiting = {"tokenizer": tokenizer / whole, "store": store / whole} if whole else {}
-    rows, tokens = (count / encoding.seconds for count in (encoding.done, spent.seconds.get("tokens", 0)))
+    forward, tokenizer, store = (stats.seconds.get(name, 0.0) for name in ("forward_s", "waiting_s", "store"))
+    total_s = forward + tokenizer + store
+    waiting = {"tokenizer": tokenizer / total_s, "store": store / total_s} if total_s else {}
+    rows, tokens = (count / encoding.seconds for count in (encoding.done, stats.seconds.get("tokens", 0)))
     return Throughput(rows, tokens, waiting)
 
 
@@ -234,8 +247,8 @@ def _geometry(candidate: Candidate, store: Store) -> VectorCharts:
     )
     if not fitted:
         return raw
-    spectrum, moved, name = spectrum_of(decision.moments), fitted(sample), name_of(fitted)
-    used = "" if decision.used else f" The {noun(name)} shown was fitted and compared, and is not used."
+    spectrum, transformed, name = spectrum_of(decision.moments), fitted(sample), name_of(fitted)
+    used = "" if decision.used else f" The {noun(name)} shown was fitted and comparison, and is not used."
     notes.append(
         f"Raw vectors: rank {spectrum.rank} of {len(spectrum.eigenvalues)}, effective rank "
         f"{spectrum.effective_rank:.0f}, condition {spectrum.condition:.2g}.{used}"
@@ -243,8 +256,8 @@ def _geometry(candidate: Candidate, store: Store) -> VectorCharts:
     return replace(
         raw,
         moved="whitened" if name == "whitening" else "transformed",
-        spectrum_whitened=tuple(singular_spectrum(moved).tolist()),
-        cosines_whitened=cosine_histogram(moved),
+        spectrum_whitened=tuple(singular_spectrum(transformed).tolist()),
+        cosines_whitened=cosine_histogram(transformed),
         notes=tuple(notes),
     )
 

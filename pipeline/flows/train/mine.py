@@ -83,7 +83,7 @@ def mine(run: Run, sources: Sequence[PairSettings]) -> tuple[PairSettings, ...]:
 
 def check_mining(job: Job) -> None:
     """Raise ConfigError if training starts from new weights, or if no objective reads negatives."""
-    from pipeline.objectives.build import roles_of
+    from pipeline.objectives.build import data_requirements
 
     if job.train.fresh or job.train.recurrent.cell is not None:
         raise ConfigError(
@@ -92,7 +92,7 @@ def check_mining(job: Job) -> None:
             f"new weights ({'train.fresh' if job.train.fresh else 'train.recurrent'})",
             "train without mining, then mine with the encoder that comes out",
         )
-    columns, optional, _ = roles_of(job.train)
+    columns, optional, _ = data_requirements(job.train)
     if not {*_ROLES, "negative"} <= {*columns, *optional}:
         raise ConfigError(
             "train.mine.enabled",

@@ -195,7 +195,7 @@ class MineUnit:
             (n, negatives) addresses, and an (n,) mask of the pairs whose texts both have a vector.
         """
         from pipeline.index.build import threads
-        from pipeline.index.negatives import pick, without_known
+        from pipeline.index.negatives import pick, without_positives
         from pipeline.index.truth import NO_NEIGHBOUR, Neighbours
 
         anchors = self._vectors(units.anchors, units.anchor_vectors)
@@ -211,7 +211,7 @@ class MineUnit:
             depth = self.settings.neighbours + max(len(known[code]) for code in batch)
             with threads(self.threads):
                 scores, addresses = index.search(anchors[first[batch]], depth)
-            found = without_known(Neighbours(addresses, scores), [known[code] for code in batch])
+            found = without_positives(Neighbours(addresses, scores), [known[code] for code in batch])
             position = np.full(len(first), NO_NEIGHBOUR)
             position[batch] = np.arange(len(batch))
             rows = np.flatnonzero((position[codes] >= 0) & usable)

@@ -35,7 +35,7 @@ def check_settings(settings: TrainSettings) -> None:
             share a batch.
     """
     from pipeline.models.trainable.lora import check_adapters
-    from pipeline.objectives.build import roles_of
+    from pipeline.objectives.build import data_requirements
     from pipeline.train.trackers import tracker_names
 
     check_adapters(settings)
@@ -45,7 +45,7 @@ def check_settings(settings: TrainSettings) -> None:
             "train.data", "files with training rows", "none", "name them, such as train.data=pairs.parquet"
         )
     _check_dev(settings)
-    roles_of(settings)
+    data_requirements(settings)
     _check_rows(settings)
 
 
@@ -77,10 +77,10 @@ def plan_of(settings: TrainSettings) -> Plan:
         ConfigError: as in `check_settings`, and for invalid weights.
         DataError: rows that cannot be trained on.
     """
-    from pipeline.objectives.build import roles_of
+    from pipeline.objectives.build import data_requirements
 
     check_settings(settings)
-    columns, optional, order = roles_of(settings)
+    columns, optional, order = data_requirements(settings)
     sources = tuple(open_training_rows(source, columns, optional) for source in settings.data)
     rows = _order(settings, sources, contiguous=order == "contiguous")
     steps = max(1, round(settings.epochs * rows.steps_per_epoch))

@@ -243,7 +243,7 @@ def _thread(work: Callable[[], Any]) -> "Future[Any]":
 def _follow(future: "Future[Any]", watch: Watch) -> None:
     while not wait([future], timeout=_LOOK_S).done:
         watch.check()
-    watch.look()
+    watch.poll()
     future.result()
 
 

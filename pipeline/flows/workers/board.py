@@ -71,24 +71,24 @@ class Board:
 
     def hear(self, call: str, sentence: str) -> None:
         """Keep a sentence for the driver to print."""
-        self._of(call).said.append(sentence)
+        self._of(call).messages.append(sentence)
 
-    def look(self, call: str) -> "Look":
+    def status(self, call: str) -> "CallStatus":
         """Return the state of the call. A board that was restarted counts from its restart."""
         state, now = self._of(call), self._clock()
-        elapsed_s, state.looked = now - state.looked, now
+        elapsed_s, state.asked = now - state.asked, now
         at_work = tuple(
             AtWork(item, each.worker, each.standstill.look(elapsed_s), each.silence.look(elapsed_s))
             for item, each in state.at_work.items()
         )
-        said, state.said = tuple(state.said), []
-        return Look(
+        messages, state.messages = tuple(state.messages), []
+        return CallStatus(
             sum(state.rows.values()),
             None if state.heard is None else now - state.heard,
             at_work,
             state.slowest_s,
             state.note,
-            said,
+            messages,
         )
 
     def _of(self, call: str) -> "_State":
@@ -100,17 +100,17 @@ class _State:
     """The board's state of one call.
 
     Attributes:
-        looked: when the driver last asked.
+        asked: when the driver last asked.
         heard: when a worker last gave a sign of life.
     """
 
-    looked: float
+    asked: float
     heard: float | None = None
     rows: dict[int, int] = field(default_factory=dict)
     at_work: dict[int, _Item] = field(default_factory=dict)
     slowest_s: float = 0.0
     note: str = ""
-    said: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
 
 class AtWork(NamedTuple):
@@ -130,7 +130,7 @@ class AtWork(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Look:
+class CallStatus:
     """The state of a call.
 
     Attributes:
@@ -139,7 +139,7 @@ class Look:
         at_work: items that workers have begun.
         slowest_s: seconds that the slowest finished item took.
         note: the last note.
-        said: sentences since the previous look.
+        messages: sentences since the previous request.
     """
 
     rows: int
@@ -147,4 +147,4 @@ class Look:
     at_work: tuple[AtWork, ...] = ()
     slowest_s: float = 0.0
     note: str = ""
-    said: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()

@@ -58,24 +58,22 @@ SECONDS = MetricSeries(
 UNITS = MetricSeries(
     "Counter",
     "manta_units",
-    "items of work that workers ended or began again after a process died",
+    "items of work that workers finished, or started again after a process died",
     ("task", "outcome"),
 )
 QUARANTINED = MetricSeries("Counter", "manta_quarantined_rows", "rows that a night set aside", ("reason",))
-NIGHTS = MetricSeries("Counter", "manta_nights", "nights by how they ended", ("outcome", "exit_code"))
+NIGHTS = MetricSeries("Counter", "manta_nights", "finished nights by outcome", ("outcome", "exit_code"))
 RELEASE = MetricSeries("Gauge", "manta_release_number", "number of the current release")
 PUBLISHED = MetricSeries(
     "Gauge",
     "manta_release_published_timestamp_seconds",
-    "when the current release was committed, in seconds since 1970; its age is time() less this",
+    "Unix time of the commit of the current release; its age is time() minus this",
 )
 LIVE_ROWS = MetricSeries("Gauge", "manta_release_rows", "live rows of the current release")
-GATE_VALUE = MetricSeries(
-    "Gauge", "manta_gate_value", "what a gate measured on the last candidate", ("gate",)
-)
-GATE_THRESHOLD = MetricSeries("Gauge", "manta_gate_threshold", "what the gate asks for", ("gate",))
+GATE_VALUE = MetricSeries("Gauge", "manta_gate_value", "value of a gate for the last candidate", ("gate",))
+GATE_THRESHOLD = MetricSeries("Gauge", "manta_gate_threshold", "threshold of a gate", ("gate",))
 GATE_PASSED = MetricSeries(
-    "Gauge", "manta_gate_passed", "1 where the last candidate passed the gate, else 0", ("gate",)
+    "Gauge", "manta_gate_passed", "1 if the last candidate passed the gate, else 0", ("gate",)
 )
 
 ALL = (
@@ -93,8 +91,8 @@ ALL = (
     GATE_PASSED,
 )
 
-# names in `WorkerStats`: values of the label `doing`
-DOING = {"forward_s": "device", "waiting_s": "tokenizer", "store": "store", "load": "model"}
+# keys of `WorkerStats.seconds`, with their value of the label `doing`
+ACTIVITIES = {"forward_s": "device", "waiting_s": "tokenizer", "store": "store", "load": "model"}
 
 
 def count_unit(task: str, outcome: Literal["done", "failed", "restarted"]) -> None:
@@ -102,7 +100,7 @@ def count_unit(task: str, outcome: Literal["done", "failed", "restarted"]) -> No
 
     Args:
         task: class name of the task.
-        outcome: failed means with a PipelineError; restarted means that the process at it had died.
+        outcome: failed: with a PipelineError; restarted: the process that worked on it had died.
     """
     UNITS.record(1, task=task, outcome=outcome)
 
@@ -111,7 +109,7 @@ def count_encoded(rows: int, tokens: int, seconds: Mapping[str, float]) -> None:
     """Count one encoded unit, on the worker. seconds: as in `WorkerStats`; other keys are ignored."""
     ROWS.record(rows)
     TOKENS.record(tokens)
-    for name, doing in DOING.items():
+    for name, doing in ACTIVITIES.items():
         SECONDS.record(seconds.get(name, 0.0), doing=doing)
 
 
@@ -146,7 +144,7 @@ def count_night(outcome: str, exit_code: int = 0) -> None:
 
 @contextlib.contextmanager
 def failures_counted() -> Iterator[None]:
-    """Count the night as refused or failed if the block raises a PipelineError, which is raised on."""
+    """Count the night as refused or failed if the block raises a PipelineError; the error propagates."""
     try:
         yield
     except PipelineError as error:

@@ -1,4 +1,4 @@
-"""The driver's watch over workers: whether one runs, items progress, and no item keeps killing processes."""
+"""Watch a pool or task from the driver: workers run, items progress, and none keeps killing processes."""
 
 import contextlib
 import threading
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipeline.errors import PipelineError, TransientError
-from pipeline.flows.workers.board import Look
+from pipeline.flows.workers.board import CallStatus
 from pipeline.flows.workers.heartbeat import Call, Patience, open_board, patience
 from pipeline.flows.workers.room import Needs, addable, nodes_alive, nodes_seen
 from pipeline.flows.workers.standstill import Worker, end_process, hanging, longest_s
 from pipeline.log import Running, say
 
-_LOOK_S = 1.0
-_NODES_S = 5.0  # between two looks at the cluster's nodes
+_POLL_S = 1.0  # between two requests of the call's status
+_NODES_S = 5.0  # between two checks of the cluster's nodes
 _ANSWER_S = 10.0  # timeout for the board's answer
 _END_S = 30.0  # timeout for a node's answer that it killed a process
 
@@ -37,12 +37,16 @@ class Watch:
         self._failed = 0.0
         self._over = threading.Event()
         self._nodes = nodes_alive()
-        self._looked = self._heard = self._had_room = time.monotonic()
+        self._nodes_checked = time.monotonic()
+        self._last_sign = time.monotonic()  # of life of any worker
+        self._last_room = time.monotonic()  # for a worker on the nodes
         self._had_enough = False  # whether there was room for all demanded workers
-        self._ended: set[Worker] = set()
+        self._killed: set[Worker] = set()
         # pending answers of the nodes that kill workers, and the time at which each is given up
-        self._ending: dict[Any, float] = {}
-        self._waits = False  # whether a worker on a living node, not killed by us, has begun an item
+        self._kills: dict[Any, float] = {}
+        self._any_at_work = (
+            False  # whether an item is begun on a living node by a worker that we did not kill
+        )
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 
@@ -53,9 +57,9 @@ class Watch:
             late_s: delay from the failure to the error.
 
         Raises:
-            TransientError: no sign of life of any worker for longer than cluster.patience_s; one process
-                after another died at an item; or no node has held a worker for longer than cluster.wait_s, as
-                one was lost or the autoscaler added none.
+            TransientError: for longer than cluster.patience_s no worker gave a sign of life; one process
+                after another died at an item; or for longer than cluster.wait_s there was no node with room
+                for a worker, because it was lost or the autoscaler added none.
             Abandoned: the watch was stopped.
         """
         if self._failure is not None and time.monotonic() - self._failed >= late_s:
@@ -68,105 +72,108 @@ class Watch:
         self._over.set()
         self._thread.join()
 
-    def look(self) -> None:
-        """Show what the workers reported, and check that the call progresses."""
+    def poll(self) -> None:
+        """Show the reports of the workers, and fail the call if it does not progress."""
         import ray
 
         with contextlib.suppress(ray.exceptions.RayError):  # the cluster's head may be away for a moment
-            allowed, self._waits = patience(), False
-            with contextlib.suppress(ray.exceptions.RayError):  # the board restarts when it is lost
-                look = ray.get(self._call.board.look.remote(self._call.name), timeout=_ANSWER_S)
-                self._show(look, allowed.patience_s)
+            allowed, self._any_at_work = patience(), False
+            with contextlib.suppress(ray.exceptions.RayError):  # Ray restarts a board that is lost
+                status = ray.get(self._call.board.status.remote(self._call.name), timeout=_ANSWER_S)
+                self._show(status, allowed.patience_s)
             self._judge(allowed)
 
     def _follow(self) -> None:
         import ray
 
-        while self._failure is None and not self._over.wait(_LOOK_S):
-            self.look()
-            if time.monotonic() - self._looked >= _NODES_S:
-                with contextlib.suppress(ray.exceptions.RayError):  # the next look tries again
+        while self._failure is None and not self._over.wait(_POLL_S):
+            self.poll()
+            if time.monotonic() - self._nodes_checked >= _NODES_S:
+                with contextlib.suppress(ray.exceptions.RayError):  # the next poll tries again
                     self._report_lost_nodes()
 
-    def _show(self, look: Look, allowed_s: float) -> None:
-        for sentence in look.said:
+    def _show(self, status: CallStatus, allowed_s: float) -> None:
+        for sentence in status.messages:
             say(sentence)
         if self._bar is not None:
-            self._bar.reach(look.rows, look.note)
-        if look.silent_s is not None:
-            self._heard = max(self._heard, time.monotonic() - look.silent_s)
-        for item, worker, still_s, silent_s in look.at_work:
-            if worker.node not in self._nodes or worker in self._ended:
+            self._bar.reach(status.rows, status.note)
+        if status.silent_s is not None:
+            self._last_sign = max(self._last_sign, time.monotonic() - status.silent_s)
+        for item, worker, still_s, silent_s in status.at_work:
+            if worker.node not in self._nodes or worker in self._killed:
                 continue
-            if still_s > longest_s(look.slowest_s, allowed_s) or silent_s > allowed_s:
+            if still_s > longest_s(status.slowest_s, allowed_s) or silent_s > allowed_s:
                 say(hanging(f"item {item} of {self._task}", still_s))
-                self._ended.add(worker)
-                self._ending[_end(worker)] = time.monotonic() + _END_S
+                self._killed.add(worker)
+                self._kills[_kill(worker)] = time.monotonic() + _END_S
             else:
-                self._waits = True
+                self._any_at_work = True
         self._restart_patience()
 
     def _restart_patience(self) -> None:
-        """Give the successor of a killed worker the whole patience to start.
+        """Restart patience_s when a worker was killed, because its successor needs time to start.
 
-        A worker that was already dead has been waited for: Ray replaces it at once, if it can.
+        If the process was already dead, the time has run since its last sign of life: Ray started a successor
+        then, if it could.
         """
         import ray
 
-        for answer, until in list(self._ending.items()):
-            there = ray.wait([answer], timeout=0)[0]
-            if there or time.monotonic() > until:
-                del self._ending[answer]
+        for answer, until in list(self._kills.items()):
+            answered = ray.wait([answer], timeout=0)[0]
+            if answered or time.monotonic() > until:
+                del self._kills[answer]
             with contextlib.suppress(ray.exceptions.RayError):  # its node may be lost
-                if there and ray.get(answer):
-                    self._heard = time.monotonic()
+                if answered and ray.get(answer):
+                    self._last_sign = time.monotonic()
 
     def _judge(self, allowed: Patience) -> None:
         now, nodes = time.monotonic(), [node for _, node in self._nodes.values()]
         room = self._needs.fit(nodes)
         self._had_enough |= room >= self._needs.workers
         if room and self._had_enough:
-            self._had_room = now
-        elif now - self._had_room > allowed.wait_s:
-            lost = not room and self._needs.fit(nodes_seen())
-            self._fail((self._needs.lost if lost else self._needs.none_came)(nodes, allowed.wait_s))
+            self._last_room = now
+        elif now - self._last_room > allowed.wait_s:
+            if not room and self._needs.fit(nodes_seen()):
+                self._fail(self._needs.lost(nodes, allowed.wait_s))
+            else:
+                self._fail(self._needs.none_came(nodes, allowed.wait_s))
         elif not room:
-            self._heard = now  # once a node has come, its workers get the whole patience to start
-        if now - self._heard > allowed.patience_s and not (self._waits or self._ending):
-            self._fail(_nobody(self._needs, allowed.patience_s))
+            self._last_sign = now  # once a node has come, its workers get the whole patience to start
+        if now - self._last_sign > allowed.patience_s and not (self._any_at_work or self._kills):
+            self._fail(_no_worker(self._needs, allowed.patience_s))
         for item, count in self._call.begun().items():
             if count > self._deaths:  # Ray itself would restart it without limit
-                self._fail(_dying(f"item {item} of {self._task}", self._deaths))
+                self._fail(_too_many_deaths(f"item {item} of {self._task}", self._deaths))
 
     def _fail(self, failure: PipelineError) -> None:
         if self._failure is None:
             self._failed, self._failure = time.monotonic(), failure
 
     def _report_lost_nodes(self) -> None:
-        there, self._looked = nodes_alive(), time.monotonic()
-        for node in self._nodes.keys() - there.keys():
+        alive, self._nodes_checked = nodes_alive(), time.monotonic()
+        for node in self._nodes.keys() - alive.keys():
             address = self._nodes[node][0]
-            say(f"node {address} is lost; its unfinished work is repeated on the {len(there)} that are left")
-        self._nodes = there
+            say(f"node {address} is lost; its unfinished work is repeated on the {len(alive)} that are left")
+        self._nodes = alive
 
 
-def _end(worker: Worker) -> Any:
-    """Kill the process, by a task on its node, since a stopped process ignores Ray.
+def _kill(worker: Worker) -> Any:
+    """Kill the process by a task on its node, because a stopped process ignores Ray.
 
-    Returns without waiting a reference to whether the process was still there.
+    Does not wait. Returns a reference to a bool: whether the process still existed.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    there = NodeAffinitySchedulingStrategy(node_id=worker.node, soft=False)
+    on_node = NodeAffinitySchedulingStrategy(node_id=worker.node, soft=False)
     return (
         ray.remote(end_process)
-        .options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+        .options(num_cpus=0, max_retries=0, scheduling_strategy=on_node)
         .remote(worker.pid, worker.born)
     )
 
 
-def _dying(item: str, deaths: int) -> TransientError:
+def _too_many_deaths(item: str, deaths: int) -> TransientError:
     remedy = (
         "free memory (fewer workers by cluster.workers, a smaller encode.max_tokens), or see whether the "
         "model can be loaded (manta preflight); then run again: finished units are kept"
@@ -174,7 +181,7 @@ def _dying(item: str, deaths: int) -> TransientError:
     return TransientError(item, "a process that finishes it", f"{deaths} that died at it", remedy)
 
 
-def _nobody(needs: Needs, allowed_s: float) -> TransientError:
+def _no_worker(needs: Needs, allowed_s: float) -> TransientError:
     import ray
 
     free = ray.available_resources()

@@ -12,6 +12,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 _MIN_WORDS = 4
 _MAX_SIGNATURE = 160  # characters
+# An indented string after a colon, as in `def f():`, that begins with a capital letter.
 _DOCUMENTED = re.compile(rb':\s*\n\s+[rRuU]?(?:"""|\'\'\')\s*[A-Z]')
 _IMPORTS_PRIVATE = re.compile(rb"from +(?:\.|[\w.]+\.)_\w")
 _DIRECTIVE = re.compile(r"^(\.\.|:|>>>|[-=~*#]{3}|copyright\b)", re.IGNORECASE)
@@ -84,9 +85,10 @@ def _private_imports(tree: ast.Module, module: PythonFile) -> Iterator[Definitio
     """
     for node in tree.body if module.path.name == "__init__.py" else ():
         if isinstance(node, ast.ImportFrom) and node.module and node.level <= 1:
+            # relative to the package: `from ._a import b` and `from package._a import b` are both `_a`
             inside = node.module if node.level else node.module.removeprefix(f"{module.name}.")
-            own = node.level or inside != node.module
-            if own and inside.startswith("_") and inside.replace(".", "").isidentifier():
+            in_package = node.level or inside != node.module
+            if in_package and inside.startswith("_") and inside.replace(".", "").isidentifier():
                 names = {alias.name for alias in node.names if alias.asname in (None, alias.name)}
                 private = _parse(module.path.parent / f"{inside.replace('.', '/')}.py")
                 found = _definitions(private.body) if private else ()
@@ -104,7 +106,7 @@ def _definitions(body: list[ast.stmt]) -> Iterator[Definition]:
 
 
 def _first_paragraph(node: Definition | ast.Module) -> str | None:
-    """The first paragraph of a docstring on one line; None if there is none or it says too little."""
+    """Return the first paragraph on one line; None if it is missing, too short or a directive."""
     docstring = ast.get_docstring(node, clean=False)
     if not docstring:
         return None

@@ -1,4 +1,4 @@
-"""Collect rows in any order and return them by buckets of a hash, in bounded memory."""
+"""Partition rows into buckets by hash, in bounded memory: sorted runs are written to disk."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,30 +12,36 @@ _RUN_ROWS = 1 << 19  # rows sorted in memory before they are written to disk
 
 @dataclass
 class Spill:
-    """Rows in sorted runs, in files of `scratch` named after `name`, that are merged when a bucket is read.
+    """Rows that are partitioned by hash on disk.
 
-    With 2^b buckets, the upper b bits of a row's hash are its bucket.
+    Rows are buffered, sorted by hash and written as runs; a bucket is a slice of each run. With 2^b buckets,
+    the upper b bits of a row's hash are the number of its bucket.
+
+    Attributes:
+        scratch: directory of the files.
+        name: prefix of the files' names.
+        rows: number of rows added so far.
     """
 
     scratch: Path
     name: str
     rows: int = 0
-    _waiting: list[tuple[pa.Table, np.ndarray]] = field(default_factory=list)
-    _held: int = 0
+    _buffer: list[tuple[pa.Table, np.ndarray]] = field(default_factory=list)
+    _buffered_rows: int = 0
     _runs: list[Path] = field(default_factory=list)
 
     def add(self, table: pa.Table, hashes: np.ndarray) -> None:
         """Add rows with their hashes, (n,) uint64."""
         if table.num_rows:
-            self._waiting.append((table, hashes))
-            self.rows, self._held = self.rows + table.num_rows, self._held + table.num_rows
-        if self._held >= _RUN_ROWS:
+            self._buffer.append((table, hashes))
+            self.rows, self._buffered_rows = self.rows + table.num_rows, self._buffered_rows + table.num_rows
+        if self._buffered_rows >= _RUN_ROWS:
             self._flush()
 
     def buckets(self, count: int) -> Iterator[pa.Table | None]:
-        """Yield the rows of each of `count` buckets (a power of two), unordered.
+        """Yield the rows of each of `count` buckets (a power of two), in no particular order.
 
-        Yields None for each bucket if no row was added.
+        Yields None for every bucket if no row was added, since there is no schema then.
         """
         self._flush()
         edges = np.arange(1, count, dtype=np.uint64) << np.uint64(65 - count.bit_length())
@@ -49,11 +55,11 @@ class Spill:
             yield pa.concat_tables(slices) if slices else None
 
     def _flush(self) -> None:
-        if not self._held:
+        if not self._buffered_rows:
             return
-        table = pa.concat_tables([table for table, _ in self._waiting]).combine_chunks()
-        hashes = np.concatenate([hashes for _, hashes in self._waiting])
-        self._waiting, self._held = [], 0
+        table = pa.concat_tables([table for table, _ in self._buffer]).combine_chunks()
+        hashes = np.concatenate([hashes for _, hashes in self._buffer])
+        self._buffer, self._buffered_rows = [], 0
         order = np.argsort(hashes, kind="stable")
         path = self.scratch / f"{self.name}-{len(self._runs)}.arrow"
         np.save(path.with_suffix(".npy"), hashes[order])

@@ -1,4 +1,4 @@
-"""Units of variants as training files, read through a manifest of `manta augment` or a folder of them."""
+"""Training files that a manifest of `manta augment` lists, or the newest manifest of a folder."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from pipeline.text.corpus.sources import SourceFile
 from pipeline.text.corpus.storage_errors import storage_errors
 
 _SUFFIX = ".json"
-# of local files that are hashed before a training, which takes half a second; larger ones are checked by size
+# Local files up to this total are hashed before a training, in half a second; else only sizes are checked.
 _MAX_HASHED_BYTES = 256 << 20
 _REMEDY = "run manta augment again, which restores missing units, or name another manifest"
 
@@ -45,7 +45,7 @@ def same_folder(left: str, right: str) -> bool:
 
 
 def manifest_units(uri: str) -> list[SourceFile]:
-    """List the Parquet files of a manifest, in its order. The stamp of a file is its sha256.
+    """List the Parquet files of a manifest, in its order, with the sha256 of each as its stamp.
 
     Raises:
         DataError: the manifest is missing or damaged, or a unit is missing, has another size or, on a local

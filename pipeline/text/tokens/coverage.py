@@ -11,9 +11,9 @@ from pipeline.text.tokens.scripts import SCRIPTS, scripts_of
 from pipeline.text.tokens.tokens import TokenCounts
 
 WARN_PROPORTION = 0.05  # proportion of unknown or lost tokens from which a warning is given
-_MIN_TEXTS = 20  # texts of one script: with fewer there is no warning,
-_MIN_PROPORTION = 0.01  # unless they make up this proportion of all texts
-_PREFIX = "script_"  # of the names of a unit's counts by script
+# A script is not warned about if it has fewer texts than this and a smaller proportion of all texts.
+_MIN_TEXTS, _MIN_PROPORTION = 20, 0.01
+_PREFIX = "script_"  # prefix of the names of a unit's counts by script
 _REMEDY = "use an encoder that knows the language"
 
 
@@ -51,7 +51,7 @@ class Coverage:
         return self.lost / max(self.tokens + self.lost, 1)
 
     def facts(self) -> dict[str, float]:
-        """Counts and proportions as keys and values for --json."""
+        """Counts and proportions by name, for --json."""
         return vars(self) | {
             "unknown_share": self.unknown_share,
             "cut_share": self.cut_share,
@@ -63,7 +63,7 @@ class Coverage:
         """The three proportions as a phrase for people."""
         return (
             f"{self.unknown_share:.1%} of the tokens unknown, {self.cut_share:.1%} of the texts cut, "
-            f"{self.lost_share:.1%} of the tokens lost by it"
+            f"{self.lost_share:.1%} of the tokens lost by truncation"
         )
 
 
@@ -130,12 +130,12 @@ class ScriptCoverage:
 
     @property
     def lost_share(self) -> float:
-        """Lower bound of the proportion of lost tokens among all tokens, as `unknown_share`."""
+        """Lower bound of the proportion of lost tokens: uncounted tokens are taken to be encoded."""
         total = self.total
         return total.lost / max(total.tokens + total.lost + self.uncounted_tokens, 1)
 
     def facts(self) -> dict[str, object]:
-        """Totals and scripts as keys and values for --json."""
+        """Totals, and the same by script, for --json."""
         scripts = {script: each.facts() for script, each in self.scripts.items()}
         return self.total.facts() | {"uncounted_rows": self.uncounted_rows, "scripts": scripts}
 
@@ -158,9 +158,9 @@ class ScriptCoverage:
                 )
             if lost and each.lost_share >= WARN_PROPORTION:
                 yield (
-                    f"{each.lost_share:.1%} of the tokens of {texts} are beyond the limit and in no vector: "
-                    f"{each.cut_share:.1%} of the texts were cut; split them, raise encoder.max_length where "
-                    "the encoder takes more, or use an encoder for longer texts"
+                    f"{each.lost_share:.1%} of the tokens of {texts} are beyond the encoder's limit and in "
+                    f"no vector: {each.cut_share:.1%} of the texts were cut; split them, raise "
+                    "encoder.max_length if the encoder allows it, or use an encoder for longer texts"
                 )
 
     def most_unknown_scripts(self) -> str:

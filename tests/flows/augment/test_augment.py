@@ -111,10 +111,10 @@ def test_models_in_one_worker_or_in_pools_of_their_own_give_the_same(
         assert row["variant_back"] == expected_shuffle(row)
         assert (row["reason_back"] == "too_long_for_model") == (row["variant_back"] is None)
     assert 0 < made.rates()["back"]["too_long_for_model"] < 400
-    assert [worked.title for worked in made.worked] == (
+    assert [worked.title for worked in made.model_work] == (
         ["back: shuffle a, shuffle b"] if together else ["back: shuffle a", "back: shuffle b"]
     )
-    assert sum(worked.stats.texts for worked in made.worked) == len(worked_on(tmp_path / "journal"))
+    assert sum(worked.stats.texts for worked in made.model_work) == len(worked_on(tmp_path / "journal"))
 
 
 def test_stage_with_several_outputs_gives_each_a_column(make_job: MakeJob, tmp_path: Path):

@@ -86,8 +86,8 @@ def test_models_work_one_after_the_other_on_pools_of_their_own(make_job: MakeJob
         make_job(ON_RAY, LENIENT, "augment.unit_rows=50", shuffles(tmp_path, together=False)), Stages()
     )
     assert all(row["variant_back"] == expected_shuffle(row) for row in rows_of(made).values())
-    assert [worked.title for worked in made.worked] == ["back: shuffle a", "back: shuffle b"]
-    assert sum(worked.stats.texts for worked in made.worked) == len(worked_on(tmp_path / "journal"))
+    assert [worked.title for worked in made.model_work] == ["back: shuffle a", "back: shuffle b"]
+    assert sum(worked.stats.texts for worked in made.model_work) == len(worked_on(tmp_path / "journal"))
 
 
 @pytest.mark.slow

@@ -179,6 +179,7 @@ def test_k_is_chosen_on_rows_held_out_and_the_report_shows_the_curve(night: Call
 def test_rows_held_out_do_not_depend_on_how_they_lie_in_units(
     night: Callable[..., NightOutcome], root: Path, encoder: Path
 ):
+    night()
     manifest = open_releases(make(root, encoder)).current()
     assert manifest is not None
     source = LiveRows(open_store(root / "releases"), manifest.space_id, "id")

@@ -22,8 +22,8 @@ def still_s(board: Board, clock: Clock, seconds: int) -> float:
     """Return the seconds without progress of the only item, after `seconds` looks, one per second."""
     for _ in range(seconds):
         clock.now += 1.0
-        look = board.look("call")
-    (at_work,) = look.at_work
+        status = board.status("call")
+    (at_work,) = status.at_work
     assert (at_work.item, at_work.worker) == (3, WORKER)
     return at_work.still_s
 
@@ -37,7 +37,7 @@ def clock() -> Clock:
 def board(clock: Clock) -> Board:
     """A board at which item 3 has just begun."""
     board = Board(clock)
-    board.look("call")
+    board.status("call")
     board.begin("call", 3, WORKER)
     return board
 
@@ -78,11 +78,11 @@ def test_a_transfer_under_way_is_progress_whether_rows_are_counted_or_not(board:
 def test_a_worker_without_signs_of_life_is_known_whatever_the_slowest_item_took(board: Board, clock: Clock):
     board.end("call", 3)
     board.begin("call", 4, WORKER)
-    looks = [board.look("call").at_work for clock.now in (1.0, 2.0, 3.0)]
+    looks = [board.status("call").at_work for clock.now in (1.0, 2.0, 3.0)]
     assert [each.silent_s for (each,) in looks] == [1.0, 2.0, 3.0]
     board.sign("call", 4, WORKER, busy=False)
     clock.now = 4.0
-    (at_work,) = board.look("call").at_work
+    (at_work,) = board.status("call").at_work
     assert (at_work.still_s, at_work.silent_s) == (4.0, 1.0)
 
 
@@ -94,7 +94,7 @@ def test_an_item_that_begins_again_counts_from_then(board: Board, clock: Clock):
 
 def test_a_board_that_was_restarted_hears_of_items_at_work_by_their_signs(clock: Clock):
     board = Board(clock)
-    board.look("call")
+    board.status("call")
     board.sign("call", 3, WORKER, busy=False)
     assert still_s(board, clock, 4) == 4
 
@@ -102,9 +102,9 @@ def test_a_board_that_was_restarted_hears_of_items_at_work_by_their_signs(clock:
 def test_the_slowest_item_that_is_done_sets_the_limit(board: Board, clock: Clock):
     clock.now += 40.0
     board.end("call", 3)
-    look = board.look("call")
-    assert (look.at_work, look.slowest_s) == ((), 40.0)
-    assert longest_s(look.slowest_s, patience_s=100.0) == 400.0
+    status = board.status("call")
+    assert (status.at_work, status.slowest_s) == ((), 40.0)
+    assert longest_s(status.slowest_s, patience_s=100.0) == 400.0
     assert longest_s(1.0, patience_s=100.0) == 100.0
 
 
