@@ -35,14 +35,14 @@ class IndexInput:
         dead: rows of the units that are left out.
         transform: applied to every vector and query (default: none).
         dim: dimension of the stored vectors.
-        asked_before: queries of the previous release, if this index replaces its index.
+        previous_queries: queries of the previous release, if this index replaces its index.
     """
 
     units: tuple[PlacedUnit, ...]
     dead: FileRef | None
     transform: Transform | None
     dim: int
-    asked_before: FileRef | None = None
+    previous_queries: FileRef | None = None
 
     def plan(self, rows: int, settings: IndexSettings) -> IndexPlan:
         """Plan the index for this number of live rows."""
@@ -65,10 +65,10 @@ def build_index(run: Run, vectors: IndexInput) -> BuiltIndex:
         "plan": plan.model_dump(mode="json"),
         "shards": count,
     }
-    if vectors.asked_before:
-        identity["asked_before"] = vectors.asked_before.sha256
+    if vectors.previous_queries:
+        identity["asked_before"] = vectors.previous_queries.sha256
     work = f"indexes/work/{digest_of(identity)[:24]}"
-    build = Build(source, plan, job.index, job.gates, transform, work, vectors.asked_before)
+    build = Build(source, plan, job.index, job.gates, transform, work, vectors.previous_queries)
     done = f"{work}/built.json"
     if built := BuiltIndex.load_complete(store, done):
         return built

@@ -28,10 +28,10 @@ from pipeline.index.plan import GIB, IndexPlan
 from pipeline.store.manifest import Choice, ReleaseManifest
 from pipeline.store.stored import FileRef, Stored
 
-Built = tuple[BuiltIndex, tuple[Choice, ...]]
+BuiltWithChoices = tuple[BuiltIndex, tuple[Choice, ...]]
 
 
-def extend_index(run: Run, vectors: IndexInput, before: ReleaseManifest) -> Built:
+def extend_index(run: Run, vectors: IndexInput, before: ReleaseManifest) -> BuiltWithChoices:
     """Make tonight's index from that of release `before`. Work that an earlier run finished is not repeated.
 
     Args:
@@ -51,9 +51,9 @@ def extend_index(run: Run, vectors: IndexInput, before: ReleaseManifest) -> Buil
     ordered = replace(vectors, units=tuple(sorted(vectors.units, key=lambda placed: placed.ordinal)))
     source = LiveRows(run.store, space_id, run.job.corpus.id, vectors.dead)
     try:
-        return _Extending(run, ordered, source, before).extended()
+        return _Extender(run, ordered, source, before).extend()
     except _Rebuild as rebuild:
-        return build_index(run, replace(ordered, asked_before=before.index.queries)), rebuild.choices
+        return build_index(run, replace(ordered, previous_queries=before.index.queries)), rebuild.choices
 
 
 class _Rebuild(Exception):
@@ -63,21 +63,23 @@ class _Rebuild(Exception):
         self.choices = choices
 
 
-class _Extended(Stored):
-    """A finished extension, which a later run loads."""
+class _ExtensionRecord(Stored):
+    """Record of a finished extension, which a later run loads."""
 
     built: BuiltIndex
     truth: Choice
 
 
 @dataclass(frozen=True)
-class _Extending:
+class _Extender:
+    """Extension of the index of release `before` to tonight's vectors."""
+
     run: Run
     vectors: IndexInput
     source: LiveRows
     before: ReleaseManifest
 
-    def extended(self) -> Built:
+    def extend(self) -> BuiltWithChoices:
         """Extend the index. Raises _Rebuild as soon as a rule asks for it, the cheapest rules first."""
         before, vectors, settings = self.before, self.vectors, self.run.job.index
         self._check_manifest()
@@ -85,43 +87,46 @@ class _Extending:
         surveyed = self.run.workers.run(Survey(self.source, before, work), vectors.units, Pool(1))
         plan = vectors.plan(surveyed.rows, settings)
         self._check_rows(surveyed, plan)
-        apart = rules.stands_apart(plan, before.index, settings.rewrite_gib)
-        checks = [rules.training(before.index, surveyed.rows, None)]
-        if apart:
+        delta_reason = rules.delta_reason(plan, before.index, settings.rewrite_gib)
+        checks = [rules.quantizer_fit(before.index, surveyed.rows, None)]
+        if delta_reason:
             checks.append(rules.compaction(surveyed.delta, surveyed.tombstone_rows, surveyed.rows))
         _rebuild_if_asked(checks)
         extension = self._extension(surveyed, plan, work)
         path = f"{work}/extended.json"
-        found = made_once(self.run.store, path, _Extended, lambda: self._made(extension, bool(apart)))
-        checks[0] = rules.training(before.index, surveyed.rows, found.built.measured)
+        found = made_once(
+            self.run.store, path, _ExtensionRecord, lambda: self._make(extension, bool(delta_reason))
+        )
+        checks[0] = rules.quantizer_fit(before.index, surveyed.rows, found.built.measured)
         _rebuild_if_asked(checks[:1])
-        return found.built, (self._form(extension, found.built, apart), *checks, found.truth)
+        return found.built, (self._describe(extension, found.built, delta_reason), *checks, found.truth)
 
     def _check_manifest(self) -> None:
         """Apply the rules that need only the manifest and the sizes of files."""
         before, index, vectors, store = self.before, self.before.index, self.vectors, self.run.store
-        other = rules.other_settings(self.run.job, before, vectors.transform, vectors.dim)
-        if other := other or rules.other_units(vectors.units, before):
+        other = rules.changed_settings(self.run.job, before, vectors.transform, vectors.dim)
+        if other := other or rules.changed_units(vectors.units, before):
             raise _Rebuild(other)
-        small = index.trained, index.queries, index.truth
-        if None in small or "fingerprint" not in index.settings:
-            reason = f"release {before.release} was published by a version that kept no training"
-            raise _Rebuild(rules.unusable(reason))
-        for file in filter(None, (*index.files, *before.ids, *small, before.tombstones)):
+        training_files = index.trained, index.queries, index.truth
+        if None in training_files or "fingerprint" not in index.settings:
+            reason = f"release {before.release} was published by a version that did not store the training"
+            raise _Rebuild(rules.unusable_files(reason))
+        for file in filter(None, (*index.files, *before.ids, *training_files, before.tombstones)):
             if (size := store.size(file.path)) is None:
-                raise _Rebuild(rules.unusable(f"{file.path} is gone"))
+                raise _Rebuild(rules.unusable_files(f"{file.path} is gone"))
             if size != file.bytes:
                 reason = f"{file.path} has {size:,} bytes instead of {file.bytes:,}"
-                raise _Rebuild(rules.unusable(reason))
+                raise _Rebuild(rules.unusable_files(reason))
 
     def _check_rows(self, surveyed: Surveyed, plan: IndexPlan) -> None:
         """Apply the rules that need tonight's rows."""
         index, rows = self.before.index, self.before.rows
         if surveyed.unusable:
-            raise _Rebuild(rules.unusable(surveyed.unusable))
+            raise _Rebuild(rules.unusable_files(surveyed.unusable))
         if surveyed.revived:
-            raise _Rebuild(rules.unusable(f"{surveyed.revived:,} rows that it has taken out are live again"))
-        if why := rules.turnover(rows - surveyed.gone.rows, rows) or rules.other_kind(plan, index):
+            reason = f"{surveyed.revived:,} rows that were removed from it are live again"
+            raise _Rebuild(rules.unusable_files(reason))
+        if why := rules.turnover(rows - surveyed.gone.rows, rows) or rules.changed_kind(plan, index):
             raise _Rebuild(why)
 
     def _extension(self, surveyed: Surveyed, plan: IndexPlan, work: str) -> Extension:
@@ -133,8 +138,10 @@ class _Extending:
         }
         plan, transform = plan.model_copy(update=same), self.vectors.transform
         build = Build(self.source, plan, job.index, job.gates, transform, work, index.queries)
-        pairs = [pair for pair in zip(self.vectors.units, surveyed.live, strict=True) if pair[1]]
-        units, counts = zip(*pairs, strict=True)
+        live_units = [
+            (unit, live) for unit, live in zip(self.vectors.units, surveyed.live, strict=True) if live
+        ]
+        units, counts = zip(*live_units, strict=True)
         return Extension(build, self.before, surveyed, units, counts)
 
     def _work(self) -> str:
@@ -145,29 +152,29 @@ class _Extending:
         identity = index_identity(self.run.job, vectors.units, vectors.dead, vectors.transform)
         return f"indexes/work/{digest_of({**identity, 'before': before})[:24]}"
 
-    def _made(self, extension: Extension, apart: bool) -> _Extended:
+    def _make(self, extension: Extension, with_delta: bool) -> _ExtensionRecord:
         """Extend and measure the index. Raises _Rebuild if last night's files cannot be used."""
-        grown = self._beside(extension) if apart else self._in_place(extension)
+        grown = self._fill_delta(extension) if with_delta else self._change_in_place(extension)
         if grown.unusable:
-            raise _Rebuild(rules.unusable(grown.unusable))
-        measured, truth = self._measured(extension, grown)
+            raise _Rebuild(rules.unusable_files(grown.unusable))
+        measured, truth = self._measure(extension, grown)
         if measured.built is None:
-            raise _Rebuild(rules.unusable(measured.unusable))
-        return _Extended(built=measured.built, truth=truth)
+            raise _Rebuild(rules.unusable_files(measured.unusable))
+        return _ExtensionRecord(built=measured.built, truth=truth)
 
-    def _in_place(self, extension: Extension) -> Grown:
+    def _change_in_place(self, extension: Extension) -> Grown:
         rows = extension.rows_since(self.before.next_ordinal)
         with self.run.stages("extend", rows) as bar:
             grown = self.run.workers.run(GrowInPlace(extension), None, Pool(1))
             bar.reach(rows)
         return grown
 
-    def _beside(self, extension: Extension) -> Grown:
+    def _fill_delta(self, extension: Extension) -> Grown:
         """Fill the delta from all units after the base. Last night's delta is not reused."""
         since, build = self.before.index.base_ordinals, extension.build
         units, rows = extension.since(since), extension.rows_since(since)
         count = shard_count(self.run, build.plan, len(units))
-        # Another number of shards cuts the units otherwise, so each number has a directory of its own.
+        # Shards differ with their number, so each number has a directory of its own.
         build = replace(build, work=f"{build.work}/delta-{count}")
         task = FillShard(build, extension.trained)
         records = fill_shards(self.run, task, units, rows, count) if count else ()
@@ -176,32 +183,37 @@ class _Extending:
         drop_parts(self.run.store, records)
         return grown
 
-    def _measured(self, extension: Extension, grown: Grown) -> tuple[Measurement, Choice]:
-        """Measure with last night's rankings, or after a scan of all rows.
+    def _measure(self, extension: Extension, grown: Grown) -> tuple[Measurement, Choice]:
+        """Measure against exact neighbours: those of last night, updated, or those of a scan of all rows.
 
-        All rows are scanned if rankings have become too short, or if too many of the queries are dead.
+        All rows are scanned if, for some queries, too few of last night's neighbours are live, or if too many
+        queries are dead rows.
         """
-        workers, stale, bound = self.run.workers, extension.surveyed.dead_queries, rules.MOST_DEAD_QUERIES
+        workers, bound = self.run.workers, rules.MOST_DEAD_QUERIES
+        dead_queries = extension.surveyed.dead_queries
         queries, measured = extension.trained.queries, Measurement()
         with self.run.stages("measure"):
-            if stale <= bound:
+            if dead_queries <= bound:
                 measured = workers.run(MeasureGrown(extension, grown, queries), (), Pool(1))
             else:
                 queries = workers.run(SampleQueries(extension.build), self.vectors.units, Pool(1))
         numbers = {
-            "dead_queries": stale,
+            "dead_queries": dead_queries,
             "dead_queries_bound": bound,
             "short_queries": measured.short_queries,
         }
-        dead = f"{stale:.1%} of the queries' own rows are dead"
+        dead = f"{dead_queries:.1%} of the queries' own rows are dead"
         if measured.built or measured.unusable:
             sentence = f"exact neighbours are carried from last night; {dead} ({bound:.0%} at most)"
             return measured, Choice(what="index truth", chosen="carried", sentence=sentence, numbers=numbers)
-        short = f"{measured.short_queries} rankings had become too short" if measured.short_queries else dead
+        if measured.short_queries:
+            reason = f"{measured.short_queries} queries had too few live neighbours"
+        else:
+            reason = dead
         pieces = self._scan(extension, queries)
         with self.run.stages("measure"):
             measured = workers.run(MeasureGrown(extension, grown, queries), pieces, Pool(1))
-        sentence = f"all rows were searched for exact neighbours: {short}"
+        sentence = f"all rows were searched for exact neighbours: {reason}"
         return measured, Choice(what="index truth", chosen="scanned", sentence=sentence, numbers=numbers)
 
     def _scan(self, extension: Extension, queries: FileRef) -> tuple[FileRef, ...]:
@@ -212,7 +224,7 @@ class _Extending:
             bar.reach(rows)
         return pieces
 
-    def _form(self, extension: Extension, built: BuiltIndex, apart: str) -> Choice:
+    def _describe(self, extension: Extension, built: BuiltIndex, delta_reason: str) -> Choice:
         """Describe whether the index was changed in place or has two parts, and why."""
         surveyed, new = extension.surveyed, extension.rows_since(self.before.next_ordinal)
         gone, dead = surveyed.gone.rows, surveyed.tombstone_rows
@@ -225,11 +237,11 @@ class _Extending:
             "rewrite_bound_gib": self.run.job.index.rewrite_gib,
         }
         changed = f"{new:,} rows added, {gone:,} taken out"
-        if not apart:
+        if not delta_reason:
             sentence = f"last night's index, changed in place: {changed}"
             return Choice(what="index", chosen="in place", sentence=sentence, numbers=numbers)
         numbers |= {"delta_rows": surveyed.delta, "tombstones": dead}
-        sentence = f"base, delta and tombstones, since {apart}: {changed}"
+        sentence = f"base, delta and tombstones, since {delta_reason}: {changed}"
         sentence += f"; the delta has {surveyed.delta:,} rows, the base {dead:,} dead ones"
         return Choice(what="index", chosen="base and delta", sentence=sentence, numbers=numbers)
 

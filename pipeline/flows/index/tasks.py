@@ -44,7 +44,7 @@ class Build:
     transform: Transform | None
     work: str
     """directory of its parts, named by a digest of everything that determines the index"""
-    asked_before: FileRef | None = None
+    previous_queries: FileRef | None = None
     """queries of the previous release, if its index is rebuilt"""
 
     @property
@@ -123,10 +123,10 @@ def _dead_queries(build: Build, units: tuple[PlacedUnit, ...], count: int) -> tu
     rows; the others are dead rows of the remaining units.
     """
     gone, vectors = build.source.sample(units, count, "queries", dead=True)
-    if build.asked_before is None:
+    if build.previous_queries is None:
         return gone, vectors
     try:
-        before = load_queries(build.store, build.asked_before)
+        before = load_queries(build.store, build.previous_queries)
     except (FileNotFoundError, DataError):  # which may be why the index is rebuilt
         return gone, vectors
     died = np.flatnonzero(~build.source.holds(units, before.addresses))

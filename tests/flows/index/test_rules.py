@@ -87,7 +87,7 @@ def measured(imbalance: float = 1.2, recall: float = 0.96, near: Proportion | No
     [(0.40, 0.44, REBUILT), (0.84, 0.85, REBUILT), (0.84, 0.87, KEPT), (0.96, 0.97, KEPT)],
 )
 def test_an_index_that_loses_answers_near_dead_rows_is_built_anew(value, high, chosen):
-    choice = rules.training(INDEX, 1_000, measured(near=proportion(value, high)))
+    choice = rules.quantizer_fit(INDEX, 1_000, measured(near=proportion(value, high)))
     assert choice.chosen == chosen
     assert choice.numbers["recall_near_dead"] == value
     assert ("recall@10 near dead rows is" in choice.sentence) == (chosen == REBUILT)
@@ -110,9 +110,9 @@ def test_a_delta_beyond_a_tenth_or_tombstones_beyond_a_twentieth_are_compacted(d
 @pytest.mark.parametrize("factory", ["Flat", "HNSW32", "L2norm,Flat"])
 def test_an_index_without_a_quantizer_says_nothing_about_one(factory):
     index = INDEX.model_copy(update={"factory": factory, "settings": {}})
-    kept = rules.training(index, 1_000, measured())
-    assert kept.sentence == "Recall@10 of the extended index is 0.9600; it was 0.9600 when it was built."
-    lost = rules.training(index, 1_000, measured(recall=0.9))
+    kept = rules.quantizer_fit(index, 1_000, measured())
+    assert kept.sentence == "recall@10 of the extended index is 0.9600; it was 0.9600 when it was built"
+    lost = rules.quantizer_fit(index, 1_000, measured(recall=0.9))
     assert lost.chosen == rules.REBUILT
     assert lost.sentence.startswith("built anew: recall@10 fell")
 
@@ -127,7 +127,7 @@ def test_an_index_without_a_quantizer_says_nothing_about_one(factory):
     ],
 )
 def test_a_quantizer_that_no_longer_fits_is_trained_anew(imbalance, recall, chosen, words):
-    choice = rules.training(INDEX, 1_000, measured(imbalance, recall))
+    choice = rules.quantizer_fit(INDEX, 1_000, measured(imbalance, recall))
     assert (choice.what, choice.chosen) == ("index training", chosen)
     assert words in choice.sentence
     assert choice.numbers["imbalance"] == imbalance
@@ -139,9 +139,9 @@ def test_a_quantizer_that_no_longer_fits_is_trained_anew(imbalance, recall, chos
 @pytest.mark.parametrize(("rows", "chosen"), [(1_999, KEPT), (2_000, REBUILT), (501, KEPT), (500, REBUILT)])
 def test_rows_that_doubled_or_halved_want_another_number_of_lists(rows, chosen):
     for figures in (None, measured()):
-        assert rules.training(INDEX, rows, figures).chosen == chosen
+        assert rules.quantizer_fit(INDEX, rows, figures).chosen == chosen
     flat = INDEX.model_copy(update={"settings": {"nlist": 0}})
-    assert rules.training(flat, rows, None).chosen == KEPT  # there is no quantizer
+    assert rules.quantizer_fit(flat, rows, None).chosen == KEPT  # there is no quantizer
 
 
 @pytest.mark.parametrize(("kept", "fires"), [(500, False), (499, True), (0, True)])
@@ -165,7 +165,7 @@ def test_an_index_of_which_less_than_half_is_left_is_not_taken_apart(kept, fires
 def test_settings_that_shape_the_index_build_it_anew(section, change, word):
     before = manifest(Job())
     sections = {"index": IndexSettings, "gates": GateSettings}
-    choice = rules.other_settings(
+    choice = rules.changed_settings(
         Job.model_validate({section: sections[section](**change)}), before, None, 32
     )
     assert (choice is None) == (word is None)
@@ -173,11 +173,11 @@ def test_settings_that_shape_the_index_build_it_anew(section, change, word):
 
 
 def test_another_dimension_or_transform_builds_anew():
-    assert rules.other_settings(Job(), manifest(Job()), None, 32) is None
-    assert rules.other_settings(Job(), manifest(Job()), None, 31).numbers == {"dim": 31, "dim_before": 32}
+    assert rules.changed_settings(Job(), manifest(Job()), None, 32) is None
+    assert rules.changed_settings(Job(), manifest(Job()), None, 31).numbers == {"dim": 31, "dim_before": 32}
     assert (
-        "the transform is another one"
-        in rules.other_settings(Job(), manifest(Job(), transform_id="t"), None, 32).sentence
+        "the transform has changed"
+        in rules.changed_settings(Job(), manifest(Job(), transform_id="t"), None, 32).sentence
     )
 
 
@@ -189,7 +189,7 @@ def test_a_unit_in_an_old_place_must_be_the_old_one(ordinal, sha256, fires):
     placed = PlacedUnit(
         ordinal=ordinal, unit=UnitRecord(name="u", path="u", rows=10, bytes=1, sha256=sha256, space_id="s")
     )
-    assert (rules.other_units([placed], manifest(Job())) is not None) == fires
+    assert (rules.changed_units([placed], manifest(Job())) is not None) == fires
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_unit_in_an_old_place_must_be_the_old_one(ordinal, sha256, fires):
     ],
 )
 def test_auto_that_now_chooses_another_kind_builds_it(rows, settings, fires):
-    choice = rules.other_kind(plan_index(rows, 32, IndexSettings(**settings)), INDEX)
+    choice = rules.changed_kind(plan_index(rows, 32, IndexSettings(**settings)), INDEX)
     assert (choice is not None) == fires
 
 
@@ -212,8 +212,8 @@ def test_auto_that_now_chooses_another_kind_builds_it(rows, settings, fires):
     [
         ("ivf_flat", {}, 3.0, ""),
         ("ivf_flat", {}, 2.9, "3.0 GiB is larger than index.rewrite_gib (2.9)"),
-        ("hnsw", {}, 64.0, "cannot forget rows"),
-        ("IVF16,PQ4x4fs", {}, 64.0, "cannot forget rows"),
+        ("hnsw", {}, 64.0, "rows cannot be removed from"),
+        ("IVF16,PQ4x4fs", {}, 64.0, "rows cannot be removed from"),
         ("IVF16_HNSW8,Flat", {}, 64.0, ""),
         ("ivf_flat", {"parts": 2}, 64.0, "two parts"),
         ("ivf_flat", {"files": (FILE, FileRef(path="a.ivfdata", sha256=""))}, 64.0, "lists are on disk"),
@@ -221,6 +221,6 @@ def test_auto_that_now_chooses_another_kind_builds_it(rows, settings, fires):
 )
 def test_a_delta_is_put_beside_what_cannot_be_changed_in_place(kind, changes, gib, words):
     plan = plan_index(100_000, 32, IndexSettings(kind=kind))
-    found = rules.stands_apart(plan, INDEX.model_copy(update=changes), gib)
+    found = rules.delta_reason(plan, INDEX.model_copy(update=changes), gib)
     assert bool(found) == bool(words)
     assert words in found
