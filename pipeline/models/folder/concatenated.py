@@ -14,8 +14,8 @@ from pipeline.models.folder.modules import check_inside, read_json
 from pipeline.settings import EncoderSettings
 from pipeline.store.cache import digest_of_file
 
-PARTS = ("0_First", "1_Second")
-DESCRIBED = {"model_type": JOINED, "parts": list(PARTS)}
+PART_FOLDERS = ("0_First", "1_Second")
+JOINED_CONFIG = {"model_type": JOINED, "parts": list(PART_FOLDERS)}
 """config.json of such a folder; its model_type keeps other libraries from loading a part as the whole"""
 _CONFIG = "config.json"
 _READING = (

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pipeline.errors import ModelError
-from pipeline.models.folder.concatenated import DESCRIBED, PARTS
+from pipeline.models.folder.concatenated import JOINED_CONFIG, PART_FOLDERS
 from pipeline.models.folder.encoder_folder import ENDS_SENTENCES, MASKED, EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.modules import OWN_MODULES, read_json
@@ -29,12 +29,13 @@ from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.templates import add_tokens, wrap_tokenizer
 
 _WEIGHTS = "model.safetensors"
-# files that are written here, not copied from the starting folder
-_WRITTEN = ("config.json", "modules.json", "config_sentence_transformers.json")
+# files of the starting folder that are rewritten instead of copied
+_REWRITTEN = ("config.json", "modules.json", "config_sentence_transformers.json")
 _MODULES = "sentence_transformers.models."  # known to every version of that library, and to servers
-# kinds of modules -> classes of template_modules, in folders with mask pooling
-_OWN = {"Pooling": "MaskPooling", "Denoise": "Denoise"}
-_ONE_CONFIG = "sentence_bert_config.json"  # for every family, because it is the first name that is looked for
+# Classes of template_modules by the kind of module that they replace in folders with mask pooling.
+_TEMPLATE_CLASSES = {"Pooling": "MaskPooling", "Denoise": "Denoise"}
+# sentence-transformers looks for this name first, also in folders of other families than BERT.
+_ST_CONFIG = "sentence_bert_config.json"
 
 
 def save_folder(
@@ -58,32 +59,32 @@ def save_folder(
     Raises:
         ModelError: `path` exists.
     """
-    whole = merged(encoder)
-    return _published(path, lambda written: _write(whole, folder, written, head))
+    plain = merged(encoder)
+    return _create_folder(path, lambda scratch: _write(plain, folder, scratch, head))
 
 
 def save_joined(encoders: Sequence[TrainableEncoder], path: Path | str) -> EncoderFolder:
-    """Save encoders whose vectors are concatenated, each in a folder of its own, and open the whole.
+    """Save encoders whose vectors are concatenated, each in a folder of its own, and open the outer folder.
 
-    Every job opens it as one encoder; other libraries refuse the whole, and load each part.
+    Every job opens the outer folder as one encoder; other libraries refuse it, but load each inner folder.
 
     Raises:
         ModelError: `path` exists, or the encoders read texts differently.
     """
 
-    def write(written: Path) -> None:
-        for name, encoder in zip(PARTS, encoders, strict=True):
-            save_folder(encoder, encoder.folder, written / name)
-        write_json(written / "config.json", DESCRIBED)
+    def write(scratch: Path) -> None:
+        for name, encoder in zip(PART_FOLDERS, encoders, strict=True):
+            save_folder(encoder, encoder.folder, scratch / name)
+        write_json(scratch / "config.json", JOINED_CONFIG)
 
-    return _published(path, write)
+    return _create_folder(path, write)
 
 
-def _published(path: Path | str, write: Callable[[Path], None]) -> EncoderFolder:
+def _create_folder(path: Path | str, write: Callable[[Path], None]) -> EncoderFolder:
     """Create the folder at `path` through `write`, and open it. It appears complete or not at all."""
     target = Path(path).absolute()
     if target.exists():
-        raise ModelError(str(target), "a path that is free", "an existing one", "name another, or remove it")
+        raise ModelError(str(target), "a new path", "an existing one", "name another, or remove it")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
         written = Path(scratch) / target.name
@@ -105,66 +106,68 @@ def _write(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, head: Den
     if words:
         changed["vocab_size"] = max(map(len, words.values()))
     write_json(to / "config.json", dict(folder.config) | changed)
-    own = read_json(folder.beside_config(_ONE_CONFIG))
-    own.pop("processing_kwargs", None)  # because its max_length takes precedence over max_seq_length
-    own |= {"max_seq_length": folder.max_length, "do_lower_case": folder.lower}
-    write_json(to / _ONE_CONFIG, own | ({ENDS_SENTENCES: True} if folder.ends_sentences else {}))
-    write_json(to / "config_sentence_transformers.json", _prompts(folder))
+    config = read_json(folder.beside_config(_ST_CONFIG))
+    config.pop("processing_kwargs", None)  # because its max_length takes precedence over max_seq_length
+    config |= {"max_seq_length": folder.max_length, "do_lower_case": folder.lower}
+    write_json(to / _ST_CONFIG, config | ({ENDS_SENTENCES: True} if folder.ends_sentences else {}))
+    write_json(to / "config_sentence_transformers.json", _prompts_config(folder))
     _write_modules(encoder, folder, to, head)
 
 
 def _write_modules(
     encoder: TrainableEncoder, folder: EncoderFolder, to: Path, head: DenseModule | None
 ) -> None:
+    """Write modules.json, and a folder for each module after the transformer."""
     pooling, layers = _layers(encoder, head)
-    described = list(map(_described, layers))
-    kinds = ["Transformer", "Pooling", *(kind for kind, _ in described)]
+    configs = list(map(_layer_config, layers))
+    kinds = ["Transformer", "Pooling", *(kind for kind, _ in configs)]
     names = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds[1:], start=1))]
-    config = _pooling(pooling, encoder.backbone.width, folder.include_prompt)
+    types = {kind: _MODULES + kind for kind in kinds}
+    pooling_config = _pooling_config(pooling, encoder.backbone.width, folder.include_prompt)
     if folder.pooling == MASKED:
-        config["mask"] = folder.tokenizer().mask  # position of the template's mask
-    write_json(to / names[1] / "config.json", config)
-    for layer, name, (_, own) in zip(layers, names[2:], described, strict=True):
-        (to / name).mkdir()
-        if own:
-            write_json(to / name / "config.json", own)
-            _save_tensors(layer.state_dict(), to / name / _WEIGHTS)
-    types = [_MODULES + kind for kind in kinds]
-    if (
-        folder.pooling == MASKED
-    ):  # not in sentence-transformers, which loads this module of the folder instead
+        pooling_config["mask"] = folder.tokenizer().mask  # position of the template's mask
+        # sentence-transformers has no such modules, and loads them from this file of the folder
         shutil.copyfile(template_modules.__file__, to / f"{OWN_MODULES}.py")
-        types = [f"{OWN_MODULES}.{_OWN[kind]}" if kind in _OWN else _MODULES + kind for kind in kinds]
+        types |= {kind: f"{OWN_MODULES}.{name}" for kind, name in _TEMPLATE_CLASSES.items()}
+    write_json(to / names[1] / "config.json", pooling_config)
+    for layer, name, (_, config) in zip(layers, names[2:], configs, strict=True):
+        (to / name).mkdir()
+        if config:
+            write_json(to / name / "config.json", config)
+            _save_tensors(layer.state_dict(), to / name / _WEIGHTS)
     entries = [
-        {"idx": number, "name": str(number), "path": name, "type": kind}
-        for number, (name, kind) in enumerate(zip(names, types, strict=True))
+        {"idx": number, "name": str(number), "path": name, "type": types[kind]}
+        for number, (name, kind) in enumerate(zip(names, kinds, strict=True))
     ]
     write_json(to / "modules.json", entries)
 
 
 def _write_template(encoder: TrainableEncoder, folder: EncoderFolder, to: Path) -> dict[str, Tensor]:
-    """Make the tokenizer put texts into the template, and free vectors new words.
+    """Make the saved tokenizer wrap each text in the template.
+
+    Free vectors of a learned template become new words: tokens of the tokenizer and rows of the word table.
 
     Returns:
-        The word table with the new words, by its name; empty without free vectors.
+        The word table with the new rows, by its name in the checkpoint; empty without free vectors.
     """
     if folder.template is None:
         return {}
     if not isinstance(encoder, LearnedTemplate):
         wrap_tokenizer(to, *folder.tokenizer().around)
         return {}
-    new = add_tokens(to, encoder.free)
-    whole = tuple(encoder.translated(new).tolist())
-    wrap_tokenizer(to, whole[: len(encoder.frame.prefix)], whole[len(encoder.frame.prefix) :])
-    return {f"{WORDS_TABLE}.weight": encoder.words.with_rows_at(new)}
+    new_ids = add_tokens(to, encoder.free_vectors)
+    template, before = tuple(encoder.template_ids(new_ids).tolist()), len(encoder.frame.prefix)
+    wrap_tokenizer(to, template[:before], template[before:])
+    return {f"{WORDS_TABLE}.weight": encoder.words.table_with(new_ids)}
 
 
 def _write_weights(
     encoder: TrainableEncoder, folder: EncoderFolder, to: Path, words: Mapping[str, Tensor]
 ) -> None:
-    """Write the weights under the names of the checkpoint.
+    """Write the weights under their names in the checkpoint that the encoder was loaded from.
 
-    Its other weights, such as a pooler, are not changed. `words` replaces the backbone's word table.
+    Weights of the checkpoint that the encoder does not have, such as a pooler, are copied. `words` replaces
+    the backbone's word table.
     """
     if isinstance(encoder.backbone, PaddedBackbone):
         encoder.backbone.model.save_pretrained(to, max_shard_size="1000GB")  # one file
@@ -192,22 +195,22 @@ def _copy_tokenizer(folder: EncoderFolder, to: Path) -> None:
     """Copy the tokenizer, and other files in the folder of config.json that loading needs."""
     for name in set(folder.files) - set(folder.weights):
         file = Path(name)
-        written = file.name in _WRITTEN or file.match("sentence_*_config.json")
-        if file.parent == Path(folder.transformer) and not written:
+        rewritten = file.name in _REWRITTEN or file.match("sentence_*_config.json")
+        if file.parent == Path(folder.transformer) and not rewritten:
             shutil.copyfile(folder.file(name), to / file.name)
 
 
-def _prompts(folder: EncoderFolder) -> dict[str, Any]:
+def _prompts_config(folder: EncoderFolder) -> dict[str, Any]:
     """Return config_sentence_transformers.json, with the prompts of the settings if they differ."""
-    own = read_json(folder.path / "config_sentence_transformers.json") or {
+    config = read_json(folder.path / "config_sentence_transformers.json") or {
         "prompts": {},
         "default_prompt_name": None,
         "similarity_fn_name": "cosine",
     }
-    plain = open_folder(EncoderSettings(path=str(folder.path)))
-    if (plain.prompt, plain.query_prompt) == (folder.prompt, folder.query_prompt):
-        return own
-    return own | {
+    without_settings = open_folder(EncoderSettings(path=str(folder.path)))
+    if (without_settings.prompt, without_settings.query_prompt) == (folder.prompt, folder.query_prompt):
+        return config
+    return config | {
         "prompts": {"document": folder.prompt, "query": folder.query_prompt},
         "default_prompt_name": "document" if folder.prompt else None,
     }
@@ -228,16 +231,16 @@ def _layers(
             "train with one pooling",
         )
     denoising = encoder.denoising() if isinstance(encoder, PromptedEncoder) else None
-    # config_sentence_transformers.json has the dimensions of a cut
+    # A cut is not a module: config_sentence_transformers.json has the number of dimensions.
     layers = [layer for layer in layers if not isinstance(layer, CutModule)]
     return pooling, [layer for layer in (denoising, *layers, head) if layer is not None]
 
 
-def _pooling(pooling: Sequence[str], width: int, include_prompt: bool) -> dict[str, Any]:
+def _pooling_config(pooling: Sequence[str], width: int, include_prompt: bool) -> dict[str, Any]:
     """Return the config of the pooling.
 
-    It has flags, which every version of sentence-transformers and servers read; or a list, if flags lose the
-    order or if there is none.
+    It has a flag for each mode, which every version of sentence-transformers and servers read. If a mode has
+    no flag, or the order of the modes is not that of the flags, it has a list of modes instead.
     """
     config: dict[str, Any] = {"word_embedding_dimension": width, "include_prompt": include_prompt}
     if list(pooling) == [mode for mode in ST_FLAGS.values() if mode in pooling]:
@@ -245,7 +248,7 @@ def _pooling(pooling: Sequence[str], width: int, include_prompt: bool) -> dict[s
     return config | {"pooling_mode": [POOLINGS[mode].st_name or mode for mode in pooling]}
 
 
-def _described(layer: torch.nn.Module) -> tuple[str, dict[str, Any]]:
+def _layer_config(layer: torch.nn.Module) -> tuple[str, dict[str, Any]]:
     """Return the kind of a module, and its config; empty for a module without weights."""
     if isinstance(layer, DenseModule):
         dense = layer.described

@@ -36,7 +36,7 @@ class LearnedWords(nn.Embedding):
         words = F.embedding(ids.clamp(max=self.num_embeddings - 1), self.weight, self.padding_idx)
         return torch.where((new >= 0)[:, None], F.embedding(new.clamp(min=0), self.added), words)
 
-    def with_rows_at(self, ids: Sequence[int]) -> Tensor:
+    def table_with(self, ids: Sequence[int]) -> Tensor:
         """Return one table that has the added rows at these ids."""
         whole = F.pad(self.weight.detach(), (0, 0, 0, max(0, max(ids, default=-1) + 1 - self.num_embeddings)))
         whole[list(ids)] = self.added.detach()
@@ -78,7 +78,7 @@ class LearnedTemplate(PromptedEncoder):
         if not isinstance(table, LearnedWords):
             table = LearnedWords(table, ids[self._free].tolist())
             self.backbone.get_submodule("embeddings").word_embeddings = table
-        self._ids = self.translated(range(table.num_embeddings, table.num_embeddings + len(self._free)))
+        self._ids = self.template_ids(range(table.num_embeddings, table.num_embeddings + len(self._free)))
 
     @property
     def words(self) -> LearnedWords:
@@ -94,13 +94,13 @@ class LearnedTemplate(PromptedEncoder):
         ids[tokens.around] = np.tile(self._ids, len(tokens))
         return super().pooled(replace(tokens, ids=ids), positions=positions, at_embedding=at_embedding)
 
-    def translated(self, ids: Sequence[int]) -> np.ndarray:
+    def template_ids(self, ids: Sequence[int]) -> np.ndarray:
         """Return (template,) ids of the whole template, with one of `ids` in place of each of its words."""
         whole = np.array([*self.frame.prefix, *self.frame.suffix], np.int32)
         whole[self._free] = ids
         return whole
 
     @property
-    def free(self) -> int:
+    def free_vectors(self) -> int:
         """Number of free vectors."""
         return len(self._free)

@@ -134,5 +134,5 @@ def test_parts_that_read_texts_differently_are_refused(joined: EncoderFolder, tm
 
 
 def test_a_place_that_is_taken_is_left_alone(pair: Pair, joined: EncoderFolder):
-    with pytest.raises(ModelError, match="a path that is free"):
+    with pytest.raises(ModelError, match="a new path"):
         save_joined(pair, joined.path)

@@ -523,7 +523,7 @@ def test_the_folder_is_whole_or_not_there_and_nothing_is_overwritten(folders, tm
     folder = opened(folders["bert"])
     encoder = load_trainable(folder)
     (tmp_path / "taken").mkdir()
-    with pytest.raises(ModelError, match="a path that is free"):
+    with pytest.raises(ModelError, match="a new path"):
         save_folder(encoder, folder, tmp_path / "taken")
     with pytest.raises(FileNotFoundError):
         save_folder(encoder, replace(folder, files={**folder.files, "gone.txt": "0"}), tmp_path / "torn")

@@ -54,7 +54,7 @@ def test_its_vectors_alone_are_trained_and_words_of_a_text_are_others(folders):
     ]
     vectors(encoder).square().sum().backward()
     added = encoder.words.added
-    assert added.shape == (encoder.free, 48)
+    assert added.shape == (encoder.free_vectors, 48)
     assert (added.grad.abs().sum(1) > 0).all()
     before = vectors(encoder).detach()
     with torch.no_grad():
@@ -78,9 +78,9 @@ def test_the_saved_folder_has_new_words_and_equals_the_encoder_and_transformers(
     found = load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(ALL)
     np.testing.assert_allclose(found[: len(TEXTS)], expected, atol=1e-5)
     library = tokenizers.Tokenizer.from_file(str(saved.path / "tokenizer.json"))
-    assert library.get_vocab_size() == own.get_vocab_size() + encoder.free
+    assert library.get_vocab_size() == own.get_vocab_size() + encoder.free_vectors
     assert set(library.get_vocab()) - set(own.get_vocab()) == {
-        f"[template {number}]" for number in range(encoder.free)
+        f"[template {number}]" for number in range(encoder.free_vectors)
     }
     trusting = SentenceTransformer(str(saved.path), device="cpu", trust_remote_code=True)
     np.testing.assert_allclose(trusting.encode(ALL), found, atol=1e-5)
