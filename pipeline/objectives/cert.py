@@ -112,7 +112,7 @@ class Cert(Objective):
         self._follow(self.slow_head, self.head)
 
     def warnings(self) -> list[str]:
-        if len(self.columns) == 2 or self.encoder.backbone.drops:
+        if len(self.columns) == 2 or self.encoder.backbone.has_dropout:
             return []
         return [
             "cert: the encoder has no dropout, so that both views of a text differ by the momentum alone; "

@@ -87,7 +87,7 @@ class Consert(Objective):
         return Loss.of(nt_xent=value)
 
     def warnings(self) -> list[str]:
-        if self.kinds != ("none", "none") or self.encoder.backbone.drops:
+        if self.kinds != ("none", "none") or self.encoder.backbone.has_dropout:
             return []
         return [
             "consert: the encoder has no dropout and both views are none, so that they are equal and "
@@ -115,7 +115,7 @@ class Consert(Objective):
         return View(
             self.encoder,
             tokens,
-            at_embedding=probe.uphill(loss, self.noise),
+            at_embedding=probe.ascent_step(loss, self.noise),
             whole_batch_reason="the adversarial view needs the gradient of all rows at the embeddings "
             "before any of them is encoded",
         )

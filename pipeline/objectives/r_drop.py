@@ -41,7 +41,7 @@ class RDrop(Classification):
         return 2 * tuple(super().views(batch))
 
     def warnings(self) -> list[str]:
-        if self.encoder.backbone.drops:
+        if self.encoder.backbone.has_dropout:
             return []
         return [
             "r_drop: the encoder has no dropout, so that both passes are equal, and the result is that of "

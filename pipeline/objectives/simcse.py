@@ -43,7 +43,7 @@ class SimCSE(HeadedContrast):
         return super().loss((reps[0], reps[-1]), batch)
 
     def warnings(self) -> list[str]:
-        if self.masks == "own" and self.encoder.backbone.drops:
+        if self.masks == "own" and self.encoder.backbone.has_dropout:
             return []
         found, remedy = "the encoder has no dropout", "train.dropout"
         if self.masks == "shared":

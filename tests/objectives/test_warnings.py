@@ -22,7 +22,7 @@ def encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_equal_views_without_dropout_are_warned_about(name: str, encoder: TrainableEncoder):
     found = OBJECTIVES[name](encoder, **CASES[name]).warnings()
     assert [f"{name}: " in warning and "train.dropout" in warning for warning in found] == [True] * (
-        not encoder.backbone.drops
+        not encoder.backbone.has_dropout
     )
 
 

@@ -60,7 +60,7 @@ class Backbone(nn.Module):
         raise NotImplementedError
 
     @property
-    def drops(self) -> bool:
+    def has_dropout(self) -> bool:
         """True if two passes over one text differ in train()."""
         return any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.modules())
 

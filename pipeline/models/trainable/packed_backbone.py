@@ -145,9 +145,9 @@ class PackedBackbone(Backbone):
         return self._part("word_embeddings").weight
 
     @property
-    def drops(self) -> bool:
+    def has_dropout(self) -> bool:
         """True if two passes over one text differ in train()."""
-        return super().drops or any(rate > 0 for rate in astuple(self._rates))
+        return super().has_dropout or any(rate > 0 for rate in astuple(self._rates))
 
     def compile_layers(self) -> None:
         """Compile the operations between the matrix products of every layer."""

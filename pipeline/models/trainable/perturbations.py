@@ -132,7 +132,7 @@ class Probe:
         self.leaf, self.where = x.detach().requires_grad_(), where
         return self.leaf
 
-    def uphill(self, loss: Tensor, epsilon: float) -> "Shift":
+    def ascent_step(self, loss: Tensor, epsilon: float) -> "Shift":
         """Return a step of length epsilon for each token, in the direction in which the loss rises most."""
         (gradient,) = torch.autograd.grad(loss, self.leaf)
         rows = gradient[self.where.indices]

@@ -170,7 +170,7 @@ class RecurrentBackbone(Backbone):
         return {number: states[number] for number in request.wanted}, where
 
     @property
-    def drops(self) -> bool:
+    def has_dropout(self) -> bool:
         """True if two passes over one text differ in train()."""
         return self.shape.dropout > 0
 

@@ -136,7 +136,7 @@ def test_a_step_uphill_has_its_length_at_every_token_and_raises_the_loss(folder:
 
     probe, seen = Probe(), []
     before = cost(encoder(tokens, at_embedding=probe))
-    step = probe.uphill(before, 1e-4)
+    step = probe.ascent_step(before, 1e-4)
     torch.testing.assert_close(
         step.by.norm(dim=1), torch.full((18,), 1e-4, dtype=torch.float64), rtol=1e-6, atol=0
     )
