@@ -40,7 +40,7 @@ class Augmented(Manifest):
         for folder in set().union(*self.makings.values()):
             paths = (PurePosixPath(entry.path) for entry in store.list(folder))
             needed |= {str(path) for path in paths if path.name[:24] in units}
-        return needed | corpus.paths()
+        return needed | {file.path for file in corpus.references()}
 
 
 @dataclass(frozen=True)

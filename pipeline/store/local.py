@@ -66,9 +66,8 @@ class LocalStore(Store):
         return self._entry(file) if file.is_file() else None
 
     def list(self, prefix: str = "", suffix: str = "") -> list[Entry]:
-        top = self._absolute(prefix) if prefix else Path(self.uri)
         entries = []
-        for directory, folders, names in os.walk(top):
+        for directory, folders, names in os.walk(self._absolute(prefix) if prefix else self.uri):
             folders[:] = [folder for folder in folders if not folder.startswith(PARTIAL)]
             entries += [
                 self._entry(Path(directory, name))

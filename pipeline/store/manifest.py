@@ -151,10 +151,6 @@ class ReleaseManifest(Stored):
         """sha256 of the content except the release number; it names a candidate."""
         return digest_of(self.model_dump(mode="json", exclude={"release"}))
 
-    def paths(self) -> set[str]:
-        """Return the paths of `references`."""
-        return {file.path for file in self.references()}
-
 
 def manifest_path(number: int) -> str:
     """Return the path of the manifest of release `number`."""

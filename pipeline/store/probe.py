@@ -36,8 +36,11 @@ def check_store(store: Store, *, creates_once: bool) -> None:
                 store.uri, "files that are read back as written", "other bytes", "check the store"
             )
         store.delete(path)
-        once = store.create(path, b"first") and not store.create(path, b"second")
-        once = once and store.read(path) == b"first"
+        once = (
+            store.create(path, b"first")
+            and not store.create(path, b"second")
+            and store.read(path) == b"first"
+        )
         store.delete(path)
         if store.exists(path):
             raise ConfigError(store.uri, "a deleted file to be gone", "it still exists", "check the store")

@@ -156,6 +156,5 @@ def _files(releases: Releases, manifest: ReleaseManifest) -> set[str]:
     paths = {manifest_path(number), report_path(number), f"releases/{number:08d}/summary.json"}
     paths |= {file.path for file in files_of(releases.store, manifest)}
     if manifest.transform_id:
-        whitened = releases.store.list(f"units/whitened/{manifest.transform_id[:16]}")
-        paths |= {entry.path for entry in whitened}
+        paths |= {entry.path for entry in releases.store.list(f"units/whitened/{manifest.transform_id[:16]}")}
     return paths

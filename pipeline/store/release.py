@@ -204,8 +204,14 @@ class Releases:
         self, of: Commit, kind: Literal["rollback", "hold", "unhold"], reason: str = ""
     ) -> Commit | None:
         """Commit the release of commit `of` once more. Returns None if another commit took the number."""
-        update = {"commit": self.commits.next_number(), "kind": kind, "committed_at": now(), "reason": reason}
-        commit = of.model_copy(update=update)
+        commit = of.model_copy(
+            update={
+                "commit": self.commits.next_number(),
+                "kind": kind,
+                "committed_at": now(),
+                "reason": reason,
+            }
+        )
         return commit if self.commits.create(commit) else None
 
     def _refuse_change(self, number: int) -> None:

@@ -70,9 +70,8 @@ class ObjectStore(Store):
                 return False
             return True
 
-        created = retrying(attempt, self.uri_of(path))
         # An earlier attempt may have stored the object and lost the response: then the object is ours.
-        return created or (attempts > 1 and self.read(path) == data)
+        return retrying(attempt, self.uri_of(path)) or (attempts > 1 and self.read(path) == data)
 
     def put(self, local: Path, path: str) -> None:
         retrying(

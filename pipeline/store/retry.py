@@ -114,9 +114,11 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(error, _FINAL):
         return False
     code, status = answer_of(error)
-    if status in _AGAIN or isinstance(error, (ConnectionError, TimeoutError)):
-        return True
-    if isinstance(error, OSError) and error.errno in _NUMBERS:
+    if (
+        status in _AGAIN
+        or isinstance(error, (ConnectionError, TimeoutError))
+        or (isinstance(error, OSError) and error.errno in _NUMBERS)
+    ):
         return True
     text = f"{type(error).__name__} {code} {error}".lower()
     return type(error).__module__.split(".")[0] in _LIBRARIES and any(word in text for word in _WORDS)

@@ -39,9 +39,6 @@ class _Content:
     piece: Callable[[int, int], bytes]
     """piece(start, end) returns the bytes from start to end; must be thread-safe"""
 
-    def ranges(self) -> list[tuple[int, int]]:
-        return _ranges(self.size, max(_PART, -(-self.size // _MAX_PARTS)))
-
 
 class S3Store(ObjectStore):
     """A prefix of a bucket.
@@ -103,12 +100,12 @@ class S3Store(ObjectStore):
 
     def sweep(self, before: float) -> int:
         """Abort uploads that killed writers began `before`. Returns 0: S3 does not report the bytes freed."""
-        page = self._call("list_multipart_uploads", self.uri, Prefix=self._below)
-        for upload in page.get("Uploads", ()):
+        for upload in self._call("list_multipart_uploads", self.uri, Prefix=self._below).get("Uploads", ()):
             if upload["Initiated"].timestamp() < before:
-                named = {name: upload[name] for name in ("Key", "UploadId")}
                 with contextlib.suppress(FileNotFoundError):
-                    self._call("abort_multipart_upload", self.uri, **named)
+                    self._call(
+                        "abort_multipart_upload", self.uri, Key=upload["Key"], UploadId=upload["UploadId"]
+                    )
         return 0
 
     def _store(self, path: str, content: _Content, *, once: bool) -> bool:
@@ -141,8 +138,9 @@ class S3Store(ObjectStore):
             answer = self._call_on(path, "upload_part", UploadId=upload, PartNumber=number, Body=piece)
             return {"PartNumber": number, "ETag": answer["ETag"]}
 
+        ranges = _ranges(content.size, max(_PART, -(-content.size // _MAX_PARTS)))
         try:
-            parts = {"Parts": in_threads(send, enumerate(content.ranges(), 1), _MAX_PARTS_AT_ONCE)}
+            parts = {"Parts": in_threads(send, enumerate(ranges, 1), _MAX_PARTS_AT_ONCE)}
             self._call_on(
                 path, "complete_multipart_upload", UploadId=upload, MultipartUpload=parts, **condition
             )

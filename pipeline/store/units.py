@@ -128,10 +128,6 @@ class Corpus(Stored):
         """The first ordinal after those of the units."""
         return max((unit.ordinal for unit in self.units), default=-1) + 1
 
-    def paths(self) -> set[str]:
-        """Return the paths of `references`."""
-        return {reference.path for reference in self.references()}
-
 
 class Manifest(Stored):
     """The units that one stage made, in order, and the ids of its inputs."""

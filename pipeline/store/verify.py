@@ -35,9 +35,9 @@ class Fault(NamedTuple):
         return self.expected.startswith("sha256")
 
     def __str__(self) -> str:
-        if self.found is None:
-            return f"{self.path} is gone"
-        return f"{self.path} has {self.found} instead of {self.expected}"
+        return f"{self.path} " + (
+            "is gone" if self.missing else f"has {self.found} instead of {self.expected}"
+        )
 
 
 def files_of(store: Store, manifest: ReleaseManifest) -> tuple[FileRef, ...]:
@@ -71,10 +71,11 @@ def size_faults(store: Store, manifest: ReleaseManifest) -> list[Fault]:
     folders = sorted({str(PurePosixPath(file.path).parent) for file in needed} - {"."})
     sizes = {entry.path: entry.size for found in in_threads(store.list, folders) for entry in found}
 
-    def size_of(path: str) -> int | None:
-        return sizes[path] if path in sizes else store.size(path)
-
-    return sorted(filter(None, (_size_fault(file, size_of(file.path)) for file in needed)))
+    faults = (
+        _size_fault(file, sizes[file.path] if file.path in sizes else store.size(file.path))
+        for file in needed
+    )
+    return sorted(filter(None, faults))
 
 
 def check_files(store: Store, files: Iterable[FileRef]) -> None:

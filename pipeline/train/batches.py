@@ -36,11 +36,10 @@ def batches(
 
 
 def _batch(rows: RankRows, tokenize: Tokenize, peers: Peers) -> Batch:
-    texts = [str(text) for role in TEXTS for text in rows.columns.get(role, ())]
     return Batch(
         rows.columns,
         rows.rows,
-        _Tokenized(tokenize, texts),
+        _Tokenized(tokenize, [str(text) for role in TEXTS for text in rows.columns.get(role, ())]),
         peers,
         rows.false_negatives,
         source=rows.source,

@@ -60,9 +60,9 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
     def due(self, step: int) -> bool:
         """Return True if a checkpoint is due after this step, by its number or the first rank's clock."""
         steps, minutes = self._settings.steps, self._settings.minutes
-        if steps is not None and step % steps == 0:
-            return True
-        return minutes is not None and _from_first_rank(time.monotonic() - self._saved_at > 60 * minutes)
+        return (steps is not None and step % steps == 0) or (
+            minutes is not None and _from_first_rank(time.monotonic() - self._saved_at > 60 * minutes)
+        )
 
     def save(self, step: int, state: dict[str, Any], figure: float | None = None) -> None:
         """Write the state in a thread; the caller must not modify it any more.

@@ -143,8 +143,7 @@ class FlowFit:
         """Restore the state written by `to_bytes`; DataError if the file is damaged."""
         tensors, header = unpack(checkpoint, "losses", kind=_KIND)
         values = {name: torch.from_numpy(tensor) for name, tensor in tensors.items()}
-        weights = {name: values[f"model.{name}"] for name in self.glow.state_dict()}
-        self.glow.load_state_dict(weights)
+        self.glow.load_state_dict({name: values[f"model.{name}"] for name in self.glow.state_dict()})
         for name, parameter in self._named.items():
             state = {key: values[f"optimizer.{name}.{key}"] for key in ("exp_avg", "exp_avg_sq")}
             state["step"] = values[f"optimizer.{name}.step"].reshape(())

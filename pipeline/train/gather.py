@@ -77,14 +77,13 @@ def _check_shapes(z: Tensor) -> None:
     dist.all_gather(shapes, own)
     found = torch.stack(shapes).tolist()
     if any(shape != found[0] for shape in found):
-        described = (
-            f"{rows} of {values // max(rows, 1)} values on rank {rank}"
-            for rank, (_, rows, values) in enumerate(found)
-        )
         raise DataError(
             "gathering vectors of all ranks",
             "as many rows on every rank",
-            ", ".join(described),
+            ", ".join(
+                f"{rows} of {values // max(rows, 1)} values on rank {rank}"
+                for rank, (_, rows, values) in enumerate(found)
+            ),
             "drop the incomplete last batch, or make the slices of a batch equal",
         )
 

@@ -128,20 +128,18 @@ class Training:
         rate = self._update(norm)
         self.number += 1
         self.objective.after_step(outcome.reps, batch)
-        counts = {**batch.counts, "overflows": overflows} if self.loss_scale.adapts else batch.counts
-        seconds = waited_s + time.perf_counter() - started
         return Step(
-            self.number,
-            outcome.loss,
-            norm,
-            rate,
-            len(batch) * world_size(),
-            outcome.tokens,
-            seconds,
-            waited_s,
-            counts,
-            outcome.reps,
-            batch,
+            number=self.number,
+            loss=outcome.loss,
+            gradient_norm=norm,
+            learning_rate=rate,
+            rows=len(batch) * world_size(),
+            tokens=outcome.tokens,
+            seconds=waited_s + time.perf_counter() - started,
+            waited_s=waited_s,
+            counts={**batch.counts, "overflows": overflows} if self.loss_scale.adapts else batch.counts,
+            reps=outcome.reps,
+            batch=batch,
         )
 
     def _gradient(self, batch: Batch) -> tuple[StepResult, float, int]:

@@ -36,8 +36,10 @@ def vector_metrics(reps: Sequence[Tensor], *, positives: bool) -> dict[str, floa
     if positives and others:
         cosines = left @ others[0].T
         own = cosines.diagonal()
-        values["alignment"] = (2 - 2 * own).clamp(min=0).mean()
-        values["positive_cosine"] = own.mean()
-        values["negative_cosine"] = (cosines.sum() - own.sum()) / (count * (count - 1))
-    found = torch.stack(list(values.values())).tolist()  # one copy from the device
-    return dict(zip(values, found, strict=True))
+        values |= {
+            "alignment": (2 - 2 * own).clamp(min=0).mean(),
+            "positive_cosine": own.mean(),
+            "negative_cosine": (cosines.sum() - own.sum()) / (count * (count - 1)),
+        }
+    # one copy from the device
+    return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))

@@ -71,11 +71,16 @@ def _check_compiler(device: torch.device) -> None:
     from torch._inductor.exc import InvalidCxxCompiler
 
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
-        remedy = "install triton, or leave train.compile out"
-        raise ConfigError("train.compile", "an installed Triton", "none", remedy)
+        raise ConfigError(
+            "train.compile", "an installed Triton", "none", "install triton, or leave train.compile out"
+        )
     try:
         if device.type == "cpu":
             get_cpp_compiler()
     except InvalidCxxCompiler:
-        remedy = "install g++ (or name one in CXX), or leave train.compile out"
-        raise ConfigError("train.compile", "a C++ compiler", "none", remedy) from None
+        raise ConfigError(
+            "train.compile",
+            "a C++ compiler",
+            "none",
+            "install g++ (or name one in CXX), or leave train.compile out",
+        ) from None

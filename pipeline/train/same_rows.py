@@ -53,9 +53,8 @@ def _measure(training: Training, batch: Batch) -> dict[str, float]:
     objective = training.objective
     outcome = loss_without_gradient(objective, batch, chunk_rows=training.settings.chunk_rows)
     reps = tuple(Ranks().gather(rep) for rep in outcome.reps)
-    values = {} if objective.has_stateful_loss else {"loss": float(outcome.loss.total)}
     return (
-        values
+        ({} if objective.has_stateful_loss else {"loss": float(outcome.loss.total)})
         | _retrieval(reps, objective.has_positive_pairs)
         | vector_metrics(reps, positives=objective.has_positive_pairs)
     )

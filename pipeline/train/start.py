@@ -69,8 +69,11 @@ def _texts(train: TrainSettings) -> Iterator[str]:
 
 def _files(train: TrainSettings) -> list[object]:
     columns, optional, _ = data_requirements(train)
-    stamps = []
-    for source in train.data:
-        files = [[file.name, file.size, file.stamp] for file in training_files(source.uri)]
-        stamps.append([source.defining("weight"), files])
+    stamps = [
+        [
+            source.defining("weight"),
+            [[file.name, file.size, file.stamp] for file in training_files(source.uri)],
+        ]
+        for source in train.data
+    ]
     return [columns, optional, stamps]

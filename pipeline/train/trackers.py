@@ -103,11 +103,8 @@ def flat(line: MetricsLine) -> dict[str, float]:
 
     Parts, counts and same_rows are prefixed with a slash.
     """
-    values: dict[str, float] = {
-        name: value for name, value in line.model_dump(exclude=_NOT_LOGGED).items() if value is not None
-    }
     return (
-        values
+        {name: value for name, value in line.model_dump(exclude=_NOT_LOGGED).items() if value is not None}
         | {f"parts/{name}": value for name, value in line.parts.items()}
         | {f"counts/{name}": float(count) for name, count in line.counts.items()}
         | {f"same_rows/{name}": value for name, value in line.same_rows.items()}
@@ -124,9 +121,8 @@ class TensorBoard(Tracker):
     def __init__(self, tracked: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        local = not tracked.store.shared
         self._store = tracked.store
-        self._copied = "" if local else tempfile.mkdtemp(prefix="manta-tensorboard-")
+        self._copied = tempfile.mkdtemp(prefix="manta-tensorboard-") if tracked.store.shared else ""
         self._stored: dict[str, str] = {}
         self._writer = SummaryWriter(
             self._copied or f"{tracked.store.uri}/{FOLDER}",
@@ -202,8 +198,7 @@ class MLflow(Tracker):
         if runs:
             self._client.update_run(runs[0].info.run_id, status="RUNNING")
             return str(runs[0].info.run_id)
-        tags = {"manta.training": tracked.key}
-        run = self._client.create_run(experiment, tags=tags, run_name=tracked.name)
+        run = self._client.create_run(experiment, tags={"manta.training": tracked.key}, run_name=tracked.name)
         for name, value in _parameters(tracked.settings):
             self._client.log_param(run.info.run_id, name, value)
         return str(run.info.run_id)

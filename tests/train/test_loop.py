@@ -76,9 +76,9 @@ def test_rates_follow_the_schedule_and_a_schedule_may_end_the_training():
     )
     made, batches = training(settings), rows_of()
     steps = list(fit(made, batches, until=2))
-    made.observe(60.0)
+    made.schedule.observe(60.0)
     steps += fit(made, batches, until=4)  # an epoch has 3 steps
-    made.observe(59.0)
+    made.schedule.observe(59.0)
     assert [step.learning_rate for step in steps] == pytest.approx([0.1, 0.1, 0.1, 0.01])
     assert made.ended
     assert list(fit(made, batches, until=STEPS)) == []

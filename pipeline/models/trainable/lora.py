@@ -77,10 +77,10 @@ def merged(encoder: TrainableEncoder) -> TrainableEncoder:
     if not is_adapted(encoder):
         return encoder
     plain = copy.deepcopy(encoder)
-    adapters: dict[str, Any] = {
-        name: module for name, module in plain.named_modules() if hasattr(module, _ADAPTER)
-    }
-    for name, adapter in adapters.items():
+    adapters: list[tuple[str, Any]] = [
+        (name, module) for name, module in plain.named_modules() if hasattr(module, _ADAPTER)
+    ]
+    for name, adapter in adapters:
         adapter.merge()
         plain.set_submodule(name, adapter.get_base_layer())
     return plain

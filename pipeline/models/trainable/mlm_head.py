@@ -73,9 +73,11 @@ def load_language_head(encoder: TrainableEncoder) -> LanguageHead:
     config, words, weights = encoder.folder.config, encoder.backbone.words, open_checkpoint(encoder.folder)
     names = _names_in(weights)
     activation = str(config.get("activation") or config.get("hidden_act") or "gelu")
-    epsilon = float(config.get("layer_norm_eps") or 1e-12)
     head = LanguageHead(
-        encoder.backbone.width, words.shape, epsilon, activation if activation in ACTIVATIONS else "gelu"
+        encoder.backbone.width,
+        words.shape,
+        float(config.get("layer_norm_eps") or 1e-12),
+        activation if activation in ACTIVATIONS else "gelu",
     )
     if names is not None:
         head.load_state_dict(_read(weights, names, head))
@@ -97,8 +99,7 @@ def _names_in(weights: Checkpoint) -> _Names | None:
 
 
 def _read(weights: Checkpoint, names: _Names, head: LanguageHead) -> dict[str, Tensor]:
-    bias = next((name for name in names.bias if name in weights), names.bias[0])
-    where = {"bias": bias} | {
+    where = {"bias": next((name for name in names.bias if name in weights), names.bias[0])} | {
         f"{own}.{part}": f"{name}.{part}"
         for own, name in (("dense", names.dense), ("norm", names.norm))
         for part in ("weight", "bias")

@@ -71,16 +71,22 @@ def write_scratch(settings: RecurrentSettings, counts: Counter[str], folder: Pat
     write_json(folder / "config.json", _config(shape))
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": _MAX_LENGTH, "do_lower_case": lower})
     readouts = {"last": "lasttoken" if settings.directions == 1 else "ends", "attention": "mean"}
-    # a list, so that sentence-transformers refuses "ends", which is a name of this project
-    mode = [readouts.get(settings.readout, settings.readout)]
-    pooling = {"word_embedding_dimension": shape.last, "pooling_mode": mode, "include_prompt": True}
-    write_json(folder / "1_Pooling" / "config.json", pooling)
-    modules = enumerate([("", "Transformer"), ("1_Pooling", "Pooling")])
-    entries = [
-        {"idx": number, "name": str(number), "path": path, "type": _STEM + kind}
-        for number, (path, kind) in modules
-    ]
-    write_json(folder / "modules.json", entries)
+    write_json(
+        folder / "1_Pooling" / "config.json",
+        {
+            "word_embedding_dimension": shape.last,
+            # a list, so that sentence-transformers refuses "ends", which is a name of this project
+            "pooling_mode": [readouts.get(settings.readout, settings.readout)],
+            "include_prompt": True,
+        },
+    )
+    write_json(
+        folder / "modules.json",
+        [
+            {"idx": number, "name": str(number), "path": path, "type": _STEM + kind}
+            for number, (path, kind) in enumerate([("", "Transformer"), ("1_Pooling", "Pooling")])
+        ],
+    )
 
 
 def _config(shape: Recurrent) -> dict[str, object]:

@@ -195,8 +195,7 @@ class PackedBackbone(Backbone):
                 "shorten the texts, or give positions inside the table",
             )
         plain = Tokens(tokens.ids, tokens.offsets, tokens.truncated)
-        ids = self._put(part.ids.astype(np.int64))
-        return ids, self._put(positions), self._segments(plain, order, 0)
+        return self._put(part.ids.astype(np.int64)), self._put(positions), self._segments(plain, order, 0)
 
     def _segments(self, tokens: Tokens, order: np.ndarray, skip: int) -> Segments:
         lengths, starts = tokens.lengths, np.empty(len(order), np.int64)

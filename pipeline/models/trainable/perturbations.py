@@ -135,8 +135,7 @@ class Probe:
     def ascent_step(self, loss: Tensor, epsilon: float) -> "Shift":
         """Return a step of length epsilon for each token, in the direction in which the loss rises most."""
         (gradient,) = torch.autograd.grad(loss, self.leaf)
-        rows = gradient[self.where.indices]
-        return Shift(epsilon * F.normalize(rows, dim=1, eps=_LEAST_NORM))
+        return Shift(epsilon * F.normalize(gradient[self.where.indices], dim=1, eps=_LEAST_NORM))
 
 
 @dataclass(frozen=True, eq=False)

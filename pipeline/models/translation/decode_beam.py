@@ -20,9 +20,8 @@ class Bounds:
 
     def __init__(self, rules: Rules, requests: Sequence[Request], beams: int, device: torch.device) -> None:
         self._ends = torch.tensor(rules.ends, device=device)
-        least = [request.min_tokens for request in requests for _ in range(beams)]
-        most = [request.max_tokens for request in requests for _ in range(beams)]
-        self._min, self._max = torch.tensor(least, device=device), torch.tensor(most, device=device)
+        limits = [(request.min_tokens, request.max_tokens) for request in requests for _ in range(beams)]
+        self._min, self._max = torch.tensor(limits, device=device).unbind(1)
 
     def __call__(self, tokens: Tensor, scores: Tensor) -> Tensor:
         """Forbid the end token before min_tokens and force it at max_tokens.
@@ -53,13 +52,12 @@ def search(
 
     ids, mask = padded([request.ids for request in requests], rules.pad, device)
     bounds = Bounds(rules, requests, decoding.beams, device)
-    processors = LogitsProcessorList([bounds])  # type: ignore[no-untyped-call, unused-ignore]
     longest = max(request.max_tokens for request in requests)
     found = model.generate(
         input_ids=ids,
         attention_mask=mask,
         generation_config=_configuration(model, rules, decoding, longest),
-        logits_processor=processors,
+        logits_processor=LogitsProcessorList([bounds]),  # type: ignore[no-untyped-call, unused-ignore]
     )
     ends = set(rules.ends)
     rows, count = [cut(row[1:], ends) for row in found.tolist()], decoding.hypotheses

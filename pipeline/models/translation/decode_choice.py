@@ -96,8 +96,7 @@ def _first_above(chances: Tensor, uniforms: Tensor) -> Tensor:
     It never has probability 0.
     """
     sums = chances.cumsum(-1)
-    total = sums[:, -1:]
-    passed = (sums <= (uniforms[:, None] * total)).sum(-1)
+    passed = (sums <= uniforms[:, None] * sums[:, -1:]).sum(-1)
     # rounding may put the threshold behind the last token of positive probability
     last = chances.shape[-1] - 1 - (chances.flip(-1) > 0).int().argmax(-1)
     return torch.minimum(passed, last)

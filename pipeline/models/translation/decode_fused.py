@@ -68,12 +68,11 @@ class FusedStepper:
     def begin(self, ids: Tensor, mask: Tensor, copies: int) -> "FusedCourse":
         """Encode the texts and start `copies` translations of each; see `Stepper.begin`."""
         states = encoded(self._model, ids, mask)
-        crossed = [layer.crossed(states) for layer in self.layers]
         hidden = None
         if not bool(mask.all()):
             hidden = torch.zeros_like(mask, dtype=states.dtype)
             hidden = hidden.masked_fill_(mask == 0, -math.inf)[:, None, None]
-        course = FusedCourse(self, crossed, hidden)
+        course = FusedCourse(self, [layer.crossed(states) for layer in self.layers], hidden)
         if copies > 1:
             course.keep(torch.arange(len(ids), device=ids.device).repeat_interleave(copies))
         return course

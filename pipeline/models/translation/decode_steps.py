@@ -42,15 +42,14 @@ class GeneralCourse:
         """Append the latest tokens (n,) and return the logits (n, V) of the next ones."""
         from transformers.modeling_outputs import BaseModelOutput
 
-        made = self.model(
+        scores: Tensor = self.model(
             decoder_input_ids=tokens[:, None],
             encoder_outputs=BaseModelOutput(last_hidden_state=self.states),
             attention_mask=self.mask,
             past_key_values=self.cache,
             use_cache=True,
             return_dict=True,
-        )
-        scores: Tensor = made.logits[:, -1]
+        ).logits[:, -1]
         return scores
 
     def keep(self, rows: Tensor) -> None:

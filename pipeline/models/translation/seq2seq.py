@@ -145,11 +145,13 @@ class Wording:
         """Return the token ids of each text, special tokens included, not truncated."""
         if not texts:
             return []
-        prefixed = [self.prefix + text for text in texts]
-        made = self.tokenizer(
-            prefixed, truncation=False, padding=False, return_attention_mask=False, verbose=False
-        )
-        found: list[list[int]] = made["input_ids"]
+        found: list[list[int]] = self.tokenizer(
+            [self.prefix + text for text in texts],
+            truncation=False,
+            padding=False,
+            return_attention_mask=False,
+            verbose=False,
+        )["input_ids"]
         return found
 
     def texts(self, tokens: Sequence[Sequence[int]]) -> list[str]:
@@ -170,8 +172,12 @@ def load_wording(folder: TranslatorFolder, settings: TranslatorSettings) -> Word
     try:
         tokenizer = load_pretrained_tokenizer(folder.path)
     except ImportError as error:
-        remedy = 'pip install "manta-embeddings[augment]", which has sentencepiece'
-        raise ModelError(str(folder.path), "the packages of its tokenizer", one_line(error), remedy) from None
+        raise ModelError(
+            str(folder.path),
+            "the packages of its tokenizer",
+            one_line(error),
+            'pip install "manta-embeddings[augment]", which has sentencepiece',
+        ) from None
     codes = _codes(tokenizer)
     for role in ("source", "target"):
         _check_code(role, settings, codes)
@@ -249,8 +255,12 @@ def _check_code(role: str, settings: TranslatorSettings, codes: Mapping[str, int
     value = getattr(settings, role)
     where = f"{role} of {settings.path}"
     if value is None and codes:
-        remedy = f"set {role}, for instance {_some(codes)}"
-        raise ConfigError(where, "a language code, as the model has several languages", "none", remedy)
+        raise ConfigError(
+            where,
+            "a language code, as the model has several languages",
+            "none",
+            f"set {role}, for instance {_some(codes)}",
+        )
     if value is not None and not codes:
         raise ConfigError(
             where,

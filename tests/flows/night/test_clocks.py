@@ -35,5 +35,5 @@ def test_nights_thirty_hours_ahead_and_forty_behind_follow_one_another(
         assert prune(releases, keep=1).kept == (number,)
         current = releases.current()
         assert current is not None
-        assert all(releases.store.exists(path) for path in current.paths())
+        assert all(releases.store.exists(file.path) for file in current.references())
     assert [commit.release for commit in releases.history()] == [1, 2, 3, 4]
