@@ -29,8 +29,9 @@ class PlacedUnit(Stored):
 def row_addresses(placed: PlacedUnit) -> np.ndarray:
     """Return addresses (n,) int64 of the unit's vectors, dead or not."""
     dropped = np.asarray(placed.unit.dropped, dtype=np.int64)
-    rows = np.delete(np.arange(placed.unit.rows + len(dropped), dtype=np.int64), dropped)
-    return to_addresses(placed.ordinal, rows)
+    return to_addresses(
+        placed.ordinal, np.delete(np.arange(placed.unit.rows + len(dropped), dtype=np.int64), dropped)
+    )
 
 
 def placed_units(manifest: ReleaseManifest) -> tuple[PlacedUnit, ...]:
@@ -52,8 +53,10 @@ def placed_units(manifest: ReleaseManifest) -> tuple[PlacedUnit, ...]:
 
 def place_units(corpus: Corpus, vectors: Manifest) -> tuple[PlacedUnit, ...]:
     """Return the units of vectors with the ordinals of their corpus units."""
-    pairs = zip(corpus.units, vectors.units, strict=True)
-    return tuple(PlacedUnit(ordinal=unit.ordinal, unit=record) for unit, record in pairs)
+    return tuple(
+        PlacedUnit(ordinal=unit.ordinal, unit=record)
+        for unit, record in zip(corpus.units, vectors.units, strict=True)
+    )
 
 
 def space_of(units: Sequence[PlacedUnit]) -> str:
@@ -64,14 +67,18 @@ def space_of(units: Sequence[PlacedUnit]) -> str:
         SpaceMismatch: units belong to two spaces.
     """
     if not units:
-        remedy = "check the corpus and its quarantine"
-        raise DataError("index", "at least one unit of vectors", "none", remedy)
+        raise DataError(
+            "index", "at least one unit of vectors", "none", "check the corpus and its quarantine"
+        )
     first = units[0].unit
     for unit in (placed.unit for placed in units):
         if unit.space_id != first.space_id:
-            expected = f"vectors of one space, as {first.path} in space {first.space_id}"
-            remedy = "vectors of two spaces cannot be compared: encode one of the two units again"
-            raise SpaceMismatch(unit.path, expected, f"space {unit.space_id}", remedy)
+            raise SpaceMismatch(
+                unit.path,
+                f"vectors of one space, as {first.path} in space {first.space_id}",
+                f"space {unit.space_id}",
+                "vectors of two spaces cannot be compared: encode one of the two units again",
+            )
     return first.space_id or ""
 
 
@@ -140,8 +147,9 @@ class LiveRows:
 
     def holds(self, units: Sequence[PlacedUnit], addresses: np.ndarray) -> np.ndarray:
         """Return a mask (n,) of the addresses (n,) that are live rows of one of the units."""
-        ordinals = [placed.ordinal for placed in units]
-        return np.isin(ordinal_of(addresses), ordinals) & ~Dead.load(self.store, self.dead).holds(addresses)
+        return np.isin(ordinal_of(addresses), [placed.ordinal for placed in units]) & ~Dead.load(
+            self.store, self.dead
+        ).holds(addresses)
 
     def ids(self, units: Sequence[PlacedUnit]) -> Iterator[pa.Table]:
         """Yield address, id and kept columns of every live row, a unit at a time, in address order."""

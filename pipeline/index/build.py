@@ -67,8 +67,12 @@ def train(plan: IndexPlan, transform: Affine | None, sample: np.ndarray, seed: i
     sample = _checked(np.arange(len(sample)), sample, "training sample")
     width = sample.shape[1] if transform is None else len(transform.bias)
     if width != plan.dim:
-        remedy = "plan the index for the vectors that the transform gives"
-        raise DataError("training sample", f"{plan.dim} dimensions, as planned", f"{width}", remedy)
+        raise DataError(
+            "training sample",
+            f"{plan.dim} dimensions, as planned",
+            f"{width}",
+            "plan the index for the vectors that the transform gives",
+        )
     index = _assemble(plan, transform)
     if not index.is_trained:
         with _training_settings(index, seed), _on_gpus(ivf_of(index)):
@@ -108,9 +112,12 @@ def remove(index: Any, addresses: np.ndarray) -> int:
         ConfigError: rows of this kind cannot be removed (HNSW, PQ fast-scan).
     """
     if is_fixed(index):
-        found = type(unwrap(index)).__name__
-        remedy = "keep dead addresses as tombstones, or choose an IVF kind or flat"
-        raise ConfigError("index", "a kind whose rows can be removed", found, remedy)
+        raise ConfigError(
+            "index",
+            "a kind whose rows can be removed",
+            type(unwrap(index)).__name__,
+            "keep dead addresses as tombstones, or choose an IVF kind or flat",
+        )
     return int(index.remove_ids(np.ascontiguousarray(addresses, dtype=np.int64)))
 
 
@@ -138,11 +145,16 @@ def read_index(path: Path, *, mapped: bool = True, on_disk: bool = False) -> Any
         with prints_to_stderr() if on_disk else nullcontext():
             index = faiss.read_index(str(path), flags)
     except RuntimeError as error:
-        found = " ".join(str(error).split())[-200:]
-        raise DataError(str(path), "a faiss index", found, "build or fetch it again") from None
+        raise DataError(
+            str(path), "a faiss index", " ".join(str(error).split())[-200:], "build or fetch it again"
+        ) from None
     if not on_disk and has_lists_on_disk(index):
-        remedy = "restore it, or build the index again"
-        raise DataError(str(path), "an index that is one file", "lists in another file", remedy)
+        raise DataError(
+            str(path),
+            "an index that is one file",
+            "lists in another file",
+            "restore it, or build the index again",
+        )
     return index
 
 
@@ -234,11 +246,18 @@ def _checked(addresses: np.ndarray, vectors: np.ndarray, where: str, dim: int | 
     """
     vectors = np.ascontiguousarray(vectors, dtype=np.float32)
     if vectors.ndim != 2 or len(vectors) != len(addresses) or (dim is not None and vectors.shape[1] != dim):
-        expected = f"({len(addresses)}, {dim or 'd'}) vectors"
-        remedy = "give one vector of the encoder's dimension for every address"
-        raise DataError(where, expected, f"{vectors.shape}", remedy)
+        raise DataError(
+            where,
+            f"({len(addresses)}, {dim or 'd'}) vectors",
+            f"{vectors.shape}",
+            "give one vector of the encoder's dimension for every address",
+        )
     lengths = np.einsum("nd,nd->n", vectors, vectors)
     if len(bad := np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))):
-        found = f"{len(bad)} others, the first of {describe(int(addresses[bad[0]]))}"
-        raise DataError(where, "finite vectors, none of them zero", found, "encode that unit again")
+        raise DataError(
+            where,
+            "finite vectors, none of them zero",
+            f"{len(bad)} others, the first of {describe(int(addresses[bad[0]]))}",
+            "encode that unit again",
+        )
     return vectors

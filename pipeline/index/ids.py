@@ -24,8 +24,9 @@ def write_ids(file: Path, tables: Iterable[pa.Table]) -> None:
     """
     tables, last = iter(tables), -1
     if (first := next(tables, None)) is None:
-        remedy = "build the index from at least one unit"
-        raise DataError(str(file), "ids of at least one unit", "none", remedy)
+        raise DataError(
+            str(file), "ids of at least one unit", "none", "build the index from at least one unit"
+        )
     with pa.ipc.new_file(str(file), first.schema.remove_metadata()) as writer:
         for table in chain([first], tables):
             if not table.schema.equals(first.schema):
@@ -33,13 +34,20 @@ def write_ids(file: Path, tables: Iterable[pa.Table]) -> None:
                     ", ".join(f"{field.name} {field.type}" for field in each.schema)
                     for each in (table, first)
                 )
-                remedy = "write units of one corpus together"
-                raise DataError(str(file), f"in every unit the columns {expected}", found, remedy)
+                raise DataError(
+                    str(file),
+                    f"in every unit the columns {expected}",
+                    found,
+                    "write units of one corpus together",
+                )
             addresses = np.concatenate([[last], table["address"].to_numpy()])
             if len(wrong := np.flatnonzero(np.diff(addresses) <= 0)):
-                found = f"{addresses[wrong[0] + 1]} after {addresses[wrong[0]]}"
-                remedy = "write units in the order of their ordinals"
-                raise DataError(str(file), "addresses that ascend", found, remedy)
+                raise DataError(
+                    str(file),
+                    "addresses that ascend",
+                    f"{addresses[wrong[0] + 1]} after {addresses[wrong[0]]}",
+                    "write units in the order of their ordinals",
+                )
             for batch in table.replace_schema_metadata(None).combine_chunks().to_batches():
                 writer.write_batch(batch)
             last = int(addresses[-1])
@@ -107,8 +115,12 @@ class Ids:
         known = self._addresses[number]
         rows = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
         if len(missing := wanted[known[rows] != wanted]):
-            remedy = "index and ids are not of one release: restore them, or roll back"
-            raise DataError("ids", f"the id of {describe(int(missing[0]))}", "none", remedy)
+            raise DataError(
+                "ids",
+                f"the id of {describe(int(missing[0]))}",
+                "none",
+                "index and ids are not of one release: restore them, or roll back",
+            )
         return self._batches[number].take(arrow_of(rows))
 
 
@@ -120,8 +132,12 @@ def _batches(files: Sequence[Path]) -> list[pa.RecordBatch]:
             reader = pa.ipc.open_file(pa.memory_map(str(file)))
             names = reader.schema.names
             if names[:2] != ["address", "id"] or reader.schema.field("address").type != pa.int64():
-                expected = "columns address (int64) and id first"
-                raise DataError(str(file), expected, ", ".join(names), "build the index again")
+                raise DataError(
+                    str(file),
+                    "columns address (int64) and id first",
+                    ", ".join(names),
+                    "build the index again",
+                )
             for number in range(reader.num_record_batches):
                 batch = reader.get_batch(number)
                 batch.validate()
@@ -138,5 +154,6 @@ def _readable(where: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowInvalid, OSError) as error:
-        found, remedy = " ".join(str(error).split()), "restore it, or build the index again"
-        raise DataError(where, "an Arrow IPC file", found, remedy) from None
+        raise DataError(
+            where, "an Arrow IPC file", " ".join(str(error).split()), "restore it, or build the index again"
+        ) from None

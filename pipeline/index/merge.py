@@ -136,18 +136,25 @@ def _check_fit(parts: Sequence[Part]) -> None:
         where, index = str(part.path), read_index(part.path)
         if part.space_id != first.space_id:
             both = f"vectors of space {first.space_id}, as {first.path.name}", f"space {part.space_id}"
-            remedy = "vectors of two spaces cannot be compared: merge parts of one encoder"
-            raise SpaceMismatch(where, *both, remedy)
+            raise SpaceMismatch(
+                where, *both, "vectors of two spaces cannot be compared: merge parts of one encoder"
+            )
         if len(parts) > 1 and is_fixed(index):
-            kind, remedy = type(unwrap(index)).__name__, "fill an index of this kind in one part"
-            raise DataError(where, "a kind whose parts can be merged", kind, remedy)
+            raise DataError(
+                where,
+                "a kind whose parts can be merged",
+                type(unwrap(index)).__name__,
+                "fill an index of this kind in one part",
+            )
         if (found := fingerprint(index)) != expected:
             both = f"the training of {first.path.name} ({expected[:16]})", f"another one ({found[:16]})"
-            remedy = "parts of one index are filled from one trained index: fill this one again"
-            raise DataError(where, *both, remedy)
+            raise DataError(
+                where, *both, "parts of one index are filled from one trained index: fill this one again"
+            )
         if index.ntotal != part.rows:
-            remedy = "the part is incomplete: fill it again"
-            raise DataError(where, f"{part.rows:,} rows", f"{index.ntotal:,}", remedy)
+            raise DataError(
+                where, f"{part.rows:,} rows", f"{index.ntotal:,}", "the part is incomplete: fill it again"
+            )
 
 
 def _copies_lists(path: Path) -> bool:
@@ -183,12 +190,17 @@ def _copy_lists(parts: Sequence[Part]) -> Any:
 def _checked(index: Any, parts: Sequence[Part]) -> Any:
     """Return `index` after checking that it holds every row of the parts once and finds them."""
     if index.ntotal != (expected := sum(part.rows for part in parts)):
-        remedy = "rows were lost: fill the parts again"
-        raise DataError("merged index", f"{expected:,} rows", f"{index.ntotal:,}", remedy)
+        raise DataError(
+            "merged index", f"{expected:,} rows", f"{index.ntotal:,}", "rows were lost: fill the parts again"
+        )
     count, first = count_duplicates(addresses_of(index))
     if first is not None:
-        found = f"{count:,} twice, the first of {describe(first)}"
-        raise DataError("merged index", "every address once", found, "two parts hold the same unit")
+        raise DataError(
+            "merged index",
+            "every address once",
+            f"{count:,} twice, the first of {describe(first)}",
+            "two parts hold the same unit",
+        )
     for part in parts:
         _check_found(index, part)
     return index
@@ -208,9 +220,12 @@ def _check_found(index: Any, part: Part) -> None:
         alone = np.maximum(alone, 1)
     found = float((_best_scores(index, part.probe_vectors) >= alone - _SCORE_ROUNDING).mean())
     if found < _LEAST_FOUND:
-        expected = f"the rows of {part.path.name} to find themselves or rows as near"
-        remedy = "fill that part again with the trained index of the others"
-        raise DataError("merged index", expected, f"{found:.0%} that do", remedy)
+        raise DataError(
+            "merged index",
+            f"the rows of {part.path.name} to find themselves or rows as near",
+            f"{found:.0%} that do",
+            "fill that part again with the trained index of the others",
+        )
 
 
 def _best_scores(index: Any, queries: np.ndarray) -> np.ndarray:

@@ -167,5 +167,9 @@ class _Planner:
 
 
 def _too_few(where: str, needed: int, found: int) -> ConfigError:
-    remedy = "choose kind auto or flat, fewer lists, or raise index.train_rows"
-    return ConfigError(where, f"at least {needed:,} rows to train on", f"{found:,}", remedy)
+    return ConfigError(
+        where,
+        f"at least {needed:,} rows to train on",
+        f"{found:,}",
+        "choose kind auto or flat, fewer lists, or raise index.train_rows",
+    )

@@ -38,8 +38,12 @@ def load_query_encoder(store: Store, manifest: ReleaseManifest, device: str) -> 
     with linked_folder(files) as folder:
         encoder = load_encoder(_encoder_settings(manifest, folder), settings, device)
     if encoder.space_id != manifest.space_id:
-        where, remedy = store.uri_of(folder_path), "the encoder folder is not that of the release: restore it"
-        raise SpaceMismatch(where, f"space {manifest.space_id}", f"space {encoder.space_id}", remedy)
+        raise SpaceMismatch(
+            store.uri_of(folder_path),
+            f"space {manifest.space_id}",
+            f"space {encoder.space_id}",
+            "the encoder folder is not that of the release: restore it",
+        )
     return encoder
 
 
@@ -52,14 +56,21 @@ def local_file(store: Store, reference: FileRef, verify: bool = True) -> Path:
     try:
         return store.local(reference.path, reference.sha256 if verify else None)
     except FileNotFoundError:
-        where, remedy = store.uri_of(reference.path), "restore it, or roll back to a complete release"
-        raise DataError(where, "a file of the release", "no such file", remedy) from None
+        raise DataError(
+            store.uri_of(reference.path),
+            "a file of the release",
+            "no such file",
+            "restore it, or roll back to a complete release",
+        ) from None
 
 
 def _encoder_settings(manifest: ReleaseManifest, folder: Path) -> EncoderSettings:
     try:
         return EncoderSettings(**{**manifest.settings.get("encoder", {}), "path": str(folder)})
     except ValidationError as error:
-        where, found = f"release {manifest.release}: settings.encoder", str(error.errors()[0]["loc"])
-        remedy = "open it with the version that wrote it"
-        raise DataError(where, "settings that this version knows", found, remedy) from None
+        raise DataError(
+            f"release {manifest.release}: settings.encoder",
+            "settings that this version knows",
+            str(error.errors()[0]["loc"]),
+            "open it with the version that wrote it",
+        ) from None

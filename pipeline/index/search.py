@@ -145,16 +145,19 @@ class OpenRelease:
             raise ConfigError("search: k", "at least 1", str(k), "ask for one answer or more")
         opened = self._opened
         if space_id is not None and space_id != (own := opened.manifest.space_id):
-            remedy = "encode the queries with the release's encoder"
-            raise SpaceMismatch("search", f"vectors of space {own}", f"space {space_id}", remedy)
+            raise SpaceMismatch(
+                "search",
+                f"vectors of space {own}",
+                f"space {space_id}",
+                "encode the queries with the release's encoder",
+            )
         if isinstance(queries, np.ndarray):
             return opened.search(queries, k, texts)
         asked = [queries] if isinstance(queries, str) else queries
         vectors = opened.encode(asked)
         if len(unknown := np.flatnonzero(~vectors.any(axis=1))):
-            found = repr(asked[unknown[0]][:80])
             expected = "a word that the release's encoder knows"  # word vectors know only those of their file
-            raise DataError("search: query", expected, found, "use other words")
+            raise DataError("search: query", expected, repr(asked[unknown[0]][:80]), "use other words")
         return opened.search(vectors, k, texts)
 
     def refresh(self, *, verify: bool = True) -> bool:
@@ -184,9 +187,12 @@ class _Opened:
         self._texts = Texts(store, manifest.units, verify)
         self._parts = open_parts(manifest.index.files, local, tombstones)
         if self._parts.ntotal != manifest.rows:
-            where, found = store.uri_of(manifest.index.files[0].path), f"{self._parts.ntotal:,}"
-            remedy = "restore the index, or roll back"
-            raise DataError(where, f"{manifest.rows:,} live rows", found, remedy)
+            raise DataError(
+                store.uri_of(manifest.index.files[0].path),
+                f"{manifest.rows:,} live rows",
+                f"{self._parts.ntotal:,}",
+                "restore the index, or roll back",
+            )
 
     def successor(self, manifest: ReleaseManifest, verify: bool) -> "_Opened":
         """Open another release; it shares the encoder if that is the same and loaded."""
@@ -205,8 +211,9 @@ class _Opened:
         """Encode texts as queries, (n, d) float32."""
         cleaned = normalize(strings_of([replace_surrogates(text) for text in texts])).to_pylist()
         if not all(cleaned):
-            remedy = "check the variable that holds it"
-            raise ConfigError("search: query", "some text", "an empty query", remedy)
+            raise ConfigError(
+                "search: query", "some text", "an empty query", "check the variable that holds it"
+            )
         return self.encoder.encode(cleaned, query=True)
 
     def search(self, vectors: np.ndarray, k: int, texts: bool) -> pa.Table:
@@ -228,12 +235,20 @@ class _Opened:
     def _checked(self, vectors: np.ndarray) -> np.ndarray:
         dim = self._parts.d
         if vectors.ndim != 2 or vectors.shape[1] != dim:
-            remedy = "give raw vectors of the release's encoder, one row a query"
-            raise DataError("search", f"vectors of shape (q, {dim})", f"{vectors.shape}", remedy)
+            raise DataError(
+                "search",
+                f"vectors of shape (q, {dim})",
+                f"{vectors.shape}",
+                "give raw vectors of the release's encoder, one row a query",
+            )
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)
         if len(bad := np.flatnonzero(~(np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)))):
-            expected, found = "finite vectors, none of them zero", f"query {bad[0]} is not so"
-            raise DataError("search", expected, found, "encode the query again")
+            raise DataError(
+                "search",
+                "finite vectors, none of them zero",
+                f"query {bad[0]} is not so",
+                "encode the query again",
+            )
         return vectors
 
 
@@ -241,5 +256,9 @@ def _read_addresses(file: Path) -> np.ndarray:
     try:
         return np.asarray(pq.read_table(file, columns=["address"])["address"].to_numpy())
     except (pa.ArrowInvalid, KeyError, OSError) as error:
-        found, remedy = " ".join(str(error).split()), "restore it, or roll back"
-        raise DataError(str(file), "a Parquet file with a column address", found, remedy) from None
+        raise DataError(
+            str(file),
+            "a Parquet file with a column address",
+            " ".join(str(error).split()),
+            "restore it, or roll back",
+        ) from None

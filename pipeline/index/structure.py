@@ -190,9 +190,11 @@ def addresses_of(index: Any) -> Iterator[np.ndarray]:
         return
     inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
     if not isinstance(inner, faiss.IndexIDMap):
-        found = type(unwrap(index)).__name__
         raise DataError(
-            "index", "addresses in an IVF or an id map", found, "build the index with this package"
+            "index",
+            "addresses in an IVF or an id map",
+            type(unwrap(index)).__name__,
+            "build the index with this package",
         )
     addresses = faiss.rev_swig_ptr(inner.id_map.data(), index.ntotal)
     for start in range(0, index.ntotal, _BLOCK_ROWS):

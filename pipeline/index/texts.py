@@ -49,8 +49,9 @@ class Texts:
     def _of_unit(self, ordinal: int, rows: np.ndarray) -> pa.Array:
         """Return the texts of these rows of one unit, in their order."""
         if (unit := self._units.get(ordinal)) is None:
-            expected = f"the corpus unit {ordinal} of an answer"
-            raise MissingTexts("release", expected, "no unit of that number", _REMEDY)
+            raise MissingTexts(
+                "release", f"the corpus unit {ordinal} of an answer", "no unit of that number", _REMEDY
+            )
         where = self._store.uri_of(unit.corpus.path)
         try:
             file = self._store.local(unit.corpus.path, unit.corpus.sha256 if self._verify else None)
@@ -59,8 +60,9 @@ class Texts:
         except FileNotFoundError:
             raise MissingTexts(where, "a corpus unit of the release", "no such file", _REMEDY) from None
         except (pa.ArrowException, KeyError) as error:
-            reason = " ".join(str(error).split())
-            raise MissingTexts(where, "a Parquet file with a column text", reason, _REMEDY) from None
+            raise MissingTexts(
+                where, "a Parquet file with a column text", " ".join(str(error).split()), _REMEDY
+            ) from None
         if len(found) != len(wanted):
             raise MissingTexts(where, f"a row with number {wanted[-1]:,}", "fewer rows", _REMEDY)
         return found.take(arrow_of(order))

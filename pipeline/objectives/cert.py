@@ -95,8 +95,10 @@ class Cert(Objective):
             )
 
     def views(self, batch: Batch) -> Sequence[View]:
-        query, key = self.columns[0], self.columns[-1]
-        return View(self.encoder, batch.tokens(query)), View(self.slow_encoder, batch.tokens(key), grad=False)
+        return [
+            View(self.encoder, batch.tokens(self.columns[0])),
+            View(self.slow_encoder, batch.tokens(self.columns[-1]), grad=False),
+        ]
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         return Loss.of(

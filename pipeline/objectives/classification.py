@@ -45,8 +45,9 @@ class Classification(Objective):
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         logits = self.logits(*reps)
-        labels = torch.tensor(batch.column("label"), device=logits.device)
-        return Loss.of(cross_entropy=classification(logits, labels))
+        return Loss.of(
+            cross_entropy=classification(logits, torch.tensor(batch.column("label"), device=logits.device))
+        )
 
     def classes(self, left: Tensor, right: Tensor) -> Tensor:
         return self.logits(left, right).argmax(1)

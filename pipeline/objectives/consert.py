@@ -76,15 +76,16 @@ class Consert(Objective):
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         first, second = reps
-        value = nt_xent(
-            first,
-            second,
-            temperature=self.temperature,
-            gathered=(batch.peers.gather(first), batch.peers.gather(second)),
-            offset=batch.offset,
-            excluded=batch.excluded("text", first.device),
+        return Loss.of(
+            nt_xent=nt_xent(
+                first,
+                second,
+                temperature=self.temperature,
+                gathered=(batch.peers.gather(first), batch.peers.gather(second)),
+                offset=batch.offset,
+                excluded=batch.excluded("text", first.device),
+            )
         )
-        return Loss.of(nt_xent=value)
 
     def warnings(self) -> list[str]:
         if self.kinds != ("none", "none") or self.encoder.backbone.has_dropout:

@@ -27,16 +27,17 @@ class InBatchContrast(Objective):
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         queries, *columns = map(self.project, reps)
         candidates, *negatives = [batch.peers.gather(column) for column in columns]
-        value = info_nce(
-            queries,
-            candidates,
-            negatives=negatives[0] if negatives else None,
-            hard_negative_weight=self.hard_negative_weight,
-            temperature=self.temperature,
-            excluded=batch.excluded(self.columns[0], queries.device),
-            offset=batch.offset,
+        return Loss.of(
+            info_nce=info_nce(
+                queries,
+                candidates,
+                negatives=negatives[0] if negatives else None,
+                hard_negative_weight=self.hard_negative_weight,
+                temperature=self.temperature,
+                excluded=batch.excluded(self.columns[0], queries.device),
+                offset=batch.offset,
+            )
         )
-        return Loss.of(info_nce=value)
 
 
 class HeadedContrast(InBatchContrast):

@@ -56,12 +56,16 @@ class MaskedLanguageModelling(Objective):
     def views(self, batch: Batch) -> Sequence[View]:
         """Mask the words of the whole batch, so that they do not depend on chunks; return no views."""
         plain = batch.tokens(self.role)
-        drawn = np.random.default_rng(int(torch.randint(_SEEDS, ()).item()))
         around = plain.around  # special tokens, and those of a template
         if around is None:
             around = frame_masks(plain.offsets, *self._special, 0)[1]
         ids, chosen = mask_words(
-            plain.ids, ~around, mask_id=self._mask_id, words=self._vocabulary, rng=drawn, rate=self.rate
+            plain.ids,
+            ~around,
+            mask_id=self._mask_id,
+            words=self._vocabulary,
+            rng=np.random.default_rng(int(torch.randint(_SEEDS, ()).item())),
+            rate=self.rate,
         )
         self._row_of = {index: row for row, index in enumerate(_indices(batch))}
         self._plain, self._masked = plain, Tokens(ids, plain.offsets, plain.truncated, kept=chosen)

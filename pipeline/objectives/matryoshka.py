@@ -32,10 +32,9 @@ class Matryoshka(Composite):
         return [self.objective]
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        total = Loss.of()
-        for dim in self.dims:
-            total = total + self.objective.loss(self.objective.truncated(reps, dim), batch)
-        return total
+        return sum(
+            (self.objective.loss(self.objective.truncated(reps, dim), batch) for dim in self.dims), Loss.of()
+        )
 
     def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
         return self.objective.row_terms(outputs, batch)

@@ -30,11 +30,13 @@ class Loss:
 
     def __add__(self, other: "Loss") -> "Loss":
         """Add two losses; parts with the same name are added up."""
-        parts = {
-            name: sum((loss.parts[name] for loss in (self, other) if name in loss.parts), torch.zeros(()))
-            for name in {**self.parts, **other.parts}
-        }
-        return Loss(self.total + other.total, parts)
+        return Loss(
+            self.total + other.total,
+            {
+                name: sum((loss.parts[name] for loss in (self, other) if name in loss.parts), torch.zeros(()))
+                for name in {**self.parts, **other.parts}
+            },
+        )
 
     def __mul__(self, weight: float) -> "Loss":
         return Loss(self.total * weight, {name: part * weight for name, part in self.parts.items()})

@@ -51,8 +51,7 @@ class OptiPrompt(InBatchContrast):
         self.transform = transform_of(trained).requires_grad_(False) if has_language_head(trained) else None
         template = default_template(trained.folder) if template is None else template
         for name, transform in (("_reading", self.transform), ("_product", None)):
-            learned = LearnedTemplate(trained, template, limit=limit, transform=transform)
-            self.set_unregistered(name, learned)
+            self.set_unregistered(name, LearnedTemplate(trained, template, limit=limit, transform=transform))
         self.dim = self._reading.dim
 
     def views(self, batch: Batch) -> Sequence[View]:

@@ -6,7 +6,6 @@ from typing import Literal
 from torch import nn
 
 from pipeline.models.layers.post_pooling import DenoiseTransform
-from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.heads import TanhHead
 from pipeline.models.trainable.mlm_head import has_language_head
 from pipeline.models.trainable.prompted import PromptedEncoder, transform_of
@@ -49,20 +48,22 @@ class PromptSupervised(InBatchContrast):
     ) -> None:
         super().__init__(encoder)
         trained = self.encoder
-        chosen = readout or _readout_of(trained)
+        wanted = "transform" if trained.folder.family == "bert" and has_language_head(trained) else "mlp"
+        chosen = readout or wanted
         self.temperature, self.hard_negative_weight = temperature, hard_negative_weight
         self.transform = transform_of(trained) if chosen == "transform" else None
         self.head = TanhHead(trained.backbone.width) if chosen == "mlp" else None
         template = default_template(trained.folder) if template is None else template
         layer = self.transform or self.head
-        reading = PromptedEncoder(trained, template, limit=limit, denoise=denoise, readout=layer)
-        self.set_unregistered("_reading", reading)
+        self.set_unregistered(
+            "_reading", PromptedEncoder(trained, template, limit=limit, denoise=denoise, readout=layer)
+        )
         self.dim = self._reading.dim
 
     def views(self, batch: Batch) -> Sequence[View]:
-        frame = self._reading.frame
         return [
-            View(self._reading, self._reading.framed(view.tokens, frame)) for view in super().views(batch)
+            View(self._reading, self._reading.framed(view.tokens, self._reading.frame))
+            for view in super().views(batch)
         ]
 
     def product(self) -> Product:
@@ -72,7 +73,3 @@ class PromptSupervised(InBatchContrast):
         if not isinstance(self.transform, DenoiseTransform) or has_language_head(self.encoder):
             return []
         return ["prompt_supervised: the encoder's folder has no language model head; a new layer replaces it"]
-
-
-def _readout_of(encoder: TrainableEncoder) -> Readout:
-    return "transform" if encoder.folder.family == "bert" and has_language_head(encoder) else "mlp"

@@ -51,5 +51,6 @@ class Pser(InBatchContrast):
         # A distribution over similarities needs the vectors of all ranks, so each rank computes the
         # divergence of all rows. A distribution over dimensions needs one vector only.
         compared = reps if self.kl_on == "embedding" else map(batch.peers.gather, reps)
-        divergence = pser(*compared, temperature=self.temperature, kl_on=self.kl_on)
-        return super().loss(reps, batch) + Loss.of(divergence=self.alpha * divergence)
+        return super().loss(reps, batch) + Loss.of(
+            divergence=self.alpha * pser(*compared, temperature=self.temperature, kl_on=self.kl_on)
+        )

@@ -54,13 +54,17 @@ class QuickThoughts(Objective):
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         first, second = (batch.peers.gather(rep) for rep in reps)
-        documents = batch.peers.gather(_document_numbers(batch).to(first.device))
         alike = batch.excluded("text", first.device)
-        excluded = None if alike is None else batch.peers.gather(alike.to(torch.uint8)).bool()
-        value = quick_thoughts(
-            first, second, documents=documents, context=self.context, diag=self.diag, excluded=excluded
+        return Loss.of(
+            neighbours=quick_thoughts(
+                first,
+                second,
+                documents=batch.peers.gather(_document_numbers(batch).to(first.device)),
+                context=self.context,
+                diag=self.diag,
+                excluded=None if alike is None else batch.peers.gather(alike.to(torch.uint8)).bool(),
+            )
         )
-        return Loss.of(neighbours=value)
 
     def warnings(self) -> list[str]:
         found = []

@@ -17,5 +17,8 @@ class CosineRegression(Objective):
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         left, right = reps
-        scores = torch.tensor(batch.column("score"), device=left.device)
-        return Loss.of(squared_error=cosine_regression(left, right, scores))
+        return Loss.of(
+            squared_error=cosine_regression(
+                left, right, torch.tensor(batch.column("score"), device=left.device)
+            )
+        )

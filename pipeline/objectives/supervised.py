@@ -38,5 +38,7 @@ class Supervised(HeadedContrast):
         self.allows_truncation = head == "none"
 
     def product(self) -> Product:
-        kept = self.head if self.keep_head and isinstance(self.head, DenseModule) else None
-        return replace(super().product(), head=kept)
+        return replace(
+            super().product(),
+            head=self.head if self.keep_head and isinstance(self.head, DenseModule) else None,
+        )

@@ -92,11 +92,11 @@ class Sum(Composite):
         return self._weighted_sum(each.row_terms(own, batch) for each, own in self.split(outputs))
 
     def _weighted_sum(self, losses: Iterable[Loss]) -> Loss:
-        total = Loss.of()
-        for name, weight, loss in zip(self.names, self.weights, losses, strict=True):
-            parts = {f"{name}.{part}": value for part, value in loss.parts.items()}
-            total = total + Loss(loss.total, parts) * weight
-        return total
+        named = (
+            Loss(loss.total, {f"{name}.{part}": value for part, value in loss.parts.items()}) * weight
+            for name, weight, loss in zip(self.names, self.weights, losses, strict=True)
+        )
+        return sum(named, Loss.of())
 
 
 def merged_roles(

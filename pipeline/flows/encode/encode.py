@@ -61,20 +61,28 @@ class EncodeBlocks:
     def __call__(self, block: pa.Table) -> pa.Table:
         found = f"the columns {', '.join(block.column_names)}"
         if self._text not in block.column_names:
-            remedy = "name it: fn_constructor_kwargs={'text': ...}"
-            raise DataError("EncodeBlocks", f"a text column {self._text!r}", found, remedy)
+            raise DataError(
+                "EncodeBlocks",
+                f"a text column {self._text!r}",
+                found,
+                "name it: fn_constructor_kwargs={'text': ...}",
+            )
         if self._vector in block.column_names:
-            remedy = "drop it, or name another: fn_constructor_kwargs={'vector': ...}"
-            expected = f"no column {self._vector!r} yet, the vectors become it"
-            raise DataError("EncodeBlocks", expected, found, remedy)
+            raise DataError(
+                "EncodeBlocks",
+                f"no column {self._vector!r} yet, the vectors become it",
+                found,
+                "drop it, or name another: fn_constructor_kwargs={'vector': ...}",
+            )
         texts = normalize(block[self._text].combine_chunks())
         filled = pc.fill_null(pc.greater(pc.utf8_length(texts), 0), False).to_numpy(zero_copy_only=False)
         vectors = np.zeros((len(texts), self._encoder.dim), np.float32)
         if filled.any():
             vectors[filled] = self._encoder.encode(texts.filter(pa.array(filled)).to_pylist())
         usable = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
-        flat = pa.array(vectors.reshape(-1))
-        column = pa.FixedSizeListArray.from_arrays(flat, self._encoder.dim, mask=pa.array(~usable))
+        column = pa.FixedSizeListArray.from_arrays(
+            pa.array(vectors.reshape(-1)), self._encoder.dim, mask=pa.array(~usable)
+        )
         return block.append_column(self._vector, column)
 
 
@@ -116,8 +124,7 @@ def encode(run: Run, corpus: Corpus, before: ReleaseManifest | None = None) -> t
     units = tuple(made[unit.sha256] for unit in corpus.units)
     _warn(units, before)
     check_any(units, job.encoder, "the whole corpus")
-    vectors = Manifest(stage="vectors", units=units, parents=(corpus.digest,), settings_digest=space_id)
-    return vectors, stats
+    return Manifest(stage="vectors", units=units, parents=(corpus.digest,), settings_digest=space_id), stats
 
 
 def encode_units(
@@ -136,14 +143,19 @@ def encode_units(
 def check_any(records: Sequence[UnitRecord], encoder: EncoderSettings, texts: str) -> None:
     """Raise ModelError if no unit has a vector. texts: description of the texts."""
     if not any(record.rows for record in records):
-        remedy = "check the encoder's weights and dtype"
-        raise ModelError(encoder.path, "finite, non-zero vectors", f"none for {texts}", remedy)
+        raise ModelError(
+            encoder.path,
+            "finite, non-zero vectors",
+            f"none for {texts}",
+            "check the encoder's weights and dtype",
+        )
 
 
 def _can_copy(before: ReleaseManifest, job: Job, space_id: str) -> bool:
     """Return whether vectors of the release are of the same space and stored type as those of the job."""
-    stored = before.settings.get("encode", {}).get("vectors")
-    return before.space_id == space_id and stored == job.encode.vectors
+    return (
+        before.space_id == space_id and before.settings.get("encode", {}).get("vectors") == job.encode.vectors
+    )
 
 
 def _warn(units: Sequence[UnitRecord], before: ReleaseManifest | None) -> None:
@@ -180,9 +192,12 @@ def finished(store: Store, corpus: Corpus, space_id: str, job: Job) -> dict[str,
 
 def _waits(stats: WorkerStats) -> str:
     """Return a note on the time that workers waited for tokenizer and store; empty if nothing was encoded."""
-    names = ("forward_s", "waiting_s", "store", "tokens")
-    forward_s, tokenizer_s, store_s, tokens = (stats.seconds.get(name, 0.0) for name in names)
+    forward_s, tokenizer_s, store_s, tokens = (
+        stats.seconds.get(name, 0.0) for name in ("forward_s", "waiting_s", "store", "tokens")
+    )
     if not (sum_s := forward_s + tokenizer_s + store_s):
         return ""
-    waits = f"{tokenizer_s / sum_s:.1%} for the tokenizer, {store_s / sum_s:.1%} for the store"
-    return f"{tokens:,.0f} tokens; workers waited {waits}"
+    return (
+        f"{tokens:,.0f} tokens; workers waited {tokenizer_s / sum_s:.1%} for the tokenizer, "
+        f"{store_s / sum_s:.1%} for the store"
+    )

@@ -55,5 +55,4 @@ def encoder_for_workers(settings: EncoderSettings, store: Store, workers: Worker
     """
     if "://" in settings.path or not store.shared or workers.shares_disk:
         return with_absolute_paths(settings)
-    copy = keep_encoder(open_folder(settings), store)
-    return settings.model_copy(update={"path": store.uri_of(copy.path)})
+    return settings.model_copy(update={"path": store.uri_of(keep_encoder(open_folder(settings), store).path)})

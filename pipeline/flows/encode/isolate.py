@@ -98,8 +98,12 @@ class IsolatedEncoder:
             if deaths[start] < DEATHS:
                 pending.appendleft((start, stop))
             else:
-                reason = "kills_worker" if ended.startswith("ended by signal") else "encoder_error"
-                self._reject(start, reason, f"alone in a process, {DEATHS} times: {ended}", count)
+                self._reject(
+                    start,
+                    "kills_worker" if ended.startswith("ended by signal") else "encoder_error",
+                    f"alone in a process, {DEATHS} times: {ended}",
+                    count,
+                )
 
     def _run(self, chunks: Sequence[tuple[int, int]], most: int, on_rows: Callable[[int], None]) -> str:
         """Encode the chunks in a child, in order, until it ends. Returns a description of its end.
@@ -115,11 +119,14 @@ class IsolatedEncoder:
         }
         (self.scratch / "job.json").write_text(json.dumps(job))
         Path(self.scratch, _READY).unlink(missing_ok=True)
-        command = [sys.executable, "-m", "pipeline.flows.encode.isolate", str(self.scratch)]
         said = self.scratch / "said.txt"
         with (
             said.open("wb") as errors,
-            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors) as process,
+            subprocess.Popen(
+                [sys.executable, "-m", "pipeline.flows.encode.isolate", str(self.scratch)],
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+            ) as process,
         ):
             hung = self._follow(process, on_rows)
         last = said.read_text(errors="replace").strip().splitlines()[-1:] or [""]
@@ -166,9 +173,12 @@ class IsolatedEncoder:
     def _reject(self, row: int, reason: str, detail: str, count: int) -> None:
         self.rejected[row] = (reason, detail[:300])
         if len(self.rejected) > _most_rejected(count):
-            found = f"{len(self.rejected)} of {count:,} that it cannot ({detail[:200]})"
-            remedy = "check the encoder with a few texts: manta preflight"
-            raise ModelError(self.encoder.path, "an encoder that encodes nearly all texts", found, remedy)
+            raise ModelError(
+                self.encoder.path,
+                "an encoder that encodes nearly all texts",
+                f"{len(self.rejected)} of {count:,} that it cannot ({detail[:200]})",
+                "check the encoder with a few texts: manta preflight",
+            )
 
     def _gathered(self, start: int, stop: int) -> "Encoded":
         """Read rows [start, stop) from the chunks' files."""

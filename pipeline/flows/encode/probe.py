@@ -39,8 +39,11 @@ class EncodeTexts:
 
 def encode_texts(run: Run, texts: tuple[str, ...], *, query: bool = False) -> np.ndarray:
     """Encode texts on one worker, like those of the corpus or like queries. Returns (n, dim)."""
-    encoder = encoder_for_workers(run.job.encoder, run.store, run.workers)
-    task = EncodeTexts(encoder, run.workers.encode_settings(run.job.encode), query)
+    task = EncodeTexts(
+        encoder_for_workers(run.job.encoder, run.store, run.workers),
+        run.workers.encode_settings(run.job.encode),
+        query,
+    )
     return run.workers.run(task, texts, Pool.of_one(run.job.cluster))
 
 

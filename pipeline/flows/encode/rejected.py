@@ -19,8 +19,7 @@ def rejected_warnings(counts: Mapping[str, int], rows: int) -> list[str]:
     if count <= _MUCH * rows:
         return []
     reasons = ", ".join(f"{reason} {number:,}" for reason, number in found.items() if number)
-    proportion = f"{count:,} of {rows:,} rows ({count / rows:.1%})"
     return [
-        f"{proportion} have no vector and will not be found, because of the encoder ({reasons}): "
-        "look at their texts, check encode.dtype and the model's files"
+        f"{count:,} of {rows:,} rows ({count / rows:.1%}) have no vector and will not be found, because of "
+        f"the encoder ({reasons}): look at their texts, check encode.dtype and the model's files"
     ]

@@ -61,12 +61,13 @@ class UnitResult:
 
     def counts(self) -> dict[str, int]:
         """Return the counts of the unit's record."""
-        counts = {
+        reasons = Counter(f"quarantined_{row['reason']}" for row in self.bad)
+        lengths = {f"length_{LENGTH_BIN * number:05d}": count for number, count in self._lengths.items()}
+        return {
             "rows": self.rows,
             "tokens": self.tokens,
             "truncated": self.truncated,
             "quarantined": len(self.bad),
+            **dict(sorted({**reasons, **lengths}.items())),
+            **self._covered.counts(),
         }
-        reasons = Counter(f"quarantined_{row['reason']}" for row in self.bad)
-        lengths = {f"length_{LENGTH_BIN * number:05d}": count for number, count in self._lengths.items()}
-        return {**counts, **dict(sorted({**reasons, **lengths}.items())), **self._covered.counts()}

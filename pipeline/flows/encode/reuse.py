@@ -66,9 +66,8 @@ def find_known(
 def _read(store: Store, unit: UnitRecord, rows: np.ndarray, space_id: str) -> np.ndarray:
     """Return the vectors (n, d) of rows (n,) of the corpus unit that `unit` was made from."""
     positions = rows - np.searchsorted(np.asarray(unit.dropped, dtype=np.int64), rows)
-    source = checked_space(pq.ParquetFile(unit.file.open(store)), unit.path, space_id)
     wanted, back = np.unique(positions, return_inverse=True)
-    return vectors_at(source, wanted)[back]
+    return vectors_at(checked_space(pq.ParquetFile(unit.file.open(store)), unit.path, space_id), wanted)[back]
 
 
 @dataclass
@@ -107,11 +106,12 @@ class ReusingEncoder:
     def _joined(self, encoded: Any, texts: pa.Array, rest: np.ndarray, vectors: np.ndarray) -> Any:
         """Return the Encoded of all texts. rest: mask (n,) of the texts of `encoded`."""
         counts = self.encoder.count_tokens(texts.filter(pa.array(~rest)).to_pylist())
-        merged = (_merged(one, rest, other) for one, other in zip(encoded.counts, counts, strict=True))
         return type(encoded)(
             _merged(encoded.vectors, rest, vectors),
             _merged(encoded.bad, rest, np.zeros(len(vectors), dtype=bool)),
-            type(counts)(*merged),
+            type(counts)(
+                *(_merged(one, rest, other) for one, other in zip(encoded.counts, counts, strict=True))
+            ),
         )
 
 

@@ -50,10 +50,11 @@ class WorkerStats:
 
     def merge(self, other: "WorkerStats") -> "WorkerStats":
         """Return the sums, and each warning once."""
-        merged = WorkerStats(dict(self.seconds), tuple(dict.fromkeys(self.warnings + other.warnings)))
-        for name, seconds in other.seconds.items():
-            merged.add(name, seconds)
-        return merged
+        sums = {
+            name: self.seconds.get(name, 0.0) + other.seconds.get(name, 0.0)
+            for name in {**self.seconds, **other.seconds}
+        }
+        return WorkerStats(sums, tuple(dict.fromkeys(self.warnings + other.warnings)))
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,11 @@ class EncodeUnit:
                 made = _Encoding(self, encoder, unit, stats).record(isolated=attempts.begin() >= LIMIT)
                 record = create_record(self.store, path, made)
                 attempts.end()
-                rows = record.rows - sum(record.copied.values())
-                count_encoded(rows, int(stats.seconds.get("tokens", 0)), stats.seconds)
+                count_encoded(
+                    record.rows - sum(record.copied.values()),
+                    int(stats.seconds.get("tokens", 0)),
+                    stats.seconds,
+                )
             return record, stats
 
         return work
@@ -139,9 +143,9 @@ class _Encoding:
             except pa.ArrowException:  # the corpus unit is damaged; some of Arrow's errors are ValueErrors
                 raise
             except MODEL_FAILURES as error:
-                failure = f"the encoder failed ({type(error).__name__}: {error})"
                 self.stats.warnings += (
-                    f"unit {self.unit.sha256[:12]}: {failure}; its rows were encoded in a child process",
+                    f"unit {self.unit.sha256[:12]}: the encoder failed ({type(error).__name__}: {error}); "
+                    "its rows were encoded in a child process",
                 )
                 result = self._encode_in_child(file)
             start = time.perf_counter()
@@ -185,8 +189,13 @@ class _Encoding:
         kept = [
             columns.field(name).with_name(kept_name(name)) for name in names if name not in ("id", "text_key")
         ]
-        id_field = columns.field("id").with_name(task.id_name)
-        schema = vectors_schema(id_field, kept, self.encoder.dim, task.space_id, task.encode.vectors)
+        schema = vectors_schema(
+            columns.field("id").with_name(task.id_name),
+            kept,
+            self.encoder.dim,
+            task.space_id,
+            task.encode.vectors,
+        )
         ahead: deque[pa.RecordBatch] = deque()
 
         def texts() -> Iterator[pa.Array]:
@@ -219,8 +228,9 @@ class _Encoding:
         vectors = put_by_content(store, file, f"units/vectors/{name}", rows, digits=12)
         quarantine = None
         if result.bad:
-            table = pa.Table.from_pylist(result.bad, schema=QUARANTINE)
-            quarantine = table_by_content(store, table, f"quarantine/{name}")
+            quarantine = table_by_content(
+                store, pa.Table.from_pylist(result.bad, schema=QUARANTINE), f"quarantine/{name}"
+            )
         return UnitRecord(
             name=f"vectors/{name}",
             **dict(vectors),
@@ -253,9 +263,12 @@ def load_record(store: Store, path: str, space_id: str) -> UnitRecord | None:
     """
     record = UnitRecord.load_intact(store, path)
     if record is not None and record.space_id != space_id:
-        expected, found = f"vectors of space {space_id}", f"space {record.space_id}"
-        remedy = "the record is in the folder of another space: delete it, and the unit is encoded again"
-        raise SpaceMismatch(store.uri_of(path), expected, found, remedy)
+        raise SpaceMismatch(
+            store.uri_of(path),
+            f"vectors of space {space_id}",
+            f"space {record.space_id}",
+            "the record is in the folder of another space: delete it, and the unit is encoded again",
+        )
     return record
 
 

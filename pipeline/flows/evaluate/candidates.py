@@ -82,8 +82,9 @@ def contenders(job: Job, store: Store) -> tuple[Contender, ...]:
         _of_release(each, job, store) if each.release is not None else _of_encoder(each, job, store)
         for each in given
     ]
-    names = Counter(each.name for each in given if each.name)
-    if twice := [name for name, count in names.items() if count > 1]:
+    if twice := [
+        name for name, count in Counter(each.name for each in given if each.name).items() if count > 1
+    ]:
         raise ConfigError(
             "evaluate.candidates",
             "names that distinguish candidates",
@@ -100,8 +101,13 @@ def contenders(job: Job, store: Store) -> tuple[Contender, ...]:
 
 def _plain(name: str, encoder: EncoderSettings, folder: EncoderFolder) -> Contender:
     """Return an encoder as a candidate without a transform."""
-    sizes = ((folder.path / file).stat().st_size for file in folder.files)
-    return Contender(name, encoder, folder.space_id, folder.dim, bytes=sum(sizes))
+    return Contender(
+        name,
+        encoder,
+        folder.space_id,
+        folder.dim,
+        bytes=sum((folder.path / file).stat().st_size for file in folder.files),
+    )
 
 
 def _of_encoder(given: CandidateSettings, job: Job, store: Store) -> Contender:
@@ -139,30 +145,34 @@ def _of_release(given: CandidateSettings, job: Job, store: Store) -> Contender:
     commits = job.release.commits_root if given.root is None else None
     releases = Releases(open_store(given.root or job.release.root), open_store(commits) if commits else None)
     home = releases.store
-    if given.release == "current":
-        manifest = releases.current()
-    else:
-        manifest = releases.get(int(given.release or 0))
+    current = given.release == "current"
+    manifest = releases.current() if current else releases.get(int(given.release or 0))
     if manifest is None:
-        remedy = "run `manta nightly` first, or name an encoder in evaluate.candidates"
-        raise DataError(home.uri, "a published release", "none", remedy)
+        raise DataError(
+            home.uri,
+            "a published release",
+            "none",
+            "run `manta nightly` first, or name an encoder in evaluate.candidates",
+        )
     check_files(home, [*manifest.encoder.references(), *filter(None, [manifest.transform])])
     where = home.uri_of(manifest.encoder.path)
     try:
         encoder = EncoderSettings.model_validate({**manifest.settings.get("encoder", {}), "path": where})
     except ValidationError as error:
-        found, remedy = str(error.errors()[0]["loc"]), "evaluate it with the version that wrote it"
         raise DataError(
             f"release {manifest.release}: settings.encoder",
             "settings that this version knows",
-            found,
-            remedy,
+            str(error.errors()[0]["loc"]),
+            "evaluate it with the version that wrote it",
         ) from None
     plain = _plain(given.name or f"release {manifest.release}", encoder, open_folder(encoder))
     if plain.space_id != manifest.space_id:
-        expected = f"space {manifest.space_id} of release {manifest.release}"
-        remedy = "the encoder folder is not that of the release: restore it"
-        raise SpaceMismatch(where, expected, f"space {plain.space_id}", remedy)
+        raise SpaceMismatch(
+            where,
+            f"space {manifest.space_id} of release {manifest.release}",
+            f"space {plain.space_id}",
+            "the encoder folder is not that of the release: restore it",
+        )
     plain = replace(plain, release=manifest.release, root=home.uri)
     if manifest.transform is None:
         return plain
@@ -172,12 +182,14 @@ def _of_release(given: CandidateSettings, job: Job, store: Store) -> Contender:
 
 def _with_transform(plain: Contender, transform: Transform, content: bytes, store: Store) -> Contender:
     path = f"transforms/{transform.transform_id[:24]}.safetensors"
-    digest = hashlib.sha256(content).hexdigest()
-    file = FileRef(path=path, sha256=digest, rows=transform.fitted_rows, bytes=len(content))
+    file = FileRef(
+        path=path, sha256=hashlib.sha256(content).hexdigest(), rows=transform.fitted_rows, bytes=len(content)
+    )
     if not file.is_complete(store):
         store.write(path, content)
-    number, kind = transform.transform_id, name_of(transform)
-    return replace(plain, transform=file, transform_id=number, kind=kind, k=transform.k)
+    return replace(
+        plain, transform=file, transform_id=transform.transform_id, kind=name_of(transform), k=transform.k
+    )
 
 
 def _encoder_name(encoder: EncoderSettings) -> str:

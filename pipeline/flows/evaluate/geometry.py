@@ -107,8 +107,9 @@ def _sampled(job: Job, workers: Workers) -> Sample:
             corpus = ingest(job.corpus, job.encode.unit_rows, releases.store, parent)
     except DataError as error:
         return Sample(why=str(error))
-    sampling = SampleTexts(releases.store, job.evaluate.geometry.sentences, 1, corpus.dead)
-    texts = workers.run(sampling, corpus.units, Pool(1))
+    texts = workers.run(
+        SampleTexts(releases.store, job.evaluate.geometry.sentences, 1, corpus.dead), corpus.units, Pool(1)
+    )
     why = f"the corpus has {len(texts)} different texts" if len(texts) < _FEWEST else ""
     return Sample(texts, source=source, why=why)
 

@@ -140,6 +140,10 @@ class MeasureEncoder(PlainTask[Subject, EncoderGeometry]):
 def _finite(vectors: np.ndarray) -> np.ndarray:
     """Return the vectors. Raises ModelError if some are not finite."""
     if bad := int((~np.isfinite(vectors)).any(axis=1).sum()):
-        found, remedy = f"{bad:,} of {len(vectors):,} with NaN or infinity", "set encode.dtype=float32"
-        raise ModelError("encoder", "finite vectors", found, f"check its weights, or {remedy}")
+        raise ModelError(
+            "encoder",
+            "finite vectors",
+            f"{bad:,} of {len(vectors):,} with NaN or infinity",
+            "check its weights, or set encode.dtype=float32",
+        )
     return vectors

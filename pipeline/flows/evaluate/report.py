@@ -114,17 +114,26 @@ def _results(evaluation: Evaluation, rows: Sequence[TaskRow]) -> Iterator[dict[s
     further = {"count", "figures", "facts", "warnings", "numerics"}
     for row, measured in zip(rows, evaluation.measured, strict=True):
         for name, figure, scored in zip(names, row.figures, measured.scored, strict=True):
-            named = {"task": row.task, "kind": row.kind, "candidate": name, "metric": row.metric}
-            values = scored.result.model_dump(mode="json", include=further)
-            yield {**named, **asdict(figure), **values}
+            yield {
+                "task": row.task,
+                "kind": row.kind,
+                "candidate": name,
+                "metric": row.metric,
+                **asdict(figure),
+                **scored.result.model_dump(mode="json", include=further),
+            }
 
 
 def _differences(row: TaskRow | AverageRow, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the difference of each candidate but the first from the first, as JSON objects."""
     for name, figure in zip(names, row.differences, strict=True):
         if figure is not None:
-            found = {**asdict(figure), "excludes_zero": figure.excludes_zero}
-            yield {"candidate": name, "against": names[0], **found}
+            yield {
+                "candidate": name,
+                "against": names[0],
+                **asdict(figure),
+                "excludes_zero": figure.excludes_zero,
+            }
 
 
 def _candidate(contender: Contender, numerics: dict[str, int], speed: float | None) -> EvaluatedCandidate:
@@ -172,9 +181,8 @@ def _averages(evaluation: Evaluation) -> Iterator[AverageRow]:
         members = [measured[name] for name in names]
         draws = [_mean_draws(members, index) for index in range(len(found))]
         values = [each.value if math.isfinite(each.value) else None for each in found]
-        label = f"average of the {len(names)} measured: {', '.join(names)}"
-        if found[0].complete:
-            label = found[0].label
+        measured_only = f"average of the {len(names)} measured: {', '.join(names)}"
+        label = found[0].label if found[0].complete else measured_only
         yield AverageRow(label, names, found[0].complete, *_figures(values, draws))
 
 

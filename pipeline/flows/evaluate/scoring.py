@@ -176,8 +176,9 @@ class _Transformed:
     def warnings(self) -> Iterator[str]:
         """Yield warnings about the vectors that were looked up."""
         if self._lost:
-            lost = f"{self._lost:,} sentences no usable vector: they count as unlike everything"
-            yield f"the encoder gave {lost}"
+            yield (
+                f"the encoder gave {self._lost:,} sentences no usable vector: they count as unlike everything"
+            )
         if self._alike:
             yield f"all {self._alike:,} sentences have one and the same vector: the score is meaningless"
 

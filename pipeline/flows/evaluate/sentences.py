@@ -146,8 +146,8 @@ def kept_vectors(store: Store, contender: Contender) -> SpaceVectors:
         return record if record is not None and record.is_complete(store) else None
 
     with ThreadPoolExecutor(_READERS) as pool:
-        found = list(pool.map(load, (entry.path for entry in store.list(top, ".json"))))
-    units = tuple(record for record in found if record is not None)
+        found = pool.map(load, (entry.path for entry in store.list(top, ".json")))
+        units = tuple(record for record in found if record is not None)
     return SpaceVectors(store, contender.space_id, contender.dim, units)
 
 
@@ -232,6 +232,10 @@ def _unit(store: Store, texts: pa.Array, keys: pa.Array, number: int) -> CorpusU
         pa.repeat(pa.scalar("sentences"), len(texts)),
         pa.array(np.arange(len(texts)), pa.int64()),
     ]
-    table = pa.Table.from_arrays(columns, schema=schema)
-    stored = table_by_content(store, table, "units/sentences/unit", **writer_options(schema))
+    stored = table_by_content(
+        store,
+        pa.Table.from_arrays(columns, schema=schema),
+        "units/sentences/unit",
+        **writer_options(schema),
+    )
     return CorpusUnit(name=stored.path, **dict(stored), ordinal=number)

@@ -62,8 +62,9 @@ class Build:
         if self.transform is None:
             return None
         if (affine := self.transform.affine()) is None:
-            remedy = "refuse it before any work is done"
-            raise Defect("index", "an affine transform", self.transform.kind, remedy)
+            raise Defect(
+                "index", "an affine transform", self.transform.kind, "refuse it before any work is done"
+            )
         return affine
 
 

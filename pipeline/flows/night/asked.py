@@ -69,8 +69,9 @@ def ask(run: Run, candidate: Candidate, queries: Sequence[str], vectors: np.ndar
     if not queries or not np.isfinite(vectors).all():
         return ()
     built = candidate.built
-    asking = AskIndex(run.store, built.files, built.tombstones, _ANSWERS + 1)
-    scores, addresses = run.workers.run(asking, vectors, Pool(1))
+    scores, addresses = run.workers.run(
+        AskIndex(run.store, built.files, built.tombstones, _ANSWERS + 1), vectors, Pool(1)
+    )
     rows = texts_at(run.store, candidate.manifest.units, np.unique(addresses[np.isfinite(scores)]).tolist())
     answers = []
     for query, found, values in zip(queries, addresses.tolist(), scores.tolist(), strict=True):
@@ -103,8 +104,9 @@ def _rows(file: pq.ParquetFile, rows: Sequence[int]) -> pa.Table:
         [0, *(file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))]
     )
     groups = np.searchsorted(starts, rows, side="right") - 1
-    parts = []
-    for number in np.unique(groups).tolist():
-        inside = np.asarray(rows)[groups == number] - starts[number]
-        parts.append(file.read_row_group(number, columns=["id", "text"]).take(pa.array(inside)))
-    return pa.concat_tables(parts)
+    return pa.concat_tables(
+        file.read_row_group(number, columns=["id", "text"]).take(
+            pa.array(np.asarray(rows)[groups == number] - starts[number])
+        )
+        for number in np.unique(groups).tolist()
+    )

@@ -94,6 +94,6 @@ class MeasureRelease(PlainTask[None, tuple[Measured, int]]):
             lengths = np.einsum("nd,nd->n", vectors, vectors)
             bad += int(np.count_nonzero(~np.isfinite(lengths) | (lengths == 0)))
             truth = fold.merge(truth, fold.of([(addresses, vectors)]))
-        parts = load_parts(store, manifest.index.files, manifest.tombstones)
+        measured = measure_parts(load_parts(store, manifest.index.files, manifest.tombstones), queries, truth)
         size = sum(file.bytes for file in manifest.index.files)
-        return measure_parts(parts, queries, truth).model_copy(update={"file_bytes": size}), bad
+        return measured.model_copy(update={"file_bytes": size}), bad

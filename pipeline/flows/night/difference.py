@@ -134,8 +134,9 @@ def _answers(
     if len(vectors) == len(kept):
         # Word vectors give the zero vector to some of them.
         usable = np.flatnonzero(vectors[0].any(axis=1) & vectors[1].any(axis=1))
-        asked = [each[usable] for each in vectors]
-        yield from _compared_answers([CANARIES[row] for row in usable], (before, after), asked)
+        yield from _compared_answers(
+            [CANARIES[row] for row in usable], (before, after), [each[usable] for each in vectors]
+        )
     if queries:
         yield from _compared_answers(
             queries, (before, after), [each.encode(queries) for each in (before, after)]
@@ -161,14 +162,16 @@ def _rows(store: Store, before: ReleaseManifest, after: ReleaseManifest, example
             counts[name] += rows.num_rows
             if name in picked:
                 picked[name] += rows.slice(0, examples - len(picked[name])).to_pylist()
-    shown = {
-        name: tuple(
-            Example(row["id"], _text(store, before, row["before"]), _text(store, after, row["after"]))
-            for row in rows
-        )
-        for name, rows in picked.items()
-    }
-    return Rows(counts, shown)
+    return Rows(
+        counts,
+        {
+            name: tuple(
+                Example(row["id"], _text(store, before, row["before"]), _text(store, after, row["after"]))
+                for row in rows
+            )
+            for name, rows in picked.items()
+        },
+    )
 
 
 def _buckets(

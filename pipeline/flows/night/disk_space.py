@@ -34,8 +34,9 @@ class Room:
     @property
     def sentence(self) -> str:
         """The sizes of all parts that are not empty."""
-        parts = {**self.kept, "scratch": self.scratch}
-        return ", ".join(f"{name} {size(count)}" for name, count in parts.items() if count)
+        return ", ".join(
+            f"{name} {size(count)}" for name, count in {**self.kept, "scratch": self.scratch}.items() if count
+        )
 
 
 def needed(job: Job, store: Store, files: Mapping[SourceFile, int]) -> Room:

@@ -61,19 +61,30 @@ def publish_or_refuse(
     except RootHeld as held:
         folder = _keep(store, candidate, replace(report, status="held"))
         say(f"{held}; the candidate is kept at {folder}")
-        facts = {"held_since": held.since, "reason": held.reason}
-        facts |= {"candidate": folder, "report": f"{folder}/report.html"}
+        facts = {
+            "held_since": held.since,
+            "reason": held.reason,
+            "candidate": folder,
+            "report": f"{folder}/report.html",
+        }
         return outcome_of("held", releases.get(held.number), store.uri, facts)
     except PublishConflict as conflict:
         say(str(conflict))
         return outcome_of("overtaken", releases.get(conflict.number), store.uri)
-    seconds = sum(stage.seconds for stage in run.stages.finished)
-    keep_summary(store, published, candidate.built.measured, seconds, comparison.answers)
+    keep_summary(
+        store,
+        published,
+        candidate.built.measured,
+        sum(stage.seconds for stage in run.stages.finished),
+        comparison.answers,
+    )
     metrics.record_release(published.release, published.rows, datetime.now().astimezone().isoformat())
     queries = {"asked": len(comparison.changes), "changed": sum(each.differ for each in comparison.changes)}
     if comparison.changes:
-        changed = f"{queries['changed']} of {queries['asked']} fixed queries"
-        say(f"{changed} have other answers than in release {manifest.parent}")
+        say(
+            f"{queries['changed']} of {queries['asked']} fixed queries have other answers than in release "
+            f"{manifest.parent}"
+        )
     return outcome_of("published", published, store.uri, {"queries": queries})
 
 
@@ -99,8 +110,8 @@ def outcome_of(
         "decisions": [choice.model_dump(mode="json") for choice in release.choices],
         "tokens": token_facts(release.counts),
         "warnings": list(warnings_of(release)),
+        **(facts or {}),
     }
-    described |= facts or {}
     return NightOutcome(status, release.release, root, described["report"], release.rows, described)
 
 

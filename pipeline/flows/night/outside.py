@@ -69,8 +69,10 @@ def outside_gates(run: Run, manifest: ReleaseManifest) -> dict[str, Gate]:
     vectors = encode_texts(run, texts, query=True)
     known = vectors[np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)]
     if not len(known):
-        unknown = f"the encoder knows none of the {len(texts):,} texts in {job.gates.queries}"
-        say(f"gates.queries: {unknown}; their recall is not measured")
+        say(
+            f"gates.queries: the encoder knows none of the {len(texts):,} texts in {job.gates.queries}; "
+            "their recall is not measured"
+        )
         return {}
     value, low, high = _recall(run, manifest, known)
     sentence = (
@@ -94,8 +96,9 @@ def _recall(run: Run, manifest: ReleaseManifest, vectors: np.ndarray) -> tuple[f
 
     store = run.store
     with store.scratch() as scratch:
-        addresses = np.full(len(vectors), OUTSIDE, dtype=np.int64)
-        queries = store_queries(store, addresses, vectors.astype(np.float32), scratch)
+        queries = store_queries(
+            store, np.full(len(vectors), OUTSIDE, dtype=np.int64), vectors.astype(np.float32), scratch
+        )
     source = LiveRows(store, manifest.space_id, run.job.corpus.id, manifest.dead)
     units, _ = live_units(run.workers, source, placed_units(manifest))
     size = run.workers.index_workers(run.job.cluster, len(manifest.units))
@@ -121,6 +124,7 @@ class RecallOf(PlainTask[tuple[FileRef, ...], tuple[float, float, float]]):
 
         store, queries = self.store, load_queries(self.store, self.queries)
         truth = reduce(ExactTopK(queries).merge, (load_truth(store, piece) for piece in pieces))
-        parts = load_parts(store, self.manifest.index.files, self.manifest.tombstones)
-        found = recall(parts, queries, truth, (10,))[10]
+        found = recall(
+            load_parts(store, self.manifest.index.files, self.manifest.tombstones), queries, truth, (10,)
+        )[10]
         return found.value, found.low, found.high

@@ -96,8 +96,9 @@ def plan(job: Job, stages: Stages, *, seconds: float = SECONDS) -> NightPlan:
             files = list_files(corpus)
             texts, rows, exact = _sample(files, corpus)
         with stages("measure", unit="texts") as bar:
-            device = resolve(job.encode.device, job.cluster.gpus_per_worker)
-            encoder = load_encoder(job.encoder, job.encode, device)
+            encoder = load_encoder(
+                job.encoder, job.encode, resolve(job.encode.device, job.cluster.gpus_per_worker)
+            )
             sums, spent_s = _measure(encoder, texts, seconds, bar)
     done, dim, unit_rows = sums["texts"], encoder.dim, job.encode.unit_rows
     weights = sum(encoder.folder.file(name).stat().st_size for name in encoder.folder.weights)

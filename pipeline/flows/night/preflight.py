@@ -171,9 +171,13 @@ class _Checks:
                 f"{found}: split them, raise encoder.max_length where the encoder takes more, or raise the "
                 "bound"
             )
-        warnings = tuple(covered.warnings(unknown=not unknown, lost=not lost))
-        sentence = f"{texts}: {covered.total.sentence}"
-        return Check("tokens", sentence, "; ".join(problems) or None, warnings, covered.facts())
+        return Check(
+            "tokens",
+            f"{texts}: {covered.total.sentence}",
+            "; ".join(problems) or None,
+            tuple(covered.warnings(unknown=not unknown, lost=not lost)),
+            covered.facts(),
+        )
 
     def space(self) -> str:
         """Check the disk space for a night's files, and for its temporary files."""

@@ -97,8 +97,10 @@ def is_damaged(store: Store, previous: PreviousRelease, stages: Stages, *, by_co
     if not faults:
         return False
     more = f" and {len(faults) - 1:,} more" if len(faults) > 1 else ""
-    then = "this night makes again what is missing, and publishes it as a new release"
-    say(f"release {release.release} is damaged: {faults[0]}{more}; {then}")
+    say(
+        f"release {release.release} is damaged: {faults[0]}{more}; this night makes again what is missing, "
+        "and publishes it as a new release"
+    )
     return True
 
 
@@ -123,14 +125,13 @@ def same_release(job: Job, previous: PreviousRelease, encoder: str) -> ReleaseMa
         encoder: path of the encoder's copy in the store.
     """
     release = previous.release
-    if (
+    equal = (
         release is not None
         and release.space_id == open_folder(job.encoder).space_id
         and release.encoder.path == encoder
         and _published_settings(job) == _settings_of(release)
-    ):
-        return release
-    return None
+    )
+    return release if equal else None
 
 
 def has_same_files(job: Job, previous: PreviousRelease) -> bool:

@@ -189,8 +189,10 @@ def _decisions(candidate: Candidate) -> Iterator[str]:
     if (effort := measured.effort) is None:
         return
     target = candidate.manifest.settings["gates"]["recall_at_10"]
-    points = [(point.recall_at_10, point.low) for point in measured.curve if point.effort == effort]
-    reached, low = max(points, default=(None, 0.0))
+    reached, low = max(
+        [(point.recall_at_10, point.low) for point in measured.curve if point.effort == effort],
+        default=(None, 0.0),
+    )
     extended = any(choice.what == "index" and choice.chosen != "built anew" for choice in choices)
     if extended and reached is not None:
         found = f"recall@10 on one half of the queries is {reached:.4f} tonight"

@@ -40,8 +40,13 @@ _SMALL_INDEX = 500_000
 
 def ingest_corpus(job: Job, releases: Releases, previous: PreviousRelease, stages: Stages) -> Corpus:
     """Read tonight's corpus into units. Only changed files are read; rows of all others keep their units."""
-    store, parent = releases.store, previous.parent(job, releases.next_ordinal())
-    corpus = read_corpus(job.corpus, job.encode.unit_rows, store, parent, stages)
+    corpus = read_corpus(
+        job.corpus,
+        job.encode.unit_rows,
+        releases.store,
+        previous.parent(job, releases.next_ordinal()),
+        stages,
+    )
     if previous.release is not None:
         say(f"corpus: {corpus_choice(corpus, previous).sentence}")
     return corpus
@@ -116,11 +121,13 @@ def build_candidate(run: Run, previous: PreviousRelease, corpus: Corpus) -> Cand
     encoder = keep_encoder(folder, store)
     vectors, timings = encode(run, corpus, previous.release)
     units = place_units(corpus, vectors)
-    source = LiveRows(store, folder.space_id, job.corpus.id, corpus.dead)
-    decision = decide_transform(run, source, corpus, units, previous.release)
+    decision = decide_transform(
+        run, LiveRows(store, folder.space_id, job.corpus.id, corpus.dead), corpus, units, previous.release
+    )
     live = Live(units, Dead.load(store, corpus.dead))
-    index_input = IndexInput(units, corpus.dead, decision.transform, folder.dim)
-    index, choices = _extend_or_build(run, index_input, corpus, previous.release)
+    index, choices = _extend_or_build(
+        run, IndexInput(units, corpus.dead, decision.transform, folder.dim), corpus, previous.release
+    )
     if index.rows != live.rows:
         raise DataError(
             "index",
@@ -155,8 +162,10 @@ def _extend_or_build(
     for sentence in rules.near_dead_warnings(choices):
         say(f"warning: {sentence}")
     plan = index.plan
-    kind = Choice(what="index kind", chosen=plan.kind, sentence=f"{plan.factory}: {plan.why}")
-    return index, (*choices, kind)
+    return index, (
+        *choices,
+        Choice(what="index kind", chosen=plan.kind, sentence=f"{plan.factory}: {plan.why}"),
+    )
 
 
 def through_encoding(job: Job, stages: Stages, *, verbose: bool = False) -> tuple[Store, Corpus, Manifest]:

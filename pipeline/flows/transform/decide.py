@@ -84,11 +84,10 @@ def decide_transform(
     Raises:
         DataError: too few rows for the fit and whiten.mode is `on`; with `auto` the vectors stay raw.
     """
-    store = source.store
     with run.stages("whiten") as bar:
         moments = live_moments(run, source, units)
         file = stored_by_content(
-            store, moments.to_bytes(), "moments/merged", ".safetensors", rows=moments.count
+            source.store, moments.to_bytes(), "moments/merged", ".safetensors", rows=moments.count
         )
         deciding = _Deciding(run, source, corpus, units, Decision(moments, file), bar)
         decision = deciding.kept(before) if before else None
@@ -154,8 +153,10 @@ class _Deciding:
         try:
             fitted_on, fitted = then.fitted_on.read(self.source.store), then.fitted.read(self.source.store)
         except FileNotFoundError as error:
-            lost = f"{error.filename or error}, of release {before.release}, is gone"
-            say(f"the {noun(self.settings.transform)} is fitted again: {lost}")
+            say(
+                f"the {noun(self.settings.transform)} is fitted again: {error.filename or error}, of release "
+                f"{before.release}, is gone"
+            )
             return None
         moved, transform = drift(Moments.from_bytes(fitted_on), self.raw.moments), load_transform(fitted)
         numbers = {"shift": moved.shift, "spread": moved.spread, "outside": moved.outside}
@@ -163,8 +164,10 @@ class _Deciding:
         measured, most = f"drift {moved.distance:.4f} ({parts})", self.settings.max_drift
         name = noun(name_of(transform))
         if moved.distance > most:
-            limit = f"whiten.max_drift {most:g}"
-            say(f"the {name} is fitted again: {measured} since it was fitted exceeds {limit}")
+            say(
+                f"the {name} is fitted again: {measured} since it was fitted exceeds whiten.max_drift "
+                f"{most:g}"
+            )
             return None
         kept = f"The {name} of release {before.release} is kept, {'used' if then.used else 'not used'}"
         return replace(
@@ -208,8 +211,12 @@ class _Deciding:
         if settings.mode == "off":
             return replace(self.raw, sentence=f"{name} is off (whiten.mode).")
         if self._tunes_on_dev and self.dev is None:
-            expected = f"at least {LEAST_TEXTS} texts of {MIN_WORDS} words or more to choose on"
-            raise DataError("whiten", expected, "fewer", "set whiten.dev, or name numbers")
+            raise DataError(
+                "whiten",
+                f"at least {LEAST_TEXTS} texts of {MIN_WORDS} words or more to choose on",
+                "fewer",
+                "set whiten.dev, or name numbers",
+            )
         try:
             fitted, curves = self._fitted()
         except DataError as error:
@@ -217,8 +224,12 @@ class _Deciding:
                 raise
             return replace(self.raw, sentence=f"{name} is not used: it cannot be fitted ({error}).")
         if fitted.shortage and on:
-            remedy = "lower whiten.k, give more text, or set whiten.mode to auto or off"
-            raise DataError("whiten", "enough rows for the fit", fitted.shortage, remedy)
+            raise DataError(
+                "whiten",
+                "enough rows for the fit",
+                fitted.shortage,
+                "lower whiten.k, give more text, or set whiten.mode to auto or off",
+            )
         if fitted.shortage:
             return replace(self.raw, sentence=f"{name} is not used: {fitted.shortage}.")
         file = store_transform(self.source.store, fitted)
@@ -232,12 +243,18 @@ class _Deciding:
         if self.settings.mode == "on":
             return replace(fit, used=True, sentence=f"{subject(name)} is used (whiten.mode is on): {notes}.")
         if self.dev is None:
-            found = f"fewer than ten texts of {MIN_WORDS} words or more to compare on"
-            sentence = f"{subject(name)} is not used: {found}; set whiten.dev or whiten.mode."
-            return replace(fit, sentence=sentence)
+            return replace(
+                fit,
+                sentence=f"{subject(name)} is not used: fewer than ten texts of {MIN_WORDS} words or more to "
+                "compare on; set whiten.dev or whiten.mode.",
+            )
         result = compare(self.dev, fit.fitted, name)
-        sentence = f"{result.sentence} The fit: {notes}."
-        return replace(fit, used=result.uses_whitening, sentence=sentence, comparison=result)
+        return replace(
+            fit,
+            used=result.uses_whitening,
+            sentence=f"{result.sentence} The fit: {notes}.",
+            comparison=result,
+        )
 
     @property
     def _tunes_on_dev(self) -> bool:
@@ -245,12 +262,12 @@ class _Deciding:
 
     def _fitted(self) -> tuple[Transform, tuple[Curve, ...]]:
         """Return the fitted transform, and the curves by which k and remove were chosen."""
-        moments = self.raw.moments
-        held = None
+        moments, held = self.raw.moments, None
         if self.settings.k == "likelihood":
             held = held_moments(self.run, self.source, self.units, moments.count)
-        dev = self.dev if self._tunes_on_dev else None
-        chosen, curves = tune_transform(self.settings, moments, dev, held)
+        chosen, curves = tune_transform(
+            self.settings, moments, self.dev if self._tunes_on_dev else None, held
+        )
         return fit_transform(moments, chosen, self.source.space_id, self._train_flow), curves
 
     @cached_property

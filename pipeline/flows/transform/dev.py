@@ -47,11 +47,19 @@ def dev_pairs(uri: str) -> tuple[tuple[str, ...], tuple[str, ...], np.ndarray]:
     numbers = np.asarray(pc.cast(scores, pa.float64(), safe=False).to_numpy())  # NaN if missing
     gold, kept = numbers[~np.isnan(numbers)], pa.array(~np.isnan(numbers))
     if infinite := int(np.isinf(gold).sum()):
-        remedy = "correct the file; a pair without a score has null there"
-        raise DataError(where, "finite scores", f"{infinite:,} infinite ones", remedy)
+        raise DataError(
+            where,
+            "finite scores",
+            f"{infinite:,} infinite ones",
+            "correct the file; a pair without a score has null there",
+        )
     if len(gold) < 2 or np.ptp(gold) == 0:
-        found = f"{len(gold):,}" if len(gold) < 2 else f"{len(gold):,} pairs, all with {gold[0]:g}"
-        raise DataError(where, "at least two pairs with different scores", found, "give another dev file")
+        raise DataError(
+            where,
+            "at least two pairs with different scores",
+            f"{len(gold):,}" if len(gold) < 2 else f"{len(gold):,} pairs, all with {gold[0]:g}",
+            "give another dev file",
+        )
     first, second = (
         tuple(text or " " for text in column.filter(kept).to_pylist()) for column in (left, right)
     )
@@ -65,14 +73,20 @@ def _dev_columns(uri: str) -> tuple[pa.ChunkedArray, ...]:
     try:
         table = pq.read_table(store.open(name))
     except (OSError, pa.ArrowInvalid) as error:
-        found = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataError(where, "a Parquet file", found, "check the path") from None
+        raise DataError(
+            where, "a Parquet file", " ".join(f"{type(error).__name__}: {error}".split()), "check the path"
+        ) from None
     if missing := [column for column in wanted if column not in table.column_names]:
-        expected, remedy = f"columns {', '.join(wanted)}", f"add {', '.join(missing)}"
-        raise DataError(where, expected, f"{', '.join(table.column_names)}", remedy)
+        raise DataError(
+            where,
+            f"columns {', '.join(wanted)}",
+            f"{', '.join(table.column_names)}",
+            f"add {', '.join(missing)}",
+        )
     kinds = [plain_type(table.schema.field(column).type) for column in wanted]
     texts = (pa.types.is_string(kind) or pa.types.is_large_string(kind) for kind in kinds[:2])
     if not all(texts) or not (pa.types.is_integer(kinds[2]) or pa.types.is_floating(kinds[2])):
-        expected, found = "two columns of strings and scores as numbers", ", ".join(map(str, kinds))
-        raise DataError(where, expected, found, "cast them")
+        raise DataError(
+            where, "two columns of strings and scores as numbers", ", ".join(map(str, kinds)), "cast them"
+        )
     return tuple(table[column].cast(kind) for column, kind in zip(wanted, kinds, strict=True))

@@ -45,8 +45,12 @@ def held_moments(run: Run, source: LiveRows, units: tuple[PlacedUnit, ...], rows
         DataError: too few rows.
     """
     if rows < _LEAST_ROWS:
-        expected = f"at least {_LEAST_ROWS} rows, some of them to hold out"
-        raise DataError("whiten.k=likelihood", expected, f"{rows}", "name a number, or give more text")
+        raise DataError(
+            "whiten.k=likelihood",
+            f"at least {_LEAST_ROWS} rows, some of them to hold out",
+            f"{rows}",
+            "name a number, or give more text",
+        )
     task = HeldMoments(source, min(_HELD_ROWS, rows // 5))
     return _load(source, run.workers.run(task, units, Pool(1)))
 
@@ -92,8 +96,12 @@ class MergeMoments(PlainTask[tuple[PlacedUnit, ...], FileRef]):
         """Return the moments of the rows that are not `gone`, a mask over the unit's vectors."""
         reference = placed.unit.moments
         if reference is None:
-            remedy = "delete the unit's record, and it is encoded again"
-            raise DataError(placed.unit.path, "a record that names the unit's moments", "none", remedy)
+            raise DataError(
+                placed.unit.path,
+                "a record that names the unit's moments",
+                "none",
+                "delete the unit's record, and it is encoded again",
+            )
         own = _load(self.source, reference)
         if not gone.any():
             return own

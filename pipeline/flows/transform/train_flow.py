@@ -22,7 +22,6 @@ from pipeline.post.compare import DevTask
 from pipeline.post.flow import Flow
 from pipeline.settings import FlowSettings, WhitenSettings
 from pipeline.stats.tensors import unpack
-from pipeline.store.base import Store
 from pipeline.store.once import remembered
 from pipeline.store.stored import FileRef, Stored
 
@@ -137,7 +136,8 @@ def train_flow(training: FlowTraining, workers: Workers, pool: Pool, bar: Runnin
         return Flow.from_bytes(record.transform.read(store))
     if bar is not None:
         bar.expect(rows)
-    _log_resumed(store, training)
+    if (checkpoint := _last(training)) is not None:
+        say(f"the training of the flow continues after step {unpack(checkpoint)[1].get('step', 0):,}")
     ((_, made),) = workers.map_units(TrainFlow(), [training], pool, bar)
     if bar is not None:
         bar.reach(rows)  # a short training may end before the driver has looked
@@ -198,7 +198,7 @@ def _begun(training: FlowTraining, order: RowOrder, held: "HeldOut") -> "FlowFit
     from pipeline.train.flow import FlowFit
 
     fit = FlowFit(held.rows.shape[1], training.settings, resolve("auto", float(gpu_assigned())).torch())
-    if (checkpoint := _last(training.source.store, training)) is not None:
+    if (checkpoint := _last(training)) is not None:
         fit.restore(checkpoint)
     else:
         fit.begin(next(order.batches(0, training.prepare)), held)
@@ -226,15 +226,10 @@ def _rows_in_all(training: FlowTraining) -> int:
     return batch_rows * _steps(rows, batch_rows, training.settings.epochs)
 
 
-def _last(store: Store, training: FlowTraining) -> bytes | None:
+def _last(training: FlowTraining) -> bytes | None:
     """Load the last checkpoint; None if it is missing or unreadable."""
     try:
-        unpack(checkpoint := store.read(training.checkpoint))
+        unpack(checkpoint := training.source.store.read(training.checkpoint))
     except (FileNotFoundError, DataError):
         return None
     return checkpoint
-
-
-def _log_resumed(store: Store, training: FlowTraining) -> None:
-    if (checkpoint := _last(store, training)) is not None:
-        say(f"the training of the flow continues after step {unpack(checkpoint)[1].get('step', 0):,}")

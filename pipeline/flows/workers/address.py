@@ -38,8 +38,12 @@ def address_of(settings: ClusterSettings) -> tuple[str, str]:
 def no_answer(address: str, named: str, found: str) -> TransientError:
     """Return the error for a cluster that does not answer. named: setting that names the address."""
     token = "" if address == "local" else f"set {TOKEN} if it asks for one, "
-    remedy = f"check host and port, start the cluster, {token}or {NO_ADDRESS[named]}"
-    return TransientError(f"{named} {address}", "a Ray cluster that answers", found, remedy)
+    return TransientError(
+        f"{named} {address}",
+        "a Ray cluster that answers",
+        found,
+        f"check host and port, start the cluster, {token}or {NO_ADDRESS[named]}",
+    )
 
 
 def check_answers(address: str, named: str, patience_s: float) -> None:
@@ -62,5 +66,6 @@ def check_answers(address: str, named: str, patience_s: float) -> None:
         try:
             connection.recv(1)
         except TimeoutError:
-            found = f"a port that accepts connections but sends nothing for {silent_s:g} s"
-            raise no_answer(address, named, found) from None
+            raise no_answer(
+                address, named, f"a port that accepts connections but sends nothing for {silent_s:g} s"
+            ) from None

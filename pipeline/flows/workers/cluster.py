@@ -79,8 +79,12 @@ def connect(
         with _guarded() if mine else contextlib.nullcontext():
             expect(settings.patience_s, settings.wait_s)
             nodes = tuple(node for _, node in nodes_alive().values())
-            idle = ray.available_resources().get("CPU", 0) >= sum(node.cpus for node in nodes)
-            yield RayWorkers(nodes, bool(addable()), idle, board=open_board())
+            yield RayWorkers(
+                nodes,
+                bool(addable()),
+                ray.available_resources().get("CPU", 0) >= sum(node.cpus for node in nodes),
+                board=open_board(),
+            )
     finally:
         if mine:
             ray.shutdown()
@@ -100,9 +104,14 @@ def _guarded() -> Iterator[None]:
         while not over.wait(_LOOK_S):
             if gone := sorted({kind for kind, _ in node.dead_processes()} & {"raylet", "gcs_server"}):
                 node.kill_all_processes(check_alive=False, allow_graceful=False)
-                remedy = "free memory, or see what killed them; then run again: finished units are kept"
-                found = f"none of {' and '.join(gone)}"
-                give_up(TransientError("local Ray", "its processes to run", found, remedy))
+                give_up(
+                    TransientError(
+                        "local Ray",
+                        "its processes to run",
+                        f"none of {' and '.join(gone)}",
+                        "free memory, or see what killed them; then run again: finished units are kept",
+                    )
+                )
                 return
 
     thread = threading.Thread(target=follow, daemon=True)
@@ -120,8 +129,11 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
     address, named = address_of(settings)
     _check_directory()
     check_answers(address, named, settings.patience_s)
-    level = logging.INFO if verbose else logging.ERROR
-    options: dict[str, Any] = {"address": address, "log_to_driver": verbose, "logging_level": level}
+    options: dict[str, Any] = {
+        "address": address,
+        "log_to_driver": verbose,
+        "logging_level": logging.INFO if verbose else logging.ERROR,
+    }
     if address == "local":
         _keep_token()
         options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE}
@@ -134,19 +146,25 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
         ):
             ray.init(**options)
     except ValueError as error:
-        found = f"{address!r} ({' '.join(str(error).split())[:200]})"
-        remedy = f"correct it, or {NO_ADDRESS[named]}"
-        raise ConfigError(named, "a Ray address: host:port, auto or local", found, remedy) from error
+        raise ConfigError(
+            named,
+            "a Ray address: host:port, auto or local",
+            f"{address!r} ({' '.join(str(error).split())[:200]})",
+            f"correct it, or {NO_ADDRESS[named]}",
+        ) from error
     except ray.exceptions.AuthenticationError as error:
-        found = " ".join(str(error).split())[:200]
-        raise ConfigError(f"{named} {address}", "a token of that cluster", found, f"set {TOKEN}") from error
+        raise ConfigError(
+            f"{named} {address}",
+            "a token of that cluster",
+            " ".join(str(error).split())[:200],
+            f"set {TOKEN}",
+        ) from error
     except Exception as error:
         # Ray raises a plain Exception for a node that is not up in time
         expected = isinstance(error, (ConnectionError, TimeoutError, RuntimeError))
         if not expected and type(error) is not Exception:
             raise
-        found = f"{type(error).__name__}: {error}"
-        raise no_answer(address, named, found) from error
+        raise no_answer(address, named, f"{type(error).__name__}: {error}") from error
 
 
 def _keep_token() -> None:
@@ -195,9 +213,12 @@ def _check_directory() -> None:
     folders = found.submodule_search_locations or ()
     this_file = Path("flows", "workers", Path(__file__).name)
     if not any(Path(folder, this_file).is_file() for folder in folders):
-        expected = "no other package called pipeline, since Ray's workers import from here first"
-        other = str(next(iter(folders), found.origin))
-        raise ConfigError(directory, expected, other, "run in another directory, or rename it")
+        raise ConfigError(
+            directory,
+            "no other package called pipeline, since Ray's workers import from here first",
+            str(next(iter(folders), found.origin)),
+            "run in another directory, or rename it",
+        )
 
 
 @contextlib.contextmanager

@@ -33,15 +33,18 @@ def open_board() -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     context = ray.get_runtime_context()
-    here = NodeAffinitySchedulingStrategy(node_id=context.get_node_id(), soft=True)
-    options = {
-        "name": f"manta-{context.get_job_id()}",
-        "get_if_exists": True,
-        "num_cpus": 0,
-        "max_restarts": -1,
-        "max_task_retries": -1,
-    }
-    return ray.remote(Board).options(scheduling_strategy=here, **options).remote()
+    return (
+        ray.remote(Board)
+        .options(
+            name=f"manta-{context.get_job_id()}",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=-1,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=context.get_node_id(), soft=True),
+        )
+        .remote()
+    )
 
 
 class Patience(NamedTuple):
@@ -53,8 +56,9 @@ class Patience(NamedTuple):
 
 def expect(patience_s: float, wait_s: float | None = None) -> None:
     """Set the timeouts of every watch of this connection. wait_s: None for the same as patience_s."""
-    value = json.dumps([patience_s, wait_s or patience_s])
-    _kv()._internal_kv_put(_patience_key(), value, namespace=_NAMESPACE)
+    _kv()._internal_kv_put(
+        _patience_key(), json.dumps([patience_s, wait_s or patience_s]), namespace=_NAMESPACE
+    )
 
 
 def patience() -> Patience:
@@ -109,8 +113,10 @@ class Call:
 
     def begun(self) -> Counter[int]:
         """Return how often each unfinished item was begun."""
-        keys = _kv()._internal_kv_list(f"{self.name}/", namespace=_NAMESPACE)
-        return Counter(int(key.decode().split("/")[1]) for key in keys)
+        return Counter(
+            int(key.decode().split("/")[1])
+            for key in _kv()._internal_kv_list(f"{self.name}/", namespace=_NAMESPACE)
+        )
 
     def end(self, item: int) -> None:
         """Record that the item is done. Does not wait for the board."""

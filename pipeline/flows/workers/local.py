@@ -112,12 +112,13 @@ class LocalWorkers(Workers):
                 return future.result()
             except BrokenProcessPool:
                 self.close()
-        remedy = (
+        raise TransientError(
+            at_work.name,
+            "a process that finishes it",
+            f"{MOST_STARTS} that died at it",
             "free memory, or see whether the model can be loaded (manta preflight); then run again: "
-            "finished work is kept"
+            "finished work is kept",
         )
-        found = f"{MOST_STARTS} that died at it"
-        raise TransientError(at_work.name, "a process that finishes it", found, remedy)
 
     def _follow(self, future: "Future[bytes]", at_work: "_AtWork") -> None:
         """Show the item's progress until it is done; kill a child that shows none."""
@@ -186,8 +187,7 @@ def _reported(board: Any) -> tuple[int, int, bool]:
 
     There is no lock. The number is read first, so a report that arrives in between counts at the next look.
     """
-    times = int(board[0])
-    return times, int(board[1]), bool(board[2])
+    return int(board[0]), int(board[1]), bool(board[2])
 
 
 def _begin(board: Any) -> None:

@@ -237,9 +237,10 @@ def lost_worker(error: Exception) -> Exception:
     )
     if not isinstance(error, lost):
         return error
-    found = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    remedy = (
+    return TransientError(
+        "a worker process",
+        "it to finish its unit",
+        f"{type(error).__name__}: {str(error).splitlines()[0]}",
         "run again: finished units are kept; if it repeats, lower encode.max_tokens or run fewer workers "
-        "(cluster.workers)"
+        "(cluster.workers)",
     )
-    return TransientError("a worker process", "it to finish its unit", found, remedy)

@@ -52,8 +52,7 @@ class RayWorkers(Workers):
             wanted, least = min(wanted, fit), min(least, fit)
         most = max(1, min(wanted, work))
         least, now = min(least, most), max(1, min(fit, most))
-        demanded = min(needs.workers, most)
-        return Pool(most, needs.cpus, needs.gpus, least=least, now=now, demanded=demanded)
+        return Pool(most, needs.cpus, needs.gpus, least=least, now=now, demanded=min(needs.workers, most))
 
     def wide_pool(self, settings: ClusterSettings, work: int) -> Pool:
         """Widen workers, but not on GPUs, below a set maximum, or on a cluster that can grow or is in use."""
@@ -72,5 +71,4 @@ class RayWorkers(Workers):
 
     def encode_settings(self, encode: EncodeSettings, pool: Pool | None = None) -> EncodeSettings:
         """Multiply the threads as the pool multiplies the CPUs of its workers."""
-        times = pool.times if pool is not None else 1
-        return encode.model_copy(update={"threads": encode.threads * times})
+        return encode.model_copy(update={"threads": encode.threads * (pool.times if pool is not None else 1)})

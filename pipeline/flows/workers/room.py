@@ -50,9 +50,12 @@ class Needs:
 
     def too_few(self, nodes: Collection[Node]) -> ConfigError:
         """Return the error for a cluster that cannot grow and has no room for cluster.workers.min workers."""
-        found = f"room for {self.fit(nodes)} on {described(nodes)}, and the cluster cannot grow"
-        remedy = "lower it or cluster.cpus_per_worker, or add nodes"
-        return ConfigError("cluster.workers.min", f"room for {self._asked()}", found, remedy)
+        return ConfigError(
+            "cluster.workers.min",
+            f"room for {self._asked()}",
+            f"room for {self.fit(nodes)} on {described(nodes)}, and the cluster cannot grow",
+            "lower it or cluster.cpus_per_worker, or add nodes",
+        )
 
     def too_large(
         self, nodes: Collection[Node], addable: Collection[Node] = (), remedy: str = SMALLER
@@ -80,10 +83,12 @@ class Needs:
 
     def lost(self, nodes: Collection[Node], waited_s: float) -> TransientError:
         """Return the error for a worker that fitted a node earlier, but none of the nodes that are left."""
-        expected = f"{self} for one worker, within {waited_s:g} s (cluster.wait_s)"
-        found = f"{described(nodes)}, and none since one that holds it was lost"
-        remedy = "start the lost node or one like it, then run again: finished units are kept"
-        return TransientError("cluster", expected, found, remedy)
+        return TransientError(
+            "cluster",
+            f"{self} for one worker, within {waited_s:g} s (cluster.wait_s)",
+            f"{described(nodes)}, and none since one that holds it was lost",
+            "start the lost node or one like it, then run again: finished units are kept",
+        )
 
 
 def described(nodes: Collection[Node]) -> str:

@@ -95,8 +95,10 @@ def longest_s(slowest_s: float, patience_s: float) -> float:
 
 def hanging(item: str, still_s: float) -> str:
     """Return the log line for an item whose process is killed."""
-    still = duration(still_s)
-    return f"{item} has shown no progress for {still}: its process is ended, and the item begins again"
+    return (
+        f"{item} has shown no progress for {duration(still_s)}: its process is ended, and the item begins "
+        "again"
+    )
 
 
 def end_process(pid: int, born: int) -> bool:

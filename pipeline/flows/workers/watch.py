@@ -174,11 +174,13 @@ def _kill(worker: Worker) -> Any:
 
 
 def _too_many_deaths(item: str, deaths: int) -> TransientError:
-    remedy = (
+    return TransientError(
+        item,
+        "a process that finishes it",
+        f"{deaths} that died at it",
         "free memory (fewer workers by cluster.workers, a smaller encode.max_tokens), or see whether the "
-        "model can be loaded (manta preflight); then run again: finished units are kept"
+        "model can be loaded (manta preflight); then run again: finished units are kept",
     )
-    return TransientError(item, "a process that finishes it", f"{deaths} that died at it", remedy)
 
 
 def _no_worker(needs: Needs, allowed_s: float) -> TransientError:
@@ -186,13 +188,13 @@ def _no_worker(needs: Needs, allowed_s: float) -> TransientError:
 
     free = ray.available_resources()
     cpus, gpus = free.get("CPU", 0), free.get("GPU", 0)
-    found = f"none, with {cpus:g} CPUs and {gpus:g} GPUs free on {len(nodes_alive())} nodes"
-    remedy = (
-        "add such nodes or end what occupies them, lower cluster.cpus_per_worker and "
-        "cluster.gpus_per_worker, or free memory where CPUs are free; then run again: finished units are kept"
-    )
     return TransientError(
-        "cluster", f"a running worker ({needs}) within {allowed_s:g} s (cluster.patience_s)", found, remedy
+        "cluster",
+        f"a running worker ({needs}) within {allowed_s:g} s (cluster.patience_s)",
+        f"none, with {cpus:g} CPUs and {gpus:g} GPUs free on {len(nodes_alive())} nodes",
+        "add such nodes or end what occupies them, lower cluster.cpus_per_worker and "
+        "cluster.gpus_per_worker, or free memory where CPUs are free; then run again: finished units are "
+        "kept",
     )
 
 
