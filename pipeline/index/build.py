@@ -100,9 +100,12 @@ def fill(index: Any, batches: Batches, truth: ExactTopK | None = None) -> Filled
         while len(probes) >= 2 * _PROBES:
             probes = probes[::2]
         rows += len(addresses)
-    probe_addresses = np.array([address for address, _ in probes], dtype=np.int64)
-    probe_vectors = np.array([vector for _, vector in probes], dtype=np.float32).reshape(-1, index.d)
-    return Filled(rows, best, probe_addresses, probe_vectors)
+    return Filled(
+        rows,
+        best,
+        np.array([address for address, _ in probes], dtype=np.int64),
+        np.array([vector for _, vector in probes], dtype=np.float32).reshape(-1, index.d),
+    )
 
 
 def remove(index: Any, addresses: np.ndarray) -> int:

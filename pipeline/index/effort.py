@@ -86,9 +86,10 @@ def efforts(index: Any) -> Iterator[int]:
 
 def is_flat(curve: list[CurvePoint]) -> bool:
     """Return whether more effort no longer helps: the missing answers are lost to compression."""
-    if len(curve) <= _FLAT_POINTS:
-        return False
-    return curve[-1].recall_at_10 - curve[-1 - _FLAT_POINTS].recall_at_10 < _FLAT_GAIN
+    return (
+        len(curve) > _FLAT_POINTS
+        and curve[-1].recall_at_10 - curve[-1 - _FLAT_POINTS].recall_at_10 < _FLAT_GAIN
+    )
 
 
 def curve_around(index: Any, queries: Queries, truth: Neighbours) -> tuple[CurvePoint, ...]:
@@ -110,8 +111,9 @@ def point_at(index: Any, queries: Queries, truth: Neighbours, effort: int) -> Cu
         start = time.perf_counter()
         found = recall(index, queries, truth, (10,))[10]
         elapsed = time.perf_counter() - start
-    query_ms = 1e3 * elapsed / max(1, len(queries))
-    return CurvePoint(effort=effort, recall_at_10=found.value, low=found.low, query_ms=query_ms)
+    return CurvePoint(
+        effort=effort, recall_at_10=found.value, low=found.low, query_ms=1e3 * elapsed / max(1, len(queries))
+    )
 
 
 def latency(index: Any, queries: Queries, most: int = 500) -> Latency:

@@ -27,13 +27,15 @@ def judge(
         canary: `lowest_cosine` with the previous release; None if it is not compared.
         dtype: of the encoder, which gives the default of gates.canary_cosine.
     """
-    accounted = counted.vectors + counted.quarantined
-    repeated = counted.duplicate_ids + measured.duplicate_addresses
     gates = {
-        "row_conservation": _exactly(accounted, counted.read, "rows read are vectors or quarantined"),
+        "row_conservation": _exactly(
+            counted.vectors + counted.quarantined, counted.read, "rows read are vectors or quarantined"
+        ),
         "indexed_rows": _exactly(measured.rows, counted.vectors, "vectors are in the index"),
         "finite_vectors": _exactly(counted.bad_vectors, 0, "vectors are non-finite or zero"),
-        "unique_ids": _exactly(repeated, 0, "ids or addresses repeat"),
+        "unique_ids": _exactly(
+            counted.duplicate_ids + measured.duplicate_addresses, 0, "ids or addresses repeat"
+        ),
         "quarantined": _at_most(
             counted.quarantined / max(counted.read, 1),
             counted.most_quarantined,
@@ -46,17 +48,22 @@ def judge(
         gates["size_gib"] = _at_most(measured.file_bytes / GIB, settings.max_size_gib, "GiB of index files")
     if settings.p99_ms is not None:
         times = measured.latency
-        found = f"ms is the 99th percentile of {times.queries} single queries"
-        gates["p99_ms"] = _at_most(times.p99_ms, settings.p99_ms, found)
+        gates["p99_ms"] = _at_most(
+            times.p99_ms, settings.p99_ms, f"ms is the 99th percentile of {times.queries} single queries"
+        )
     if counted.covered is not None:
         gates |= _token_gates(counted.covered, settings)
     least = settings.canary_cosine if settings.canary_cosine is not None else _CANARY[dtype]
     if counted.failed_canaries:
         gates["canary_cosine"] = _failed_canaries(counted.failed_canaries, least)
     elif canary is not None:
-        sentence = f"canary texts keep a cosine of {canary:.6f} with the previous release, {least:g} at least"
-        passed = canary >= least
-        gates["canary_cosine"] = Gate(value=canary, threshold=least, passed=passed, sentence=sentence)
+        gates["canary_cosine"] = Gate(
+            value=canary,
+            threshold=least,
+            passed=canary >= least,
+            sentence=f"canary texts keep a cosine of {canary:.6f} with the previous release, {least:g} at "
+            "least",
+        )
     return gates
 
 
@@ -93,8 +100,10 @@ def _at_most(value: float, limit: float, what: str) -> Gate:
 
 
 def _recall_gate(found: Proportion, target: float) -> Gate:
-    interval = f"95 % interval {found.low:.4f} to {found.high:.4f}"
-    sentence = f"recall@10 is {found.value:.4f} ({interval}), {target:g} at least within it"
+    sentence = (
+        f"recall@10 is {found.value:.4f} (95 % interval {found.low:.4f} to {found.high:.4f}), {target:g} at "
+        "least within it"
+    )
     return Gate(value=found.value, threshold=target, passed=found.high >= target, sentence=sentence)
 
 
@@ -136,5 +145,9 @@ def _at_most_tokens(value: float, limit: float, found: str, details: Sequence[st
 def _failed_canaries(count: int, least: float) -> Gate:
     """Refuse an encoder that fails for a canary text, because it will fail for some query."""
     texts = "1 canary text" if count == 1 else f"{count} canary texts"
-    sentence = f"the encoder gives NaN or infinity for {texts}; check encode.dtype and the model's files"
-    return Gate(value=-1.0, threshold=least, passed=False, sentence=sentence)
+    return Gate(
+        value=-1.0,
+        threshold=least,
+        passed=False,
+        sentence=f"the encoder gives NaN or infinity for {texts}; check encode.dtype and the model's files",
+    )

@@ -107,8 +107,8 @@ class Ids:
         for number in np.unique(numbers).tolist():
             groups.append(np.flatnonzero(numbers == number))
             taken.append(self._rows(number, addresses[groups[-1]]))
-        order = np.argsort(np.concatenate(groups), kind="stable")
         tables = [pa.Table.from_batches([batch]) for batch in taken]
+        order = np.argsort(np.concatenate(groups), kind="stable")
         return pa.concat_tables(tables, promote_options="default").combine_chunks().take(arrow_of(order))
 
     def _rows(self, number: int, wanted: np.ndarray) -> pa.RecordBatch:

@@ -44,9 +44,8 @@ def measure(
         others = [point for point in curve if point.effort != raised.effort]
         curve = tuple(sorted([*others, raised], key=lambda point: point.effort))
     parts = Parts([index])
-    near = recall_near_dead(parts, queries, truth, gone)
     return measure_parts(parts, queries, truth, curve).model_copy(
-        update={"recall_near_dead": near, "raised_from": raised_from}
+        update={"recall_near_dead": recall_near_dead(parts, queries, truth, gone), "raised_from": raised_from}
     )
 
 

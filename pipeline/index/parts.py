@@ -154,8 +154,8 @@ def open_parts(
     if not any(name.endswith(_LISTS) for name, _ in named):
         return Parts([read_index(path) for _, path in named], tombstones)
     with linked_folder(named) as folder:
-        names = [name for name, _ in named if not name.endswith(_LISTS)]
-        return Parts([read_index(folder / name, on_disk=True) for name in names], tombstones)
+        indexes = [read_index(folder / name, on_disk=True) for name, _ in named if not name.endswith(_LISTS)]
+        return Parts(indexes, tombstones)
 
 
 def load_parts(store: Store, files: Sequence[FileRef], tombstones: FileRef | None = None) -> Parts:

@@ -63,8 +63,9 @@ def plan_index(rows: int, dim: int, settings: IndexSettings) -> IndexPlan:
         return planner.named(settings.kind, "index.kind names it")
     from pipeline.index.structure import inspect_factory
 
-    layout = inspect_factory(settings.kind, dim)
-    return planner.plan("factory", layout, "index.kind is a faiss factory string")
+    return planner.plan(
+        "factory", inspect_factory(settings.kind, dim), "index.kind is a faiss factory string"
+    )
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,12 @@ class _Planner:
         """Plan the most exact kind that fits the memory, or else the smallest kind."""
         settings = self.settings
         if self.rows * self.dim <= FLAT_VALUES and settings.on_disk != "always":
-            found = (
-                f"{self.rows:,} x {self.dim} values are searched whole in a millisecond or two, and exactly"
+            return self.named(
+                "flat",
+                f"{self.rows:,} x {self.dim} values are searched whole in a millisecond or two, and exactly",
             )
-            return self.named("flat", found)
-        in_memory = (
-            self  # a more exact kind is preferred to a smaller one only if it fits without a second file
-        )
+        # a more exact kind is preferred to a smaller one only if it fits without a second file
+        in_memory = self
         if settings.on_disk != "always":
             in_memory = replace(self, settings=settings.model_copy(update={"on_disk": "never"}))
         why = "the most exact kind that is fast at this size, and it fits index.memory_gib"
@@ -117,8 +117,11 @@ class _Planner:
                 "a kind without inverted lists",
                 f"name {', '.join(name for name, kind in KINDS.items() if kind.has_lists)}, or auto",
             )
-        nlist = self._nlist() if kind.has_lists else 0
-        return self.plan(name, kind.layout(IndexShape(self.dim, nlist, dims_per_byte)), why)
+        return self.plan(
+            name,
+            kind.layout(IndexShape(self.dim, self._nlist() if kind.has_lists else 0, dims_per_byte)),
+            why,
+        )
 
     def plan(self, name: str, layout: IndexLayout, why: str) -> IndexPlan:
         """Plan an index of that layout.

@@ -31,10 +31,14 @@ def load_query_encoder(store: Store, manifest: ReleaseManifest, device: str) -> 
     from pipeline.models.inference.encoder import load_encoder
 
     settings = EncodeSettings(compile=False, threads=torch.get_num_threads())
-    folder_path, files = manifest.encoder.path, []
-    for reference in manifest.encoder.files:
-        path = f"{folder_path}/{checked(reference.path)}"
-        files.append((reference.path, local_file(store, reference.model_copy(update={"path": path}))))
+    folder_path = manifest.encoder.path
+    files = [
+        (
+            file.path,
+            local_file(store, file.model_copy(update={"path": f"{folder_path}/{checked(file.path)}"})),
+        )
+        for file in manifest.encoder.files
+    ]
     with linked_folder(files) as folder:
         encoder = load_encoder(_encoder_settings(manifest, folder), settings, device)
     if encoder.space_id != manifest.space_id:

@@ -40,8 +40,7 @@ def recall(
         for row, limit in enumerate(limits):
             right[row] |= np.isin(found[row], truth.addresses[row][truth.scores[row] >= limit])
         hits = np.minimum((right & (found != NO_NEIGHBOUR)).sum(axis=1), expected)
-        trials = _independent(hits, expected)
-        proportions[k] = Proportion.of(int(hits.sum()), int(expected.sum()), trials)
+        proportions[k] = Proportion.of(int(hits.sum()), int(expected.sum()), _independent(hits, expected))
     return proportions
 
 

@@ -49,16 +49,21 @@ def open_release(
     Raises:
         DataError: there is no release, or a file was changed.
     """
-    releases = Releases(open_store(uri), open_store(commits) if commits is not None else None)
-    return open_chosen(releases, number, verify=verify, device=device)
+    return open_chosen(
+        Releases(open_store(uri), open_store(commits) if commits is not None else None),
+        number,
+        verify=verify,
+        device=device,
+    )
 
 
 def open_chosen(
     releases: Releases, number: int | None, *, verify: bool = True, device: str = "cpu"
 ) -> "OpenRelease":
     """Open a release below a root that is open already; see `open_release`."""
-    opened = _Opened(releases.store, releases.chosen(number), verify, device)
-    return OpenRelease(releases, opened, follows=number is None)
+    return OpenRelease(
+        releases, _Opened(releases.store, releases.chosen(number), verify, device), follows=number is None
+    )
 
 
 class OpenRelease:
@@ -183,9 +188,12 @@ class _Opened:
         self.ids = Ids([local(reference) for reference in manifest.ids])
         if verify:
             self.ids.validate()
-        tombstones = _read_addresses(local(manifest.tombstones)) if manifest.tombstones else None
         self._texts = Texts(store, manifest.units, verify)
-        self._parts = open_parts(manifest.index.files, local, tombstones)
+        self._parts = open_parts(
+            manifest.index.files,
+            local,
+            _read_addresses(local(manifest.tombstones)) if manifest.tombstones else None,
+        )
         if self._parts.ntotal != manifest.rows:
             raise DataError(
                 store.uri_of(manifest.index.files[0].path),

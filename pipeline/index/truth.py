@@ -58,8 +58,9 @@ class Neighbours:
 
     def where(self, mask: np.ndarray) -> "Neighbours":
         """Keep the answers in `mask` (q, k) and replace the others by NO_NEIGHBOUR with score -inf."""
-        addresses = np.where(mask, self.addresses, NO_NEIGHBOUR)
-        return Neighbours(addresses, np.where(mask, self.scores, np.float32(-np.inf)))
+        return Neighbours(
+            np.where(mask, self.addresses, NO_NEIGHBOUR), np.where(mask, self.scores, np.float32(-np.inf))
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +80,9 @@ class ExactTopK:
         for addresses, vectors in batches:
             for start in range(0, len(addresses), _BLOCK_ROWS):
                 rows = slice(start, start + _BLOCK_ROWS)
-                block = self._search(wanted, addresses[rows], indexed(vectors[rows], self.transform))
-                best = self.merge(best, block)
+                best = self.merge(
+                    best, self._search(wanted, addresses[rows], indexed(vectors[rows], self.transform))
+                )
         return best
 
     def merge(self, left: Neighbours, right: Neighbours) -> Neighbours:

@@ -42,8 +42,13 @@ def augment(job: Job, stages: Stages, *, verbose: bool = False) -> Augmentation:
         )
     with lease(store, series.folder):
         parent = Corpus.load_intact(store, before.corpus.path) if before else None
-        start = ParentCorpus(parent, parent.next_ordinal if parent else 0)
-        corpus = read_corpus(job.corpus, job.augment.unit_rows, store, start, stages)
+        corpus = read_corpus(
+            job.corpus,
+            job.augment.unit_rows,
+            store,
+            ParentCorpus(parent, parent.next_ordinal if parent else 0),
+            stages,
+        )
         with (
             local_workers(plan.is_small(store, corpus), job.cluster.patience_s) as local,
             connect(job.cluster, stages, verbose=verbose, local=local) as workers,

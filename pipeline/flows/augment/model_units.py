@@ -31,8 +31,10 @@ _NO_SOURCE = "no_source"  # reason of a text for which the previous stage gave n
 def stage_folders(model_stages: Sequence[ModelStage], seed: int) -> tuple[str, ...]:
     """Folder of each stage's units, from the identities of the stages up to it and the seed."""
     identities = [stage.identity() for stage in model_stages]
-    chains = (identities[:stop] for stop in range(1, len(identities) + 1))
-    return tuple(f"{_TOP}/{digest_of([_FORMAT, seed, chain])[:16]}" for chain in chains)
+    return tuple(
+        f"{_TOP}/{digest_of([_FORMAT, seed, chain])[:16]}"
+        for chain in (identities[:stop] for stop in range(1, len(identities) + 1))
+    )
 
 
 def model_record_path(folder: str, sha256: str) -> str:
@@ -78,8 +80,9 @@ class MakeUnit:
             import torch
 
             torch.set_num_threads(self.settings.threads)
-            device = resolve(self.settings.device, float(gpu_assigned()))
-            return self.model_stages[number].start(device, self.settings)
+            return self.model_stages[number].start(
+                resolve(self.settings.device, float(gpu_assigned())), self.settings
+            )
 
         def work(unit: CorpusUnit) -> ModelStats:
             stats = ModelStats()
@@ -163,16 +166,20 @@ class MakeUnit:
     ) -> None:
         columns: dict[str, pa.Array] = {}
         for column, (texts, reasons) in enumerate(zip(*(each.T for each in outputs), strict=True)):
-            arrays = (pa.array(texts, pa.large_string()), pa.array(reasons, pa.string()))
-            columns |= zip(model_columns(column), arrays, strict=True)
+            columns |= zip(
+                model_columns(column),
+                (pa.array(texts, pa.large_string()), pa.array(reasons, pa.string())),
+                strict=True,
+            )
         path = model_record_path(folder, unit.sha256)
         name = path.removesuffix(".json")
         with self.store.scratch() as scratch:
             file = scratch / "made.parquet"
             pq.write_table(pa.table(columns), file, compression="zstd")
             stored = dict(put_by_content(self.store, file, name, unit.rows, digits=12))
-        record = UnitRecord(name=name, **stored, counts={"known": copied}, source=unit.sha256)
-        create_record(self.store, path, record)
+        create_record(
+            self.store, path, UnitRecord(name=name, **stored, counts={"known": copied}, source=unit.sha256)
+        )
 
 
 def _model_errors(

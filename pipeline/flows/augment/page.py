@@ -110,9 +110,10 @@ def _collect(made: Augmentation, named: Sequence[NamedAugmenter], most: int) -> 
 
 
 def _batches(store: Store, unit: UnitRecord, labels: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    columns = ["text", "text_key", *(name for label in labels for name in columns_of(label))]
     with pq.ParquetFile(unit.file.open(store)) as file:
-        yield from file.iter_batches(_ROWS, columns=columns)
+        yield from file.iter_batches(
+            _ROWS, columns=["text", "text_key", *(name for label in labels for name in columns_of(label))]
+        )
 
 
 def _by_reason(counts: Mapping[str, int]) -> Counter[str]:
@@ -161,8 +162,9 @@ class _PageData:
         for each in self.named:
             for label in each.labels:
                 self._measure(batch, label, each)
-        example = partial(_example, batch, self._labels)
-        self._examples = _with_sample(self._examples, batch["text_key"].to_pylist(), example, _EXAMPLES)
+        self._examples = _with_sample(
+            self._examples, batch["text_key"].to_pylist(), partial(_example, batch, self._labels), _EXAMPLES
+        )
         self.add_rejected(batch)
 
     def add_rejected(self, batch: pa.RecordBatch, only: str | None = None) -> None:
@@ -195,16 +197,21 @@ class _PageData:
     def methods(self) -> Iterator[VariantMethod]:
         """Yield each method with its histograms."""
         for each in self.named:
-            ratios, cosines = self._ratios.get(each.name), self._cosines.get(each.name)
-            yield VariantMethod(each.name, each.settings.method, each.labels, each.keep, ratios, cosines)
+            yield VariantMethod(
+                each.name,
+                each.settings.method,
+                each.labels,
+                each.keep,
+                self._ratios.get(each.name),
+                self._cosines.get(each.name),
+            )
 
     def sample(self, rates: Mapping[str, Mapping[str, int]]) -> VariantSample:
         """The sample, with reasons in the order of their frequency. rates: counts from the manifest."""
         found = {reason: tuple(each.values()) for reason, each in self._rejected.items() if each}
         total = {reason: sum(counts.get(reason, 0) for counts in rates.values()) for reason in found}
         rejected = {reason: found[reason] for reason in sorted(total, key=lambda name: (-total[name], name))}
-        examples = tuple(self._examples.values())
-        return VariantSample(self.rows, tuple(self._texts.tolist()), examples, rejected)
+        return VariantSample(self.rows, tuple(self._texts.tolist()), tuple(self._examples.values()), rejected)
 
 
 def _example(batch: pa.RecordBatch, labels: Sequence[str], row: int) -> AugmentedExample:

@@ -59,8 +59,15 @@ class VariantPlan:
             ]
             for each in self.named
         ]
-        space = open_folder(self.job.encoder).space_id if needs_encoder(self.named) else None
-        return digest_of([_FORMAT, self.job.augment.seed, space, self.job.corpus.id, own])
+        return digest_of(
+            [
+                _FORMAT,
+                self.job.augment.seed,
+                open_folder(self.job.encoder).space_id if needs_encoder(self.named) else None,
+                self.job.corpus.id,
+                own,
+            ]
+        )
 
     @property
     def folder(self) -> str:

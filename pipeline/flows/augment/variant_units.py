@@ -121,8 +121,9 @@ class AssembleUnit:
                 if each.name in made:
                     texts, reasons = (one_chunk(made[each.name][name]) for name in model_columns(number))
                 else:
-                    edited = self._edited(batch, each.name, number, edits[each.name])
-                    texts = pa.array(edited, pa.large_string())
+                    texts = pa.array(
+                        self._edited(batch, each.name, number, edits[each.name]), pa.large_string()
+                    )
                     reasons = pa.nulls(batch.num_rows, pa.string())
                 found[label] = Candidates(texts, reasons, each.keep)
         return found
@@ -141,13 +142,18 @@ class AssembleUnit:
             pa.field("text", pa.string(), nullable=False),
             pa.field("text_key", KEY, nullable=False),
         ]
-        labels = (label for each in self.named for label in each.labels)
-        variants = [pair for label in labels for pair in zip(columns_of(label), _TYPES, strict=True)]
+        variants = [
+            pair
+            for each in self.named
+            for label in each.labels
+            for pair in zip(columns_of(label), _TYPES, strict=True)
+        ]
         return pa.schema([*own, *kept, *variants])
 
     def _table(self, batch: pa.Table, judged: Mapping[str, JudgedVariants], schema: pa.Schema) -> pa.Table:
         kept = [batch[name] for name in batch.column_names if name not in _OWN]
         variants = [(each.kept, each.rejected, each.reasons, each.similarity) for each in judged.values()]
         arrays = [batch["id"], batch["text"], batch["text_key"], *kept, *chain.from_iterable(variants)]
-        cast = [array.cast(field.type) for array, field in zip(arrays, schema, strict=True)]
-        return pa.table(cast, schema=schema)
+        return pa.table(
+            [array.cast(field.type) for array, field in zip(arrays, schema, strict=True)], schema=schema
+        )

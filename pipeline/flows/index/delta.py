@@ -61,13 +61,14 @@ class Survey(PlainTask[tuple[PlacedUnit, ...], Surveyed]):
         gone, revived = self._died_and_revived(units)
         held = Dead.load(store, self.before.tombstones).addresses
         tombstones = Dead(np.union1d(held, gone[ordinal_of(gone) < base_ordinals]))
-        pairs = zip(units, live, strict=True)
         unusable, dead_queries = self._small_files(units)
         return Surveyed(
             live=live,
             gone=write_addresses(store, gone, f"{self.folder}/gone"),
             revived=revived,
-            delta=sum(count for placed, count in pairs if placed.ordinal >= base_ordinals),
+            delta=sum(
+                count for placed, count in zip(units, live, strict=True) if placed.ordinal >= base_ordinals
+            ),
             tombstones=tombstones.store_in(store, "indexes/tombstones"),
             dead_queries=dead_queries,
             unusable=unusable,

@@ -45,12 +45,9 @@ def extend_index(run: Run, vectors: IndexInput, before: ReleaseManifest) -> Buil
         SpaceMismatch: the units are of two spaces, or of another space than `before`.
     """
     if (space_id := space_of(vectors.units)) != before.space_id:
-        raise SpaceMismatch(
-            f"index of release {before.release}",
-            f"vectors of space {before.space_id}",
-            f"space {space_id}",
-            "vectors of two spaces cannot be compared: build an index of its own",
-        )
+        where, expected = f"index of release {before.release}", f"vectors of space {before.space_id}"
+        remedy = "vectors of two spaces cannot be compared: build an index of its own"
+        raise SpaceMismatch(where, expected, f"space {space_id}", remedy)
     ordered = replace(vectors, units=tuple(sorted(vectors.units, key=lambda placed: placed.ordinal)))
     source = LiveRows(run.store, space_id, run.job.corpus.id, vectors.dead)
     try:

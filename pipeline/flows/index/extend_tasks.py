@@ -61,8 +61,9 @@ class Extension:
 
     def rows_since(self, ordinal: int) -> int:
         """Count the live rows of the units from an ordinal on."""
-        pairs = zip(self.units, self.counts, strict=True)
-        return sum(count for placed, count in pairs if placed.ordinal >= ordinal)
+        return sum(
+            count for placed, count in zip(self.units, self.counts, strict=True) if placed.ordinal >= ordinal
+        )
 
 
 @dataclass(frozen=True)

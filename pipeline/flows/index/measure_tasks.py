@@ -94,38 +94,42 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
         except (FileNotFoundError, DataError) as error:
             return Measurement(unusable=str(error))
         if parts.ntotal != rows or len({fingerprint(part) for part in parts.indexes}) > 1:
-            found = f"its parts hold {parts.ntotal:,} live rows of one training where {rows:,} are expected"
-            return Measurement(unusable=found)
+            return Measurement(
+                unusable=f"its parts hold {parts.ntotal:,} live rows of one training where {rows:,} are "
+                "expected"
+            )
         own = source.holds(extension.units, queries.addresses)
-        near = recall_near_dead(parts, queries, truth, ~own)
-        size = sum(file.bytes for file in grown.files)
         measured = measure_parts(parts, queries, truth).model_copy(
-            update={"file_bytes": size, "recall_near_dead": near}
+            update={
+                "file_bytes": sum(file.bytes for file in grown.files),
+                "recall_near_dead": recall_near_dead(parts, queries, truth, ~own),
+            }
         )
         with store.scratch() as scratch:
             kept = store_truth(store, truth, scratch)
         index = extension.before.index
-        built = BuiltIndex(
-            kind=index.kind,
-            factory=index.factory,
-            dim=index.dim,
-            parts=1 + (grown.delta_ids > 0),
-            files=grown.files,
-            ids=grown.ids,
-            delta_ids=grown.delta_ids,
-            rows=rows,
-            settings=settings_of(measured),
-            measured=measured,
-            examples=examples(parts, queries[own]),
-            plan=extension.build.plan,
-            trained=extension.trained.index,
-            trained_on=index.trained_on,
-            queries=self.queries,
-            truth=kept,
-            tombstones=grown.tombstones,
-            base_ordinals=grown.base_ordinals,
+        return Measurement(
+            built=BuiltIndex(
+                kind=index.kind,
+                factory=index.factory,
+                dim=index.dim,
+                parts=1 + (grown.delta_ids > 0),
+                files=grown.files,
+                ids=grown.ids,
+                delta_ids=grown.delta_ids,
+                rows=rows,
+                settings=settings_of(measured),
+                measured=measured,
+                examples=examples(parts, queries[own]),
+                plan=extension.build.plan,
+                trained=extension.trained.index,
+                trained_on=index.trained_on,
+                queries=self.queries,
+                truth=kept,
+                tombstones=grown.tombstones,
+                base_ordinals=grown.base_ordinals,
+            )
         )
-        return Measurement(built=built)
 
     def _carried(self, queries: Any) -> tuple[Any, int]:
         """Return exact neighbours as far as they are known without a scan, and for how many queries they end

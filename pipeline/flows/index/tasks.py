@@ -88,8 +88,9 @@ class Train(PlainTask[tuple[PlacedUnit, ...], TrainedIndex]):
     build: Build
 
     def work(self, units: tuple[PlacedUnit, ...]) -> TrainedIndex:
-        path = f"{self.build.work}/trained.json"
-        return remembered(self.build.store, path, TrainedIndex, lambda: self._train(units))
+        return remembered(
+            self.build.store, f"{self.build.work}/trained.json", TrainedIndex, lambda: self._train(units)
+        )
 
     def _train(self, units: tuple[PlacedUnit, ...]) -> TrainedIndex:
         from pipeline.index.build import train, write_index
@@ -255,11 +256,19 @@ def filled_parts(store: Store, shards: tuple[ShardRecord, ...], queries: Any) ->
     fold, parts = ExactTopK(queries), []
     truth = fold.none()
     for shard in shards:
-        names = "addresses", "scores", "probe_addresses", "probe_vectors"
-        found, _ = unpack(shard.truth.read(store), *names)
+        found, _ = unpack(
+            shard.truth.read(store), *("addresses", "scores", "probe_addresses", "probe_vectors")
+        )
         truth = fold.merge(truth, Neighbours(found["addresses"], found["scores"]))
-        file = shard.part.local(store)
-        parts.append(Part(file, shard.rows, found["probe_addresses"], found["probe_vectors"], shard.space_id))
+        parts.append(
+            Part(
+                shard.part.local(store),
+                shard.rows,
+                found["probe_addresses"],
+                found["probe_vectors"],
+                shard.space_id,
+            )
+        )
     return parts, truth
 
 

@@ -171,8 +171,9 @@ def _mined(run: Run, pairs: TrainingRows, folder: str) -> Mined:
         for number in range(count)
     ]
     records = _searched(run, task, units)
-    files = tuple(record.file for record in records)
-    return Mined(files=files, counts=total(record.counts for record in records))
+    return Mined(
+        files=tuple(record.file for record in records), counts=total(record.counts for record in records)
+    )
 
 
 def _stored(run: Run, pairs: TrainingRows, folder: str) -> tuple[Corpus, int]:
@@ -194,8 +195,9 @@ def _searched(run: Run, task: MineUnit, units: Sequence[PairUnits]) -> list[Unit
     todo = [unit for unit in units if unit.number not in made]
     with run.stages("search", sum(unit.anchors.rows for unit in units)) as bar:
         bar.skip(sum(units[number].anchors.rows for number in made))
-        pool = Pool(run.workers.index_workers(run.job.cluster, max(1, len(todo))))
-        for number, record in run.workers.map_units(task, todo, pool, bar):
+        for number, record in run.workers.map_units(
+            task, todo, Pool(run.workers.index_workers(run.job.cluster, max(1, len(todo)))), bar
+        ):
             made[todo[number].number] = record
         bar.reach(sum(unit.anchors.rows for unit in todo))
     return [made[unit.number] for unit in units]
@@ -222,6 +224,7 @@ def _unit(texts: pa.Array, role: str, first: int, store: Store) -> CorpusUnit:
         pa.repeat(pa.scalar(role), len(texts)),
         rows,
     ]
-    table = pa.Table.from_arrays(columns, schema=schema)
-    stored = table_by_content(store, table, "units/pairs/unit", **writer_options(schema))
+    stored = table_by_content(
+        store, pa.Table.from_arrays(columns, schema=schema), "units/pairs/unit", **writer_options(schema)
+    )
     return CorpusUnit(name=stored.path, **dict(stored), ordinal=0)

@@ -85,8 +85,9 @@ class Relate:
         lines, asked = [], []
         for anchors, positives in units:
             own, other = _keys(self.store, positives), _keys(self.store, anchors)
-            addresses = to_addresses(positives.ordinal, np.arange(len(own)))
-            table = pa.table({"key": own, "address": addresses, "anchor": other})
+            table = pa.table(
+                {"key": own, "address": to_addresses(positives.ordinal, np.arange(len(own))), "anchor": other}
+            )
             lines.append(table if parts == 1 else table.filter(_in_part(own, part, parts)))
             asked.append(pc.unique(other if parts == 1 else other.filter(_in_part(other, part, parts))))
         return pa.concat_tables(lines).combine_chunks(), pc.unique(pa.concat_arrays(asked))
@@ -216,8 +217,13 @@ class MineUnit:
             position[batch] = np.arange(len(batch))
             rows = np.flatnonzero((position[codes] >= 0) & usable)
             mine = position[codes[rows]]
-            candidates = Neighbours(found.addresses[mine], found.scores[mine])
-            picked[rows] = pick(candidates, cosines[rows], units.first + rows, self.settings, self.seed)
+            picked[rows] = pick(
+                Neighbours(found.addresses[mine], found.scores[mine]),
+                cosines[rows],
+                units.first + rows,
+                self.settings,
+                self.seed,
+            )
             progress(done := done + len(rows))
         progress(done, last=True)
         return picked, usable
@@ -225,12 +231,12 @@ class MineUnit:
     def _known(self, anchors: pa.Array) -> list[np.ndarray]:
         """Return, for each anchor, the addresses of the texts that cannot be its negatives."""
         found = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
-        file = pq.ParquetFile(self.known.open(self.source.store))
-        for batch in file.iter_batches():
+        for batch in pq.ParquetFile(self.known.open(self.source.store)).iter_batches():
             positions = pc.index_in(batch["anchor"], value_set=anchors)
             ours = pc.is_valid(positions)
-            own_positions = positions.filter(ours).to_numpy().astype(np.int64)
-            found.append((own_positions, batch["address"].filter(ours).to_numpy()))
+            found.append(
+                (positions.filter(ours).to_numpy().astype(np.int64), batch["address"].filter(ours).to_numpy())
+            )
         positions, addresses = (np.concatenate(parts) for parts in zip(*found, strict=True))
         order = np.argsort(positions, kind="stable")
         return np.split(addresses[order], np.searchsorted(positions[order], np.arange(1, len(anchors))))

@@ -84,8 +84,7 @@ def plan_of(settings: TrainSettings) -> Plan:
     sources = tuple(open_training_rows(source, columns, optional) for source in settings.data)
     rows = _order(settings, sources, contiguous=order == "contiguous")
     steps = max(1, round(settings.epochs * rows.steps_per_epoch))
-    counts = tuple(source.counts for source in sources)
-    return Plan(rows, min(steps, settings.max_steps or steps), counts)
+    return Plan(rows, min(steps, settings.max_steps or steps), tuple(source.counts for source in sources))
 
 
 def open_dev(settings: TrainSettings) -> "DevSet | None":

@@ -74,8 +74,12 @@ class TrainRank:
             # a new objective, because the trained one may be sharded, on a GPU, or compiled
             objective = self._objective()
             objective.load_state_dict(load_state(chosen)["objective"])
-            outcome = Outcome(course.number, course.best, share.world, device, tuple(objective.warnings()))
-            publish(self.run, self.settings, objective.product(), outcome)
+            publish(
+                self.run,
+                self.settings,
+                objective.product(),
+                Outcome(course.number, course.best, share.world, device, tuple(objective.warnings())),
+            )
 
     def _follow(
         self,
@@ -113,9 +117,10 @@ class TrainRank:
 
         if self.dev is not None:
             return {}
-        count = batches_needed(self.plan.order, self.plan.steps)
         with closing(self._batches(self.plan.steps, share)) as batches:
-            return measure_same_rows(course.training, list(islice(batches, count)))
+            return measure_same_rows(
+                course.training, list(islice(batches, batches_needed(self.plan.order, self.plan.steps)))
+            )
 
     def _log(self, course: "TrainCourse", share: RankSlice) -> "AbstractContextManager[TrainingLog | None]":
         """Open the log of the first rank; None on others."""
@@ -127,10 +132,11 @@ class TrainRank:
         objective, watch = course.training.objective, self.settings.watch
         for warning in objective.warnings():
             say(warning)
-        tracked = TrackedRun(self.run.name, self.run.store, self.run.definition, course.number)
         return TrainingLog(
             MetricsFile(self.run.store, METRICS, step=course.number),
-            open_trackers(watch, tracked),
+            open_trackers(
+                watch, TrackedRun(self.run.name, self.run.store, self.run.definition, course.number)
+            ),
             every=watch.steps,
             steps_per_epoch=self.plan.order.steps_per_epoch,
             positives=objective.has_positive_pairs,

@@ -72,8 +72,14 @@ class RankGroup:
     @classmethod
     def of(cls, train: TrainSettings, cluster: ClusterSettings) -> "RankGroup":
         """Return the workers that the settings ask for."""
-        resources = cluster.cpus_per_worker, cluster.gpus_per_worker
-        return cls(train.workers, *resources, train.threads, train.failures, cluster.patience_s)
+        return cls(
+            train.workers,
+            cluster.cpus_per_worker,
+            cluster.gpus_per_worker,
+            train.threads,
+            train.failures,
+            cluster.patience_s,
+        )
 
     def __str__(self) -> str:
         return f"{self.workers} workers of {self.cpus:g} CPUs and {self.gpus:g} GPUs"
@@ -192,9 +198,10 @@ def _work(config: dict[str, Any]) -> None:
     with call.alive(), listening() as heard:
         if share.rank == 0:
             call.begin(0)  # if any rank hangs, the first one waits for it, without progress
-        report = partial(_report, call, heard, share.rank)
         try:
-            config["work"](share, str(ray.train.torch.get_device()), report)
+            config["work"](
+                share, str(ray.train.torch.get_device()), partial(_report, call, heard, share.rank)
+            )
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 "train",

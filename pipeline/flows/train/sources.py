@@ -31,11 +31,11 @@ def pinned(settings: TrainSettings) -> Iterator[TrainSettings]:
 
 def _reading(settings: TrainSettings, uris: Sequence[str | None]) -> TrainSettings:
     """Return the settings with other URIs of their data; None keeps a URI."""
-    sources = (
+    sources = tuple(
         source.model_copy(update={"uri": uri or source.uri})
         for source, uri in zip(settings.data, uris, strict=True)
     )
-    return settings.model_copy(update={"data": tuple(sources)})
+    return settings.model_copy(update={"data": sources})
 
 
 def _fit(given: Sequence[PairSettings], newest: Sequence[str | None], sources: Sequence[str]) -> bool:

@@ -145,10 +145,10 @@ def begin(run: RunFolder, plan: Plan, encoder: str, sources: Sequence[str] = ())
             sources=tuple(sources),
         )
     )
-    steps = (
-        int(entry.path.rpartition("/")[2].split("-")[1]) for entry in run.store.list(CHECKPOINTS, ".json")
+    done = max(
+        (int(entry.path.rpartition("/")[2].split("-")[1]) for entry in run.store.list(CHECKPOINTS, ".json")),
+        default=0,
     )
-    done = max(steps, default=0)
     if done:
         say(f"training {run.name} continues after step {done:,} of {plan.steps:,}")
     return done
