@@ -35,8 +35,9 @@ class Proportion(Settings):
         value, z2 = hits / trials, _Z**2 / count
         centre = (value + z2 / 2) / (1 + z2)
         half = _Z * math.sqrt(value * (1 - value) / count + z2 / (4 * count)) / (1 + z2)
-        low, high = max(0.0, centre - half), min(1.0, centre + half)
-        return cls(hits=hits, trials=trials, value=value, low=low, high=high)
+        return cls(
+            hits=hits, trials=trials, value=value, low=max(0.0, centre - half), high=min(1.0, centre + half)
+        )
 
 
 class CurvePoint(Settings):

@@ -230,6 +230,7 @@ def _check_found(index: Any, part: Part) -> None:
 
 def _best_scores(index: Any, queries: np.ndarray) -> np.ndarray:
     nlist = nlist_of(index)
-    parameters = list_search(index, min(_PROBED_LISTS, nlist)) if nlist else None
-    scores, _ = index.search(queries, 1, params=parameters)
+    scores, _ = index.search(
+        queries, 1, params=list_search(index, min(_PROBED_LISTS, nlist)) if nlist else None
+    )
     return np.asarray(scores[:, 0])

@@ -101,8 +101,9 @@ class ExactTopK:
         )
 
     def _search(self, wanted: np.ndarray, addresses: np.ndarray, vectors: np.ndarray) -> Neighbours:
-        count = min(self.keep + 1, len(vectors))
-        scores, rows = faiss.knn(wanted, vectors, count, metric=faiss.METRIC_INNER_PRODUCT)
+        scores, rows = faiss.knn(
+            wanted, vectors, min(self.keep + 1, len(vectors)), metric=faiss.METRIC_INNER_PRODUCT
+        )
         found = np.where(rows >= 0, addresses[rows], NO_NEIGHBOUR)
         others = (found != NO_NEIGHBOUR) & (found != self.queries.addresses[:, None])
         return Neighbours(found, scores).where(others)

@@ -40,8 +40,9 @@ def check_augmenters(job: Job) -> tuple[NamedAugmenter, ...]:
             "rename the column",
         )
     for each in named:
-        own_keep = f"augment.variants.{each.name}.keep"
-        check_keep(each.keep, "augment.keep" if each.settings.keep is None else own_keep)
+        check_keep(
+            each.keep, "augment.keep" if each.settings.keep is None else f"augment.variants.{each.name}.keep"
+        )
     for each in named:
         each.augmenter.check()
     if needs_encoder(named):

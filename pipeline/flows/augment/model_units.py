@@ -136,8 +136,10 @@ class MakeUnit:
         if folder is None:
             return [(corpus["text"].to_pylist(), [None] * unit.rows)], keys
         table = read_outputs(self.store, folder, unit)
-        pairs = map(model_columns, range(table.num_columns // 2))
-        return [(table[text].to_pylist(), table[reason].to_pylist()) for text, reason in pairs], keys
+        return [
+            (table[text].to_pylist(), table[reason].to_pylist())
+            for text, reason in map(model_columns, range(table.num_columns // 2))
+        ], keys
 
     def _copy_known(
         self, unit: CorpusUnit, folder: str, texts: np.ndarray, reasons: np.ndarray

@@ -37,9 +37,10 @@ class VariantPlan:
     @cached_property
     def model_stages(self) -> Mapping[str, tuple[ModelStage, ...]]:
         """Stages of each augmenter with models, by the name of its variants."""
-        augmenters = {each.name: each.augmenter for each in self.named}
         return {
-            name: each.model_stages() for name, each in augmenters.items() if isinstance(each, ModelAugmenter)
+            each.name: each.augmenter.model_stages()
+            for each in self.named
+            if isinstance(each.augmenter, ModelAugmenter)
         }
 
     @cached_property
@@ -171,5 +172,7 @@ def _describe(stats: ModelStats) -> str:
     if not stats.texts or not stats.seconds:
         return ""
     work = ModelWork("", stats, stats.seconds)
-    rate = f"{work.per_s('texts'):,.0f} texts and {work.per_s('tokens_out'):,.0f} tokens written"
-    return f"{stats.texts:,} texts; {rate} a second of a worker; padding {work.padding:.1%}"
+    return (
+        f"{stats.texts:,} texts; {work.per_s('texts'):,.0f} texts and {work.per_s('tokens_out'):,.0f} tokens "
+        f"written a second of a worker; padding {work.padding:.1%}"
+    )

@@ -58,11 +58,10 @@ def _pairs(
     half = len(sentences) // 2
     for row in np.argsort(-gaps, kind="stable")[:_PAIRS].tolist():
         if gaps[row] > 0:
-            said = f"{gold[row]:g}" if kind == "sts" else _SAID[int(gold[row])]
             yield DifferingPair(
                 sentences[row][:_LETTERS],
                 sentences[half + row][:_LETTERS],
-                said,
+                f"{gold[row]:g}" if kind == "sts" else _SAID[int(gold[row])],
                 (float(values[0][row]), float(values[1][row])),
                 (float(ranks[0][row]), float(ranks[1][row])),
             )

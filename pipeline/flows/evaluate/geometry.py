@@ -110,8 +110,11 @@ def _sampled(job: Job, workers: Workers) -> Sample:
     texts = workers.run(
         SampleTexts(releases.store, job.evaluate.geometry.sentences, 1, corpus.dead), corpus.units, Pool(1)
     )
-    why = f"the corpus has {len(texts)} different texts" if len(texts) < _FEWEST else ""
-    return Sample(texts, source=source, why=why)
+    return Sample(
+        texts,
+        source=source,
+        why=f"the corpus has {len(texts)} different texts" if len(texts) < _FEWEST else "",
+    )
 
 
 def _texts_of_pairs(texts: Sample, pairs: Sample, settings: GeometrySettings) -> Sample:
@@ -162,5 +165,6 @@ def _series(candidates: Sequence[Contender], measured: dict[str, EncoderGeometry
 def _plain_name(space_id: str, candidates: Sequence[Contender]) -> str:
     """Return the name of an encoder without any transform."""
     alike = [each for each in candidates if each.space_id == space_id]
-    without = f"{alike[0].name} without its transform"
-    return next((each.name for each in alike if each.transform_id is None), without)
+    return next(
+        (each.name for each in alike if each.transform_id is None), f"{alike[0].name} without its transform"
+    )

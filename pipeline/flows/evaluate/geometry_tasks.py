@@ -59,8 +59,9 @@ class MeasureEncoder(PlainTask[Subject, EncoderGeometry]):
                 self.encode.dtype,
             ]
         )
-        path = f"geometry/{digest[:24]}.json"
-        return remembered(self.store, path, EncoderGeometry, lambda: self._measured(subject))
+        return remembered(
+            self.store, f"geometry/{digest[:24]}.json", EncoderGeometry, lambda: self._measured(subject)
+        )
 
     def _measured(self, subject: Subject) -> EncoderGeometry:
         encoder = loaded(subject.encoder, self.encode)

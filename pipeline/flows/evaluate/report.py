@@ -137,10 +137,11 @@ def _differences(row: TaskRow | AverageRow, names: Sequence[str]) -> Iterator[di
 
 
 def _candidate(contender: Contender, numerics: dict[str, int], speed: float | None) -> EvaluatedCandidate:
-    overrides = (f"{name}={value}" for name, value in contender.overrides.items())
     return EvaluatedCandidate(
         contender.name,
-        " ".join([contender.encoder.path, *overrides]),
+        " ".join(
+            [contender.encoder.path, *(f"{name}={value}" for name, value in contender.overrides.items())]
+        ),
         contender.dim,
         contender.space_id,
         f"{contender.kind} to {contender.k} components" if contender.kind else None,
@@ -156,14 +157,13 @@ def _row(measured: MeasuredTask) -> TaskRow:
     results = [each.result for each in measured.scored]
     draws = [each.draws.numbers() if each.draws else None for each in measured.scored]
     names = dict.fromkeys(name for result in results for name in result.figures)
-    parts = ((name, tuple(result.figures.get(name) for result in results)) for name in names)
     return TaskRow(
         measured.task.name,
         measured.task.kind,
         results[0].metric,
         results[0].count,
         *_figures([result.value for result in results], draws),
-        tuple(parts),
+        tuple((name, tuple(result.figures.get(name) for result in results)) for name in names),
         *facts_in_words([result.facts for result in results]),
         measured.task.description,
     )
@@ -180,10 +180,14 @@ def _averages(evaluation: Evaluation) -> Iterator[AverageRow]:
         names = found[0].members
         members = [measured[name] for name in names]
         draws = [_mean_draws(members, index) for index in range(len(found))]
-        values = [each.value if math.isfinite(each.value) else None for each in found]
         measured_only = f"average of the {len(names)} measured: {', '.join(names)}"
         label = found[0].label if found[0].complete else measured_only
-        yield AverageRow(label, names, found[0].complete, *_figures(values, draws))
+        yield AverageRow(
+            label,
+            names,
+            found[0].complete,
+            *_figures([each.value if math.isfinite(each.value) else None for each in found], draws),
+        )
 
 
 def _mean_draws(members: Sequence[MeasuredTask], index: int) -> np.ndarray | None:
@@ -200,11 +204,14 @@ def _figures(
     Differences are paired: a resample has the same rows for every candidate.
     """
     first, zeroth = values[0], draws[0]
-    differences: list[ScoreEstimate | None] = [None]
-    for value, each in zip(values[1:], draws[1:], strict=True):
-        gap = None if value is None or first is None else value - first
-        differences.append(_estimate(gap, None if each is None or zeroth is None else each - zeroth))
-    return tuple(map(_estimate, values, draws)), tuple(differences)
+    differences = [
+        _estimate(
+            None if value is None or first is None else value - first,
+            None if each is None or zeroth is None else each - zeroth,
+        )
+        for value, each in zip(values[1:], draws[1:], strict=True)
+    ]
+    return tuple(map(_estimate, values, draws)), (None, *differences)
 
 
 def _estimate(value: float | None, draws: np.ndarray | None) -> ScoreEstimate:

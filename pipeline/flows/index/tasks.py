@@ -256,9 +256,7 @@ def filled_parts(store: Store, shards: tuple[ShardRecord, ...], queries: Any) ->
     fold, parts = ExactTopK(queries), []
     truth = fold.none()
     for shard in shards:
-        found, _ = unpack(
-            shard.truth.read(store), *("addresses", "scores", "probe_addresses", "probe_vectors")
-        )
+        found, _ = unpack(shard.truth.read(store), "addresses", "scores", "probe_addresses", "probe_vectors")
         truth = fold.merge(truth, Neighbours(found["addresses"], found["scores"]))
         parts.append(
             Part(

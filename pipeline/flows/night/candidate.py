@@ -115,12 +115,6 @@ def make_manifest(run: Run, previous: PreviousRelease, made: CandidateParts) -> 
     """Describe the candidate; its gates are added when it has been judged."""
     corpus, decision, index = made.corpus, made.decision, made.built
     content = corpus.to_json()
-    record = FileRef(
-        path=corpus_path(corpus.id),
-        sha256=sha256(content).hexdigest(),
-        rows=corpus.rows,
-        bytes=len(content),
-    )
     return ReleaseManifest(
         parent=previous.release.release if previous.release else None,
         space_id=made.live.placed[0].unit.space_id or "",
@@ -137,7 +131,12 @@ def make_manifest(run: Run, previous: PreviousRelease, made: CandidateParts) -> 
         index=index.index_files(),
         ids=index.ids,
         encoder=made.encoder,
-        corpus=record,
+        corpus=FileRef(
+            path=corpus_path(corpus.id),
+            sha256=sha256(content).hexdigest(),
+            rows=corpus.rows,
+            bytes=len(content),
+        ),
         choices=made.choices,
         counts=counts(corpus, made.live, previous, run.store),
         settings=run.job.model_dump(mode="json"),

@@ -75,9 +75,14 @@ def check_room(room: Room, store: Store, root: str) -> str:
         ConfigError: there is too little on the root's disk, or on that of temporary files.
     """
     kept, free = sum(room.kept.values()), store.free_bytes()
-    remedy = "make room (manta releases prune), or choose another release.root"
     if free is not None:
-        _check(root, kept + room.scratch, free, room, remedy)
+        _check(
+            root,
+            kept + room.scratch,
+            free,
+            room,
+            "make room (manta releases prune), or choose another release.root",
+        )
         return f"{size(free)} free, about {size(kept + room.scratch)} needed: {room.sentence}"
     folder = tempfile.gettempdir()
     free = LocalStore(folder).free_bytes() or 0

@@ -88,7 +88,6 @@ def look(corpus: CorpusSettings, id_column: str | None = None, text_column: str 
     text = text_column or _text(corpus, values, id_column)
     id_column = id_column or _id(corpus, values, text)
     strings = [value for value in values[text] if isinstance(value, str)]
-    scripts = [SCRIPTS[number] for number in scripts_of(pa.array(strings, pa.large_string())).tolist()]
     return CorpusLook(
         files=len(files),
         rows=max(map(len, values.values()), default=0),
@@ -97,7 +96,9 @@ def look(corpus: CorpusSettings, id_column: str | None = None, text_column: str 
         text=text,
         keep=_kept(values, id_column, text),
         language=_language(strings),
-        script=_most_common(scripts),
+        script=_most_common(
+            [SCRIPTS[number] for number in scripts_of(pa.array(strings, pa.large_string())).tolist()]
+        ),
     )
 
 
@@ -125,8 +126,11 @@ def _sampled(files: Sequence[SourceFile]) -> Values:
 
 
 def _parquet(stream: Any) -> list[dict[str, Any]]:
-    batches = islice(pq.ParquetFile(stream).iter_batches(_BATCH), _ROWS // _BATCH // _FILES + 1)
-    return [row for batch in batches for row in batch.to_pylist()]
+    return [
+        row
+        for batch in islice(pq.ParquetFile(stream).iter_batches(_BATCH), _ROWS // _BATCH // _FILES + 1)
+        for row in batch.to_pylist()
+    ]
 
 
 def _json(stream: Any, uri: str) -> list[dict[str, Any]]:

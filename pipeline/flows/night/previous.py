@@ -154,10 +154,9 @@ def _published_settings(job: Job) -> dict[str, object]:
         del whiten[name]
     if job.whiten.mode == "off":
         whiten = {"mode": "off"}
-    index = {name: value for name, value in settings["index"].items() if name != "shards"}
     return {
         "whiten": whiten,
-        "index": index,
+        "index": {name: value for name, value in settings["index"].items() if name != "shards"},
         "vectors": settings["encode"]["vectors"],
         "nprobe for": settings["gates"]["recall_at_10"],
         "query_prompt": settings["encoder"]["query_prompt"],

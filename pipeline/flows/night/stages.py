@@ -56,14 +56,6 @@ def corpus_choice(corpus: Corpus, previous: PreviousRelease) -> Choice:
     """Describe the changes of tonight's corpus, with their numbers."""
     changes, first_new = corpus.changes, previous.corpus.next_ordinal if previous.corpus else 0
     rows, dead = sum(unit.rows for unit in corpus.units), sum(unit.dead for unit in corpus.units)
-    numbers = {
-        "files": len(corpus.files),
-        "files_read": corpus.read_files,
-        **changes.model_dump(),
-        "rows_in_new_units": sum(unit.rows for unit in corpus.units if unit.ordinal >= first_new),
-        "dead_rows": dead,
-        "unit_rows": rows,
-    }
     counted = (
         f"{changes.new:,} rows new, {changes.changed:,} changed, {changes.deleted:,} deleted, "
         f"{changes.unchanged:,} unchanged"
@@ -74,9 +66,24 @@ def corpus_choice(corpus: Corpus, previous: PreviousRelease) -> Choice:
     elif corpus.anew:
         chosen, sentence = "anew", f"all rows stand in new units, since {corpus.anew}: {counted}; {read}"
     else:
-        kept = f"{dead:,} of the units' {rows:,} rows are dead"
-        chosen, sentence = "kept", f"{counted} since release {previous.release.release}; {read}, {kept}"
-    return Choice(what="corpus", chosen=chosen, sentence=sentence, numbers=numbers)
+        chosen, sentence = (
+            "kept",
+            f"{counted} since release {previous.release.release}; {read}, {dead:,} of the units' {rows:,} "
+            "rows are dead",
+        )
+    return Choice(
+        what="corpus",
+        chosen=chosen,
+        sentence=sentence,
+        numbers={
+            "files": len(corpus.files),
+            "files_read": corpus.read_files,
+            **changes.model_dump(),
+            "rows_in_new_units": sum(unit.rows for unit in corpus.units if unit.ordinal >= first_new),
+            "dead_rows": dead,
+            "unit_rows": rows,
+        },
+    )
 
 
 @contextmanager

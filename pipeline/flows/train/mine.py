@@ -184,8 +184,8 @@ def _stored(run: Run, pairs: TrainingRows, folder: str) -> tuple[Corpus, int]:
             units.append(unit)
             bar.add(unit[0].rows)
     stored = [*(positives for _, positives in units), *(anchors for anchors, _ in units)]
-    numbered = (unit.model_copy(update={"ordinal": ordinal}) for ordinal, unit in enumerate(stored))
-    return Corpus(id=folder, digest=folder, units=tuple(numbered)), len(units)
+    numbered = tuple(unit.model_copy(update={"ordinal": ordinal}) for ordinal, unit in enumerate(stored))
+    return Corpus(id=folder, digest=folder, units=numbered), len(units)
 
 
 def _searched(run: Run, task: MineUnit, units: Sequence[PairUnits]) -> list[UnitRecord]:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from pipeline.flows.index.records import BuiltIndex
 from pipeline.flows.rows import LiveRows, PlacedUnit, row_addresses
-from pipeline.flows.workers.tasks import progress
+from pipeline.flows.workers.tasks import PlainTask, progress
 from pipeline.settings.training import MineSettings
 from pipeline.store.address import row_of, to_addresses
 from pipeline.store.arrays import one_chunk
@@ -54,16 +54,13 @@ class Related(Stored):
 
 
 @dataclass(frozen=True)
-class Relate:
+class Relate(PlainTask[Sequence[tuple[CorpusUnit, CorpusUnit]], Related]):
     """Compare the texts of all pairs by their keys, one part of the keys at a time."""
 
     store: Store
 
-    def start(self) -> Callable[[Sequence[tuple[CorpusUnit, CorpusUnit]]], Related]:
-        """Return the work: units of anchors and of positives to their equal texts."""
-        return self._work
-
-    def _work(self, units: Sequence[tuple[CorpusUnit, CorpusUnit]]) -> Related:
+    def work(self, units: Sequence[tuple[CorpusUnit, CorpusUnit]]) -> Related:
+        """Return the equal texts among units of anchors and of positives."""
         parts = -(-sum(unit.rows for _, unit in units) // _LINES)
         repeats = []
         with self.store.scratch() as scratch:
@@ -166,12 +163,6 @@ class MineUnit:
         rows, ranks = np.nonzero(picked >= 0)
         negatives = ids.take(picked[rows, ranks])["text"]
         texts = (one_chunk(table["text"]).take(rows) for table in (anchors, positives))
-        counts = {
-            "pairs": len(picked),
-            "rows": len(rows),
-            "mined": len(np.unique(rows)),
-            "unusable": int((~usable).sum()),
-        }
         # the name does not depend on the content, since readers take all files of the folder
         name = f"{self.folder}/rows/part-{units.number:05d}.parquet"
         with store.scratch() as scratch:
@@ -183,7 +174,12 @@ class MineUnit:
                 rows=len(rows),
                 bytes=file.stat().st_size,
                 sha256=sha256_of(file),
-                counts=counts,
+                counts={
+                    "pairs": len(picked),
+                    "rows": len(rows),
+                    "mined": len(np.unique(rows)),
+                    "unusable": int((~usable).sum()),
+                },
                 space_id=self.source.space_id,
             )
             store.put(file, name)

@@ -116,10 +116,9 @@ def _order(settings: TrainSettings, sources: Sequence[TrainingRows], *, contiguo
             "blend",
             "leave it out",
         )
-    parts = rows_per_source(settings.order.batch_rows, weights)
     orders = tuple(
         kind(source, settings.order.model_copy(update={"batch_rows": rows}))
-        for source, rows in zip(sources, parts, strict=True)
+        for source, rows in zip(sources, rows_per_source(settings.order.batch_rows, weights), strict=True)
     )
     roles = tuple(role for role in sources[0].roles if all(role in source.roles for source in sources))
     rows = tuple(source.counts["rows"] for source in sources)

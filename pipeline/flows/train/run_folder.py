@@ -142,11 +142,10 @@ class RunFolder:
                     "set train.name or train.root to another folder",
                 )
         elif record.digest != self.digest:
-            differing = "; ".join(_differing(record.definition, self.definition))
             raise ConfigError(
                 f"train.name {self.name}",
                 "the settings that this training began with",
-                differing or "another version of the program",
+                "; ".join(_differing(record.definition, self.definition)) or "another version of the program",
                 "set these as they were (workers, threads, cluster, checkpoint and watch may change), "
                 "or another train.name",
             )

@@ -80,8 +80,10 @@ def opened(job: Job) -> tuple[Job, RunFolder]:
             continue
         if record is not None and record.digest == run.digest and run.result() is None:
             if settings != newest:
-                manifests = ", ".join(record.sources)
-                say(f"training {run.name} continues with {manifests}, though there is a later manifest")
+                say(
+                    f"training {run.name} continues with {', '.join(record.sources)}, though there is a "
+                    "later manifest"
+                )
             return one, run
     return _opened(job, newest)
 

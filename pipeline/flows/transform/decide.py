@@ -68,8 +68,12 @@ class Decision:
         numbers = {**self.numbers, **(self.comparison.numbers() if self.comparison else {})}
         for curve in self.curves:
             numbers |= curve.numbers()
-        chosen = f"{'kept' if self.since else 'decided'}, {'used' if self.used else 'not used'}"
-        return Choice(what="whitening", chosen=chosen, sentence=self.sentence, numbers=numbers)
+        return Choice(
+            what="whitening",
+            chosen=f"{'kept' if self.since else 'decided'}, {'used' if self.used else 'not used'}",
+            sentence=self.sentence,
+            numbers=numbers,
+        )
 
 
 def decide_transform(

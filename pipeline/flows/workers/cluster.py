@@ -136,8 +136,11 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
     }
     if address == "local":
         _keep_token()
-        options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE}
-        options["_system_config"] = _PROCESSES
+        options |= {
+            "include_dashboard": False,
+            "object_store_memory": _OBJECT_STORE,
+            "_system_config": _PROCESSES,
+        }
     try:
         with (
             _hushed(verbose) as reopen,
@@ -161,8 +164,10 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
         ) from error
     except Exception as error:
         # Ray raises a plain Exception for a node that is not up in time
-        expected = isinstance(error, (ConnectionError, TimeoutError, RuntimeError))
-        if not expected and type(error) is not Exception:
+        if (
+            not isinstance(error, (ConnectionError, TimeoutError, RuntimeError))
+            and type(error) is not Exception
+        ):
             raise
         raise no_answer(address, named, f"{type(error).__name__}: {error}") from error
 
@@ -185,11 +190,10 @@ def _within(patience_s: float, address: str, named: str, reopen: Callable[[], No
         named: setting that names the address.
         reopen: opens standard error, where the error is written.
     """
-    failure = no_answer(address, named, f"no answer within {patience_s:g} s (cluster.patience_s)")
 
     def end() -> None:
         reopen()
-        give_up(failure)
+        give_up(no_answer(address, named, f"no answer within {patience_s:g} s (cluster.patience_s)"))
 
     timer = threading.Timer(patience_s, end)
     timer.daemon = True
