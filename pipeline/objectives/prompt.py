@@ -47,7 +47,7 @@ class Prompt(HeadedContrast):
         for name, subtract in (("_reading", denoise), ("_product", False)):
             self.set_unregistered(name, PromptedEncoder(self.encoder, first, limit=limit, denoise=subtract))
         self.dim, self.temperature = self._reading.dim, temperature
-        self.head, self.truncates = head_of(head, self.dim), head == "none"
+        self.head, self.allows_truncation = head_of(head, self.dim), head == "none"
         self._frames = (self._reading.frame, self._reading.frame_of(second))
 
     def views(self, batch: Batch) -> Sequence[View]:

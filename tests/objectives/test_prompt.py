@@ -75,6 +75,17 @@ def cosines(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return F.normalize(a, dim=1) @ F.normalize(b, dim=1).T / 0.05
 
 
+def test_without_a_head_the_loss_is_defined_at_several_lengths(folders):
+    settings = TrainSettings(objective={"name": "prompt", "options": {"head": "none"}}, matryoshka=(4, 8))
+    encoder = load_trainable(open_folder(EncoderSettings(path=str(folders["bert"]))), dropout=0.0)
+    objective, given = build_objective(settings, encoder), batch(folders["bert"], text=TEXTS)
+    first, second = (view.encode() for view in objective.views(given))
+    expected = sum(
+        F.cross_entropy(cosines(first[:, :dim], second[:, :dim]), torch.arange(len(TEXTS))) for dim in (4, 8)
+    )
+    torch.testing.assert_close(objective.loss((first, second), given).total, expected)
+
+
 @pytest.mark.parametrize(("family", "templates"), [("bert", BERT), ("roberta", ROBERTA)])
 @pytest.mark.parametrize("denoise", [True, False])
 def test_the_unsupervised_loss_compares_two_templates_through_the_head(folders, family, templates, denoise):
