@@ -112,12 +112,14 @@ def proportions_chart(counts: Mapping[str, Mapping[str, int]], colour: Mapping[s
         counts: number of variants by label, and by "kept" or the reason of rejection.
         colour: CSS class of each reason.
     """
-    drawn = "".join(
-        _label_bar(label, each, colour, _ROW_HEIGHT * number)
-        for number, (label, each) in enumerate(counts.items())
+    return svg(
+        "Proportions of kept variants, and of rejected variants by reason",
+        *(
+            _label_bar(label, each, colour, _ROW_HEIGHT * number)
+            for number, (label, each) in enumerate(counts.items())
+        ),
+        height=_ROW_HEIGHT * len(counts),
     )
-    label = "Proportions of kept variants, and of rejected variants by reason"
-    return svg(drawn, label, (WIDTH, _ROW_HEIGHT * len(counts)))
 
 
 def histogram_chart(histogram: VariantHistogram, measure: str) -> Markup:
@@ -125,13 +127,17 @@ def histogram_chart(histogram: VariantHistogram, measure: str) -> Markup:
     low, high = histogram.range
     most = max((sum(both) for both in zip(histogram.kept, histogram.rejected, strict=True)), default=0)
     frame = ChartFrame((low, high), (0, _HEADROOM * (most / max(histogram.total, 1) or 1)))
-    bars = "".join(
-        _bars(frame, histogram, number)
-        for number in range(len(histogram.kept))
-        if histogram.kept[number] or histogram.rejected[number]
+    return svg(
+        f"Variants by {measure}",
+        y_axis(frame, ticks(*frame.y, 4), percent),
+        x_axis(frame, ticks(low, high, 6), measure),
+        *(
+            _bars(frame, histogram, number)
+            for number in range(len(histogram.kept))
+            if histogram.kept[number] or histogram.rejected[number]
+        ),
+        _bounds(frame, histogram),
     )
-    axes = y_axis(frame, ticks(*frame.y, 4), percent) + x_axis(frame, ticks(low, high, 6), measure)
-    return svg(axes + bars + _bounds(frame, histogram), f"Variants by {measure}")
 
 
 def _label_bar(label: str, counts: Mapping[str, int], colour: Mapping[str, str], top: float) -> str:

@@ -29,12 +29,18 @@ def difference_chart(rows: Sequence[tuple[str, Sequence[TaskDifference | None]]]
     ends = (abs(end) for _, row in rows for found in row if found for end in found if end is not None)
     most = max(ends, default=0.0) * 1.08 or 1.0
     frame, base = _Scale((-most, most), (0, 1)), _TOP + _ROW * len(rows)
-    drawn = "".join(_grid_line(frame, x, base) for x in ticks(-most, most, 8))
-    for number, (name, differences) in enumerate(rows):
-        drawn += _row(frame, name, differences, _TOP + _ROW * (number + 0.5))
-    size = (WIDTH, base + _BOTTOM)
-    drawn += text_at((_LEFT + WIDTH - _RIGHT) / 2, size[1] - 5, f"difference in {unit}", "middle title")
-    return svg(drawn, f"Differences in {unit} with their intervals", size)
+    height = base + _BOTTOM
+    return svg(
+        f"Differences in {unit} with their intervals",
+        *(_grid_line(frame, x, base) for x in ticks(-most, most, 8)),
+        *(
+            _row(frame, name, differences, _TOP + _ROW * (number + 0.5))
+            for number, (name, differences) in enumerate(rows)
+        ),
+        text_at((_LEFT + WIDTH - _RIGHT) / 2, height - 5, f"difference in {unit}", "middle title"),
+        width=WIDTH,
+        height=height,
+    )
 
 
 class _Scale(ChartFrame):

@@ -94,10 +94,10 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def svg(content: str, label: str, size: tuple[int, int] = (WIDTH, HEIGHT)) -> Markup:
-    """Wrap the content of a chart of size (width, height) in an svg element."""
+def svg(label: str, *parts: str, width: int = WIDTH, height: int = HEIGHT) -> Markup:
+    """Put the parts of a chart, each drawn over those before it, into an svg element."""
     return Markup(
-        f'<svg viewBox="0 0 {size[0]} {size[1]}" role="img" aria-label="{escape(label)}">{content}</svg>'
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
     )
 
 
@@ -204,15 +204,16 @@ def cosine_areas(histograms: Sequence[tuple[str, Histogram]], room: float, items
     ends = [edge for _, one in histograms for edge in occupied_range(one)]
     highest = max(max(one.counts) / one.total for _, one in histograms)
     frame = ChartFrame((min(*ends, -0.1), max(*ends, 0.1)), (0, room * highest))
-    areas = "".join(area(frame, one, name) for name, one in histograms)
-    means = "".join(
-        rule(frame.px(one.mean), TOP, frame.px(one.mean), HEIGHT - BOTTOM, f"mean {name}")
-        for name, one in histograms
+    return svg(
+        f"Cosines of random pairs of {items}",
+        x_axis(frame, ticks(*frame.x, 6), f"cosine of two random {items}"),
+        y_axis(frame, ticks(*frame.y, 4), percent),
+        *(area(frame, one, name) for name, one in histograms),
+        *(
+            rule(frame.px(one.mean), TOP, frame.px(one.mean), HEIGHT - BOTTOM, f"mean {name}")
+            for name, one in histograms
+        ),
     )
-    axes = x_axis(frame, ticks(*frame.x, 6), f"cosine of two random {items}") + y_axis(
-        frame, ticks(*frame.y, 4), percent
-    )
-    return svg(axes + areas + means, f"Cosines of random pairs of {items}")
 
 
 def occupied_range(histogram: Histogram) -> tuple[float, float]:

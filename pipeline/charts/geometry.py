@@ -56,23 +56,27 @@ def layer_chart(curves: Sequence[Points], metric: str) -> Markup:
     room = 0.08 * ((high - low) or 1)
     layers = sorted({int(x) for curve in curves for x, _ in curve})
     frame = ChartFrame((0, 1.13 * max(layers[-1], 1)), (low - room * (low < 0), high + room))
-    marks = "".join(
-        line(frame, curve, colour(number)) + _dots(frame, curve, colour(number))
-        for number, curve in enumerate(curves)
+    return svg(
+        f"{metric} by layer",
+        x_axis(frame, without_overlap(frame, layers), "layer"),
+        y_axis(frame, ticks(*frame.y, 5)),
+        *(
+            line(frame, curve, colour(number)) + _dots(frame, curve, colour(number))
+            for number, curve in enumerate(curves)
+        ),
+        _labels([_last(frame, curve, colour(number)) for number, curve in enumerate(curves)]),
     )
-    labels = _labels([_last(frame, curve, colour(number)) for number, curve in enumerate(curves)])
-    axes = x_axis(frame, without_overlap(frame, layers), "layer") + y_axis(frame, ticks(*frame.y, 5))
-    return svg(axes + marks + labels, f"{metric} by layer")
 
 
 def spectra_chart(spectra: Sequence[Sequence[float]]) -> Markup:
     """Draw singular values divided by the largest, by rank, on a logarithmic axis."""
     frame = ChartFrame((1, max(2, *map(len, spectra))), (-_DECADES, 0))
-    lines = "".join(line(frame, _shown(spectrum), colour(number)) for number, spectrum in enumerate(spectra))
-    axes = x_axis(frame, [1, *ticks(1, frame.x[1], 4)], "component, by size") + y_axis(
-        frame, range(-_DECADES, 1), lambda power: f"{10.0**power:g}"
+    return svg(
+        "Singular values relative to the largest, by rank, logarithmic",
+        x_axis(frame, [1, *ticks(1, frame.x[1], 4)], "component, by size"),
+        y_axis(frame, range(-_DECADES, 1), lambda power: f"{10.0**power:g}"),
+        *(line(frame, _shown(spectrum), colour(number)) for number, spectrum in enumerate(spectra)),
     )
-    return svg(axes + lines, "Singular values relative to the largest, by rank, logarithmic")
 
 
 def cosines_chart(histograms: Sequence[Histogram]) -> Markup:
@@ -91,17 +95,17 @@ def bands_chart(bands: Sequence[Histogram], low: float, number: int) -> Markup:
     frame = ChartFrame((low, 1), (0, 1))
     highest = max((count / band.total for band in bands if band.total for count in band.counts), default=1.0)
     step = (HEIGHT - TOP - BOTTOM) / len(bands)
-    rows = [
-        _row(frame, band, HEIGHT - BOTTOM - index * step, 0.94 * step / highest, colour(number))
-        for index, band in enumerate(bands)
-    ]
-    names = (
-        text_at(LEFT - 7, HEIGHT - BOTTOM - index * step - 4, f"{index} – {index + 1}", "end")
-        for index in range(len(bands))
-    )
     return svg(
-        "".join([x_axis(frame, ticks(low, 1, 6), "cosine"), *rows, *names]),
         "Cosines of pairs by human score",
+        x_axis(frame, ticks(low, 1, 6), "cosine"),
+        *(
+            _row(frame, band, HEIGHT - BOTTOM - index * step, 0.94 * step / highest, colour(number))
+            for index, band in enumerate(bands)
+        ),
+        *(
+            text_at(LEFT - 7, HEIGHT - BOTTOM - index * step - 4, f"{index} – {index + 1}", "end")
+            for index in range(len(bands))
+        ),
     )
 
 
@@ -121,17 +125,17 @@ def hubs_chart(found: Sequence[Sequence[int]], k: int) -> Markup:
         for one in found
     ]
     frame = ChartFrame((0, len(names)), (0, 1.1 * max(max(each) for each in proportions)))
-    bars = "".join(
-        _bar(frame, index, number, len(proportions), each[index])
-        for number, each in enumerate(proportions)
-        for index in range(len(names))
+    places = [(index + 0.5, name) for index, name in enumerate(names)]
+    return svg(
+        "Sentences by how often they are a neighbour",
+        y_axis(frame, ticks(*frame.y, 5), percent),
+        *(
+            _bar(frame, index, number, len(proportions), each[index])
+            for number, each in enumerate(proportions)
+            for index in range(len(names))
+        ),
+        named_x_axis(frame, places, f"times among the {k} nearest of others"),
     )
-    axes = y_axis(frame, ticks(*frame.y, 5), percent) + named_x_axis(
-        frame,
-        [(index + 0.5, name) for index, name in enumerate(names)],
-        f"times among the {k} nearest of others",
-    )
-    return svg(axes + bars, "Sentences by how often they are a neighbour")
 
 
 def edits_chart(edits: Sequence[Sequence[EditBin]]) -> Markup:
@@ -139,38 +143,39 @@ def edits_chart(edits: Sequence[Sequence[EditBin]]) -> Markup:
     bins = edits[0]
     values = [rank for each in edits for one in each for rank in (one.similarity, one.gold)]
     frame = ChartFrame((0.5, len(bins) + 0.5), (max(0.0, min(values) - 0.06), min(1.0, max(values) + 0.06)))
-    lines = "".join(
-        line(frame, [(index + 1, one.similarity) for index, one in enumerate(each)], colour(number))
-        for number, each in enumerate(edits)
+    names = [(index + 1.0, f"{one.distance:.0f}") for index, one in enumerate(bins)]
+    return svg(
+        "Rank by cosine and by human score, by edit distance",
+        y_axis(frame, ticks(*frame.y, 4), percent),
+        named_x_axis(frame, names, "edit distance of the pair, in bins of equal size"),
+        *(
+            line(frame, [(index + 1, one.similarity) for index, one in enumerate(each)], colour(number))
+            for number, each in enumerate(edits)
+        ),
+        line(frame, [(index + 1, one.gold) for index, one in enumerate(bins)], "people"),
     )
-    human = line(frame, [(index + 1, one.gold) for index, one in enumerate(bins)], "people")
-    axes = y_axis(frame, ticks(*frame.y, 4), percent) + named_x_axis(
-        frame,
-        [(index + 1.0, f"{one.distance:.0f}") for index, one in enumerate(bins)],
-        "edit distance of the pair, in bins of equal size",
-    )
-    return svg(axes + lines + human, "Rank by cosine and by human score, by edit distance")
 
 
 def plane_chart(points: Sequence[tuple[float, float]]) -> Markup:
     """Draw (uniformity, alignment) of each space as a point; lower left is better."""
     frame = ChartFrame(_padded([x for x, _ in points]), _padded([y for _, y in points]))
-    dots = "".join(
-        dot(
-            frame.px(x),
-            frame.py(y),
-            f"point {colour(number)}",
-            6,
-            f"uniformity {three_digits(x)}, alignment {three_digits(y)}",
-        )
-        for number, (x, y) in enumerate(points)
+    return svg(
+        "Alignment against uniformity",
+        x_axis(frame, ticks(*frame.x, 5), "uniformity: spread of all sentences"),
+        y_axis(frame, ticks(*frame.y, 5)),
+        text_at(LEFT + 6, HEIGHT - BOTTOM - 7, "↙ better", "start soft"),
+        *(
+            dot(
+                frame.px(x),
+                frame.py(y),
+                f"point {colour(number)}",
+                6,
+                f"uniformity {three_digits(x)}, alignment {three_digits(y)}",
+            )
+            for number, (x, y) in enumerate(points)
+        ),
+        _labels([_beside(frame, point, colour(number)) for number, point in enumerate(points)]),
     )
-    texts = _labels([_beside(frame, point, colour(number)) for number, point in enumerate(points)])
-    corner = text_at(LEFT + 6, HEIGHT - BOTTOM - 7, "↙ better", "start soft")
-    axes = x_axis(frame, ticks(*frame.x, 5), "uniformity: spread of all sentences") + y_axis(
-        frame, ticks(*frame.y, 5)
-    )
-    return svg(axes + corner + dots + texts, "Alignment against uniformity")
 
 
 def three_digits(value: float) -> str:

@@ -41,11 +41,13 @@ def spectrum_chart(raw: Sequence[float], whitened: Sequence[float] | None) -> Ma
     """Draw singular values, largest first, divided by the largest: one line each."""
     components = max(len(raw), len(whitened or ()))
     frame = ChartFrame((1, components), (0, 1))
-    lines = line(frame, thin_ranks(raw), "raw") + (
-        line(frame, thin_ranks(whitened), "whitened") if whitened else ""
+    return svg(
+        "Singular values relative to the largest, by rank",
+        x_axis(frame, [1, *ticks(1, components, 4)], "component, by size"),
+        y_axis(frame, [0, 0.5, 1]),
+        line(frame, thin_ranks(raw), "raw"),
+        line(frame, thin_ranks(whitened), "whitened") if whitened else "",
     )
-    axes = x_axis(frame, [1, *ticks(1, components, 4)], "component, by size") + y_axis(frame, [0, 0.5, 1])
-    return svg(axes + lines, "Singular values relative to the largest, by rank")
 
 
 def cosine_chart(raw: Histogram, whitened: Histogram | None) -> Markup:
@@ -57,17 +59,18 @@ def length_chart(lengths: Histogram, limit: int) -> Markup:
     """Draw texts by their number of tokens; truncated texts are one bar at the right."""
     bars = _bars(lengths, limit)
     frame = ChartFrame((0, bars[-1][1]), (0, 1.06 * max(count for *_, count in bars)))
-    drawn = "".join(
-        _bar(frame, low, high, count, "cut" if low > limit else "lengths") for low, high, count in bars
+    x = frame.px(limit)
+    cut = (
+        rule(x, TOP, x, HEIGHT - BOTTOM, "target"),
+        text_at(x - 5, TOP + 9, f"cut at {limit}", "end note"),
     )
-    axes = x_axis(frame, ticks(0, min(limit, bars[-1][1]), 6), "tokens in a text") + y_axis(
-        frame, ticks(*frame.y, 4), compact
+    return svg(
+        "Texts by number of tokens",
+        x_axis(frame, ticks(0, min(limit, bars[-1][1]), 6), "tokens in a text"),
+        y_axis(frame, ticks(*frame.y, 4), compact),
+        *(_bar(frame, low, high, count, "cut" if low > limit else "lengths") for low, high, count in bars),
+        *(cut if lengths.counts[-1] else ()),
     )
-    if lengths.counts[-1]:
-        drawn += rule(frame.px(limit), TOP, frame.px(limit), HEIGHT - BOTTOM, "target") + text_at(
-            frame.px(limit) - 5, TOP + 9, f"cut at {limit}", "end note"
-        )
-    return svg(axes + drawn, "Texts by number of tokens")
 
 
 class RecallPoint(NamedTuple):
@@ -95,12 +98,13 @@ def recall_chart(
     if target is not None:
         drawn = rule(LEFT, frame.py(target), WIDTH - RIGHT, frame.py(target), "target") + drawn
         drawn += text_at(LEFT + 4, frame.py(target) - 5, f"target {percent(target)}", "start note")
-    axes = x_axis(
-        frame,
-        without_overlap(frame, log_ticks(*frame.x)),
-        f"milliseconds per query; next to the dots: {effort}",
-    ) + y_axis(frame, ticks(low, 1, 4), percent)
-    return svg(axes + drawn, f"Recall at 10 against milliseconds, by {effort}")
+    label = f"milliseconds per query; next to the dots: {effort}"
+    return svg(
+        f"Recall at 10 against milliseconds, by {effort}",
+        x_axis(frame, without_overlap(frame, log_ticks(*frame.x)), label),
+        y_axis(frame, ticks(low, 1, 4), percent),
+        drawn,
+    )
 
 
 def choice_chart(points: Sequence[tuple[int, float]], chosen: int, setting: str) -> Markup:
@@ -121,8 +125,12 @@ def choice_chart(points: Sequence[tuple[int, float]], chosen: int, setting: str)
         drawn += dot(x, y, "dot" + " chosen" * best, 5 if best else 2.6, words)
         if best:
             drawn += text_at(x, y - 11, words, f"{side(x)} chosen")
-    axes = x_axis(frame, without_overlap(frame, values), setting) + y_axis(frame, ticks(*frame.y, 4))
-    return svg(axes + drawn, f"Scores for {setting}, the chosen one marked")
+    return svg(
+        f"Scores for {setting}, the chosen one marked",
+        x_axis(frame, without_overlap(frame, values), setting),
+        y_axis(frame, ticks(*frame.y, 4)),
+        drawn,
+    )
 
 
 def _bar(frame: ChartFrame, low: float, high: float, count: int, name: str) -> str:

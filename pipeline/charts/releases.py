@@ -24,8 +24,10 @@ def history_chart(
         low = min(low, high - _MIN_RANGE * abs(high))
     room = _ROOM * ((high - low) or abs(high) or 1.0)
     frame = ChartFrame((numbers[0], numbers[-1]), (low if from_zero else low - room, high + room))
-    dots = "".join(f'<circle class="dot" cx="{frame.px(x)}" cy="{frame.py(y)}" r="2.6"/>' for x, y in points)
-    axes = x_axis(frame, without_overlap(frame, numbers), "release") + y_axis(
-        frame, ticks(*frame.y, 4), label
+    return svg(
+        f"{name} by release",
+        x_axis(frame, without_overlap(frame, numbers), "release"),
+        y_axis(frame, ticks(*frame.y, 4), label),
+        line(frame, points, "whitened"),
+        *(f'<circle class="dot" cx="{frame.px(x)}" cy="{frame.py(y)}" r="2.6"/>' for x, y in points),
     )
-    return svg(axes + line(frame, points, "whitened") + dots, f"{name} by release")

@@ -102,31 +102,31 @@ def curves_chart(
     values = [y for points in shown for _, y in points]
     values += [end for end in (level and level[0], axis.floor) if end is not None]
     frame = steps.frame(*_roomy(values, axis.floor))
-    drawn = y_axis(frame, ticks(*frame.y, 5), axis.label) + steps.axis(frame)
-    drawn += "".join(
-        _faint(frame, points, number) for number, points in enumerate(curves) if len(points) > POINTS
+    return svg(
+        f"{what} over the steps",
+        y_axis(frame, ticks(*frame.y, 5), axis.label),
+        steps.axis(frame),
+        *(_faint(frame, points, number) for number, points in enumerate(curves) if len(points) > POINTS),
+        _level(frame, *level) if level is not None else "",
+        *(_line(frame, points, number) for number, points in enumerate(shown)),
     )
-    if level is not None:
-        y = frame.py(level[0])
-        drawn += rule(LEFT, y, WIDTH - RIGHT, y, "target") + text_at(
-            WIDTH - RIGHT - 4, y - 5, level[1], "end note value"
-        )
-    drawn += "".join(_line(frame, points, number) for number, points in enumerate(shown))
-    return svg(drawn, f"{what} over the steps")
 
 
 def dev_chart(points: Points, best: float, steps: StepAxis, name: str) -> Markup:
     """Draw the scores on dev, called `name`, with the score at step `best` marked."""
     low, high = _roomy([y for _, y in points])
     frame = steps.frame(low, high + 0.14 * (high - low))  # room for the label
-    dots = "".join(_dot(frame, point, "dot") for point in points) if len(points) <= _MOST_DOTS else ""
     chosen = next(point for point in points if point[0] == best)
     x, words = frame.px(best), f"{chosen[1]:.2f} at step {best:,.0f}"
-    marked = _dot(frame, chosen, "dot chosen", 5) + text_at(
-        x, frame.py(chosen[1]) - 11, words, f"{side(x)} chosen"
+    return svg(
+        f"{name} over the steps",
+        y_axis(frame, ticks(*frame.y, 5)),
+        steps.axis(frame),
+        line(frame, points, colour(0)),
+        *(_dot(frame, point, "dot") for point in points if len(points) <= _MOST_DOTS),
+        _dot(frame, chosen, "dot chosen", 5),
+        text_at(x, frame.py(chosen[1]) - 11, words, f"{side(x)} chosen"),
     )
-    axes = y_axis(frame, ticks(*frame.y, 5)) + steps.axis(frame)
-    return svg(axes + line(frame, points, colour(0)) + dots + marked, f"{name} over the steps")
 
 
 def trajectory_chart(points: Sequence[tuple[float, float]], first: int) -> Markup:
@@ -138,12 +138,15 @@ def trajectory_chart(points: Sequence[tuple[float, float]], first: int) -> Marku
     """
     course = smoothed(points, _COURSE_POINTS)
     frame = ChartFrame(_roomy([x for x, _ in course]), _roomy([y for _, y in course]))
-    drawn = x_axis(frame, ticks(*frame.x, 5), "uniformity: spread of all texts")
-    drawn += y_axis(frame, ticks(*frame.y, 5)) + _better(frame, course[0], course[-1])
-    drawn += line(frame, course, colour(0))
     named = {"start": course[0], "end": course[-1]} if len(course) > 1 else {f"step {first:,}": course[0]}
-    drawn += "".join(_named(frame, point, name) for name, point in named.items())
-    return svg(drawn, "Alignment against uniformity, from the first step to the last")
+    return svg(
+        "Alignment against uniformity, from the first step to the last",
+        x_axis(frame, ticks(*frame.x, 5), "uniformity: spread of all texts"),
+        y_axis(frame, ticks(*frame.y, 5)),
+        _better(frame, course[0], course[-1]),
+        line(frame, course, colour(0)),
+        *(_named(frame, point, name) for name, point in named.items()),
+    )
 
 
 def rate(value: float) -> str:
@@ -157,6 +160,14 @@ def smoothed(points: Sequence[tuple[float, float]], most: int = POINTS) -> list[
     size = math.ceil(len(points) / most) or 1
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [(median(x for x, _ in group), median(y for _, y in group)) for group in groups]
+
+
+def _level(frame: ChartFrame, value: float, label: str) -> str:
+    """Draw a labelled horizontal line at a reference value."""
+    y = frame.py(value)
+    return rule(LEFT, y, WIDTH - RIGHT, y, "target") + text_at(
+        WIDTH - RIGHT - 4, y - 5, label, "end note value"
+    )
 
 
 def _faint(frame: ChartFrame, points: Points, number: int) -> str:
@@ -183,10 +194,9 @@ def _named(frame: ChartFrame, point: tuple[float, float], name: str) -> str:
     x, y = frame.px(point[0]), frame.py(point[1])
     right = x > (LEFT + WIDTH) / 2
     title = f"{name}: uniformity {three_digits(point[0])}, alignment {three_digits(point[1])}"
-    label = text_at(
+    return dot(x, y, "dot chosen" if name == "end" else "dot", 5, title) + text_at(
         x + (-10 if right else 10), y + 4, name, f"{colour(0)} value {'end' if right else 'start'}"
     )
-    return dot(x, y, "dot chosen" if name == "end" else "dot", 5, title) + label
 
 
 def _better(frame: ChartFrame, *ends: tuple[float, float]) -> str:

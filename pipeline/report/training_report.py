@@ -131,9 +131,8 @@ class TrainingReport:
     @property
     def kept_step(self) -> int:
         """Step of the weights of the encoder."""
-        if self.best_step is not None and self.settings.dev.keep == "best":
-            return self.best_step
-        return self.steps
+        best = self.best_step if self.settings.dev.keep == "best" else None
+        return self.steps if best is None else best
 
     @property
     def train_length(self) -> int | None:
