@@ -30,7 +30,6 @@ class QueryEncoder(Protocol):
 
     def encode(self, texts: Sequence[str], *, query: bool = False) -> np.ndarray:
         """Encode n texts: (n, dim)."""
-        ...
 
 
 class MtebModel:
@@ -67,17 +66,19 @@ class MtebModel:
 
         The revision is the id of the vector space, with that of the transform.
         """
-        suffix = getattr(self._transform, "transform_id", "") if self._transform is not None else ""
+        suffix = getattr(self._transform, "transform_id", "")
         empty = _mteb().models.ModelMeta.create_empty()
-        known = {
-            "name": self._name,
-            "revision": f"{self._encoder.space_id[:16]}{'-' if suffix else ''}{suffix[:16]}",
-            "max_tokens": self._encoder.max_length,
-            "embed_dim": int(getattr(self._transform, "k", self._encoder.dim)),
-            "framework": ["PyTorch"],
-            "similarity_fn_name": "cosine",
-        }
-        return type(empty).model_validate({**empty.model_dump(), **known})
+        return type(empty).model_validate(
+            {
+                **empty.model_dump(),
+                "name": self._name,
+                "revision": f"{self._encoder.space_id[:16]}{'-' if suffix else ''}{suffix[:16]}",
+                "max_tokens": self._encoder.max_length,
+                "embed_dim": int(getattr(self._transform, "k", self._encoder.dim)),
+                "framework": ["PyTorch"],
+                "similarity_fn_name": "cosine",
+            }
+        )
 
 
 def mteb_model(

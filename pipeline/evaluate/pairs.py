@@ -60,26 +60,25 @@ class PairsTask(EvaluationTask):
             "precision at best F1": 100 * f1.precision,
             "recall at best F1": 100 * f1.recall,
         }
-        facts = {
-            "similarity": self.similarity,
-            "positives": int(positive.sum()),
-            "negatives": int((~positive).sum()),
-            "without_label": dropped,
-            "missing_texts": rows.missing("sentence1", "sentence2"),
-            "threshold_accuracy": _finite(accuracy.threshold),
-            "threshold_f1": _finite(f1.threshold),
-            "thresholds": "chosen on these pairs themselves: accuracy and F1 are the best possible, "
-            "not what new pairs would give",
-        }
         warning = f"{self.name}: every pair has the same {self.similarity} similarity"
         return Score(
             f"average precision x100, {self.similarity}",
             figures["average precision"],
             len(rows),
-            figures,
-            facts,
-            () if np.ptp(predicted) else (warning,),
-            {"prediction": predicted, "positive": positive},
+            figures=figures,
+            facts={
+                "similarity": self.similarity,
+                "positives": int(positive.sum()),
+                "negatives": int((~positive).sum()),
+                "without_label": dropped,
+                "missing_texts": rows.missing("sentence1", "sentence2"),
+                "threshold_accuracy": _finite(accuracy.threshold),
+                "threshold_f1": _finite(f1.threshold),
+                "thresholds": "chosen on these pairs themselves: accuracy and F1 are the best possible, "
+                "not what new pairs would give",
+            },
+            warnings=() if np.ptp(predicted) else (warning,),
+            evidence={"prediction": predicted, "positive": positive},
         )
 
     def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:

@@ -70,10 +70,11 @@ class TransferProtocol:
         parts = {name: np.flatnonzero(split == name) for name in (TRAIN, DEV, TEST)}
         if TEST not in self.splits:
             return self._nested(solver, x, y)
-        if DEV in self.splits:
-            model, chosen = self._by_dev(solver, x, y, parts)
-        else:
-            model, chosen = self._by_folds(solver, x[parts[TRAIN]], y[parts[TRAIN]])
+        model, chosen = (
+            self._by_dev(solver, x, y, parts)
+            if DEV in self.splits
+            else self._by_folds(solver, x[parts[TRAIN]], y[parts[TRAIN]])
+        )
         return TransferOutcome(
             parts[TEST],
             model.predict(x[parts[TEST]])[0, 0],

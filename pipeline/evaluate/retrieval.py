@@ -142,12 +142,11 @@ def _by_positive(rows: TaskRows) -> SearchProblem:
     target = {text: index for index, text in enumerate(dict.fromkeys(targets))}
     found = [(query[q], target[t]) for q, t in zip(queries, targets, strict=True)]
     pairs = np.unique(np.array(found, np.int64).reshape(-1, 2), axis=0)
-    relevant = np.split(pairs[:, 1], np.flatnonzero(np.diff(pairs[:, 0])) + 1) if len(pairs) else []
     return SearchProblem(
         [*query, *target],
         queries=np.arange(len(query)),
         targets=len(query) + np.arange(len(target)),
-        relevant=relevant,
+        relevant=[pairs[rows, 1] for rows in grouped(pairs[:, 0]) if len(rows)],
         own=np.full(len(query), -1),
     )
 

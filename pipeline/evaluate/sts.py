@@ -122,8 +122,8 @@ class StsTask(EvaluationTask):
 
     def score(self, vectors: Vectors) -> Score:
         pairs = self.pairs()
-        x = vectors_of(vectors, [*pairs.left, *pairs.right], self.name)
-        predicted = paired(self.similarity, *np.split(x, 2))
+        left, right = np.split(vectors_of(vectors, [*pairs.left, *pairs.right], self.name), 2)
+        predicted = paired(self.similarity, left, right)
         evidence = {"prediction": predicted, "gold": pairs.gold, "stratum": pairs.subset}
         figures = _correlations(evidence, pairs.names)
         value = figures[f"Spearman {self.settings.aggregation}"]
@@ -134,24 +134,22 @@ class StsTask(EvaluationTask):
                 f"none of {len(pairs.names)}",
                 "use evaluate.aggregation=all or larger subsets",
             )
-        facts = {
-            "similarity": self.similarity,
-            "aggregation": self.settings.aggregation,
-            "pairs": len(pairs.gold),
-            "without_gold": pairs.dropped,
-            "missing_texts": pairs.missing,
-            "subsets": dict(
-                zip(pairs.names, np.bincount(pairs.subset, minlength=len(pairs.names)).tolist(), strict=True)
-            ),
-        }
+        counts = np.bincount(pairs.subset, minlength=len(pairs.names)).tolist()
         return Score(
             f"Spearman x100, {self.similarity}, {self.settings.aggregation}",
             value,
             len(pairs.gold),
-            {name: each for name, each in figures.items() if not np.isnan(each)},
-            facts,
-            tuple(self._warnings(pairs, predicted)),
-            evidence,
+            figures={name: each for name, each in figures.items() if not np.isnan(each)},
+            facts={
+                "similarity": self.similarity,
+                "aggregation": self.settings.aggregation,
+                "pairs": len(pairs.gold),
+                "without_gold": pairs.dropped,
+                "missing_texts": pairs.missing,
+                "subsets": dict(zip(pairs.names, counts, strict=True)),
+            },
+            warnings=tuple(self._warnings(pairs, predicted)),
+            evidence=evidence,
         )
 
     def _warnings(self, pairs: StsPairs, predicted: np.ndarray) -> Iterator[str]:

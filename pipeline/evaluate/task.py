@@ -20,7 +20,6 @@ class Vectors(Protocol):
 
     def __call__(self, sentences: Sequence[str]) -> np.ndarray:
         """Encode the sentences."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -41,12 +41,6 @@ class TripletsTask(EvaluationTask):
         anchor, positive, negative = np.split(vectors_of(vectors, self.sentences(), self.name), 3)
         margin = paired(self.similarity, anchor, positive) - paired(self.similarity, anchor, negative)
         right, ties = margin > 0, int((margin == 0).sum())
-        facts = {
-            "similarity": self.similarity,
-            "ties": ties,
-            "ties_count_as": "wrong",
-            "missing_texts": rows.missing(*ROLES),
-        }
         warning = (
             f"{self.name}: {ties:,} of {len(rows):,} triplets have equal similarities and count as wrong"
         )
@@ -54,10 +48,15 @@ class TripletsTask(EvaluationTask):
             f"accuracy x100, {self.similarity}",
             100 * float(right.mean()),
             len(rows),
-            {"mean margin": float(margin.mean())},
-            facts,
-            (warning,) if ties else (),
-            {"right": right},
+            figures={"mean margin": float(margin.mean())},
+            facts={
+                "similarity": self.similarity,
+                "ties": ties,
+                "ties_count_as": "wrong",
+                "missing_texts": rows.missing(*ROLES),
+            },
+            warnings=(warning,) if ties else (),
+            evidence={"right": right},
         )
 
     def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:

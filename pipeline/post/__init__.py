@@ -38,49 +38,39 @@ class Transform(Protocol):
     @property
     def space_id(self) -> str:
         """Id of the space of the vectors that the transform was fitted to."""
-        ...
 
     @property
     def transform_id(self) -> str:
         """sha256 (hex) of the transform's content."""
-        ...
 
     @property
     def fitted_rows(self) -> int:
         """Number of rows of the fit."""
-        ...
 
     @property
     def k(self) -> int:
         """Dimension of the output."""
-        ...
 
     @property
     def shortage(self) -> str | None:
         """Reason why the fit must not be used, namely too few rows; None if it may be used."""
-        ...
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about the fit, for reports."""
-        ...
 
     def affine(self) -> Affine | None:
         """Return the map as a matrix and a bias; None if it is not affine: an index cannot hold it then."""
-        ...
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Transform x (n, d): (n, k) float32."""
-        ...
 
     def to_bytes(self) -> bytes:
         """Return the content of the transform's file; equal fits give equal bytes."""
-        ...
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         """Read the output of `to_bytes`; raise DataError if it is damaged."""
-        ...
 
 
 @runtime_checkable
@@ -99,7 +89,6 @@ class FromMoments(Protocol):
         Raises:
             DataError: the vectors do not allow a fit.
         """
-        ...
 
 
 TRANSFORMS: Registry[type[Transform]] = Registry("transform", __name__)

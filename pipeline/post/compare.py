@@ -93,9 +93,12 @@ class Halves:
 
     def score(self, transform: Map | None = None) -> float:
         """Compute the mean reciprocal rank of transformed vectors, or of raw ones without a transform."""
-        if transform is None:
-            return mean_reciprocal_rank(self.first, self.second)
-        return mean_reciprocal_rank(transform(self.first), transform(self.second))
+        first, second = (
+            (self.first, self.second)
+            if transform is None
+            else (transform(self.first), transform(self.second))
+        )
+        return mean_reciprocal_rank(first, second)
 
 
 @dataclass(frozen=True, eq=False)

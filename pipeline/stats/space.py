@@ -99,12 +99,14 @@ def sentence_space(x: np.ndarray, texts: Sequence[str], neighbours: int, seed: i
     found: tuple[int, ...] = ()
     if len(x) > neighbours:
         hubs = hubness(x, neighbours)
-        values = {
-            "hub_skewness": hubs.skewness,
-            "largest_hub": hubs.largest_proportion,
-            "antihubs": hubs.antihub_proportion,
+        figures |= {
+            name: Metric(value=value, count=len(x), of="sentences")
+            for name, value in (
+                ("hub_skewness", hubs.skewness),
+                ("largest_hub", hubs.largest_proportion),
+                ("antihubs", hubs.antihub_proportion),
+            )
         }
-        figures |= {name: Metric(value=value, count=len(x), of="sentences") for name, value in values.items()}
         found = tuple(np.bincount(hubs.counts).tolist())
     else:
         missing["hubness"] = f"needs more than {neighbours} sentences, there are {len(x)}"
@@ -132,11 +134,11 @@ def with_pairs(space: Space, sentences: np.ndarray, pairs: ScoredPairs, seed: in
     row = {sentence: number for number, sentence in enumerate(pairs.sentences)}
     left, right = (sentences[[row[sentence] for sentence in side]] for side in (pairs.left, pairs.right))
     similarity, positive = cosines(left, right), pairs.gold > POSITIVE
-    aligned = None
-    if positive.any():
-        aligned = Metric(
-            value=alignment(left[positive], right[positive]), count=int(positive.sum()), of="pairs"
-        )
+    aligned = (
+        Metric(value=alignment(left[positive], right[positive]), count=int(positive.sum()), of="pairs")
+        if positive.any()
+        else None
+    )
     why = [
         "all cosines are equal" if np.ptp(other) else "all pairs have the same value"
         for other in (pairs.edits, pairs.gold)

@@ -48,4 +48,3 @@ class Solver(Protocol):
             parts: (F, n) bool, True for the rows of a training part; every class occurs in every part.
             strengths: S strengths of the penalty.
         """
-        ...

@@ -48,9 +48,12 @@ class Lbfgs:
         curvature = (proportion * (1.0 - proportion)).mean() * np.r_[np.maximum(variance, 0.0), 1.0]
         scale = 1.0 / np.sqrt(curvature[:, None] + penalty)[:, None, None]
         shape = (rows.shape[1], len(proportion), len(parts), len(strengths))
-        objective = _objective(rows, y, parts, penalty[:, None, None], scale, shape)
         found = minimize(
-            objective, np.zeros(int(np.prod(shape))), jac=True, method="L-BFGS-B", options=OPTIONS
+            _objective(rows, y, parts, penalty[:, None, None], scale, shape),
+            np.zeros(int(np.prod(shape))),
+            jac=True,
+            method="L-BFGS-B",
+            options=OPTIONS,
         )
         weights = (found.x.reshape(shape) * scale).transpose(2, 3, 1, 0)
         plain = weights[..., :-1] @ axes.T

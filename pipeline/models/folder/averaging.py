@@ -29,10 +29,11 @@ class Averages:
 
     def identity(self, files: Mapping[str, str]) -> dict[str, Any]:
         """Settings that vectors depend on; {} by default. files: sha256 by name."""
-        found: dict[str, Any] = {"exclude": [*self.exclude, self.frequent]} if self.exclude else {}
-        if self.sif is not None:
-            found["sif"] = self.sif
-        return found | ({"frequencies": files[FREQUENCIES]} if self.counts else {})
+        return {
+            **({"exclude": [*self.exclude, self.frequent]} if self.exclude else {}),
+            **({"sif": self.sif} if self.sif is not None else {}),
+            **({"frequencies": files[FREQUENCIES]} if self.counts else {}),
+        }
 
 
 def averages_of(

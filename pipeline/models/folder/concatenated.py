@@ -43,10 +43,8 @@ def open_joined(
     first, *others = parts.values()
     for other in others:
         _check_alike(first, other)
-    normalize = settings.normalize
-    if normalize is None:
-        normalize = all(part.normalize for part in parts.values())
-    tail = ("normalize",) if normalize else ()
+    by_default = all(part.normalize for part in parts.values())
+    tail = ("normalize",) if settings.normalize or (settings.normalize is None and by_default) else ()
     return replace(
         first,
         path=path,

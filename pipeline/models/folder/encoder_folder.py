@@ -91,9 +91,8 @@ class EncoderFolder:
 
     def file(self, relative: str) -> Path:
         """Path of one of `files`. Word counts may be stored outside; a copy of the encoder includes them."""
-        if relative == FREQUENCIES and self.averages.counts:
-            return self.averages.counts
-        return self.path / relative
+        counts = self.averages.counts
+        return counts if counts and relative == FREQUENCIES else self.path / relative
 
     def beside_config(self, name: str) -> Path:
         """Path of a file of the transformer module, such as tokenizer.json."""

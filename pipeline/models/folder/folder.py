@@ -201,9 +201,7 @@ def _prompts(settings: EncoderSettings, path: Path) -> tuple[str, str]:
         prompt = next((prompts[name] for name in _DOCUMENT_PROMPTS if prompts.get(name)), None)
     if prompt is None:
         prompt = prompts.get(default, "")
-    if settings.query_prompt is not None:
-        return prompt, settings.query_prompt
-    return prompt, own_query or prompt
+    return prompt, settings.query_prompt if settings.query_prompt is not None else own_query or prompt
 
 
 def _family(config: dict[str, Any]) -> str:

@@ -73,8 +73,9 @@ def read_frequencies(file: Path) -> Frequencies:
         table = pq.ParquetFile(file)
         names = table.schema_arrow.names
         if missing := [name for name in ("word", "count") if name not in names]:
-            found = f"no {missing[0]} among {', '.join(names[:8])}"
-            raise _unusable(file, "the columns word and count", found)
+            raise _unusable(
+                file, "the columns word and count", f"no {missing[0]} among {', '.join(names[:8])}"
+            )
         words, counts = table.read(columns=["word", "count"]).select(["word", "count"]).columns
     except (pa.ArrowException, OSError) as error:
         raise _unusable(file, "a readable Parquet file", " ".join(str(error).split())[:200]) from None
@@ -87,11 +88,11 @@ def read_frequencies(file: Path) -> Frequencies:
     words = words.cast(pa.string())
     values = np.asarray(pc.cast(counts.cast(number), pa.float64(), safe=False).to_numpy())
     bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
-    if len(bad) or not values.any():
-        found = "only zeros" if len(values) else "no row"
-        if len(bad):
-            found = f"{values[bad[0]]:g} for {words[bad[0]].as_py()!r}"
-        raise _unusable(file, "counts from 0 on, not all of them 0", found)
+    expected = "counts from 0 on, not all of them 0"
+    if len(bad):
+        raise _unusable(file, expected, f"{values[bad[0]]:g} for {words[bad[0]].as_py()!r}")
+    if not values.any():
+        raise _unusable(file, expected, "only zeros" if len(values) else "no row")
     return Frequencies(words, values)
 
 

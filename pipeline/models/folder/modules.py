@@ -142,8 +142,9 @@ def modules_of(path: Path) -> list[tuple[str, str]]:
     if not file.is_file():
         return []
     with _complete(file, "a list of modules with type and path"):
-        entries = json.loads(file.read_text(encoding="utf-8"))
-        named = [(str(entry["type"]), str(entry["path"])) for entry in entries]
+        named = [
+            (str(entry["type"]), str(entry["path"])) for entry in json.loads(file.read_text(encoding="utf-8"))
+        ]
     check_inside(file, (folder for _, folder in named))
     modules = []
     for name, folder in named:
@@ -158,8 +159,12 @@ def modules_of(path: Path) -> list[tuple[str, str]]:
         modules.append((_OWN.get(name, kind), folder))
     kinds = [kind for kind, _ in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or {"Transformer", "Pooling"} & set(kinds[2:]):
-        expected, found = "Transformer, Pooling, then Dense and Normalize modules", ", ".join(kinds)
-        raise ModelError(str(file), expected, found or "no module", "use such an encoder")
+        raise ModelError(
+            str(file),
+            "Transformer, Pooling, then Dense and Normalize modules",
+            ", ".join(kinds) or "no module",
+            "use such an encoder",
+        )
     return modules
 
 

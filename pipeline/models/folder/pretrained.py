@@ -61,11 +61,10 @@ def check_code(folder: Path, auto: str = "AutoModel") -> None:
             )
     # transformers would load the model that an adapter names, whatever else is in the folder
     if (adapter := folder / "adapter_config.json").exists():
-        base = read_json(adapter).get("base_model_name_or_path")
         raise ModelError(
             str(adapter),
             "a model whose adapters are merged",
-            f"an adapter to {base!r}",
+            f"an adapter to {read_json(adapter).get('base_model_name_or_path')!r}",
             "merge it (peft's merge_and_unload) and save the model",
         )
     kind, code = str(config.get("model_type")), config.get("auto_map")
@@ -99,10 +98,13 @@ def _check_known(folder: Path, auto: str = "AutoModel") -> None:
 
 def _no_code(where: Path, found: str, kind: str, remote: str) -> ModelError:
     port = next((port for name, port in _PORTS.items() if name == kind or name in remote), None)
-    own = f"a copy that was saved with transformers' own port of it (model_type {port}, no auto_map)"
-    remedy = f"use {own}" if port else "use an encoder whose architecture is part of transformers"
     return ModelError(
-        str(where), "a model that is part of transformers, since code from a folder is not run", found, remedy
+        str(where),
+        "a model that is part of transformers, since code from a folder is not run",
+        found,
+        f"use a copy that was saved with transformers' own port of it (model_type {port}, no auto_map)"
+        if port
+        else "use an encoder whose architecture is part of transformers",
     )
 
 

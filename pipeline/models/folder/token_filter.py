@@ -31,8 +31,10 @@ def load_filter(folder: EncoderFolder, tokenizer: Tokenizer) -> np.ndarray | Non
         return None
     kept = kept_tokens(tokenizer, averages.exclude, words=folder.whole_words)
     if averages.frequent and averages.counts:
-        counts = read_frequencies(averages.counts)
-        kept[_commonest(tokenizer, counts, folder.whole_words, averages.frequent)] = False
+        common = _commonest(
+            tokenizer, read_frequencies(averages.counts), folder.whole_words, averages.frequent
+        )
+        kept[common] = False
     return kept
 
 

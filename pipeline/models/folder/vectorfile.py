@@ -105,8 +105,8 @@ def read_layout(file: Path, name: str) -> Layout:
                 "give another file",
             )
         second = stream.read(_NUMBER * (dim + 16)).split(b"\n", 1)[0].rsplit(None, dim)
-        text = len(second) == dim + 1 and _numbers(second[1:]) is not None
-        return Layout("text" if text else "binary", dim, count)
+        is_text = len(second) == dim + 1 and _numbers(second[1:]) is not None
+        return Layout("text" if is_text else "binary", dim, count)
 
 
 def _opened(file: Path) -> BinaryIO:

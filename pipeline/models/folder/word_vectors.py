@@ -136,8 +136,8 @@ def words_of(text: str) -> Iterator[str]:
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:
-    words = (folder / "vocab.txt").read_bytes().decode().split("\n")
-    return {word: number for number, word in enumerate(words)}
+    content = (folder / "vocab.txt").read_bytes().decode()
+    return {word: number for number, word in enumerate(content.split("\n"))}
 
 
 def _read(text: str, *, lower: bool) -> str:
@@ -168,9 +168,8 @@ def _is_usual(token: str) -> bool:
     text's content. A single letter of a script without case, such as Chinese, may be a word.
     """
     letters = sum(map(str.isalpha, token))
-    if letters < 2 and (not letters or token.lower() != token.upper()):
-        return False
-    return token.lower() not in _stop_tokens()
+    single = letters < 2 and (not letters or token.lower() != token.upper())
+    return not single and token.lower() not in _stop_tokens()
 
 
 @functools.cache

@@ -63,10 +63,11 @@ class Encoder:
         self._model: Model
         self._mlp: nn.Module | None
         with torch.random.fork_rng(devices=[]):  # loading leaves torch's generator as it was
-            if self._parts:
-                self._model, self._mlp = self._parts[0]._model, None
-            else:
-                self._model, self._mlp = _load(folder, self.arithmetic, self._tokenizer)
+            self._model, self._mlp = (
+                (self._parts[0]._model, None)
+                if self._parts
+                else _load(folder, self.arithmetic, self._tokenizer)
+            )
             self._tail = load_tail(folder, fixed_rows=True).to(self.arithmetic.torch_device)
         self._kept = load_filter(folder, self._tokenizer)
         self._query_tokenizer = replace(self._tokenizer, prompt=folder.query_prompt)
@@ -167,8 +168,7 @@ class Encoder:
         with closing(ahead(tokenized)) as ready:
             while (window := self._waited(ready)) is not None:
                 report = partial(_report_rows, tell, done, len(window.inverse)) if tell is not None else None
-                encoded = self._encoded(window, self.max_tokens, self._tokenizer, report)
-                yield from encoded.split(window.rows)
+                yield from self._encoded(window, self.max_tokens, self._tokenizer, report).split(window.rows)
                 done += len(window.inverse)
 
     def _waited(self, ready: Iterator[Window]) -> Window | None:
@@ -179,8 +179,7 @@ class Encoder:
 
     def _small_buffer(self, tokens: Tokens) -> int:
         """Smallest power of two that holds all tokens: few shapes, as the first use of a shape is slow."""
-        total = max(int(tokens.offsets[-1]), _SMALLEST_BUFFER)
-        return min(self.max_tokens, 1 << (total - 1).bit_length())
+        return min(self.max_tokens, 1 << (max(len(tokens.ids), _SMALLEST_BUFFER) - 1).bit_length())
 
     def _encoded(
         self, window: Window, max_tokens: int, tokenizer: Tokenizer, report: Report | None = None
@@ -289,8 +288,11 @@ def _load(
         return BagModel(folder, checkpoint, arithmetic, tokenizer), None
     if folder.family == "recurrent":
         return SteppedModel(folder, checkpoint, arithmetic), None
-    other = folder.family == "other"
-    model = PaddedModel(folder, arithmetic) if other else PackedModel(folder, checkpoint, arithmetic)
+    model: Model = (
+        PaddedModel(folder, arithmetic)
+        if folder.family == "other"
+        else PackedModel(folder, checkpoint, arithmetic)
+    )
     if "cls_mlp" not in folder.pooling:
         return model, None
     return model, FixedRows(load_mlp(checkpoint, model.width)).to(arithmetic.torch_device)

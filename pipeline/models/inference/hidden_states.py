@@ -48,8 +48,7 @@ class HiddenStates:
         worded = kept_tokens(self._tokenizer, ("punctuation",), words=self._folder.whole_words)
         inside, lengths = tokens.positions, tokens.lengths
         before = max(len(self._tokenizer.prefix), self._tokenizer.prompt_tokens)
-        after = len(self._tokenizer.suffix)
-        text = (inside >= before) & (inside < np.repeat(lengths, lengths) - after)
+        text = (inside >= before) & (inside < np.repeat(lengths - len(self._tokenizer.suffix), lengths))
         return Tokenized(tokens.ids, tokens.offsets, worded[tokens.ids] & text)
 
     def table(self, ids: np.ndarray) -> np.ndarray:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.models.inference.encoder import Encoder, load_encoder
+from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings
 
-_CACHED = 2  # encoders, for comparisons of two
+_loaded = functools.lru_cache(maxsize=2)(load_encoder)  # two, to compare them
 
 
 def encode(
@@ -34,9 +34,4 @@ def encode(
         ModelError: the encoder cannot be used; the message names file, expected and found.
     """
     settings = EncoderSettings(path=encoder) if isinstance(encoder, str) else encoder
-    return _loaded(settings, device).encode(texts, query=query)
-
-
-@functools.lru_cache(maxsize=_CACHED)
-def _loaded(settings: EncoderSettings, device: str) -> Encoder:
-    return load_encoder(settings, device=device)
+    return _loaded(settings, device=device).encode(texts, query=query)

@@ -66,8 +66,9 @@ class PackedModel(Model):
         self.width, self.layers = self.shape.width, self.shape.layers
         self.device, self._dtype = arithmetic.torch_device, arithmetic.torch_dtype
         self._rows, self._longest = arithmetic.max_tokens, folder.max_length
-        token_types = self.shape.token_types > 0
-        checkpoint.check_present(tensor_names(folder.family, self.layers, token_types=token_types))
+        checkpoint.check_present(
+            tensor_names(folder.family, self.layers, token_types=self.shape.token_types > 0)
+        )
         self._fused = torch.compile(_norm_of_sum) if arithmetic.fused else None
         self._tables = self._embeddings(checkpoint)
         self._norm = self._layer_norm(checkpoint, "embeddings.LayerNorm")
@@ -103,8 +104,12 @@ class PackedModel(Model):
             )
         # the padding counts as texts, too
         ends = [*range(len(tokens.ids), max_tokens, self._longest), max_tokens]
-        bounds = self.put(np.array([*starts, *ends], np.int32))
-        return partial(attend_varlen, bounds=bounds, longest=self._longest, heads=heads)
+        return partial(
+            attend_varlen,
+            bounds=self.put(np.array([*starts, *ends], np.int32)),
+            longest=self._longest,
+            heads=heads,
+        )
 
     def _embeddings(self, checkpoint: Checkpoint) -> tuple[Tensor, Tensor]:
         """Tables of words and positions; positions include token type 0, which all tokens have."""
@@ -119,8 +124,10 @@ class PackedModel(Model):
 
     def _layer(self, checkpoint: Checkpoint, names: Names, number: int) -> PackedLayer:
         at, width, inner = names.layer.format(i=number), self.width, self.shape.inner
-        parts = [checkpoint.linear(at + name, width, width) for name in (names.query, names.key, names.value)]
-        weights, biases = zip(*parts, strict=True)
+        weights, biases = zip(
+            *(checkpoint.linear(at + name, width, width) for name in (names.query, names.key, names.value)),
+            strict=True,
+        )
         return PackedLayer(
             qkv=self._linear(torch.cat(weights), torch.cat(biases)),
             output=self._linear(*checkpoint.linear(at + names.output, width, width)),
@@ -131,8 +138,7 @@ class PackedModel(Model):
         )
 
     def _linear(self, weight: Tensor, bias: Tensor, activation: str | None = None) -> Linear:
-        weight, bias = self._on_device(weight), self._on_device(bias)
-        return Linear(weight, bias, rows=self._rows, activation=activation)
+        return Linear(self._on_device(weight), self._on_device(bias), rows=self._rows, activation=activation)
 
     def _layer_norm(self, checkpoint: Checkpoint, name: str) -> Norm:
         weight, bias = (checkpoint.tensor(f"{name}.{part}", (self.width,)) for part in ("weight", "bias"))
@@ -150,8 +156,7 @@ class PackedModel(Model):
 def _groups(lengths: np.ndarray, starts: np.ndarray) -> tuple[Group, ...]:
     """Group adjacent texts of equal length."""
     firsts = np.flatnonzero(np.diff(lengths, prepend=-1))
-    counts = np.diff(firsts, append=len(lengths))
     return tuple(
         Group(int(starts[first]), int(count), int(lengths[first]))
-        for first, count in zip(firsts, counts, strict=True)
+        for first, count in zip(firsts, np.diff(firsts, append=len(lengths)), strict=True)
     )

@@ -110,7 +110,13 @@ def load_model(folder: EncoderFolder, dtype: torch.dtype, dropout: float | None 
     for name, value in config.to_dict().items():
         if dropout is not None and isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
             setattr(config, name, dropout)
-    encoder_only = config.model_type in _ENCODER_ONLY
-    auto = transformers.AutoModelForTextEncoding if encoder_only else transformers.AutoModel
-    expected = "a model that transformers loads"
-    return load_whole(auto, path, expected, unused=("pooler.",), config=config, dtype=dtype)
+    return load_whole(
+        transformers.AutoModelForTextEncoding
+        if config.model_type in _ENCODER_ONLY
+        else transformers.AutoModel,
+        path,
+        "a model that transformers loads",
+        unused=("pooler.",),
+        config=config,
+        dtype=dtype,
+    )

@@ -53,8 +53,10 @@ class SteppedModel(Model):
             x = states[number] = self._layer(number, x, reverse, int(tokens.lengths.max()))
         if self._attentive is not None and self.layers in wanted:
             states[self.layers] = self._weighted(self._attentive, x, tokens)
-        flat = {number: states[number].transpose(0, 1).flatten(0, 1) for number in wanted}
-        return flat, np.arange(len(tokens)) * len(ids)
+        return (
+            {number: states[number].transpose(0, 1).flatten(0, 1) for number in wanted},
+            np.arange(len(tokens)) * len(ids),
+        )
 
     def _weighted(self, readout: AttentionPooling, x: Tensor, tokens: Tokens) -> Tensor:
         """Apply attention pooling weights: (steps, rows, contexts * size) for x (steps, rows, size)."""
@@ -122,17 +124,19 @@ class _PreparedReadout:
         Returns:
             (T, contexts * size)
         """
-        blocks = x.flatten(0, 1).split(self._rows)
-        scores = torch.cat([self._contexts(alike(torch.tanh, self._inner(block))) for block in blocks])
-        scores = scores.view(*x.shape[:2], -1)
+        scores = torch.cat(
+            [
+                self._contexts(alike(torch.tanh, self._inner(block)))
+                for block in x.flatten(0, 1).split(self._rows)
+            ]
+        ).view(*x.shape[:2], -1)
         top = scores.new_zeros(scores.shape[1:])
         top[: len(counts)] = max_per_text(scores[words], counts)
         return weight_states(x[words], alike(torch.exp, scores - top)[words], counts)
 
 
 def _prepared_linear(layer: nn.Linear, rows: int) -> Linear:
-    bias = None if layer.bias is None else layer.bias.detach()
-    return Linear(layer.weight.detach(), bias, rows=rows)
+    return Linear(layer.weight.detach(), None if layer.bias is None else layer.bias.detach(), rows=rows)
 
 
 def _rows(max_tokens: int) -> int:

@@ -29,8 +29,9 @@ class BagModel(Model):
         self._weights: Tensor | None = None
         averages = folder.averages
         if averages.sif is not None and averages.counts is not None:
-            frequencies = read_frequencies(averages.counts)
-            weights = sif_weights(tokenizer, frequencies, averages.sif, lower=folder.lower)
+            weights = sif_weights(
+                tokenizer, read_frequencies(averages.counts), averages.sif, lower=folder.lower
+            )
             self._weights = self.put(weights.astype(np.float32))
 
     def forward(

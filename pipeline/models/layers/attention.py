@@ -40,9 +40,8 @@ def attend_groups(qkv: Tensor, groups: tuple[Group, ...], heads: int, bias: Tens
     Returns:
         (T, d), zero for tokens behind the last group.
     """
-    tokens, width = qkv.shape[0], qkv.shape[1] // 3
-    mixed = torch.empty(tokens, width, dtype=qkv.dtype, device=qkv.device)
-    end = 0
+    width = qkv.shape[1] // 3
+    mixed, end = qkv.new_empty(len(qkv), width), 0
     for group in groups:
         start, length, end = group.start, group.length, group.start + group.count * group.length
         q, k, v = qkv[start:end].view(group.count, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
@@ -109,8 +108,9 @@ def _block(lengths: np.ndarray, stop: int, put: Callable[[np.ndarray], Tensor]) 
     if lengths[-1] == longest:
         return Block(stop - total, stop, len(lengths), longest, None, None)
     real = np.arange(longest) < lengths[:, None]
-    positions, mask = put(np.flatnonzero(real)), put(real[:, None, None])
-    return Block(stop - total, stop, len(lengths), longest, positions, mask)
+    return Block(
+        stop - total, stop, len(lengths), longest, put(np.flatnonzero(real)), put(real[:, None, None])
+    )
 
 
 def attend_blocks(
@@ -146,8 +146,9 @@ def _attend_block(
         return x.view(block.texts, block.longest, heads, width // heads).transpose(1, 2)
 
     q, k, v = map(padded, qkv)
-    mask = _mask(block, bias, q.dtype)
-    attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+    attended = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=_mask(block, bias, q.dtype), dropout_p=dropout
+    )
     mixed = attended.transpose(1, 2).reshape(size, width)
     return mixed if block.positions is None else mixed[block.positions]
 

@@ -92,9 +92,11 @@ def is_onednn(device: torch.device, dtype: torch.dtype) -> bool:
 
     Half precision does only if the processor has instructions for it.
     """
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if (
+        device.type != "cpu"
+        or not torch.backends.mkldnn.is_available()
+        or not hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    ):
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -73,8 +73,11 @@ def arithmetic_of(encode: EncodeSettings, device: Device, max_length: int) -> Ar
         _buffer_tokens(encode.max_tokens, max_length, device),
         _is_fused(encode.compile, device),
     )
-    half_on_cpu = device.kind == "cpu" and encode.dtype != "float32"
-    if half_on_cpu and not is_onednn(arithmetic.torch_device, arithmetic.torch_dtype):
+    if (
+        device.kind == "cpu"
+        and encode.dtype != "float32"
+        and not is_onednn(arithmetic.torch_device, arithmetic.torch_dtype)
+    ):
         say(
             f"encode.dtype: this processor has no instructions for {encode.dtype}, "
             "which makes it slower than float32"

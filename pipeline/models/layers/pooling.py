@@ -86,8 +86,13 @@ def segments(
         chosen = chosen | (np.bincount(owners, chosen, len(counts)) == 0)[owners]
         counts = np.bincount(owners[chosen], minlength=len(counts))
         positions, indices = positions[chosen], indices[chosen]
-    lasts = starts + lengths - 1
-    return Segments(put(starts + skipped), put(lasts), put(counts), put(indices), put(positions))
+    return Segments(
+        firsts=put(starts + skipped),
+        lasts=put(starts + lengths - 1),
+        counts=put(counts),
+        indices=put(indices),
+        positions=put(positions),
+    )
 
 
 def layers_of(poolings: Sequence[str], layers: int) -> set[int]:
@@ -126,9 +131,7 @@ def wide(x: "Tensor") -> "Tensor":
 
 
 def _numbers(pooling: Pooling, layers: int) -> list[int]:
-    if pooling.layers is None:
-        return [TABLE_STATE]
-    return [number % (layers + 1) for number in pooling.layers]
+    return [TABLE_STATE] if pooling.layers is None else [number % (layers + 1) for number in pooling.layers]
 
 
 def _first(states: "Tensor", where: Segments) -> "Tensor":

@@ -133,8 +133,8 @@ class FixedRows(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, out) for (n, d)."""
-        parts = F.pad(x, (0, 0, 0, -len(x) % _ROWS)).split(_ROWS)
-        return torch.cat([self.inner(part) for part in parts])[: len(x)]
+        padded = F.pad(x, (0, 0, 0, -len(x) % _ROWS))
+        return torch.cat([self.inner(part) for part in padded.split(_ROWS)])[: len(x)]
 
 
 def load_tail(folder: EncoderFolder, *, fixed_rows: bool = False) -> nn.ModuleList:
@@ -176,8 +176,9 @@ def apply_tail(tail: Iterable[nn.Module], x: Tensor, lengths: np.ndarray) -> Ten
 
 def mlp_name(weights: Checkpoint) -> str | None:
     """Name of the `cls_mlp` layer in the weights, complete or not; None if there is no such layer."""
-    parts = ("weight", "bias")
-    return next((name for name in _MLP_HEADS if any(f"{name}.{part}" in weights for part in parts)), None)
+    return next(
+        (name for name in _MLP_HEADS if f"{name}.weight" in weights or f"{name}.bias" in weights), None
+    )
 
 
 def load_mlp(checkpoint: Checkpoint, width: int) -> DenseModule:

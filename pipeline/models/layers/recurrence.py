@@ -114,9 +114,12 @@ class Gru(Cell):
 
     def of_recurrent(self, gradients: Tensor, gates: Tensor, before: Tensor) -> Tensor:
         width = before.shape[1]
-        of_gated = _outer(gradients[:, : 2 * width], before)
-        of_proposed = _outer(gradients[:, 2 * width :], gates[:, :width] * before)
-        return torch.cat([of_gated, of_proposed])
+        return torch.cat(
+            [
+                _outer(gradients[:, : 2 * width], before),
+                _outer(gradients[:, 2 * width :], gates[:, :width] * before),
+            ]
+        )
 
 
 class Lstm(Cell):

@@ -75,12 +75,13 @@ NAMES: Mapping[str, Names] = {
 def tensor_names(family: str, layers: int, *, token_types: bool) -> list[str]:
     """Neutral names of all tensors of an encoder of a packed family."""
     tables = ["word", "position", *(["token_type"] if token_types else [])]
-    names, found = NAMES[family], [f"embeddings.{table}_embeddings.weight" for table in tables]
-    parts = ["embeddings.LayerNorm"]
-    for number in range(layers):
-        parts += [names.layer.format(i=number) + name for name in astuple(names)[1:]]
-    found += [f"{part}.{kind}" for part in parts for kind in ("weight", "bias")]
-    return [*found, *(["encoder.relative_attention_bias.weight"] if family == "mpnet" else [])]
+    layer, *names = astuple(NAMES[family])
+    parts = [layer.format(i=number) + name for number in range(layers) for name in names]
+    return [
+        *(f"embeddings.{table}_embeddings.weight" for table in tables),
+        *(f"{part}.{kind}" for part in ("embeddings.LayerNorm", *parts) for kind in ("weight", "bias")),
+        *(["encoder.relative_attention_bias.weight"] if family == "mpnet" else []),
+    ]
 
 
 class Checkpoint:
@@ -144,11 +145,11 @@ class Checkpoint:
         wanted = list(names)
         if missing := [name for name in wanted if name not in self._load]:
             shown = f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}"
-            near = ", ".join(sorted(self._load)[:3])
             raise ModelError(
                 self._where,
                 f"the {len(wanted)} tensors of the model" if len(wanted) > 1 else f"a tensor {wanted[0]}",
-                f"{len(missing)} missing: {shown} (of {len(self._load)} there, the first are {near})",
+                f"{len(missing)} missing: {shown} "
+                f"(of {len(self._load)} there, the first are {', '.join(sorted(self._load)[:3])})",
                 "check that weights and config.json belong together",
             )
 
@@ -163,8 +164,10 @@ class Checkpoint:
 
 def open_checkpoint(folder: EncoderFolder) -> Checkpoint:
     """Open the backbone's weights."""
-    files = [folder.file(name) for name in folder.weights if not name.endswith(".index.json")]
-    return open_files(str(folder.path), files)
+    return open_files(
+        str(folder.path),
+        (folder.file(name) for name in folder.weights if not name.endswith(".index.json")),
+    )
 
 
 def open_files(where: str, files: Iterable[Path]) -> Checkpoint:
