@@ -158,13 +158,19 @@ def line(frame: ChartFrame, points: Sequence[tuple[float, float]], name: str) ->
 
 def area(frame: ChartFrame, histogram: Histogram, name: str) -> str:
     """Draw a histogram as a stepped area."""
-    low, high = occupied_range(histogram)
-    corners = [(low, 0.0)]
-    for left, right, count in zip(histogram.edges, histogram.edges[1:], histogram.counts, strict=False):
-        if left >= low and right <= high:
-            corners += [(left, count / histogram.total), (right, count / histogram.total)]
-    path = " L".join(f"{frame.px(x)} {frame.py(y)}" for x, y in [*corners, (high, 0.0)])
+    path = " L".join(f"{frame.px(x)} {frame.py(count / histogram.total)}" for x, count in outline(histogram))
     return f'<path class="area {name}" d="M{path}Z"/>'
+
+
+def outline(histogram: Histogram) -> list[tuple[float, int]]:
+    """Return the corners (value, count) of a histogram as a stepped area, from its first to last full bin."""
+    low, high = occupied_range(histogram)
+    inside = [
+        part
+        for part in zip(histogram.edges, histogram.edges[1:], histogram.counts, strict=False)
+        if part[0] >= low and part[1] <= high
+    ]
+    return [(low, 0), *((x, count) for left, right, count in inside for x in (left, right)), (high, 0)]
 
 
 def rule(x1: float, y1: float, x2: float, y2: float, name: str) -> str:

@@ -20,7 +20,7 @@ from pipeline.charts.frame import (
     line,
     minus,
     named_x_axis,
-    occupied_range,
+    outline,
     percent,
     rule,
     svg,
@@ -217,15 +217,9 @@ def _row(frame: ChartFrame, band: Histogram, base: float, scale: float, name: st
     ground = rule(LEFT, base, WIDTH - RIGHT, base, "grid")
     if not band.total:
         return ground
-    low, high = occupied_range(band)
-    inside = [
-        part
-        for part in zip(band.edges, band.edges[1:], band.counts, strict=False)
-        if part[0] >= low and part[1] <= high
-    ]
-    corners = [(low, 0.0), *((x, count) for left, right, count in inside for x in (left, right)), (high, 0.0)]
     path = " L".join(
-        f"{frame.px(max(x, frame.x[0]))} {base - scale * count / band.total:.1f}" for x, count in corners
+        f"{frame.px(max(x, frame.x[0]))} {base - scale * count / band.total:.1f}"
+        for x, count in outline(band)
     )
     area = (
         f'<path class="area {name}" d="M{path}Z">'

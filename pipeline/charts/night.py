@@ -144,9 +144,11 @@ def _bars(lengths: Histogram, limit: int) -> list[tuple[float, float, int]]:
 
     The bin beyond the limit stays separate.
     """
-    last = max((number for number, count in enumerate(lengths.counts[:-1]) if count), default=0) + 1
-    if lengths.counts[-1]:
-        last = len(lengths.counts) - 1
+    last = (
+        len(lengths.counts) - 1
+        if lengths.counts[-1]
+        else max((number for number, count in enumerate(lengths.counts) if count), default=0) + 1
+    )
     joined = -(-last // MAX_BARS)
     ends = [(at, min(at + joined, last)) for at in range(0, last, joined)]
     bars = [(lengths.edges[at], lengths.edges[end], sum(lengths.counts[at:end])) for at, end in ends]

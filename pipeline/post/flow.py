@@ -171,11 +171,10 @@ class Flow:
 
     def _likelihood(self) -> str:
         first, last = self.curve[0], self.curve[-1]
-        ended = f"{last.heldout:.4f} on {self.heldout_rows:,} held-out rows"
-        if last.train is not None:
-            ended += f", {last.train:.4f} on the training rows"
+        train = "" if last.train is None else f", {last.train:.4f} on the training rows"
         return (
-            f"bits per dimension went from {first.heldout:.4f} to {ended}, "
+            f"bits per dimension went from {first.heldout:.4f} to {last.heldout:.4f} "
+            f"on {self.heldout_rows:,} held-out rows{train}, "
             f"in {last.step:,} steps over {self.fitted_rows:,} rows"
         )
 

@@ -107,19 +107,19 @@ class Whitening(TensorFile):
             size = f"whiten.k={self.requested} was lowered to {self.components}"
         if self.rank < dim:
             size += f"; the vectors vary in {self.rank} of {dim} directions only"
-        notes = [size]
-        if self.fitted_rows <= dim:
-            notes.append(
-                f"{self.fitted_rows:,} rows are no more than the {dim} dimensions: "
-                "their covariance says nothing about some directions"
-            )
-        if self.shrinkage > 0:
-            notes.append(f"the covariance was shrunk to a multiple of the identity by {self.shrinkage:.4g}")
-        if self.ridge > 0:
-            notes.append(f"{self.ridge:g} of the mean eigenvalue was added to every eigenvalue")
-        if self.shortage is not None:
-            notes.append(self.shortage)
-        return tuple(notes)
+        few = (
+            f"{self.fitted_rows:,} rows are no more than the {dim} dimensions: "
+            "their covariance says nothing about some directions"
+        )
+        shrunk = f"the covariance was shrunk to a multiple of the identity by {self.shrinkage:.4g}"
+        raised = f"{self.ridge:g} of the mean eigenvalue was added to every eigenvalue"
+        return (
+            size,
+            *([few] if self.fitted_rows <= dim else []),
+            *([shrunk] if self.shrinkage > 0 else []),
+            *([raised] if self.ridge > 0 else []),
+            *([self.shortage] if self.shortage else []),
+        )
 
     @classmethod
     def of_moments(cls, moments: Moments, settings: WhitenSettings, space_id: str) -> "Whitening":

@@ -46,10 +46,8 @@ def verdict(report: AugmentationReport) -> str:
     variants = f"{len(report.counts)} variants were" if len(report.counts) > 1 else "one was"
     kept = f"{report.kept:,} of {report.made:,} variants are kept, {proportion(report.kept / report.made)}"
     most = [f"{plain(reason)} ({count:,})" for reason, count in list(report.reasons.items())[:3]]
-    why = "None was rejected."
-    if most:
-        how = "Rejected most often" if len(most) > 1 else "All others are rejected"
-        why = f"{how} as {', '.join(most)}."
+    how = "Rejected most often" if len(most) > 1 else "All others are rejected"
+    why = f"{how} as {', '.join(most)}." if most else "None was rejected."
     return f"{kept}; {variants} made of each of {report.rows:,} texts. {why}"
 
 

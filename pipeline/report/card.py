@@ -38,10 +38,8 @@ def write_card(report: TrainingReport, folder: Path) -> None:
 
 def _heading(report: TrainingReport) -> str:
     product, rows = report.product, f"{report.rows:,} rows"
-    dimensions = f"{product.dim}"
-    if report.settings.matryoshka:
-        listed = ", ".join(map(str, report.settings.matryoshka))
-        dimensions += f"; the first {listed} are usable alone"
+    usable = ", ".join(map(str, report.settings.matryoshka))
+    dimensions = f"{product.dim}" + (f"; the first {usable} are usable alone" if usable else "")
     trained = (
         "" if report.train_length is None else f"; in the training, texts over {report.train_length} were"
     )

@@ -56,13 +56,12 @@ class Ends:
 
 def ends(lines: Sequence[MetricsLine]) -> list[Ends]:
     """Average each metric over the first and the last tenth of the records, if two records have it."""
-    found = []
-    for name, (words, good) in _MEASURES.items():
-        values = _values(lines, name)
-        if len(values) > 1:
-            start, end = _both(values, _PART)
-            found.append(Ends(words, statistics.fmean(start), statistics.fmean(end), good))
-    return found
+    return [
+        Ends(words, statistics.fmean(start), statistics.fmean(end), good)
+        for name, (words, good) in _MEASURES.items()
+        if len(values := _values(lines, name)) > 1
+        for start, end in [_both(values, _PART)]
+    ]
 
 
 def on_same_rows(lines: Sequence[MetricsLine]) -> list[Ends]:

@@ -40,11 +40,8 @@ def _count(number: float) -> str:
 
 def _size(number: int) -> str:
     """Format bytes as MB, GB ... (powers of 1,000)."""
-    value, units = float(number), ["B", "kB", "MB", "GB", "TB"]
-    while value >= 1_000 and len(units) > 1:
-        value /= 1_000
-        units.pop(0)
-    unit = units[0]
+    power = min((len(str(number)) - 1) // 3, 4)
+    value, unit = number / 1_000**power, ("B", "kB", "MB", "GB", "TB")[power]
     return f"{value:.3g} {unit}" if value < 1_000 else f"{value:,.0f} {unit}"
 
 

@@ -146,9 +146,8 @@ def modules_of(path: Path) -> list[tuple[str, str]]:
             (str(entry["type"]), str(entry["path"])) for entry in json.loads(file.read_text(encoding="utf-8"))
         ]
     check_inside(file, (folder for _, folder in named))
-    modules = []
-    for name, folder in named:
-        kind = name.rpartition(".")[2]
+    modules = [(_OWN.get(name, name.rpartition(".")[2]), folder) for name, folder in named]
+    for (name, _), (kind, _) in zip(named, modules, strict=True):
         if name not in _OWN and not (kind in _KINDS and name.startswith("sentence_transformers.")):
             raise ModelError(
                 str(file),
@@ -156,7 +155,6 @@ def modules_of(path: Path) -> list[tuple[str, str]]:
                 f"the module {name}",
                 "use an encoder made of these modules",
             )
-        modules.append((_OWN.get(name, kind), folder))
     kinds = [kind for kind, _ in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or {"Transformer", "Pooling"} & set(kinds[2:]):
         raise ModelError(
