@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from pipeline.errors import ConfigError
@@ -50,6 +50,15 @@ class Settings(BaseModel):
         for kind in reversed(cls.__mro__):
             found |= _described_fields(kind.__module__).get(kind.__qualname__, {})
         return found
+
+
+class ShortSettings(Settings):
+    """Settings that a string can stand for: it is the value of their first field."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _string_is_the_first_field(cls, value: Any) -> Any:
+        return {next(iter(cls.model_fields)): value} if isinstance(value, str) else value
 
 
 @functools.cache

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 import numpy as np
 from pydantic import Field, JsonValue, field_validator, model_validator
@@ -16,7 +16,7 @@ from pipeline.augment import WordAugmenter
 from pipeline.augment.nearest import NearestWords
 from pipeline.augment.thesaurus import read_thesaurus
 from pipeline.augment.words import split_word
-from pipeline.config import Settings
+from pipeline.config import ShortSettings
 from pipeline.errors import ConfigError, ModelError
 from pipeline.models.folder.locate import absolute_path
 from pipeline.models.folder.vectorfile import read_vectors
@@ -28,7 +28,7 @@ Lookup = Callable[[str], tuple[str, ...]]
 _CACHED_WORDS = 1 << 16  # the most frequent spellings make up nearly all of a corpus
 
 
-class SynonymSettings(Settings):
+class SynonymSettings(ShortSettings):
     """A source of synonyms: a thesaurus or word vectors. A plain string is the path of a thesaurus."""
 
     thesaurus: str | None = None
@@ -47,11 +47,6 @@ class SynonymSettings(Settings):
     """number of words from the beginning of `vectors`, where published files have the most frequent ones,
     that replace and are replaced; null: all, which takes proportionally longer
     """
-
-    @model_validator(mode="before")
-    @classmethod
-    def _string_is_a_thesaurus(cls, value: Any) -> Any:
-        return {"thesaurus": value} if isinstance(value, str) else value
 
     @field_validator("thesaurus", "vectors")
     @classmethod

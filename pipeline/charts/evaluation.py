@@ -32,7 +32,11 @@ def difference_chart(rows: Sequence[tuple[str, Sequence[TaskDifference | None]]]
     height = base + _BOTTOM
     return svg(
         f"Differences in {unit} with their intervals",
-        *(_grid_line(frame, x, base) for x in ticks(-most, most, 8)),
+        *(
+            rule(frame.px(x), _TOP, frame.px(x), base, "zero" if x == 0 else "grid")
+            + text_at(frame.px(x), base + 17, _signed(x), "middle")
+            for x in ticks(-most, most, 8)
+        ),
         *(
             _row(frame, name, differences, _TOP + _ROW * (number + 0.5))
             for number, (name, differences) in enumerate(rows)
@@ -50,12 +54,6 @@ class _Scale(ChartFrame):
         """Return the horizontal pixel of an x value."""
         low, high = self.x
         return round(_LEFT + (WIDTH - _LEFT - _RIGHT) * (value - low) / ((high - low) or 1), 1)
-
-
-def _grid_line(frame: ChartFrame, x: float, base: float) -> str:
-    return rule(frame.px(x), _TOP, frame.px(x), base, "zero" if x == 0 else "grid") + text_at(
-        frame.px(x), base + 17, _signed(x), "middle"
-    )
 
 
 def _row(frame: ChartFrame, name: str, differences: Sequence[TaskDifference | None], y: float) -> str:

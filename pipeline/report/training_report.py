@@ -131,8 +131,9 @@ class TrainingReport:
     @property
     def kept_step(self) -> int:
         """Step of the weights of the encoder."""
-        best = self.best_step if self.settings.dev.keep == "best" else None
-        return self.steps if best is None else best
+        return (
+            self.best_step if self.settings.dev.keep == "best" and self.best_step is not None else self.steps
+        )
 
     @property
     def train_length(self) -> int | None:

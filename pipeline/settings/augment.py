@@ -1,10 +1,10 @@
 """Settings of variants of a corpus's texts: how they are made, and which of them are kept."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from pipeline.config import Settings
+from pipeline.config import Settings, ShortSettings
 
 Share = Annotated[float, Field(ge=0, le=1)]
 _RESERVED = ("id", "text", "text_key")
@@ -91,7 +91,7 @@ class DecodingSettings(Settings):
         return self
 
 
-class ModelSettings(Settings):
+class ModelSettings(ShortSettings):
     """A model, and what Ray sets aside for a worker that runs it."""
 
     path: str
@@ -104,11 +104,6 @@ class ModelSettings(Settings):
     """null: as cluster.cpus_per_worker"""
     gpus_per_worker: Annotated[float, Field(ge=0)] | None = None
     """null: as cluster.gpus_per_worker"""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _string_is_a_path(cls, value: Any) -> Any:
-        return {"path": value} if isinstance(value, str) else value
 
 
 class TranslatorSettings(ModelSettings):
@@ -131,7 +126,7 @@ class TranslatorSettings(ModelSettings):
     decoding: DecodingSettings = DecodingSettings()
 
 
-class VariantSettings(Settings):
+class VariantSettings(ShortSettings):
     """An augmenter with its options. A plain name is one with its defaults."""
 
     method: str
@@ -140,11 +135,6 @@ class VariantSettings(Settings):
     """of the method: see its class"""
     keep: KeepSettings | None = None
     """null: augment.keep"""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _string_is_a_method(cls, value: Any) -> Any:
-        return {"method": value} if isinstance(value, str) else value
 
 
 class AugmentSettings(Settings):

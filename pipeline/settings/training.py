@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from pipeline.config import Settings
+from pipeline.config import Settings, ShortSettings
 from pipeline.settings.weights import LoraSettings, RecurrentSettings
 
 TEXTS = ("text", "sentence1", "sentence2", "premise", "hypothesis", "anchor", "positive", "negative")
@@ -33,7 +33,7 @@ class Values(Settings):
         return self
 
 
-class PairSettings(Settings):
+class PairSettings(ShortSettings):
     """Files with training rows, and which column has which role."""
 
     uri: str
@@ -50,11 +50,6 @@ class PairSettings(Settings):
     weight: Annotated[int, Field(ge=1)] = 1
     """share of the steps, or of the rows of a batch, that come from here, beside those of the other sources
     """
-
-    @model_validator(mode="before")
-    @classmethod
-    def _string_is_a_uri(cls, value: Any) -> Any:
-        return {"uri": value} if isinstance(value, str) else value
 
     def defining(self, *without: str) -> dict[str, Any]:
         """Return the values as JSON, without some names.
@@ -95,7 +90,7 @@ class OrderSettings(Settings):
     with a row of another batch; or is no negative of the other"""
 
 
-class ObjectiveSettings(Settings):
+class ObjectiveSettings(ShortSettings):
     """One of the objectives that are added up. A plain name is one with its defaults."""
 
     name: str
@@ -104,11 +99,6 @@ class ObjectiveSettings(Settings):
     """of its loss in the sum"""
     options: dict[str, JsonValue] = {}
     """temperature and so on: see its class"""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _string_is_a_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
 
 class OptimizerSettings(Settings):

@@ -136,8 +136,7 @@ def words_of(text: str) -> Iterator[str]:
 
 
 def _vocabulary(folder: Path) -> dict[str, int]:
-    content = (folder / "vocab.txt").read_bytes().decode()
-    return {word: number for number, word in enumerate(content.split("\n"))}
+    return {w: i for i, w in enumerate((folder / "vocab.txt").read_bytes().decode().split("\n"))}
 
 
 def _read(text: str, *, lower: bool) -> str:

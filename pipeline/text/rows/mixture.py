@@ -82,8 +82,9 @@ class AlternatingOrder:
 
     def _cycle(self, number: int) -> np.ndarray:
         """(sum of weights,) int64: the source of each step of the cycle."""
-        sources = np.repeat(np.arange(len(self.orders)), self.weights)
-        return np.random.default_rng((self.seed, number)).permutation(sources)
+        return np.random.default_rng((self.seed, number)).permutation(
+            np.repeat(np.arange(len(self.orders)), self.weights)
+        )
 
 
 @dataclass(frozen=True)
