@@ -12,7 +12,7 @@ from pipeline.log import counted, duration, size
 def plan(run: CommandRun) -> Answer:
     """Print what a night would do, without doing it.
 
-    Lists and samples the corpus, loads the encoder and measures it for ten seconds on this machine; then
+    Lists and samples the corpus, loads the encoder and measures it for five seconds on this machine; then
     prints rows, sampled tokens, units, estimated time, the kind of index with its bytes, and memory, all as
     if nothing were there; and which files changed since the live release. Writes nothing.
     """

@@ -23,7 +23,7 @@ from pipeline.text.corpus.sources import SourceFile, list_files
 if TYPE_CHECKING:
     from pipeline.models.inference.encoder import Encoder
 
-SECONDS = 10.0  # of measuring
+SECONDS = 5.0  # of measuring
 _SAMPLED_FILES, _SAMPLED_ROWS = 8, 4_096
 _MEASURED_TEXTS = 256  # encoded at once while measuring: enough for full buffers
 _PROCESS_BYTES = 700 << 20  # a worker with torch and Ray loaded
