@@ -83,3 +83,12 @@ def job_arguments(folder: Path, encoder: Path) -> list[str]:
         "whiten.dev_texts=50",
         f"release.root={folder / 'releases'}",
     ]
+
+
+@pytest.fixture
+def shuffle_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Register an augmentation for one test, so that others see only the methods of the product."""
+    from pipeline.augment import AUGMENTERS
+    from tests.flows.augment.augmenting import Shuffles
+
+    monkeypatch.setitem(AUGMENTERS._entries, "test_shuffles", Shuffles)

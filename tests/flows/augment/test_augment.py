@@ -26,18 +26,12 @@ from pipeline.settings import Job
 from pipeline.store.prune import prune
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
-from tests.flows.augment.augmenting import TOO_MANY_WORDS, Shuffles, worked_on
+from tests.flows.augment.augmenting import TOO_MANY_WORDS, worked_on
 from tests.flows.conftest import ON_RAY, ROOT, job_arguments, sentences, write_corpus
 
 LENIENT = "augment.keep={identical: true, duplicates: true, length_ratio: null, repeats: null}"
 MakeJob = Callable[..., Job]
-pytestmark = pytest.mark.usefixtures("cluster")
-
-
-@pytest.fixture(autouse=True)
-def _shuffles_are_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Registered for one test only: every other test of the process sees the methods of the product."""
-    monkeypatch.setitem(AUGMENTERS._entries, "test_shuffles", Shuffles)
+pytestmark = pytest.mark.usefixtures("cluster", "shuffle_method")
 
 
 def shuffles(folder: Path, **options: Any) -> str:

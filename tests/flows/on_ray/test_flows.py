@@ -80,6 +80,7 @@ def test_a_night_on_actors_publishes_the_bytes_of_a_night_in_one_process(
     assert releases[0].search(sentences(400)[:20], 5) == releases[1].search(sentences(400)[:20], 5)
 
 
+@pytest.mark.usefixtures("shuffle_method")
 @pytest.mark.slow
 def test_models_work_one_after_the_other_on_pools_of_their_own(make_job: MakeJob, tmp_path: Path):
     made = augment(
@@ -90,6 +91,7 @@ def test_models_work_one_after_the_other_on_pools_of_their_own(make_job: MakeJob
     assert sum(worked.stats.texts for worked in made.model_work) == len(worked_on(tmp_path / "journal"))
 
 
+@pytest.mark.usefixtures("shuffle_method")
 @pytest.mark.slow
 def test_an_actor_that_dies_in_a_unit_changes_no_byte(child: LocalWorkers, make_job: MakeJob, tmp_path: Path):
     with connect(ClusterSettings(), Stages(), local=child):
