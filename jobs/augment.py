@@ -26,56 +26,67 @@ def augment(run: CommandRun) -> Answer:
     """
     from pipeline.flows.augment.augment import augment as run_augmentation
 
-    made = run_augmentation(run.job, run.stages, verbose=run.verbose)
-    manifest = made.manifest
+    result = run_augmentation(run.job, run.stages, verbose=run.verbose)
+    manifest = result.manifest
     facts = {
-        "status": made.status,
-        "root": made.store.uri,
-        "manifest": made.uri,
-        "report": made.report,
-        "number": made.number,
+        "status": result.status,
+        "root": result.store.uri,
+        "manifest": result.uri,
+        "report": result.report,
+        "number": result.number,
         "rows": manifest.rows,
-        "variants": made.rates(),
-        "units": [made.store.uri_of(unit.path) for unit in manifest.units],
-        "counts": made.corpus.counts if made.corpus is not None else {},
-        "models": [_facts(work) for work in made.model_work],
+        "variants": result.outcome_counts(),
+        "units": [result.store.uri_of(unit.path) for unit in manifest.units],
+        "counts": result.corpus.counts if result.corpus is not None else {},
+        "models": [_work_facts(work) for work in result.model_work],
         "seconds": run.stages.seconds(),
     }
     rows = counted(manifest.rows, "row")
-    lines = [f"nothing changed since {made.uri} ({rows})"]
-    if made.status != "unchanged":
-        quarantined = made.corpus.counts["quarantined"] if made.corpus is not None else 0
+    if result.status == "unchanged":
+        lines = [f"nothing changed since {result.uri} ({rows})"]
+    else:
+        quarantined = result.corpus.counts["quarantined"] if result.corpus is not None else 0
         lines = [
-            _rates(made),
-            *map(_speed, made.model_work),
+            _variant_table(result),
+            *map(_describe_work, result.model_work),
             f"{rows} in {counted(len(manifest.units), 'unit')}, {quarantined:,} quarantined",
-            f"manifest  {made.uri}",
+            f"manifest  {result.uri}",
         ]
-    return Answer(facts, "\n".join([*lines, f"report    {made.report}"]))
+    return Answer(facts, "\n".join([*lines, f"report    {result.report}"]))
 
 
-def _rates(made: "Augmentation") -> str:
+def _variant_table(result: "Augmentation") -> str:
     """Return a table of the proportions of kept and rejected variants, with a line for each label."""
-    rows, lines = max(made.manifest.rows, 1), []
-    for label, counts in made.rates().items():
-        shown = {reason: f"{count / rows:.1%}" for reason, count in counts.items()}
-        kept = shown.pop("kept")
-        rejected = ", ".join(f"{reason} {proportion}" for reason, proportion in shown.items())
+    lines = []
+    for label, counts in result.outcome_counts().items():
+        percentages = {
+            reason: f"{count / max(result.manifest.rows, 1):.1%}" for reason, count in counts.items()
+        }
+        kept = percentages.pop("kept")
+        rejected = ", ".join(f"{reason} {percentage}" for reason, percentage in percentages.items())
         lines.append((label, f"{counts['kept']:,}", kept, rejected or "nothing"))
     return table(lines, ("variant", "kept", "of the rows", "rejected"))
 
 
-def _facts(work: "ModelWork") -> dict[str, object]:
-    names = ("texts", "tokens_in", "tokens_out", "padding", "seconds")
-    stats = {name: getattr(work.stats, name) for name in names}
-    return {"models": work.title, **stats, "wall_s": work.seconds}
+def _work_facts(work: "ModelWork") -> dict[str, object]:
+    """Return the statistics of the models of one group of workers, for --json."""
+    return {
+        "models": work.title,
+        "texts": work.stats.texts,
+        "tokens_in": work.stats.tokens_in,
+        "tokens_out": work.stats.tokens_out,
+        "padding": work.stats.padding,
+        "seconds": work.stats.seconds,
+        "wall_s": work.seconds,
+    }
 
 
-def _speed(work: "ModelWork") -> str:
+def _describe_work(work: "ModelWork") -> str:
+    """Describe the speed of the models of one group of workers, as a line for people."""
     if not work.stats.texts:
         return f"{work.title}: nothing new"
     return (
-        f"{work.title}: {counted(work.stats.texts, 'text')}, {work.per_s('texts'):,.1f} a second "
+        f"{work.title}: {counted(work.stats.texts, 'text')}, {work.per_s(work.stats.texts):,.1f} a second "
         f"with all workers, {work.padding:.1%} padding"
     )
 

@@ -1,4 +1,4 @@
-"""The boundary of a command: standard output, signals, and errors that become exit codes."""
+"""Run a command: redirect standard output, handle signals, and turn errors into exit codes."""
 
 import contextlib
 import errno
@@ -20,36 +20,39 @@ EXIT_CODES = (
     "or stopped by SIGTERM (run again), 130 interrupted, "
     "70 an internal error."
 )
-_NO_THREAD = "can't start new thread"  # the message is all that distinguishes Python's RuntimeError
-_KEPT = "what is finished is kept: run the same command again to go on"
+_NO_THREAD_MESSAGE = "can't start new thread"  # Python raises a plain RuntimeError with this message
+_CONTINUE = "what is finished is kept: run the same command again to go on"
 
 Say = Callable[[str], None]
 
 
 class Stopped(KeyboardInterrupt):
-    """SIGTERM, by which a scheduler asks a job to end."""
+    """Raised by SIGTERM, with which a scheduler asks a job to end."""
 
 
-class Unread(Exception):
-    """Standard output is a pipe that its reader has closed, as behind `| head -1`."""
+class OutputClosed(Exception):
+    """Raised when standard output is a pipe whose reader has closed it, such as `| head -1`."""
 
 
-class _Ending(NamedTuple):
-    """The exit code of a failed command, and its error by name, sentence and fields."""
+class _Failure(NamedTuple):
+    """The end of a failed command: its exit code, and the error for standard error and for --json."""
 
     code: int
     error: str
+    """name of the error's class, or of the kind of failure"""
     message: str
     facts: dict[str, Any]
+    """further fields for --json"""
 
 
 def guarded(work: Callable[[Say], None], *, as_json: bool, verbose: bool) -> None:
-    """Run the work of a command. An error ends the process with its exit code and a sentence.
+    """Run the work of a command. If it fails, print a sentence and end the process with an exit code.
 
     Args:
-        work: gets the function that prints a line on standard output; other output goes to standard error.
-        as_json: print an error as a JSON object too.
-        verbose: print the traceback of every error, not only of defects.
+        work: is called with a function that prints a line on standard output; all other output goes to
+            standard error.
+        as_json: also print the error as a JSON object.
+        verbose: print the traceback of every error, not only of internal ones.
     """
 
     def stop(*_: object) -> NoReturn:
@@ -57,90 +60,90 @@ def guarded(work: Callable[[Say], None], *, as_json: bool, verbose: bool) -> Non
 
     signal.signal(signal.SIGTERM, stop)
     with _standard_output() as say:
-        answer = say if as_json else None
+        say_json = say if as_json else None
         try:
-            with ends_by(lambda error: _end_at_once(error, answer)):
+            with ends_by(lambda error: _end_at_once(error, say_json)):
                 work(say)
         except typer.Exit:
             raise
-        except Unread:  # the reader has got all that it wanted
+        except OutputClosed:  # no error: the reader wanted no more lines
             pass
         except (Exception, KeyboardInterrupt) as error:
-            ending = _ending(error)
-            if ending.code == 70 or (verbose and isinstance(error, PipelineError)):
+            failure = _describe_failure(error)
+            if failure.code == 70 or (verbose and isinstance(error, PipelineError)):
                 traceback.print_exc()
-            _report(ending, answer)
-            raise typer.Exit(ending.code) from None
+            _report(failure, say_json)
+            raise typer.Exit(failure.code) from None
 
 
-def _ending(error: BaseException) -> _Ending:
-    kind = type(error).__name__
+def _describe_failure(error: BaseException) -> _Failure:
+    """Return the exit code and the sentence for an error."""
+    name = type(error).__name__
     if isinstance(error, PipelineError):
-        return _Ending(error.exit_code, kind, str(error), error.facts())
+        return _Failure(error.exit_code, name, str(error), error.facts())
     if isinstance(error, Stopped):
-        return _Ending(75, kind, f"stopped by SIGTERM; {_KEPT}", {})
+        return _Failure(75, name, f"stopped by SIGTERM; {_CONTINUE}", {})
     if isinstance(error, KeyboardInterrupt):
-        return _Ending(130, "Interrupted", f"stopped by Ctrl-C; {_KEPT}", {})
-    if (short := _shortage(error)) is not None:
-        return _Ending(75, kind, f"{short}; {_KEPT}", {})
-    return _Ending(
+        return _Failure(130, "Interrupted", f"stopped by Ctrl-C; {_CONTINUE}", {})
+    if (shortage := _shortage(error)) is not None:
+        return _Failure(75, name, f"{shortage}; {_CONTINUE}", {})
+    return _Failure(
         70,
         "Defect",
-        f"{kind}: {error}; this is a defect of the program, please report it with the lines above",
+        f"{name}: {error}; this is a defect of the program, please report it with the lines above",
         {},
     )
 
 
 def _shortage(error: BaseException) -> str | None:
-    """Name the resource of this machine that is short, and a way to get more; None for any other error."""
-    number = error.errno or 0 if isinstance(error, OSError) else 0
-    if number == errno.EAGAIN or (isinstance(error, RuntimeError) and _NO_THREAD in str(error)):
+    """Describe the resource of this machine that has run out, and the remedy; None for any other error."""
+    code = getattr(error, "errno", None)
+    if code == errno.EAGAIN or (isinstance(error, RuntimeError) and _NO_THREAD_MESSAGE in str(error)):
         return (
-            "this machine starts no further thread or process; end what else runs, use fewer workers "
+            "this machine starts no further thread or process; end other programs, use fewer workers "
             "(cluster.workers), or raise the limit (ulimit -u, pids.max)"
         )
-    if number in (errno.EMFILE, errno.ENFILE):
+    if code in (errno.EMFILE, errno.ENFILE):
         return (
-            f"no further file can be opened ({os.strerror(number)}); raise the limit (ulimit -n), or end "
-            "what else runs"
+            f"no further file can be opened ({os.strerror(code)}); raise the limit (ulimit -n), or end "
+            "other programs"
         )
-    if number == errno.ENOMEM or isinstance(error, MemoryError):
+    if code == errno.ENOMEM or isinstance(error, MemoryError):
         return "no memory is left; free some, or use fewer workers (cluster.workers)"
     return None
 
 
 def _end_at_once(error: Exception, say: Say | None) -> NoReturn:
-    """End the process from another thread than the one at work, which may wait for ever."""
-    ending = _ending(error)
-    _report(ending, say)
+    """End the process from any thread, without waiting for the main thread, which may be blocked for ever."""
+    failure = _describe_failure(error)
+    _report(failure, say)
     sys.stderr.flush()
-    os._exit(ending.code)
+    os._exit(failure.code)
 
 
-def _report(ending: _Ending, say: Say | None) -> None:
-    """Print the sentence on standard error and, with `say`, the JSON object on standard output."""
-    print(printable(f"{'error' if ending.code else 'manta'}: {ending.message}"), file=sys.stderr)
+def _report(failure: _Failure, say: Say | None) -> None:
+    """Print the sentence on standard error and, if `say` is given, the JSON object on standard output."""
+    print(printable(f"{'error' if failure.code else 'manta'}: {failure.message}"), file=sys.stderr)
     if say:
         facts = {
-            "status": "error" if ending.code else "done",
-            "error": ending.error,
-            "message": ending.message,
-            "exit_code": ending.code,
+            "status": "error" if failure.code else "done",
+            "error": failure.error,
+            "message": failure.message,
+            "exit_code": failure.code,
         }
-        with contextlib.suppress(Unread):
-            say(json.dumps(facts | ending.facts, default=str))
+        with contextlib.suppress(OutputClosed):
+            say(json.dumps(facts | failure.facts, default=str))
 
 
 @contextlib.contextmanager
 def _standard_output() -> Iterator[Say]:
     """Yield the function that prints a line on standard output.
 
-    All other output there (Ray's, a library's) goes to standard error.
+    Within the block, everything else that is printed there (by Ray or a library) goes to standard error.
     """
     sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    with os.fdopen(kept, "w", encoding="utf-8", errors="replace") as output:
+    with os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace") as output:
+        os.dup2(2, 1)
         try:
             yield lambda line: _write_line(line, output)
         finally:
@@ -149,11 +152,11 @@ def _standard_output() -> Iterator[Say]:
 
 
 def _write_line(line: str, output: TextIO) -> None:
-    """Print the line. Raises Unread for a closed pipe; later lines are then discarded."""
+    """Print a line. Raises OutputClosed if the pipe is closed; later lines are discarded."""
     try:
         print(line, file=output, flush=True)
     except BrokenPipeError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, output.fileno())
-        os.close(nowhere)
-        raise Unread from None
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, output.fileno())
+        os.close(devnull)
+        raise OutputClosed from None

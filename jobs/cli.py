@@ -22,46 +22,46 @@ from jobs.train import train
 from jobs.whiten import whiten
 from pipeline.log import packages
 
-_NEXT = """Manta: from a corpus of text to a published, searchable index, again every night.
+_FIRST_STEPS = """Manta: from a corpus of text to a published, searchable index, again every night.
 
   manta nightly --config quickstart     a first night on this machine, on the docstrings of its packages
   manta init CORPUS                     look at a corpus of your own and write night.yaml for it
   manta nightly --config night.yaml     read, encode, index, check and publish it
-  manta search ROOT "your query"        ask what was published
+  manta search ROOT "your query"        search the published release
 
 manta --help names all commands, and manta COMMAND --help their options."""
 
 app = application(
     name="manta",
     help="From a corpus of text to a published, versioned, searchable index.\n\n"
-    "A job is one YAML (see jobs/configs) and any setting can be given behind it: manta nightly "
+    "A job is one YAML file (see jobs/configs), and settings behind it take precedence: manta nightly "
     "--config night.yaml corpus.uri=s3://bucket/corpus\n\n" + EXIT_CODES,
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        found = packages("manta-embeddings", "ray", "torch", "faiss-cpu", "faiss-gpu", "pyarrow")
-        ours, *others = (f"{name} {version}" for name, version in found.items())
-        print(f"{ours.replace('-embeddings', '')} (Python {platform.python_version()}, {', '.join(others)})")
+def _print_version(is_given: bool) -> None:
+    if is_given:
+        versions = packages("manta-embeddings", "ray", "torch", "faiss-cpu", "faiss-gpu", "pyarrow")
+        manta, *others = (f"{name} {version}" for name, version in versions.items())
+        print(f"{manta.replace('-embeddings', '')} (Python {platform.python_version()}, {', '.join(others)})")
         raise typer.Exit
 
 
 @app.callback(invoke_without_command=True)
-def _begin(
+def _without_command(
     context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
             "--version",
-            callback=_version,
+            callback=_print_version,
             is_eager=True,
-            help="Show the versions of Manta and of what it works with.",
+            help="Show the versions of Manta and of the packages that it uses.",
         ),
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
-        print(_NEXT)
+        print(_FIRST_STEPS)
         raise typer.Exit(2)
 
 

@@ -1,11 +1,10 @@
-"""Options, settings and answers that all commands share.
+"""Options, settings and output that all commands share.
 
-A command is a function of its work and its own options; a decorator adds the options that it shares with
-other commands. Typer reads them from the signature.
+A command is written as a function of its own options. A decorator adds the shared options to its signature,
+from which Typer makes the command line.
 """
 
 import contextlib
-import difflib
 import inspect
 import json
 from collections.abc import Callable, Iterable
@@ -15,9 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
-from jobs.boundary import Say, Unread, guarded
+from jobs.boundary import OutputClosed, Say, guarded
 from pipeline.config import load_settings, refuse_credentials, to_yaml, uri_of
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, did_you_mean
 from pipeline.log import Stages, printable
 from pipeline.settings import Job
 
@@ -30,14 +29,14 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[key.path=value]...",
-        help="Settings that go before the file's, such as encode.unit_rows=4096.",
+        help="Settings that take precedence over the file's, such as encode.unit_rows=4096.",
     ),
 ]
 PrintConfig = Annotated[
     bool, typer.Option("--print-config", help="Print the resolved settings as YAML and stop.")
 ]
 Json = Annotated[bool, typer.Option("--json", help=_JSON_HELP)]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show what Ray says, and tracebacks.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the log of Ray, and tracebacks.")]
 Root = Annotated[
     str, typer.Argument(metavar="ROOT", help="Where releases are published: release.root of the job.")
 ]
@@ -51,7 +50,7 @@ Command = Callable[..., None]
 
 @dataclass(frozen=True)
 class CommandRun:
-    """A running command: its job, and the progress of its stages."""
+    """The job of a running command, and the progress of its stages."""
 
     job: Job
     verbose: bool = False
@@ -68,7 +67,7 @@ class Answer:
 
 
 def application(**options: Any) -> typer.Typer:
-    """Return a command line in plain text, with our own errors instead of decorated tracebacks."""
+    """Make a Typer application with plain text instead of decorated help and tracebacks."""
     return typer.Typer(
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -79,14 +78,14 @@ def application(**options: Any) -> typer.Typer:
 
 
 def standalone(command: Command) -> None:
-    """Run one command as a program: python -m jobs.<name>."""
+    """Run one command as a program, `python -m jobs.<name>`."""
     app = application()
     app.command()(command)
     app()
 
 
 def job_command(work: Callable[..., Answer]) -> Command:
-    """Return the command that loads the settings of a job, calls `work(run, ...)` and prints the answer."""
+    """Make a command that loads the settings of a job, calls `work(run, ...)` and prints the answer."""
 
     def command(
         config: Config = None,
@@ -94,48 +93,55 @@ def job_command(work: Callable[..., Answer]) -> Command:
         print_config: PrintConfig = False,
         as_json: Json = False,
         verbose: Verbose = False,
-        **own: Any,
+        **own_options: Any,
     ) -> None:
-        def whole(say: Say) -> None:
-            job = load_settings(Job, config and _config_file(config), tuple(overrides or ()))
+        def run_command(say: Say) -> None:
+            job = load_settings(Job, _config_file(config) if config else None, tuple(overrides or ()))
             if print_config:
                 say(json.dumps(job.model_dump(mode="json"), indent=2) if as_json else to_yaml(job).rstrip())
             else:
-                tell(work(CommandRun(job, verbose), **own), say, as_json)
+                print_answer(work(CommandRun(job, verbose), **own_options), say, as_json)
 
-        guarded(whole, as_json=as_json, verbose=verbose)
+        guarded(run_command, as_json=as_json, verbose=verbose)
 
-    return with_own_options(command, work, behind=2)
+    return with_own_options(command, work, leading=2)
 
 
 def options_command(work: Callable[[Any], None]) -> Command:
-    """Return the command `work(options)`. The fields of `options`, a dataclass, are its options."""
-    (kind,) = (parameter.annotation for parameter in inspect.signature(work).parameters.values())
-    return _declared(lambda **given: work(kind(**given)), work, inspect.signature(kind).parameters.values())
+    """Make a command of `work(options)`; the fields of `options`, a dataclass, are its options."""
+    (parameter,) = inspect.signature(work).parameters.values()
+    options_class = parameter.annotation
+    return _set_signature(
+        lambda **values: work(options_class(**values)),
+        work,
+        inspect.signature(options_class).parameters.values(),
+    )
 
 
-def with_own_options(command: Command, work: Callable[..., Answer], behind: int) -> Command:
-    """Add the options of `work`, which follow its first parameter, to those that `command` shares.
+def with_own_options(command: Command, work: Callable[..., Answer], leading: int) -> Command:
+    """Add the options of `work` (all parameters but the first) to the shared options of `command`.
 
     Args:
-        command: has the shared options as parameters, and passes on all others (**).
-        behind: number of shared options in front of the added ones.
+        command: a function with the shared options as parameters, which passes all others (**) to `work`.
+        leading: number of shared options that come before the added ones on the command line and in --help.
     """
     *shared, _ = inspect.signature(command).parameters.values()
     _, *own = inspect.signature(work).parameters.values()
-    return _declared(command, work, [*shared[:behind], *own, *shared[behind:]])
+    return _set_signature(command, work, [*shared[:leading], *own, *shared[leading:]])
 
 
-def _declared(command: Command, work: Callable[..., Any], options: Iterable[inspect.Parameter]) -> Command:
-    """Give `command` the name and the help of `work`, and a signature of these options."""
+def _set_signature(
+    command: Command, work: Callable[..., Any], options: Iterable[inspect.Parameter]
+) -> Command:
+    """Give `command` the name and docstring of `work`, and `options` as its signature."""
     command.__name__, command.__doc__ = work.__name__, work.__doc__
     vars(command)["__signature__"] = inspect.Signature(list(options))
     return command
 
 
-def tell(answer: Answer, say: Say, as_json: bool) -> None:
-    """Print the answer, and exit with its code if that is not 0."""
-    with contextlib.suppress(Unread):
+def print_answer(answer: Answer, say: Say, as_json: bool) -> None:
+    """Print the answer; end the process if its exit code is not 0."""
+    with contextlib.suppress(OutputClosed):
         if as_json:
             say(json.dumps(answer.facts, default=str))
         else:
@@ -145,29 +151,30 @@ def tell(answer: Answer, say: Say, as_json: bool) -> None:
 
 
 def named_configs() -> dict[str, Path]:
-    """Return the settings that come with Manta by name: quickstart, train/cert and so on."""
+    """Return the configuration files that come with Manta by name: quickstart, train/cert and so on."""
     folder = Path(__file__).parent / "configs"
     return {
         file.relative_to(folder).with_suffix("").as_posix(): file for file in sorted(folder.rglob("*.yaml"))
     }
 
 
-def _config_file(given: Path) -> Path:
-    """Return the file, or the one of that name among those that come with Manta.
+def _config_file(path_or_name: Path) -> Path:
+    """Return the path of a file, or of the file with that name that comes with Manta.
 
-    A file in the working directory takes precedence.
+    A file in the working directory takes precedence. Names may be given without their folder: cert for
+    train/cert.
     """
-    refuse_credentials(uri_of(given))
-    if given.suffix or given.is_file():
-        return given
-    known, name = named_configs(), given.as_posix()
-    found = [file for each, file in known.items() if name in (each, each.rpartition("/")[2])]
-    if len(found) != 1:
-        near = difflib.get_close_matches(name, [*known, *(each.rpartition("/")[2] for each in known)], n=1)
+    refuse_credentials(uri_of(path_or_name))
+    if path_or_name.suffix or path_or_name.is_file():
+        return path_or_name
+    known, name = named_configs(), path_or_name.as_posix()
+    matches = [file for key, file in known.items() if name in (key, file.stem)]
+    if len(matches) != 1:
+        names = [*known, *(file.stem for file in known.values())]
         raise ConfigError(
             f"--config {name}",
             "a YAML file, or the name of one that comes with Manta",
             "neither",
-            f"did you mean {near[0]!r}?" if near else f"known names: {', '.join(known)}",
+            did_you_mean(name, names, f"known names: {', '.join(known)}"),
         )
-    return found[0]
+    return matches[0]

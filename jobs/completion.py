@@ -1,6 +1,4 @@
-"""Tab completion: a script for the shell, written from the commands and settings themselves.
-
-No Python runs when Tab is pressed.
+"""Write a shell script that completes commands, options and settings when Tab is pressed, without Python.
 
 eval "$(manta completion bash)"          # in ~/.bashrc
 eval "$(manta completion zsh)"           # in ~/.zshrc, behind compinit
@@ -21,7 +19,7 @@ from pipeline.settings.index_kinds import INDEX_KINDS
 
 
 class Shell(StrEnum):
-    """Shells that completion is written for."""
+    """Shells that completion supports."""
 
     BASH = "bash"
     ZSH = "zsh"
@@ -37,50 +35,50 @@ def completion(
     bash: eval "$(manta completion bash)" in ~/.bashrc. zsh: the same with zsh in ~/.zshrc, behind compinit.
         fish: manta completion fish > ~/.config/fish/completions/manta.fish
     """
-    words = dict(_words(context.find_root().command, ()))
+    words = dict(_completions(context.find_root().command, ()))
     print(_fish(words) if shell is Shell.FISH else _bash(words, zsh=shell is Shell.ZSH))
 
 
-def _words(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Yield each command's path with the words that may follow it: commands, options, and settings."""
+def _completions(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """Yield the path of each command with the words that may follow it: commands, options and settings."""
     options = [name for parameter in command.params for name in parameter.opts if name.startswith("-")]
     commands = getattr(command, "commands", {})
     words = [*commands, *options, "--help"]
     if any(parameter.name == "overrides" for parameter in command.params):
-        words += [f"{key}=" for key in _settings(Job)]
+        words += [f"{key}=" for key in _setting_values(Job)]
     yield path, words
     for name, child in commands.items():
-        yield from _words(child, (*path, name))
+        yield from _completions(child, (*path, name))
 
 
-def _settings(kind: type[Settings], prefix: str = "") -> dict[str, list[str]]:
-    """Return every dotted key with its allowed values; without any if they are not a list."""
-    found: dict[str, list[str]] = {}
+def _setting_values(kind: type[Settings], prefix: str = "") -> dict[str, list[str]]:
+    """Return every dotted key with its allowed values; an empty list if it is not a choice."""
+    values: dict[str, list[str]] = {}
     for name, field in kind.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
-            found |= _settings(field.annotation, f"{prefix}{name}.")
+            values |= _setting_values(field.annotation, f"{prefix}{name}.")
         else:
-            found[prefix + name] = _values(field.annotation)
-    return found | ({"index.kind": list(INDEX_KINDS)} if kind is Job else {})
+            values[prefix + name] = _allowed_values(field.annotation)
+    return values | ({"index.kind": list(INDEX_KINDS)} if kind is Job else {})
 
 
-def _values(annotation: Any) -> list[str]:
+def _allowed_values(annotation: Any) -> list[str]:
     if annotation is bool:
         return ["true", "false"]
     if get_origin(annotation) is Literal:
         return [str(value) for value in get_args(annotation)]
     if get_origin(annotation) is tuple:
         return []
-    return [value for part in get_args(annotation) for value in _values(part)]
+    return [value for part in get_args(annotation) for value in _allowed_values(part)]
 
 
 def _bash(words: Mapping[tuple[str, ...], list[str]], *, zsh: bool) -> str:
-    """Return a completion function.
+    """Return the completion script of bash, or of zsh in its bash mode.
 
-    bash splits key=value into three words; for zsh it is one word.
+    bash splits key=value into three words; for zsh it is one word, so the script handles both.
     """
     cases = {json.dumps(" ".join(path)): names for path, names in words.items()}
-    values = {key: known for key, known in _settings(Job).items() if known}
+    values = {key: known for key, known in _setting_values(Job).items() if known}
     return f"""{"autoload -U +X bashcompinit && bashcompinit" if zsh else ""}
 _manta() {{
   local current="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" \
@@ -123,22 +121,25 @@ def _cases(words: Mapping[str, list[str]]) -> str:
 
 
 def _fish(words: Mapping[tuple[str, ...], list[str]]) -> str:
+    """Return the completion script of fish."""
     lines = ["complete -c manta -e"]
     for path, names in words.items():
-        begun = " ".join(("manta", *path))
-        at = f'string match -qr -- "^{begun}( |\\$)" (commandline -cp)' if path else "__fish_use_subcommand"
-        lines.append(f"complete -c manta -n {_quoted(at)} -a {_quoted(' '.join(names))}")
-    for key, known in _settings(Job).items():
+        typed = " ".join(("manta", *path))
+        condition = "__fish_use_subcommand"
+        if path:
+            condition = f'string match -qr -- "^{typed}( |\\$)" (commandline -cp)'
+        lines.append(f"complete -c manta -n {_fish_string(condition)} -a {_fish_string(' '.join(names))}")
+    for key, known in _setting_values(Job).items():
         if known:
-            at = f"string match -q -- '{key}=*' (commandline -ct)"
+            condition = f"string match -q -- '{key}=*' (commandline -ct)"
             lines.append(
-                f"complete -c manta -n {_quoted(at)} -a "
-                f"{_quoted(' '.join(f'{key}={value}' for value in known))}"
+                f"complete -c manta -n {_fish_string(condition)} -a "
+                f"{_fish_string(' '.join(f'{key}={value}' for value in known))}"
             )
-    lines.append(f"complete -c manta -s c -l config -r -a {_quoted(' '.join(named_configs()))}")
+    lines.append(f"complete -c manta -s c -l config -r -a {_fish_string(' '.join(named_configs()))}")
     return "\n".join(lines)
 
 
-def _quoted(text: str) -> str:
+def _fish_string(text: str) -> str:
     """Return the text as a string literal of fish."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

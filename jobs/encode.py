@@ -12,15 +12,15 @@ from pipeline.log import counted
 def encode(run: CommandRun) -> Answer:
     """Encode the corpus into units of raw vectors.
 
-    Reads the corpus, sets bad rows aside, and encodes on the cluster. Units that an earlier run finished are
-    kept. Vectors are plain Parquet below units/vectors.
+    Reads the corpus, puts invalid rows into quarantine, and encodes the others on the cluster. Units that an
+    earlier run finished are reused. Vectors are plain Parquet below units/vectors.
     """
     from pipeline.flows.night.stages import through_encoding
     from pipeline.text.tokens.coverage import token_counts, token_facts, token_warnings
 
     store, corpus, vectors = through_encoding(run.job, run.stages, verbose=run.verbose)
     counts = [unit.counts for unit in vectors.units]
-    tokens = token_counts(counts, counts)
+    tokens = token_counts(counts, fresh=counts)
     facts = {
         "status": "done",
         "root": store.uri,

@@ -15,7 +15,8 @@ from jobs.command import Answer, CommandRun, job_command, standalone
 from jobs.layout import table
 
 if TYPE_CHECKING:
-    from pipeline.report.evaluation import AverageRow, EvaluationReport, ScoreEstimate, TaskRow
+    from pipeline.evaluate.bootstrap import ScoreEstimate
+    from pipeline.report.evaluation_report import AverageRow, EvaluationReport, TaskRow
 
 Geometry = Annotated[
     bool,
@@ -31,29 +32,34 @@ def evaluate(run: CommandRun, geometry: Geometry = False) -> Answer:
     """Measure candidates on tasks, side by side; without tasks, the published release against its gates.
 
     With evaluate.tasks (a folder of STS and transfer tasks), evaluate.own (your own data) or --geometry:
-    encoders, encoders with a fitted transform, and releases, named in evaluate.candidates (without any: the
-    job's encoder), get figures with 95 % intervals, and differences with the first candidate. Every sentence
-    is encoded once for a space, below evaluations/ of evaluate.root or release.root, and later runs take
-    vectors and figures over. Prints a table, writes a page.
+    scores the candidates with 95 % intervals, and their differences with the first one. evaluate.candidates
+    names encoders, encoders with a fitted transform, and releases; without it the job's encoder is the only
+    candidate. Prints a table and writes a page. Every sentence is encoded once for each encoder; vectors and
+    scores are kept below evaluations/ of evaluate.root or release.root, and later runs reuse them.
 
-    Without any of these: measures the published release against the gates. Recall against exact search over
-    the release's own vectors, size, latency, row counts, unique ids, finite vectors. Exit code 5 when a gate
-    is not met.
+    Without any of these: measures the published release against the gates, such as recall against exact
+    search over the release's own vectors, size, latency and row counts. Exit code 5 if a gate is not met.
     """
-    from pipeline.flows.evaluate.evaluate import evaluate as measure
-    from pipeline.flows.evaluate.evaluate import wanted
-    from pipeline.flows.evaluate.report import keep
+    from pipeline.flows.evaluate.evaluate import compares_candidates
+    from pipeline.flows.evaluate.evaluate import evaluate as run_evaluation
+    from pipeline.flows.evaluate.report import store_evaluation
 
-    if not wanted(run.job, geometry=geometry):
-        return _against_gates(run)
-    kept = keep(
-        measure(run.job, run.stages, geometry=geometry, verbose=run.verbose),
-        datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-    )
-    page, files = kept.page, {"report": kept.report, "json": kept.json}
+    if not compares_candidates(run.job, geometry=geometry):
+        return _measure_gates(run)
+    evaluation = run_evaluation(run.job, run.stages, geometry=geometry, verbose=run.verbose)
+    stored = store_evaluation(evaluation, datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"))
+    page = stored.page
     return Answer(
-        {"status": "done", **kept.facts, **files, "seconds": run.stages.seconds()},
-        "\n\n".join([*_tables(page), *_sections(page), *_remarks(page), f"report  {kept.report}"]),
+        {
+            "status": "done",
+            **stored.facts,
+            "report": stored.report,
+            "json": stored.json,
+            "seconds": run.stages.seconds(),
+        },
+        "\n\n".join(
+            filter(None, [*_tables(page), *_sections(page), _notes(page), f"report  {stored.report}"])
+        ),
     )
 
 
@@ -65,15 +71,15 @@ def _tables(page: "EvaluationReport") -> list[str]:
     header = ("task", "count", first, *(title for name in others for title in (name, "difference")))
     tables = []
     for group in groups(page):
-        lines = [group.metric]
+        heading = group.metric
         if page.resamples and group.has_intervals:
-            lines[0] += f"; 95 % intervals of {page.resamples:,} resamples"
+            heading += f"; 95 % intervals of {page.resamples:,} resamples"
         rows = [
-            (f"{row.task} ({rest})" if rest else row.task, f"{row.count:,}", *_cells(row))
-            for row, rest in zip(group.rows, group.rests, strict=True)
+            (f"{row.task} ({detail})" if detail else row.task, f"{row.count:,}", *_cells(row))
+            for row, detail in zip(group.rows, group.metric_details, strict=True)
         ]
-        lines += [table(rows, header), *(f"{row.label}: {'; '.join(_cells(row))}" for row in group.averages)]
-        tables.append("\n".join(lines))
+        averages = (f"{row.label}: {'; '.join(_cells(row))}" for row in group.averages)
+        tables.append("\n".join([heading, table(rows, header), *averages]))
     return tables
 
 
@@ -88,7 +94,7 @@ def _sections(page: "EvaluationReport") -> list[str]:
 
 def _cells(row: "TaskRow | AverageRow") -> Iterator[str]:
     """Yield the score of each candidate, and its difference with the first candidate."""
-    for score, difference in zip(row.figures, row.differences, strict=True):
+    for score, difference in zip(row.scores, row.differences, strict=True):
         yield _cell(score)
         if difference is not None:
             yield _cell(difference, "+") + (" *" if difference.excludes_zero else "")
@@ -104,32 +110,38 @@ def _cell(score: "ScoreEstimate", sign: str = "") -> str:
     return f"{shown} [{score.low:.2f}, {score.high:.2f}]"
 
 
-def _remarks(page: "EvaluationReport") -> list[str]:
-    lines = []
+def _notes(page: "EvaluationReport") -> str:
+    """Return the lines below the tables: their footnote, missing tasks, and warnings."""
+    lines = [
+        *(f"missing: {task} ({reason})" for task, reason in page.missing),
+        *(f"warning: {warning}" for warning in page.warnings),
+    ]
     if any(difference and difference.excludes_zero for row in page.rows for difference in row.differences):
-        lines.append(f"* the interval of the difference with {page.candidates[0].name} excludes 0")
-    lines += [f"missing: {task} ({reason})" for task, reason in page.missing]
-    lines += [f"warning: {warning}" for warning in page.warnings]
-    return ["\n".join(lines)] if lines else []
+        lines.insert(0, f"* the interval of the difference with {page.candidates[0].name} excludes 0")
+    return "\n".join(lines)
 
 
-def _against_gates(run: CommandRun) -> Answer:
+def _measure_gates(run: CommandRun) -> Answer:
+    """Measure the published release against the gates of the job."""
     from pipeline.flows.night.audit import remeasure
 
-    made = remeasure(run.job, run.stages, verbose=run.verbose)
-    refused = [name for name, gate in made.gates.items() if not gate.passed]
+    result = remeasure(run.job, run.stages, verbose=run.verbose)
+    refused = [name for name, gate in result.gates.items() if not gate.passed]
     facts = {
         "status": "refused" if refused else "done",
-        "release": made.release,
+        "release": result.release,
         "refused": refused,
-        "measured": made.measured.model_dump(mode="json"),
-        "gates": {name: gate.model_dump(mode="json") for name, gate in made.gates.items()},
+        "measured": result.measured.model_dump(mode="json"),
+        "gates": {name: gate.model_dump(mode="json") for name, gate in result.gates.items()},
     }
     rows = [
-        (name, "passed" if gate.passed else "REFUSED", gate.sentence) for name, gate in made.gates.items()
+        (name, "passed" if gate.passed else "REFUSED", gate.sentence) for name, gate in result.gates.items()
     ]
-    text = f"release {made.release}\n{table(rows, ('gate', '', ''))}"
-    return Answer(facts, text, exit_code=5 if refused else 0)
+    return Answer(
+        facts,
+        f"release {result.release}\n{table(rows, ('gate', '', ''))}",
+        exit_code=5 if refused else 0,
+    )
 
 
 if __name__ == "__main__":

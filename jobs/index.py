@@ -12,9 +12,9 @@ from pipeline.log import counted, size
 def index(run: CommandRun) -> Answer:
     """Build the index without publishing it.
 
-    Encodes and whitens first what is not there yet; then samples, trains, fills shards in parallel, merges
-    and measures. What it builds is what `nightly` would publish, and lies below indexes/ as a plain faiss
-    file.
+    Encodes and whitens the corpus first, unless an earlier run has done so; then samples, trains, fills
+    shards in parallel, merges and measures. The index is the one that `nightly` would publish. It is stored
+    below indexes/ as a plain faiss file.
     """
     from pipeline.flows.night.stages import through_index
 

@@ -1,4 +1,4 @@
-"""Look at a corpus and write settings for it.
+"""Inspect a corpus and write settings for it.
 
 manta init s3://bucket/docs
 python -m jobs.init docs.parquet --output docs.yaml
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jobs.boundary import guarded
-from jobs.command import Answer, Json, Verbose, options_command, standalone, tell
+from jobs.command import Answer, Json, Verbose, options_command, print_answer, standalone
 from pipeline.config import refuse_credentials, to_yaml, validated
 from pipeline.errors import ConfigError
 from pipeline.log import counted, printable
@@ -20,7 +20,7 @@ from pipeline.settings import CorpusSettings, EncoderSettings, Job
 if TYPE_CHECKING:
     from pipeline.flows.night.look import CorpusLook
 
-_WRITTEN = (
+_WRITTEN_SETTINGS = (
     "corpus.uri",
     "corpus.id",
     "corpus.text",
@@ -32,10 +32,10 @@ _WRITTEN = (
     "release.root",
     "cluster.address",
 )
-_SHOWN = 30  # columns in the comment
-_HEAD = """# Written by `manta init` after a look at {rows:,} rows of {files}. Columns there: {columns}.
+_MAX_COLUMNS = 30  # listed in the comment
+_HEADER = """# Written by `manta init`, which read {rows:,} rows of {files} with the columns {columns}.
 #
-#     manta plan --config {file}          # what a night would take; nothing is done
+#     manta plan --config {file}          # estimate time and size of a night, without running it
 #     manta nightly --config {file}
 #
 # `manta nightly --config {file} --print-config` shows every other setting with its meaning.
@@ -56,20 +56,18 @@ class InitOptions:
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="The file that is written; one that exists is left alone."
+            "--output", "-o", metavar="FILE", help="The file to write; an existing file is not overwritten."
         ),
     ] = Path("night.yaml")
     id_column: Annotated[
-        str | None, typer.Option("--id", metavar="COLUMN", help="Column of the row's id; guessed without it.")
+        str | None, typer.Option("--id", metavar="COLUMN", help="Column of the row's id; without it guessed.")
     ] = None
     text_column: Annotated[
-        str | None, typer.Option("--text", metavar="COLUMN", help="Column of the text; guessed without it.")
+        str | None, typer.Option("--text", metavar="COLUMN", help="Column of the text; without it guessed.")
     ] = None
     root: Annotated[
         str | None,
-        typer.Option(
-            "--root", metavar="URI", help="Where releases are published; without it out/NAME beside you."
-        ),
+        typer.Option("--root", metavar="URI", help="Where releases are published; without it out/NAME."),
     ] = None
     as_json: Json = False
     verbose: Verbose = False
@@ -77,13 +75,13 @@ class InitOptions:
 
 @options_command
 def init(options: InitOptions) -> None:
-    """Look at a corpus and write settings for it.
+    """Inspect a corpus and write settings for it.
 
     Reads the first rows of a few files, guesses which columns are the id and the text, and writes a commented
     YAML that `manta nightly --config` takes as it is.
     """
     guarded(
-        lambda say: tell(_init(options), say, options.as_json),
+        lambda say: print_answer(_init(options), say, options.as_json),
         as_json=options.as_json,
         verbose=options.verbose,
     )
@@ -99,54 +97,55 @@ def _init(options: InitOptions) -> Answer:
         raise ConfigError(
             str(output), "no such file yet", "one that exists", "name another with --output, or remove it"
         )
-    seen = look(validated(CorpusSettings, {"uri": uri}, "CORPUS"), options.id_column, options.text_column)
+    found = look(validated(CorpusSettings, {"uri": uri}, "CORPUS"), options.id_column, options.text_column)
     sections = {
-        "corpus": {"uri": uri, "id": seen.id, "text": seen.text, "keep": seen.keep},
-        "release": {"root": options.root or f"out/{_name(uri)}"},
+        "corpus": {"uri": uri, "id": found.id, "text": found.text, "keep": found.keep},
+        "release": {"root": options.root or f"out/{_corpus_name(uri)}"},
     }
     job = validated(Job, sections, "manta init")
-    files, columns = counted(seen.files, "file"), _columns(seen)
-    head = _HEAD.format(rows=seen.rows, files=files, columns=columns, file=output)
-    about = _about(seen)
-    _write(output, head + (f"# {about}.\n" if about else "") + "\n" + to_yaml(job, only=_WRITTEN))
+    files, columns = counted(found.files, "file"), _list_columns(found)
+    head = _HEADER.format(rows=found.rows, files=files, columns=columns, file=output)
+    note = _language_note(found)
+    _write(output, head + (f"# {note}.\n" if note else "") + "\n" + to_yaml(job, only=_WRITTEN_SETTINGS))
     lines = [
         f"{output} is written: {files}, columns {columns}",
         printable(
-            f"id {seen.id}, text {seen.text}, kept {', '.join(seen.keep) or 'nothing'}, "
-            f"language {seen.language or 'unknown'}"
+            f"id {found.id}, text {found.text}, kept {', '.join(found.keep) or 'nothing'}, "
+            f"language {found.language or 'unknown'}"
         ),
-        *([about] if about else []),
+        *([note] if note else []),
         f"next: manta nightly --config {output}",
     ]
-    facts = {"status": "done", "file": str(output), **vars(seen), "root": job.release.root}
+    facts = {"status": "done", "file": str(output), **vars(found), "root": job.release.root}
     return Answer(facts, "\n".join(lines))
 
 
-def _columns(seen: "CorpusLook") -> str:
-    """Return the names of the columns for a comment, which is one line."""
-    shown = printable(", ".join(seen.columns[:_SHOWN]))
-    more = len(seen.columns) - _SHOWN
+def _list_columns(found: "CorpusLook") -> str:
+    """Return the names of the columns on one line."""
+    shown = printable(", ".join(found.columns[:_MAX_COLUMNS]))
+    more = len(found.columns) - _MAX_COLUMNS
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def _about(seen: "CorpusLook") -> str:
-    """Describe the language or script if the default encoder does not fit it; "" if it does."""
+def _language_note(found: "CorpusLook") -> str:
+    """Return a note if the default encoder does not know the language or script of the texts, else ""."""
     from pipeline.text.tokens.coverage import script_phrase
 
-    if seen.language not in (None, "en"):
-        found = f"The texts seem to be in {seen.language}"
-    elif seen.language is None and seen.script is not None and seen.script not in ("latin", "symbols"):
-        found = f"Most of them are {script_phrase(seen.script)}"
+    if found.language not in (None, "en"):
+        subject = f"The texts seem to be in {found.language}"
+    elif found.language is None and found.script is not None and found.script not in ("latin", "symbols"):
+        subject = f"Most of them are {script_phrase(found.script)}"
     else:
         return ""
-    return f"{found}; {EncoderSettings().path} knows English: name a multilingual encoder in encoder.path"
+    return f"{subject}; {EncoderSettings().path} knows English: name a multilingual encoder in encoder.path"
 
 
-def _name(uri: str) -> str:
-    """Return the last part of the corpus's URI that is a name, without its ending."""
+def _corpus_name(uri: str) -> str:
+    """Return the last part of a URI that is a name and not a pattern, without its extension."""
     parts = PurePosixPath(uri.partition("://")[2] or uri).parts
     names = [part for part in parts if part.strip("./*") and not set("*?[") & set(part)]
-    return names[-1].split(".")[0] or "corpus" if names else "corpus"
+    name = names[-1].split(".")[0] if names else ""
+    return name or "corpus"
 
 
 def _write(file: Path, text: str) -> None:

@@ -12,7 +12,7 @@ import typer
 from jobs.command import Answer, CommandRun, job_command, standalone
 from pipeline.log import counted, duration
 from pipeline.settings import Job
-from pipeline.store.manifest import OUTSIDE_RECALL
+from pipeline.store.manifest import USER_QUERY_RECALL
 
 Verify = Annotated[
     bool,
@@ -28,10 +28,10 @@ Verify = Annotated[
 def nightly(run: CommandRun, verify: Verify = False) -> Answer:
     """Make tonight's release: read, encode, whiten, index, check, publish.
 
-    Publishes a new release below release.root when the corpus or the settings changed and every gate is
-    passed; a refused candidate is kept for inspection and nothing is published. Stopped at any moment and
-    started again, it goes on where it was. Files that the current release lacks are made again. On a root
-    that is held the candidate is made and kept, and not published.
+    Publishes a new release below release.root if the corpus or the settings have changed and every gate is
+    passed. A candidate that a gate refuses is kept for inspection and not published; so is any candidate
+    while the root is held. A night that was stopped continues where it was when it is started again. Files
+    that the current release has lost are written again.
     """
     from pipeline.flows.night.nightly import nightly as night
 
@@ -39,14 +39,14 @@ def nightly(run: CommandRun, verify: Verify = False) -> Answer:
     release = f"release {outcome.release} with {counted(outcome.rows, 'row')}"
     first = {
         "published": f"published release {outcome.release}: {counted(outcome.rows, 'row')}"
-        + _changes(outcome.facts["counts"], outcome.rows),
+        + _describe_rows(outcome.facts["counts"], outcome.rows),
         "unchanged": f"{outcome.facts.get('why', '')}: {release} stays current",
         "held": f"not published: {release} is held; the candidate passed every gate",
         "overtaken": f"another run published release {outcome.release} meanwhile: this one changed nothing",
     }[outcome.status]
     lines = [
         f"{first}, {duration(sum(stage.seconds for stage in run.stages.finished))}",
-        *_recall(outcome.facts["gates"]),
+        *_recall_lines(outcome.facts["gates"]),
         f"  root    {outcome.root}",
         f"  report  {outcome.report}",
         f"  search  {search_command(run.job)}",
@@ -54,8 +54,8 @@ def nightly(run: CommandRun, verify: Verify = False) -> Answer:
     return Answer(outcome.facts | {"seconds": run.stages.seconds()}, "\n".join(lines))
 
 
-def _changes(counts: dict[str, int], rows: int) -> str:
-    """Describe changed rows, and quarantined rows with their reasons, most frequent first."""
+def _describe_rows(counts: dict[str, int], rows: int) -> str:
+    """Describe how many rows changed, and how many are quarantined for which reasons."""
     changes = [
         f"{counts[name]:,} {name}" for name in ("new", "changed", "deleted") if 0 < counts[name] != rows
     ]
@@ -70,20 +70,20 @@ def _changes(counts: dict[str, int], rows: int) -> str:
     return f"{shown}, {counted(counts['quarantined'], 'row')} quarantined ({listed})"
 
 
-def _recall(gates: dict[str, Any]) -> list[str]:
-    """Describe recall@10 on gates.queries beside that of rows; no line if only the latter was measured."""
-    if (outside := gates.get(OUTSIDE_RECALL)) is None:
+def _recall_lines(gates: dict[str, Any]) -> list[str]:
+    """Describe recall@10 for gates.queries and for rows of the corpus; [] without gates.queries."""
+    if (user_recall := gates.get(USER_QUERY_RECALL)) is None:
         return []
-    rows = gates.get("recall_at_10")
-    beside = f", {rows['value']:.4f} of rows of the corpus" if rows else ""
-    return [f"  recall  recall@10 is {outside['value']:.4f} of gates.queries{beside}"]
+    row_recall = gates.get("recall_at_10")
+    addition = f", {row_recall['value']:.4f} for rows of the corpus" if row_recall else ""
+    return [f"  recall  recall@10 is {user_recall['value']:.4f} for gates.queries{addition}"]
 
 
 def search_command(job: Job) -> str:
     """Return the shell command that searches the job's release."""
     example = "join two paths" if job.corpus.harvest == "docstrings" else "your query"
-    apart = ["--commits-root", job.release.commits_root] if job.release.commits_root else []
-    return shlex.join(["manta", "search", job.release.root, example, *apart])
+    commits = ["--commits-root", job.release.commits_root] if job.release.commits_root else []
+    return shlex.join(["manta", "search", job.release.root, example, *commits])
 
 
 if __name__ == "__main__":

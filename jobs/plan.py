@@ -1,4 +1,4 @@
-"""Print what a night would do, without doing it.
+"""Estimate what a night would do, without running it.
 
 manta plan --config jobs/configs/quickstart.yaml
 python -m jobs.plan --config jobs/configs/quickstart.yaml encode.unit_rows=4096
@@ -10,47 +10,50 @@ from pipeline.log import counted, duration, size
 
 @job_command
 def plan(run: CommandRun) -> Answer:
-    """Print what a night would do, without doing it.
+    """Estimate what a night would do, without running it.
 
-    Lists and samples the corpus, loads the encoder and measures it for five seconds on this machine; then
-    prints rows, sampled tokens, units, estimated time, the kind of index with its bytes, and memory, all as
-    if nothing were there; and which files changed since the live release. Writes nothing.
+    Lists and samples the corpus, and measures the speed of the encoder for five seconds on this machine. Then
+    prints rows, tokens, units, time, the kind and size of the index, and memory of a first night; and how
+    many files have changed since the current release, and the recall of its index. Writes nothing.
     """
-    from pipeline.flows.night.plan import plan as estimate
+    from pipeline.flows.night.plan import plan as plan_night
 
-    made = estimate(run.job, run.stages)
-    index = made.index
+    night = plan_night(run.job, run.stages)
+    index = night.index
     unusable = (
-        f", {made.unusable_share:.1%} without a vector (to be quarantined)" if made.unusable_share else ""
+        f", {night.unusable_share:.1%} without a vector (to be quarantined)" if night.unusable_share else ""
     )
-    estimated = "" if made.exact else " (estimated from the sample)"
+    estimated = "" if night.exact else " (estimated from the sample)"
     lines = [
-        ("rows", f"{made.rows:,} in {counted(made.files, 'file')}{estimated}"),
+        ("rows", f"{night.rows:,} in {counted(night.files, 'file')}{estimated}"),
         (
             "tokens",
-            f"{made.tokens_per_row:.1f} a row in {counted(made.sampled, 'sampled text')}, "
-            f"{made.truncated_share:.1%} of them cut{unusable}",
+            f"{night.tokens_per_row:.1f} a row in {counted(night.sampled, 'sampled text')}, "
+            f"{night.truncated_share:.1%} of them cut{unusable}",
         ),
         (
             "units",
-            f"{made.units:,} of up to {counted(run.job.encode.unit_rows, 'row')}, "
-            f"on {counted(made.workers, 'worker')}",
+            f"{night.units:,} of up to {counted(run.job.encode.unit_rows, 'row')}, "
+            f"on {counted(night.workers, 'worker')}",
         ),
         (
             "encode",
-            f"about {duration(made.encode_s)}: one worker does {made.rows_per_s:,.0f} rows/s on this machine",
+            f"about {duration(night.encode_s)}: one worker does {night.rows_per_s:,.0f} rows/s on this "
+            "machine",
         ),
-        ("vectors", size(made.vector_bytes)),
+        ("vectors", size(night.vector_bytes)),
         ("index", f"{index.kind} ({index.factory}), {size(index.file_bytes)}: {index.why}"),
-        ("memory", f"about {size(made.worker_bytes)} a worker, {size(index.memory_bytes)} a searcher"),
+        ("memory", f"about {size(night.worker_bytes)} a worker, {size(index.memory_bytes)} a searcher"),
     ]
-    if made.release is not None:
-        changed = (
-            f"{made.changed_files} of {counted(made.files, 'file')} changed since release {made.release}"
+    if night.release is not None:
+        tonight = (
+            f"{night.changed_files} of {counted(night.files, 'file')} changed since release {night.release}: "
+            f"at most {night.tonight_rows:,} rows are encoded"
         )
-        encoded = f"at most {made.tonight_rows:,} rows are encoded"
-        lines.insert(1, ("tonight", f"{changed}: {encoded}"))
-    return Answer(made.facts(), "\n".join(f"{name:<8} {value}" for name, value in lines))
+        lines.insert(1, ("tonight", tonight))
+    if night.recall_at_10 is not None:
+        lines.append(("recall", f"recall@10 was {night.recall_at_10:.4f} in release {night.release}"))
+    return Answer(night.facts(), "\n".join(f"{name:<8} {value}" for name, value in lines))
 
 
 if __name__ == "__main__":

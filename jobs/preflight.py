@@ -11,20 +11,20 @@ from jobs.command import Answer, CommandRun, job_command, standalone
 def preflight(run: CommandRun) -> Answer:
     """Check in under a minute that a night can run.
 
-    The store (write, create once, delete), the encoder (loads, encodes), the corpus's columns and ids on a
-    sample, how much of its texts the tokenizer knows and can take, disk space, versions of packages. Each
-    problem comes with its remedy; exit code 2 when there is one.
+    Checks the store (write, create once, delete), the encoder (loads, encodes), the columns and ids of a
+    sample of the corpus, the proportions of tokens that the encoder does not know or truncates, disk space,
+    and versions of packages. Prints a remedy for each problem. Exit code 2 if there is any problem.
     """
-    from pipeline.flows.night.preflight import preflight as checks
+    from pipeline.flows.night.preflight import preflight as run_checks
 
-    made = checks(run.job, run.stages, verbose=run.verbose)
-    problems = [check for check in made if check.problem]
+    checks = run_checks(run.job, run.stages, verbose=run.verbose)
+    problems = [check for check in checks if check.problem]
     lines = [
         f"{'PROBLEM' if check.problem else 'ok':<8} {check.name:<9} {check.problem or check.found}"
-        for check in made
+        for check in checks
     ]
-    lines += [f"{'warning':<8} {check.name:<9} {sentence}" for check in made for sentence in check.warnings]
-    facts = {"status": "problems" if problems else "done", "checks": [vars(check) for check in made]}
+    lines += [f"{'warning':<8} {check.name:<9} {sentence}" for check in checks for sentence in check.warnings]
+    facts = {"status": "problems" if problems else "done", "checks": [vars(check) for check in checks]}
     return Answer(facts, "\n".join(lines), exit_code=2 if problems else 0)
 
 

@@ -1,4 +1,4 @@
-"""The queries of a search, from the command line, from standard input or from a file, in batches."""
+"""Read the queries of a search from the command line, standard input or a file, in batches."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -9,35 +9,35 @@ from typing import NamedTuple
 from pipeline.errors import ConfigError, DataError
 from pipeline.text.corpus.queries import is_parquet, read_lines, read_texts
 
-_BATCH = 256  # queries: enough to fill the encoder's buffers, and answered within a second or two
+_BATCH_QUERIES = 256  # enough to use the encoder well, and few enough to be answered within a second or two
 
 
 class Query(NamedTuple):
     """A query with its number."""
 
     number: int
-    """from 1; in a file that of the line or the row"""
+    """counted from 1; the number of the line or row in a file"""
     text: str
 
 
 @dataclass
 class QueryTexts:
-    """The source of queries."""
+    """The source of queries: texts of the command line, or a file."""
 
     texts: tuple[str, ...] = ()
     file: str | None = None
     """a path or a URI; - for standard input"""
     column: str | None = None
-    """of a Parquet file"""
+    """the column of a Parquet file"""
     blank: int = field(default=0, init=False)
-    """lines or rows without a text that were left out so far"""
+    """number of blank lines or rows that were skipped so far"""
 
     @classmethod
     def of(cls, texts: Sequence[str], file: str | None, column: str | None) -> "QueryTexts":
-        """Return the queries that the command line names.
+        """Check the arguments of the command line, and return the source of queries that they name.
 
         Raises:
-            ConfigError: it names neither texts nor one source, or both.
+            ConfigError: they name neither texts nor a file, or both.
         """
         if list(texts) == ["-"] and file is None:
             texts, file = (), "-"
@@ -62,12 +62,12 @@ class QueryTexts:
 
     @property
     def name(self) -> str:
-        """The name of the source in messages."""
+        """Name of the source in messages."""
         return "standard input" if self.file == "-" else self.file or "the command line"
 
     @property
-    def of_words(self) -> bool:
-        """True if several queries have one word each: one text may have been meant, without its quotes."""
+    def all_single_words(self) -> bool:
+        """True if there are several queries of one word each: the quotes of one text may be missing."""
         return len(self.texts) > 1 and not any(" " in text.strip() for text in self.texts)
 
     def batches(self) -> Iterator[list[Query]]:
@@ -76,19 +76,22 @@ class QueryTexts:
         Raises:
             DataError: there is no query.
         """
-        queries, found = self._filled(), False
-        while batch := list(islice(queries, 1 if self.file == "-" and sys.stdin.isatty() else _BATCH)):
-            found = True
+        queries = self._nonblank()
+        size = 1 if self.file == "-" and sys.stdin.isatty() else _BATCH_QUERIES
+        has_queries = False
+        while batch := list(islice(queries, size)):
+            has_queries = True
             yield batch
-        if not found:
+        if not has_queries:
             raise DataError(self.name, "a query", "none", "give one text on each line")
 
-    def _filled(self) -> Iterator[Query]:
+    def _nonblank(self) -> Iterator[Query]:
+        """Yield the queries, and count the blank ones of a file."""
         if self.file is None:
             yield from map(Query, count(1), self.texts)
             return
-        piped = self.file == "-"
-        texts = read_lines(sys.stdin.buffer, self.name) if piped else read_texts(self.file, self.column)
+        from_stdin = self.file == "-"
+        texts = read_lines(sys.stdin.buffer, self.name) if from_stdin else read_texts(self.file, self.column)
         for query in map(Query, count(1), texts):
             if query.text.strip():
                 yield query

@@ -19,7 +19,7 @@ from jobs.command import (
     Root,
     Verbose,
     application,
-    tell,
+    print_answer,
     with_own_options,
 )
 from jobs.layout import output_width, table
@@ -38,13 +38,13 @@ Current = Annotated[str | None, typer.Argument(metavar="[N]", help="Without it t
 
 @dataclass(frozen=True)
 class ReleasesRun:
-    """A running command on the releases of one root."""
+    """The arguments that all `manta releases` commands share."""
 
     command: str
     root: str
     commits_root: str | None
     width: int | None
-    """cells in a line of the output; None without a limit"""
+    """width of the output in terminal cells; None without a limit"""
 
     def open(self) -> "Releases":
         """Open the releases below the root."""
@@ -53,19 +53,22 @@ class ReleasesRun:
 
         return Releases(open_store(self.root), open_store(self.commits_root) if self.commits_root else None)
 
-    def opened(self, number: str | None) -> "tuple[Releases, int | None]":
-        """Open the releases and return them with the number of one, in whichever order both were given."""
-        run, (chosen,) = self.ordered(number)
+    def open_with(self, number: str | None) -> "tuple[Releases, int | None]":
+        """Open the releases, and parse the number of one of them."""
+        run, (chosen,) = self.parse_numbers(number)
         return run.open(), chosen
 
-    def ordered(self, *given: str | None) -> "tuple[ReleasesRun, list[int | None]]":
-        """Return the run with its root, and the numbers of releases, in whichever order they were given.
+    def parse_numbers(self, *arguments: str | None) -> "tuple[ReleasesRun, list[int | None]]":
+        """Parse the numbers of releases among the arguments; the root may be among them instead of first.
+
+        Returns:
+            This run with its root, and the numbers, None for arguments that were not given.
 
         Raises:
-            ConfigError: one of the others is not a number.
+            ConfigError: an argument besides the root is not a number.
         """
-        words = [self.root, *given]
-        roots = [word for word in given if word and not word.isdecimal()]
+        words = [self.root, *arguments]
+        roots = [word for word in arguments if word and not word.isdecimal()]
         if self.root.isdecimal() and len(roots) == 1:
             words.remove(roots[0])
             words.insert(0, roots[0])
@@ -78,8 +81,8 @@ class ReleasesRun:
         return replace(self, root=str(root)), [None if number is None else int(number) for number in numbers]
 
 
-def _verb(work: Callable[..., Answer]) -> Command:
-    """Add the command that prints the answer of `work(run, ...)`, with the options that all of them share."""
+def _releases_command(work: Callable[..., Answer]) -> Command:
+    """Register `work(run, ...)` as a command of `manta releases`, with the options that all of them share."""
     name = work.__name__.removesuffix("_releases")
 
     def command(
@@ -87,38 +90,42 @@ def _verb(work: Callable[..., Answer]) -> Command:
         commits_root: CommitsRoot = None,
         as_json: Json = False,
         verbose: Verbose = False,
-        **own: Any,
+        **own_options: Any,
     ) -> None:
         run = ReleasesRun(name, root, commits_root, output_width())
-        guarded(lambda out: tell(work(run, **own), out, as_json), as_json=as_json, verbose=verbose)
+        guarded(
+            lambda out: print_answer(work(run, **own_options), out, as_json), as_json=as_json, verbose=verbose
+        )
 
-    return releases.command(name)(with_own_options(command, work, behind=1))
+    return releases.command(name)(with_own_options(command, work, leading=1))
 
 
-@_verb
+@_releases_command
 def list_releases(run: ReleasesRun) -> Answer:
-    """Every commit with its release; the current one is marked."""
-    from jobs.releases_output import every
+    """List every commit with its release; the current one is marked."""
+    from jobs.releases_output import commit_list
 
-    return every(run.open(), run.root)
+    return commit_list(run.open(), run.root)
 
 
-@_verb
+@_releases_command
 def show(run: ReleasesRun, number: Current = None) -> Answer:
     """Show one release: rows, space, transform, index, gates, counts, and the path of its report."""
-    from jobs.releases_output import one
+    from jobs.releases_output import release_details
 
-    return one(*run.opened(number))
+    return release_details(*run.open_with(number))
 
 
-@_verb
+@_releases_command
 def diff(
     run: ReleasesRun,
-    before: Annotated[str, typer.Argument(metavar="A", help="The release that is compared with.")],
-    after: Annotated[str | None, typer.Argument(metavar="[B]", help="Without it the current one.")] = None,
+    before: Annotated[str, typer.Argument(metavar="A", help="The older release.")],
+    after: Annotated[
+        str | None, typer.Argument(metavar="[B]", help="The newer release; without it the current one.")
+    ] = None,
     query: Annotated[
         list[str] | None,
-        typer.Option("--query", metavar="TEXT", help="Ask both releases this too; may be repeated."),
+        typer.Option("--query", metavar="TEXT", help="Also search both releases for this; may be repeated."),
     ] = None,
     examples: Annotated[int, typer.Option("--examples", min=0, help="Rows shown of each kind.")] = 3,
 ) -> Answer:
@@ -129,26 +136,27 @@ def diff(
     """
     from jobs.releases_diff import compare
 
-    run, (first, second) = run.ordered(before, after)
+    run, (first, second) = run.parse_numbers(before, after)
     return compare(run.open(), (first, second), tuple(query or ()), examples, run.width)
 
 
-@_verb
+@_releases_command
 def quarantine(
     run: ReleasesRun,
     number: Current = None,
     reason: Annotated[
-        str | None, typer.Option("--reason", metavar="NAME", help="Only rows set aside for this reason.")
+        str | None,
+        typer.Option("--reason", metavar="NAME", help="Only rows left out for this reason."),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=0, help="Rows shown of each reason.")] = 5,
 ) -> Answer:
-    """Rows that a release leaves out: how many for which reason, and where they are in the corpus."""
-    from jobs.releases_output import set_aside
+    """Count the rows that a release leaves out by reason, and show where they are in the corpus."""
+    from jobs.releases_output import quarantined_rows
 
-    return set_aside(*run.opened(number), reason, limit, run.width)
+    return quarantined_rows(*run.open_with(number), reason, limit, run.width)
 
 
-@_verb
+@_releases_command
 def verify(
     run: ReleasesRun,
     number: Current = None,
@@ -159,51 +167,51 @@ def verify(
         ),
     ] = False,
 ) -> Answer:
-    """Compare every file of a release with its manifest. Ends with 3 where one is missing or changed."""
-    from jobs.releases_output import whole
+    """Compare every file of a release with its manifest. Exit code 3 if one is missing or changed."""
+    from jobs.releases_output import verification
 
-    return whole(*run.opened(number), sizes)
+    return verification(*run.open_with(number), sizes)
 
 
-@_verb
+@_releases_command
 def rollback(
     run: ReleasesRun,
     number: Annotated[str, typer.Argument(metavar="N", help="The release that becomes current again.")],
 ) -> Answer:
     """Make an older release current again, by a new commit; nothing is removed.
 
-    The next night goes on from the corpus and the settings as they then are, and publishes them again. To
-    stay on the release: manta releases hold ROOT.
+    The next night publishes a new release from the corpus and the settings. To stay on the older release:
+    manta releases hold ROOT.
     """
-    run, (chosen,) = run.ordered(number)
+    run, (chosen,) = run.parse_numbers(number)
     assert chosen is not None, "typer requires the argument"
     opened = run.open()
     commit = opened.rollback(chosen)
     _refresh(opened)
     text = (
         f"release {chosen} is current again (commit {commit.commit})\n"
-        "The next night goes on from the corpus and the settings, and publishes what they then say.\n"
+        "The next night publishes a new release from the corpus and the settings.\n"
         f"To stay on release {chosen}: manta releases hold {run.root}"
     )
     return Answer(commit.model_dump(mode="json"), text)
 
 
-@_verb
+@_releases_command
 def hold(
     run: ReleasesRun,
     number: Annotated[
         str | None, typer.Argument(metavar="[N]", help="A release that becomes current and is held.")
     ] = None,
     reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="Why, for whoever reads the list.")
+        str, typer.Option("--reason", metavar="TEXT", help="The reason, which the list shows.")
     ] = "",
 ) -> Answer:
-    """Keep a release current until `manta releases release`. Without N: the current one.
+    """Keep a release current until `manta releases release`; without N the current one.
 
-    Nights go on: they make and judge their candidate, keep it below candidates/, and publish nothing. No
-    rollback either.
+    Nights still build a candidate and check its gates, keep it below candidates/, and publish nothing.
+    Rollbacks are refused.
     """
-    run, (chosen,) = run.ordered(number)
+    run, (chosen,) = run.parse_numbers(number)
     opened = run.open()
     commit = opened.hold(chosen, reason)
     _refresh(opened)
@@ -214,7 +222,7 @@ def hold(
     return Answer(commit.model_dump(mode="json"), text)
 
 
-@_verb
+@_releases_command
 def release(run: ReleasesRun) -> Answer:
     """End a hold: the next night publishes again."""
     opened = run.open()
@@ -226,7 +234,7 @@ def release(run: ReleasesRun) -> Answer:
     return Answer({"released": True, **commit.model_dump(mode="json")}, text)
 
 
-@_verb
+@_releases_command
 def prune(
     run: ReleasesRun,
     keep: Annotated[
@@ -241,7 +249,7 @@ def prune(
         ),
     ] = 24.0,
     ignore_leases: Annotated[
-        bool, typer.Option("--ignore-leases", help="Prune although a night seems to be at work.")
+        bool, typer.Option("--ignore-leases", help="Prune although a night seems to be running.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be removed; remove nothing.")
@@ -256,7 +264,8 @@ def prune(
     opened = run.open()
     grace_s = 3600 * grace_hours
     pruned = remove(opened, keep, grace_s=grace_s, ignore_leases=ignore_leases, dry_run=dry_run)
-    kept, removed = (", ".join(map(str, numbers)) or "none" for numbers in (pruned.kept, pruned.removed))
+    kept = ", ".join(map(str, pruned.kept)) or "none"
+    removed = ", ".join(map(str, pruned.removed)) or "none"
     freed = f"{counted(pruned.files, 'file')}, {size(pruned.bytes)}"
     facts = pruned.model_dump(mode="json")
     if not dry_run:
@@ -272,9 +281,9 @@ def prune(
 
 def _refresh(opened: "Releases") -> None:
     """Rewrite index.html, which shows the releases and which one is current."""
-    from pipeline.flows.night.overview import refresh
+    from pipeline.flows.night.overview import refresh_page
 
-    refresh(opened)
+    refresh_page(opened)
 
 
 if __name__ == "__main__":

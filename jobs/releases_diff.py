@@ -1,17 +1,18 @@
-"""Output of `manta releases diff`."""
+"""Compare two releases, and format the result of `manta releases diff`."""
 
 from typing import TYPE_CHECKING, Any
 
 from jobs.command import Answer
-from jobs.layout import fitted, table
+from jobs.layout import table, table_within
 from pipeline.log import Stages, counted
 
 if TYPE_CHECKING:
     from pipeline.flows.night.difference import Difference
     from pipeline.store.release import Releases
 
-_KINDS = {"kept": "kept columns"}  # kinds of rows whose name needs a noun
-_CUT = 60  # characters of a text or a setting that are shown
+# Names in the output for kinds of differing rows, where the kind itself is not clear enough.
+_KIND_LABELS = {"kept": "kept columns"}
+_MAX_CHARACTERS = 60  # characters of a text or a setting that are shown
 
 
 def compare(
@@ -21,88 +22,93 @@ def compare(
     examples: int,
     width: int | None,
 ) -> Answer:
-    """Compare the second release with the first; None stands for the current one.
+    """Compare the second release with the first; a number of None is the current release.
 
     Args:
-        queries: asked of both releases, besides the fixed ones.
-        examples: rows shown of each kind.
-        width: cells in a line; None without a limit.
+        queries: texts that both releases are searched for, besides the fixed queries.
+        examples: number of rows that are shown of each kind.
+        width: width of the output in terminal cells; None without a limit.
     """
-    from pipeline.flows.night.difference import difference
-    from pipeline.index.search import open_chosen
+    from pipeline.flows.night.difference import difference as compare_releases
+    from pipeline.index.search import open_release
 
     stages = Stages()
     with stages("open both"):
-        was, is_ = (open_chosen(opened, number) for number in numbers)
+        before, after = (open_release(opened, number) for number in numbers)
     with stages("compare"):
-        found = difference(was, is_, opened.store, queries, examples)
-    return Answer(_facts(found), "\n\n".join(_sections(found, width)))
+        diff = compare_releases(before, after, opened.store, queries, examples)
+    return Answer(_facts(diff), "\n\n".join(_sections(diff, width)))
 
 
-def _facts(found: "Difference") -> dict[str, Any]:
-    before, after = found.before, found.after
+def _facts(diff: "Difference") -> dict[str, Any]:
+    """Return the difference as a JSON object."""
+    before, after = diff.before, diff.after
     return {
         "before": before.release,
         "after": after.release,
         "spaces": [before.space_id, after.space_id],
         "transforms": [before.transform_id, after.transform_id],
-        "rows": found.rows.counts | {"before": before.rows, "after": after.rows},
-        "examples": {name: [each._asdict() for each in rows] for name, rows in found.rows.examples.items()},
-        "settings": {name: list(values) for name, values in found.settings.items()},
-        "gates": {name: list(values) for name, values in found.gates.items()},
-        "drift": vars(found.drift) | {"distance": found.drift.distance} if found.drift else None,
-        "queries": [each._asdict() | {"shared": each.shared} for each in found.answers],
+        "rows": diff.rows.counts | {"before": before.rows, "after": after.rows},
+        "examples": {name: [each._asdict() for each in rows] for name, rows in diff.rows.examples.items()},
+        "settings": {name: list(values) for name, values in diff.settings.items()},
+        "gates": {name: list(values) for name, values in diff.gates.items()},
+        "drift": vars(diff.drift) | {"distance": diff.drift.distance} if diff.drift else None,
+        "queries": [each._asdict() | {"shared": each.shared} for each in diff.answers],
     }
 
 
-def _sections(found: "Difference", width: int | None) -> list[str]:
-    before, after = found.before, found.after
-    counts = ", ".join(f"{count:,} {_KINDS.get(kind, kind)}" for kind, count in found.rows.counts.items())
+def _sections(diff: "Difference", width: int | None) -> list[str]:
+    """Format the difference as paragraphs and tables for people."""
+    before, after = diff.before, diff.after
+    counts = ", ".join(
+        f"{count:,} {_KIND_LABELS.get(kind, kind)}" for kind, count in diff.rows.counts.items()
+    )
     examples = [
-        (_KINDS.get(kind, kind), each.id, _short(each.before or ""), _short(each.after or ""))
-        for kind, rows in found.rows.examples.items()
+        (_KIND_LABELS.get(kind, kind), each.id, _shorten(each.before or ""), _shorten(each.after or ""))
+        for kind, rows in diff.rows.examples.items()
         for each in rows
     ]
-    settings = [(name, _short(old), _short(new)) for name, (old, new) in found.settings.items()]
-    gates = [(name, _number(old), _number(new)) for name, (old, new) in found.gates.items()]
+    settings = [(name, _shorten(old), _shorten(new)) for name, (old, new) in diff.settings.items()]
+    gates = [(name, _format_number(old), _format_number(new)) for name, (old, new) in diff.gates.items()]
     return [
         f"release {after.release} ({counted(after.rows, 'row')}) against release {before.release} "
         f"({counted(before.rows, 'row')})\nrows: {counts}",
-        *([fitted(examples, ("row", "id", "before", "after"), width)] if examples else []),
+        *([table_within(examples, ("row", "id", "before", "after"), width)] if examples else []),
         f"space: {_same(before.space_id, after.space_id)}\n"
-        f"transform: {_same(before.transform_id, after.transform_id)}\n{_drift(found)}",
-        fitted(settings, ("setting", "before", "after"), width) if settings else "settings: the same",
+        f"transform: {_same(before.transform_id, after.transform_id)}\n{_drift(diff)}",
+        table_within(settings, ("setting", "before", "after"), width) if settings else "settings: the same",
         *([table(gates, ("gate", "before", "after"))] if gates else []),
-        _answers(found, width),
+        _answers(diff, width),
     ]
 
 
-def _answers(found: "Difference", width: int | None) -> str:
-    if not found.answers:
+def _answers(diff: "Difference", width: int | None) -> str:
+    """Format the queries whose answers differ."""
+    if not diff.answers:
         return "queries: not compared: a release keeps no vectors of the fixed queries"
-    moved = [each for each in found.answers if each.before != each.after]
-    head = f"queries: {len(moved)} of {len(found.answers)} are answered otherwise"
-    if not moved:
-        return head
+    changed = [each for each in diff.answers if each.before != each.after]
+    summary = f"queries: {len(changed)} of {len(diff.answers)} are answered otherwise"
+    if not changed:
+        return summary
     lines = [
         (
-            _short(each.query),
+            _shorten(each.query),
             f"{each.shared} of {max(len(each.before), len(each.after))}",
             next(iter(each.before), ""),
             next(iter(each.after), ""),
         )
-        for each in moved
+        for each in changed
     ]
-    return head + "\n" + fitted(lines, ("query", "in both", "first before", "first after"), width)
+    return summary + "\n" + table_within(lines, ("query", "in both", "first before", "first after"), width)
 
 
-def _drift(found: "Difference") -> str:
-    moved = found.drift
-    if moved is None:
+def _drift(diff: "Difference") -> str:
+    drift = diff.drift
+    if drift is None:
         return "drift: not measured: vectors of two spaces, or no moments"
     return (
-        f"drift: {moved.distance:.4f} (shift {moved.shift:.4f}, spread {moved.spread:.4f}, outside "
-        f"{moved.outside:.4f})"
+        f"drift: {drift.distance:.4f} (shift {drift.shift:.4f}, spread {drift.spread:.4f}, outside "
+        f"{drift.outside:.4f})"
     )
 
 
@@ -112,10 +118,10 @@ def _same(before: str | None, after: str | None) -> str:
     return f"{(before or 'none')[:16]} before, {(after or 'none')[:16]} now"
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "not measured" if value is None else f"{value:g}"
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = " ".join(str(value).split())
-    return text if len(text) <= _CUT else text[: _CUT - 1] + "…"
+    return text if len(text) <= _MAX_CHARACTERS else text[: _MAX_CHARACTERS - 1] + "…"

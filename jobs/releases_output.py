@@ -1,9 +1,9 @@
-"""Output of the commands below `manta releases` that show one release, or list all of them."""
+"""Format the results of `manta releases list`, `show`, `quarantine` and `verify`."""
 
 from typing import TYPE_CHECKING, Any
 
 from jobs.command import Answer
-from jobs.layout import fitted, table
+from jobs.layout import table, table_within
 from pipeline.errors import ConfigError, DataError
 from pipeline.log import Stages, counted, printable, size
 from pipeline.store.manifest import manifest_path, report_path
@@ -15,34 +15,36 @@ if TYPE_CHECKING:
     from pipeline.store.verify import Fault
 
 _QUARANTINE_COLUMNS = ("file", "row", "id", "detail", "excerpt")
-_SHOWN_FAULTS = 20
+_MAX_FAULTS = 20
 
 
-def every(opened: "Releases", root: str) -> Answer:
-    """List the commits in order, with the content of their releases."""
-    current, present, history = opened.current(), set(opened.numbers()), opened.history()
-    live = max((each.commit for each in history if current and each.release == current.release), default=0)
-    gone = opened.gone(history)
+def commit_list(opened: "Releases", root: str) -> Answer:
+    """List the commits in order, with rows, index and space of their releases."""
+    current, with_manifest, history = opened.current(), set(opened.numbers()), opened.history()
+    of_current = (each.commit for each in history if current and each.release == current.release)
+    current_commit = max(of_current, default=0)
+    missing = opened.missing_files(history)  # without pruned releases
     lines, facts = [], []
     for commit in history:
-        kept = commit.release in present
-        manifest = _readable(opened, int(commit.release or 0)) if kept else None
+        has_manifest = commit.release in with_manifest
+        is_pruned = not has_manifest and commit.release not in missing
+        manifest = _manifest_or_none(opened, int(commit.release or 0)) if has_manifest else None
         facts.append({
             "commit": commit.commit, "kind": commit.kind, "release": commit.release,
             "committed_at": commit.committed_at, "reason": commit.reason,
-            "current": commit.commit == live, "pruned": not kept and commit.release not in gone,
-            "gone": [fault.path for fault in gone.get(commit.release or 0, ())],
+            "current": commit.commit == current_commit, "pruned": is_pruned,
+            "gone": [fault.path for fault in missing.get(commit.release or 0, ())],
             "rows": manifest and manifest.rows, "index": manifest and manifest.index.kind,
             "space_id": manifest and manifest.space_id,
         })  # fmt: skip
-        about = ("damaged" if kept or commit.release in gone else "pruned", "", "")
+        details = ("pruned" if is_pruned else "damaged", "", "")
         if manifest:
-            about = (f"{manifest.rows:,}", manifest.index.kind, manifest.space_id[:12])
-        mark = "*" if commit.commit == live else " "
-        lines.append((f"{mark} {commit.release}", commit.kind, commit.committed_at, *about))
+            details = (f"{manifest.rows:,}", manifest.index.kind, manifest.space_id[:12])
+        mark = "*" if commit.commit == current_commit else " "
+        lines.append((f"{mark} {commit.release}", commit.kind, commit.committed_at, *details))
     text = table(lines, ("release", "commit", "at", "rows", "index", "space"))
     text = text if lines else f"{root}: no release yet; `manta nightly` makes the first"
-    for release, faults in gone.items():
+    for release, faults in missing.items():
         text += "".join(f"\n\nrelease {release} is damaged: {fault}" for fault in faults)
     try:
         held, damage = opened.commits.hold(), None
@@ -58,7 +60,7 @@ def every(opened: "Releases", root: str) -> Answer:
     return Answer(answer | {"damage": str(damage)}, f"{text}\n\n{damage}", damage.exit_code)
 
 
-def _readable(opened: "Releases", number: int) -> "ReleaseManifest | None":
+def _manifest_or_none(opened: "Releases", number: int) -> "ReleaseManifest | None":
     """Return the manifest of a release; None if it was changed after it was published."""
     try:
         return opened.get(number)
@@ -66,9 +68,9 @@ def _readable(opened: "Releases", number: int) -> "ReleaseManifest | None":
         return None
 
 
-def one(opened: "Releases", number: int | None) -> Answer:
+def release_details(opened: "Releases", number: int | None) -> Answer:
     """Show release `number`, or the current one for None."""
-    manifest = opened.chosen(number)
+    manifest = opened.get_or_current(number)
     index, report = manifest.index, opened.store.uri_of(report_path(manifest.release))
     lines = [
         ("release", str(manifest.release)),
@@ -96,22 +98,22 @@ def one(opened: "Releases", number: int | None) -> Answer:
     )
 
 
-def set_aside(
+def quarantined_rows(
     opened: "Releases", number: int | None, reason: str | None, limit: int, width: int | None
 ) -> Answer:
     """Count the quarantined rows of a release by reason, and show the first `limit` of each.
 
     Args:
-        number: of the release; None for the current one.
-        reason: shows only rows with this reason.
-        width: cells in a line; None without a limit.
+        number: number of the release; None for the current one.
+        reason: reason to which the rows are restricted; None for all.
+        width: width of the output in terminal cells; None without a limit.
 
     Raises:
         ConfigError: no row of the release has this reason.
     """
     from pipeline.text.corpus.quarantine import list_quarantined
 
-    manifest = opened.chosen(number)
+    manifest = opened.get_or_current(number)
     counts, rows, files = list_quarantined(opened.store, manifest, reason, limit)
     if reason is not None and reason not in counts:
         raise ConfigError(
@@ -122,30 +124,30 @@ def set_aside(
         )
     facts = {"release": manifest.release, "reasons": counts, "files": list(files), "rows": rows}
     if not counts:
-        return Answer(facts, f"release {manifest.release}: no row was set aside")
-    aside = counted(sum(counts.values()), "row")
+        return Answer(facts, f"release {manifest.release}: no row was quarantined")
+    quarantined = counted(sum(counts.values()), "row")
     parts = [
-        f"release {manifest.release}: {aside} set aside, {manifest.rows:,} live",
+        f"release {manifest.release}: {quarantined} quarantined, {manifest.rows:,} live",
         table([(name, f"{count:,}") for name, count in counts.items()], ("reason", "rows")),
     ]
     for name in counts:
-        lines = [_quarantined(row) for row in rows if row["reason"] == name]
-        parts += [f"{name}\n{fitted(lines, _QUARANTINE_COLUMNS, width)}"] if lines else []
+        lines = [_quarantine_cells(row) for row in rows if row["reason"] == name]
+        parts += [f"{name}\n{table_within(lines, _QUARANTINE_COLUMNS, width)}"] if lines else []
     parts.append("\n".join(["all of them, as Parquet:", *(f"  {file}" for file in files)]))
     return Answer(facts, "\n\n".join(parts))
 
 
-def _quarantined(row: dict[str, Any]) -> tuple[str, ...]:
+def _quarantine_cells(row: dict[str, Any]) -> tuple[str, ...]:
     shown = row | {"row": "whole file"} if row["row"] < 0 else row
     values = (shown[column] for column in _QUARANTINE_COLUMNS)
     return tuple("" if value is None else " ".join(str(value).split()) for value in values)
 
 
-def whole(opened: "Releases", number: int | None, sizes: bool) -> Answer:
+def verification(opened: "Releases", number: int | None, sizes: bool) -> Answer:
     """Compare every file of a release with its manifest.
 
     Args:
-        number: of the release; None for the one of the newest commit.
+        number: number of the release; None for that of the newest commit.
         sizes: compare sizes only, without reading the files.
     """
     from pipeline.store.verify import files_of
@@ -153,11 +155,11 @@ def whole(opened: "Releases", number: int | None, sizes: bool) -> Answer:
     history = opened.history()
     newest = next((commit.release for commit in reversed(history) if commit.release is not None), None)
     chosen = newest if number is None else number
-    faults = opened.gone(history).get(chosen or 0, [])
+    faults = opened.missing_files(history).get(chosen or 0, [])
     files: tuple[FileRef, ...] = ()
     if not any(fault.path == manifest_path(chosen or 0) for fault in faults):
-        manifest = opened.chosen(chosen)
-        faults += _faults(opened, manifest, sizes)
+        manifest = opened.get_or_current(chosen)
+        faults += _find_faults(opened, manifest, sizes)
         files = () if faults else files_of(opened.store, manifest)
     count, total = len(files), sum(file.bytes for file in files)
     how = "size" if sizes else "sha256"
@@ -166,27 +168,27 @@ def whole(opened: "Releases", number: int | None, sizes: bool) -> Answer:
         "faults": [fault._asdict() for fault in faults],
     }  # fmt: skip
     if faults:
-        return Answer(facts, _damage(chosen, faults), DataError.exit_code)
+        return Answer(facts, _describe_damage(chosen, faults), DataError.exit_code)
     compared = f"{counted(count, 'file')}, {size(total)}, compared by {how}"
     return Answer(facts, f"release {chosen} is whole: {compared}")
 
 
-def _faults(opened: "Releases", manifest: "ReleaseManifest", sizes: bool) -> "list[Fault]":
-    from pipeline.index.search import open_chosen
+def _find_faults(opened: "Releases", manifest: "ReleaseManifest", sizes: bool) -> "list[Fault]":
+    from pipeline.index.open_apart import check_opens
     from pipeline.store.verify import bytes_to_read, content_faults, size_faults
 
     if sizes:
         return size_faults(opened.store, manifest)
     with Stages()("verify", bytes_to_read(opened.store, manifest), "bytes") as bar:
         faults = content_faults(opened.store, manifest, bar.add)
-    if not faults:  # a file whose sha256 is right may still not be readable to its end
-        open_chosen(opened, manifest.release, verify=False).validate()
+    if not faults:  # a file that was damaged before it was published has the right sha256
+        check_opens(opened, manifest)
     return faults
 
 
-def _damage(number: int | None, faults: "list[Fault]") -> str:
-    lines = [(fault.path, fault.expected, fault.found or "gone") for fault in faults[:_SHOWN_FAULTS]]
-    more = f"\n... and {len(faults) - _SHOWN_FAULTS:,} more" if len(faults) > _SHOWN_FAULTS else ""
+def _describe_damage(number: int | None, faults: "list[Fault]") -> str:
+    lines = [(fault.path, fault.expected, fault.found or "gone") for fault in faults[:_MAX_FAULTS]]
+    more = f"\n... and {len(faults) - _MAX_FAULTS:,} more" if len(faults) > _MAX_FAULTS else ""
     return (
         f"release {number} is damaged: {len(faults):,} of its files\n\n"
         f"{table(lines, ('file', 'expected', 'found'))}{more}\n\n"

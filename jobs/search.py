@@ -1,4 +1,4 @@
-"""Ask a published release.
+"""Search a published release.
 
 manta search releases "join two paths" -k 5
 manta search releases --queries questions.txt --json > answers.jsonl
@@ -7,24 +7,25 @@ python -m jobs.search releases "join two paths" --release 3 --json
 
 import json
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jobs.boundary import Say, guarded
 from jobs.command import CommitsRoot, Root, Verbose, options_command, standalone
-from jobs.layout import cut, gaps, output_width, shared, table, wanted_widths
+from jobs.layout import divide_width, gaps, output_width, table, truncate, wanted_widths
 from jobs.queries import Query, QueryTexts
 from pipeline import log
 from pipeline.log import escaped, printable
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from pipeline.index.search import OpenRelease
 
-_OWN = ("query", "rank", "score", "id")
-_PIPED = 100  # characters of a text in a pipe or a file, where lines have no width to fit into
-_LEAST = 24  # cells: a text in fewer cells is of no use and gets a line of its own
+_FIXED_COLUMNS = ("query", "rank", "score", "id")
+_MAX_PIPED = 100  # characters of a text if standard output is a pipe or a file
+_MIN_CELLS = 24  # width of a text column; below it, texts are printed on lines of their own
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class SearchOptions:
         typer.Option(
             "--column",
             metavar="NAME",
-            help="Of a Parquet file of queries; without it the only column of strings, query, or text.",
+            help="Column of a Parquet file of queries; without it the only one of strings, query, or text.",
         ),
     ] = None
     k: Annotated[int, typer.Option("-k", min=1, help="Answers per query.")] = 10
@@ -65,7 +66,7 @@ class SearchOptions:
         typer.Option(
             "--texts/--no-texts",
             help="Show the text of each answer, read from the release's corpus units. "
-            "Without either: yes, but not with --json.",
+            "Without either: yes, but not with --json, nor if corpus.keep names the text.",
         ),
     ] = None
     commits_root: CommitsRoot = None
@@ -81,66 +82,74 @@ class SearchOptions:
 
 
 @options_command
-def search(asked: SearchOptions) -> None:
+def search(options: SearchOptions) -> None:
     """Find the texts nearest to a query in a published release.
 
-    Encodes the query with the release's own encoder and prints rank, score (cosine), id, text and the kept
-    columns: within the width of a terminal, or with texts cut to 100 characters in a pipe. Many queries are
-    answered in batches, in their order.
+    Encodes the query with the release's encoder, and prints rank, score (cosine), id, text and the columns
+    that corpus.keep names. Lines are as wide as the terminal; in a pipe, texts are truncated to 100
+    characters. Many queries are answered in batches, in order.
     """
-    work = partial(_search, asked, output_width())
-    guarded(work, as_json=asked.as_json, verbose=asked.verbose)
+    width = output_width()  # before `guarded` redirects standard output
+    guarded(lambda say: _search(options, width, say), as_json=options.as_json, verbose=options.verbose)
 
 
-def _search(asked: SearchOptions, width: int | None, say: Say) -> None:
-    from pipeline import open_release
+def _search(options: SearchOptions, width: int | None, say: Say) -> None:
+    from pipeline.index.search import open_release
 
-    queries = QueryTexts.of(asked.query or (), asked.queries, asked.column)
-    if queries.of_words:
-        log.say(_understood(asked.root, queries))
-    # Programs often need the ids alone, for which no corpus unit is read.
-    texts = not asked.as_json if asked.texts is None else asked.texts
-    answers = _Answers(open_release(asked.root, asked.release, commits=asked.commits_root), asked.k, texts)
+    queries = QueryTexts.of(options.query or (), options.queries, options.column)
+    if queries.all_single_words:
+        log.say(_single_words_note(options.root, queries))
+    root = (options.root, options.commits_root) if options.commits_root else options.root
+    release = open_release(root, options.release)
+    corpus = release.manifest.settings.get("corpus", {})
+    # Programs often need the ids alone, and these do not require reading the corpus.
+    by_default = not options.as_json and corpus.get("text") not in corpus.get("keep", ())
+    searcher = _Searcher(release, options.k, by_default if options.texts is None else options.texts)
+    is_one_query = queries.file is None and len(queries.texts) == 1
     for batch in queries.batches():
-        for query, lines in zip(batch, answers.of(batch), strict=True):
-            if asked.as_json:
-                for line in lines:
-                    facts = {"number": query.number, **line, "query": query.text}
+        for query, answers in zip(batch, searcher.search(batch), strict=True):
+            if options.as_json:
+                for answer in answers:
+                    facts = {"number": query.number, **answer, "query": query.text}
                     say(escaped(json.dumps(facts, default=str, ensure_ascii=False)))
-            elif queries.file or len(queries.texts) > 1:
-                say(f"{printable(query.text)}\n{_shown(lines, width)}\n")
+            elif is_one_query:
+                say(_format_answers(answers, width))
             else:
-                say(_shown(lines, width))
+                say(f"{printable(query.text)}\n{_format_answers(answers, width)}\n")
     if queries.blank:
         log.say(f"{queries.name}: blank queries left out: {queries.blank:,}")
 
 
-def _understood(root: str, asked: QueryTexts) -> str:
-    *named, one = (json.dumps(text, ensure_ascii=False) for text in (*asked.texts, " ".join(asked.texts)))
+def _single_words_note(root: str, queries: QueryTexts) -> str:
+    """Return a hint that queries of one word each may be one query without its quotes."""
+    words = [json.dumps(text, ensure_ascii=False) for text in queries.texts]
+    joined = json.dumps(" ".join(queries.texts), ensure_ascii=False)
     return (
-        f"{len(named)} queries of one word each: {', '.join(named)}. For one query of several words, put it "
-        f"in quotes: manta search {root} {one}"
+        f"{len(words)} queries of one word each: {', '.join(words)}. For one query of several words, put it "
+        f"in quotes: manta search {root} {joined}"
     )
 
 
 @dataclass
-class _Answers:
-    """Answers of the release, batch by batch; warnings about missing answers are printed once."""
+class _Searcher:
+    """A release that batches of queries are searched in, with each kind of warning printed once."""
 
     release: "OpenRelease"
     k: int
     texts: bool
-    _short: bool = field(default=False, init=False)
+    """whether answers come with their texts"""
+    _has_explained: bool = field(default=False, init=False)
 
-    def of(self, batch: list[Query]) -> list[list[dict[str, Any]]]:
+    def search(self, batch: list[Query]) -> list[list[dict[str, Any]]]:
         """Return the answers to each query, best first."""
-        found: list[list[dict[str, Any]]] = [[] for _ in batch]
-        for line in self._found([query.text for query in batch]).to_pylist():
-            found[line["query"]].append(line)
-        self._explain(min(map(len, found)))
-        return found
+        answers: list[list[dict[str, Any]]] = [[] for _ in batch]
+        for answer in self._search_texts([query.text for query in batch]).to_pylist():
+            answers[answer["query"]].append(answer)
+        self._explain_few(min(map(len, answers)))
+        return answers
 
-    def _found(self, texts: list[str]) -> Any:
+    def _search_texts(self, texts: list[str]) -> "pa.Table":
+        """Search the release; once texts of answers cannot be read, return answers without texts."""
         from pipeline.index.texts import MissingTexts
 
         try:
@@ -150,37 +159,38 @@ class _Answers:
             self.texts = False
             return self.release.search(texts, self.k)
 
-    def _explain(self, least: int) -> None:
-        if self._short or least >= self.k:
+    def _explain_few(self, fewest: int) -> None:
+        """Print once why a query has only `fewest` answers, if that is fewer than k."""
+        if self._has_explained or fewest >= self.k:
             return
-        self._short = True
+        self._has_explained = True
         if len(self.release) < self.k:
             rows = log.counted(len(self.release), "row")
             log.say(f"{self.k:,} answers were asked for, and release {self.release.number} has {rows}")
         else:
             log.say(
-                f"a query has {least:,} of {self.k:,} answers: an index of kind "
+                f"a query has {fewest:,} of {self.k:,} answers: an index of kind "
                 f"{self.release.manifest.index.kind} leads to no more. Ask for fewer, or use "
                 "index.kind=ivf_flat"
             )
 
 
-def _shown(lines: list[dict[str, Any]], width: int | None) -> str:
-    """Return the answers as a table of at most `width` cells.
+def _format_answers(answers: list[dict[str, Any]], width: int | None) -> str:
+    """Format the answers to one query as a table of at most `width` cells; None for no limit.
 
-    Texts that would get too few cells follow their ids on lines of their own.
+    If the terminal is too narrow for columns of text, texts are printed on lines below their ids.
     """
-    if not lines:
+    if not answers:
         return "nothing found: the release is empty"
-    header = ("rank", "score", "id", *(name for name in lines[0] if name not in _OWN))
-    rows = [tuple(_cell(name, line[name]) for name in header) for line in lines]
+    header = ("rank", "score", "id", *(name for name in answers[0] if name not in _FIXED_COLUMNS))
+    rows = [tuple(_cell(name, answer[name]) for name in header) for answer in answers]
     if width is None:
-        return table([(*row[:3], *map(_piped, row[3:])) for row in rows], header)
+        return table([(*row[:3], *map(_truncate_piped, row[3:])) for row in rows], header)
     wanted = wanted_widths(rows, header)
-    given = shared(wanted[3:], width - sum(wanted[:3]) - gaps(len(header)))
-    if any(found < min(wish, _LEAST) for found, wish in zip(given, wanted[3:], strict=True)):
-        return _stacked(rows, header, width)
-    return table(rows, header, [*wanted[:3], *given])
+    text_widths = divide_width(wanted[3:], width - sum(wanted[:3]) - gaps(len(header)))
+    if any(given < min(wish, _MIN_CELLS) for given, wish in zip(text_widths, wanted[3:], strict=True)):
+        return _stack_columns(rows, header, width)
+    return table(rows, header, [*wanted[:3], *text_widths])
 
 
 def _cell(name: str, value: Any) -> str:
@@ -191,19 +201,20 @@ def _cell(name: str, value: Any) -> str:
     return "" if value is None else " ".join(str(value).split())
 
 
-def _piped(text: str) -> str:
-    return text if len(text) <= _PIPED else text[: _PIPED - 3] + "..."
+def _truncate_piped(text: str) -> str:
+    return text if len(text) <= _MAX_PIPED else text[: _MAX_PIPED - 3] + "..."
 
 
-def _stacked(rows: list[tuple[str, ...]], header: tuple[str, ...], width: int) -> str:
-    """Return rank, score and id on a line, and each other column on a line below it."""
-    title, *first = table([row[:3] for row in rows], header[:3]).split("\n")
-    shown = [title]
-    for line, row in zip(first, rows, strict=True):
-        names = [""] if len(header) == 4 else [f"{name}: " for name in header[3:]]
-        named = zip(names, row[3:], strict=True)
-        shown += [line, *(cut(f"    {name}{printable(text)}", width) for name, text in named)]
-    return "\n".join(shown)
+def _stack_columns(rows: list[tuple[str, ...]], header: tuple[str, ...], width: int) -> str:
+    """Format rank, score and id on one line, and each other column on a line below it."""
+    title, *first_lines = table([row[:3] for row in rows], header[:3]).split("\n")
+    prefixes = [""] if len(header) == 4 else [f"{name}: " for name in header[3:]]
+    lines = [title]
+    for first_line, row in zip(first_lines, rows, strict=True):
+        lines.append(first_line)
+        for prefix, text in zip(prefixes, row[3:], strict=True):
+            lines.append(truncate(f"    {prefix}{printable(text)}", width))
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

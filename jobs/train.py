@@ -15,10 +15,10 @@ def train(run: CommandRun) -> Answer:
     """Train an encoder on one's own text.
 
     Reads train.data (Parquet), starts from the encoder of the job, and trains it for train.objective on
-    train.workers workers of the cluster. All that comes of it is in one folder below train.root: checkpoints,
-    figures, and in the end the encoder, which `manta encode encoder.path=<that folder>/encoder` takes as it
-    is. The same command goes on where an earlier one was stopped, also with another number of workers; one
-    that is done says so.
+    train.workers workers of the cluster. One folder below train.root receives checkpoints, metrics, and in
+    the end the encoder, which `manta encode encoder.path=<that folder>/encoder` can use. A training that was
+    stopped is continued by the same command, also with another number of workers; a finished one is not
+    repeated.
     """
     from pipeline.flows.train.train import train as run_training
 
@@ -37,7 +37,7 @@ def train(run: CommandRun) -> Answer:
         f"{trained.run.name} {done}: {counted(result.steps, 'step')}",
         *([f"before the planned steps: {result.ended}"] if result.ended else []),
         *_scores(result.figures),
-        *_lengths(trained.run.encoder_length(), run.job.train.max_length),
+        *_length_note(trained.run.encoder_length(), run.job.train.max_length),
         f"encoder  {trained.run.encoder}",
         f"report   {trained.run.report}",
     ]
@@ -45,7 +45,7 @@ def train(run: CommandRun) -> Answer:
 
 
 def _scores(scores: Mapping[str, float]) -> list[str]:
-    """Describe the best score on dev; without dev, the loss of the same rows before and after."""
+    """Return a line with the best score on dev; without dev, with the objective's metric before and after."""
     if "dev" in scores:
         return [f"dev  {scores['dev']:.4f}"]
     for name in ("loss", "retrieval", "uniformity"):
@@ -57,11 +57,11 @@ def _scores(scores: Mapping[str, float]) -> list[str]:
     return []
 
 
-def _lengths(encoder: int | None, training: int | None) -> list[str]:
-    """Describe the lengths of texts if the encoder reads longer ones than the training."""
-    if encoder is None or training is None or training >= encoder:
+def _length_note(encoder_tokens: int | None, training_tokens: int | None) -> list[str]:
+    """Return a line on the tokens read of a text, if the encoder reads more than the training did."""
+    if encoder_tokens is None or training_tokens is None or training_tokens >= encoder_tokens:
         return []
-    return [f"reads    {encoder:,} tokens of a text; the training read {training:,}"]
+    return [f"reads    {encoder_tokens:,} tokens of a text; the training read {training_tokens:,}"]
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 def whiten(run: CommandRun) -> Answer:
     """Fit a whitening, or another transform, to the encoded corpus.
 
-    Merges the moments of all units, fits what whiten.transform names, with k and remove chosen on a curve
-    where they are not numbers, compares raw and transformed vectors, and stores the transform below
-    transforms/. With whiten.write_vectors=true the transformed vectors are written as units too. Encodes
-    first what is not encoded yet.
+    Merges the moments of all units, fits the transform that whiten.transform names, compares raw and
+    transformed vectors, and stores the transform below transforms/. If whiten.k or whiten.remove is not a
+    number, it is chosen by the score of several values. With whiten.write_vectors=true the transformed
+    vectors are written as units too. Encodes the corpus first, unless an earlier run has done so.
     """
     from pipeline.flows.night.stages import through_whitening
     from pipeline.post.chain import name_of, steps_of
@@ -31,8 +31,8 @@ def whiten(run: CommandRun) -> Answer:
 
     store, decision, written = through_whitening(run.job, run.stages, verbose=run.verbose)
     comparison, fitted = decision.comparison, decision.fitted
-    flows = [step for step in (steps_of(fitted) if fitted else ()) if isinstance(step, Flow)]
-    training = [point for flow in flows for point in flow.curve]
+    steps = steps_of(fitted) if fitted else ()
+    training = [point for step in steps if isinstance(step, Flow) for point in step.curve]
     facts = {
         "status": "done",
         "root": store.uri,
@@ -52,14 +52,14 @@ def whiten(run: CommandRun) -> Answer:
         decision.sentence,
         *([f"transform {facts['transform']}"] if decision.ref else []),
         *([f"{counted(len(written.units), 'unit')} of transformed vectors"] if written else []),
-        *map(_curve, decision.curves),
-        *([_training(training)] if training else []),
+        *map(_tuning_table, decision.curves),
+        *([_training_table(training)] if training else []),
     ]
     return Answer(facts, "\n".join(lines))
 
 
-def _curve(curve: "Curve") -> str:
-    """Return a table of the values that were tried, with the chosen one marked."""
+def _tuning_table(curve: "Curve") -> str:
+    """Format the scores of the values of a setting as a table, with the chosen value marked."""
     rows = [
         (str(value), f"{score:.4f}", "chosen" if value == curve.chosen else "")
         for value, score in curve.points
@@ -67,15 +67,13 @@ def _curve(curve: "Curve") -> str:
     return "\n" + table(rows, (curve.setting, curve.metric, ""))
 
 
-def _training(points: "list[FlowPoint]") -> str:
-    """Return a table of the training of a flow, in bits per dimension."""
+def _training_table(points: "list[FlowPoint]") -> str:
+    """Format the losses of a flow's training as a table, in bits per dimension."""
 
-    def shown(bits: float | None) -> str:
+    def cell(bits: float | None) -> str:
         return "" if bits is None else f"{bits:.4f}"
 
-    rows = [
-        (f"{point.step:,}", shown(point.train), shown(point.heldout), shown(point.dev)) for point in points
-    ]
+    rows = [(f"{point.step:,}", cell(point.train), cell(point.heldout), cell(point.dev)) for point in points]
     return "\n" + table(rows, ("step", "bits/dim trained", "held out", "dev"))
 
 

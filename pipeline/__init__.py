@@ -1,6 +1,6 @@
 """Manta: from a corpus of text to a published, versioned, searchable index.
 
-`open_release(uri)` opens what a night published.
+`open_release(uri)` opens a published release.
 """
 
 from typing import TYPE_CHECKING, Any

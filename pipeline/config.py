@@ -1,7 +1,6 @@
-"""YAML and `key.path=value` overrides become settings: frozen values, checked where they are made."""
+"""Load settings from YAML and `key.path=value` overrides, check them, and write them as YAML."""
 
 import ast
-import difflib
 import functools
 import hashlib
 import inspect
@@ -19,12 +18,12 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, did_you_mean
 from pipeline.yaml_tree import leaves, override, read_yaml
 
 
 class Settings(BaseModel):
-    """A frozen value equal to its YAML: pickles, compares and hashes by content; unknown keys are errors."""
+    """Base class of settings: frozen, compared and hashed by content; unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -43,8 +42,8 @@ class Settings(BaseModel):
     def descriptions(cls) -> dict[str, str]:
         """Return the docstring below each field, by the field's name.
 
-        They are read from the source only here: with pydantic's `use_attribute_docstrings`, each command
-        would read all sources.
+        Pydantic's `use_attribute_docstrings` would read the source files of all settings in every command;
+        here they are read on demand.
         """
         found: dict[str, str] = {}
         for kind in reversed(cls.__mro__):
@@ -53,7 +52,7 @@ class Settings(BaseModel):
 
 
 class ShortSettings(Settings):
-    """Settings that a string can stand for: it is the value of their first field."""
+    """Settings that may be written as a plain string, which is the value of their first field."""
 
     @model_validator(mode="before")
     @classmethod
@@ -65,33 +64,33 @@ class ShortSettings(Settings):
 def _described_fields(module: str) -> dict[str, dict[str, str]]:
     """Return the docstrings below fields of a module's classes, by class and field.
 
-    Without a source, as at a prompt, there are none.
+    {} for a module without a source file, such as an interactive session.
     """
     try:
-        declared = ast.parse(inspect.getsource(sys.modules[module])).body
+        statements = ast.parse(inspect.getsource(sys.modules[module])).body
     except (OSError, TypeError):
         return {}
-    found: dict[str, dict[str, str]] = {}
-    for kind in declared:
-        if isinstance(kind, ast.ClassDef):
-            found[kind.name] = {
+    descriptions: dict[str, dict[str, str]] = {}
+    for statement in statements:
+        if isinstance(statement, ast.ClassDef):
+            descriptions[statement.name] = {
                 field.target.id: inspect.cleandoc(below.value.value)
-                for field, below in pairwise(kind.body)
+                for field, below in pairwise(statement.body)
                 if isinstance(field, ast.AnnAssign)
                 and isinstance(field.target, ast.Name)
                 and isinstance(below, ast.Expr)
                 and isinstance(below.value, ast.Constant)
                 and isinstance(below.value.value, str)
             }
-    return found
+    return descriptions
 
 
 S = TypeVar("S", bound=Settings)
 
-# Pydantic appends this to the key of a value that may be of several types.
-_TRIED = re.compile(r"(constrained-)?(int|float|str|bool)|literal\[.*\]")
-_QUOTED = re.compile(r"'([^']+)'")  # the values that a message allows
-# Parts of pydantic's messages that the words "expected" and "found" around them make superfluous.
+# Pydantic appends the type that it tried to the key of a value that may be of several types.
+_TRIED_TYPE = re.compile(r"(constrained-)?(int|float|str|bool)|literal\[.*\]")
+_QUOTED = re.compile(r"'([^']+)'")  # an allowed value in a message of pydantic
+# Beginnings and ends of pydantic's messages that do not fit between the words "expected" and "found".
 _SUPERFLUOUS = re.compile(
     r"^(Value error, |\w+ should (be|have) )|( after validation, not .*|, unable to .*)$"
 )
@@ -118,11 +117,12 @@ def load_settings(kind: type[S], file: str | Path | None = None, overrides: tupl
         overrides: `key.path=value`, where values are YAML too: `a.b=[1, 2]`.
 
     Raises:
-        ConfigError: the values do not fit, a number is not finite, or a URI contains credentials.
+        ConfigError: a value is invalid, a number is not finite, or a URI contains credentials.
     """
+    tree: dict[str, Any] = {}
     if file is not None:
         refuse_credentials(uri_of(file))
-    tree = read_yaml(Path(file)) if file is not None else {}
+        tree = read_yaml(Path(file))
     for argument in overrides:
         refuse_credentials(argument)  # the whole argument: an error would show all of it
         override(tree, argument)
@@ -130,15 +130,13 @@ def load_settings(kind: type[S], file: str | Path | None = None, overrides: tupl
     for key, value in leaves(tree):
         if isinstance(value, str):
             refuse_credentials(value)
-        elif isinstance(value, float) and not math.isfinite(
-            value
-        ):  # settings are stored as JSON, without NaN
+        elif isinstance(value, float) and not math.isfinite(value):  # JSON has no NaN and no infinity
             raise ConfigError(f"{source}: {key}", "a finite number", f"{value}", _CORRECT)
     return validated(kind, tree, source)
 
 
 def validated(kind: type[S], tree: Mapping[str, Any], source: str) -> S:
-    """Return the settings in a tree of values. Raises ConfigError, beginning with `source`, for others."""
+    """Return the settings in a tree of values. Raises ConfigError, naming `source`, if a value is invalid."""
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
@@ -150,14 +148,14 @@ def refuse_credentials(uri: str) -> None:
 
     URIs are kept in manifests and shown in logs.
     """
-    before, sign, rest = uri.partition("://")
+    before, separator, rest = uri.partition("://")
     scheme = before.rpartition("=")[2]
-    if not sign or scheme == "file":
+    if not separator or scheme == "file":
         return
     host = rest.partition("/")[0]
-    # A secret key may contain a slash, which then ends the host: only the colon shows that there is a key.
-    keyed = ":" in host and not host.startswith("arn:") and not host.rpartition(":")[2].isdigit()
-    if "@" in host or keyed or _KEY_IN_QUERY.search(rest):
+    # s3://key:secret@bucket: a secret with a slash cuts off "@bucket", but not the colon before it.
+    has_secret = ":" in host and not host.startswith("arn:") and not host.rpartition(":")[2].isdigit()
+    if "@" in host or has_secret or _KEY_IN_QUERY.search(rest):
         raise ConfigError(
             f"{scheme}://...",
             "a URI without user, password or key",
@@ -168,7 +166,7 @@ def refuse_credentials(uri: str) -> None:
 
 
 def uri_of(path: str | Path) -> str:
-    """Return the URI that a path was made of, whose two slashes became one; other paths are unchanged."""
+    """Return a path as text. If it was made from a URI, whose two slashes pathlib joins, restore the URI."""
     return re.sub(r"^([a-z][a-z0-9+.-]+):/(?!/)", r"\1://", str(path), count=1, flags=re.IGNORECASE)
 
 
@@ -178,49 +176,43 @@ def to_yaml(settings: Settings, indent: str = "", only: Collection[str] | None =
     Args:
         only: dotted keys to write; None for all.
     """
-    lines, descriptions = [], type(settings).descriptions()
+    lines: list[str] = []
+    descriptions, values = type(settings).descriptions(), settings.model_dump(mode="json")
     for name, value in settings:
-        below = None
+        only_below = None
         if only is not None and name not in only:
-            below = [key.removeprefix(f"{name}.") for key in only if key.startswith(f"{name}.")]
-            if not below:
+            only_below = [key.removeprefix(f"{name}.") for key in only if key.startswith(f"{name}.")]
+            if not only_below:
                 continue
-        section = isinstance(value, Settings)
-        comment = type(value).__doc__ if section else descriptions.get(name)
+        is_section = isinstance(value, Settings)
+        comment = type(value).__doc__ if is_section else descriptions.get(name)
         wrapped = textwrap.wrap(" ".join((comment or "").split()), 150 - len(indent))
         lines += [f"{indent}# {line}" for line in wrapped]
-        if section:
-            lines += [f"{indent}{name}:", to_yaml(value, f"{indent}  ", below)]
+        if is_section:
+            lines += [f"{indent}{name}:", to_yaml(value, f"{indent}  ", only_below)]
         else:
-            lines.append(f"{indent}{name}: {_yaml_value(settings, name)}")
+            text = yaml.safe_dump(values[name], default_flow_style=True, allow_unicode=True, width=10_000)
+            lines.append(f"{indent}{name}: " + text.removesuffix("...\n").strip())
     return "\n".join(lines).rstrip("\n") + "\n"
-
-
-def _yaml_value(settings: Settings, name: str) -> str:
-    value = settings.model_dump(mode="json", include={name})[name]
-    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=10_000)
-    return text.removesuffix("...\n").strip()
 
 
 def _explain(error: ValidationError, kind: type[Settings], source: str) -> ConfigError:
     """Return the error for the first problem, with the number of the others."""
     problems = error.errors()
     first, key = problems[0], _key(problems[0]["loc"])
-    # A value that may be of several types and is of none has one problem for each.
+    # For a value that may be of several types, pydantic lists one problem for each of them.
     same = [problem for problem in problems if _key(problem["loc"]) == key]
     where = f"{source}: {'.'.join(map(str, key)) or kind.__name__}"
     others = f" ({len(problems) - len(same)} more after this one)" if len(problems) > len(same) else ""
     if first["type"] == "extra_forbidden":
-        known = _keys_beside(kind, first["loc"])
-        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
-        return ConfigError(where, "a known key", f"the unknown key {first['loc'][-1]!r}", hint + others)
+        unknown, known = first["loc"][-1], _keys_beside(kind, first["loc"])
+        hint = did_you_mean(str(unknown), known, f"known here: {', '.join(known)}")
+        return ConfigError(where, "a known key", f"the unknown key {unknown!r}", hint + others)
     if first["type"] == "missing":
         return ConfigError(where, "a value", "none", f"set {'.'.join(map(str, first['loc']))}{others}")
     given, expected = first.get("input"), ", or ".join(_expected(problem) for problem in same)
     allowed = [value for value in _QUOTED.findall(expected) if value != str(given)]
-    near = difflib.get_close_matches(str(given), allowed, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else _CORRECT
+    hint = did_you_mean(str(given), allowed, _CORRECT)
     return ConfigError(where, expected, repr(given), hint + others)
 
 
@@ -236,10 +228,11 @@ def _expected(problem: Mapping[str, Any]) -> str:
 
 def _key(location: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the parts of a key, without the type that pydantic tried there."""
-    return location[:-1] if location and _TRIED.fullmatch(str(location[-1])) else location
+    return location[:-1] if location and _TRIED_TYPE.fullmatch(str(location[-1])) else location
 
 
 def _keys_beside(kind: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    """List the valid keys of the section that contains the key at `location`."""
     for part in location[:-1]:
         annotation = next((field.annotation for key, field in _keys(kind) if key == part), None)
         for each in (annotation, *get_args(annotation)):  # a section may be in a tuple, or None
@@ -250,4 +243,5 @@ def _keys_beside(kind: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
 
 
 def _keys(kind: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
+    """Yield the fields of a section with their keys in YAML."""
     return ((field.alias or name, field) for name, field in kind.model_fields.items())

@@ -14,8 +14,6 @@ from pipeline.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-Name = Literal["auto", "cpu", "cuda"]
-
 
 @dataclass(frozen=True)
 class Device:
@@ -35,14 +33,14 @@ class Device:
             raise ConfigError(
                 "encode.device",
                 f"a CUDA device number {self.index} visible to this process",
-                f"{torch.cuda.device_count()} of them" if torch.cuda.is_available() else "none",
+                f"{torch.cuda.device_count()} devices" if torch.cuda.is_available() else "none",
                 "set encode.device=cpu, or give the worker a GPU (cluster.gpus_per_worker=1, a CUDA build "
                 "of torch)",
             )
         return torch.device(str(self))
 
     def instruction_set(self) -> str:
-        """Describe the device as far as it selects kernels, on which the bits of vectors depend.
+        """Describe what decides which kernels the device runs; the bits of vectors depend on it.
 
         Returns:
             The processor with the widest instructions that torch uses, or the GPU with its compute
@@ -57,7 +55,7 @@ class Device:
         return f"{torch.cuda.get_device_name(device)} sm_{major}{minor}"
 
 
-def resolve(name: "Name | str | Device", gpus: float = 0.0) -> Device:
+def resolve(name: str | Device, gpus: float = 0.0) -> Device:
     """Return the device that a setting names. Whether it exists is checked at first use.
 
     Args:
@@ -89,8 +87,8 @@ def processor() -> str:
         first, *_ = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")
     except OSError:
         return platform.processor() or platform.machine()
-    facts = {
+    fields = {
         key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())
     }
-    known = [facts[key] for key in ("vendor_id", "cpu family", "model") if key in facts]
-    return " ".join(known) or platform.machine()
+    names = ("vendor_id", "cpu family", "model")
+    return " ".join(fields[name] for name in names if name in fields) or platform.machine()

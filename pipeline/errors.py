@@ -1,9 +1,10 @@
-"""The tree of errors.
+"""The errors that commands report, with their exit codes.
 
-Each names where, what was expected, what was found and what to do, and carries the exit code of the command
-that ends with it.
+Most say where the error is, what was expected, what was found and what to do.
 """
 
+import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar
 
@@ -18,6 +19,19 @@ MODEL_FAILURES = (
 )
 """errors of a model at a text that it cannot process; others, such as OSError and MemoryError, have causes
 outside the text"""
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str, *, most: int = 1) -> str:
+    """Ask for the known names that are close to `name`, for the remedy of an error.
+
+    Args:
+        name: the unknown name.
+        known: the names that would be valid.
+        otherwise: returned if none of them is close.
+        most: largest number of names to suggest; more than one may be less close, too.
+    """
+    near = difflib.get_close_matches(name, list(known), n=most, cutoff=0.6 if most == 1 else 0.5)
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else otherwise
 
 
 class PipelineError(Exception):
@@ -39,7 +53,9 @@ def _rebuild(kind: type[PipelineError], values: dict[str, Any], arguments: tuple
 
 
 @dataclass(eq=False)
-class _Sentence(PipelineError):
+class _ExplainedError(PipelineError):
+    """Error whose message says where it is, what was expected, what was found and what to do."""
+
     where: str
     """a file, key or column"""
     expected: str
@@ -51,38 +67,38 @@ class _Sentence(PipelineError):
         return f"{self.where}: expected {self.expected}, found {self.found}; {self.remedy}"
 
 
-class ConfigError(_Sentence):
+class ConfigError(_ExplainedError):
     """The settings cannot be used."""
 
     exit_code = 2
 
 
-class DataError(_Sentence):
-    """The corpus, or something stored, is not what it has to be."""
+class DataError(_ExplainedError):
+    """The corpus or a stored file is invalid, missing or damaged."""
 
     exit_code = 3
 
 
-class ModelError(_Sentence):
+class ModelError(_ExplainedError):
     """The encoder cannot be loaded or gives unusable vectors."""
 
     exit_code = 4
 
 
-class TransientError(_Sentence):
+class TransientError(_ExplainedError):
     """Storage or network failed for longer than the deadline; running again may succeed."""
 
     exit_code = 75
 
 
-class Defect(_Sentence):
+class Defect(_ExplainedError):
     """An invariant of this program does not hold."""
 
     exit_code = 70
 
 
 class SpaceMismatch(ModelError):
-    """Vectors of two spaces met."""
+    """Vectors of another space than expected."""
 
 
 @dataclass(eq=False)

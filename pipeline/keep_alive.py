@@ -13,9 +13,8 @@ _listeners: list[Callable[[], None]] = []
 def keep_alive() -> None:
     """Signal every listener, from any thread. Cheap enough to be called for every chunk of a file."""
     for listener in tuple(_listeners):
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # a listener may touch a file that is deleted or closed by now
+        # a listener may touch a file that is deleted or closed by now
+        with contextlib.suppress(OSError, ValueError):
             listener()
 
 

@@ -1,6 +1,6 @@
-"""Events and progress of a run, on standard error.
+"""Report the events and the progress of a run on standard error.
 
-A bar on a terminal, plain lines elsewhere, JSON on demand.
+Progress is a bar on a terminal and plain lines elsewhere; with MANTA_LOG=json every line is a JSON object.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from pipeline.terminal import TerminalBar, is_terminal
 T = TypeVar("T")
 
 _EVERY_S = 10.0  # between two plain progress lines
-_QUIET_S = 30.0  # after this, a stage without news says that it is still running
+_QUIET_S = 30.0  # after this time without a line, a stage reports that it is still running
 _listeners: list[list[str]] = []
 _enders: list[Callable[[Exception], None]] = []
 
@@ -137,7 +137,7 @@ class Running:
     ) -> None:
         self.stage, self.total, self._clock = stage, total, clock
         self._start = self._shown = clock()
-        # Rows and time of the first report: workers start only once, so that the pace begins with it.
+        # Rows and time of the first report, from which the rate is measured: workers start before it.
         self._first: tuple[int, float] | None = None
         self._bar = TerminalBar(stage.name) if terminal else None
         self._over = threading.Event()

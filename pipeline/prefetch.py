@@ -3,34 +3,37 @@
 import queue
 import threading
 from collections.abc import Generator, Iterable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from pipeline.errors import TransientError
 
 T = TypeVar("T")
-_POLL_S = 0.1  # after which the thread notices that the caller has stopped
+_POLL_S = 0.1  # interval in which the thread checks whether the caller has stopped
 
 
+@dataclass
 class _End:
     """The last entry: there are no more values, or `error` was raised."""
 
-    def __init__(self, error: BaseException | None = None) -> None:
-        self.error = error
+    error: BaseException | None = None
 
 
-def ahead(values: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
+def prefetch(values: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
     """Yield the same values, which a thread makes in advance. The thread ends with this generator.
 
     Args:
-        values: an error that it raises is raised here.
-        depth: number of values made in advance at most.
+        values: the values to make in advance; an error in making them is raised here.
+        depth: largest number of values in advance.
 
     Raises:
-        TransientError: the machine starts no further thread.
+        TransientError: no thread can be started.
     """
     waiting: queue.Queue[T | _End] = queue.Queue(depth)
     stopped = threading.Event()
-    thread = threading.Thread(target=_fill, args=(values, waiting, stopped), name="manta-ahead", daemon=True)
+    thread = threading.Thread(
+        target=_fill, args=(values, waiting, stopped), name="manta-prefetch", daemon=True
+    )
     try:
         thread.start()
     except RuntimeError as error:  # while texts are encoded, a RuntimeError would count as an error of a text

@@ -3,21 +3,20 @@
 A registry imports every module of its package, so adding a method adds one file and edits no list.
 """
 
-import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from pipeline.errors import ConfigError, Defect
+from pipeline.errors import ConfigError, Defect, did_you_mean
 
 T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Classes or functions by name, which the modules of `package` register when they are imported.
+    """Classes or functions by name, registered by the modules of `package`.
 
-    The modules are imported at the first look-up, not when the registry is made.
+    The modules are imported at the first look-up.
     """
 
     def __init__(self, noun: str, package: str) -> None:
@@ -27,21 +26,24 @@ class Registry(Generic[T]):
         self._complete = False
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that registers a class under `name`. Two owners of one name are a defect."""
+        """Return a decorator that registers a class or function under `name`.
 
-        def keep(entry: T) -> T:
-            holder = self._entries.get(name, entry)
-            if _origin(holder) != _origin(entry):
+        It raises Defect if another one is registered under this name.
+        """
+
+        def add(entry: T) -> T:
+            registered = self._entries.get(name, entry)
+            if _origin(registered) != _origin(entry):
                 raise Defect(
                     f"{self.noun} {name!r}",
                     "one owner",
-                    f"{_origin(holder)} and {_origin(entry)}",
+                    f"{_origin(registered)} and {_origin(entry)}",
                     "rename one of them",
                 )
             self._entries[name] = entry
             return entry
 
-        return keep
+        return add
 
     def names(self) -> list[str]:
         """Return every name, sorted."""
@@ -53,13 +55,11 @@ class Registry(Generic[T]):
         if name not in self._entries:
             self._import()
         if name not in self._entries:
-            near = difflib.get_close_matches(name, self._entries, n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(map(repr, near))}?"
             raise ConfigError(
                 f"{self.noun} {name!r}",
                 f"the name of {'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun}",
                 "no such name",
-                hint if near else f"known: {', '.join(self.names()) or 'none'}",
+                did_you_mean(name, self._entries, f"known: {', '.join(self.names()) or 'none'}", most=3),
             )
         return self._entries[name]
 

@@ -1,4 +1,4 @@
-"""Settings as they are written: YAML files and `key.path=value` arguments, read as a tree of values."""
+"""Read YAML files and `key.path=value` arguments as a tree of values."""
 
 import re
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ class _Loader(yaml.SafeLoader):
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
         if twice := next((key for key in keys if keys.count(key) > 1), None):
             raise ConfigError(
-                f"line {node.start_mark.line + 1} of {node.start_mark.name.strip('<>')}",
+                f"line {node.start_mark.line + 1} of {node.start_mark.name}",
                 "every key once",
                 f"{twice!r} more than once",
                 "leave one of them",
@@ -40,7 +40,7 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """Return the sections of a YAML file. Raises ConfigError for another file, or one with other content."""
+    """Return the sections of a YAML file. Raises ConfigError if it is missing or is not valid."""
     try:
         tree = _parsed(file.read_text(encoding="utf-8"), str(file))
     except FileNotFoundError:
@@ -64,14 +64,14 @@ def read_yaml(file: Path) -> dict[str, Any]:
 
 
 def override(tree: dict[str, Any], argument: str) -> None:
-    """Set the value that an argument `key.path=value` names. Raises ConfigError for another form."""
+    """Set a value of the tree by an argument `key.path=value`. Raises ConfigError for an invalid argument."""
     path, equals, value = argument.partition("=")
     *sections, last = path.split(".")
     if not equals or not all((*sections, last)):
         raise ConfigError(
             f"argument {argument!r}",
             "key.path=value",
-            "no such form",
+            "no =" if not equals else "an empty key",
             "write for instance encode.unit_rows=4096",
         )
     for key in sections:
@@ -86,7 +86,7 @@ def override(tree: dict[str, Any], argument: str) -> None:
             )
         tree = tree[key]
     try:
-        tree[last] = _parsed(value, "unicode string") if value else None
+        tree[last] = _parsed(value, f"argument {argument!r}") if value else None
     except yaml.YAMLError:
         tree[last] = value  # an unquoted string that YAML reads as syntax, such as a glob
 

@@ -93,6 +93,20 @@ def child(encoder: Path, s3: str, tmp_path_factory: pytest.TempPathFactory) -> I
     process._executor().shutdown()
 
 
+@pytest.fixture(params=["list", "table"])
+def unit_form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the test with manifests that list their units, and with manifests that name a table of them."""
+    if request.param == "table":
+        monkeypatch.setattr("pipeline.store.release_units.MAX_LISTED", 0)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of remote files for one test."""
+    monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 @pytest.fixture
 def cluster(child: LocalWorkers) -> Iterator[Workers]:
     """Workers without Ray: every flow of the test hands its work to the session's child process."""

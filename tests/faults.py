@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 _STATISTICS = "/-/faults"
@@ -98,6 +99,16 @@ def _concerns(kind: str, method: str) -> bool:
     )
 
 
+class Request(NamedTuple):
+    """A call that the store answered, with the bytes of both bodies and times of the monotonic clock."""
+
+    method: str
+    path: str
+    bytes: int
+    began_s: float
+    ended_s: float
+
+
 class FaultyProxy:
     """A proxy on loopback that listens while the block runs.
 
@@ -108,6 +119,7 @@ class FaultyProxy:
         self.target, self.faults = urlsplit(target), faults
         self.met: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
+        self.log: list[Request] | None = None  # set to a list to record every call
         self.at_work = self.most_at_work = 0
         self._times: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -197,7 +209,7 @@ class _Handler(BaseHTTPRequestHandler):
                 200, [("Content-Type", "application/json")], json.dumps(proxy.statistics()).encode()
             )
         with proxy.counted():
-            body = self._body()
+            began, body = time.monotonic(), self._body()
             kind = proxy.decide(self.command, self.path, "If-None-Match" in self.headers)
             if kind == "reset" or kind in _ANSWERS:
                 proxy.meet(kind)
@@ -213,6 +225,10 @@ class _Handler(BaseHTTPRequestHandler):
                 proxy.meet(kind)
             if late:
                 time.sleep(proxy.faults.delay_s)
+            if proxy.log is not None:
+                proxy.log.append(
+                    Request(self.command, self.path, len(body) + len(content), began, time.monotonic())
+                )
             if lost:
                 return self._reset()
         self._answer(status, headers, content, cut=cut)

@@ -26,11 +26,11 @@ def default(function: object, name: str) -> object:
     return inspect.signature(function).parameters[name].default
 
 
-def test_every_line_of_the_table_has_a_test_here():
+def test_every_row_of_the_table_of_conventions_is_tested():
     assert len(TABLE) == 5
 
 
-def test_a_warmup_begins_with_its_first_part_and_theirs_with_nothing():
+def test_warm_up_starts_above_zero_unlike_in_transformers():
     warmup, steps = 4, 10
     ours = Schedule(ScheduleSettings(name="linear", warmup=warmup), 1.0, steps=steps, steps_per_epoch=steps)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
@@ -43,7 +43,7 @@ def test_a_warmup_begins_with_its_first_part_and_theirs_with_nothing():
     assert rates == [0.0, 0.25, 0.5, 0.75, 1.0]
 
 
-def test_contrastive_tension_is_a_mean_and_theirs_a_sum():
+def test_contrastive_tension_is_a_mean_unlike_in_sentence_transformers():
     assert default(ContrastiveTension, "reduction") == "mean"
     assert theirs.ContrastiveTensionLoss(torch.nn.Linear(1, 1)).criterion.reduction == "sum"
 
@@ -60,7 +60,7 @@ def test_distillation_is_not_multiplied_by_the_temperature_squared():
     )
 
 
-def test_triplets_have_a_margin_of_one_and_theirs_of_five():
+def test_the_triplet_margin_is_one_unlike_in_sentence_transformers():
     assert default(Triplet, "margin") == 1.0
     assert default(theirs.TripletLoss, "triplet_margin") == 5
 

@@ -19,7 +19,7 @@ from pipeline.errors import ConfigError
         (Device("cuda", 1), 0, Device("cuda", 1)),
     ],
 )
-def test_a_name_and_the_workers_gpus_say_the_device(name, gpus, device):
+def test_the_device_follows_from_its_name_and_the_gpus_of_the_worker(name, gpus, device):
     assert resolve(name, gpus) == device
 
 
@@ -30,12 +30,12 @@ def test_an_unknown_name_is_refused(name):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_a_gpu_that_is_not_there_is_refused_when_it_is_used():
+def test_a_missing_gpu_is_refused_when_it_is_used():
     with pytest.raises(ConfigError, match=r"a CUDA device number 0 visible.*found none.*encode\.device=cpu"):
         Device("cuda").torch()
 
 
-def test_a_cpu_is_told_by_model_and_instruction_set():
+def test_a_cpu_is_identified_by_model_and_instruction_set():
     assert Device("cpu").torch() == torch.device("cpu")
     assert Device("cpu").instruction_set() == f"{processor()} {torch.backends.cpu.get_cpu_capability()}"
     assert str(Device("cuda", 2)) == "cuda:2"

@@ -5,7 +5,7 @@ from pathlib import Path
 from pipeline.keep_alive import keep_alive, on_keep_alive
 
 
-def test_listeners_hear_while_their_block_runs_and_one_that_fails_stops_nobody(tmp_path: Path):
+def test_listeners_are_called_within_their_block_even_if_another_fails(tmp_path: Path):
     heard: list[str] = []
     with (tmp_path / "file").open("wb") as closed:
         pass

@@ -120,7 +120,7 @@ def test_no_modules_import_each_other_in_a_circle():
         "import pipeline.store.release, pipeline.text.corpus.ingest, pipeline.models.folder.folder",
     ],
 )
-def test_what_decides_that_nothing_changed_loads_neither_torch_nor_ray_nor_faiss(statement: str):
+def test_detecting_an_unchanged_corpus_imports_no_torch_ray_or_faiss(statement: str):
     heavy = ("torch", "ray", "faiss", "transformers", "sklearn")
     program = f"{statement}\nimport sys\nprint([name for name in {heavy} if name in sys.modules])"
     found = subprocess.run(

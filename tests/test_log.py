@@ -26,7 +26,7 @@ def seconds_left(line: str) -> float:
 
 @pytest.mark.parametrize("starting_s", [0, 20, 600])
 @pytest.mark.parametrize("rate", [3, 50])
-def test_after_a_tenth_the_time_left_is_right_within_a_factor_of_two_however_long_workers_took_to_start(
+def test_after_a_tenth_the_time_left_is_right_within_a_factor_of_two(
     starting_s: int, rate: int, capfd: pytest.CaptureFixture[str]
 ):
     clock, total = Clock(), 12_000
@@ -45,7 +45,7 @@ def test_after_a_tenth_the_time_left_is_right_within_a_factor_of_two_however_lon
     bar.close()
 
 
-def test_no_time_left_is_said_before_the_pace_is_known_nor_at_the_end(capfd: pytest.CaptureFixture[str]):
+def test_no_time_left_is_shown_before_the_rate_is_known_or_at_the_end(capfd: pytest.CaptureFixture[str]):
     clock = Clock()
     bar = Running(Stage("encode"), 460, terminal=False, clock=clock)
     clock.now += 60.0
@@ -77,7 +77,7 @@ def on_a_terminal(
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capfd.readouterr().err)
 
 
-def test_the_rate_of_the_bar_leaves_out_the_start_of_the_workers(
+def test_the_rate_of_the_bar_excludes_the_start_of_the_workers(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     assert "140/460 rows 70 rows/s" in on_a_terminal(460, monkeypatch, capfd, 70, 140)
@@ -91,7 +91,7 @@ def test_a_stage_without_a_count_shows_none_on_a_terminal(
     assert " 40 rows" in on_a_terminal(None, monkeypatch, capfd, 40)
 
 
-def test_a_stage_without_news_says_that_it_is_running(
+def test_a_stage_without_progress_is_reported_as_running(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr("pipeline.log._QUIET_S", 0.05)
@@ -106,9 +106,7 @@ def test_a_stage_without_news_says_that_it_is_running(
     assert not capfd.readouterr().err, "and nothing more behind its end"
 
 
-def test_workers_that_are_starting_are_no_silence_either(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-):
+def test_starting_workers_are_reported(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
     clock = Clock()
     bar = Running(Stage("encode"), 500, terminal=False, clock=clock)
     clock.now += 12.0

@@ -28,21 +28,21 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         del sys.modules[module]
 
 
-def test_a_new_file_is_found_without_any_list(package: str) -> None:
+def test_a_new_file_is_registered_without_a_list_of_modules(package: str) -> None:
     fruit = __import__(package).FRUIT
     assert "kinds_of_fruit.apple" not in sys.modules  # nothing is imported before it is asked for
     assert fruit.names() == ["apple", "banana"]
     assert fruit["banana"].__module__ == "kinds_of_fruit.banana"
 
 
-def test_a_wrong_name_is_answered_with_the_nearest(package: str) -> None:
+def test_an_unknown_name_gets_the_nearest_as_a_suggestion(package: str) -> None:
     with pytest.raises(ConfigError, match="did you mean 'banana'"):
         __import__(package).FRUIT["bananna"]
     with pytest.raises(ConfigError, match="known: apple, banana"):
         __import__(package).FRUIT["zucchini"]
 
 
-def test_a_name_has_one_owner_but_a_module_may_be_loaded_twice() -> None:
+def test_a_name_is_registered_once_but_its_module_can_be_reloaded() -> None:
     registry: Registry[type] = Registry("thing", "pipeline.stats")
     first = type("Thing", (), {})
     registry.register("one")(first)
@@ -58,6 +58,6 @@ def test_a_module_that_fails_to_import_fails_again(package: str, tmp_path: Path)
             __import__(package).FRUIT.names()
 
 
-def test_a_name_that_nobody_has_is_told_with_the_right_article() -> None:
+def test_the_error_for_an_unknown_name_has_the_right_article() -> None:
     with pytest.raises(ConfigError, match="expected the name of an objective"):
         OBJECTIVES["no such objective"]

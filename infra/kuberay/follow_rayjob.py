@@ -2,9 +2,9 @@
 
     python follow_rayjob.py rayjob-nightly.yaml
 
-The job's name is RAYJOB_NAME. If a job of that name exists, an earlier pod of the same tick created it: it is
-followed as it is. Exit codes: 0 the night succeeded, 1 it failed, 2 the API server refused the job, 75 the
-API server did not answer for too long.
+The environment variable RAYJOB_NAME is the name of the RayJob. If it exists already, an earlier pod of the
+same schedule has created it, and this one only follows it. Exit codes: 0 the night succeeded, 1 it failed,
+2 the API server refused the job, 75 the API server did not answer for half an hour.
 """
 
 import json
@@ -21,9 +21,9 @@ from urllib.request import Request, urlopen
 import yaml
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_LOOK_S = 30.0
-_PATIENCE_S = 1_800.0  # without an answer; a control plane that is being upgraded comes back within it
-_RETRIED = (408, 429, 500, 502, 503, 504)
+_LOOK_S = 30.0  # between two requests
+_PATIENCE_S = 1_800.0  # without an answer; an upgrade of the control plane takes less
+_RETRIED_CODES = (408, 429, 500, 502, 503, 504)
 
 
 class Refused(Exception):
@@ -32,7 +32,14 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Api:
-    """The RayJobs of one namespace."""
+    """Client of the Kubernetes API for the RayJobs of the pod's namespace.
+
+    Attributes:
+        server: URL of the API server.
+        account: folder of the pod's service account, with namespace, token and ca.crt.
+        look_s: seconds between two requests.
+        patience_s: seconds without an answer after which a request fails.
+    """
 
     server: str
     account: Path = _ACCOUNT
@@ -45,22 +52,22 @@ class Api:
 
     def status(self, name: str) -> dict[str, Any]:
         """Return the status that the operator gave the job; empty before the first."""
-        found: dict[str, Any] = (self._call("GET", f"/{name}") or {}).get("status") or {}
-        return found
+        status: dict[str, Any] = (self._call("GET", f"/{name}") or {}).get("status") or {}
+        return status
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any] | None:
-        """Return the answer; None for a name that is taken.
+        """Send a request and return the answer; None if a job of that name exists.
 
-        A request without an answer is repeated until the patience ends; then the last error is raised.
+        A request without an answer is repeated for `patience_s` seconds; then the last error is raised.
         """
         deadline = time.monotonic() + self.patience_s
         while True:
             try:
-                return self._once(method, path, body)
+                return self._request(method, path, body)
             except HTTPError as error:
                 if error.code == 409:
                     return None
-                if error.code not in _RETRIED:
+                if error.code not in _RETRIED_CODES:
                     reason = error.read().decode(errors="replace")[:500]
                     raise Refused(f"{method} {error.url}: {error.code} {reason}") from error
                 if time.monotonic() > deadline:
@@ -70,9 +77,9 @@ class Api:
                     raise
             time.sleep(self.look_s)
 
-    def _once(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+    def _request(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         namespace = (self.account / "namespace").read_text().strip()
-        token = (self.account / "token").read_text().strip()  # renewed every hour
+        token = (self.account / "token").read_text().strip()  # read each time: it is renewed every hour
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         request = Request(
             f"{self.server}/apis/ray.io/v1/namespaces/{namespace}/rayjobs{path}",
@@ -80,36 +87,34 @@ class Api:
             headers,
             method=method,
         )
-        with urlopen(request, timeout=30, context=self._trusted()) as answer:
-            found: dict[str, Any] = json.load(answer)
-        return found
+        with urlopen(request, timeout=30, context=self._tls_context()) as answer:
+            content: dict[str, Any] = json.load(answer)
+        return content
 
-    def _trusted(self) -> ssl.SSLContext | None:
+    def _tls_context(self) -> ssl.SSLContext | None:
         if not self.server.startswith("https:"):
             return None
         return ssl.create_default_context(cafile=str(self.account / "ca.crt"))
 
 
 def follow(api: Api, manifest: dict[str, Any], name: str) -> int:
-    """Create the job `name` from the manifest unless it exists, and return its exit code at its end."""
-    made = api.create(manifest | {"metadata": manifest["metadata"] | {"name": name}})
-    print(f"{'created' if made else 'following'} rayjob {name}", flush=True)
-    before = ""
+    """Create the job `name` from the manifest unless it exists, wait for its end, and return an exit code."""
+    is_new = api.create(manifest | {"metadata": manifest["metadata"] | {"name": name}})
+    print(f"{'created' if is_new else 'following'} rayjob {name}", flush=True)
+    previous_state = ""
     while True:
         status = api.status(name)
-        now = str(status.get("jobDeploymentStatus", ""))
-        if now != before:
-            print(
-                f"{name}: {now} {status.get('jobStatus', '')} {status.get('message', '')}".strip(), flush=True
-            )
-        if now in ("Complete", "Failed", "ValidationFailed"):
-            return 0 if now == "Complete" and status.get("jobStatus") == "SUCCEEDED" else 1
-        before = now
+        state, job_status = str(status.get("jobDeploymentStatus", "")), status.get("jobStatus", "")
+        if state != previous_state:
+            print(f"{name}: {state} {job_status} {status.get('message', '')}".strip(), flush=True)
+        if state in ("Complete", "Failed", "ValidationFailed"):
+            return 0 if state == "Complete" and job_status == "SUCCEEDED" else 1
+        previous_state = state
         time.sleep(api.look_s)
 
 
 def main(arguments: list[str]) -> int:
-    """Create and follow the job of the manifest that is named, and return the exit code."""
+    """Create and follow the job of the manifest in the file arguments[0]; return the exit code."""
     api = Api(f"https://{os.environ['KUBERNETES_SERVICE_HOST']}:{os.environ['KUBERNETES_SERVICE_PORT']}")
     try:
         return follow(api, yaml.safe_load(Path(arguments[0]).read_text()), os.environ["RAYJOB_NAME"])

@@ -4,9 +4,9 @@ A method is a settings class whose fields are its options. A `WordAugmenter` edi
 model. A `ModelAugmenter` names the models that work on the texts one after the other, so that each model can
 have workers of its own and its outputs can be stored.
 
-Random draws do not depend on the worker, the order or the neighbours of a row. Words are edited by (seed,
-name of the variant, id, number of the variant). Models draw by (seed, text_key, number, step), so a text that
-comes back on another night under another id gets the same variant.
+Random draws do not depend on the worker, the order or the neighbours of a row: each generator is seeded by a
+key. Edits of words use (seed, name of the variant, number of the variant, id). Models use text_key instead of
+the id, so a text that comes back on another night under another id gets the same variants.
 """
 
 import hashlib
@@ -68,24 +68,21 @@ class WordAugmenter(Augmenter):
 
 @dataclass(frozen=True)
 class StageInput:
-    """A text for a model.
-
-    key: seeds the draws: the row's text_key followed by the number of the variant.
-    """
+    """A text for a model."""
 
     text: str
     key: bytes
+    """seeds the random draws: the row's text_key, followed by the stage and the number of the input text"""
 
 
 @dataclass(frozen=True)
 class StageOutput:
-    """The result for one input: `texts`, as many as the stage's `outputs`, or none and the reason.
-
-    If the stage has a single output, it may be empty.
-    """
+    """The result of a stage for one input: its texts, or the reason why there are none."""
 
     texts: tuple[str, ...] = ()
+    """as many as the stage's `outputs`; a text may be empty"""
     reason: str | None = None
+    """short code such as too_long_for_model; None if there are texts"""
 
 
 @dataclass
@@ -94,9 +91,11 @@ class ModelStats:
 
     texts: int = 0
     tokens_in: int = 0
+    """tokens that the model read, without padding"""
     tokens_out: int = 0
+    """tokens that the model generated"""
     padding: int = 0
-    """positions of source batches that hold padding"""
+    """padding tokens in the batches that the model read"""
     seconds: float = 0.0
 
     def merge(self, other: "ModelStats") -> "ModelStats":
@@ -109,26 +108,26 @@ class ModelWork:
     """The work of the stages that one worker runs together."""
 
     title: str
-    """names of the variants and of the stages"""
+    """name of the variants, and names of the stages"""
     stats: ModelStats
     seconds: float
     """wall time, including the start of workers"""
 
     @property
     def padding(self) -> float:
-        """Padding as a proportion of the positions in source batches."""
+        """Padding as a proportion of all tokens in the batches that the models read."""
         return self.stats.padding / max(self.stats.tokens_in + self.stats.padding, 1)
 
-    def per_s(self, name: str) -> float:
-        """Texts, tokens_in or tokens_out per second, over all workers."""
-        return float(getattr(self.stats, name) / max(self.seconds, 1e-9))
+    def per_s(self, count: int) -> float:
+        """Rate per second, over all workers, of a number of texts or tokens."""
+        return count / max(self.seconds, 1e-9)
 
 
 class LoadedStage(Protocol):
     """A stage with its model loaded."""
 
     stats: ModelStats
-    """sums over all calls since they were last set"""
+    """statistics of all calls since the caller last set this attribute"""
 
     def __call__(self, sources: Sequence[StageInput]) -> Iterator[tuple[int, StageOutput]]:
         """Yield (index in `sources`, output), each index once, in any order.
@@ -150,7 +149,7 @@ class ModelStage(Protocol):
 
     @property
     def outputs(self) -> int:
-        """Number of texts made of each input."""
+        """Number of output texts for each input text."""
 
     def check(self) -> None:
         """Check the model before any worker starts, like `Augmenter.check`."""
@@ -158,7 +157,7 @@ class ModelStage(Protocol):
     def identity(self) -> JsonValue:
         """Everything that decides the outputs, like `Augmenter.identity`.
 
-        It has the content of the model, but no path and no setting that only changes the speed.
+        Includes the content of the model's files, but no path and no setting that only changes the speed.
         """
 
     def start(self, device: Device, settings: AugmentSettings) -> LoadedStage:
@@ -175,7 +174,7 @@ class ModelAugmenter(Augmenter):
 
     @abstractmethod
     def model_stages(self) -> tuple[ModelStage, ...]:
-        """The models in order: the first one reads the text, each other one the output of its predecessor."""
+        """The models in order. The first one reads the text, each later one the previous one's output."""
 
     @property
     def variants(self) -> int:
@@ -191,7 +190,7 @@ class ModelAugmenter(Augmenter):
 
 @dataclass(frozen=True)
 class NamedAugmenter:
-    """An augmenter with the name of its variants, and the tests by which they are kept."""
+    """An augmenter with the name of its variants, and the tests that decide which of them are kept."""
 
     name: str
     settings: VariantSettings
@@ -200,21 +199,21 @@ class NamedAugmenter:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Suffixes of the column names of the variants, such as NAME_1 in variant_NAME_1."""
+        """Labels of the variants in column names: NAME, or NAME_1, NAME_2 ... if each text has several."""
         count = self.augmenter.variants
         return (self.name,) if count == 1 else tuple(f"{self.name}_{number + 1}" for number in range(count))
 
 
 def build_augmenters(settings: AugmentSettings) -> tuple[NamedAugmenter, ...]:
-    """The augmenters of a job, in its order. ConfigError for an unknown method or option."""
+    """Build the augmenters in the order of the settings. ConfigError for an unknown method or option."""
     return tuple(
         NamedAugmenter(
             name,
-            one,
-            one.keep or settings.keep,
-            validated(AUGMENTERS[one.method], one.options, f"augment.variants.{name}.options"),
+            variant,
+            variant.keep or settings.keep,
+            validated(AUGMENTERS[variant.method], variant.options, f"augment.variants.{name}.options"),
         )
-        for name, one in settings.variants.items()
+        for name, variant in settings.variants.items()
     )
 
 

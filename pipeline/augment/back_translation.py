@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pipeline.models.translation.translate import Translator, Uniforms
 
 _ENGINE = 1  # part of the identity: raise it when the same settings begin to give other texts
-# settings that a decoding method uses, besides those that all use
+# settings of each decoding method, besides the settings that all methods use
 _DECODING_OPTIONS = {
     "greedy": (),
     "beam": ("beams", "length_penalty", "hypotheses"),
@@ -42,8 +42,8 @@ class BackTranslation(ModelAugmenter):
     """Variants of a text by translation into other languages and back."""
 
     translators: Annotated[tuple[TranslatorSettings, ...], Field(min_length=1, alias="legs")]
-    """models in order, usually one forward and one backward; more of them for several pivot languages. Each
-    model reads the output of its predecessor
+    """models in order, usually one into another language and one back, or more for several pivot languages;
+    each model reads the output of the previous one
     """
 
     def model_stages(self) -> tuple[ModelStage, ...]:
@@ -64,10 +64,9 @@ class TranslationStage:
     @property
     def title(self) -> str:
         """The languages, such as en-de; the name of the folder if they are not set."""
-        own = self.settings
-        if own.source and own.target:
-            return f"{own.source}-{own.target}"
-        return PurePosixPath(own.path.rstrip("/")).name
+        if self.settings.source and self.settings.target:
+            return f"{self.settings.source}-{self.settings.target}"
+        return PurePosixPath(self.settings.path.rstrip("/")).name
 
     @property
     def model(self) -> ModelSettings:
@@ -86,19 +85,20 @@ class TranslationStage:
         check_languages(folder, self.settings)
 
     def identity(self) -> JsonValue:
-        """The content of the folder and the settings that decide a translation."""
-        own = self.settings
-        used = {"method", "max_ratio", "max_extra", "min_ratio", *_DECODING_OPTIONS[own.decoding.method]}
-        sampled: dict[str, JsonValue] = {"number": self.number} if own.decoding.method == "sample" else {}
+        """Everything that decides the translations: the content of the model's folder, and the settings."""
+        settings, method = self.settings, self.settings.decoding.method
+        used = {"method", "max_ratio", "max_extra", "min_ratio", *_DECODING_OPTIONS[method]}
+        # the stage's index seeds the random draws
+        number: dict[str, JsonValue] = {"number": self.number} if method == "sample" else {}
         return {
             "engine": _ENGINE,
-            "files": open_translator(own).digests(),
-            "source": own.source,
-            "target": own.target,
-            "prefix": own.prefix,
-            "max_length": own.max_length,
-            "decoding": own.decoding.model_dump(mode="json", include=used),
-            **sampled,
+            "files": open_translator(settings).digests(),
+            "source": settings.source,
+            "target": settings.target,
+            "prefix": settings.prefix,
+            "max_length": settings.max_length,
+            "decoding": settings.decoding.model_dump(mode="json", include=used),
+            **number,
         }
 
     def start(self, device: Device, settings: AugmentSettings) -> "LoadedTranslator":
@@ -119,7 +119,7 @@ class LoadedTranslator:
     def __init__(self, translator: "Translator", stage: TranslationStage, seed: int) -> None:
         self.stats = ModelStats()
         self._translator, self._stage, self._seed = translator, stage, seed
-        self._sampled = stage.settings.decoding.method == "sample"
+        self._samples = stage.settings.decoding.method == "sample"
 
     def __call__(self, sources: Sequence[StageInput]) -> Iterator[tuple[int, StageOutput]]:
         """Yield translations batch by batch, longest texts first.
@@ -130,11 +130,11 @@ class LoadedTranslator:
         self.stats.texts += len(sources)
         groups: dict[object, list[int]] = {}
         for index, source in enumerate(sources):
-            groups.setdefault((source.text, source.key) if self._sampled else source.text, []).append(index)
-        for indices, made in self._translate_groups(sources, list(groups.values())):
+            groups.setdefault((source.text, source.key) if self._samples else source.text, []).append(index)
+        for indices, output in self._translate_groups(sources, list(groups.values())):
             self.stats.seconds += time.perf_counter() - started
             for index in indices:
-                yield index, made
+                yield index, output
             started = time.perf_counter()
         self.stats.seconds += time.perf_counter() - started
 
@@ -143,33 +143,39 @@ class LoadedTranslator:
     ) -> Iterator[tuple[list[int], StageOutput]]:
         """Yield each group of equal inputs with its output."""
         requests: list[Request] = []
-        requested: list[list[int]] = []
-        uniforms = self._uniforms(sources) if self._sampled else None
+        requested_groups: list[list[int]] = []
+        uniforms = self._uniforms(sources) if self._samples else None
         texts = [sources[group[0]].text for group in groups]
-        for indices, text, ids in zip(groups, texts, self._translator.wording.tokens(texts), strict=True):
+        for indices, text, ids in zip(groups, texts, self._translator.tokenizer.tokens(texts), strict=True):
             if not text.strip():
                 yield indices, StageOutput(("",) * self._stage.outputs)
             elif len(ids) > self._translator.longest:
                 yield indices, StageOutput(reason="too_long_for_model")
             else:
                 requests.append(self._translator.request(ids, indices[0], uniforms))
-                requested.append(indices)
-        for batch, written in self._translator(requests):
+                requested_groups.append(indices)
+        for batch, hypotheses in self._translator(requests):
             lengths = [len(requests[index].ids) for index in batch]
-            tokens = list(chain.from_iterable(written))
+            tokens = list(chain.from_iterable(hypotheses))
             self.stats.tokens_in += sum(lengths)
             self.stats.padding += max(lengths) * len(lengths) - sum(lengths)
             self.stats.tokens_out += sum(map(len, tokens))
-            made = iter(self._translator.wording.texts(tokens))
+            translations = iter(self._translator.tokenizer.texts(tokens))
             for index in batch:
-                yield requested[index], StageOutput(tuple(islice(made, self._stage.outputs)))
+                yield requested_groups[index], StageOutput(tuple(islice(translations, self._stage.outputs)))
 
     def _uniforms(self, sources: Sequence[StageInput]) -> "Uniforms":
         """Return a function that draws one random number for each token of each hypothesis of a source.
 
-        It depends on the seed, the input's key, and the numbers of the stage and the hypothesis only.
+        A number depends only on the seed, the source's key, and the indices of the stage and the hypothesis.
         """
-        key, numbers = (self._seed, "translation", self._stage.number), range(self._stage.outputs)
-        return lambda index, length: np.stack(
-            [keyed_rng(*key, sources[index].key, number).random(length) for number in numbers]
-        )
+        stage_key = (self._seed, "translation", self._stage.number)
+
+        def draw(index: int, length: int) -> np.ndarray:
+            generators = (
+                keyed_rng(*stage_key, sources[index].key, hypothesis)
+                for hypothesis in range(self._stage.outputs)
+            )
+            return np.stack([generator.random(length) for generator in generators])
+
+        return draw

@@ -6,30 +6,33 @@ import numpy as np
 from pydantic import Field
 
 from pipeline.augment import AUGMENTERS, Edit, WordAugmenter, Words
-from pipeline.settings.augment import Share
+from pipeline.settings.augment import Proportion
 
 
-def omit_words(words: Words, share: float, rng: np.random.Generator, span: int = 1) -> Words:
-    """Delete each word with probability `share`; `span` neighbours are deleted together.
+def omit_words(words: Words, probability: float, rng: np.random.Generator, span: int = 1) -> Words:
+    """Delete each word with this probability, in random spans of `span` neighbouring words.
 
-    If all words would be deleted, a random one is kept. A gap starts at any word, or before the first one,
-    with the probability that makes each word's own probability `share` for every span.
+    If all words would be deleted, a random one is kept.
     """
     count = len(words)
     if count < 2:
         return list(words)
-    begins = (rng.random(count + span - 1) < 1 - (1 - share) ** (1 / span)).tolist()
-    kept = [word for position, word in enumerate(words) if not any(begins[position : position + span])]
-    return kept or [words[int(rng.random() * count)]]
+    # `span` spans cover a word; it is deleted if any of them is. Spans are deleted independently with the
+    # probability p for which 1 - (1 - p)^span is `probability`. The first spans begin before the first word.
+    is_deleted = (rng.random(count + span - 1) < 1 - (1 - probability) ** (1 / span)).tolist()
+    remaining = [
+        word for position, word in enumerate(words) if not any(is_deleted[position : position + span])
+    ]
+    return remaining or [words[int(rng.random() * count)]]
 
 
-def swap_bigrams(words: Words, share: float, rng: np.random.Generator) -> Words:
-    """Exchange the words of each of the pairs (0, 1), (2, 3) ... with probability `share`."""
-    moved = list(words)
-    for pair, turned in enumerate((rng.random(len(words) // 2) < share).tolist()):
-        if turned:
-            moved[2 * pair], moved[2 * pair + 1] = moved[2 * pair + 1], moved[2 * pair]
-    return moved
+def swap_bigrams(words: Words, probability: float, rng: np.random.Generator) -> Words:
+    """Exchange the words of each of the pairs (0, 1), (2, 3) ... with this probability."""
+    swapped = list(words)
+    for pair, is_swapped in enumerate((rng.random(len(words) // 2) < probability).tolist()):
+        if is_swapped:
+            swapped[2 * pair], swapped[2 * pair + 1] = words[2 * pair + 1], words[2 * pair]
+    return swapped
 
 
 @AUGMENTERS.register("corrupt")
@@ -39,12 +42,16 @@ class Corrupt(WordAugmenter):
     The pairs of neighbours do not overlap.
     """
 
-    omit: Share = 0.1
-    """p_o; at least one word is kept. With omit and swap 0 the text is unchanged (a plain auto-encoder)"""
-    swap: Share = 0.1
-    """p_x"""
+    omit: Proportion = 0.1
+    """probability that a word is deleted, p_o of the paper; at least one word is kept. With omit and swap 0
+    the text is unchanged (a plain auto-encoder)
+    """
+    swap: Proportion = 0.1
+    """probability that a pair of neighbouring words is exchanged, p_x of the paper"""
     span: Annotated[int, Field(ge=1)] = 1
-    """neighbouring words that are deleted together; each word's probability is `omit` for every span"""
+    """number of neighbouring words that are deleted together; each word is deleted with probability `omit`,
+    whatever the span
+    """
 
     def start(self) -> Edit:
         return lambda words, rng: swap_bigrams(omit_words(words, self.omit, rng, self.span), self.swap, rng)

@@ -3,20 +3,20 @@
 import numpy as np
 
 from pipeline.augment import AUGMENTERS, Edit, WordAugmenter, Words
-from pipeline.settings.augment import Share
+from pipeline.settings.augment import Proportion
 
 
 @AUGMENTERS.register("crop")
 class Crop(WordAugmenter):
-    """A random span of 1 - `share` of the words, rounded, at least one; all such spans are equally likely."""
+    """A random span of the text's words. All spans of its length are equally likely."""
 
-    share: Share = 0.1
-    """proportion of the words that are cut off"""
+    share: Proportion = 0.1
+    """proportion of the words that are cut off; the length of the span is rounded, at least one word"""
 
     def start(self) -> Edit:
-        return self._cropped
+        return self._crop
 
-    def _cropped(self, words: Words, rng: np.random.Generator) -> Words:
+    def _crop(self, words: Words, rng: np.random.Generator) -> Words:
         length = max(1, round((1 - self.share) * len(words)))
         first = int(rng.random() * (len(words) - length + 1))
         return words[first : first + length]

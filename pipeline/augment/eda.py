@@ -15,7 +15,7 @@ from pipeline.augment.swap import swap_words
 from pipeline.augment.synonym import replace_words
 from pipeline.augment.synonyms import SynonymAugmenter
 from pipeline.augment.words import edit_count
-from pipeline.settings.augment import Share
+from pipeline.settings.augment import Proportion
 
 Operation = Literal["synonym", "insert", "swap", "delete"]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
@@ -26,16 +26,16 @@ class EDA(SynonymAugmenter):
     """Apply one of four operations to a text, drawn at random for each variant.
 
     With n = max(1, round(share * words)), the operation replaces n words by synonyms, inserts n synonyms,
-    exchanges two words n times, or deletes each word with probability `share`. At least one word is kept. The
-    paper draws no operation, but makes variants by each of the four.
+    exchanges two words n times, or deletes each word with probability `share`, but keeps at least one. (The
+    paper applies each of the four operations to every text instead.)
     """
 
-    share: Share = 0.1
+    share: Proportion = 0.1
     """alpha of the paper"""
     weights: dict[Operation, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = dict.fromkeys(
         OPERATIONS, 1.0
     )
-    """how often each operation is drawn, relative to the others; one without a weight is never drawn"""
+    """relative frequency of each operation; an operation that is not listed is never drawn"""
 
     @field_validator("weights")
     @classmethod
@@ -49,7 +49,7 @@ class EDA(SynonymAugmenter):
         return any(self.weights.get(name) for name in ("synonym", "insert"))
 
     def start(self) -> Edit:
-        find_synonyms, share = self.find_synonyms(), self.share
+        find_synonyms, share = self.load_synonyms(), self.share
         edits: dict[Operation, Callable[[Words, int, np.random.Generator], Words]] = {
             "synonym": lambda words, count, rng: replace_words(words, count, find_synonyms, rng),
             "insert": lambda words, count, rng: insert_synonyms(words, count, find_synonyms, rng),
@@ -57,10 +57,10 @@ class EDA(SynonymAugmenter):
             "delete": lambda words, _, rng: omit_words(words, share, rng),
         }
         possible = [name for name in OPERATIONS if self.weights.get(name)]
-        bounds = list(accumulate(self.weights[name] for name in possible))
+        cumulated_weights = list(accumulate(self.weights[name] for name in possible))
 
         def edit(words: Words, rng: np.random.Generator) -> Words:
-            operation = possible[bisect(bounds[:-1], rng.random() * bounds[-1])]
+            operation = possible[bisect(cumulated_weights[:-1], rng.random() * cumulated_weights[-1])]
             return edits[operation](words, edit_count(len(words), share, None), rng)
 
         return edit

@@ -20,7 +20,7 @@ from pipeline.config import Settings
 from pipeline.device import Device
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.settings.augment import AugmentSettings, ModelSettings, Share
+from pipeline.settings.augment import AugmentSettings, ModelSettings, Proportion
 from pipeline.text.tokens.load_tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
@@ -34,12 +34,14 @@ _TOKENIZED_AT_ONCE = 1_024  # texts in one call of the tokenizer
 class WordSpan:
     """A word of a text, without punctuation around it."""
 
-    first: int
+    start: int
     """index of its first character"""
-    last: int
+    end: int
     """index after its last character"""
-    tokens: tuple[int, int]
-    """its first token, and the one after its last"""
+    first_token: int
+    """index of its first token"""
+    end_token: int
+    """index after its last token"""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,9 @@ class MaskedVariant:
     source: int
     """index of its text"""
     number: int
-    chosen: list[WordSpan]
+    """number of the variant among those of the text, from 0"""
+    words: list[WordSpan]
+    """the masked words, in the order of the text"""
     masked_text: "MaskedText"
 
 
@@ -60,10 +64,10 @@ class GuessOptions(Settings):
     """a model with its masked-language-model head, such as bert-base-uncased: BERT, RoBERTa, DistilBERT,
     MPNet or another that transformers loads as a masked language model
     """
-    share: Share = 0.15
+    share: Proportion = 0.15
     """proportion of the words that are replaced, rounded; at least one word"""
     top_k: Annotated[int, Field(ge=1)] | None = 10
-    """guesses are drawn among this many of the likeliest; 1: the likeliest; null: all"""
+    """number of the likeliest words among which a guess is drawn; 1: always the likeliest; null: all words"""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """divides the logits; above 1 unlikely words are drawn more often"""
     other: bool = True
@@ -86,18 +90,23 @@ class LoadedGuesser:
         from pipeline.models.mlm_guesses import GuessChoice, Guesser
 
         self.stats = ModelStats()
-        self._options, self._seed, self._limit = options, settings.seed, folder.max_length
-        self._backend = read_tokenizer(folder.beside_config(""))
+        self._options, self._seed, self._max_length = options, settings.seed, folder.max_length
+        self._backend = read_tokenizer(folder.transformer_path)
         self._backend.no_padding()
         self._backend.no_truncation()
-        self._mask = self._backend.get_vocab()[mask]
+        self._mask_id = self._backend.get_vocab()[mask]
         self._whole_words = _whole_words(self._backend, folder.path)
         self._ids_by_word = defaultdict[str, list[int]](list)
         for number, word in self._whole_words.items():
             self._ids_by_word[word.casefold()].append(number)
         self._choice = GuessChoice(sorted(self._whole_words), options.top_k, options.temperature)
-        tokens = options.model.batch_tokens
-        self._guesser = Guesser(folder, device, settings.dtype, batch_tokens=tokens, threads=settings.threads)
+        self._guesser = Guesser(
+            folder,
+            device,
+            settings.dtype,
+            batch_tokens=options.model.batch_tokens,
+            threads=settings.threads,
+        )
 
     def __call__(self, sources: Sequence[StageInput]) -> Iterator[tuple[int, StageOutput]]:
         began = time.perf_counter()
@@ -106,7 +115,7 @@ class LoadedGuesser:
             part = sources[start : start + _TOKENIZED_AT_ONCE]
             encodings = self._backend.encode_batch([source.text for source in part])
             for index, (source, encoding) in enumerate(zip(part, encodings, strict=True), start):
-                if len(encoding.ids) > self._limit:
+                if len(encoding.ids) > self._max_length:
                     yield index, StageOutput(reason="too_long_for_model")
                 elif words := _word_spans(source.text, encoding):
                     variants += (
@@ -116,96 +125,123 @@ class LoadedGuesser:
                 else:
                     yield index, StageOutput((source.text,) * self._options.count)
         self.stats.seconds += time.perf_counter() - began
-        made = defaultdict[int, dict[int, str]](dict)
-        for rows, width, size in self._guesser.batches([variant.masked_text for variant in variants]):
-            for variant, text in self._guess([variants[row] for row in rows], width, size, sources):
-                made[variant.source][variant.number] = text
-                if len(made[variant.source]) == self._options.count:
+        # index of a text -> number of a variant -> variant
+        by_source = defaultdict[int, dict[int, str]](dict)
+        for batch in self._guesser.batches([variant.masked_text for variant in variants]):
+            chosen = [variants[index] for index in batch.indices]
+            for variant, text in self._guess(chosen, batch.width, batch.size, sources):
+                by_source[variant.source][variant.number] = text
+                if len(by_source[variant.source]) == self._options.count:
                     self.stats.texts += 1
-                    texts = sorted(made.pop(variant.source).items())
+                    texts = sorted(by_source.pop(variant.source).items())
                     yield variant.source, StageOutput(tuple(text for _, text in texts))
 
     def _mask_words(
         self, index: int, number: int, source: StageInput, ids: list[int], words: list[WordSpan]
     ) -> MaskedVariant:
-        """Mask random words of a text for one variant."""
+        """Mask random words of a text for one variant: all tokens of a word become one mask token.
+
+        Args:
+            index: index of the text.
+            number: number of the variant.
+            source: the text.
+            ids: tokens of the text.
+            words: the words that can be masked.
+        """
         from pipeline.models.mlm_guesses import MaskedText
 
         rng = keyed_rng(self._seed, "masked_lm", source.key, number)
         count = edit_count(len(words), self._options.share, None)
         chosen = [words[position] for position in sorted(draw_positions(count, len(words), rng))]
-        masked, positions, done = list[int](), [], 0
+        masked_ids, positions, copied = list[int](), [], 0
         for word in chosen:
-            masked += [*ids[done : word.tokens[0]], self._mask]
-            positions.append(len(masked) - 1)
-            done = word.tokens[1]
-        excluded = [self._excluded_ids(source.text[word.first : word.last]) for word in chosen]
-        masked_text = MaskedText(
-            [*masked, *ids[done:]], positions, excluded, rng.random(len(chosen)).tolist()
-        )
+            masked_ids += ids[copied : word.first_token]
+            positions.append(len(masked_ids))
+            masked_ids.append(self._mask_id)
+            copied = word.end_token
+        masked_ids += ids[copied:]
+        excluded = [self._excluded_ids(source.text[word.start : word.end]) for word in chosen]
+        masked_text = MaskedText(masked_ids, positions, excluded, rng.random(len(chosen)).tolist())
         return MaskedVariant(index, number, chosen, masked_text)
 
     def _excluded_ids(self, word: str) -> Sequence[int]:
-        """Ids that may not be guessed in place of a word."""
+        """Return the ids that may not be guessed in place of a word, unless no other id would be left."""
         same = self._ids_by_word[word.casefold()] if self._options.other else []
         return same if len(same) < len(self._whole_words) else []
 
     def _guess(
         self, variants: list[MaskedVariant], width: int, size: int, sources: Sequence[StageInput]
     ) -> Iterator[tuple[MaskedVariant, str]]:
-        """Guess the masked words of one batch of `size` rows, padded to `width` tokens."""
+        """Pair each variant of a batch with its text, in which guesses replace the masked words.
+
+        Args:
+            variants: the variants of the batch.
+            width: padded length of a row, in tokens.
+            size: number of rows of the batch, with dummy rows.
+            sources: the texts.
+        """
         began = time.perf_counter()
-        masks = edit_count(width, self._options.share, None)  # no row of this length has more
-        masked_text = [variant.masked_text for variant in variants]
-        guesses = self._guesser.guesses(masked_text, width, size, masks, self._choice)
+        masks = edit_count(width, self._options.share, None)  # the most that a row of this width can have
+        masked_texts = [variant.masked_text for variant in variants]
+        guesses = self._guesser.guesses(masked_texts, width, size, masks, self._choice)
         texts = [
-            self._insert_guesses(sources[variant.source].text, variant.chosen, guess)
-            for variant, guess in zip(variants, guesses, strict=True)
+            self._insert_guesses(sources[variant.source].text, variant.words, guessed_ids)
+            for variant, guessed_ids in zip(variants, guesses, strict=True)
         ]
-        tokens = sum(len(each.ids) for each in masked_text)
+        tokens_in = sum(len(each.ids) for each in masked_texts)
         self.stats = self.stats.merge(
-            ModelStats(0, tokens, sum(map(len, guesses)), size * width - tokens, time.perf_counter() - began)
+            ModelStats(
+                tokens_in=tokens_in,
+                tokens_out=sum(map(len, guesses)),
+                padding=size * width - tokens_in,
+                seconds=time.perf_counter() - began,
+            )
         )
         return zip(variants, texts, strict=True)
 
-    def _insert_guesses(self, text: str, chosen: list[WordSpan], guesses: list[int]) -> str:
-        """The text with the guesses in place of the masked words."""
-        parts, done = list[str](), 0
-        for word, guess in zip(chosen, guesses, strict=True):
-            original = text[word.first : word.last]
-            parts += [text[done : word.first], cased_like(original, self._whole_words[guess])]
-            done = word.last
-        return "".join([*parts, text[done:]])
+    def _insert_guesses(self, text: str, words: list[WordSpan], guessed_ids: list[int]) -> str:
+        """Replace the masked words of a text by the guesses."""
+        parts, copied = list[str](), 0
+        for word, guessed_id in zip(words, guessed_ids, strict=True):
+            guess = cased_like(text[word.start : word.end], self._whole_words[guessed_id])
+            parts += [text[copied : word.start], guess]
+            copied = word.end
+        return "".join([*parts, text[copied:]])
 
 
 def _word_spans(text: str, encoding: Any) -> list[WordSpan]:
-    """The words of a text that can be masked: those with tokens of their own."""
+    """Return the words of a text that can be masked: words with tokens that no earlier word has."""
     offsets, special = encoding.offsets, encoding.special_tokens_mask
-    found, token = [], 0
+    spans, token = [], 0
     for match in _WORD.finditer(text):
         before, word, _ = split_word(match.group())
-        first = match.start() + len(before)
-        last = first + len(word)
-        while token < len(offsets) and (special[token] or offsets[token][1] <= first):
+        start = match.start() + len(before)
+        end = start + len(word)
+        while token < len(offsets) and (special[token] or offsets[token][1] <= start):
             token += 1
-        begin = token
-        while token < len(offsets) and not special[token] and offsets[token][0] < last:
+        first_token = token
+        while token < len(offsets) and not special[token] and offsets[token][0] < end:
             token += 1
-        if word and token > begin:
-            found.append(WordSpan(first, last, (begin, token)))
-    return found
+        if word and token > first_token:
+            spans.append(WordSpan(start, end, first_token, token))
+    return spans
 
 
 def _whole_words(backend: Any, path: Path) -> dict[int, str]:
-    """The whole words of a vocabulary of any kind: id -> word. ModelError if there are none."""
+    """Map ids to words for the tokens of a vocabulary that are whole words. ModelError if there are none.
+
+    The vocabulary may be WordPiece (## marks the continuation of a word), byte-level BPE or SentencePiece (Ġ
+    or ▁ marks the beginning of a word), or a list of words without marks.
+    """
     special = {token.content for token in backend.get_added_tokens_decoder().values()}
-    tokens = {token: number for token, number in backend.get_vocab().items() if token not in special}
-    mark = next((mark for mark in ("##", "Ġ", "▁") if any(token.startswith(mark) for token in tokens)), "")
-    if mark in ("Ġ", "▁"):  # marks the beginning of a word; ## marks the continuation of one
-        tokens = {token: number for token, number in tokens.items() if token.startswith(mark)}
+    tokens = {number: token for token, number in backend.get_vocab().items() if token not in special}
+    marks = ("##", "Ġ", "▁")
+    mark = next((mark for mark in marks if any(token.startswith(mark) for token in tokens.values())), None)
+    if mark in ("Ġ", "▁"):
+        tokens = {number: token for number, token in tokens.items() if token.startswith(mark)}
     spelled = {
         number: backend.decode([number]).strip() if mark == "Ġ" else token.removeprefix("▁")
-        for token, number in tokens.items()
+        for number, token in tokens.items()
     }
     words = {number: word for number, word in spelled.items() if _is_word(word)}
     if not words:

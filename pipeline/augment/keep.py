@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +11,7 @@ import pyarrow.compute as pc
 from pipeline.augment.comparison import as_mask, case_fold, repetitions, text_lengths, without_punctuation
 from pipeline.augment.language import check_languages, languages_of
 from pipeline.settings.augment import KeepSettings
-from pipeline.text.tokens.budget import distinct
+from pipeline.text.tokens.budget import deduplicate
 
 EMPTY, IDENTICAL, TOO_SHORT, TOO_LONG, REPETITION, LANGUAGE, UNLIKE, ALIKE, DUPLICATE = REASONS = (
     "empty",
@@ -25,7 +24,8 @@ EMPTY, IDENTICAL, TOO_SHORT, TOO_LONG, REPETITION, LANGUAGE, UNLIKE, ALIKE, DUPL
     "alike",
     "duplicate",
 )
-"""in the order of the tests: cheap ones first, then the encoder, last the comparison with other variants"""
+"""why a variant is rejected, in the order of the tests: cheap tests, then the test with the encoder, then the
+comparison of variants"""
 
 Vectors = Callable[[list[str]], np.ndarray]
 """a function from n texts to (n, d) floats of any norm"""
@@ -33,93 +33,95 @@ Vectors = Callable[[list[str]], np.ndarray]
 
 @dataclass(frozen=True)
 class Candidates:
-    """The variants of n texts by one method.
-
-    variants: n, null if there is none; reasons: n, why the method made none, null if it made one; settings:
-    which variants are kept.
-    """
+    """The variants of n texts by one method, before the tests."""
 
     variants: pa.Array
+    """n strings; null if the method made no variant"""
     reasons: pa.Array
+    """n strings: why the method made no variant or only an unusable one; null otherwise"""
     settings: KeepSettings
 
 
 @dataclass(frozen=True)
 class JudgedVariants:
-    """n variants after the tests.
-
-    kept: n large_strings, null if rejected; rejected: null if kept or never made; reasons: null if kept;
-    similarity: float32 cosine with the text, null if it was not measured.
-    """
+    """The variants of n texts by one method, after the tests."""
 
     kept: pa.Array
+    """n large_strings; null if rejected"""
     rejected: pa.Array
+    """n large_strings; null if kept, or if the method made no variant"""
     reasons: pa.Array
+    """n strings: why the variant was rejected, or not made; null if kept"""
     similarity: pa.Array
+    """n float32: cosine of the variant with its text; null if it was not measured"""
 
     def counts(self) -> dict[str, int]:
-        """Number of variants under "kept", and of rejected ones by reason."""
+        """Count the variants by outcome: "kept", or the reason of the rejection."""
         reasons = Counter(self.reasons.drop_null().to_pylist())
         return {"kept": len(self.kept) - self.kept.null_count} | dict(sorted(reasons.items()))
 
 
 def check_keep(settings: KeepSettings, where: str) -> None:
-    """Check the languages of a setting.
+    """Check the language settings.
+
+    Args:
+        settings: the settings.
+        where: path of the settings, for errors.
 
     Raises:
-        ConfigError: a language is unknown, or the package that identifies languages is missing; begins with
-            `where`.
+        ConfigError: a language is unknown, or the package that identifies languages is not installed.
     """
     if settings.language is not None:
         check_languages((settings.language, *settings.languages), f"{where}.language")
 
 
 def judge(
-    texts: pa.Array, made: Mapping[str, Candidates], vectors: Vectors | None = None
+    texts: pa.Array, candidates: Mapping[str, Candidates], vectors: Vectors | None = None
 ) -> dict[str, JudgedVariants]:
     """Decide which variants of n texts are kept, by label.
 
-    A rejected variant has one reason: the method's own, or the first of REASONS that applies. If variants of
-    two labels are equal, the earlier label's is kept.
+    A rejected variant has one reason: the reason that its method gave, or else the first of REASONS that
+    applies.
+    If two variants of a text are equal, the one with the earlier label is kept.
 
     Args:
         texts: the texts.
-        made: the variants by label.
-        vectors: the encoder; called once with distinct texts, and only about variants that passed the other
-            tests. Required if a similarity is bounded.
+        candidates: the variants by label.
+        vectors: the encoder; called at most once, for the distinct texts among the variants that passed the
+            cheap tests and their sources. Required if a similarity is bounded.
 
     Raises:
         ConfigError: as by `check_keep`.
     """
     sources = _Texts(texts)
-    trials = {label: _Trial(sources, candidates) for label, candidates in made.items()}
+    trials = {label: _Trial(sources, variants) for label, variants in candidates.items()}
     for trial in trials.values():
         for test in (_empty, _identical, _length, _repetition, _language):
             test(trial)
     _similarity([trial for trial in trials.values() if trial.settings.similarity is not None], vectors)
     _duplicates(list(trials.values()))
-    return {label: trial.judged() for label, trial in trials.items()}
+    return {label: trial.result() for label, trial in trials.items()}
 
 
 class _Texts:
-    """Texts or variants, in the forms in which they are compared; null if there is none."""
+    """Texts or variants in the forms that the tests compare; null if the method made no variant."""
 
     def __init__(self, texts: pa.Array) -> None:
         self.texts = texts.cast(pa.large_string())
         self.lengths = text_lengths(self.texts)
         self.folded = case_fold(self.texts)
-        self.bare = without_punctuation(self.folded)
+        self.normalized = without_punctuation(self.folded)
         self._repetitions: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def take(self, rows: np.ndarray) -> list[str]:
-        """The texts at these rows."""
+        """Return the texts at these rows."""
         return self.texts.take(pa.array(rows)).to_pylist()
 
-    def repetitions(self, run: int) -> tuple[np.ndarray, np.ndarray]:
-        """Repetitions in all texts; they are counted once."""
-        if run not in self._repetitions:
-            self._repetitions[run] = repetitions(self.folded, run)
-        return self._repetitions[run]
+    def repetitions(self, run_words: int) -> tuple[np.ndarray, np.ndarray]:
+        """Count the repetitions in all texts, as `comparison.repetitions`; cached for the next label."""
+        if run_words not in self._repetitions:
+            self._repetitions[run_words] = repetitions(self.folded, run_words)
+        return self._repetitions[run_words]
 
 
 class _Trial:
@@ -140,8 +142,8 @@ class _Trial:
         """Reject the variants at these rows."""
         self.reasons[rows], self._accepted[rows] = reason, False
 
-    def judged(self) -> JudgedVariants:
-        """The variants as they are after all tests."""
+    def result(self) -> JudgedVariants:
+        """Return the kept and the rejected variants, after all tests."""
         kept, missing = pa.array(self._accepted), pa.scalar(None, pa.large_string())
         return JudgedVariants(
             kept=pc.if_else(kept, self.variants.texts, missing),
@@ -152,16 +154,17 @@ class _Trial:
 
 
 def _empty(trial: _Trial) -> None:
-    """Reject variants without text, or with punctuation only if the text has words."""
-    remaining, bare = trial.remaining, trial.variants.bare
-    wordless = pc.and_(pc.equal(bare, "").fill_null(True), pc.not_equal(trial.sources.bare, ""))
+    """Reject variants without characters, and variants without words of texts that have words."""
+    remaining, normalized = trial.remaining, trial.variants.normalized
+    wordless = pc.and_(pc.equal(normalized, "").fill_null(True), pc.not_equal(trial.sources.normalized, ""))
     empty = (trial.variants.lengths == 0) | as_mask(wordless)
     trial.reject(remaining[empty[remaining]], EMPTY)
 
 
 def _identical(trial: _Trial) -> None:
     if not trial.settings.identical:
-        remaining, same = trial.remaining, as_mask(pc.equal(trial.variants.bare, trial.sources.bare))
+        remaining = trial.remaining
+        same = as_mask(pc.equal(trial.variants.normalized, trial.sources.normalized))
         trial.reject(remaining[same[remaining]], IDENTICAL)
 
 
@@ -177,10 +180,10 @@ def _length(trial: _Trial) -> None:
 def _repetition(trial: _Trial) -> None:
     if trial.settings.repeats is None:
         return
-    remaining, run = trial.remaining, trial.settings.repeat_words
-    words, runs = repetitions(trial.variants.folded.take(pa.array(remaining)), run)
-    own_words, own_runs = (found[remaining] for found in trial.sources.repetitions(run))
-    repeated = (words > own_words) | (runs > np.maximum(own_runs, trial.settings.repeats))
+    remaining, run_words = trial.remaining, trial.settings.repeat_words
+    words, runs = repetitions(trial.variants.folded.take(pa.array(remaining)), run_words)
+    text_words, text_runs = (counts[remaining] for counts in trial.sources.repetitions(run_words))
+    repeated = (words > text_words) | (runs > np.maximum(text_runs, trial.settings.repeats))
     trial.reject(remaining[repeated], REPETITION)
 
 
@@ -188,37 +191,40 @@ def _language(trial: _Trial) -> None:
     if trial.settings.language is None:
         return
     remaining = trial.remaining
-    found = languages_of(trial.variants.take(remaining), trial.settings.languages)
-    trial.reject(remaining[np.array(found, object) != trial.settings.language], LANGUAGE)
+    languages = languages_of(trial.variants.take(remaining), trial.settings.languages)
+    trial.reject(remaining[np.array(languages, object) != trial.settings.language], LANGUAGE)
 
 
 def _similarity(trials: list[_Trial], vectors: Vectors | None) -> None:
-    """Test the cosines; NaN, for a text without a usable vector, counts as not similar.
-
-    Each distinct text is encoded once.
-    """
-    sides = (each.take(trial.remaining) for trial in trials for each in (trial.sources, trial.variants))
-    texts, rows = distinct(list(chain.from_iterable(sides)))
+    """Reject variants whose cosine with their text is out of bounds, or NaN because a vector is unusable."""
+    # First the texts of the first trial, then its variants, then the texts of the second trial, and so on.
+    texts_and_variants = list[str]()
+    for trial in trials:
+        texts_and_variants += trial.sources.take(trial.remaining)
+        texts_and_variants += trial.variants.take(trial.remaining)
+    texts, rows = deduplicate(texts_and_variants)
     if not texts:
         return
     assert vectors is not None, "a bound on the similarity needs an encoder"
-    made = np.asarray(vectors(texts), np.float64)
+    encoded = np.asarray(vectors(texts), np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
-        units = made / np.linalg.norm(made, axis=1, keepdims=True)
-    parts = np.split(rows, np.cumsum(np.repeat([len(trial.remaining) for trial in trials], 2))[:-1])
-    for trial, own, others in zip(trials, parts[::2], parts[1::2], strict=True):
-        cosines = np.clip((units[own] * units[others]).sum(1), -1, 1)
+        units = encoded / np.linalg.norm(encoded, axis=1, keepdims=True)
+    for trial in trials:
         assert trial.settings.similarity is not None
         remaining, (low, high) = trial.remaining, trial.settings.similarity
+        text_rows, variant_rows, rows = np.split(rows, [len(remaining), 2 * len(remaining)])
+        cosines = np.clip((units[text_rows] * units[variant_rows]).sum(1), -1, 1)
         trial.similarity[remaining] = cosines
         trial.reject(remaining[~(cosines >= low)], UNLIKE)
         trial.reject(remaining[cosines > high], ALIKE)
 
 
 def _duplicates(trials: list[_Trial]) -> None:
+    """Reject variants that equal the kept variant of an earlier label."""
     for number, trial in enumerate(trials):
         if trial.settings.duplicates:
             continue
-        for before in trials[:number]:
-            both = np.intersect1d(trial.remaining, before.remaining, assume_unique=True)
-            trial.reject(both[as_mask(pc.equal(trial.variants.bare, before.variants.bare))[both]], DUPLICATE)
+        for earlier in trials[:number]:
+            both = np.intersect1d(trial.remaining, earlier.remaining, assume_unique=True)
+            same = as_mask(pc.equal(trial.variants.normalized, earlier.variants.normalized))
+            trial.reject(both[same[both]], DUPLICATE)

@@ -1,4 +1,4 @@
-"""Identify the language of a text by py3langid (Lui and Baldwin 2012): naive Bayes over byte sequences."""
+"""Identify the language of a text by py3langid: naive Bayes over byte sequences (Lui and Baldwin 2012)."""
 
 import copy
 import functools
@@ -9,14 +9,14 @@ from pipeline.errors import ConfigError
 
 
 def languages_of(texts: Sequence[str], among: Sequence[str] = ()) -> list[str]:
-    """The likeliest language of each text, as an ISO 639-1 code. Thread-safe.
+    """Return the likeliest language of each text, as an ISO 639-1 code. Thread-safe.
 
     Args:
         texts: the texts.
-        among: the languages to choose from; all known ones if empty.
+        among: known codes of the languages to choose from; empty for all languages that py3langid knows.
 
     Raises:
-        ConfigError: as by `check_languages`.
+        ConfigError: py3langid is not installed.
     """
     classify = _identifier(tuple(sorted(set(among)))).classify
     return [classify(text)[0] for text in texts]
@@ -34,16 +34,15 @@ def check_languages(codes: Sequence[str], where: str) -> None:
 
 @functools.cache
 def _identifier(among: tuple[str, ...]) -> Any:
-    """The identifier restricted to some languages.
+    """Return the identifier restricted to some languages; empty for no restriction.
 
-    It is a shallow copy, because set_languages would otherwise restrict all identifiers of the process.
+    A restricted identifier is a shallow copy, so that `set_languages` does not restrict the others.
     """
-    if not among:
-        return _full_identifier("language")
-    check_languages(among, "languages")
-    restricted = copy.copy(_full_identifier("languages"))
-    restricted.set_languages(among)
-    return restricted
+    identifier = _full_identifier("language")
+    if among:
+        identifier = copy.copy(identifier)
+        identifier.set_languages(among)
+    return identifier
 
 
 @functools.cache
@@ -59,7 +58,7 @@ def _full_identifier(where: str) -> Any:
     except ImportError:
         raise ConfigError(
             where,
-            "py3langid, which identifies languages",
+            "the package py3langid, which identifies languages",
             "not installed",
             "pip install 'manta-embeddings[augment]', or set language to null",
         ) from None

@@ -17,13 +17,12 @@ from pipeline.settings.augment import AugmentSettings, ModelSettings
 from pipeline.text.tokens.templates import mask_token
 
 _RULES = 1  # part of the identity: raise it when the same settings begin to give other texts
-# endings of the names of architectures with a masked-language-model head
-_HEADED = ("MaskedLM", "PreTraining")
+_MASKED_LM_ENDINGS = ("MaskedLM", "PreTraining")  # of architecture names with a masked-language-model head
 
 
 @AUGMENTERS.register("masked_lm")
 class MaskedLMAugmenter(ModelAugmenter, GuessOptions):
-    """The text with some random words replaced by guesses of a masked language model that sees the others.
+    """The text with some random words masked and replaced by guesses of a masked language model.
 
     A word is masked as a whole by one mask token, and replaced by one whole word of the model's vocabulary.
     Punctuation around a word and its capitals are kept.
@@ -63,19 +62,19 @@ class GuessStage:
                 the tokenizer has no mask token.
         """
         folder = self.folder()
-        named = [str(name) for name in folder.config.get("architectures") or []]
-        if named and not any(name.endswith(_HEADED) for name in named):
+        architectures = [str(name) for name in folder.config.get("architectures") or []]
+        if architectures and not any(name.endswith(_MASKED_LM_ENDINGS) for name in architectures):
             raise ModelError(
                 str(folder.path),
                 "a masked language model: an encoder and its head over words",
-                ", ".join(named),
+                ", ".join(architectures),
                 "use a model that was saved with its head, such as bert-base-uncased; "
                 "sentence encoders are saved without one",
             )
         self.mask(folder)
 
     def identity(self) -> JsonValue:
-        """The content of the folder, and the options."""
+        """Everything that decides the outputs: the content of the model's folder, and the options."""
         return {
             "rules": _RULES,
             "files": digest_of(dict(self.folder().files)),
@@ -87,16 +86,16 @@ class GuessStage:
         return open_folder(EncoderSettings(path=self.model.path))
 
     def mask(self, folder: EncoderFolder) -> str:
-        """The mask token. ModelError if the tokenizer has none."""
-        name = mask_token(folder.beside_config(""), folder.tokenizer().vocabulary())
-        if name is None:
+        """Return the mask token. ModelError if the tokenizer has none."""
+        token = mask_token(folder.transformer_path, folder.tokenizer().vocabulary())
+        if token is None:
             raise ModelError(
                 str(folder.path),
                 "a tokenizer with a mask token, to guess words",
-                "none",
-                "use a model such as BERT",
+                "a tokenizer without one",
+                "use a model such as bert-base-uncased",
             )
-        return name
+        return token
 
     def start(self, device: Device, settings: AugmentSettings) -> LoadedStage:
         """Load the model."""

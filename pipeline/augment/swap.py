@@ -7,26 +7,28 @@ from pydantic import Field
 
 from pipeline.augment import AUGMENTERS, Edit, WordAugmenter, Words
 from pipeline.augment.words import edit_count
-from pipeline.settings.augment import Share
+from pipeline.settings.augment import Proportion
 
 
 def swap_words(words: Words, times: int, rng: np.random.Generator) -> Words:
     """Exchange two random words `times` times; later exchanges may undo earlier ones."""
-    moved, count = list(words), len(words)
+    swapped, count = list(words), len(words)
     if count < 2:
-        return moved
-    for first, second in rng.random((times, 2)).tolist():
-        one, other = int(first * count), int(second * (count - 1))
-        other += other >= one
-        moved[one], moved[other] = moved[other], moved[one]
-    return moved
+        return swapped
+    for first_uniform, second_uniform in rng.random((times, 2)).tolist():
+        first = int(first_uniform * count)
+        second = int(second_uniform * (count - 1))
+        if second >= first:  # the second position is drawn among the others
+            second += 1
+        swapped[first], swapped[second] = swapped[second], swapped[first]
+    return swapped
 
 
 @AUGMENTERS.register("swap")
 class Swap(WordAugmenter):
-    """The same words after some exchanges of two random words."""
+    """The text after some exchanges of two random words."""
 
-    share: Share = 0.1
+    share: Proportion = 0.1
     """number of exchanges as a proportion of the number of words, rounded; at least one"""
     times: Annotated[int, Field(ge=1)] | None = None
     """number of exchanges; null: by share"""

@@ -8,7 +8,7 @@ from pydantic import Field
 from pipeline.augment import AUGMENTERS, Edit, Words
 from pipeline.augment.synonyms import FindSynonyms, SynonymAugmenter
 from pipeline.augment.words import cased_like, draw_positions, edit_count
-from pipeline.settings.augment import Share
+from pipeline.settings.augment import Proportion
 
 
 def replace_words(words: Words, count: int, find_synonyms: FindSynonyms, rng: np.random.Generator) -> Words:
@@ -16,17 +16,17 @@ def replace_words(words: Words, count: int, find_synonyms: FindSynonyms, rng: np
 
     Punctuation around a word and its capitals are kept.
     """
-    spelled: dict[int, str] = {}
+    replacements: dict[int, str] = {}
     for position in draw_positions(len(words), len(words), rng):
-        if len(spelled) == count:
+        if len(replacements) == count:
             break
-        if found := find_synonyms(words[position]):
-            spelled[position] = f"{found.before}{cased_like(found.word, found.draw(rng))}{found.behind}"
-    return [
-        part
-        for position, word in enumerate(words)
-        for part in (spelled[position].split() if position in spelled else (word,))
-    ]
+        if word := find_synonyms(words[position]):
+            replacements[position] = f"{word.before}{cased_like(word.word, word.draw(rng))}{word.after}"
+    edited: Words = []
+    for position, original in enumerate(words):
+        # a synonym may consist of several words
+        edited += replacements[position].split() if position in replacements else [original]
+    return edited
 
 
 @AUGMENTERS.register("synonym")
@@ -35,11 +35,11 @@ class Synonym(SynonymAugmenter):
 
     words: Annotated[int, Field(ge=1)] | None = 1
     """number of words that are replaced; null: by share"""
-    share: Share = 0.1
+    share: Proportion = 0.1
     """proportion of the words that are replaced if `words` is null, rounded; at least one"""
 
     def start(self) -> Edit:
-        find_synonyms = self.find_synonyms()
+        find_synonyms = self.load_synonyms()
         return lambda words, rng: replace_words(
             words, edit_count(len(words), self.share, self.words), find_synonyms, rng
         )

@@ -25,6 +25,8 @@ from pipeline.store.store import store_of
 from pipeline.text.tokens.stop_words import STOP_WORDS
 
 Lookup = Callable[[str], tuple[str, ...]]
+"""a function from a case-folded word to its synonyms, without the word itself and without repeats"""
+
 _CACHED_WORDS = 1 << 16  # the most frequent spellings make up nearly all of a corpus
 
 
@@ -45,7 +47,7 @@ class SynonymSettings(ShortSettings):
     """least cosine of a word of `vectors` that counts as a synonym"""
     vocabulary: Annotated[int, Field(ge=2)] | None = 50_000
     """number of words from the beginning of `vectors`, where published files have the most frequent ones,
-    that replace and are replaced; null: all, which takes proportionally longer
+    that are replaced or used as synonyms; null: all, which takes proportionally longer
     """
 
     @field_validator("thesaurus", "vectors")
@@ -56,17 +58,16 @@ class SynonymSettings(ShortSettings):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.thesaurus is None) == (self.vectors is None):
-            both = "" if self.thesaurus is None else ", not both"
-            raise ValueError(f"either a thesaurus or vectors{both}")
+            raise ValueError("either a thesaurus or vectors, and not both")
         return self
 
     @property
     def path(self) -> str:
-        """Path or URI of the source's file."""
+        """Path or URI of the file."""
         return str(self.thesaurus if self.vectors is None else self.vectors)
 
     def file(self) -> Path:
-        """The local copy of the source's file. ConfigError if there is none."""
+        """Return the local copy of the file. ConfigError if the file is missing."""
         try:
             store, name = store_of(self.path)
             return store.local(name)
@@ -91,7 +92,7 @@ class SynonymSettings(ShortSettings):
             raise ModelError(self.path, "word vectors", "an empty file", "give another file")
 
     def identity(self) -> JsonValue:
-        """The options that decide the synonyms, and the content of the file."""
+        """Return the options that decide the synonyms, and the digest of the file."""
         content: JsonValue = {"sha256": digest_of_file(self.file())}
         if self.vectors is None:
             return {"thesaurus": content}
@@ -99,40 +100,39 @@ class SynonymSettings(ShortSettings):
         return {"vectors": content, **options}
 
     def start(self) -> Lookup:
-        """Load the source.
-
-        Returns:
-            A function from a case-folded word to its synonyms, without the word itself and without repeats.
-        """
+        """Load the source, on the worker, and return its lookup function."""
         if self.vectors is None:
-            known = read_thesaurus(self.file(), self.path)
-            return lambda word: known.get(word, ())
-        self.file()  # otherwise a name without a file would be looked up on the hub
-        return NearestWords.of(self.path, self.nearest, self.least_cosine, self.vocabulary)
+            synonyms = read_thesaurus(self.file(), self.path)
+            return lambda word: synonyms.get(word, ())
+        self.file()  # raises for a missing file, which would otherwise be looked up on the hub
+        return NearestWords.read(self.path, self.nearest, self.least_cosine, self.vocabulary)
 
 
 @dataclass(frozen=True)
 class ReplaceableWord:
-    """A word of a text with its synonyms, and the punctuation before and after it."""
+    """A word of a text with its synonyms."""
 
     before: str
+    """punctuation before the word"""
     word: str
-    behind: str
+    after: str
+    """punctuation after the word, with a possessive 's"""
     synonyms: tuple[str, ...]
+    """at least one"""
 
     def draw(self, rng: np.random.Generator) -> str:
-        """One of the synonyms, all equally likely."""
+        """Draw one of the synonyms, all equally likely."""
         return self.synonyms[int(rng.random() * len(self.synonyms))]
 
 
 FindSynonyms = Callable[[str], ReplaceableWord | None]
+"""a function from a word of a text to its synonyms; None for a stop word and for a word without synonyms"""
 
 
 class SynonymAugmenter(WordAugmenter):
     """Edits words by means of synonyms.
 
-    Words are looked up without regard to case and to punctuation around them; a possessive 's is not part of
-    the word.
+    Words are looked up without their case, the punctuation around them and a possessive 's.
     """
 
     synonyms: SynonymSettings | None = None
@@ -142,7 +142,7 @@ class SynonymAugmenter(WordAugmenter):
 
     @property
     def needs_synonyms(self) -> bool:
-        """Return whether the method cannot do without a source of synonyms."""
+        """True if these options require a source of synonyms."""
         return True
 
     @model_validator(mode="after")
@@ -158,21 +158,16 @@ class SynonymAugmenter(WordAugmenter):
     def identity(self) -> JsonValue:
         return self.model_dump(mode="json") | {"synonyms": self.synonyms and self.synonyms.identity()}
 
-    def find_synonyms(self) -> FindSynonyms:
-        """Load the source.
-
-        Returns:
-            A function from a word of a text to its synonyms; None for a stop word and for a word without
-            synonyms.
-        """
+    def load_synonyms(self) -> FindSynonyms:
+        """Load the source of synonyms and the stop words, and return the function that looks words up."""
         lookup: Lookup = self.synonyms.start() if self.synonyms and self.needs_synonyms else lambda word: ()
         stop_words = STOP_WORDS if self.stop_words is None else {word.casefold() for word in self.stop_words}
 
         @functools.lru_cache(maxsize=_CACHED_WORDS)
         def find_synonyms(word: str) -> ReplaceableWord | None:
-            before, core, behind = split_word(word)
+            before, core, after = split_word(word)
             folded = core.casefold().replace("’", "'")
             synonyms = () if not core or folded in stop_words else lookup(folded)
-            return ReplaceableWord(before, core, behind, synonyms) if synonyms else None
+            return ReplaceableWord(before, core, after, synonyms) if synonyms else None
 
         return find_synonyms

@@ -1,4 +1,4 @@
-"""Read a user's thesaurus: a Parquet file, or lines of text."""
+"""Read a user's thesaurus from a Parquet file or from lines of text."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +12,13 @@ from pipeline.store.arrays import is_text
 _REMEDY = "write Parquet with the columns word and synonym, or a line word<TAB>synonym,synonym for each word"
 
 Entries = Iterator[tuple[str, str, list[str]]]
-"""(line or row for errors, word, its synonyms)"""
+"""for each entry: its line or row for error messages, the word, and the word's synonyms"""
 
 
 def read_thesaurus(file: Path, name: str) -> dict[str, tuple[str, ...]]:
-    """Read synonyms by case-folded word, in the order of the file.
+    """Read the synonyms of each case-folded word, in the order of the file.
 
-    No synonym is listed twice or equals its word, ignoring case.
+    Synonyms that equal the word or an earlier synonym, ignoring case, are left out.
 
     Args:
         file: a Parquet file or lines of text, as `SynonymSettings` describes them.
@@ -28,22 +28,22 @@ def read_thesaurus(file: Path, name: str) -> dict[str, tuple[str, ...]]:
         DataError: the file has another format or no synonym; names the line or row.
     """
     with file.open("rb") as stream:
-        parquet = stream.read(4) == b"PAR1"
-    found: dict[str, dict[str, str]] = {}
-    for where, word, others in _rows(file, name) if parquet else _lines(file, name):
-        if not word or not all(others):
+        is_parquet = stream.read(4) == b"PAR1"
+    by_word: dict[str, dict[str, str]] = {}  # word -> case-folded synonym -> synonym
+    for where, word, synonyms in _parquet_entries(file, name) if is_parquet else _text_entries(file, name):
+        if not word or not all(synonyms):
             raise DataError(where, "a word and its synonyms", "an empty one", "fix or remove it")
-        of_word = found.setdefault(folded := word.casefold(), {})
-        for other in others:
-            if other.casefold() != folded:
-                of_word.setdefault(other.casefold(), other)
-    synonyms = {word: tuple(others.values()) for word, others in found.items() if others}
-    if not synonyms:
+        distinct = by_word.setdefault(word.casefold(), {})
+        for synonym in synonyms:
+            if synonym.casefold() != word.casefold():
+                distinct.setdefault(synonym.casefold(), synonym)
+    thesaurus = {word: tuple(distinct.values()) for word, distinct in by_word.items() if distinct}
+    if not thesaurus:
         raise DataError(name, "words and their synonyms", "no synonym of any word", _REMEDY)
-    return synonyms
+    return thesaurus
 
 
-def _lines(file: Path, name: str) -> Entries:
+def _text_entries(file: Path, name: str) -> Entries:
     with file.open("rb") as stream:
         for number, line in enumerate(stream, 1):
             where = f"{name}: line {number}"
@@ -53,50 +53,51 @@ def _lines(file: Path, name: str) -> Entries:
                 raise DataError(where, "a line of UTF-8 text", f"{line[:40]!a}", _REMEDY) from None
             if not text or text.isspace():
                 continue
-            word, tab, others = text.partition("\t")
+            word, tab, synonyms = text.partition("\t")
             if not tab:
                 raise DataError(
                     where, "word<TAB>synonym,synonym", f"{text[:60]!a}, which has no tab", _REMEDY
                 )
-            yield where, _collapse_white_space(word), list(map(_collapse_white_space, others.split(",")))
+            yield where, _collapse_white_space(word), list(map(_collapse_white_space, synonyms.split(",")))
 
 
-def _rows(file: Path, name: str) -> Entries:
-    words, others = _columns(file, name)
-    for number, (word, other) in enumerate(zip(words.to_pylist(), others.to_pylist(), strict=True), 1):
+def _parquet_entries(file: Path, name: str) -> Entries:
+    words, values = _columns(file, name)
+    for number, (word, value) in enumerate(zip(words.to_pylist(), values.to_pylist(), strict=True), 1):
         where = f"{name}: row {number}"
-        several = other if isinstance(other, list) else [other]
-        if word is None or other is None or None in several:
+        synonyms = value if isinstance(value, list) else [value]
+        if word is None or None in synonyms:
             raise DataError(where, "a word and its synonyms", "a missing value", "fix or remove it")
-        yield where, _collapse_white_space(word), list(map(_collapse_white_space, several))
+        yield where, _collapse_white_space(word), list(map(_collapse_white_space, synonyms))
 
 
 def _columns(file: Path, name: str) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-    """The columns word and synonym (or synonyms)."""
+    """Read the columns word and synonym, which may also be called synonyms."""
     try:
         table = pq.ParquetFile(file)
         names = table.schema_arrow.names
-        second = next((each for each in ("synonym", "synonyms") if each in names), None)
-        if "word" not in names or second is None:
+        synonym_name = next((each for each in ("synonym", "synonyms") if each in names), None)
+        if "word" not in names or synonym_name is None:
             raise DataError(
                 name, "the columns word and synonym", f"the columns {', '.join(names[:8])}", _REMEDY
             )
-        words, others = table.read(columns=["word", second]).select(["word", second]).columns
+        columns = ["word", synonym_name]
+        words, synonyms = table.read(columns=columns).select(columns).columns  # read keeps the file's order
     except (pa.ArrowException, OSError) as error:
         raise DataError(
             name, "a readable Parquet file", " ".join(str(error).split())[:200], "write the file again"
         ) from None
-    is_list = pa.types.is_list(others.type) or pa.types.is_large_list(others.type)
-    if not is_text(words.type) or not is_text(others.type.value_type if is_list else others.type):
+    is_list = pa.types.is_list(synonyms.type) or pa.types.is_large_list(synonyms.type)
+    if not is_text(words.type) or not is_text(synonyms.type.value_type if is_list else synonyms.type):
         raise DataError(
             name,
             "words as strings and synonyms as strings or lists of them",
-            f"{words.type} and {others.type}",
+            f"{words.type} and {synonyms.type}",
             _REMEDY,
         )
-    return words, others
+    return words, synonyms
 
 
 def _collapse_white_space(word: object) -> str:
-    """Remove white space at both ends, and replace white space inside by single blanks."""
+    """Remove white space at both ends, and replace each white space inside by one blank."""
     return " ".join(str(word).split())

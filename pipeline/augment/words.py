@@ -1,4 +1,4 @@
-"""Edits of words: how many, at which positions, and how one word replaces another."""
+"""Choose the words of a text that an edit changes, and take a word apart from its punctuation and case."""
 
 import functools
 import re
@@ -9,22 +9,22 @@ import numpy as np
 _POSSESSIVE = re.compile(r"(?<=.)['’][sS]$")
 
 
-def edit_count(words: int, proportion: float, count: int | None) -> int:
-    """Return how many of `words` words to edit: `count`, else the rounded proportion, but at least one."""
-    return max(1, round(proportion * words)) if count is None else count
+def edit_count(word_count: int, proportion: float, count: int | None) -> int:
+    """Return the number of words to edit: `count` if it is set, else the rounded proportion, at least one."""
+    return max(1, round(proportion * word_count)) if count is None else count
 
 
-def draw_positions(count: int, among: int, rng: np.random.Generator) -> list[int]:
-    """Draw `count` different positions below `among`, all equally likely, in random order.
+def draw_positions(count: int, word_count: int, rng: np.random.Generator) -> list[int]:
+    """Draw `count` different positions below `word_count`, all equally likely, in random order.
 
-    These are the first steps of a Fisher-Yates shuffle.
+    These are the first steps of a Fisher-Yates shuffle, without a list of all positions.
     """
-    moved: dict[int, int] = {}
+    exchanged: dict[int, int] = {}  # entries of the shuffled list that differ from their index
     chosen = []
-    for step, drawn in enumerate(rng.random(min(count, among)).tolist()):
-        position = step + int(drawn * (among - step))
-        chosen.append(moved.get(position, position))
-        moved[position] = moved.get(step, step)
+    for step, uniform in enumerate(rng.random(min(count, word_count)).tolist()):
+        position = step + int(uniform * (word_count - step))
+        chosen.append(exchanged.get(position, position))
+        exchanged[position] = exchanged.get(step, step)
     return chosen
 
 
@@ -32,7 +32,7 @@ def draw_positions(count: int, among: int, rng: np.random.Generator) -> list[int
 def split_word(word: str) -> tuple[str, str, str]:
     """Split a word into (punctuation before it, the word, punctuation and a possessive 's after it).
 
-    The middle part is empty if there is only punctuation.
+    The middle part is empty if the word consists of punctuation.
     """
     if word.isalnum():
         return "", word, ""
@@ -46,12 +46,12 @@ def split_word(word: str) -> tuple[str, str, str]:
     return word[:first], word[first:last], word[last:]
 
 
-def cased_like(word: str, other: str) -> str:
-    """Write `other` in capitals, or with a capital first letter, if `word` is written so."""
+def cased_like(word: str, replacement: str) -> str:
+    """Return the replacement in capitals, or with a capital first letter, if `word` is written that way."""
     if len(word) > 1 and word.isupper():
-        return other.upper()
-    return other[:1].upper() + other[1:] if word[:1].isupper() else other
+        return replacement.upper()
+    return replacement[:1].upper() + replacement[1:] if word[:1].isupper() else replacement
 
 
 def _is_punctuation(character: str) -> bool:
-    return unicodedata.category(character)[0] in "PSC"
+    return unicodedata.category(character)[0] in "PSC"  # punctuation, symbol, control character

@@ -1,5 +1,5 @@
-"""Charts as inline SVG, for HTML reports.
+"""Draw charts as inline SVG for HTML reports.
 
-One module per report; `frame` has axes and marks. Colours are CSS classes of the page, so that charts follow
-its theme.
+There is one module per report; `frame` has the axes and shapes that all charts use. Colours are CSS classes
+of the page, so that charts follow its theme.
 """

@@ -1,4 +1,4 @@
-"""Charts of an augmentation: kept and rejected variants, and their distance from the texts."""
+"""Charts for the report of an augmentation: kept and rejected variants, and their distance from the texts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from pipeline.charts.frame import (
     compact,
     percent,
     rule,
-    shortened,
+    shorten,
     svg,
     text_at,
     ticks,
@@ -25,15 +25,15 @@ from pipeline.charts.frame import (
     y_axis,
 )
 
-OTHER = "other"  # CSS class of reasons without their own colour
-_COLOURS = ("s1", "s3", "s4", "s2", "s5")  # s0 is for kept variants
+OTHER = "other"  # CSS class of reasons without a colour of their own
+_COLOURS = ("s1", "s3", "s4", "s2", "s5")  # CSS classes of reasons; s0 is for kept variants
 _ROW_HEIGHT, _BAR_HEIGHT = 40, 16  # pixels
 _LABEL_Y, _BAR_Y = 11, 17  # pixels from the top of a row to the baseline of its label, and to its bar
 _MIN_WIDTH, _GAP = 0.6, 0.8  # pixels: narrowest bar, so that one variant is visible, and gap between bars
 _MIN_REJECTED = 1.5  # pixels: lowest bar of rejected variants
-_HEADROOM = 1.06  # height of the y axis, in heights of the largest bar
+_HEADROOM = 1.06  # height of the y axis as a multiple of the highest bar
 _MAX_LABEL = 40  # characters
-_MIN_GAP = 40  # pixels between the labels of two bounds
+_MIN_LABEL_GAP = 40  # pixels between the centred labels of two bounds
 
 Bounds = tuple[float, float]
 
@@ -46,7 +46,7 @@ class VariantHistogram:
         edges: edges of the bins.
         kept: number of kept variants per bin; the outer bins include all values beyond.
         rejected: number of rejected variants per bin.
-        bounds: smallest and largest value that is kept, or None.
+        bounds: smallest and largest value of the measure that the settings allow; None without limits.
     """
 
     edges: tuple[float, ...]
@@ -62,15 +62,13 @@ class VariantHistogram:
 
         Args:
             values: (n,) the measure of each variant.
-            is_kept: (n,) bool.
+            is_kept: (n,) bool, False for rejected variants.
             edges: ascending edges of the bins.
-            bounds: smallest and largest value that is kept, or None.
+            bounds: smallest and largest value that the settings allow; None without limits.
         """
-        inside = np.clip(values, edges[0], edges[-1])
-        kept, rejected = (
-            tuple(np.histogram(inside[chosen], edges)[0].tolist()) for chosen in (is_kept, ~is_kept)
-        )
-        return cls(tuple(edges.tolist()), kept, rejected, bounds)
+        values = np.clip(values, edges[0], edges[-1])
+        kept, rejected = np.histogram(values[is_kept], edges)[0], np.histogram(values[~is_kept], edges)[0]
+        return cls(tuple(edges.tolist()), tuple(kept.tolist()), tuple(rejected.tolist()), bounds)
 
     def __add__(self, other: "VariantHistogram") -> "VariantHistogram":
         """Add the counts of two histograms with the same edges and bounds."""
@@ -88,7 +86,7 @@ class VariantHistogram:
 
     @property
     def range(self) -> tuple[float, float]:
-        """Smallest interval that contains all bins with variants, and the bounds within the edges."""
+        """Smallest interval with all bins that have variants, and the bounds if they are within the edges."""
         occupied = np.flatnonzero(np.add(self.kept, self.rejected)).tolist() or [0]
         ends = [self.edges[occupied[0]], self.edges[occupied[-1] + 1]]
         within = [bound for bound in self.bounds or () if self.edges[0] <= bound <= self.edges[-1]]
@@ -106,17 +104,17 @@ def css_classes(reasons: Sequence[str]) -> dict[str, str]:
 
 
 def proportions_chart(counts: Mapping[str, Mapping[str, int]], colour: Mapping[str, str]) -> Markup:
-    """Draw a bar per label: the proportion of kept variants, and of rejected ones by reason.
+    """Draw a bar per label, divided into kept variants and rejected ones by reason.
 
     Args:
-        counts: number of variants by label, and by "kept" or the reason of rejection.
+        counts: for each label, the number of variants by reason of rejection, and under "kept".
         colour: CSS class of each reason.
     """
     return svg(
         "Proportions of kept variants, and of rejected variants by reason",
         *(
-            _label_bar(label, each, colour, _ROW_HEIGHT * number)
-            for number, (label, each) in enumerate(counts.items())
+            _label_bar(label, by_reason, colour, _ROW_HEIGHT * number)
+            for number, (label, by_reason) in enumerate(counts.items())
         ),
         height=_ROW_HEIGHT * len(counts),
     )
@@ -125,8 +123,8 @@ def proportions_chart(counts: Mapping[str, Mapping[str, int]], colour: Mapping[s
 def histogram_chart(histogram: VariantHistogram, measure: str) -> Markup:
     """Draw the proportions of kept and rejected variants by a measure, stacked; bounds are dashed lines."""
     low, high = histogram.range
-    most = max((sum(both) for both in zip(histogram.kept, histogram.rejected, strict=True)), default=0)
-    frame = ChartFrame((low, high), (0, _HEADROOM * (most / max(histogram.total, 1) or 1)))
+    largest = max(np.add(histogram.kept, histogram.rejected).tolist(), default=0)
+    frame = ChartFrame((low, high), (0, _HEADROOM * (largest / max(histogram.total, 1) or 1)))
     return svg(
         f"Variants by {measure}",
         y_axis(frame, ticks(*frame.y, 4), percent),
@@ -141,20 +139,22 @@ def histogram_chart(histogram: VariantHistogram, measure: str) -> Markup:
 
 
 def _label_bar(label: str, counts: Mapping[str, int], colour: Mapping[str, str], top: float) -> str:
-    total, at = max(sum(counts.values()), 1), 0.0
-    drawn = text_at(0, top + _LABEL_Y, shortened(label, _MAX_LABEL), "label")
-    drawn += text_at(WIDTH, top + _LABEL_Y, f"{percent(counts.get('kept', 0) / total)} kept", "end")
+    """Draw the label and the divided bar of one row, which begins at pixel `top`."""
+    total, left = max(sum(counts.values()), 1), 0.0
+    marks = text_at(0, top + _LABEL_Y, shorten(label, _MAX_LABEL), "label")
+    marks += text_at(WIDTH, top + _LABEL_Y, f"{percent(counts.get('kept', 0) / total)} kept", "end")
     for name, css in {"kept": "kept", **colour}.items():
         if count := counts.get(name, 0):
             title = escape(f"{name.replace('_', ' ')}: {count:,}, {percent(count / total)}")
             width = WIDTH * count / total
             y = (top + _BAR_Y, top + _BAR_Y + _BAR_HEIGHT)
-            drawn += bar(css, min(at, WIDTH - _MIN_WIDTH), max(width - _GAP, _MIN_WIDTH), y, title)
-            at += width
-    return drawn
+            marks += bar(css, min(left, WIDTH - _MIN_WIDTH), max(width - _GAP, _MIN_WIDTH), y, title)
+            left += width
+    return marks
 
 
 def _bars(frame: ChartFrame, histogram: VariantHistogram, number: int) -> str:
+    """Draw one bin: rejected variants on top of kept ones."""
     left, right, total = histogram.edges[number], histogram.edges[number + 1], histogram.total
     kept, rejected = histogram.kept[number], histogram.rejected[number]
     x, width = frame.px(left) + _GAP / 2, max(frame.px(right) - frame.px(left) - _GAP, _MIN_WIDTH)
@@ -166,6 +166,7 @@ def _bars(frame: ChartFrame, histogram: VariantHistogram, number: int) -> str:
 
 
 def _bounds(frame: ChartFrame, histogram: VariantHistogram) -> str:
+    """Draw the bounds as labelled vertical lines; labels of close bounds are on their outer sides."""
     if histogram.bounds is None:
         return ""
     shown = [
@@ -173,9 +174,12 @@ def _bounds(frame: ChartFrame, histogram: VariantHistogram) -> str:
         for sign, bound in zip("≥≤", histogram.bounds, strict=True)
         if frame.x[0] <= bound <= frame.x[1]
     ]
-    close = len(shown) == 2 and shown[1][0] - shown[0][0] < _MIN_GAP
-    drawn = ""
-    for number, (x, words) in enumerate(shown):
-        side = ("end", "start")[number] if close else "end" if x > WIDTH - RIGHT - _MIN_GAP / 2 else "middle"
-        drawn += rule(x, TOP, x, HEIGHT - BOTTOM, "target") + text_at(x, TOP - 3, words, f"{side} note")
-    return drawn
+    are_close = len(shown) == 2 and shown[1][0] - shown[0][0] < _MIN_LABEL_GAP
+    marks = ""
+    for number, (x, label) in enumerate(shown):
+        if are_close:
+            anchor = ("end", "start")[number]
+        else:
+            anchor = "end" if x > WIDTH - RIGHT - _MIN_LABEL_GAP / 2 else "middle"
+        marks += rule(x, TOP, x, HEIGHT - BOTTOM, "target") + text_at(x, TOP - 3, label, f"{anchor} note")
+    return marks

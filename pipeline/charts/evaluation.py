@@ -1,72 +1,64 @@
-"""Charts of an evaluation."""
+"""Chart for the report of an evaluation: differences between candidates, by task."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from markupsafe import Markup
 
-from pipeline.charts.frame import ChartFrame, dot, minus, rule, shortened, svg, text_at, ticks
+from pipeline.charts.frame import ChartFrame, dot, minus, rule, shorten, svg, text_at, ticks
+from pipeline.evaluate.bootstrap import ScoreEstimate
 
-WIDTH = 600  # wider than other charts, because of task names
-_LEFT, _RIGHT, _TOP, _BOTTOM, _ROW, _DOT_STEP = 140, 12, 8, 40, 24, 7
+WIDTH = 600  # pixels; wider than other charts, because of the task names
+_LEFT, _RIGHT, _TOP, _BOTTOM = 140, 12, 8, 40  # margins in pixels
+_ROW_HEIGHT, _DOT_STEP = 24, 7  # pixels: height of a task's row, and distance between the dots in it
 _MAX_NAME = 24  # characters of a task's name
-COLOURS = 5  # number of colours before they repeat
+COLOURS = 5  # number of different colours of candidates
 
 
-class TaskDifference(NamedTuple):
-    """Value with its interval; without an interval low and high are None."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-
-def difference_chart(rows: Sequence[tuple[str, Sequence[TaskDifference | None]]], unit: str) -> Markup:
+def difference_chart(rows: Sequence[tuple[str, Sequence[ScoreEstimate | None]]], unit: str) -> Markup:
     """Draw the differences with the first candidate, one row per task.
 
-    Each further candidate has a dot and a line for its interval; right of the centre line is better.
+    Each further candidate has a dot, and a line for its interval. Right of the centre line is better.
+
+    Args:
+        rows: name of each task, with the difference of each further candidate; None if it has no score.
+        unit: unit of the differences.
     """
-    ends = (abs(end) for _, row in rows for found in row if found for end in found if end is not None)
-    most = max(ends, default=0.0) * 1.08 or 1.0
-    frame, base = _Scale((-most, most), (0, 1)), _TOP + _ROW * len(rows)
+    differences = [each for _, row in rows for each in row if each is not None]
+    ends = [abs(x) for each in differences for x in (each.value, each.low, each.high) if x is not None]
+    limit = max(ends, default=0.0) * 1.08 or 1.0
+    frame = ChartFrame((-limit, limit), (0, 1), left=_LEFT, right=WIDTH - _RIGHT)
+    base = _TOP + _ROW_HEIGHT * len(rows)  # pixel of the x axis
     height = base + _BOTTOM
     return svg(
         f"Differences in {unit} with their intervals",
         *(
             rule(frame.px(x), _TOP, frame.px(x), base, "zero" if x == 0 else "grid")
             + text_at(frame.px(x), base + 17, _signed(x), "middle")
-            for x in ticks(-most, most, 8)
+            for x in ticks(-limit, limit, 8)
         ),
         *(
-            _row(frame, name, differences, _TOP + _ROW * (number + 0.5))
-            for number, (name, differences) in enumerate(rows)
+            _row(frame, name, row, _TOP + _ROW_HEIGHT * (number + 0.5))
+            for number, (name, row) in enumerate(rows)
         ),
-        text_at((_LEFT + WIDTH - _RIGHT) / 2, height - 5, f"difference in {unit}", "middle title"),
+        text_at((frame.left + frame.right) / 2, height - 5, f"difference in {unit}", "middle title"),
         width=WIDTH,
         height=height,
     )
 
 
-class _Scale(ChartFrame):
-    """ChartFrame whose x axis starts right of the names."""
-
-    def px(self, value: float) -> float:
-        """Return the horizontal pixel of an x value."""
-        low, high = self.x
-        return round(_LEFT + (WIDTH - _LEFT - _RIGHT) * (value - low) / ((high - low) or 1), 1)
-
-
-def _row(frame: ChartFrame, name: str, differences: Sequence[TaskDifference | None], y: float) -> str:
-    shown = [(number, found) for number, found in enumerate(differences) if found is not None]
-    first = y - _DOT_STEP * (len(shown) - 1) / 2
-    return text_at(_LEFT - 12, y + 4, shortened(name, _MAX_NAME), "end") + "".join(
-        _dot_with_interval(frame, found, number % COLOURS, first + _DOT_STEP * line)
-        for line, (number, found) in enumerate(shown)
+def _row(frame: ChartFrame, name: str, differences: Sequence[ScoreEstimate | None], y: float) -> str:
+    """Draw a task's name, and the differences of the candidates below each other, centred at pixel `y`."""
+    present = [(number, each) for number, each in enumerate(differences) if each and each.value is not None]
+    first_y = y - _DOT_STEP * (len(present) - 1) / 2
+    return text_at(_LEFT - 12, y + 4, shorten(name, _MAX_NAME), "end") + "".join(
+        _dot_with_interval(frame, each, number % COLOURS, first_y + _DOT_STEP * line)
+        for line, (number, each) in enumerate(present)
     )
 
 
-def _dot_with_interval(frame: ChartFrame, difference: TaskDifference, colour: int, y: float) -> str:
-    value, low, high = difference
+def _dot_with_interval(frame: ChartFrame, difference: ScoreEstimate, colour: int, y: float) -> str:
+    value, low, high = difference.value, difference.low, difference.high
+    assert value is not None, "undefined differences are left out"
     title, interval = _signed(value), ""
     if low is not None and high is not None:
         title += f", {_signed(low)} to {_signed(high)}"
@@ -75,5 +67,5 @@ def _dot_with_interval(frame: ChartFrame, difference: TaskDifference, colour: in
 
 
 def _signed(value: float) -> str:
-    """Format with a sign and a true minus: +1.2, −0.35, 0."""
+    """Format with three digits, a sign and a true minus: +1.2, −0.35, 0."""
     return minus(f"{value:+.3g}") if value else "0"

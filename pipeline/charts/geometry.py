@@ -1,8 +1,9 @@
-"""Charts of the geometry of several spaces, each with one colour in all charts (CSS classes s0 to s5)."""
+"""Charts for the geometry report: each space or encoder has one colour in all charts (CSS class s0 to s5)."""
 
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -17,15 +18,15 @@ from pipeline.charts.frame import (
     bar,
     cosine_areas,
     dot,
+    labelled_x_axis,
     line,
     minus,
-    named_x_axis,
     outline,
     percent,
+    points_by_rank,
     rule,
     svg,
     text_at,
-    thin_ranks,
     ticks,
     without_overlap,
     x_axis,
@@ -34,20 +35,29 @@ from pipeline.charts.frame import (
 from pipeline.stats.sample import Histogram
 from pipeline.stats.space import EditBin
 
-COLOURS = 6
+COLOURS = 6  # number of colours before they repeat
 _DECADES = 3  # of singular values: below a thousandth of the largest, a direction is negligible
 _LINE_HEIGHT = 12.5  # pixels between two lines of text
 
 Points = Sequence[tuple[float, float]]
 
 
+class _Label(NamedTuple):
+    """Text at a pixel."""
+
+    x: float
+    y: float
+    text: str
+    css_class: str
+
+
 def colour(number: int) -> str:
-    """Return the CSS class of a series."""
+    """Return the CSS class that colours series `number`."""
     return f"s{number % COLOURS}"
 
 
 def layer_chart(curves: Sequence[Points], metric: str) -> Markup:
-    """Draw a metric by layer, one line per encoder, with the value in the last layer.
+    """Draw a metric by layer, one line per encoder, labelled with its value in the last layer.
 
     Layer 0 is the output of the embedding layer.
     """
@@ -64,7 +74,7 @@ def layer_chart(curves: Sequence[Points], metric: str) -> Markup:
             line(frame, curve, colour(number)) + _dots(frame, curve, colour(number))
             for number, curve in enumerate(curves)
         ),
-        _labels([_last(frame, curve, colour(number)) for number, curve in enumerate(curves)]),
+        _labels([_end_label(frame, curve, colour(number)) for number, curve in enumerate(curves)]),
     )
 
 
@@ -75,90 +85,92 @@ def spectra_chart(spectra: Sequence[Sequence[float]]) -> Markup:
         "Singular values relative to the largest, by rank, logarithmic",
         x_axis(frame, [1, *ticks(1, frame.x[1], 4)], "component, by size"),
         y_axis(frame, range(-_DECADES, 1), lambda power: f"{10.0**power:g}"),
-        *(line(frame, _shown(spectrum), colour(number)) for number, spectrum in enumerate(spectra)),
+        *(line(frame, _log_points(spectrum), colour(number)) for number, spectrum in enumerate(spectra)),
     )
 
 
 def cosines_chart(histograms: Sequence[Histogram]) -> Markup:
     """Draw histograms of the cosines of random pairs, one area per space, with a line at each mean."""
-    return cosine_areas([(colour(number), one) for number, one in enumerate(histograms)], 1.12, "sentences")
+    coloured = [(colour(number), histogram) for number, histogram in enumerate(histograms)]
+    return cosine_areas(coloured, 1.12, "sentences")
 
 
 def bands_chart(bands: Sequence[Histogram], low: float, number: int) -> Markup:
     """Draw cosines of pairs by human score, one row per integer score, with each row's mean.
 
     Args:
-        bands: a histogram per score; the highest score is on top.
-        low: left end of the axis.
+        bands: a histogram per score, drawn from the lowest score at the bottom to the highest at the top.
+        low: left end of the x axis.
         number: index of the series, for its colour.
     """
     frame = ChartFrame((low, 1), (0, 1))
     highest = max((count / band.total for band in bands if band.total for count in band.counts), default=1.0)
-    step = (HEIGHT - TOP - BOTTOM) / len(bands)
+    row_height = (HEIGHT - TOP - BOTTOM) / len(bands)
     return svg(
         "Cosines of pairs by human score",
         x_axis(frame, ticks(low, 1, 6), "cosine"),
         *(
-            _row(frame, band, HEIGHT - BOTTOM - index * step, 0.94 * step / highest, colour(number))
+            _band_row(
+                frame, band, HEIGHT - BOTTOM - index * row_height, 0.94 * row_height / highest, colour(number)
+            )
             for index, band in enumerate(bands)
         ),
         *(
-            text_at(LEFT - 7, HEIGHT - BOTTOM - index * step - 4, f"{index} – {index + 1}", "end")
+            text_at(LEFT - 7, HEIGHT - BOTTOM - index * row_height - 4, f"{index} – {index + 1}", "end")
             for index in range(len(bands))
         ),
     )
 
 
-def hubs_chart(found: Sequence[Sequence[int]], k: int) -> Markup:
-    """Draw the proportions of sentences by how often they are a neighbour of others.
+def hubs_chart(occurrences: Sequence[Sequence[int]], k: int) -> Markup:
+    """Draw the proportions of sentences by how often they are among the k nearest of others.
 
-    In a space without hubs all sentences are in the middle.
+    In a space without hubs all sentences are in the middle bars.
 
     Args:
-        found: for each space, the number of sentences that are a neighbour 0, 1, 2 ... times.
-        k: neighbours of each sentence.
+        occurrences: for each space, a list whose item i counts the sentences that are among the k nearest of
+            exactly i other sentences.
+        k: number of neighbours of each sentence.
     """
     edges = [0, 1, max(2, k // 2), 2 * k, 5 * k]
     names = ["never", *(f"{left}–{right - 1}" for left, right in pairwise(edges[1:])), f"{edges[-1]}+"]
-    proportions = [
-        [sum(one[left:right]) / sum(one) for left, right in zip(edges, [*edges[1:], None], strict=True)]
-        for one in found
-    ]
+    bins = list(zip(edges, [*edges[1:], None], strict=True))
+    proportions = [[sum(counts[left:right]) / sum(counts) for left, right in bins] for counts in occurrences]
     frame = ChartFrame((0, len(names)), (0, 1.1 * max(max(each) for each in proportions)))
-    places = [(index + 0.5, name) for index, name in enumerate(names)]
+    labels = [(index + 0.5, name) for index, name in enumerate(names)]
     return svg(
         "Sentences by how often they are a neighbour",
         y_axis(frame, ticks(*frame.y, 5), percent),
         *(
-            _bar(frame, index, number, len(proportions), each[index])
+            _grouped_bar(frame, index, number, len(proportions), each[index])
             for number, each in enumerate(proportions)
             for index in range(len(names))
         ),
-        named_x_axis(frame, places, f"times among the {k} nearest of others"),
+        labelled_x_axis(frame, labels, f"times among the {k} nearest of others"),
     )
 
 
 def edits_chart(edits: Sequence[Sequence[EditBin]]) -> Markup:
     """Draw the mean rank of pairs in bins of edit distance: by cosine, and dashed by human score."""
     bins = edits[0]
-    values = [rank for each in edits for one in each for rank in (one.similarity, one.gold)]
+    values = [rank for series in edits for each in series for rank in (each.similarity, each.gold)]
     frame = ChartFrame((0.5, len(bins) + 0.5), (max(0.0, min(values) - 0.06), min(1.0, max(values) + 0.06)))
-    names = [(index + 1.0, f"{one.distance:.0f}") for index, one in enumerate(bins)]
+    labels = [(index + 1.0, f"{each.distance:.0f}") for index, each in enumerate(bins)]
     return svg(
         "Rank by cosine and by human score, by edit distance",
         y_axis(frame, ticks(*frame.y, 4), percent),
-        named_x_axis(frame, names, "edit distance of the pair, in bins of equal size"),
+        labelled_x_axis(frame, labels, "edit distance of the pair, in bins of equal size"),
         *(
-            line(frame, [(index + 1, one.similarity) for index, one in enumerate(each)], colour(number))
-            for number, each in enumerate(edits)
+            line(frame, [(index + 1, each.similarity) for index, each in enumerate(series)], colour(number))
+            for number, series in enumerate(edits)
         ),
-        line(frame, [(index + 1, one.gold) for index, one in enumerate(bins)], "people"),
+        line(frame, [(index + 1, each.gold) for index, each in enumerate(bins)], "people"),
     )
 
 
 def plane_chart(points: Sequence[tuple[float, float]]) -> Markup:
     """Draw (uniformity, alignment) of each space as a point; lower left is better."""
-    frame = ChartFrame(_padded([x for x, _ in points]), _padded([y for _, y in points]))
+    frame = ChartFrame(_padded_range([x for x, _ in points]), _padded_range([y for _, y in points]))
     return svg(
         "Alignment against uniformity",
         x_axis(frame, ticks(*frame.x, 5), "uniformity: spread of all sentences"),
@@ -174,7 +186,7 @@ def plane_chart(points: Sequence[tuple[float, float]]) -> Markup:
             )
             for number, (x, y) in enumerate(points)
         ),
-        _labels([_beside(frame, point, colour(number)) for number, point in enumerate(points)]),
+        _labels([_point_label(frame, point, colour(number)) for number, point in enumerate(points)]),
     )
 
 
@@ -185,35 +197,44 @@ def three_digits(value: float) -> str:
     return minus(text) if float(text) else text.removeprefix("-")
 
 
-def _shown(spectrum: Sequence[float]) -> Points:
-    """Return ranks and powers of ten, cut at the bottom of the chart."""
-    return [(rank, math.log10(max(value, 10.0**-_DECADES))) for rank, value in thin_ranks(spectrum)]
+def _log_points(spectrum: Sequence[float]) -> Points:
+    """Return (rank, decimal logarithm of the value), cut off at the bottom of the chart."""
+    return [(rank, math.log10(max(value, 10.0**-_DECADES))) for rank, value in points_by_rank(spectrum)]
 
 
-def _dots(frame: ChartFrame, points: Points, name: str) -> str:
+def _dots(frame: ChartFrame, points: Points, css_class: str) -> str:
+    """Draw a dot for each layer of a curve."""
     return "".join(
-        dot(frame.px(x), frame.py(y), f"point {name}", 2.8, f"layer {x:g}: {three_digits(y)}")
+        dot(frame.px(x), frame.py(y), f"point {css_class}", 2.8, f"layer {x:g}: {three_digits(y)}")
         for x, y in points
     )
 
 
-def _labels(wanted: Sequence[tuple[float, float, str, str]]) -> str:
-    """Draw labels (x, y, text, class), moving them apart vertically so that they do not overlap."""
-    order = sorted(range(len(wanted)), key=lambda number: wanted[number][1])
-    heights = [wanted[number][1] for number in order]
-    for at in range(1, len(heights)):
-        heights[at] = max(heights[at], heights[at - 1] + _LINE_HEIGHT)
+def _labels(labels: Sequence[_Label]) -> str:
+    """Draw labels, moved apart vertically so that they do not overlap."""
+    ordered = sorted(labels, key=lambda label: label.y)
+    heights = [label.y for label in ordered]
+    for index in range(1, len(heights)):
+        heights[index] = max(heights[index], heights[index - 1] + _LINE_HEIGHT)
     bottom = HEIGHT - BOTTOM - 3.0
-    for at in reversed(range(len(heights))):
-        heights[at] = min(heights[at], bottom)
-        bottom = heights[at] - _LINE_HEIGHT
+    for index in reversed(range(len(heights))):
+        heights[index] = min(heights[index], bottom)
+        bottom = heights[index] - _LINE_HEIGHT
     return "".join(
-        text_at(wanted[number][0], y, *wanted[number][2:]) for number, y in zip(order, heights, strict=True)
+        text_at(label.x, y, label.text, label.css_class) for label, y in zip(ordered, heights, strict=True)
     )
 
 
-def _row(frame: ChartFrame, band: Histogram, base: float, scale: float, name: str) -> str:
-    """Draw one stepped area on `base`, with its mean."""
+def _band_row(frame: ChartFrame, band: Histogram, base: float, scale: float, css_class: str) -> str:
+    """Draw a histogram as a stepped area, with its mean.
+
+    Args:
+        frame: of the chart.
+        band: the histogram.
+        base: pixel of the row's bottom line.
+        scale: pixels of a bin that has all pairs.
+        css_class: colour.
+    """
     ground = rule(LEFT, base, WIDTH - RIGHT, base, "grid")
     if not band.total:
         return ground
@@ -222,44 +243,47 @@ def _row(frame: ChartFrame, band: Histogram, base: float, scale: float, name: st
         for x, count in outline(band)
     )
     area = (
-        f'<path class="area {name}" d="M{path}Z">'
+        f'<path class="area {css_class}" d="M{path}Z">'
         f"<title>{band.total:,} pairs, mean {three_digits(band.mean)}</title></path>"
     )
-    at = frame.px(max(band.mean, frame.x[0]))
-    x, side = (at - 5, "end") if at > WIDTH - RIGHT - 36 else (at + 5, "start")
-    mark = rule(at, base, at, round(base - 16, 1), f"centre {name}")
-    return ground + area + mark + text_at(x, base - 4, minus(f"{band.mean:.2f}"), f"{name} value {side}")
+    mean_x = frame.px(max(band.mean, frame.x[0]))
+    x, anchor = (mean_x - 5, "end") if mean_x > WIDTH - RIGHT - 36 else (mean_x + 5, "start")
+    mark = rule(mean_x, base, mean_x, round(base - 16, 1), f"centre {css_class}")
+    label = text_at(x, base - 4, minus(f"{band.mean:.2f}"), f"{css_class} value {anchor}")
+    return ground + area + mark + label
 
 
-def _bar(frame: ChartFrame, index: int, number: int, count: int, proportion: float) -> str:
+def _grouped_bar(frame: ChartFrame, index: int, number: int, count: int, proportion: float) -> str:
+    """Draw the bar of series `number` of `count` in the group of bars at `index`."""
     width = 0.8 / count
-    left, right = (frame.px(index + 0.1 + width * (number + side)) for side in (0, 1))
+    left, right = (frame.px(index + 0.1 + width * (number + edge)) for edge in (0, 1))
     y, name = frame.py(proportion), colour(number)
-    drawn = bar(name, left + 0.5, max(0.6, right - left - 1), (y, HEIGHT - BOTTOM), percent(proportion))
+    shape = bar(name, left + 0.5, max(0.6, right - left - 1), (y, HEIGHT - BOTTOM), percent(proportion))
     if right - left <= 14:
-        return drawn
-    return drawn + text_at((left + right) / 2, y - 4, f"{100 * proportion:.0f}", f"{name} value middle")
+        return shape
+    return shape + text_at((left + right) / 2, y - 4, f"{100 * proportion:.0f}", f"{name} value middle")
 
 
-def _padded(values: Sequence[float]) -> tuple[float, float]:
+def _padded_range(values: Sequence[float]) -> tuple[float, float]:
+    """Return the range of the values, with room for the labels of the outermost points."""
     low, high = min(values), max(values)
     room = max(0.35 * (high - low), 0.08 * max(abs(low), abs(high)), 0.02)
     return low - room, high + room
 
 
-def _beside(frame: ChartFrame, point: tuple[float, float], name: str) -> tuple[float, float, str, str]:
+def _point_label(frame: ChartFrame, point: tuple[float, float], css_class: str) -> _Label:
     """Return the label of a point, on the side with more room."""
     x, y = frame.px(point[0]), frame.py(point[1]) + 4
     to_left = x > (LEFT + WIDTH) / 2
-    return (
+    return _Label(
         x + (-11 if to_left else 11),
         y,
         f"{three_digits(point[0])}, {three_digits(point[1])}",
-        f"{name} value {'end' if to_left else 'start'}",
+        f"{css_class} value {'end' if to_left else 'start'}",
     )
 
 
-def _last(frame: ChartFrame, curve: Points, name: str) -> tuple[float, float, str, str]:
-    """Return the label of a curve's end."""
+def _end_label(frame: ChartFrame, curve: Points, css_class: str) -> _Label:
+    """Return the label of a curve's last point: its value."""
     x, y = curve[-1]
-    return frame.px(x) + 7, frame.py(y) + 4, three_digits(y), f"{name} value start"
+    return _Label(frame.px(x) + 7, frame.py(y) + 4, three_digits(y), f"{css_class} value start")

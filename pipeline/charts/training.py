@@ -1,4 +1,4 @@
-"""Charts of a training: metrics by step, and the course of alignment and uniformity."""
+"""Charts for the report of a training: metrics by step, and alignment against uniformity over time."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,10 +20,10 @@ from pipeline.charts.frame import (
     line,
     minus,
     rule,
-    side,
     svg,
+    text_anchor,
     text_at,
-    thin_ranks,
+    thin,
     ticks,
     without_overlap,
     x_axis,
@@ -31,12 +31,12 @@ from pipeline.charts.frame import (
 )
 from pipeline.charts.geometry import colour, three_digits
 
-POINTS = 80  # points of a smoothed line; all points are drawn faintly behind it
-_COURSE_POINTS = 16  # of alignment against uniformity; with more, the noise of single steps dominates
-_MOST_DOTS = 60  # measurements up to which dots are drawn
+SMOOTHED_POINTS = 80  # of a smoothed line; the original points are drawn faintly behind it
+_TRAJECTORY_POINTS = 16  # with more, the noise of single steps dominates
+_MAX_DOTS = 60  # a line of more measurements has no dots
 
 Points = Sequence[tuple[float, float]]
-"""(step, value) with ascending steps"""
+"""(step, value) pairs in the order of the steps."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class StepAxis:
 
     Attributes:
         last: number of the last step.
-        resumed: steps after which the training was resumed.
+        resumed: steps after which an interrupted training was resumed.
     """
 
     last: float
@@ -56,14 +56,13 @@ class StepAxis:
         return ChartFrame((0, max(self.last, 1)), (low, high))
 
     def axis(self, frame: ChartFrame) -> str:
-        """Draw the step axis, with a line where the training was resumed."""
-        at = ticks(0, frame.x[1], 5)
-        axis = x_axis(
-            frame, without_overlap(frame, [round(x) for x in at]) if frame.x[1] >= 5 else at, "step"
-        )
-        return axis + "".join(
+        """Draw the step axis, with a line at each step where the training was resumed."""
+        values = ticks(0, frame.x[1], 5)
+        if frame.x[1] >= 5:
+            values = without_overlap(frame, [round(value) for value in values])
+        return x_axis(frame, values, "step") + "".join(
             f"<g><title>resumed after step {step:,.0f}</title>"
-            + rule(frame.px(step), TOP, frame.px(step), HEIGHT - BOTTOM, "anew")
+            + rule(frame.px(step), TOP, frame.px(step), HEIGHT - BOTTOM, "resumed")
             + "</g>"
             for step in self.resumed
         )
@@ -75,7 +74,7 @@ class ValueAxis:
 
     Attributes:
         label: format of the values.
-        floor: largest lower end, or None.
+        floor: value that the axis must include and that has no room below it; None without one.
     """
 
     label: Callable[[float], str] = compact
@@ -85,47 +84,58 @@ class ValueAxis:
 def curves_chart(
     curves: Sequence[Points],
     steps: StepAxis,
-    what: str,
+    name: str,
     axis: ValueAxis = ValueAxis(),
     level: tuple[float, str] | None = None,
 ) -> Markup:
-    """Draw lines by step; many points are smoothed by medians, with all points faintly behind.
+    """Draw lines by step. Lines of many points are smoothed by medians, with all points faintly behind.
 
     Args:
         curves: points of each line.
         steps: the step axis.
-        what: name of the metric.
+        name: name of the metric.
         axis: the value axis.
-        level: a reference value and its label.
+        level: a reference value, drawn as a horizontal line, and its label.
     """
-    shown = [smoothed(points) for points in curves]
+    shown = [smooth(points) for points in curves]
     values = [y for points in shown for _, y in points]
     values += [end for end in (level and level[0], axis.floor) if end is not None]
-    frame = steps.frame(*_roomy(values, axis.floor))
+    frame = steps.frame(*_with_room(values, axis.floor))
     return svg(
-        f"{what} over the steps",
+        f"{name} over the steps",
         y_axis(frame, ticks(*frame.y, 5), axis.label),
         steps.axis(frame),
-        *(_faint(frame, points, number) for number, points in enumerate(curves) if len(points) > POINTS),
+        *(
+            _faint_line(frame, points, number)
+            for number, points in enumerate(curves)
+            if len(points) > SMOOTHED_POINTS
+        ),
         _level(frame, *level) if level is not None else "",
         *(_line(frame, points, number) for number, points in enumerate(shown)),
     )
 
 
 def dev_chart(points: Points, best: float, steps: StepAxis, name: str) -> Markup:
-    """Draw the scores on dev, called `name`, with the score at step `best` marked."""
-    low, high = _roomy([y for _, y in points])
+    """Draw the scores on the dev set.
+
+    Args:
+        points: score by step.
+        best: step of the score to mark.
+        steps: the step axis.
+        name: name of the score.
+    """
+    low, high = _with_room([y for _, y in points])
     frame = steps.frame(low, high + 0.14 * (high - low))  # room for the label
-    chosen = next(point for point in points if point[0] == best)
-    x, words = frame.px(best), f"{chosen[1]:.2f} at step {best:,.0f}"
+    best_point = next(point for point in points if point[0] == best)
+    x, label = frame.px(best), f"{best_point[1]:.2f} at step {best:,.0f}"
     return svg(
         f"{name} over the steps",
         y_axis(frame, ticks(*frame.y, 5)),
         steps.axis(frame),
         line(frame, points, colour(0)),
-        *(_dot(frame, point, "dot") for point in points if len(points) <= _MOST_DOTS),
-        _dot(frame, chosen, "dot chosen", 5),
-        text_at(x, frame.py(chosen[1]) - 11, words, f"{side(x)} chosen"),
+        *(_dot(frame, point, "dot") for point in points if len(points) <= _MAX_DOTS),
+        _dot(frame, best_point, "dot chosen", 5),
+        text_at(x, frame.py(best_point[1]) - 11, label, f"{text_anchor(x)} chosen"),
     )
 
 
@@ -134,18 +144,18 @@ def trajectory_chart(points: Sequence[tuple[float, float]], first: int) -> Marku
 
     Args:
         points: (uniformity, alignment) of each record.
-        first: step of the first record, the label of a single point.
+        first: step of the first record; it labels the point if there is only one.
     """
-    course = smoothed(points, _COURSE_POINTS)
-    frame = ChartFrame(_roomy([x for x, _ in course]), _roomy([y for _, y in course]))
-    named = {"start": course[0], "end": course[-1]} if len(course) > 1 else {f"step {first:,}": course[0]}
+    path = smooth(points, _TRAJECTORY_POINTS)
+    frame = ChartFrame(_with_room([x for x, _ in path]), _with_room([y for _, y in path]))
+    ends = {"start": path[0], "end": path[-1]} if len(path) > 1 else {f"step {first:,}": path[0]}
     return svg(
         "Alignment against uniformity, from the first step to the last",
         x_axis(frame, ticks(*frame.x, 5), "uniformity: spread of all texts"),
         y_axis(frame, ticks(*frame.y, 5)),
-        _better(frame, course[0], course[-1]),
-        line(frame, course, colour(0)),
-        *(_named(frame, point, name) for name, point in named.items()),
+        _better_label(frame, path[0], path[-1]),
+        line(frame, path, colour(0)),
+        *(_end_point(frame, point, name) for name, point in ends.items()),
     )
 
 
@@ -155,9 +165,11 @@ def rate(value: float) -> str:
     return minus(f"{mantissa.removesuffix('.0')}e{int(exponent)}") if value else "0"
 
 
-def smoothed(points: Sequence[tuple[float, float]], most: int = POINTS) -> list[tuple[float, float]]:
-    """Return at most `most` points: medians of groups of neighbours, of which the last may be smaller."""
-    size = math.ceil(len(points) / most) or 1
+def smooth(
+    points: Sequence[tuple[float, float]], max_points: int = SMOOTHED_POINTS
+) -> list[tuple[float, float]]:
+    """Replace groups of neighbouring points by their medians, so that at most `max_points` are left."""
+    size = math.ceil(len(points) / max_points) or 1
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [(median(x for x, _ in group), median(y for _, y in group)) for group in groups]
 
@@ -170,11 +182,11 @@ def _level(frame: ChartFrame, value: float, label: str) -> str:
     )
 
 
-def _faint(frame: ChartFrame, points: Points, number: int) -> str:
-    """Draw every point, thinned to the space available, clipped to the chart."""
+def _faint_line(frame: ChartFrame, points: Points, number: int) -> str:
+    """Draw the original points as a thin line, clipped to the chart; very many points are thinned."""
     low, high = frame.y
-    kept = [points[int(rank) - 1] for rank, _ in thin_ranks([y for _, y in points])]
-    return line(frame, [(x, min(max(y, low), high)) for x, y in kept], f"faint {colour(number)}")
+    thinned = [points[index] for index in thin(len(points))]
+    return line(frame, [(x, min(max(y, low), high)) for x, y in thinned], f"faint {colour(number)}")
 
 
 def _line(frame: ChartFrame, points: Points, number: int) -> str:
@@ -184,35 +196,36 @@ def _line(frame: ChartFrame, points: Points, number: int) -> str:
     return "".join(_dot(frame, point, f"point {colour(number)}", 3.5) for point in points)
 
 
-def _dot(frame: ChartFrame, point: tuple[float, float], name: str, radius: float = 2.6) -> str:
+def _dot(frame: ChartFrame, point: tuple[float, float], css_class: str, radius: float = 2.6) -> str:
+    """Draw a dot whose tooltip gives the step and the value."""
     step, value = point
-    return dot(frame.px(step), frame.py(value), name, radius, f"step {step:,.0f}: {three_digits(value)}")
+    return dot(frame.px(step), frame.py(value), css_class, radius, f"step {step:,.0f}: {three_digits(value)}")
 
 
-def _named(frame: ChartFrame, point: tuple[float, float], name: str) -> str:
-    """Draw an end of the course, with its name on the side with more room."""
+def _end_point(frame: ChartFrame, point: tuple[float, float], name: str) -> str:
+    """Draw an end of the trajectory, with its name on the side with more room."""
     x, y = frame.px(point[0]), frame.py(point[1])
-    right = x > (LEFT + WIDTH) / 2
+    to_left = x > (LEFT + WIDTH) / 2
     title = f"{name}: uniformity {three_digits(point[0])}, alignment {three_digits(point[1])}"
     return dot(x, y, "dot chosen" if name == "end" else "dot", 5, title) + text_at(
-        x + (-10 if right else 10), y + 4, name, f"{colour(0)} value {'end' if right else 'start'}"
+        x + (-10 if to_left else 10), y + 4, name, f"{colour(0)} value {'end' if to_left else 'start'}"
     )
 
 
-def _better(frame: ChartFrame, *ends: tuple[float, float]) -> str:
-    """Write which direction is better, in the corner that is farthest from both ends of the course."""
+def _better_label(frame: ChartFrame, *ends: tuple[float, float]) -> str:
+    """Write which direction is better, in the corner that is farthest from both ends of the trajectory."""
     corners = [
         (LEFT + 6.0, TOP + 9.0, "start"),
         (WIDTH - RIGHT - 4.0, TOP + 9.0, "end"),
         (WIDTH - RIGHT - 4.0, HEIGHT - BOTTOM - 8.0, "end"),
     ]
     points = [(frame.px(x), frame.py(y)) for x, y in ends]
-    x, y, side = max(corners, key=lambda corner: min(math.dist(corner[:2], point) for point in points))
-    return text_at(x, y, "↙ better", f"{side} soft")
+    x, y, anchor = max(corners, key=lambda corner: min(math.dist(corner[:2], point) for point in points))
+    return text_at(x, y, "↙ better", f"{anchor} soft")
 
 
-def _roomy(values: Sequence[float], bottom: float | None = None) -> tuple[float, float]:
-    """Return the range of the values with some room around it, but not below `bottom`."""
+def _with_room(values: Sequence[float], floor: float | None = None) -> tuple[float, float]:
+    """Return the range of the values with some room around it, except below `floor`."""
     low, high = min(values), max(values)
     room = 0.07 * (high - low) or 0.05 * abs(high) or 0.05
-    return (low if bottom is not None and low == bottom else low - room), high + room
+    return (low if floor is not None and low == floor else low - room), high + room

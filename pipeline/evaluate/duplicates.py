@@ -1,6 +1,6 @@
-"""Duplicate mining: whether the most similar pairs of all texts mean the same.
+"""Duplicate mining: rank all pairs of texts by similarity, and compare the most similar ones with gold pairs.
 
-Without gold pairs, the number of pairs above similarity thresholds, and the most similar ones.
+Without gold pairs, the task only counts the pairs above similarity thresholds and lists the most similar.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,21 +17,21 @@ from pipeline.evaluate.ranks import MinedPairs, most_similar
 from pipeline.evaluate.similarity import vectors_of
 from pipeline.evaluate.source import RowOptions, TaskRoles, TaskRows
 
-THRESHOLDS = (0.7, 0.8, 0.9, 0.95, 0.99)
-SHOWN = 20  # most similar pairs in the result
-EXCERPT = 200  # characters of a text in the result
-MOST_GOLD = 20_000_000  # gold pairs: 160 MB
+THRESHOLDS = (0.7, 0.8, 0.9, 0.95, 0.99)  # cosines or angular similarities from which pairs are counted
+PAIRS_SHOWN = 20  # number of most similar pairs in the result
+EXCERPT_CHARACTERS = 200  # characters of each of their texts
+MAX_GOLD_PAIRS = 20_000_000  # 160 MB
 
 
 class DuplicatesOptions(RowOptions):
     """Options of tasks of kind "duplicates"."""
 
     neighbours: int = Field(default=100, ge=1)
-    """number of nearest neighbours of each text that are compared"""
+    """number of nearest neighbours of each text that can form a pair with it"""
     pairs: int = Field(default=500_000, ge=1)
     """largest number of pairs to keep, the most similar ones"""
     threshold: float = 0.9
-    """without gold pairs: similarity from which pairs are counted for the task's value"""
+    """without gold pairs: the task's value is the number of pairs of at least this similarity"""
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ class DuplicatesTask(EvaluationTask):
     options: DuplicatesOptions
 
     def texts(self) -> DistinctTexts:
-        """Return the distinct texts; DataError if there are fewer than two, or no duplicates among them."""
+        """Return the distinct texts. DataError if there are fewer than two, or gold pairs without a pair."""
         rows = self.file.rows()
         if rows.has("label"):
-            texts = _of_pairs(rows)
+            texts = _texts_of_pairs(rows)
         elif rows.has("group"):
-            texts = _of_groups(rows, self.file.where)
+            texts = _texts_of_groups(rows, self.file.where)
         else:
             texts = DistinctTexts(list(dict.fromkeys(rows.texts("text"))), None, rows.missing("text"))
         if len(texts.texts) < 2:
@@ -112,92 +112,95 @@ class DuplicatesTask(EvaluationTask):
             "interval": "none: pairs that share texts are no independent rows",
         }
         if texts.gold is None:
-            return self._counted(texts, mined, facts)
-        return self._against(texts.gold, len(texts.texts), mined, facts)
+            return self._count_pairs(texts, mined, facts)
+        return self._compare_with_gold(texts.gold, len(texts.texts), mined, facts)
 
-    def _against(self, gold: np.ndarray, count: int, mined: MinedPairs, facts: dict[str, Any]) -> Score:
-        right = np.isin(mined.indices[:, 0] * count + mined.indices[:, 1], gold, assume_unique=True)
-        f1 = best_f1(mined.similarity, right, len(gold))
-        figures = {
-            "average precision": 100 * average_precision(mined.similarity, right, len(gold)),
+    def _compare_with_gold(
+        self, gold: np.ndarray, text_count: int, mined: MinedPairs, facts: dict[str, Any]
+    ) -> Score:
+        keys = mined.indices[:, 0] * text_count + mined.indices[:, 1]
+        is_gold = np.isin(keys, gold, assume_unique=True)
+        f1 = best_f1(mined.similarity, is_gold, len(gold))
+        metrics = {
+            "average precision": 100 * average_precision(mined.similarity, is_gold, len(gold)),
             "F1": 100 * f1.value,
             "precision at best F1": 100 * f1.precision,
             "recall at best F1": 100 * f1.recall,
-            "recall of all mined": 100 * float(right.sum() / len(gold)),
+            "recall of all mined": 100 * float(is_gold.sum() / len(gold)),
         }
         return Score(
             f"average precision x100 of mined pairs, {self.similarity}",
-            figures["average precision"],
+            metrics["average precision"],
             len(gold),
-            figures,
+            metrics,
             facts
             | {"gold_pairs": len(gold), "threshold_f1": f1.threshold if np.isfinite(f1.threshold) else None},
         )
 
-    def _counted(self, texts: DistinctTexts, mined: MinedPairs, facts: dict[str, Any]) -> Score:
-        figures = {
+    def _count_pairs(self, texts: DistinctTexts, mined: MinedPairs, facts: dict[str, Any]) -> Score:
+        metrics = {
             f"pairs of at least {bound:g}": float(count)
             for bound, count in zip(self._thresholds(), mined.above, strict=True)
         }
-        top = [
+        most_similar_pairs = [
             {
                 "similarity": float(similarity),
-                "text1": texts.texts[first][:EXCERPT],
-                "text2": texts.texts[second][:EXCERPT],
+                "text1": texts.texts[first][:EXCERPT_CHARACTERS],
+                "text2": texts.texts[second][:EXCERPT_CHARACTERS],
             }
             for similarity, (first, second) in zip(
-                mined.similarity[:SHOWN], mined.indices[:SHOWN], strict=True
+                mined.similarity[:PAIRS_SHOWN], mined.indices[:PAIRS_SHOWN], strict=True
             )
         ]
-        pairs = f"pairs of at least {self.options.threshold:g}"
+        metric = f"pairs of at least {self.options.threshold:g}"
         return Score(
-            f"{pairs}, {self.similarity} (no gold: a count, no quality)",
-            figures[pairs],
+            f"{metric}, {self.similarity} (no gold: a count, no quality)",
+            metrics[metric],
             len(texts.texts),
-            figures,
-            facts | {"top": top},
+            metrics,
+            facts | {"top": most_similar_pairs},
         )
 
     def _thresholds(self) -> tuple[float, ...]:
-        """Return the thresholds; the usual ones apply to cosine and angular similarity only."""
+        """Return the threshold of the options, and for cosine and angular similarity also `THRESHOLDS`."""
         usual = THRESHOLDS if self.similarity in ("cosine", "angular") else ()
         return tuple(sorted({*usual, self.options.threshold}))
 
     def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:
-        """Return nan, because the scores have no evidence."""
+        """Return nan: the scores have no evidence to resample."""
         return float("nan")
 
 
-def _of_pairs(rows: TaskRows) -> DistinctTexts:
+def _texts_of_pairs(rows: TaskRows) -> DistinctTexts:
     left, right = rows.texts("sentence1"), rows.texts("sentence2")
     index = {text: number for number, text in enumerate(dict.fromkeys([*left, *right]))}
     pairs = [(index[left[row]], index[right[row]]) for row in np.flatnonzero(rows.labels("label") == 1)]
     return DistinctTexts(
         list(index),
-        _keys(np.array(pairs, np.int64).reshape(-1, 2), len(index)),
+        _pair_keys(np.array(pairs, np.int64).reshape(-1, 2), len(index)),
         rows.missing("sentence1", "sentence2"),
     )
 
 
-def _of_groups(rows: TaskRows, where: str) -> DistinctTexts:
+def _texts_of_groups(rows: TaskRows, where: str) -> DistinctTexts:
     texts, (groups, _) = rows.texts("text"), rows.codes("group")
     index = {text: number for number, text in enumerate(dict.fromkeys(texts))}
-    held = np.unique(np.stack([groups, [index[text] for text in texts]], axis=1)[groups >= 0], axis=0)
-    members = np.split(held[:, 1], np.flatnonzero(np.diff(held[:, 0])) + 1)
-    if (total := sum(len(each) * (len(each) - 1) // 2 for each in members)) > MOST_GOLD:
+    memberships = np.unique(np.stack([groups, [index[text] for text in texts]], axis=1)[groups >= 0], axis=0)
+    members = np.split(memberships[:, 1], np.flatnonzero(np.diff(memberships[:, 0])) + 1)  # texts by group
+    if (total := sum(len(each) * (len(each) - 1) // 2 for each in members)) > MAX_GOLD_PAIRS:
         raise DataError(
             where,
-            f"at most {MOST_GOLD:,} pairs of texts within groups",
+            f"at most {MAX_GOLD_PAIRS:,} pairs of texts within groups",
             f"{total:,}",
             "use a column whose groups are texts that mean the same",
         )
     pairs = [
         np.stack([each[indices] for indices in np.triu_indices(len(each), 1)], axis=1) for each in members
     ]
-    return DistinctTexts(list(index), _keys(np.concatenate(pairs), len(index)), rows.missing("text"))
+    return DistinctTexts(list(index), _pair_keys(np.concatenate(pairs), len(index)), rows.missing("text"))
 
 
-def _keys(pairs: np.ndarray, count: int) -> np.ndarray:
-    """Return ascending distinct keys of pairs (p, 2), without pairs of a text with itself."""
+def _pair_keys(pairs: np.ndarray, count: int) -> np.ndarray:
+    """Return the ascending distinct keys of pairs (p, 2) of `count` texts, without pairs of equal texts."""
     pairs = np.sort(pairs[pairs[:, 0] != pairs[:, 1]], axis=1)
     return np.unique(pairs[:, 0] * count + pairs[:, 1])

@@ -22,7 +22,7 @@ VectorMap = Callable[[np.ndarray], np.ndarray]
 
 
 class QueryEncoder(Protocol):
-    """Encoder interface that the adapter needs; see `pipeline.models.inference.encoder.Encoder`."""
+    """The methods of an encoder that the adapter needs; see `pipeline.models.inference.encoder.Encoder`."""
 
     dim: int
     space_id: str
@@ -35,7 +35,7 @@ class QueryEncoder(Protocol):
 class MtebModel:
     """Implementation of mteb's EncoderProtocol with cosine similarity.
 
-    Queries are encoded with the encoder's own query prompt; mteb's prompts per task are not used.
+    Queries get the prompt of the encoder's settings; mteb's prompts for its tasks are not used.
     """
 
     def __init__(self, encoder: QueryEncoder, transform: VectorMap | None, name: str) -> None:
@@ -62,10 +62,7 @@ class MtebModel:
 
     @cached_property
     def mteb_model_meta(self) -> Any:
-        """mteb's description of the model.
-
-        The revision is the id of the vector space, with that of the transform.
-        """
+        """mteb's description of the model. The revision consists of the ids of space and transform."""
         suffix = getattr(self._transform, "transform_id", "")
         empty = _mteb().models.ModelMeta.create_empty()
         return type(empty).model_validate(
@@ -88,7 +85,7 @@ def mteb_model(
 
     Args:
         encoder: the encoder.
-        transform: applied to its vectors, or None.
+        transform: function that is applied to the vectors, or None.
         name: "organisation/model", for mteb's results.
 
     Raises:

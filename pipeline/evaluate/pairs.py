@@ -1,4 +1,4 @@
-"""Pair classification: whether similarity separates pairs that mean the same from other pairs."""
+"""Pair classification: rank pairs by similarity, and compare the ranking with labels of equal meaning."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,29 +30,29 @@ class PairsTask(EvaluationTask):
     roles: ClassVar[TaskRoles] = TaskRoles(("sentence1", "sentence2", "label"))
 
     def _labelled(self) -> tuple[TaskRows, int]:
-        """Return the labelled rows and the number of other rows; DataError if there is a single class."""
+        """Return the labelled rows, and the number of unlabelled rows. DataError for a single class."""
         rows = self.file.rows()
-        kept = rows.take(~np.isnan(rows.labels("label")))
-        positives = int(kept.labels("label").sum())
-        if positives in (0, len(kept)):
+        labelled = rows.take(~np.isnan(rows.labels("label")))
+        positives = int(labelled.labels("label").sum())
+        if positives in (0, len(labelled)):
             raise DataError(
                 self.file.where,
                 "pairs labelled 1 and pairs labelled 0",
-                f"one class only: {positives:,} of {len(kept):,} are 1",
+                f"one class only: {positives:,} of {len(labelled):,} are 1",
                 "use pairs of both kinds",
             )
-        return kept, len(rows) - len(kept)
+        return labelled, len(rows) - len(labelled)
 
     def sentences(self) -> Sequence[str]:
         rows, _ = self._labelled()
         return [*rows.texts("sentence1"), *rows.texts("sentence2")]
 
     def score(self, vectors: Vectors) -> Score:
-        rows, dropped = self._labelled()
+        rows, unlabelled = self._labelled()
         x = vectors_of(vectors, [*rows.texts("sentence1"), *rows.texts("sentence2")], self.name)
         predicted, positive = paired(self.similarity, *np.split(x, 2)), rows.labels("label") == 1
         accuracy, f1 = best_accuracy(predicted, positive), best_f1(predicted, positive)
-        figures = {
+        metrics = {
             "average precision": 100 * average_precision(predicted, positive),
             "AUC": 100 * roc_auc(predicted, positive),
             "accuracy": 100 * accuracy.value,
@@ -63,14 +63,14 @@ class PairsTask(EvaluationTask):
         warning = f"{self.name}: every pair has the same {self.similarity} similarity"
         return Score(
             f"average precision x100, {self.similarity}",
-            figures["average precision"],
+            metrics["average precision"],
             len(rows),
-            figures=figures,
+            metrics=metrics,
             facts={
                 "similarity": self.similarity,
                 "positives": int(positive.sum()),
                 "negatives": int((~positive).sum()),
-                "without_label": dropped,
+                "without_label": unlabelled,
                 "missing_texts": rows.missing("sentence1", "sentence2"),
                 "threshold_accuracy": _finite(accuracy.threshold),
                 "threshold_f1": _finite(f1.threshold),
@@ -89,5 +89,5 @@ class PairsTask(EvaluationTask):
 
 
 def _finite(threshold: float) -> float | None:
-    """Replace infinity, the threshold above every pair, by None, because JSON has no infinity."""
+    """Return None instead of infinity (the threshold above every pair), which JSON does not have."""
     return threshold if np.isfinite(threshold) else None

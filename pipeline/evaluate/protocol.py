@@ -1,6 +1,6 @@
-"""Protocols of transfer tasks: training, choice of the penalty, and test, as in SentEval.
+"""Protocols of transfer tasks: how a data set is divided to train a classifier, choose its penalty and test.
 
-Source: Conneau and Kiela 2018.
+The protocols are those of SentEval (Conneau and Kiela 2018).
 """
 
 import warnings
@@ -13,25 +13,26 @@ import numpy as np
 from pipeline.errors import DataError
 from pipeline.evaluate.solvers.linear import LinearClassifiers, Solver
 
-CROSS, TRAIN, DEV, TEST = "cv", "train", "dev", "test"
-EXPECTED = {
+CROSS_VALIDATION, TRAIN, DEV, TEST = "cv", "train", "dev", "test"
+# Splits of the published data sets that are not cross-validated as a whole.
+PUBLISHED_SPLITS = {
     "SST2": (TRAIN, DEV, TEST),
     "SST5": (TRAIN, DEV, TEST),
     "TREC": (TRAIN, TEST),
     "MRPC": (TRAIN, TEST),
 }
-MIN_PER_CLASS = 3  # texts, so that every training part of a nested cross-validation has one
+MIN_TEXTS_PER_CLASS = 3  # so that every training part of a nested cross-validation has one
 
 
 @dataclass(frozen=True)
 class TransferOutcome:
-    """Predictions for the tested texts.
+    """Predictions for the n tested texts.
 
     Attributes:
-        rows: indices of the texts.
-        predicted: classes.
-        fold: outer fold of each text, 0 for a fixed test part.
-        chosen: strength of the penalty of each fold.
+        rows: (n,) indices of the texts.
+        predicted: (n,) classes.
+        fold: (n,) outer fold of each text; 0 if the test part is fixed.
+        chosen: strength of the penalty that was chosen for each fold.
         converged: False if a solver stopped early.
     """
 
@@ -44,14 +45,14 @@ class TransferOutcome:
 
 @dataclass(frozen=True)
 class TransferProtocol:
-    """Division of a data set into training, choice of the penalty and test.
+    """Division of a data set for training a classifier, choosing its penalty and testing it.
 
     Attributes:
         name: displayed name.
         splits: splits of the file.
-        missing: splits that the published data set has and the file has not.
+        missing: splits of the published data set that the file lacks.
         folds: number of folds of cross-validation.
-        seed: of the folds.
+        seed: seed of the division into folds.
     """
 
     name: str
@@ -63,17 +64,17 @@ class TransferProtocol:
     @property
     def used(self) -> tuple[str, ...]:
         """Splits whose rows are read; without a test part, cross-validation uses the training part."""
-        return self.splits if TEST in self.splits or CROSS in self.splits else (TRAIN,)
+        return self.splits if TEST in self.splits or CROSS_VALIDATION in self.splits else (TRAIN,)
 
     def run(self, solver: Solver, x: np.ndarray, y: np.ndarray, split: np.ndarray) -> TransferOutcome:
         """Train and test on vectors x (n, d), classes y (n,) and the split of each row (n,)."""
-        parts = {name: np.flatnonzero(split == name) for name in (TRAIN, DEV, TEST)}
         if TEST not in self.splits:
-            return self._nested(solver, x, y)
+            return self._cross_validate(solver, x, y)
+        parts = {name: np.flatnonzero(split == name) for name in (TRAIN, DEV, TEST)}
         model, chosen = (
-            self._by_dev(solver, x, y, parts)
+            self._fit_by_dev(solver, x, y, parts)
             if DEV in self.splits
-            else self._by_folds(solver, x[parts[TRAIN]], y[parts[TRAIN]])
+            else self._fit_by_folds(solver, x[parts[TRAIN]], y[parts[TRAIN]])
         )
         return TransferOutcome(
             parts[TEST],
@@ -83,41 +84,44 @@ class TransferProtocol:
             model.converged,
         )
 
-    def _nested(self, solver: Solver, x: np.ndarray, y: np.ndarray) -> TransferOutcome:
-        """Test every row once, choosing the strength by cross-validation within the other outer folds."""
-        predicted, fold, chosen, converged = np.empty(len(y), np.int64), np.empty(len(y), np.int64), [], True
+    def _cross_validate(self, solver: Solver, x: np.ndarray, y: np.ndarray) -> TransferOutcome:
+        """Test every outer fold with a classifier of the other folds, by nested cross-validation.
+
+        The strength of the penalty is chosen by an inner cross-validation on the other folds.
+        """
+        predicted, fold = np.empty(len(y), np.int64), np.empty(len(y), np.int64)
+        chosen, converged = list[float](), True
         for number, (train, test) in enumerate(stratified(y, self.folds, self.seed)):
-            model, strength = self._by_folds(solver, x[train], y[train])
+            model, strength = self._fit_by_folds(solver, x[train], y[train])
             predicted[test], fold[test] = model.predict(x[test])[0, 0], number
             chosen.append(strength)
             converged &= model.converged
         return TransferOutcome(np.arange(len(y)), predicted, fold, tuple(chosen), converged)
 
-    def _by_folds(self, solver: Solver, x: np.ndarray, y: np.ndarray) -> tuple[LinearClassifiers, float]:
-        """Fit a classifier on all rows with the strength that is best on average over folds.
+    def _fit_by_folds(self, solver: Solver, x: np.ndarray, y: np.ndarray) -> tuple[LinearClassifiers, float]:
+        """Fit a classifier on all rows with the strength that has the best mean accuracy over folds.
 
-        Of equal strengths, the strongest penalty is chosen.
+        If several are equal, the strongest penalty is chosen.
         """
         parts = np.ones((self.folds, len(y)), bool)
         for part, (_, test) in zip(parts, stratified(y, self.folds, self.seed), strict=True):
             part[test] = False
-        tried = solver.fit(x, y, int(y.max()) + 1, parts, solver.strengths)
-        right = tried.predict(x) == y
-        accuracy = np.mean([right[fold][:, ~part].mean(axis=1) for fold, part in enumerate(parts)], axis=0)
+        trials = solver.fit(x, y, int(y.max()) + 1, parts, solver.strengths)
+        is_right = trials.predict(x) == y  # (folds, strengths, n)
+        accuracy = np.mean([is_right[fold][:, ~part].mean(axis=1) for fold, part in enumerate(parts)], axis=0)
         chosen = solver.strengths[int(np.argmax(accuracy))]
         model = solver.fit(x, y, int(y.max()) + 1, np.ones((1, len(y)), bool), [chosen])
-        return replace(model, converged=model.converged and tried.converged), chosen
+        return replace(model, converged=model.converged and trials.converged), chosen
 
-    def _by_dev(
+    def _fit_by_dev(
         self, solver: Solver, x: np.ndarray, y: np.ndarray, parts: dict[str, np.ndarray]
     ) -> tuple[LinearClassifiers, float]:
         """Fit a classifier on the training part with the strength that is best on the dev part."""
         train, dev = parts[TRAIN], parts[DEV]
-        tried = solver.fit(
-            x[train], y[train], int(y[train].max()) + 1, np.ones((1, len(train)), bool), solver.strengths
-        )
-        best = int(np.argmax((tried.predict(x[dev])[0] == y[dev]).mean(axis=1)))
-        model = LinearClassifiers(tried.weights[:, [best]], tried.bias[:, [best]], tried.converged)
+        all_rows = np.ones((1, len(train)), bool)
+        trials = solver.fit(x[train], y[train], int(y[train].max()) + 1, all_rows, solver.strengths)
+        best = int(np.argmax((trials.predict(x[dev])[0] == y[dev]).mean(axis=1)))
+        model = LinearClassifiers(trials.weights[:, [best]], trials.bias[:, [best]], trials.converged)
         return model, solver.strengths[best]
 
 
@@ -125,31 +129,28 @@ def protocol_of(name: str, splits: Sequence[Any], folds: int, seed: int, where: 
     """Return the protocol for the splits of a file.
 
     Args:
-        name: of the task.
-        splits: values of the split column; "cv" if the file has none.
+        name: name of the task.
+        splits: distinct values of the split column; "cv" if the file has none.
         folds: number of folds of cross-validation.
-        seed: of the folds.
+        seed: seed of the division into folds.
         where: name of the file, for errors.
 
     Raises:
         DataError: unknown splits, or a test part alone.
     """
-    known = tuple(each for each in (CROSS, TRAIN, DEV, TEST) if each in splits)
-    if (
-        len(known) < len(splits)
-        or not (known == (CROSS,) or TRAIN in known)
-        or (CROSS in known and len(known) > 1)
-    ):
+    known = tuple(each for each in (CROSS_VALIDATION, TRAIN, DEV, TEST) if each in splits)
+    is_divided = known != (CROSS_VALIDATION,)
+    if len(known) < len(splits) or (is_divided and (TRAIN not in known or CROSS_VALIDATION in known)):
         raise DataError(
             where,
-            f"the split {CROSS} for all rows, or {TRAIN}, {DEV} and {TEST}",
+            f"the split {CROSS_VALIDATION} for all rows, or {TRAIN}, {DEV} and {TEST}",
             ", ".join(map(str, splits)) or "none",
             "rename the values of the split column",
         )
-    expected = EXPECTED.get(name, () if known == (CROSS,) else (TRAIN, TEST))
+    expected = PUBLISHED_SPLITS.get(name, (TRAIN, TEST) if is_divided else ())
     missing = tuple(each for each in expected if each not in known)
     if TEST not in known:
-        title = f"nested {folds}-fold cross-validation" + (f" on {TRAIN}" if known != (CROSS,) else "")
+        title = f"nested {folds}-fold cross-validation" + (f" on {TRAIN}" if is_divided else "")
     elif DEV in known:
         title = f"chosen on {DEV}, {TEST}"
     else:
@@ -160,7 +161,7 @@ def protocol_of(name: str, splits: Sequence[Any], folds: int, seed: int, where: 
 def check_classes(
     y: np.ndarray, split: np.ndarray, protocol: TransferProtocol, labels: Sequence[Any], where: str
 ) -> None:
-    """Raise DataError for a split with a single class, or with too few texts of a class for the folds."""
+    """Raise DataError for a split with a single class, or with too few texts of a class to train on."""
     for name in protocol.used:
         counts = np.bincount(y[split == name], minlength=len(labels))
         if np.count_nonzero(counts) < 2:
@@ -172,19 +173,18 @@ def check_classes(
             )
         if name in (TEST, DEV):
             continue
-        least = 1 if DEV in protocol.splits else MIN_PER_CLASS
+        least = 1 if DEV in protocol.splits else MIN_TEXTS_PER_CLASS
         small = {label: int(count) for label, count in zip(labels, counts, strict=True) if count < least}
         if small:
             raise DataError(
                 where,
-                f"at least {MIN_PER_CLASS} training texts of every class in the split {name}",
+                f"at least {MIN_TEXTS_PER_CLASS} training texts of every class in the split {name}",
                 ", ".join(f"{count} of {label!r}" for label, count in small.items()),
                 "leave the class out, or use more texts of it",
             )
-        if (
-            DEV not in protocol.splits
-            and counts.max() * (protocol.folds - 1) // protocol.folds < protocol.folds
-        ):
+        # A training part of the outer folds is divided into as many folds again.
+        largest_in_part = counts.max() * (protocol.folds - 1) // protocol.folds
+        if DEV not in protocol.splits and largest_in_part < protocol.folds:
             raise DataError(
                 where,
                 f"a class with more than {protocol.folds} texts",
@@ -194,10 +194,10 @@ def check_classes(
 
 
 def stratified(y: np.ndarray, folds: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return (training, test) indices of each fold, with similar proportions of classes, shuffled by seed."""
+    """Divide rows at random into folds with similar class proportions: (training, test) indices of each."""
     from sklearn.model_selection import StratifiedKFold
 
     with warnings.catch_warnings():
-        # A class may be smaller than the number of folds; it is in every training part, see MIN_PER_CLASS.
+        # sklearn warns of a class with fewer texts than folds, but MIN_TEXTS_PER_CLASS texts are enough here
         warnings.simplefilter("ignore", UserWarning)
         return list(StratifiedKFold(folds, shuffle=True, random_state=seed).split(np.zeros((len(y), 1)), y))

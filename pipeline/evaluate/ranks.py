@@ -1,4 +1,4 @@
-"""Exact search over all targets in blocks of queries: ranks of relevant targets, and most similar pairs."""
+"""Exact search in blocks of queries: the ranks of relevant targets, and the most similar pairs of rows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from pipeline.evaluate.similarity import crossed, prepared
 from pipeline.evaluate.task import Similarity
 
 BLOCK = 1 << 24  # similarities per block: 64 MiB in float32
-TIE = 1e-6  # relative; similarities of equal vectors differ by rounding within a matrix product
+TIE = 1e-6  # relative difference up to which similarities tie: equal vectors differ so by rounding
 
 
 def relevant_ranks(
@@ -17,21 +17,24 @@ def relevant_ranks(
     queries: np.ndarray,
     targets: np.ndarray,
     relevant: Sequence[np.ndarray],
-    own: np.ndarray,
+    self_index: np.ndarray,
 ) -> list[np.ndarray]:
-    """Return per query the ascending ranks, from 1, of its relevant targets among all targets but itself.
+    """Rank all targets by similarity to each query, except the query itself.
 
-    Ties count against: an irrelevant target precedes a relevant one of the same similarity.
+    Ties count against the query: an irrelevant target precedes a relevant one of the same similarity.
 
     Args:
-        kind: similarity.
+        kind: similarity measure.
         queries: (q, d).
         targets: (t, d).
-        relevant: ascending indices of the relevant targets of each query; arrays may be shared.
-        own: the query's own index among the targets, -1 for none.
+        relevant: for each query the ascending indices of its relevant targets; arrays may be shared.
+        self_index: (q,) index of the query itself among the targets, -1 if it is not a target.
+
+    Returns:
+        For each query the ascending ranks, from 1, of its relevant targets.
     """
     return [
-        _ranks(row, relevant[query], int(own[query]))
+        _ranks(row, relevant[query], int(self_index[query]))
         for start, block in similarity_blocks(kind, queries, targets)
         for query, row in enumerate(block, start)
     ]
@@ -47,19 +50,18 @@ def similarity_blocks(
         yield start, crossed(kind, queries[start : start + step], targets)
 
 
-def _ranks(similarities: np.ndarray, relevant: np.ndarray, own: int) -> np.ndarray:
-    """Compute the ranks of the relevant targets in a row (t,) of similarities."""
-    relevant = relevant[relevant != own]
-    rising = np.sort(similarities[relevant])
-    bounds = rising - TIE * np.maximum(1.0, np.abs(rising))
-    # A target precedes the i-th relevant one if it reaches its bound. Count the targets by the number of
-    # bounds that they reach, without the relevant ones and the query itself.
-    level = np.searchsorted(bounds, similarities, side="right")
-    ignored = np.r_[relevant, own] if own >= 0 else relevant
-    size = len(bounds) + 1
-    reached = np.bincount(level, minlength=size) - np.bincount(level[ignored], minlength=size)
-    before = np.cumsum(reached[::-1])[:-1]  # starting with the best relevant target
-    return np.arange(1, len(bounds) + 1) + before
+def _ranks(similarities: np.ndarray, relevant: np.ndarray, self_index: int) -> np.ndarray:
+    """Compute the ranks of one query's relevant targets from its similarities (t,)."""
+    relevant = relevant[relevant != self_index]
+    ascending = np.sort(similarities[relevant])
+    bounds = ascending - TIE * np.maximum(1.0, np.abs(ascending))
+    # An irrelevant target precedes a relevant one if its similarity reaches the relevant one's bound. Count
+    # the irrelevant targets by the number of bounds that they reach.
+    bounds_reached = np.searchsorted(bounds, similarities, side="right")
+    ignored = np.r_[relevant, self_index] if self_index >= 0 else relevant
+    counts = np.bincount(np.delete(bounds_reached, ignored), minlength=len(bounds) + 1)
+    irrelevant_before = np.cumsum(counts[::-1])[:-1]  # of the most similar relevant target first
+    return np.arange(1, len(bounds) + 1) + irrelevant_before
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,9 @@ class MinedPairs:
     """Most similar pairs of rows, in descending order of similarity.
 
     Attributes:
-        indices: (p, 2) row indices, the smaller first.
+        indices: (p, 2) indices of the rows of a pair, the smaller first.
         similarity: (p,).
-        above: number of all pairs at or above each threshold, mined or not.
+        above: number of pairs at or above each threshold, among all pairs of rows.
     """
 
     indices: np.ndarray
@@ -80,38 +82,33 @@ class MinedPairs:
 def most_similar(
     kind: Similarity, x: np.ndarray, neighbours: int, pairs: int, thresholds: Sequence[float] = ()
 ) -> MinedPairs:
-    """Find the most similar pairs of rows of x (n, d) among the `neighbours` nearest of every row.
+    """Find the most similar pairs of a row of x (n, d) and one of its `neighbours` nearest rows.
 
     Args:
-        kind: similarity.
+        kind: similarity measure.
         x: (n, d).
-        neighbours: number of nearest rows to compare per row.
+        neighbours: number of nearest rows of each row.
         pairs: largest number of pairs to return.
-        thresholds: similarities from which all pairs are counted.
+        thresholds: similarities for the counts in `MinedPairs.above`.
     """
     keys, values, above = np.empty(0, np.int64), np.empty(0, np.float64), np.zeros(len(thresholds), np.int64)
+    k = min(neighbours, len(x) - 1)
     for start, block in similarity_blocks(kind, x, x):
-        np.fill_diagonal(block[:, start:], -np.inf)
+        np.fill_diagonal(block[:, start:], -np.inf)  # a row is not its own neighbour
         above += np.array(
             [np.count_nonzero(np.triu(block >= bound, start + 1)) for bound in thresholds], np.int64
         )
-        near = _nearest(block, neighbours)
-        found = np.repeat(start + np.arange(len(block)), near.shape[1])
-        low, high = np.minimum(found, near.ravel()), np.maximum(found, near.ravel())
-        similarity = np.take_along_axis(block, near, axis=1).ravel()
-        keys, values = _best(np.r_[keys, low * len(x) + high], np.r_[values, similarity], pairs)
+        nearest = np.argpartition(-block, k - 1, axis=1)[:, :k] if k else np.empty((len(block), 0), np.int64)
+        rows = np.repeat(start + np.arange(len(block)), nearest.shape[1])
+        smaller, larger = np.minimum(rows, nearest.ravel()), np.maximum(rows, nearest.ravel())
+        similarity = np.take_along_axis(block, nearest, axis=1).ravel()
+        keys, values = _best(np.r_[keys, smaller * len(x) + larger], np.r_[values, similarity], pairs)
     return MinedPairs(np.stack(np.divmod(keys, max(len(x), 1)), axis=1), values, above)
 
 
-def _nearest(block: np.ndarray, neighbours: int) -> np.ndarray:
-    """Return (b, k) indices of the k largest entries of each row, without the row itself (minus infinity)."""
-    k = min(neighbours, block.shape[1] - 1)
-    return np.argpartition(-block, k - 1, axis=1)[:, :k] if k else np.empty((len(block), 0), np.int64)
-
-
 def _best(keys: np.ndarray, values: np.ndarray, pairs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the `pairs` largest values with their keys, each key once, in descending order, then by key."""
+    """Return the keys and values of the `pairs` largest values, descending, then by key; each key once."""
     order = np.lexsort((-values, keys))
     once = order[np.r_[True, np.diff(keys[order]) > 0]] if len(order) else order
-    kept = once[np.lexsort((keys[once], -values[once]))][:pairs]
-    return keys[kept], values[kept]
+    best = once[np.lexsort((keys[once], -values[once]))][:pairs]
+    return keys[best], values[best]

@@ -1,4 +1,4 @@
-"""Retrieval by exact search: whether a query finds its relevant targets among all targets."""
+"""Retrieval by exact search: rank all targets for each query, and score the ranks of the relevant ones."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,26 +24,27 @@ class RetrievalOptions(RowOptions):
     k: int = Field(default=10, ge=1)
     """number of results for nDCG, the task's value, and for recall@k, besides recall@1, 5, 10 and 100"""
     queries: int | None = Field(default=None, ge=1)
-    """number of queries, drawn by evaluate.seed; null: all"""
+    """number of queries, drawn at random with evaluate.seed; null: all"""
 
 
 @dataclass(frozen=True)
 class SearchProblem:
-    """Queries, targets and relevance.
+    """Queries, targets, and which targets are relevant to which queries.
 
     Attributes:
         texts: all texts.
         queries: indices into `texts`.
         targets: distinct indices into `texts`.
-        relevant: ascending indices into `targets` of the relevant targets of each query.
-        own: index into `targets` of the query's own text, which its search leaves out; -1 for none.
+        relevant: for each query the ascending indices into `targets` of its relevant targets.
+        self_index: (queries,) index of the query itself among the targets, which its search leaves out; -1 if
+            it is not a target.
     """
 
     texts: list[str]
     queries: np.ndarray
     targets: np.ndarray
     relevant: list[np.ndarray]
-    own: np.ndarray
+    self_index: np.ndarray
 
 
 @TASKS.register("retrieval")
@@ -51,9 +52,9 @@ class SearchProblem:
 class RetrievalTask(EvaluationTask):
     """Exact search of queries among targets.
 
-    Roles: query, positive (the targets are all distinct positives; those of the query are relevant), or text,
-    group (the targets are all other rows; those of the same group are relevant). Options: see
-    RetrievalOptions.
+    Roles: query, positive (the targets are all distinct positives; a query's own positives are relevant), or
+    text, group (every text is a query, and all other texts are its targets; texts of its group are relevant).
+    Options: see RetrievalOptions.
     """
 
     kind: ClassVar[str] = "retrieval"
@@ -66,7 +67,7 @@ class RetrievalTask(EvaluationTask):
     options: RetrievalOptions
 
     def problem(self) -> SearchProblem:
-        """Return the queries and targets; DataError if no query has a relevant target."""
+        """Return the queries, or a sample, and the targets; DataError if no query has a relevant target."""
         rows = self.file.rows()
         problem = _by_positive(rows) if rows.has("query") else _by_group(rows)
         if not len(problem.queries):
@@ -78,17 +79,16 @@ class RetrievalTask(EvaluationTask):
                 else "no rows",
                 "use another file, or set the columns by role in `columns`",
             )
-        wanted = self.options.queries or len(problem.queries)
-        if wanted >= len(problem.queries):
+        sample_size = self.options.queries or len(problem.queries)
+        if sample_size >= len(problem.queries):
             return problem
-        chosen = np.sort(
-            np.random.default_rng(self.settings.seed).choice(len(problem.queries), wanted, replace=False)
-        )
+        rng = np.random.default_rng(self.settings.seed)
+        chosen = np.sort(rng.choice(len(problem.queries), sample_size, replace=False))
         return replace(
             problem,
             queries=problem.queries[chosen],
             relevant=[problem.relevant[query] for query in chosen],
-            own=problem.own[chosen],
+            self_index=problem.self_index[chosen],
         )
 
     def sentences(self) -> Sequence[str]:
@@ -97,10 +97,11 @@ class RetrievalTask(EvaluationTask):
 
     def score(self, vectors: Vectors) -> Score:
         problem = self.problem()
-        needed, inverse = np.unique(np.r_[problem.queries, problem.targets], return_inverse=True)
-        x = vectors_of(vectors, [problem.texts[index] for index in needed], self.name)
+        # Encode each text once, although it may be a query and a target.
+        distinct, inverse = np.unique(np.r_[problem.queries, problem.targets], return_inverse=True)
+        x = vectors_of(vectors, [problem.texts[index] for index in distinct], self.name)
         queries, targets = x[inverse[: len(problem.queries)]], x[inverse[len(problem.queries) :]]
-        ranks = relevant_ranks(self.similarity, queries, targets, problem.relevant, problem.own)
+        ranks = relevant_ranks(self.similarity, queries, targets, problem.relevant, problem.self_index)
         k = self.options.k
         gains = ndcg_at(ranks, k)
         recalls = {
@@ -125,10 +126,9 @@ class RetrievalTask(EvaluationTask):
             f"nDCG@{k} x100, {self.similarity}",
             metrics[f"nDCG@{k}"],
             len(ranks),
-            metrics,
-            facts,
-            (),
-            {"gain": gains},
+            metrics=metrics,
+            facts=facts,
+            evidence={"gain": gains},
         )
 
     def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:
@@ -136,30 +136,32 @@ class RetrievalTask(EvaluationTask):
 
 
 def _by_positive(rows: TaskRows) -> SearchProblem:
-    """Search distinct queries among distinct positives."""
+    """Build the search of distinct queries among distinct positives."""
     queries, targets = rows.texts("query"), rows.texts("positive")
-    query = {text: index for index, text in enumerate(dict.fromkeys(queries))}
-    target = {text: index for index, text in enumerate(dict.fromkeys(targets))}
-    found = [(query[q], target[t]) for q, t in zip(queries, targets, strict=True)]
-    pairs = np.unique(np.array(found, np.int64).reshape(-1, 2), axis=0)
+    query_index = {text: index for index, text in enumerate(dict.fromkeys(queries))}
+    target_index = {text: index for index, text in enumerate(dict.fromkeys(targets))}
+    indices = [
+        (query_index[query], target_index[target]) for query, target in zip(queries, targets, strict=True)
+    ]
+    pairs = np.unique(np.array(indices, np.int64).reshape(-1, 2), axis=0)
     return SearchProblem(
-        [*query, *target],
-        queries=np.arange(len(query)),
-        targets=len(query) + np.arange(len(target)),
-        relevant=[pairs[rows, 1] for rows in grouped(pairs[:, 0]) if len(rows)],
-        own=np.full(len(query), -1),
+        [*query_index, *target_index],
+        queries=np.arange(len(query_index)),
+        targets=len(query_index) + np.arange(len(target_index)),
+        relevant=[pairs[rows_of_query, 1] for rows_of_query in grouped(pairs[:, 0]) if len(rows_of_query)],
+        self_index=np.full(len(query_index), -1),
     )
 
 
 def _by_group(rows: TaskRows) -> SearchProblem:
-    """Search every row whose group has another row among all rows."""
+    """Build the search of every row whose group has another row; the targets are all rows."""
     groups, _ = rows.codes("group")
     members = {int(groups[part[0]]): part for part in grouped(groups) if len(part)}
     queries = np.flatnonzero([group >= 0 and len(members[group]) > 1 for group in groups.tolist()])
     return SearchProblem(
         rows.texts("text"),
-        queries,
-        np.arange(len(rows)),
-        [members[int(groups[row])] for row in queries],
-        queries,
+        queries=queries,
+        targets=np.arange(len(rows)),
+        relevant=[members[int(groups[row])] for row in queries],
+        self_index=queries,
     )

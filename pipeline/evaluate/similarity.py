@@ -1,4 +1,4 @@
-"""Similarity of vectors, larger is closer: of paired rows, and of all rows with all others."""
+"""Similarity of vectors (larger is closer): of two arrays row by row, and of all queries with all targets."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from pipeline.errors import ModelError
 from pipeline.evaluate.task import Similarity, Vectors
 from pipeline.stats.geometry import unit_rows
 
-_DECIMALS = 12  # of cosines, so that pairs of equal texts tie at 1 in spite of rounding
+_DECIMALS = 12  # to which cosines are rounded, so that all pairs of equal texts have exactly 1
 
 
 def vectors_of(vectors: Vectors, sentences: Sequence[str], where: str) -> np.ndarray:
@@ -33,10 +33,10 @@ def vectors_of(vectors: Vectors, sentences: Sequence[str], where: str) -> np.nda
 
 
 def paired(kind: Similarity, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Similarity of row i of left with row i of right, both (n, d): (n,) float64.
+    """Compute the similarity of row i of left with row i of right, both (n, d): (n,) float64.
 
-    cosine is 0 with a zero vector; angular is 1 - arccos(cosine) / pi (Cer et al. 2018, Universal Sentence
-    Encoder); euclidean is minus the distance; dot is the inner product.
+    The cosine with a zero vector is 0. Angular similarity is 1 - arccos(cosine) / pi (Cer et al. 2018,
+    Universal Sentence Encoder), Euclidean similarity is minus the distance, dot is the inner product.
     """
     left, right = left.astype(np.float64), right.astype(np.float64)
     if kind == "euclidean":
@@ -58,7 +58,7 @@ def angular(cosines: np.ndarray) -> np.ndarray:
 def prepared(kind: Similarity, x: np.ndarray) -> np.ndarray:
     """Prepare x (n, d) for `crossed`: unit rows for cosine and angular, float64 for euclidean.
 
-    The squares of Euclidean distances cancel in float32.
+    In float32, the squared norms and the products of which a distance is computed would cancel.
     """
     if kind == "euclidean":
         return x.astype(np.float64)
@@ -66,7 +66,7 @@ def prepared(kind: Similarity, x: np.ndarray) -> np.ndarray:
 
 
 def crossed(kind: Similarity, queries: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Similarity of every query (q, d) with every target (t, d), both prepared: (q, t)."""
+    """Compute the similarity of every query (q, d) with every target (t, d), both prepared: (q, t)."""
     products = queries @ targets.T
     if kind == "euclidean":
         squares = np.einsum("qd,qd->q", queries, queries)[:, None] + np.einsum("td,td->t", targets, targets)

@@ -1,6 +1,5 @@
-"""Parquet file of a task: columns by role, rows in the order of the file."""
+"""Read the Parquet file of a task: its columns by role, its rows in the order of the file."""
 
-import difflib
 import hashlib
 import io
 from dataclasses import dataclass
@@ -13,12 +12,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.config import Settings
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import ConfigError, DataError, did_you_mean
 from pipeline.settings import TaskSettings
-from pipeline.store.arrays import plain_type
+from pipeline.store.arrays import is_text, plain_type
 from pipeline.store.base import Store
 
-BLANK = " "  # replaces a missing text; leaving the row out would change the task
+BLANK = " "  # replaces a missing or blank text; leaving the row out would change the task
 
 
 class RowOptions(Settings):
@@ -30,10 +29,12 @@ class RowOptions(Settings):
 
 @dataclass(frozen=True)
 class TaskRows:
-    """Rows of a task, with columns by role."""
+    """Rows of a task."""
 
     table: pa.Table
+    """columns named by their roles"""
     where: str
+    """URI of the file, for errors"""
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -45,11 +46,7 @@ class TaskRows:
     def texts(self, role: str) -> list[str]:
         """Return a column as strings; DataError if it has another type."""
         column = self.table[role]
-        if not (
-            pa.types.is_string(kind := plain_type(column.type))
-            or pa.types.is_large_string(kind)
-            or pa.types.is_null(kind)
-        ):
+        if not is_text(column.type) and not pa.types.is_null(plain_type(column.type)):
             raise DataError(
                 self.where,
                 f"a column of strings for {role!r}",
@@ -59,7 +56,7 @@ class TaskRows:
         return [BLANK if text is None else text for text in column.to_pylist()]
 
     def missing(self, *roles: str) -> int:
-        """Return the number of missing values."""
+        """Count the missing values of the columns."""
         return sum(self.table[role].null_count for role in roles)
 
     def numbers(self, role: str) -> np.ndarray:
@@ -82,20 +79,22 @@ class TaskRows:
     def labels(self, role: str) -> np.ndarray:
         """Return a column as (n,) float64 of 0 and 1, nan for missing values; DataError for other values."""
         labels = self.numbers(role)
-        wrong = labels[~np.isnan(labels) & (labels != 0) & (labels != 1)]
-        if len(wrong):
+        others = labels[~np.isnan(labels) & (labels != 0) & (labels != 1)]
+        if len(others):
             raise DataError(
                 self.where,
                 f"0 or 1 in {role!r}",
-                f"{len(wrong):,} other values, such as {wrong[0]:g}",
+                f"{len(others):,} other values, such as {others[0]:g}",
                 "correct the file, or set another column in `columns`",
             )
         return labels
 
     def codes(self, role: str) -> tuple[np.ndarray, list[Any]]:
-        """Return (n,) int64 indices of each row's value among the distinct values, and these values.
+        """Encode a column by its distinct values.
 
-        Values are in order of appearance; -1 stands for a missing value.
+        Returns:
+            (n,) int64 index of each row's value among the distinct values, -1 if it is missing; and the
+            distinct values in order of appearance.
         """
         column, kind = self.table[role], plain_type(self.table[role].type)
         if pa.types.is_nested(kind):
@@ -123,10 +122,10 @@ class TaskFile:
 
     Attributes:
         store: store of the file.
-        path: its path.
-        sha256: digest of its content.
-        columns: (role, column) of the roles that it has.
-        split: value of the split column of the rows to use, None for all.
+        path: path in the store.
+        sha256: digest of the content.
+        columns: (role, column) pairs of the roles that the task uses.
+        split: only rows with this value in the split column are used; None for all.
     """
 
     store: Store
@@ -137,11 +136,11 @@ class TaskFile:
 
     @property
     def where(self) -> str:
-        """Address of the file."""
+        """URI of the file."""
         return self.store.uri_of(self.path)
 
     def content(self) -> dict[str, Any]:
-        """Return everything that changes a score, for a digest."""
+        """Return everything about the file that can change a score, for a digest."""
         return {"sha256": self.sha256, "columns": dict(self.columns), "split": self.split}
 
     def rows(self) -> TaskRows:
@@ -150,19 +149,19 @@ class TaskFile:
         rows = TaskRows(pa.table({role: table[column] for role, column in self.columns}), self.where)
         if self.split is None:
             return rows
-        splits, (codes, values) = self.split, rows.codes("split")
-        if splits not in values:
+        codes, values = rows.codes("split")
+        if self.split not in values:
             raise DataError(
                 self.where,
-                f"rows whose split is {splits!r}",
+                f"rows whose split is {self.split!r}",
                 f"the splits {', '.join(map(str, values)) or '(none)'}",
                 "set the option `split`",
             )
-        return rows.take(codes == values.index(splits))
+        return rows.take(codes == values.index(self.split))
 
 
 class TaskRoles:
-    """Columns that a kind of task needs, by role.
+    """Roles of the columns that a kind of task reads.
 
     Attributes:
         forms: alternative tuples of required roles.
@@ -176,14 +175,14 @@ class TaskRoles:
 def open_file(
     source: TaskSettings, store: Store, path: str, roles: TaskRoles, split: str | None = None
 ) -> TaskFile:
-    """Open a file with the columns of the first form of `roles` that it has completely.
+    """Open a file, and use the columns of the first form of `roles` that it has completely.
 
     Args:
-        source: settings of the task.
+        source: settings of the task, with names of columns by role.
         store: store of the file.
-        path: its path.
-        roles: columns of this kind of task.
-        split: value of the split column of the rows to use, None for all.
+        path: path of the file.
+        roles: roles of this kind of task.
+        split: only rows with this value in the split column are used; None for all.
 
     Raises:
         ConfigError: a role that this kind of task does not have, or one column for two roles.
@@ -192,20 +191,20 @@ def open_file(
     known = list(dict.fromkeys([*(role for form in roles.forms for role in form), *roles.optional, "split"]))
     for role in source.columns:
         if role not in known:
-            near = difflib.get_close_matches(role, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+            hint = did_you_mean(role, known, f"known: {', '.join(known)}")
             raise ConfigError(f"{source.uri}: columns", f"a role of a {source.kind} task", repr(role), hint)
     content, where = _content(store, path), store.uri_of(path)
     names = _table(content, where).column_names
     column = {role: source.columns.get(role, role) for role in known}
-    by_split = () if split is None else ("split",)
+    split_role = () if split is None else ("split",)
     complete = next((form for form in roles.forms if all(column[role] in names for role in form)), None)
-    absent = [role for role in (*source.columns, *by_split) if column[role] not in names]
+    absent = tuple(role for role in (*source.columns, *split_role) if column[role] not in names)
     if absent or complete is None:
-        wanted = [", ".join(column[role] for role in form) for form in ([absent] if absent else roles.forms)]
+        forms = (absent,) if absent else roles.forms
+        expected = " or ".join(", ".join(column[role] for role in form) for form in forms)
         raise DataError(
             where,
-            f"the columns {' or '.join(wanted)}",
+            f"the columns {expected}",
             ", ".join(names) or "(none)",
             "set the columns by role in `columns`",
         )
@@ -217,7 +216,8 @@ def open_file(
                 f"{column[role]!r} for {role} and for {other}",
                 "set another column",
             )
-    used = dict.fromkeys((*complete, *(role for role in roles.optional if column[role] in names), *by_split))
+    optional = (role for role in roles.optional if column[role] in names)
+    used = dict.fromkeys((*complete, *optional, *split_role))
     return TaskFile(
         store, path, hashlib.sha256(content).hexdigest(), tuple((role, column[role]) for role in used), split
     )
@@ -238,9 +238,9 @@ def _table(content: bytes, where: str) -> pa.Table:
     try:
         file = pq.ParquetFile(io.BytesIO(content))
         names = file.schema_arrow.names
-        if twice := next((name for name in names if names.count(name) > 1), None):
+        if repeated := next((name for name in names if names.count(name) > 1), None):
             raise DataError(
-                where, "columns of different names", f"{twice!r} more than once", "rename one of them"
+                where, "columns of different names", f"{repeated!r} more than once", "rename one of them"
             )
         return file.read()
     except (pa.ArrowException, OSError) as error:

@@ -1,4 +1,4 @@
-"""Semantic textual similarity: correlation of vector similarity with human scores."""
+"""Semantic textual similarity: the correlation of vector similarities with human scores."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from pipeline.errors import DataError
 from pipeline.evaluate import TASKS, EvaluationTask, Score, Vectors
 from pipeline.evaluate.similarity import paired, vectors_of
 from pipeline.evaluate.source import RowOptions, TaskRoles
-from pipeline.stats.correlation import constant, pearson, spearman
+from pipeline.stats.correlation import is_constant, pearson, spearman
 
 Aggregation = Literal["all", "mean", "wmean"]
 Correlation = Callable[[np.ndarray, np.ndarray], float]
@@ -23,9 +23,9 @@ class StsOptions(RowOptions):
     """Options of tasks of kind "sts"."""
 
     low: float = Field(default=0.0)
-    """lowest possible score; 1 for SICK"""
+    """lowest possible human score; 1 for SICK"""
     high: float = Field(default=5.0)
-    """highest possible score"""
+    """highest possible human score"""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class StsPairs:
     """Sentence pairs with a gold score, in the order of the file.
 
     Attributes:
-        left: n sentences.
-        right: n sentences.
+        left: first sentence of each of the n pairs.
+        right: second sentence of each pair.
         gold: (n,) scores.
-        subset: (n,) indices into `names`.
+        subset: (n,) index of each pair's subset in `names`.
         names: names of the subsets.
-        dropped: number of pairs without a score.
+        without_score: number of pairs of the file that are left out because they have no score.
         missing: number of missing texts.
     """
 
@@ -47,14 +47,14 @@ class StsPairs:
     gold: np.ndarray
     subset: np.ndarray
     names: list[str]
-    dropped: int
+    without_score: int
     missing: int
 
 
 @TASKS.register("sts")
 @dataclass(frozen=True)
 class StsTask(EvaluationTask):
-    """Correlation of similarity with human scores.
+    """Correlation of similarities with human scores.
 
     Roles: sentence1, sentence2, score, and optionally subset. Options: see StsOptions.
     """
@@ -71,27 +71,28 @@ class StsTask(EvaluationTask):
     options: StsOptions
 
     def pairs(self) -> StsPairs:
-        """Return the pairs with a score.
+        """Return the pairs that have a score.
 
-        DataError for scores out of range, without variance, or fewer than two.
+        Raises:
+            DataError: a score is out of range, all scores are equal, or there are fewer than two.
         """
         rows = self.file.rows()
-        kept = rows.take(~np.isnan(rows.numbers("score")))
-        gold = kept.numbers("score")
+        scored = rows.take(~np.isnan(rows.numbers("score")))
+        gold = scored.numbers("score")
         self._check(gold)
         subset, names = (
-            kept.codes("subset") if kept.has("subset") else (np.zeros(len(kept), np.int64), [self.name])
+            scored.codes("subset") if scored.has("subset") else (np.zeros(len(scored), np.int64), [self.name])
         )
         names = [*map(str, names), *(["(none)"] if (subset < 0).any() else [])]
         subset = np.where(subset < 0, len(names) - 1, subset)
         return StsPairs(
-            kept.texts("sentence1"),
-            kept.texts("sentence2"),
-            gold,
-            subset,
-            names,
-            len(rows) - len(kept),
-            kept.missing("sentence1", "sentence2"),
+            left=scored.texts("sentence1"),
+            right=scored.texts("sentence2"),
+            gold=gold,
+            subset=subset,
+            names=names,
+            without_score=len(rows) - len(scored),
+            missing=scored.missing("sentence1", "sentence2"),
         )
 
     def _check(self, gold: np.ndarray) -> None:
@@ -108,7 +109,7 @@ class StsTask(EvaluationTask):
             raise DataError(
                 self.file.where, "at least two pairs with a score", f"{len(gold)}", "use more pairs"
             )
-        if constant(gold):
+        if is_constant(gold):
             raise DataError(
                 self.file.where,
                 "at least two different scores",
@@ -125,8 +126,8 @@ class StsTask(EvaluationTask):
         left, right = np.split(vectors_of(vectors, [*pairs.left, *pairs.right], self.name), 2)
         predicted = paired(self.similarity, left, right)
         evidence = {"prediction": predicted, "gold": pairs.gold, "stratum": pairs.subset}
-        figures = _correlations(evidence, pairs.names)
-        value = figures[f"Spearman {self.settings.aggregation}"]
+        metrics = _correlations(evidence, pairs.names)
+        value = metrics[f"Spearman {self.settings.aggregation}"]
         if np.isnan(value):
             raise DataError(
                 self.file.where,
@@ -139,12 +140,12 @@ class StsTask(EvaluationTask):
             f"Spearman x100, {self.similarity}, {self.settings.aggregation}",
             value,
             len(pairs.gold),
-            figures={name: each for name, each in figures.items() if not np.isnan(each)},
+            metrics={name: each for name, each in metrics.items() if not np.isnan(each)},
             facts={
                 "similarity": self.similarity,
                 "aggregation": self.settings.aggregation,
                 "pairs": len(pairs.gold),
-                "without_gold": pairs.dropped,
+                "without_gold": pairs.without_score,
                 "missing_texts": pairs.missing,
                 "subsets": dict(zip(pairs.names, counts, strict=True)),
             },
@@ -153,7 +154,7 @@ class StsTask(EvaluationTask):
         )
 
     def _warnings(self, pairs: StsPairs, predicted: np.ndarray) -> Iterator[str]:
-        if constant(predicted):
+        if is_constant(predicted):
             yield (
                 f"{self.name}: every pair has the same {self.similarity} similarity, "
                 f"{predicted[0] + 0.0:g}; correlations are given as 0"
@@ -163,8 +164,8 @@ class StsTask(EvaluationTask):
             (name, predicted[pairs.subset == number], pairs.gold[pairs.subset == number])
             for number, name in enumerate(pairs.names)
         ]
-        flat = [name for name, ours, gold in parts if constant(ours) and not constant(gold)]
-        undefined = [name for name, _, gold in parts if constant(gold)]
+        flat = [name for name, part, gold in parts if is_constant(part) and not is_constant(gold)]
+        undefined = [name for name, _, gold in parts if is_constant(gold)]
         if undefined:
             yield (
                 f"{self.name}: no correlation is defined in {', '.join(undefined)} (one pair, or one "
@@ -183,44 +184,38 @@ class StsTask(EvaluationTask):
 
 
 def _correlations(evidence: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, float]:
-    """Compute both correlations times 100 for every aggregation, and Spearman of every subset.
-
-    Nan if undefined.
-    """
-    whole = {
-        f"{name} {how}": 100 * aggregated(correlate, evidence, how)
+    """Compute both correlations x100 for every aggregation, and Spearman for every subset; nan: undefined."""
+    correlations = {
+        f"{name} {aggregation}": 100 * aggregated(correlate, evidence, aggregation)
         for name, correlate in (("Spearman", spearman), ("Pearson", pearson))
-        for how in AGGREGATIONS
+        for aggregation in AGGREGATIONS
     }
-    parts = [evidence["stratum"] == number for number in range(len(names))]
-    return whole | {
-        f"Spearman of {name}": 100
-        * correlation(spearman, evidence["prediction"][part], evidence["gold"][part])
-        for name, part in zip(names, parts, strict=True)
-    }
+    for number, name in enumerate(names):
+        part = evidence["stratum"] == number
+        value = correlation(spearman, evidence["prediction"][part], evidence["gold"][part])
+        correlations[f"Spearman of {name}"] = 100 * value
+    return correlations
 
 
-def aggregated(correlate: Correlation, evidence: Mapping[str, np.ndarray], how: Aggregation) -> float:
-    """Aggregate correlations over subsets; nan if undefined.
+def aggregated(correlate: Correlation, evidence: Mapping[str, np.ndarray], aggregation: Aggregation) -> float:
+    """Aggregate a correlation over subsets; nan if undefined.
 
     Args:
         correlate: correlation of two samples.
         evidence: "prediction", "gold" and "stratum" of the pairs.
-        how: "all" for one correlation over all pairs, "mean" for the mean of the subsets, "wmean" for their
-            mean weighted by the number of pairs.
+        aggregation: "all" for one correlation over all pairs, "mean" for the mean over the subsets, "wmean"
+            for their mean weighted by the number of pairs.
     """
     predicted, gold, subset = evidence["prediction"], evidence["gold"], evidence["stratum"]
-    if how == "all":
+    if aggregation == "all":
         return correlation(correlate, predicted, gold)
     parts = [subset == number for number in np.unique(subset)]
-    found = np.array([correlation(correlate, predicted[part], gold[part]) for part in parts])
-    defined = ~np.isnan(found)
-    weights = np.array([part.sum() if how == "wmean" else 1 for part in parts])[defined]
-    return float(np.average(found[defined], weights=weights)) if defined.any() else float("nan")
+    values = np.array([correlation(correlate, predicted[part], gold[part]) for part in parts])
+    defined = ~np.isnan(values)
+    weights = np.array([part.sum() if aggregation == "wmean" else 1 for part in parts])[defined]
+    return float(np.average(values[defined], weights=weights)) if defined.any() else float("nan")
 
 
 def correlation(correlate: Correlation, predicted: np.ndarray, gold: np.ndarray) -> float:
     """Compute a correlation: 0 for constant predictions, nan for constant gold scores."""
-    if constant(gold):
-        return float("nan")
-    return 0.0 if constant(predicted) else correlate(predicted, gold)
+    return 0.0 if is_constant(predicted) and not is_constant(gold) else correlate(predicted, gold)

@@ -27,38 +27,39 @@ class Score:
     """Result of a task for one candidate; all but `evidence` is stored as JSON."""
 
     metric: str
-    """metric of `value`, with everything that makes two values comparable: "Spearman x100, cosine, all" """
+    """name of the metric of `value`, such as "Spearman x100, cosine, all"; values with equal names can be
+    compared"""
     value: float
     """larger is better"""
     count: int
     """number of pairs, triplets, queries or texts"""
-    figures: Mapping[str, float] = field(default_factory=dict)
-    """further metrics by name: Pearson, each subset, the chosen strength ..."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """further metrics by name, such as Pearson or the Spearman correlation of a subset"""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """further information by name: solver, aggregation, similarity, threshold ..."""
+    """further information by name, such as the solver, the similarity or a threshold"""
     warnings: tuple[str, ...] = ()
     evidence: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """arrays of length `count` (predictions, gold, correctness ...) from which `EvaluationTask.statistic`
-    computes `value` for a resample; resamples keep the size of each "stratum" (subset, fold); empty if no
-    resample is meaningful"""
+    """arrays of length `count`, such as predictions and gold labels, from which `EvaluationTask.statistic`
+    computes `value` on a bootstrap resample. The array "stratum", if there is one, has each row's
+    subset or fold; resamples keep their sizes. Empty if resampling is not meaningful for the task"""
 
 
 @dataclass(frozen=True)
 class EvaluationTask(ABC):
-    """A data set and its metric; an immutable value that holds settings, not rows, and can be pickled.
+    """A data set and its metric. Immutable and picklable: it holds the settings and the file, not the rows.
 
     Attributes:
         name: name of the task.
-        file: its file.
-        options: its own options.
-        settings: settings of all tasks.
+        file: file of its rows.
+        options: options of this task, of type `options_type`.
+        settings: settings that all tasks share.
     """
 
     kind: ClassVar[str]
     description: ClassVar[str]
-    """sentences above the results of this kind on the page"""
+    """explanation of this kind of task, shown above its results on the report page"""
     quick: ClassVar[bool] = False
-    """True if a score takes one pass over the rows, without a search or a training"""
+    """True if scoring is one pass over the rows, without a search or training a classifier"""
     roles: ClassVar[TaskRoles]
     """columns that the file must have"""
     options_type: ClassVar[type[Settings]] = RowOptions
@@ -75,8 +76,8 @@ class EvaluationTask(ABC):
 
         Raises:
             ConfigError: unknown options or roles.
-            DataError: a missing column, a score out of range, a single class, or a similar defect of the
-                data.
+            DataError: the file lacks a column, or its rows cannot be scored (a score out of range, a single
+                class ...).
         """
         options = validated(cls.options_type, source.options, f"{source.uri}: options")
         split = options.split if isinstance(options, RowOptions) else None
@@ -93,8 +94,8 @@ class EvaluationTask(ABC):
     def digest(self) -> str:
         """sha256 (hex) of everything but the vectors that changes the score.
 
-        The name is part of it, because it is in warnings, names a single subset and determines the expected
-        splits.
+        The name is included, because the stored result contains it, and because transfer tasks look up the
+        published splits of their data set by it.
         """
         return digest_of(
             {
@@ -102,18 +103,18 @@ class EvaluationTask(ABC):
                 "name": self.name,
                 **self.file.content(),
                 **{name: getattr(self.settings, name) for name in self.score_settings},
-                **self.options.model_dump(exclude={"split"}),
+                **self.options.model_dump(exclude={"split"}),  # the file's content has it
             }
         )
 
     @property
     def similarity(self) -> Similarity:
-        """Similarity of two vectors."""
+        """Similarity measure of two vectors."""
         return self.settings.similarity
 
     @abstractmethod
     def sentences(self) -> Sequence[str]:
-        """Return every sentence whose vector is needed, maybe repeatedly; DataError for unsuitable rows."""
+        """Return the sentences whose vectors `score` needs, maybe repeated. DataError for unsuitable rows."""
 
     @abstractmethod
     def score(self, vectors: Vectors) -> Score:

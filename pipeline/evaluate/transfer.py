@@ -1,4 +1,4 @@
-"""Transfer tasks of SentEval: accuracy of logistic regressions on frozen sentence vectors."""
+"""Transfer tasks of SentEval: the accuracy of a logistic regression on frozen sentence vectors."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,13 @@ import numpy as np
 from pipeline.config import Settings
 from pipeline.errors import DataError
 from pipeline.evaluate import TASKS, EvaluationTask, Score, Vectors
-from pipeline.evaluate.protocol import CROSS, TransferOutcome, TransferProtocol, check_classes, protocol_of
+from pipeline.evaluate.protocol import (
+    CROSS_VALIDATION,
+    TransferOutcome,
+    TransferProtocol,
+    check_classes,
+    protocol_of,
+)
 from pipeline.evaluate.similarity import vectors_of
 from pipeline.evaluate.solvers import build_solver
 from pipeline.evaluate.solvers.linear import Solver
@@ -25,13 +31,13 @@ class LabelledTexts:
     """Texts or pairs of texts with a label, in the order of the file.
 
     Attributes:
-        left: n texts.
-        right: n texts; None if the task has single texts.
+        left: n texts, or the first text of each pair.
+        right: the second text of each pair; None if the task has single texts.
         y: (n,) indices into `labels`.
-        labels: the classes.
+        labels: the distinct labels, sorted.
         split: (n,) split of each row.
-        protocol: division of the rows.
-        facts: counts for the result.
+        protocol: division of the rows for training and test.
+        facts: counts of unlabelled rows and missing texts, for `Score.facts`.
     """
 
     left: list[str]
@@ -65,9 +71,11 @@ class TransferTask(EvaluationTask):
     score_settings: ClassVar[tuple[str, ...]] = ("solver", "folds", "seed")
 
     def labelled(self) -> LabelledTexts:
-        """Return the labelled rows that the protocol uses; DataError for unsuitable splits or classes."""
+        """Return the labelled rows that the protocol uses. DataError for unsuitable splits or classes."""
         rows = self.file.rows()
-        splits, names = rows.codes("split") if rows.has("split") else (np.zeros(len(rows), np.int64), [CROSS])
+        splits, names = (
+            rows.codes("split") if rows.has("split") else (np.zeros(len(rows), np.int64), [CROSS_VALIDATION])
+        )
         if (splits < 0).any():
             raise DataError(
                 self.file.where,
@@ -78,20 +86,24 @@ class TransferTask(EvaluationTask):
         protocol = protocol_of(self.name, names, self.settings.folds, self.settings.seed, self.file.where)
         codes, values = rows.codes("label")
         split = np.array(names, object)[splits]
-        kept = (codes >= 0) & np.isin(split, protocol.used)
-        order = {value: index for index, value in enumerate(sorted({values[code] for code in codes[kept]}))}
-        y, chosen = np.array([order[values[code]] for code in codes[kept]], np.int64), rows.take(kept)
-        check_classes(y, split[kept], protocol, list(order), self.file.where)
+        is_used = (codes >= 0) & np.isin(split, protocol.used)
+        labels = sorted({values[code] for code in codes[is_used]})
+        classes = {label: index for index, label in enumerate(labels)}
+        y, used_rows = (
+            np.array([classes[values[code]] for code in codes[is_used]], np.int64),
+            rows.take(is_used),
+        )
+        check_classes(y, split[is_used], protocol, labels, self.file.where)
         roles = ("text",) if rows.has("text") else ("sentence1", "sentence2")
-        texts = [chosen.texts(role) for role in roles]
+        texts = [used_rows.texts(role) for role in roles]
         return LabelledTexts(
             left=texts[0],
             right=texts[1] if len(texts) > 1 else None,
             y=y,
-            labels=list(order),
-            split=split[kept],
+            labels=labels,
+            split=split[is_used],
             protocol=protocol,
-            facts={"without_label": int((codes < 0).sum()), "missing_texts": chosen.missing(*roles)},
+            facts={"without_label": int((codes < 0).sum()), "missing_texts": used_rows.missing(*roles)},
         )
 
     def sentences(self) -> Sequence[str]:
@@ -105,17 +117,17 @@ class TransferTask(EvaluationTask):
         outcome = labelled.protocol.run(solver, features, labelled.y, labelled.split)
         gold = labelled.y[outcome.rows]
         evidence = {"right": outcome.predicted == gold, "stratum": outcome.fold}
-        figures = {
+        metrics = {
             "accuracy": 100 * _mean_of_folds(evidence),
             "majority class": 100 * float(np.bincount(gold).max() / len(gold)),
         }
         if len(labelled.labels) == 2 and labelled.right is not None:
-            figures["F1"] = 100 * f1(outcome.predicted == 1, gold == 1)
+            metrics["F1"] = 100 * f1(outcome.predicted == 1, gold == 1)
         return Score(
             f"accuracy x100, {self.settings.solver}, {labelled.protocol.name}",
-            figures["accuracy"],
+            metrics["accuracy"],
             len(gold),
-            figures,
+            metrics,
             self._facts(labelled, solver, outcome),
             tuple(self._warnings(labelled.protocol, outcome)),
             evidence,
@@ -159,16 +171,16 @@ class TransferTask(EvaluationTask):
 
 
 def pair_features(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return |u - v| and u * v of left and right (n, d), concatenated: (n, 2d) (Tai et al. 2015)."""
+    """Compute |u - v| and u * v for rows u of left and v of right (n, d): (n, 2d) (Tai et al. 2015)."""
     return np.concatenate([np.abs(left - right), left * right], axis=1)
 
 
 def f1(predicted: np.ndarray, positive: np.ndarray) -> float:
-    """F1 of the positive class, in [0, 1]; both arguments (n,) bool."""
+    """Compute F1 of the positive class, in [0, 1]; both arguments (n,) bool."""
     return 2 * int((predicted & positive).sum()) / max(int(predicted.sum()) + int(positive.sum()), 1)
 
 
 def _mean_of_folds(evidence: Mapping[str, np.ndarray]) -> float:
-    """Unweighted mean over the outer folds of the proportion of correct predictions."""
-    fold, right = evidence["stratum"], evidence["right"]
-    return float(np.mean([right[fold == number].mean() for number in np.unique(fold)]))
+    """Compute the unweighted mean of the accuracies on the outer folds."""
+    fold, is_right = evidence["stratum"], evidence["right"]
+    return float(np.mean([is_right[fold == number].mean() for number in np.unique(fold)]))

@@ -1,4 +1,4 @@
-"""Triplets: whether the anchor is more similar to its positive than to its negative (Ein Dor et al. 2018)."""
+"""Triplets: how often an anchor is more similar to its positive than its negative (Ein Dor et al. 2018)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,15 +40,15 @@ class TripletsTask(EvaluationTask):
         rows = self.file.rows()
         anchor, positive, negative = np.split(vectors_of(vectors, self.sentences(), self.name), 3)
         margin = paired(self.similarity, anchor, positive) - paired(self.similarity, anchor, negative)
-        right, ties = margin > 0, int((margin == 0).sum())
+        is_right, ties = margin > 0, int((margin == 0).sum())
         warning = (
             f"{self.name}: {ties:,} of {len(rows):,} triplets have equal similarities and count as wrong"
         )
         return Score(
             f"accuracy x100, {self.similarity}",
-            100 * float(right.mean()),
+            100 * float(is_right.mean()),
             len(rows),
-            figures={"mean margin": float(margin.mean())},
+            metrics={"mean margin": float(margin.mean())},
             facts={
                 "similarity": self.similarity,
                 "ties": ties,
@@ -56,7 +56,7 @@ class TripletsTask(EvaluationTask):
                 "missing_texts": rows.missing(*ROLES),
             },
             warnings=(warning,) if ties else (),
-            evidence={"right": right},
+            evidence={"right": is_right},
         )
 
     def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:

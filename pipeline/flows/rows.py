@@ -1,7 +1,11 @@
-"""Units of vectors with their ordinals in the chain of releases, and their live rows."""
+"""Read live rows and their addresses from units of vectors.
+
+An address is made of a unit's ordinal, which all releases of a root share, and the row in its corpus unit.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -9,29 +13,31 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import DataError, SpaceMismatch
 from pipeline.store.address import ordinal_of, row_of, to_addresses
-from pipeline.store.base import Store
-from pipeline.store.dead import Dead
+from pipeline.store.base import Store, in_threads
+from pipeline.store.dead import DeadRows
 from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.schema import checked_space, vector_matrix
+from pipeline.store.schema import check_space, vector_matrix, vectors_at
 from pipeline.store.stored import FileRef, Stored
+from pipeline.store.unit_sample import UnitSample
 from pipeline.store.units import Corpus, Manifest, UnitRecord
 
-_BATCH = 8_192  # rows at once: 12 MB of float32 at d = 384
+_BATCH = 8_192  # rows read at once: 12 MB of float32 at d = 384
+_SAMPLES_READ = 64  # stored samples of units read together: 110 MB at d = 384
 
 
 class PlacedUnit(Stored):
-    """A unit of vectors with its ordinal in the chain of releases."""
+    """A unit of vectors with its ordinal, which gives each of its rows an address."""
 
     ordinal: int
     unit: UnitRecord
 
 
 def row_addresses(placed: PlacedUnit) -> np.ndarray:
-    """Return addresses (n,) int64 of the unit's vectors, dead or not."""
+    """Return the addresses (n,) int64 of the unit's vectors, including dead rows."""
+    # rows are those of the corpus unit, so the rows without a vector leave gaps
     dropped = np.asarray(placed.unit.dropped, dtype=np.int64)
-    return to_addresses(
-        placed.ordinal, np.delete(np.arange(placed.unit.rows + len(dropped), dtype=np.int64), dropped)
-    )
+    rows = np.delete(np.arange(placed.unit.rows + len(dropped), dtype=np.int64), dropped)
+    return to_addresses(placed.ordinal, rows)
 
 
 def placed_units(manifest: ReleaseManifest) -> tuple[PlacedUnit, ...]:
@@ -45,6 +51,7 @@ def placed_units(manifest: ReleaseManifest) -> tuple[PlacedUnit, ...]:
                 dropped=unit.dropped,
                 space_id=unit.space_id,
                 numerics_id=unit.numerics_id,
+                sample=unit.sample,
             ),
         )
         for unit in sorted(manifest.units, key=lambda unit: unit.ordinal)
@@ -84,9 +91,15 @@ def space_of(units: Sequence[PlacedUnit]) -> str:
 
 @dataclass(frozen=True)
 class LiveRows:
-    """The live rows of units.
+    """Reader of the live rows of units.
 
-    Before a file is read, it is compared with its sha256, and the space of its vectors with `space_id`.
+    Each file is checked before it is read, by its sha256 and the space of its vectors.
+
+    Attributes:
+        store: store of the units.
+        space_id: space of all vectors.
+        id_name: column of the ids.
+        dead: file of the dead rows; None if there are none.
     """
 
     store: Store
@@ -96,17 +109,14 @@ class LiveRows:
 
     def counts(self, units: Sequence[PlacedUnit]) -> tuple[int, ...]:
         """Count the live rows of each unit."""
-        dead = Dead.load(self.store, self.dead)
-        return tuple(
-            int(_is_live(placed, dead).sum()) if len(dead.rows_of(placed.ordinal)) else placed.unit.rows
-            for placed in units
-        )
+        dead = DeadRows(self.store, self.dead)
+        return tuple(_count_live(placed, dead) for placed in units)
 
     def batches(self, units: Sequence[PlacedUnit]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield (addresses, raw float32 vectors) of all units, in order, a block at a time."""
-        dead = Dead.load(self.store, self.dead)
+        """Yield (addresses, raw float32 vectors) of all live rows, in the order of the units, in batches."""
+        dead = DeadRows(self.store, self.dead)
         for placed in units:
-            addresses, live, start = row_addresses(placed), _is_live(placed, dead), 0
+            addresses, live, start = row_addresses(placed), is_live(placed, dead), 0
             for batch in self.open(placed).iter_batches(_BATCH, columns=["vector"]):
                 vectors = vector_matrix(batch["vector"]).astype(np.float32, copy=False)
                 rows = slice(start, start + len(vectors))
@@ -121,69 +131,99 @@ class LiveRows:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Sample (addresses, raw vectors) of `count` rows by hash of id, in proportion to the units' rows.
 
+        The rows come from the units' stored samples. A unit that gives more rows, or has no sample, is read
+        itself; the rows are the same.
+
         Args:
-            salt: another one gives an independent sample.
-            dead: sample dead rows instead of live ones; as queries they show recall near removed rows.
+            salt: part of the hash; different salts give independent samples.
+            dead: sample dead rows instead of live rows. As queries they measure recall near removed rows.
 
         Returns:
             (n,) int64 and (n, d) float32; n is smaller than `count` if there are fewer rows.
         """
-        from pipeline.index.sample import apportion, sample_rows
+        from pipeline.index.sample import apportion
 
-        known = Dead.load(self.store, self.dead)
-        sampled = [each for each in units if not dead or len(known.rows_of(each.ordinal))]
-        candidates = [np.flatnonzero(_is_live(placed, known) != dead) for placed in sampled]
-        counts = apportion(list(map(len, candidates)), count)
-        addresses, vectors = [np.zeros(0, dtype=np.int64)], list[np.ndarray]()
-        for placed, rows, wanted in zip(sampled, candidates, counts, strict=True):
-            if wanted:
-                source = self.open(placed)
-                ids = source.read(columns=[self.id_name])[self.id_name].take(pa.array(rows))
-                chosen = rows[sample_rows(ids, int(wanted), salt)]
-                addresses.append(row_addresses(placed)[chosen])
-                vectors.append(vectors_at(source, chosen))
-        empty = np.zeros((0, 0), dtype=np.float32)
-        return np.concatenate(addresses), np.concatenate(vectors) if vectors else empty
+        dead_rows = DeadRows(self.store, self.dead)
+        live = (_count_live(placed, dead_rows) for placed in units)
+        sizes = [placed.unit.rows - rows if dead else rows for placed, rows in zip(units, live, strict=True)]
+        drawn = [
+            (placed, int(wanted))
+            for placed, wanted in zip(units, apportion(sizes, count), strict=True)
+            if wanted
+        ]
+        if not drawn:
+            return np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=np.float32)
+        found = []
+        for start in range(0, len(drawn), _SAMPLES_READ):
+            draws = [
+                _Draw(placed, wanted, salt, is_live(placed, dead_rows) != dead)
+                for placed, wanted in drawn[start : start + _SAMPLES_READ]
+            ]
+            from_samples = in_threads(self._from_sample, draws)
+            found += [rows or self._from_unit(draw) for draw, rows in zip(draws, from_samples, strict=True)]
+        addresses, vectors = zip(*found, strict=True)
+        return np.concatenate(addresses), np.concatenate(vectors)
+
+    def _from_sample(self, draw: "_Draw") -> tuple[np.ndarray, np.ndarray] | None:
+        """Take the rows from the unit's stored sample. Returns None if it does not determine them."""
+        from pipeline.index.sample import SAMPLE_SIZES, choose_stored
+
+        reference = draw.placed.unit.sample
+        if reference is None or draw.wanted > SAMPLE_SIZES.get(draw.salt, 0):
+            return None
+        sample = UnitSample.load(self.store, reference, self.space_id)
+        chosen = choose_stored(sample, draw.candidates[sample.rows], draw.wanted, draw.salt)
+        if chosen is None:
+            return None
+        return row_addresses(draw.placed)[sample.rows[chosen]], sample.vectors[chosen]
+
+    def _from_unit(self, draw: "_Draw") -> tuple[np.ndarray, np.ndarray]:
+        """Take the rows from the unit itself, whose ids are all read."""
+        from pipeline.index.sample import sample_rows
+
+        source, rows = self.open(draw.placed), np.flatnonzero(draw.candidates)
+        ids = source.read(columns=[self.id_name])[self.id_name].take(pa.array(rows))
+        chosen = rows[sample_rows(ids, draw.wanted, draw.salt)]
+        return row_addresses(draw.placed)[chosen], vectors_at(source, chosen)
 
     def holds(self, units: Sequence[PlacedUnit], addresses: np.ndarray) -> np.ndarray:
         """Return a mask (n,) of the addresses (n,) that are live rows of one of the units."""
-        return np.isin(ordinal_of(addresses), [placed.ordinal for placed in units]) & ~Dead.load(
-            self.store, self.dead
-        ).holds(addresses)
+        in_units = np.isin(ordinal_of(addresses), [placed.ordinal for placed in units])
+        return in_units & ~DeadRows(self.store, self.dead).contains(addresses)
 
     def ids(self, units: Sequence[PlacedUnit]) -> Iterator[pa.Table]:
-        """Yield address, id and kept columns of every live row, a unit at a time, in address order."""
-        dead, address = Dead.load(self.store, self.dead), pa.field("address", pa.int64(), nullable=False)
+        """Yield tables of address, id and kept columns of all live rows, one per unit, in order."""
+        dead = DeadRows(self.store, self.dead)
+        address = pa.field("address", pa.int64(), nullable=False)
         for placed in units:
             source = self.open(placed)
             names = [name for name in source.schema_arrow.names if name not in ("text_key", "vector")]
             rows = source.read(columns=names).rename_columns(["id", *names[1:]])
-            table, live = (
-                rows.add_column(0, address, [pa.array(row_addresses(placed))]),
-                _is_live(placed, dead),
-            )
+            table = rows.add_column(0, address, [pa.array(row_addresses(placed))])
+            live = is_live(placed, dead)
             yield table if live.all() else table.filter(pa.array(live))
 
     def open(self, placed: PlacedUnit) -> pq.ParquetFile:
         """Open the unit's file after checking it."""
-        return checked_space(
-            pq.ParquetFile(placed.unit.file.open(self.store)), placed.unit.path, self.space_id
-        )
+        return check_space(pq.ParquetFile(placed.unit.file.open(self.store)), placed.unit.path, self.space_id)
 
 
-def _is_live(placed: PlacedUnit, dead: Dead) -> np.ndarray:
+def is_live(placed: PlacedUnit, dead: DeadRows) -> np.ndarray:
     """Return a mask (n,) of the unit's vectors that are live."""
     return ~np.isin(row_of(row_addresses(placed)), dead.rows_of(placed.ordinal))
 
 
-def vectors_at(source: pq.ParquetFile, rows: np.ndarray) -> np.ndarray:
-    """Read vectors (n, d) float32 at ascending rows, with one row group in memory at a time."""
-    found, start = [], 0
-    for number in range(source.num_row_groups):
-        end = start + source.metadata.row_group(number).num_rows
-        wanted = rows[(rows >= start) & (rows < end)] - start
-        if len(wanted):
-            column = source.read_row_group(number, columns=["vector"])["vector"]
-            found.append(vector_matrix(column)[wanted].astype(np.float32, copy=False))
-        start = end
-    return np.concatenate(found)
+def _count_live(placed: PlacedUnit, dead: DeadRows) -> int:
+    """Count the unit's vectors that are live."""
+    if not len(dead.rows_of(placed.ordinal)):
+        return placed.unit.rows
+    return int(np.count_nonzero(is_live(placed, dead)))
+
+
+class _Draw(NamedTuple):
+    """Rows to sample from one unit: `wanted` of its `candidates`, a mask (n,) over its vectors."""
+
+    placed: PlacedUnit
+    wanted: int
+    salt: str
+    candidates: np.ndarray

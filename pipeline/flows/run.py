@@ -1,20 +1,49 @@
 """The context of a running command."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from pipeline.flows.workers.tasks import Pool, Task
 from pipeline.flows.workers.workers import Workers
-from pipeline.log import Stages
+from pipeline.log import Running, Stages
 from pipeline.settings import Job
 from pipeline.store.base import Store
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A job with everything its stages need: the store of its results, workers, and the progress that is
-    shown.
+    """Inputs of every stage of a command.
+
+    Attributes:
+        job: settings.
+        store: store of the results.
+        workers: workers that run tasks.
+        stages: stages of the command, whose progress is shown.
     """
 
     job: Job
     store: Store
     workers: Workers
     stages: Stages
+
+
+def map_in_order(
+    run: Run,
+    task: Task[Item, Result],
+    items: Sequence[Item],
+    bar: Running | None = None,
+    memory: float = 0.0,
+) -> tuple[Result, ...]:
+    """Apply a task to items on the index workers, and return the results in order.
+
+    Args:
+        memory: bytes that one item takes; where they are scarce, fewer workers run at a time.
+    """
+    workers = run.workers.index_workers(run.job.cluster, len(items))
+    pool = Pool(workers, least=1 if memory else None, memory=memory)
+    results = dict(run.workers.map_units(task, items, pool, bar))
+    return tuple(results[number] for number in range(len(items)))

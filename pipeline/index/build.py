@@ -3,37 +3,49 @@
 The published index takes the encoder's raw output: whitening and normalization are inside it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.index.library import faiss, prints_to_stderr
 from pipeline.index.plan import IndexPlan
-from pipeline.index.structure import chain_of, has_lists_on_disk, is_fixed, ivf_of, make_ann, unwrap
+from pipeline.index.refine import refined_of, remove_from_refined
+from pipeline.index.structure import (
+    has_lists_on_disk,
+    is_append_only,
+    ivf_of,
+    make_ann,
+    transforms_of,
+    unwrap,
+)
 from pipeline.index.truth import Batches, ExactTopK, Neighbours
 from pipeline.post import Affine
 from pipeline.store.address import describe
 
-# faiss does 50; beyond 20 the error falls by less than 1 %, and training would take most of the build.
+# faiss does 50 iterations. After 20 the quantization error falls by less than 1 %, and all 50 would take
+# most of the time of a build.
 _OPQ_ROUNDS = 20
-_PROBES = 32  # rows of a part that are searched for after the merge
-_KMEANS_ROUNDS = 10  # faiss's own choice for coarse quantizers
+_MAX_PROBES = 32  # rows of a part that are searched for after a merge, to see that none is lost
+_KMEANS_ROUNDS = 10  # the default of faiss for coarse quantizers
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
-class Filled:
-    """Results of filling an index.
+class FillResult:
+    """The number of rows that `fill` added, and what it found out about them.
 
     Attributes:
         rows: number of added rows.
-        neighbours: the queries' exact neighbours among them; None without queries.
-        probe_addresses: (p,) int64, a few of the rows, to be searched for after a merge.
-        probe_vectors: (p, d) float32.
+        neighbours: the queries' exact neighbours among the added rows; None without queries.
+        probe_addresses: (p,) int64, a few of the added rows, which are searched for after a merge.
+        probe_vectors: (p, d) float32, their vectors.
     """
 
     rows: int
@@ -43,7 +55,7 @@ class Filled:
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
+def faiss_threads(count: int) -> Iterator[None]:
     """Let faiss use `count` threads for the duration of the block."""
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(count)
@@ -51,6 +63,20 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         faiss.omp_set_num_threads(before)
+
+
+def map_in_threads(work: Callable[[Any], Result], indexes: Sequence[Any]) -> list[Result]:
+    """Apply `work` to indexes in parallel, with as many threads as faiss may use. Results are in order."""
+    threads = faiss.omp_get_max_threads()
+    if len(indexes) == 1 or threads == 1:
+        return [work(index) for index in indexes]
+
+    def work_in_thread(index: Any) -> Result:
+        with faiss_threads(max(1, threads // len(indexes))):  # OpenMP counts threads for each Python thread
+            return work(index)
+
+    with ThreadPoolExecutor(min(threads, len(indexes))) as pool:
+        return list(pool.map(work_in_thread, indexes))
 
 
 def train(plan: IndexPlan, transform: Affine | None, sample: np.ndarray, seed: int = 0) -> Any:
@@ -64,14 +90,14 @@ def train(plan: IndexPlan, transform: Affine | None, sample: np.ndarray, seed: i
     Raises:
         DataError: the sample has NaN, infinity, zero vectors or the wrong dimension.
     """
-    sample = _checked(np.arange(len(sample)), sample, "training sample")
-    width = sample.shape[1] if transform is None else len(transform.bias)
-    if width != plan.dim:
+    sample = _valid_vectors(np.arange(len(sample)), sample, "training sample")
+    dim = sample.shape[1] if transform is None else len(transform.bias)
+    if dim != plan.dim:
         raise DataError(
             "training sample",
             f"{plan.dim} dimensions, as planned",
-            f"{width}",
-            "plan the index for the vectors that the transform gives",
+            f"{dim}",
+            "plan the index for the dimension after the transform",
         )
     index = _assemble(plan, transform)
     if not index.is_trained:
@@ -80,27 +106,27 @@ def train(plan: IndexPlan, transform: Affine | None, sample: np.ndarray, seed: i
     return index
 
 
-def fill(index: Any, batches: Batches, truth: ExactTopK | None = None) -> Filled:
-    """Add all batches to a trained index, and find the queries' exact neighbours among them.
+def fill(index: Any, batches: Batches, truth: ExactTopK | None = None) -> FillResult:
+    """Add all batches to a trained index, and find the exact neighbours of the queries of `truth` among them.
 
-    Rows are added in their order, so equal batches give equal bytes on one thread.
+    Rows are added in the given order, so equal batches give equal bytes on one thread.
 
     Raises:
         DataError: vectors have NaN, infinity or another dimension, or are zero.
     """
-    rows, best = 0, truth.none() if truth else None
+    rows, best = 0, truth.empty() if truth else None
     probes: list[tuple[int, np.ndarray]] = []
     for addresses, vectors in batches:
-        vectors = _checked(addresses, vectors, "index", index.d)
+        vectors = _valid_vectors(addresses, vectors, "index", index.d)
         index.add_with_ids(vectors, np.ascontiguousarray(addresses, dtype=np.int64))
         if truth is not None and best is not None:
-            best = truth.merge(best, truth.of([(addresses, vectors)]))
-        spread = np.linspace(0, len(addresses) - 1, min(_PROBES, len(addresses))).astype(int)
-        probes += [(int(addresses[row]), vectors[row].copy()) for row in np.unique(spread)]
-        while len(probes) >= 2 * _PROBES:
-            probes = probes[::2]
+            best = truth.merge(best, truth.search([(addresses, vectors)]))
+        probe_rows = np.linspace(0, len(addresses) - 1, min(_MAX_PROBES, len(addresses))).astype(int)
+        probes += [(int(addresses[row]), vectors[row].copy()) for row in np.unique(probe_rows)]
+        while len(probes) >= 2 * _MAX_PROBES:
+            probes = probes[::2]  # every other one, so that they remain spread over all rows
         rows += len(addresses)
-    return Filled(
+    return FillResult(
         rows,
         best,
         np.array([address for address, _ in probes], dtype=np.int64),
@@ -109,33 +135,35 @@ def fill(index: Any, batches: Batches, truth: ExactTopK | None = None) -> Filled
 
 
 def remove(index: Any, addresses: np.ndarray) -> int:
-    """Remove rows and return how many of them the index held.
+    """Remove rows, and return the number of them that were in the index.
 
     Raises:
         ConfigError: rows of this kind cannot be removed (HNSW, PQ fast-scan).
     """
-    if is_fixed(index):
+    if is_append_only(index):
         raise ConfigError(
             "index",
             "a kind whose rows can be removed",
             type(unwrap(index)).__name__,
             "keep dead addresses as tombstones, or choose an IVF kind or flat",
         )
+    if refined_of(index) is not None:
+        return remove_from_refined(index, addresses)
     return int(index.remove_ids(np.ascontiguousarray(addresses, dtype=np.int64)))
 
 
 def write_index(index: Any, path: Path) -> None:
-    """Write a faiss file, which plain faiss can read."""
+    """Write a file that faiss reads without this package."""
     faiss.write_index(index, str(path))
 
 
 def read_index(path: Path, *, mapped: bool = True, on_disk: bool = False) -> Any:
     """Read a faiss file.
 
-    Nothing outside its folder is opened, whatever path the file names, and nothing is opened for writing.
+    An untrusted file is safe: faiss opens nothing outside the file's folder and nothing for writing.
 
     Args:
-        mapped: leave the rows in the page cache; such an index can only be searched.
+        mapped: map the rows into memory instead of copying them; a mapped index can only be searched.
         on_disk: the lists are in a second file in the same folder.
 
     Raises:
@@ -162,38 +190,41 @@ def read_index(path: Path, *, mapped: bool = True, on_disk: bool = False) -> Any
 
 
 def _assemble(plan: IndexPlan, transform: Affine | None) -> Any:
-    """Make PreTransform(whitening, normalization, a factory's own rotation, index).
+    """Make PreTransform(whitening, normalization, the rotation of the factory string, index).
 
     Every component is handed over to C++, which frees it once. If Python freed it too, the process would
     crash at the next garbage collection.
     """
-    made = make_ann(plan.factory, plan.dim)
-    has_rotation = isinstance(made, faiss.IndexPreTransform)
-    inner: Any = faiss.downcast_index(made.index) if has_rotation else made
-    if ivf_of(inner) is None:
-        inner = _owned(faiss.IndexIDMap2(inner), inner)
+    ann = make_ann(plan.factory, plan.dim)
+    has_rotation = isinstance(ann, faiss.IndexPreTransform)
+    inner: Any = faiss.downcast_index(ann.index) if has_rotation else ann
+    if refined_of(inner) is not None:
+        inner = _take_ownership(faiss.IndexIDMap(inner), inner)  # IDMap2 would need 40 bytes of memory a row
+    elif ivf_of(inner) is None:
+        inner = _take_ownership(faiss.IndexIDMap2(inner), inner)
     if has_rotation:
-        outer = made
+        outer = ann
         outer.index = inner
         inner.this.disown()
     else:
-        outer = _owned(faiss.IndexPreTransform(inner), inner)
-    steps = [faiss.NormalizationTransform(plan.dim, 2.0)]
+        outer = _take_ownership(faiss.IndexPreTransform(inner), inner)
+    last_first = [faiss.NormalizationTransform(plan.dim, 2.0)]
     if transform is not None:
-        steps.append(_linear(transform))
-    for step in steps:
-        step.this.disown()
-        outer.prepend_transform(step)
+        last_first.append(_linear_transform(transform))
+    for component in last_first:
+        component.this.disown()
+        outer.prepend_transform(component)
     return outer
 
 
-def _owned(outer: Any, inner: Any) -> Any:
+def _take_ownership(outer: Any, inner: Any) -> Any:
+    """Return `outer` after making it the only owner of `inner`."""
     inner.this.disown()
     outer.own_fields = True
     return outer
 
 
-def _linear(transform: Affine) -> Any:
+def _linear_transform(transform: Affine) -> Any:
     matrix = np.ascontiguousarray(transform.matrix, dtype=np.float32)
     linear = faiss.LinearTransform(matrix.shape[1], matrix.shape[0], True)
     faiss.copy_array_to_vector(matrix.ravel(), linear.A)
@@ -204,34 +235,34 @@ def _linear(transform: Affine) -> Any:
 
 @contextmanager
 def _training_settings(index: Any, seed: int) -> Iterator[None]:
-    """Fix everything that training would otherwise choose by itself.
+    """Fix seed, iterations and sample size of every k-means for the duration of the block.
 
-    faiss draws no second sample from the caller's sample.
+    faiss would otherwise train on a sample of the caller's sample.
     """
     ann = unwrap(index)
-    rotations = [step for step in chain_of(index) if isinstance(step, faiss.OPQMatrix)]
+    rotations = [transform for transform in transforms_of(index) if isinstance(transform, faiss.OPQMatrix)]
     bits = ann.pq.nbits if hasattr(ann, "pq") else 8
-    quantizers = [faiss.ProductQuantizer(step.d_out, step.M, bits) for step in rotations]
+    quantizers = [faiss.ProductQuantizer(rotation.d_out, rotation.M, bits) for rotation in rotations]
     for rotation, quantizer in zip(rotations, quantizers, strict=True):
         rotation.niter, rotation.pq = _OPQ_ROUNDS, quantizer
-    for trained in (ann, getattr(ann, "pq", None), *quantizers):
-        if (clustering := getattr(trained, "cp", None)) is not None:
+    for component in (ann, getattr(ann, "pq", None), *quantizers):
+        if (clustering := getattr(component, "cp", None)) is not None:
             clustering.seed = seed
-            clustering.max_points_per_centroid = 1 << 30
-            clustering.min_points_per_centroid = 1  # the plan makes sure that there are enough
+            clustering.max_points_per_centroid = 1 << 30  # no second sample
+            clustering.min_points_per_centroid = 1  # no warning: the plan makes sure that there are enough
     if isinstance(ann, faiss.IndexIVF):
         ann.cp.niter = _KMEANS_ROUNDS
     try:
         yield
     finally:
         for rotation in rotations:
-            rotation.pq = None  # borrowed: freed with `quantizers`
+            rotation.pq = None  # it belongs to `quantizers`, which Python frees
 
 
 @contextmanager
 def _on_gpus(ivf: Any | None) -> Iterator[None]:
-    """Run k-means of the coarse quantizer on all GPUs that faiss sees."""
-    if ivf is None or not getattr(faiss, "get_num_gpus", int)():
+    """Train the coarse quantizer of `ivf` on all GPUs that faiss sees, within the block."""
+    if ivf is None or not faiss.get_num_gpus():
         yield
         return
     assigner = faiss.index_cpu_to_all_gpus(faiss.IndexFlatIP(ivf.d))
@@ -242,10 +273,12 @@ def _on_gpus(ivf: Any | None) -> Iterator[None]:
         ivf.clustering_index = None
 
 
-def _checked(addresses: np.ndarray, vectors: np.ndarray, where: str, dim: int | None = None) -> np.ndarray:
-    """Return vectors as (n, d) float32 in C order.
+def _valid_vectors(
+    addresses: np.ndarray, vectors: np.ndarray, where: str, dim: int | None = None
+) -> np.ndarray:
+    """Return vectors as (n, d) float32 in C order; raise DataError if one is not finite or is zero.
 
-    faiss counts a NaN vector as a row but never returns it, so such vectors are refused.
+    faiss counts a NaN vector as a row but never returns it.
     """
     vectors = np.ascontiguousarray(vectors, dtype=np.float32)
     if vectors.ndim != 2 or len(vectors) != len(addresses) or (dim is not None and vectors.shape[1] != dim):
@@ -260,7 +293,7 @@ def _checked(addresses: np.ndarray, vectors: np.ndarray, where: str, dim: int | 
         raise DataError(
             where,
             "finite vectors, none of them zero",
-            f"{len(bad)} others, the first of {describe(int(addresses[bad[0]]))}",
+            f"{len(bad)} with NaN or infinity, or zero, the first at {describe(int(addresses[bad[0]]))}",
             "encode that unit again",
         )
     return vectors

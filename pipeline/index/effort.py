@@ -1,4 +1,7 @@
-"""Search effort (nprobe of IVF, efSearch of HNSW): chosen by recall, and timed."""
+"""Choose and time the search effort: nprobe of an IVF index, efSearch of HNSW.
+
+`index` is a faiss index or `SearchedParts` in all functions.
+"""
 
 import time
 from collections.abc import Iterator
@@ -6,23 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.index.build import threads
-from pipeline.index.measured import CurvePoint, Latency
-from pipeline.index.parts import indexes_of
+from pipeline.index.build import faiss_threads
+from pipeline.index.metrics import CurvePoint, Latency
 from pipeline.index.recall import recall
-from pipeline.index.structure import nlist_of, unwrap
+from pipeline.index.searched_parts import SearchedParts, indexes_of, query_ms
+from pipeline.index.structure import nlist_of, set_index_effort, unwrap
 from pipeline.index.truth import Neighbours, Queries
 
-_BEYOND_TARGET = 2  # points of the curve after the chosen one: they show what more effort would buy
-_FLAT_POINTS, _FLAT_GAIN = 4, 5e-4  # four points are a factor of four in effort
-_EF_SEARCH = (16, 1024)
+_BEYOND_TARGET = 2  # points of the curve after the chosen one, which show the gain from more effort
+# The curve has levelled off if recall gains less than this over four points, a factor of four in effort.
+_PLATEAU_POINTS, _PLATEAU_GAIN = 4, 5e-4
+_EF_SEARCH = (16, 1024)  # lowest and highest efSearch that is tried
 
 
 def effort_name(index: Any) -> str | None:
-    """Return nprobe or efSearch; None for a kind that always searches everything.
-
-    `index` is here and below a faiss index or `Parts`.
-    """
+    """Return the name "nprobe" or "efSearch"; None for a kind that always searches everything."""
     ann = unwrap(indexes_of(index)[0])
     if hasattr(ann, "nlist"):
         return "nprobe"
@@ -36,25 +37,19 @@ def get_effort(index: Any) -> int | None:
 
 
 def set_effort(index: Any, effort: int) -> None:
-    """Set nprobe (at most nlist) or efSearch.
-
-    A file written afterwards keeps it, so plain faiss searches with the same effort.
-    """
-    name = effort_name(index)
-    for ann in map(unwrap, indexes_of(index)):
-        if name == "nprobe":
-            ann.nprobe = max(1, min(effort, ann.nlist))
-        elif name == "efSearch":
-            ann.hnsw.efSearch = max(1, effort)
+    """Set nprobe (at most nlist) or efSearch. Index files store the effort, so plain faiss uses it too."""
+    for each in indexes_of(index):
+        set_index_effort(each, effort)
 
 
 def choose_effort(
     index: Any, queries: Queries, truth: Neighbours, target: float
 ) -> tuple[int | None, tuple[CurvePoint, ...]]:
-    """Set the least effort whose recall@10 is above `target` with its whole 95 % interval.
+    """Set the lowest effort at which the 95 % interval of recall@10 is above `target`.
 
-    The interval makes sure that other queries reach the target too. If no effort reaches it, the one with the
-    best recall is chosen. nprobe runs over 1, 2, 3, 4, 6, 8 ... nlist, efSearch over 16, 24, 32 ... 1,024.
+    With the whole interval above it, other queries are likely to reach the target too. If no effort reaches
+    it, the one with the best recall is set. nprobe 1, 2, 3, 4, 6, 8 ... nlist or efSearch 16, 24, 32 ...
+    1,024 are tried.
 
     Returns:
         The chosen effort and the measured curve; (None, ()) for exhaustive kinds.
@@ -62,9 +57,9 @@ def choose_effort(
     if effort_name(index) is None:
         return None, ()
     curve: list[CurvePoint] = []
-    for effort in efforts(index):
-        curve.append(point_at(index, queries, truth, effort))
-        if sum(point.low >= target for point in curve) > _BEYOND_TARGET or is_flat(curve):
+    for effort in candidate_efforts(index):
+        curve.append(measure_at(index, queries, truth, effort))
+        if sum(point.low >= target for point in curve) > _BEYOND_TARGET or levels_off(curve):
             break
     enough = [point for point in curve if point.low >= target]
     chosen = enough[0] if enough else max(curve, key=lambda point: (point.recall_at_10, -point.effort))
@@ -72,59 +67,57 @@ def choose_effort(
     return chosen.effort, tuple(curve)
 
 
-def efforts(index: Any) -> Iterator[int]:
+def candidate_efforts(index: Any) -> Iterator[int]:
     """Yield search efforts to try, ascending: nprobe up to nlist, or efSearch from 16 to 1,024."""
-    nlist = nlist_of(index)
-    effort, most = (1, nlist) if nlist else _EF_SEARCH
-    while effort < most:
+    nlist = nlist_of(indexes_of(index)[0])
+    effort, highest = (1, nlist) if nlist else _EF_SEARCH
+    while effort < highest:
         yield effort
-        if effort > 1 and effort * 3 // 2 < most:
+        if effort > 1 and effort * 3 // 2 < highest:
             yield effort * 3 // 2
         effort *= 2
-    yield most
+    yield highest
 
 
-def is_flat(curve: list[CurvePoint]) -> bool:
-    """Return whether more effort no longer helps: the missing answers are lost to compression."""
+def levels_off(curve: list[CurvePoint]) -> bool:
+    """Return whether more effort no longer helps, because compression loses the missing answers."""
     return (
-        len(curve) > _FLAT_POINTS
-        and curve[-1].recall_at_10 - curve[-1 - _FLAT_POINTS].recall_at_10 < _FLAT_GAIN
+        len(curve) > _PLATEAU_POINTS
+        and curve[-1].recall_at_10 - curve[-1 - _PLATEAU_POINTS].recall_at_10 < _PLATEAU_GAIN
     )
 
 
-def curve_around(index: Any, queries: Queries, truth: Neighbours) -> tuple[CurvePoint, ...]:
-    """Measure points from a quarter to twice the effort that is set; none for exhaustive kinds."""
-    chosen = get_effort(index)
-    if chosen is None:
+def measure_around(index: Any, queries: Queries, truth: Neighbours) -> tuple[CurvePoint, ...]:
+    """Measure the curve from a quarter to twice the effort that is set; empty for exhaustive kinds."""
+    current = get_effort(index)
+    if current is None:
         return ()
-    most = nlist_of(indexes_of(index)[0]) or 2 * chosen
-    tried = sorted({max(1, chosen // 4), max(1, chosen // 2), chosen, min(most, 2 * chosen)})
-    curve = tuple(point_at(index, queries, truth, effort) for effort in tried)
-    set_effort(index, chosen)
+    highest = nlist_of(indexes_of(index)[0]) or 2 * current
+    tried = sorted({max(1, current // 4), max(1, current // 2), current, min(highest, 2 * current)})
+    curve = tuple(measure_at(index, queries, truth, effort) for effort in tried)
+    set_effort(index, current)
     return curve
 
 
-def point_at(index: Any, queries: Queries, truth: Neighbours, effort: int) -> CurvePoint:
-    """Set the effort in the index and measure recall and time."""
+def measure_at(index: Any, queries: Queries, truth: Neighbours, effort: int) -> CurvePoint:
+    """Set the effort in the index, and measure recall@10 and the time of a query."""
     set_effort(index, effort)
-    with threads(1):
-        start = time.perf_counter()
-        found = recall(index, queries, truth, (10,))[10]
-        elapsed = time.perf_counter() - start
+    with faiss_threads(1):
+        clock = index.clock if isinstance(index, SearchedParts) else time.perf_counter
+        start = clock()
+        recall_at_10 = recall(index, queries, truth, (10,))[10]
+        elapsed_s = clock() - start
     return CurvePoint(
-        effort=effort, recall_at_10=found.value, low=found.low, query_ms=1e3 * elapsed / max(1, len(queries))
+        effort=effort,
+        recall_at_10=recall_at_10.value,
+        low=recall_at_10.low,
+        query_ms=1e3 * elapsed_s / max(1, len(queries)),
     )
 
 
-def latency(index: Any, queries: Queries, most: int = 500) -> Latency:
-    """Time single queries, at most `most` of them, on one thread, after one to warm up."""
-    vectors = np.ascontiguousarray(queries.vectors[:most], dtype=np.float32)
-    elapsed = []
-    with threads(1):
-        index.search(vectors[:1], 10)
-        for row in range(len(vectors)):
-            start = time.perf_counter()
-            index.search(vectors[row : row + 1], 10)
-            elapsed.append(1e3 * (time.perf_counter() - start))
-    p50_ms, p99_ms = np.quantile(elapsed, [0.5, 0.99]).tolist()
-    return Latency(queries=len(elapsed), p50_ms=p50_ms, p99_ms=p99_ms)
+def measure_latency(index: Any, queries: Queries, max_queries: int = 500) -> Latency:
+    """Time up to `max_queries` queries, one after the other on one thread, after a first to warm up."""
+    vectors = np.ascontiguousarray(queries.vectors[:max_queries], dtype=np.float32)
+    elapsed_ms = index.query_ms(vectors) if isinstance(index, SearchedParts) else query_ms(index, vectors)
+    p50_ms, p99_ms = np.quantile(elapsed_ms, [0.5, 0.99]).tolist()
+    return Latency(queries=len(elapsed_ms), p50_ms=p50_ms, p99_ms=p99_ms)

@@ -1,21 +1,22 @@
-"""The quality gates of a release, as values."""
+"""The quality gates of a release: limits that its index and row counts have to meet to be published."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.index.measured import Counted, Measured, Proportion
+from pipeline.index.metrics import IndexMetrics, Proportion, RowCounts
 from pipeline.index.plan import GIB
 from pipeline.settings import Dtype, GateSettings
 from pipeline.store.manifest import Gate
 from pipeline.text.tokens.coverage import ScriptCoverage
 
-_CANARY = {"float32": 0.9999, "bfloat16": 0.999, "float16": 0.999}
+# Defaults of gates.canary_cosine: an encoder repeats its vectors up to the rounding of its dtype.
+_MIN_CANARY_COSINE = {"float32": 0.9999, "bfloat16": 0.999, "float16": 0.999}
 
 
 def judge(
-    measured: Measured,
-    counted: Counted,
+    measured: IndexMetrics,
+    counted: RowCounts,
     settings: GateSettings,
     *,
     canary: float | None = None,
@@ -24,8 +25,9 @@ def judge(
     """Return the result of every gate that is set, by name. A release is published if all of them passed.
 
     Args:
-        canary: `lowest_cosine` with the previous release; None if it is not compared.
-        dtype: of the encoder, which gives the default of gates.canary_cosine.
+        canary: lowest cosine of a canary text's vectors in this release and the previous one; None if they
+            are not compared.
+        dtype: the encoder's dtype, on which the default of gates.canary_cosine depends.
     """
     gates = {
         "row_conservation": _exactly(
@@ -38,7 +40,7 @@ def judge(
         ),
         "quarantined": _at_most(
             counted.quarantined / max(counted.read, 1),
-            counted.most_quarantined,
+            counted.max_quarantined,
             f"of the rows read, {counted.quarantined:,} of {counted.read:,}, are quarantined",
         ),
     }
@@ -51,27 +53,27 @@ def judge(
         gates["p99_ms"] = _at_most(
             times.p99_ms, settings.p99_ms, f"ms is the 99th percentile of {times.queries} single queries"
         )
-    if counted.covered is not None:
-        gates |= _token_gates(counted.covered, settings)
-    least = settings.canary_cosine if settings.canary_cosine is not None else _CANARY[dtype]
+    if counted.token_coverage is not None:
+        gates |= _token_gates(counted.token_coverage, settings)
+    min_cosine = settings.canary_cosine if settings.canary_cosine is not None else _MIN_CANARY_COSINE[dtype]
     if counted.failed_canaries:
-        gates["canary_cosine"] = _failed_canaries(counted.failed_canaries, least)
+        gates["canary_cosine"] = _failed_canary_gate(counted.failed_canaries, min_cosine)
     elif canary is not None:
         gates["canary_cosine"] = Gate(
             value=canary,
-            threshold=least,
-            passed=canary >= least,
-            sentence=f"canary texts keep a cosine of {canary:.6f} with the previous release, {least:g} at "
-            "least",
+            threshold=min_cosine,
+            passed=canary >= min_cosine,
+            sentence=f"canary texts keep a cosine of {canary:.6f} with the previous release, "
+            f"{min_cosine:g} at least",
         )
     return gates
 
 
 def lowest_cosine(before: np.ndarray, now: np.ndarray) -> float:
-    """Return the lowest cosine of row i of `before` with row i of `now`, both (n, d).
+    """Return the lowest cosine between equal rows of `before` and `now`, both (n, d).
 
-    Two zero vectors agree, because word vectors know no word of some canary texts. A zero vector and another
-    one have cosine 0.
+    Two zero vectors count as equal: an encoder of word vectors gives zero for texts of unknown words. The
+    cosine of a zero vector and a nonzero one is 0.
     """
     left, right = before.astype(np.float64), now.astype(np.float64)
     lengths = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
@@ -79,27 +81,29 @@ def lowest_cosine(before: np.ndarray, now: np.ndarray) -> float:
     return float(np.min(np.where(left.any(axis=1) | right.any(axis=1), cosines, 1.0)))
 
 
-def _exactly(value: int, expected: int, what: str) -> Gate:
+def _exactly(value: int, expected: int, description: str) -> Gate:
+    """Return a gate on a count; `description` follows the count in its sentence."""
     return Gate(
         value=value,
         threshold=expected,
         passed=value == expected,
         relation="exactly",
-        sentence=f"{value:,} {what}, {expected:,} expected",
+        sentence=f"{value:,} {description}, {expected:,} expected",
     )
 
 
-def _at_most(value: float, limit: float, what: str) -> Gate:
+def _at_most(value: float, limit: float, description: str) -> Gate:
     return Gate(
         value=value,
         threshold=limit,
         passed=value <= limit,
         relation="at most",
-        sentence=f"{value:.4g} {what}, {limit:g} at most",
+        sentence=f"{value:.4g} {description}, {limit:g} at most",
     )
 
 
 def _recall_gate(found: Proportion, target: float) -> Gate:
+    """Return the gate on recall@10, which fails only if the whole interval is below the target."""
     sentence = (
         f"recall@10 is {found.value:.4f} (95 % interval {found.low:.4f} to {found.high:.4f}), {target:g} at "
         "least within it"
@@ -107,47 +111,51 @@ def _recall_gate(found: Proportion, target: float) -> Gate:
     return Gate(value=found.value, threshold=target, passed=found.high >= target, sentence=sentence)
 
 
-def _token_gates(covered: ScriptCoverage, settings: GateSettings) -> dict[str, Gate]:
+def _token_gates(coverage: ScriptCoverage, settings: GateSettings) -> dict[str, Gate]:
     gates = {}
+    rows = coverage.uncounted_rows
+    uncounted = [f"{rows:,} rows of an earlier version were not counted"] if rows else []
     if (limit := settings.unknown_tokens) is not None:
         gates["unknown_tokens"] = _at_most_tokens(
-            covered.unknown_share,
+            coverage.unknown_proportion,
             limit,
             "are unknown to the encoder's tokenizer",
-            (covered.most_unknown_scripts(), _uncounted(covered)),
+            [coverage.most_unknown_scripts(), *uncounted],
             "use an encoder that knows the language, or raise gates.unknown_tokens",
         )
     if (limit := settings.lost_tokens) is not None:
         gates["lost_tokens"] = _at_most_tokens(
-            covered.lost_share,
+            coverage.lost_proportion,
             limit,
             "are beyond the encoder's limit and in no vector",
-            (covered.most_lost_scripts(), _uncounted(covered)),
+            [coverage.most_lost_scripts(), *uncounted],
             "split the texts, raise encoder.max_length where the encoder takes more, or raise "
             "gates.lost_tokens",
         )
     return gates
 
 
-def _uncounted(covered: ScriptCoverage) -> str:
-    rows = covered.uncounted_rows
-    return f"{rows:,} rows of an earlier version were not counted" if rows else ""
+def _at_most_tokens(value: float, limit: float, problem: str, details: Sequence[str], remedy: str) -> Gate:
+    """Return a gate on a proportion of the tokens; its sentence names the remedy if it fails.
 
-
-def _at_most_tokens(value: float, limit: float, found: str, details: Sequence[str], remedy: str) -> Gate:
+    Args:
+        problem: predicate of the sentence whose subject are these tokens.
+        details: remarks that follow the problem in parentheses; empty ones are left out.
+    """
     remarks = "; ".join(filter(None, details))
-    sentence = f"{value:.1%} of the tokens {found}{f' ({remarks})' if remarks else ''}, {limit:.0%} at most"
+    in_parentheses = f" ({remarks})" if remarks else ""
+    sentence = f"{value:.1%} of the tokens {problem}{in_parentheses}, {limit:.0%} at most"
     if value > limit:
         sentence += f"; {remedy}"
-    return _at_most(value, limit, "").model_copy(update={"sentence": sentence})
+    return Gate(value=value, threshold=limit, passed=value <= limit, relation="at most", sentence=sentence)
 
 
-def _failed_canaries(count: int, least: float) -> Gate:
-    """Refuse an encoder that fails for a canary text, because it will fail for some query."""
+def _failed_canary_gate(count: int, min_cosine: float) -> Gate:
+    """Return a failed gate: an encoder that gives NaN for a canary text would do so for some queries."""
     texts = "1 canary text" if count == 1 else f"{count} canary texts"
     return Gate(
-        value=-1.0,
-        threshold=least,
+        value=-1.0,  # the lowest cosine: that of a NaN vector is undefined
+        threshold=min_cosine,
         passed=False,
         sentence=f"the encoder gives NaN or infinity for {texts}; check encode.dtype and the model's files",
     )

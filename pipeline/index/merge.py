@@ -1,7 +1,7 @@
-"""Merge parts that were filled separately into one index.
+"""Merge shards that were filled separately into one index.
 
-faiss merges parts that do not belong together without an error, so they are compared before the merge, and
-some of their rows are searched for after it.
+faiss does not notice shards of different trainings. So shards are compared before the merge, and some of
+their rows (the probes) are searched for after it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,13 +14,14 @@ import numpy as np
 from pipeline.errors import DataError, SpaceMismatch
 from pipeline.index.build import read_index
 from pipeline.index.library import faiss, prints_to_stderr
+from pipeline.index.refine import merge_refined, refined_of
 from pipeline.index.structure import (
     addresses_of,
     fingerprint,
+    is_append_only,
     is_exact,
-    is_fixed,
     ivf_of,
-    list_search,
+    ivf_parameters,
     lists_of,
     nlist_of,
     unwrap,
@@ -28,22 +29,22 @@ from pipeline.index.structure import (
 from pipeline.store.address import describe, ordinal_of, row_of
 from pipeline.store.base import sha256_of
 
-_SCORE_ROUNDING = 1e-4  # between a search for few rows and one for many
-_LEAST_FOUND = 0.95  # proportion of a part's probes
-_PROBED_LISTS = 16
+_SCORE_ROUNDING = 1e-4  # scores differ by rounding if one search has few rows and another many
+_MIN_FOUND = 0.95  # proportion of a shard's probes that the merged index must find
+_PROBED_LISTS = 16  # nprobe of the search for probes
+_PROBE_ANSWERS = 10  # for a single answer, a refined index would score few candidates again
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """A filled part of an index.
+class FilledShard:
+    """A shard of an index, filled and on this machine.
 
     Attributes:
-        path: its faiss file.
-        rows: number of rows that it must hold.
+        path: the shard's faiss file.
+        rows: number of rows that the file must hold.
         probe_addresses: (p,) int64, rows that are searched for after the merge.
-        probe_vectors: (p, d) float32.
-        space_id: space of its vectors. A faiss file does not name it, and flat parts have no training by
-            which they could be distinguished.
+        probe_vectors: (p, d) float32, their vectors.
+        space_id: space of the vectors. It is compared because flat shards have no training to compare.
     """
 
     path: Path
@@ -53,184 +54,230 @@ class Part:
     space_id: str
 
 
-def merge(parts: Sequence[Part]) -> Any:
-    """Merge parts, in order, into one index in memory that answers as if all rows had been added to it.
+def merge(shards: Sequence[FilledShard]) -> Any:
+    """Merge shards, in order, into one index in memory.
 
-    IVF lists are copied from mapped files, so only the result is in memory; other kinds need one part beside
-    it.
+    The result answers like an index to which all rows were added. IVF lists are copied from mapped files, so
+    that only the result is in memory; other kinds need memory for the result and one shard.
 
     Raises:
-        SpaceMismatch: the parts are of two spaces.
-        DataError: the parts differ in training, rows are lost, an address occurs twice, or the rows of a part
-            are not found afterwards.
+        SpaceMismatch: the shards are of two spaces.
+        DataError: the shards differ in training, rows are lost, an address occurs twice, or the probes of a
+            shard are not found.
     """
-    _check_fit(parts)
-    if len(parts) > 1 and _copies_lists(parts[0].path):
-        return _checked(_copy_lists(parts), parts)
-    index = read_index(parts[0].path, mapped=False)
-    for part in parts[1:]:
-        index.merge_from(read_index(part.path, mapped=False), 0)  # 0: addresses are global already
-    return _checked(index, parts)
+    _check_shards_match(shards)
+    if len(shards) > 1 and _has_array_lists(shards[0].path):
+        index = _copy_lists(shards)
+    else:
+        index = read_index(shards[0].path, mapped=False)
+        for shard in shards[1:]:
+            other = read_index(shard.path, mapped=False)
+            if refined_of(index) is not None:
+                merge_refined(index, other)
+            else:
+                index.merge_from(other, 0)  # 0: keep addresses, they are global
+    _check_merged(index, shards)
+    return index
 
 
-def merge_on_disk(parts: Sequence[Part], folder: Path) -> tuple[Any, Path]:
-    """Merge parts into one IVF index whose lists stay in a file in `folder`, named by its content.
+def merge_on_disk(shards: Sequence[FilledShard], folder: Path) -> tuple[Any, Path]:
+    """Merge shards into one IVF index whose lists are in a file in `folder`, named by its content.
 
-    Memory does not grow with the rows. Write the index beside the file: searchers open it with
-    IO_FLAG_ONDISK_SAME_DIR.
+    Memory does not grow with the rows. The caller has to write the index into the same folder, because faiss
+    opens the lists from there (IO_FLAG_ONDISK_SAME_DIR).
 
     Returns:
         The index, and the file of its lists.
 
     Raises:
-        SpaceMismatch, DataError: as `merge`.
+        SpaceMismatch, DataError: as in `merge`.
     """
-    _check_fit(parts)
-    index, mapped = read_index(parts[0].path), [read_index(part.path) for part in parts]
+    _check_shards_match(shards)
+    index = read_index(shards[0].path)
+    mapped_shards = [read_index(shard.path) for shard in shards]
     ivf = unwrap(index)
-    growing = folder / "growing.ivfdata"
-    lists = faiss.OnDiskInvertedLists(ivf.nlist, ivf.code_size, str(growing))
+    unnamed_file = folder / "growing.ivfdata"
+    lists = faiss.OnDiskInvertedLists(ivf.nlist, ivf.code_size, str(unnamed_file))
     sources = faiss.InvertedListsPtrVector()
-    for part in mapped:
-        sources.push_back(unwrap(part).invlists)
+    for shard in mapped_shards:
+        sources.push_back(unwrap(shard).invlists)
     with prints_to_stderr():
+        # False: addresses are not shifted; False: progress is not printed.
         rows = lists.merge_from_multiple(sources.data(), sources.size(), False, False)
     _replace_lists(index, lists, rows)
-    named = growing.rename(folder / f"{sha256_of(growing)[:24]}.ivfdata")
-    lists.filename = named.name
-    return _checked(index, parts), named
+    lists_file = unnamed_file.rename(folder / f"{sha256_of(unnamed_file)[:24]}.ivfdata")
+    lists.filename = lists_file.name
+    _check_merged(index, shards)
+    return index, lists_file
 
 
 def count_duplicates(blocks: Iterable[np.ndarray]) -> tuple[int, int | None]:
     """Return the number of addresses that repeat an earlier one, and the first of them.
 
-    Memory is one bit per row, because the addresses of a unit are dense.
+    A bitmap records the addresses: a bit for each row of a unit, because row numbers of a unit are dense.
     """
-    seen: dict[int, np.ndarray] = {}
+    bitmap = _Bitmap()
     count, first = 0, None
     for block in blocks:
-        addresses, times = np.unique(block, return_counts=True)
-        repeated = [np.repeat(addresses, times - 1)]
-        units, starts = np.unique(ordinal_of(addresses), return_index=True)
-        for unit, own in zip(units.tolist(), np.split(addresses, starts[1:]), strict=True):
-            positions, masks = row_of(own) >> 3, np.left_shift(1, own & 7).astype(np.uint8)
-            bits = seen.get(unit, np.zeros(0, dtype=np.uint8))
-            if (missing := int(positions[-1]) + 1 - len(bits)) > 0:
-                bits = np.pad(bits, (0, max(missing, len(bits) // 2)))
-            repeated.append(own[(bits[positions] & masks) != 0])
-            np.bitwise_or.at(bits, positions, masks)
-            seen[unit] = bits
-        found = np.concatenate(repeated)
-        count += len(found)
-        if first is None and len(found):
-            first = int(found[0])
+        addresses = np.sort(block)
+        repeats = np.zeros(len(addresses), dtype=bool)
+        repeats[1:] = addresses[1:] == addresses[:-1]
+        repeats |= bitmap.add(addresses)
+        count += int(repeats.sum())
+        if first is None and repeats.any():
+            first = int(addresses[repeats][0])
     return count, first
 
 
-def _check_fit(parts: Sequence[Part]) -> None:
-    if not parts:
-        raise DataError("merge", "at least one part", "none", "fill the index first")
-    first = parts[0]
+class _Bitmap:
+    """A set of addresses, one bit each. Every unit has equally many bits, which grow with its row numbers."""
+
+    def __init__(self) -> None:
+        self._unit_bytes = 1 << 12
+        self._bits = np.zeros((0, self._unit_bytes), dtype=np.uint8)
+        self._positions = np.zeros(0, dtype=np.int64)  # by ordinal: the unit's line in the bitmap, or -1
+
+    def add(self, addresses: np.ndarray) -> np.ndarray:
+        """Add addresses (n,) int64. Returns a mask (n,) of those that were added by an earlier call."""
+        if not len(addresses):
+            return np.zeros(0, dtype=bool)
+        ordinals, rows = ordinal_of(addresses), row_of(addresses)
+        self._grow(np.unique(ordinals), int(rows.max()) >> 3)
+        bits = self._bits.reshape(-1)
+        offsets = self._positions[ordinals] * self._unit_bytes + (rows >> 3)
+        masks = np.left_shift(1, rows & 7).astype(np.uint8)
+        was_added = (bits[offsets] & masks) != 0
+        np.bitwise_or.at(bits, offsets, masks)
+        return was_added
+
+    def _grow(self, ordinals: np.ndarray, last_byte: int) -> None:
+        """Make room for units, and for their rows up to the byte `last_byte`."""
+        if last_byte >= self._unit_bytes:
+            wider = 1 << last_byte.bit_length()
+            self._bits = np.pad(self._bits, ((0, 0), (0, wider - self._unit_bytes)))
+            self._unit_bytes = wider
+        if (missing := int(ordinals[-1]) + 1 - len(self._positions)) > 0:
+            self._positions = np.pad(self._positions, (0, missing), constant_values=-1)
+        new = ordinals[self._positions[ordinals] < 0]
+        if len(new):
+            known = int(self._positions.max(initial=-1)) + 1
+            self._positions[new] = known + np.arange(len(new))
+            if (missing := known + len(new) - len(self._bits)) > 0:
+                self._bits = np.pad(self._bits, ((0, max(missing, len(self._bits) // 2)), (0, 0)))
+
+
+def _check_shards_match(shards: Sequence[FilledShard]) -> None:
+    if not shards:
+        raise DataError("merge", "at least one shard", "none", "fill the index first")
+    first = shards[0]
     expected = fingerprint(read_index(first.path))
-    for part in parts:
-        where, index = str(part.path), read_index(part.path)
-        if part.space_id != first.space_id:
-            both = f"vectors of space {first.space_id}, as {first.path.name}", f"space {part.space_id}"
+    for shard in shards:
+        where, index = str(shard.path), read_index(shard.path)
+        if shard.space_id != first.space_id:
             raise SpaceMismatch(
-                where, *both, "vectors of two spaces cannot be compared: merge parts of one encoder"
+                where,
+                f"vectors of space {first.space_id}, as {first.path.name}",
+                f"space {shard.space_id}",
+                "vectors of two spaces cannot be compared: merge shards of one encoder",
             )
-        if len(parts) > 1 and is_fixed(index):
+        if len(shards) > 1 and is_append_only(index):
             raise DataError(
                 where,
-                "a kind whose parts can be merged",
+                "a kind whose shards can be merged",
                 type(unwrap(index)).__name__,
-                "fill an index of this kind in one part",
+                "fill an index of this kind in one shard",
             )
         if (found := fingerprint(index)) != expected:
-            both = f"the training of {first.path.name} ({expected[:16]})", f"another one ({found[:16]})"
             raise DataError(
-                where, *both, "parts of one index are filled from one trained index: fill this one again"
+                where,
+                f"the training of {first.path.name} ({expected[:16]})",
+                f"another one ({found[:16]})",
+                "fill this shard again from the trained index of the others",
             )
-        if index.ntotal != part.rows:
+        if index.ntotal != shard.rows:
             raise DataError(
-                where, f"{part.rows:,} rows", f"{index.ntotal:,}", "the part is incomplete: fill it again"
+                where, f"{shard.rows:,} rows", f"{index.ntotal:,}", "the shard is incomplete: fill it again"
             )
 
 
-def _copies_lists(path: Path) -> bool:
-    """Return whether the lists of a part are plain arrays, one code after the other."""
+def _has_array_lists(path: Path) -> bool:
+    """Return whether a shard is an IVF index whose lists hold addresses, in arrays that can be copied."""
     index = read_index(path)
     ivf = ivf_of(index)
-    return ivf is not None and isinstance(lists_of(ivf), faiss.ArrayInvertedLists)
+    return (
+        ivf is not None and refined_of(index) is None and isinstance(lists_of(ivf), faiss.ArrayInvertedLists)
+    )
 
 
 def _replace_lists(index: Any, lists: Any, rows: int) -> None:
+    """Hand `lists`, which hold `rows` rows, over to the IVF index inside `index`."""
     ivf = unwrap(index)
     ivf.replace_invlists(lists, True)
     lists.this.disown()
     index.ntotal = ivf.ntotal = rows
 
 
-def _copy_lists(parts: Sequence[Part]) -> Any:
-    """Allocate every list at its final size, and copy the parts into it one after the other."""
-    index, sources = read_index(parts[0].path), [read_index(part.path) for part in parts]
-    lists = [unwrap(source).invlists for source in sources]
+def _copy_lists(shards: Sequence[FilledShard]) -> Any:
+    """Allocate every list at its final size, and copy the shards into it one after the other."""
+    index = read_index(shards[0].path)
+    mapped_shards = [read_index(shard.path) for shard in shards]
+    sources = [unwrap(shard).invlists for shard in mapped_shards]
     ivf = unwrap(index)
     merged = faiss.ArrayInvertedLists(ivf.nlist, ivf.code_size)
     for number in range(ivf.nlist):
-        sizes = [source.list_size(number) for source in lists]
+        sizes = [source.list_size(number) for source in sources]
         merged.resize(number, sum(sizes))
-        for source, start, size in zip(lists, np.cumsum([0, *sizes]).tolist(), sizes, strict=False):
+        start = 0
+        for source, size in zip(sources, sizes, strict=True):
             if size:
                 merged.update_entries(number, start, size, source.get_ids(number), source.get_codes(number))
-    _replace_lists(index, merged, sum(source.ntotal for source in sources))
+            start += size
+    _replace_lists(index, merged, sum(shard.ntotal for shard in mapped_shards))
     return index
 
 
-def _checked(index: Any, parts: Sequence[Part]) -> Any:
-    """Return `index` after checking that it holds every row of the parts once and finds them."""
-    if index.ntotal != (expected := sum(part.rows for part in parts)):
+def _check_merged(index: Any, shards: Sequence[FilledShard]) -> None:
+    """Check that a merged index holds every row of the shards once, and that it finds their probes."""
+    if index.ntotal != (expected := sum(shard.rows for shard in shards)):
         raise DataError(
-            "merged index", f"{expected:,} rows", f"{index.ntotal:,}", "rows were lost: fill the parts again"
+            "merged index", f"{expected:,} rows", f"{index.ntotal:,}", "rows were lost: fill the shards again"
         )
     count, first = count_duplicates(addresses_of(index))
     if first is not None:
         raise DataError(
             "merged index",
             "every address once",
-            f"{count:,} twice, the first of {describe(first)}",
-            "two parts hold the same unit",
+            f"{count:,} repeated, the first of them {describe(first)}",
+            "two shards hold the same unit: fill them again, with every unit in one shard",
         )
-    for part in parts:
-        _check_found(index, part)
-    return index
+    for shard in shards:
+        _check_probes(index, shard)
 
 
-def _check_found(index: Any, part: Part) -> None:
-    """Check that the probes of a part find themselves or rows that are as near.
+def _check_probes(index: Any, shard: FilledShard) -> None:
+    """Check that a search for each probe of a shard finds the probe, or another row with the same score.
 
     Addresses are not compared, because many texts are equal and coarse codes may rank other rows first. If
-    vectors are stored as they are, the best score must be 1. With codes, it must be at least the best score
-    in the part alone: the merged index holds the same codes and more, unless their codebook is another one.
+    vectors are stored uncompressed, the best score must be 1. With codes, it must be at least the best score
+    in the shard alone: the merged index has the same codes and more, unless it has a different codebook.
     """
-    if not len(part.probe_addresses):
+    if not len(shard.probe_addresses):
         return
-    alone = _best_scores(read_index(part.path, mapped=False), part.probe_vectors)
-    if is_exact(index) and not is_fixed(index):
-        alone = np.maximum(alone, 1)
-    found = float((_best_scores(index, part.probe_vectors) >= alone - _SCORE_ROUNDING).mean())
-    if found < _LEAST_FOUND:
+    expected = _best_scores(read_index(shard.path, mapped=False), shard.probe_vectors)
+    if is_exact(index) and not is_append_only(index):
+        expected = np.maximum(expected, 1)
+    found = float((_best_scores(index, shard.probe_vectors) >= expected - _SCORE_ROUNDING).mean())
+    if found < _MIN_FOUND:
         raise DataError(
             "merged index",
-            f"the rows of {part.path.name} to find themselves or rows as near",
-            f"{found:.0%} that do",
-            "fill that part again with the trained index of the others",
+            f"{_MIN_FOUND:.0%} of the probes of {shard.path.name} to be found",
+            f"{found:.0%}",
+            "fill that shard again with the trained index of the others",
         )
 
 
 def _best_scores(index: Any, queries: np.ndarray) -> np.ndarray:
     nlist = nlist_of(index)
-    scores, _ = index.search(
-        queries, 1, params=list_search(index, min(_PROBED_LISTS, nlist)) if nlist else None
-    )
+    parameters = ivf_parameters(index, min(_PROBED_LISTS, nlist)) if nlist else None
+    scores, _ = index.search(queries, _PROBE_ANSWERS, params=parameters)
     return np.asarray(scores[:, 0])

@@ -1,65 +1,62 @@
-"""Queries near deleted rows: users still ask for deleted texts, whose nearest rows are now in many lists."""
+"""Recall and search effort for queries near deleted rows.
+
+Users still search for deleted texts. The nearest remaining rows of such a query are spread over many inverted
+lists, so it needs more effort than other queries.
+"""
 
 from typing import Any
 
 import numpy as np
 
-from pipeline.index.effort import efforts, get_effort, is_flat, point_at, set_effort
-from pipeline.index.measured import CurvePoint, Proportion
-from pipeline.index.parts import Parts
+from pipeline.index.effort import candidate_efforts, get_effort, levels_off, measure_at, set_effort
+from pipeline.index.metrics import CurvePoint, Proportion
 from pipeline.index.recall import recall
-from pipeline.index.structure import addresses_of
+from pipeline.index.searched_parts import SearchedParts
 from pipeline.index.truth import Neighbours, Queries
 
-_FEWEST = 10  # queries: with fewer, recall near dead rows is not known to a tenth
-# Times the effort that live rows need, which all queries pay for the sake of those near dead rows.
-_MOST_RAISED = 8
-_NEARLY = 0.01  # of recall: if the target is out of reach, more effort has to gain at least that
-
-
-def without_own_row(index: Any, queries: Queries) -> np.ndarray:
-    """Return a mask (q,) of the queries whose own row the index does not hold."""
-    gone = np.ones(len(queries), dtype=bool)
-    for addresses in addresses_of(index):
-        gone &= ~np.isin(queries.addresses, addresses)
-    return gone
+_MIN_QUERIES = 10  # with fewer, the error of recall is larger than 0.1
+_MAX_RAISE = 8  # factor; all queries pay for the higher effort
+_MIN_GAIN = 0.01  # recall: if the target is out of reach, the effort stops rising at gains below this
 
 
 def recall_near_dead(
-    parts: Parts, queries: Queries, truth: Neighbours, gone: np.ndarray
+    parts: SearchedParts, queries: Queries, truth: Neighbours, is_dead: np.ndarray
 ) -> Proportion | None:
-    """Measure recall@10 of the queries whose own row is dead; None if they are too few.
+    """Measure recall@10 of the queries whose own row is dead; None if there are fewer than ten.
 
     Args:
-        gone: mask (q,) of these queries.
+        is_dead: mask (q,) of these queries.
     """
-    return recall(parts, queries[gone], truth[gone], (10,))[10] if gone.sum() >= _FEWEST else None
+    if is_dead.sum() < _MIN_QUERIES:
+        return None
+    return recall(parts, queries[is_dead], truth[is_dead], (10,))[10]
 
 
 def raise_effort(index: Any, queries: Queries, truth: Neighbours, target: float) -> int | None:
     """Raise the search effort set in `index` until recall@10 of the queries is at least `target`.
 
-    The effort rises at most eightfold. If that is not enough, it becomes the least whose recall is within a
-    point of the best one.
+    The effort rises at most eightfold. If that is not enough, the lowest effort is set whose recall is at
+    most 0.01 below the best.
 
     Args:
         queries: queries whose own row is dead.
         truth: their exact neighbours.
 
     Returns:
-        The effort that was set before; None if it stays, because it is enough or the queries are too few.
+        The previous effort; None if it is unchanged, because it is enough or there are too few queries.
     """
     before = get_effort(index)
-    if before is None or len(queries) < _FEWEST:
+    if before is None or len(queries) < _MIN_QUERIES:
         return None
     tried: list[CurvePoint] = []
-    for effort in (before, *(each for each in efforts(index) if before < each <= _MOST_RAISED * before)):
-        tried.append(point_at(index, queries, truth, effort))
-        if tried[-1].recall_at_10 >= target or is_flat(tried):
+    higher = [effort for effort in candidate_efforts(index) if before < effort <= _MAX_RAISE * before]
+    for effort in (before, *higher):
+        tried.append(measure_at(index, queries, truth, effort))
+        if tried[-1].recall_at_10 >= target or levels_off(tried):
             break
-    least = min(target, max(point.recall_at_10 for point in tried) - _NEARLY)
-    chosen = next(point.effort for point in tried if point.recall_at_10 >= least)
-    if tried[-1].recall_at_10 >= target:
-        chosen = tried[-1].effort
+    chosen = tried[-1].effort
+    if tried[-1].recall_at_10 < target:
+        best = max(point.recall_at_10 for point in tried)
+        chosen = next(point.effort for point in tried if point.recall_at_10 >= best - _MIN_GAIN)
     set_effort(index, chosen)
     return None if chosen == before else before

@@ -1,6 +1,7 @@
 """An index in one part or several, searched as one.
 
-A base, a delta with the rows that came later, and tombstones for dead rows that the base still holds.
+Parts of the base, parts of a delta with the rows that came later, and tombstones for dead rows that the base
+still holds. The parts are searched in parallel.
 """
 
 import contextlib
@@ -11,45 +12,53 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.index.build import read_index
-from pipeline.index.structure import addresses_of, graph_search, list_search, nlist_of, unwrap
+from pipeline.index.build import map_in_threads, read_index
+from pipeline.index.merge import count_duplicates
+from pipeline.index.searched_parts import SearchedParts, best_of, query_ms
+from pipeline.index.structure import (
+    addresses_of,
+    fingerprint,
+    hnsw_parameters,
+    ivf_parameters,
+    nlist_of,
+    set_index_effort,
+    unwrap,
+)
 from pipeline.index.truth import NO_NEIGHBOUR
-from pipeline.store.base import Store, checked
+from pipeline.store.base import Store, normal_path
 from pipeline.store.dead import Dead
+from pipeline.store.manifest import IndexFiles
 from pipeline.store.stored import FileRef
 
-_LISTS = ".ivfdata"  # lists on disk, beside the index file that refers to them
-# Answers that are searched for beyond k: at the 5 % of dead rows that a base may hold, ten answers lack more
-# than 8 in one query of 10^8.
-_SPARE = 8
-# efSearch for each answer: with less, a walk through the graph ends among the dead rows of a deleted topic.
+_LISTS_SUFFIX = ".ivfdata"  # of lists on disk, beside the index file that refers to them
+# Number of answers that are searched for beyond k, in place of dead rows. A base may hold 5 % of dead rows;
+# then more than 8 of the nearest rows are dead in one of 10^8 searches for ten answers.
+_MIN_SPARE = 8
+# efSearch divided by the number of answers. With less, a search of HNSW may end among the rows of a deleted
+# topic and find no live row.
 _EF_PER_ANSWER = 4
 
 
-class Parts:
-    """The best answers of all parts without tombstones.
+class Parts(SearchedParts):
+    """Several faiss indexes on this machine that are searched together, without their dead rows.
 
-    `search` has the interface of a faiss index. Threads may share an object.
+    Threads may share an object.
     """
 
-    def __init__(self, indexes: Sequence[Any], tombstones: np.ndarray | None = None) -> None:
-        """Combine faiss indexes of one training.
+    def __init__(
+        self, indexes: Sequence[Any], tombstones: np.ndarray | None = None, effort: int | None = None
+    ) -> None:
+        """Combine faiss indexes of the same training.
 
         Args:
             tombstones: (n,) int64, addresses of dead rows that the indexes hold.
+            effort: search effort to set in the indexes; None: keep those that are set.
         """
         self.indexes = tuple(indexes)
+        if effort is not None:
+            for index in self.indexes:
+                set_index_effort(index, effort)
         self._tombstones = np.zeros(0, dtype=np.int64) if tombstones is None else np.sort(tombstones)
-
-    @property
-    def base(self) -> Any:
-        """The first part. All others have its training, metric and dimension."""
-        return self.indexes[0]
-
-    @property
-    def d(self) -> int:
-        """Dimension of raw vectors."""
-        return int(self.base.d)
 
     @property
     def ntotal(self) -> int:
@@ -57,121 +66,148 @@ class Parts:
         return sum(part.ntotal for part in self.indexes) - len(self._tombstones)
 
     def search(self, vectors: np.ndarray, k: int, nprobe: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Search for the nearest live rows. Of rows with equal scores, the lower address comes first.
+        """Search for the k nearest live rows. Of rows with equal scores, the lower address comes first.
 
         Args:
-            vectors: (q, d), raw.
-            nprobe: number of lists of an IVF index to visit; None: as many as are set in the index.
+            vectors: (q, d), raw vectors of the encoder.
+            nprobe: number of lists of an IVF index to visit; None: the number that is set in the index.
 
         Returns:
             Scores and addresses (q, k), with -inf and NO_NEIGHBOUR after the last answer. There are
             fewer columns if all parts together hold fewer than k rows.
         """
         vectors = np.ascontiguousarray(vectors, dtype=np.float32)
-        found = [self._search_part(part, vectors, k, nprobe) for part in self.indexes]
-        scores, addresses = (np.concatenate(each, axis=1) for each in zip(*found, strict=True))
-        order = np.lexsort((addresses, -scores), axis=1)[:, :k]
-        return np.take_along_axis(scores, order, axis=1), np.take_along_axis(addresses, order, axis=1)
+        by_part = map_in_threads(lambda part: self._search_part(part, vectors, k, nprobe), self.indexes)
+        return best_of(by_part, k)
 
     def search_further(self, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Search as `search`, but visit more lists for queries that have fewer than k answers.
+        """Search like `search`, but visit more lists for queries that have fewer than k answers.
 
-        The number of lists is doubled until a query has k answers or has seen every list.
+        The number of lists is doubled until a query has k answers or has visited every list.
         """
         scores, addresses = self.search(vectors, k)
-        enough, nlist = min(k, self.ntotal), nlist_of(self.base)
+        expected, nlist = min(k, self.ntotal), nlist_of(self.base)
         nprobe = unwrap(self.base).nprobe if nlist else 0
-        while nprobe < nlist and len(
-            short := np.flatnonzero((addresses != NO_NEIGHBOUR).sum(axis=1) < enough)
-        ):
+        while nprobe < nlist:
+            short = np.flatnonzero((addresses != NO_NEIGHBOUR).sum(axis=1) < expected)
+            if not len(short):
+                break
             nprobe = min(2 * nprobe, nlist)
             scores[short], addresses[short] = self.search(vectors[short], k, nprobe)
         return scores, addresses
 
     def addresses(self) -> Iterator[np.ndarray]:
-        """Yield all addresses in blocks, tombstones included."""
+        """Yield the addresses of all rows in blocks, dead rows included."""
         for part in self.indexes:
             yield from addresses_of(part)
 
-    def imbalance(self) -> float:
-        """Return the imbalance of the lists of all parts together (Jegou et al. 2011, eq. 5).
+    def holds(self, addresses: np.ndarray) -> np.ndarray:
+        """Return a mask (n,) of the addresses (n,) that are in the index, dead rows included."""
+        is_held = np.zeros(len(addresses), dtype=bool)
+        for block in self.addresses():
+            is_held |= np.isin(addresses, block)
+        return is_held
 
-        1 if all lists are equally long, or if there are no lists.
-        """
-        nlist = nlist_of(self.base)
-        lists = [unwrap(part).invlists for part in self.indexes if nlist]
-        sizes = np.array([sum(each.list_size(number) for each in lists) for number in range(nlist)], float)
-        return float(nlist * (sizes**2).sum() / sizes.sum() ** 2) if sizes.any() else 1.0
+    def duplicates(self) -> int:
+        """Return the number of addresses that repeat another one."""
+        return count_duplicates(self.addresses())[0]
+
+    def list_sizes(self) -> np.ndarray:
+        """Return the number of rows (nlist,) of each list, all parts together."""
+        sizes = np.zeros(nlist_of(self.base))
+        if len(sizes):
+            for part in self.indexes:
+                sizes += [unwrap(part).invlists.list_size(number) for number in range(len(sizes))]
+        return sizes
+
+    def fingerprints(self) -> set[str]:
+        """Return the fingerprints of the parts: one, if they have the same training."""
+        return {fingerprint(part) for part in self.indexes}
+
+    def query_ms(self, vectors: np.ndarray) -> np.ndarray:
+        """Time each of the queries (n, d) on its own, on one thread, in milliseconds (n,)."""
+        return query_ms(self, vectors)
 
     def _search_part(
         self, part: Any, vectors: np.ndarray, k: int, nprobe: int | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return scores and addresses (q, at least k) of one part, with its k nearest live rows among them.
+        """Search one part for its k nearest live rows.
 
-        Dead rows are replaced by NO_NEIGHBOUR with score -inf.
+        Returns:
+            Scores and addresses, k or more columns. Dead rows are replaced by NO_NEIGHBOUR with score -inf.
         """
-        count = k + min(len(self._tombstones), max(_SPARE, k // 8))
+        count = k + min(len(self._tombstones), max(_MIN_SPARE, k // 8))
         while True:
             parameters = None
             if nprobe is not None:
-                parameters = list_search(part, nprobe)
+                parameters = ivf_parameters(part, nprobe)
             elif len(self._tombstones):
-                parameters = graph_search(part, _EF_PER_ANSWER * count)
+                parameters = hnsw_parameters(part, _EF_PER_ANSWER * count)
             scores, addresses = part.search(vectors, max(1, min(count, part.ntotal)), params=parameters)
-            missing = addresses == NO_NEIGHBOUR
-            none = missing | self._is_dead(addresses)
-            # NO_NEIGHBOUR: the visited lists hold no more rows.
-            enough = ((~none).sum(axis=1) >= k) | missing.any(axis=1)
-            if not len(self._tombstones) or count >= part.ntotal or enough.all():
-                return np.where(none, np.float32(-np.inf), scores), np.where(none, NO_NEIGHBOUR, addresses)
-            count *= 2  # so many of the nearest rows are dead that too few remain
+            is_missing = addresses == NO_NEIGHBOUR
+            is_live = ~is_missing & ~self._is_dead(addresses)
+            # A query with a missing answer has seen all rows of the lists that it visits.
+            is_complete = (is_live.sum(axis=1) >= k) | is_missing.any(axis=1)
+            if not len(self._tombstones) or count >= part.ntotal or is_complete.all():
+                live_scores = np.where(is_live, scores, np.float32(-np.inf))
+                return live_scores, np.where(is_live, addresses, NO_NEIGHBOUR)
+            count *= 2  # too many of the nearest rows are dead
 
     def _is_dead(self, addresses: np.ndarray) -> np.ndarray:
-        """Return a mask of the tombstones, by bisection: there may be millions of them for ten answers."""
+        """Return a mask of the dead rows, by bisection: there may be millions of tombstones."""
         if not len(self._tombstones):
             return np.zeros(addresses.shape, dtype=bool)
         positions = np.minimum(np.searchsorted(self._tombstones, addresses), len(self._tombstones) - 1)
         return np.asarray(self._tombstones[positions] == addresses)
 
 
-def indexes_of(index: Any) -> tuple[Any, ...]:
-    """Return the faiss indexes of `Parts`, or a faiss index as the only one."""
-    return index.indexes if isinstance(index, Parts) else (index,)
-
-
 def open_parts(
-    files: Sequence[FileRef], local: Callable[[FileRef], Path], tombstones: np.ndarray | None = None
+    files: Sequence[FileRef],
+    local: Callable[[FileRef], Path],
+    tombstones: np.ndarray | None = None,
+    effort: int | None = None,
 ) -> Parts:
-    """Open the index in these files.
+    """Open the parts of an index.
 
-    Files of lists are linked beside the others under the names by which the others refer to them.
+    Files of lists are linked beside the index files, under the names that these refer to.
 
     Args:
-        local: returns the path of a file on this machine.
+        local: fetches a file and returns its path on this machine.
         tombstones: (n,) int64, addresses of dead rows that the files hold.
+        effort: search effort to set; None: that of the files, which store none if there are several parts.
     """
     named = [(PurePosixPath(reference.path).name, local(reference)) for reference in files]
-    if not any(name.endswith(_LISTS) for name, _ in named):
-        return Parts([read_index(path) for _, path in named], tombstones)
+    if not any(name.endswith(_LISTS_SUFFIX) for name, _ in named):
+        return Parts([read_index(path) for _, path in named], tombstones, effort)
     with linked_folder(named) as folder:
-        indexes = [read_index(folder / name, on_disk=True) for name, _ in named if not name.endswith(_LISTS)]
-        return Parts(indexes, tombstones)
+        indexes = [
+            read_index(folder / name, on_disk=True) for name, _ in named if not name.endswith(_LISTS_SUFFIX)
+        ]
+        return Parts(indexes, tombstones, effort)
 
 
-def load_parts(store: Store, files: Sequence[FileRef], tombstones: FileRef | None = None) -> Parts:
-    """Open the index in stored files, whose dead rows are in the file `tombstones`."""
-    return open_parts(files, lambda file: file.local(store), Dead.load(store, tombstones).addresses)
+def load_parts(
+    store: Store, files: Sequence[FileRef], tombstones: FileRef | None = None, effort: int | None = None
+) -> Parts:
+    """Open the parts of an index from a store; the file `tombstones` has the addresses of their dead rows."""
+    dead = Dead.load(store, tombstones).addresses
+    return open_parts(files, lambda file: file.local(store), dead, effort)
+
+
+def load_index(store: Store, index: IndexFiles, tombstones: FileRef | None = None) -> Parts:
+    """Open the index that a manifest names from its store, at the search effort that the manifest names."""
+    return load_parts(store, index.files, tombstones, index.settings.get("effort"))
 
 
 @contextlib.contextmanager
 def linked_folder(files: Sequence[tuple[str, Path]]) -> Iterator[Path]:
-    """Make a temporary folder with links of the given names to the files.
+    """Make a temporary folder with links to files, given as (name of the link, path).
 
-    A file that was mapped from it stays mapped after the folder is deleted.
+    A file that was mapped into memory from the folder stays mapped after the folder is deleted.
     """
     with tempfile.TemporaryDirectory(prefix="manta-") as directory:
         for name, path in files:
-            link = Path(directory, checked(name))
+            link = Path(directory, normal_path(name))
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(path.resolve())
         yield Path(directory)

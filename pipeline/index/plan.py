@@ -1,29 +1,33 @@
-"""Plan the index of a corpus: the most exact kind that fits the searcher's memory.
+"""Plan the index of a corpus: a kind that fits the searcher's memory and whose recall was measured.
 
 faiss is loaded only to plan an index that is named by a factory string.
 """
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pipeline.config import Settings
 from pipeline.errors import ConfigError, DataError
+from pipeline.index.kind_recall import TABLE, KindRecalls, may_suffice, required_of_codes
 from pipeline.settings import IndexSettings
 from pipeline.settings.index_kinds import DIMS_PER_BYTE, KINDS, IndexLayout, IndexShape
 
 GIB = 2**30
 ROWS_PER_LIST = 39  # faiss: with fewer training rows for one centroid, k-means overfits
-# 16 MiB of float32: one core reads it in a millisecond or two, so an approximate index gains nothing.
-FLAT_VALUES = 2**22
-_ID_BYTES = 8
-_ID_MAP_BYTES = 40  # one node and one bucket of the hash map from id to position, in memory only
+# Components of all vectors up to which the index is exact: 2^22 of float32 are 16 MiB, which one core scans
+# in a millisecond or two, so an approximate index would gain nothing.
+MAX_FLAT_VALUES = 2**22
+_ID_BYTES = 8  # of each row
+_HASH_MAP_BYTES = 40  # of each row: one node and one bucket of the map from id to position, in memory only
 
 
 class IndexPlan(Settings):
     """The index that will be built, its size, and the reason for it.
 
-    `dim` is that of the indexed vectors: after whitening, before a rotation of the factory's own.
+    `dim` is the dimension after whitening and before any rotation that the factory string adds.
     """
 
     kind: str
@@ -37,28 +41,52 @@ class IndexPlan(Settings):
     train_rows: int = 0
     """rows of the training sample; 0 if nothing is trained"""
     file_bytes: int
+    """size of all index files"""
     memory_bytes: int
+    """memory that a searcher needs"""
     on_disk: bool = False
     """True if searchers map the inverted lists from a second file instead of loading them"""
+    part_rows: int = 0
+    """most rows of one file; 0 in plans of earlier versions, which have one file"""
     shardable: bool = True
     """True if parts can be filled separately and merged"""
     removable: bool = True
     """True if rows can be removed again"""
     why: str
+    """the reason for this kind, for people"""
+
+    def parts(self, rows: int) -> int:
+        """Return the number of files for `rows` rows."""
+        return -(-rows // self.part_rows) if self.part_rows else 1
 
 
-def plan_index(rows: int, dim: int, settings: IndexSettings) -> IndexPlan:
+class KindVariant(NamedTuple):
+    """A kind that `auto` may choose, with the length of its codes."""
+
+    kind: str
+    dims_per_byte: int
+
+
+def plan_index(
+    rows: int,
+    dim: int,
+    settings: IndexSettings,
+    recalls: KindRecalls = TABLE,
+    target: float = 0.95,
+) -> IndexPlan:
     """Plan the index for `rows` vectors of `dim` components.
+
+    Args:
+        recalls: measured recall of the kinds, by which `auto` chooses among those that compress vectors.
+        target: recall@10 that the index has to reach, for `auto`.
 
     Raises:
         ConfigError: the named kind cannot be built for them.
         DataError: there are no rows.
     """
-    if rows < 1:
-        raise DataError("index", "at least one vector", "none", "check the corpus and its quarantine")
-    planner = _Planner(rows, dim, settings)
+    planner = _Planner(_valid_rows(rows), dim, settings)
     if settings.kind == "auto":
-        return planner.auto()
+        return planner.uncompressed() or planner.compressed(recalls, target)
     if settings.kind in KINDS:
         return planner.named(settings.kind, "index.kind names it")
     from pipeline.index.structure import inspect_factory
@@ -66,6 +94,42 @@ def plan_index(rows: int, dim: int, settings: IndexSettings) -> IndexPlan:
     return planner.plan(
         "factory", inspect_factory(settings.kind, dim), "index.kind is a faiss factory string"
     )
+
+
+def plan_variant(rows: int, dim: int, settings: IndexSettings, variant: KindVariant) -> IndexPlan:
+    """Plan an index of a kind whose recall is to be measured."""
+    return _Planner(_valid_rows(rows), dim, settings).named(variant.kind, "a pilot", variant.dims_per_byte)
+
+
+def plan_extension(rows: int, dim: int, settings: IndexSettings, kind: str, factory: str) -> IndexPlan:
+    """Plan an index that extends one of the given kind and factory string.
+
+    If `auto` compresses vectors, the kind that it chose when the index was built is kept. If that is not
+    possible, the table of measured recalls is used.
+    """
+    planner = _Planner(_valid_rows(rows), dim, settings)
+    if settings.kind == "auto" and planner.uncompressed() is None:
+        for variant in planner.variants():
+            why = "the kind that was chosen when the index was built"
+            plan = planner.named(variant.kind, why, variant.dims_per_byte)
+            if plan.kind == kind and codes_of(plan.factory) == codes_of(factory):
+                return plan
+    return plan_index(rows, dim, settings)
+
+
+def variants_to_measure(
+    rows: int, dim: int, settings: IndexSettings, target: float
+) -> tuple[KindVariant, ...]:
+    """Return the kinds among which `auto` chooses by their recall; none if it need not compress vectors."""
+    planner = _Planner(_valid_rows(rows), dim, settings)
+    if settings.kind != "auto" or planner.uncompressed() is not None:
+        return ()
+    return tuple(each for each in planner.variants() if may_suffice(*each, target))
+
+
+def codes_of(factory: str) -> str:
+    """Return the factory string without the coarse quantizer, which follows the number of rows."""
+    return re.sub(r"IVF\d+(_HNSW\d+)?", "IVF", factory)
 
 
 @dataclass(frozen=True)
@@ -76,46 +140,81 @@ class _Planner:
     dim: int
     settings: IndexSettings
 
-    def auto(self) -> IndexPlan:
-        """Plan the most exact kind that fits the memory, or else the smallest kind."""
+    def uncompressed(self) -> IndexPlan | None:
+        """Plan a kind that does not compress vectors; None if its index does not fit the memory."""
         settings = self.settings
-        if self.rows * self.dim <= FLAT_VALUES and settings.on_disk != "always":
+        if self.rows * self.dim <= MAX_FLAT_VALUES and settings.on_disk != "always":
             return self.named(
                 "flat",
-                f"{self.rows:,} x {self.dim} values are searched whole in a millisecond or two, and exactly",
+                f"an exact scan of {self.rows:,} x {self.dim} values takes a millisecond or two",
             )
-        # a more exact kind is preferred to a smaller one only if it fits without a second file
-        in_memory = self
-        if settings.on_disk != "always":
-            in_memory = replace(self, settings=settings.model_copy(update={"on_disk": "never"}))
         why = "the most exact kind that is fast at this size, and it fits index.memory_gib"
-        least_train_rows = self._train_rows(1)  # as many as there are with any number of lists
-        choices = [
-            (name, dims_per_byte)
+        plan = (self if settings.on_disk == "always" else self._in_memory()).named("ivf_flat", why)
+        return plan if plan.on_disk or plan.memory_bytes <= settings.memory_gib * GIB else None
+
+    def variants(self) -> tuple[KindVariant, ...]:
+        """Return the kinds that compress vectors and can be trained on the rows."""
+        min_train_rows = self._train_rows(1)  # the fewest: more lists need as many or more
+        return tuple(
+            KindVariant(name, dims_per_byte)
             for name, kind in KINDS.items()
-            if kind.has_lists and least_train_rows >= ROWS_PER_LIST * kind.codewords
+            if kind.has_lists and name != "ivf_flat" and min_train_rows >= ROWS_PER_LIST * kind.codewords
             for dims_per_byte in kind.dims_per_byte_choices
-        ]
-        for name, dims_per_byte in choices:
-            plan = in_memory.named(name, why, dims_per_byte)
-            if plan.on_disk or plan.memory_bytes <= settings.memory_gib * GIB:
-                return plan
-            why = (
-                f"{plan.factory} would take {plan.memory_bytes / GIB:.2f} GiB of the "
-                f"{settings.memory_gib:g} that index.memory_gib allows"
-            )
-        name, dims_per_byte = choices[-1]
-        return self.named(name, f"the smallest kind; even {why}", dims_per_byte)
+        )
+
+    def compressed(self, recalls: KindRecalls, target: float) -> IndexPlan:
+        """Plan the smallest kind that fits the memory and whose codes are exact enough.
+
+        If none of these fits the memory, the one that needs least of it is planned; if none is exact enough,
+        the most exact one.
+        """
+        expected = {
+            each: found.expected(self.rows)
+            for each in self.variants()
+            if (found := recalls.of(*each)) is not None
+        }
+        required = required_of_codes(target)
+        enough = [each for each in expected if expected[each] >= required]
+        if enough:
+            chosen, reason = self._smallest(enough)
+        else:
+            chosen = max(expected, key=lambda each: expected[each])
+            reason = "no kind is exact enough; this is the most exact one"
+        why = (
+            f"{reason}: its codes are expected to find at least {expected[chosen]:.4f} of the ten nearest of "
+            f"{self.rows:,} rows, where {required:.4g} leave room for a recall@10 of {target:g} (measured on "
+            f"{recalls.source})"
+        )
+        return self.named(chosen.kind, why, chosen.dims_per_byte)
+
+    def _smallest(self, kinds: Sequence[KindVariant]) -> tuple[KindVariant, str]:
+        """Return the kind with the smallest files among those that fit the memory, and the reason.
+
+        If none fits, the kind that needs least memory is returned.
+        """
+        planner = self._in_memory()
+        plans = {each: planner.named(each.kind, "", each.dims_per_byte) for each in kinds}
+        limit = self.settings.memory_gib * GIB
+        if fitting := [each for each, plan in plans.items() if plan.memory_bytes <= limit]:
+            chosen = min(fitting, key=lambda each: plans[each].file_bytes)
+            return chosen, "the smallest kind that is exact enough and fits index.memory_gib"
+        chosen = min(plans, key=lambda each: (plans[each].memory_bytes, plans[each].file_bytes))
+        needed = plans[chosen].memory_bytes / GIB
+        return chosen, f"the kind that needs least memory of those that are exact enough, {needed:.2f} GiB"
+
+    def _in_memory(self) -> "_Planner":
+        """Return a planner that does not put lists on disk, which makes every search slower."""
+        return replace(self, settings=self.settings.model_copy(update={"on_disk": "never"}))
 
     def named(self, name: str, why: str, dims_per_byte: int = DIMS_PER_BYTE) -> IndexPlan:
         """Plan an index of the kind called `name`."""
         kind = KINDS[name]
-        if self.settings.on_disk == "always" and not kind.has_lists:
+        if self.settings.on_disk == "always" and not kind.mappable:
             raise ConfigError(
                 f"index.kind: {name}",
-                "an IVF kind, because index.on_disk is always",
-                "a kind without inverted lists",
-                f"name {', '.join(name for name, kind in KINDS.items() if kind.has_lists)}, or auto",
+                "an IVF kind without refinement, because index.on_disk is always",
+                "a kind whose lists cannot be in a file of their own",
+                f"name {', '.join(name for name, kind in KINDS.items() if kind.mappable)}, or auto",
             )
         return self.plan(
             name,
@@ -124,18 +223,21 @@ class _Planner:
         )
 
     def plan(self, name: str, layout: IndexLayout, why: str) -> IndexPlan:
-        """Plan an index of that layout.
+        """Plan an index of the given layout, with lists on disk if `index.on_disk` asks for them.
 
         Raises:
             ConfigError: there are too few rows to train it.
         """
         settings, nlist = self.settings, layout.nlist
         train_rows = self._train_rows(nlist) if layout.trains else 0
-        least = max(nlist, layout.codewords)
-        if layout.trains and train_rows < least:
-            raise _too_few(f"index.kind: {settings.kind if name == 'factory' else name}", least, train_rows)
+        needed_rows = max(nlist, layout.codewords)
+        if layout.trains and train_rows < needed_rows:
+            where = f"index.kind: {settings.kind if name == 'factory' else name}"
+            raise _too_few_rows(where, needed_rows, train_rows)
         file_bytes = self.rows * (layout.row_bytes + _ID_BYTES) + layout.fixed_bytes
-        memory_bytes = file_bytes if nlist else file_bytes + self.rows * _ID_MAP_BYTES
+        memory_bytes = file_bytes - self.rows * layout.mapped_bytes
+        if not nlist:
+            memory_bytes += self.rows * _HASH_MAP_BYTES
         too_large = settings.on_disk == "auto" and memory_bytes > settings.memory_gib * GIB
         on_disk = layout.mappable and (settings.on_disk == "always" or too_large)
         return IndexPlan(
@@ -147,29 +249,37 @@ class _Planner:
             file_bytes=file_bytes,
             memory_bytes=layout.fixed_bytes if on_disk else memory_bytes,
             on_disk=on_disk,
+            part_rows=max(1, int(settings.part_gib * GIB) // (layout.row_bytes + _ID_BYTES)),
             shardable=layout.shardable,
             removable=layout.removable,
             why=why,
         )
 
     def _nlist(self) -> int:
-        """Number of lists: as set, or about 4 sqrt(rows) with at least 39 training rows for each.
+        """Return `index.nlist`, or else about 4 sqrt(rows) lists with at least 39 training rows for each.
 
         Raises:
             ConfigError: there are too few rows to train `index.nlist` lists.
         """
         if (nlist := self.settings.nlist) is not None:
             if (found := self._train_rows(nlist)) < nlist:
-                raise _too_few(f"index.nlist: {nlist}", nlist, found)
+                raise _too_few_rows(f"index.nlist: {nlist}", nlist, found)
             return nlist
         wanted = round(4 * math.sqrt(self.rows))
         return max(1, min(wanted, self._train_rows(wanted) // ROWS_PER_LIST))
 
     def _train_rows(self, nlist: int) -> int:
+        """Return the size of the training sample for `nlist` lists."""
         return min(self.rows, self.settings.train_rows or max(20_000, 64 * nlist))
 
 
-def _too_few(where: str, needed: int, found: int) -> ConfigError:
+def _valid_rows(rows: int) -> int:
+    if rows < 1:
+        raise DataError("index", "at least one vector", "none", "check the corpus and its quarantine")
+    return rows
+
+
+def _too_few_rows(where: str, needed: int, found: int) -> ConfigError:
     return ConfigError(
         where,
         f"at least {needed:,} rows to train on",

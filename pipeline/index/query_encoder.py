@@ -1,4 +1,4 @@
-"""The encoder of a release, loaded from the release's own files."""
+"""Load the encoder of a release from the files of that release, to encode queries with it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from pipeline.errors import DataError, SpaceMismatch
 from pipeline.index.parts import linked_folder
 from pipeline.settings import EncoderSettings, EncodeSettings
-from pipeline.store.base import Store, checked
+from pipeline.store.base import Store, normal_path
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.stored import FileRef
 
@@ -19,43 +19,40 @@ if TYPE_CHECKING:
 def load_query_encoder(store: Store, manifest: ReleaseManifest, device: str) -> "Encoder":
     """Load the encoder of a release.
 
-    It is not compiled, because that would delay the first query by seconds, and the process keeps its number
-    of threads.
+    It is not compiled, because compilation delays the first query by seconds. The number of threads of the
+    process does not change.
 
     Raises:
         DataError: a file is missing or changed, or this version does not know a setting.
-        SpaceMismatch: its vectors are of another space than those of the release.
+        SpaceMismatch: the encoder's vectors are not of the release's space.
     """
     import torch
 
     from pipeline.models.inference.encoder import load_encoder
 
     settings = EncodeSettings(compile=False, threads=torch.get_num_threads())
-    folder_path = manifest.encoder.path
-    files = [
-        (
-            file.path,
-            local_file(store, file.model_copy(update={"path": f"{folder_path}/{checked(file.path)}"})),
-        )
-        for file in manifest.encoder.files
-    ]
+    stored_folder = manifest.encoder.path
+    files = []
+    for file in manifest.encoder.files:
+        stored = file.model_copy(update={"path": f"{stored_folder}/{normal_path(file.path)}"})
+        files.append((file.path, local_file(store, stored)))
     with linked_folder(files) as folder:
         encoder = load_encoder(_encoder_settings(manifest, folder), settings, device)
     if encoder.space_id != manifest.space_id:
         raise SpaceMismatch(
-            store.uri_of(folder_path),
+            store.uri_of(stored_folder),
             f"space {manifest.space_id}",
             f"space {encoder.space_id}",
-            "the encoder folder is not that of the release: restore it",
+            "another encoder is stored in the folder of the release's encoder: restore it",
         )
     return encoder
 
 
 def local_file(store: Store, reference: FileRef, verify: bool = True) -> Path:
-    """Return the path on this machine of a file of the release.
+    """Fetch a file of the release if necessary, and return its path on this machine.
 
     Raises:
-        DataError: the file does not exist, or `verify` is set and its sha256 differs.
+        DataError: the file does not exist, or `verify` is True and its sha256 differs.
     """
     try:
         return store.local(reference.path, reference.sha256 if verify else None)
@@ -64,7 +61,7 @@ def local_file(store: Store, reference: FileRef, verify: bool = True) -> Path:
             store.uri_of(reference.path),
             "a file of the release",
             "no such file",
-            "restore it, or roll back to a complete release",
+            "restore the file, or roll back to a complete release",
         ) from None
 
 
@@ -76,5 +73,5 @@ def _encoder_settings(manifest: ReleaseManifest, folder: Path) -> EncoderSetting
             f"release {manifest.release}: settings.encoder",
             "settings that this version knows",
             str(error.errors()[0]["loc"]),
-            "open it with the version that wrote it",
+            "open the release with the version that wrote it",
         ) from None

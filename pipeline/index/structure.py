@@ -1,4 +1,4 @@
-"""The structure of a faiss index: supported classes, components, and a fingerprint of its training."""
+"""Inspect a faiss index: its class and abilities, its components, and a fingerprint of its training."""
 
 import hashlib
 import re
@@ -10,41 +10,43 @@ import numpy as np
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.index.library import faiss
-from pipeline.settings.index_kinds import INDEX_KINDS, IndexLayout
+from pipeline.index.refine import id_map_of, refine, refined_of, without_transforms_and_ids
+from pipeline.settings.index_kinds import INDEX_KINDS, REFINED_BYTES, IndexLayout
 
-_SIGNATURE = re.compile(r"^Error in .*? at \S+:\d+: ")  # of the C++ function that refuses a factory string
-_BLOCK_ROWS = 1 << 16
+_CPP_SIGNATURE = re.compile(r"^Error in .*? at \S+:\d+: ")  # before the reason, in the errors of faiss
+_BLOCK_ROWS = 1 << 16  # addresses that are yielded at once
 
 
 @dataclass(frozen=True)
-class _FaissClass:
-    """Abilities of a class of faiss.
+class _Abilities:
+    """Abilities of a class of faiss index.
 
     Attributes:
-        exact: vectors are stored as they are, so scores are exact.
-        fixed: rows cannot be removed, nor parts merged.
-        mappable: the inverted lists can be in a file of their own.
+        exact: vectors are stored uncompressed, so scores are exact.
+        append_only: rows cannot be removed, and parts cannot be merged.
+        mappable: the inverted lists can be in a second file, which searchers map into memory.
     """
 
     exact: bool = False
-    fixed: bool = False
+    append_only: bool = False
     mappable: bool = False
 
 
-_CLASSES = {
-    "IndexFlat": _FaissClass(exact=True),
-    "IndexFlatIP": _FaissClass(exact=True),
-    "IndexScalarQuantizer": _FaissClass(),
-    "IndexPQ": _FaissClass(),
-    "IndexIVFFlat": _FaissClass(exact=True, mappable=True),
-    "IndexIVFScalarQuantizer": _FaissClass(mappable=True),
-    "IndexIVFPQ": _FaissClass(mappable=True),
-    # Codes of 32 rows are interleaved. In faiss 1.15.1, merging three such indexes corrupts memory, and a row
-    # added after a removal takes a free position without clearing it: its code becomes the bitwise or of both
-    # codes, and its scores are wrong.
-    "IndexIVFPQFastScan": _FaissClass(fixed=True),
-    "IndexHNSWFlat": _FaissClass(exact=True, fixed=True),
-    "IndexHNSWSQ": _FaissClass(fixed=True),
+_ABILITIES = {
+    "IndexFlat": _Abilities(exact=True),
+    "IndexFlatIP": _Abilities(exact=True),
+    "IndexScalarQuantizer": _Abilities(),
+    "IndexPQ": _Abilities(),
+    "IndexIVFFlat": _Abilities(exact=True, mappable=True),
+    "IndexIVFScalarQuantizer": _Abilities(mappable=True),
+    "IndexIVFPQ": _Abilities(mappable=True),
+    "IndexIVFRaBitQ": _Abilities(mappable=True),
+    # FastScan interleaves the codes of 32 rows. In faiss 1.15.1, merging three such indexes corrupts memory,
+    # and the code of a row that is added after a removal is combined (bitwise or) with that of the removed
+    # row, so its scores are wrong.
+    "IndexIVFPQFastScan": _Abilities(append_only=True),
+    "IndexHNSWFlat": _Abilities(exact=True, append_only=True),
+    "IndexHNSWSQ": _Abilities(append_only=True),
 }
 
 
@@ -52,18 +54,21 @@ def inspect_factory(factory: str, dim: int) -> IndexLayout:
     """Return the layout of the index that a factory string makes for vectors of `dim` components.
 
     Raises:
-        ConfigError: faiss refuses the string, or the ids of the index would not survive a merge.
+        ConfigError: faiss refuses the string, or it makes an index that this package does not support.
     """
     index = make_ann(factory, dim)
     ann = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
+    refined = ann if type(ann) is faiss.IndexRefine else None
+    if refined is not None:
+        ann = faiss.downcast_index(refined.base_index)
     name = type(ann).__name__
-    if name not in _CLASSES:
+    if name not in _ABILITIES or (refined is not None and not isinstance(ann, faiss.IndexIVF)):
         raise ConfigError(
             f"index.kind: {factory}",
-            "an IVF (Flat, SQ, PQ, PQfs), flat, SQ, PQ or HNSW index, at most behind a transform; "
-            "ids are added by the build",
+            "an IVF (Flat, SQ, PQ, PQfs), flat, SQ, PQ or HNSW index, with or without a transform before it",
             name,
-            f"leave out IDMap, Refine and the like, or choose one of {', '.join(INDEX_KINDS)}",
+            f"leave out IDMap (the build adds ids), RFlat and the like, or choose one of "
+            f"{', '.join(INDEX_KINDS)}",
         )
     codewords = 1 << ann.pq.nbits if hasattr(ann, "pq") else 0
     nlist = getattr(ann, "nlist", 0)
@@ -73,80 +78,102 @@ def inspect_factory(factory: str, dim: int) -> IndexLayout:
         row_bytes = faiss.downcast_index(ann.storage).sa_code_size() + links_bytes
     else:
         row_bytes = ann.code_size
+    mapped_bytes = faiss.downcast_index(refined.refine_index).sa_code_size() if refined is not None else 0
     return IndexLayout(
         factory=factory,
-        row_bytes=row_bytes,
+        row_bytes=row_bytes + (mapped_bytes + REFINED_BYTES if mapped_bytes else 0),
         fixed_bytes=4 * dim * nlist + rotation_bytes + 4 * dim * codewords,
         nlist=nlist,
         codewords=codewords,
         trains=not index.is_trained,
-        shardable=not _CLASSES[name].fixed,
-        removable=not _CLASSES[name].fixed,
-        mappable=_CLASSES[name].mappable,
+        shardable=not _ABILITIES[name].append_only,
+        removable=not _ABILITIES[name].append_only,
+        mappable=_ABILITIES[name].mappable and not mapped_bytes,
+        mapped_bytes=mapped_bytes,
     )
 
 
 def make_ann(factory: str, dim: int) -> Any:
-    """Make an empty index for the inner product. Raises ConfigError if faiss refuses the factory string."""
+    """Make an empty index for the inner product. Raises ConfigError if faiss refuses the factory string.
+
+    The codes of "...,Refine(SQ8)" are of the vectors that the rest of the string indexes: after a rotation.
+    """
+    first, refines, second = factory.partition(",Refine(")
+    index = _from_factory(first, dim, factory)
+    if not refines:
+        return index
+    ann = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
+    refined = refine(ann, _from_factory(second.removesuffix(")"), ann.d, factory), factory)
+    if ann is index:
+        return refined
+    index.index = refined
+    refined.this.disown()
+    return index
+
+
+def _from_factory(part: str, dim: int, factory: str) -> Any:
+    """Make an index from a part of a factory string, for the inner product."""
     try:
-        return faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
+        return faiss.index_factory(dim, part, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
-        reason = _SIGNATURE.sub("", str(error).rsplit("Error: ", 1)[-1].strip())
+        reason = _CPP_SIGNATURE.sub("", str(error).rsplit("Error: ", 1)[-1].strip())
         raise ConfigError(
             f"index.kind: {factory}",
             f"{', '.join(INDEX_KINDS)}, or a faiss factory string for {dim} dimensions and the inner product",
             f"a string that faiss refuses ({reason})",
-            "mend the string, for instance IVF1024,PQ48x8",
+            "correct the string, for instance IVF1024,PQ48x8",
         ) from None
 
 
 def unwrap(index: Any) -> Any:
-    """Return the innermost index, inside transforms and id maps, as an object of its own class.
+    """Return the innermost index, without transforms, id maps and refinement, as an object of its class.
 
-    It is a view: keep `index` alive while it is used.
+    The result is a view: keep `index` alive while it is used.
     """
-    index = faiss.downcast_index(index)
-    while isinstance(index, faiss.IndexPreTransform | faiss.IndexIDMap):
-        index = faiss.downcast_index(index.index)
-    return index
+    index = without_transforms_and_ids(index)
+    return faiss.downcast_index(index.base_index) if isinstance(index, faiss.IndexRefine) else index
 
 
-def chain_of(index: Any) -> list[Any]:
-    """Return the transforms that are applied before the index, in their order."""
+def transforms_of(index: Any) -> list[Any]:
+    """Return the transforms that vectors pass before they reach the index, in order."""
     if not isinstance(index, faiss.IndexPreTransform):
         return []
-    return [faiss.downcast_VectorTransform(index.chain.at(number)) for number in range(index.chain.size())]
+    return [faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size())]
 
 
-def graph_search(index: Any, least: int) -> Any:
-    """Return faiss search parameters that raise efSearch of an HNSW index to at least `least`.
-
-    None for other kinds.
-    """
+def hnsw_parameters(index: Any, min_ef_search: int) -> Any:
+    """Return faiss search parameters that raise efSearch to at least `min_ef_search`; None if not HNSW."""
     if not hasattr(ann := unwrap(index), "hnsw"):
         return None
-    return _through_transforms(index, faiss.SearchParametersHNSW(efSearch=max(ann.hnsw.efSearch, least)))
+    ef_search = max(ann.hnsw.efSearch, min_ef_search)
+    return _through_transforms(index, faiss.SearchParametersHNSW(efSearch=ef_search))
 
 
-def list_search(index: Any, nprobe: int) -> Any:
+def ivf_parameters(index: Any, nprobe: int) -> Any:
     """Return faiss search parameters with which an IVF index visits `nprobe` lists."""
-    return _through_transforms(index, faiss.SearchParametersIVF(nprobe=nprobe))
+    parameters = faiss.SearchParametersIVF(nprobe=nprobe)
+    if (refined := refined_of(index)) is not None:
+        parameters = faiss.IndexRefineSearchParameters(
+            k_factor=refined.k_factor, base_index_params=parameters
+        )
+    return _through_transforms(index, parameters)
 
 
 def _through_transforms(index: Any, parameters: Any) -> Any:
+    """Wrap search parameters for an index that has transforms before it."""
     if isinstance(index, faiss.IndexPreTransform):
         return faiss.SearchParametersPreTransform(index_params=parameters)
     return parameters
 
 
 def ivf_of(index: Any) -> Any | None:
-    """Return the IVF index inside `index`, as a view; None if it has no lists."""
+    """Return the IVF index inside `index`, as a view; None for other kinds."""
     ann = unwrap(index)
     return ann if isinstance(ann, faiss.IndexIVF) else None
 
 
 def lists_of(ivf: Any) -> Any:
-    """Return the inverted lists of an IVF index as an object of their own class."""
+    """Return the inverted lists of an IVF index as an object of their actual class."""
     return faiss.downcast_InvertedLists(ivf.invlists)
 
 
@@ -156,68 +183,77 @@ def nlist_of(index: Any) -> int:
 
 
 def has_lists_on_disk(index: Any) -> bool:
-    """Return whether the inverted lists are in a file of their own."""
+    """Return whether the inverted lists are in a second file."""
     ivf = ivf_of(index)
     return ivf is not None and isinstance(lists_of(ivf), faiss.OnDiskInvertedLists)
 
 
+def set_index_effort(index: Any, effort: int) -> None:
+    """Set nprobe (at most nlist) or efSearch of a faiss index; other kinds have no search effort."""
+    ann = unwrap(index)
+    if hasattr(ann, "nlist"):
+        ann.nprobe = max(1, min(effort, ann.nlist))
+    elif hasattr(ann, "hnsw"):
+        ann.hnsw.efSearch = max(1, effort)
+
+
 def is_exact(index: Any) -> bool:
-    """Return whether the index stores the vectors that it is given, without compressing them."""
-    return _class_of(index).exact
+    """Return whether the index stores vectors uncompressed, and scores all of the rows that it visits."""
+    return _abilities_of(index).exact and refined_of(index) is None
 
 
-def is_fixed(index: Any) -> bool:
-    """Return whether parts of this kind cannot be merged, nor rows be removed."""
-    return _class_of(index).fixed
+def is_append_only(index: Any) -> bool:
+    """Return whether rows can only be added: they cannot be removed, and parts cannot be merged."""
+    return _abilities_of(index).append_only
 
 
-def _class_of(index: Any) -> _FaissClass:
-    return _CLASSES.get(type(unwrap(index)).__name__, _FaissClass())
+def _abilities_of(index: Any) -> _Abilities:
+    return _ABILITIES.get(type(unwrap(index)).__name__, _Abilities())
 
 
 def addresses_of(index: Any) -> Iterator[np.ndarray]:
-    """Yield copies of all addresses (int64) in blocks: an IVF list by list, others in the order of adding.
+    """Yield all addresses (int64, copied) in blocks: one block for each inverted list, or in order of adding.
 
     Raises:
-        DataError: the index has neither lists nor an id map.
+        DataError: the index has neither inverted lists nor an id map.
     """
-    if (ivf := ivf_of(index)) is not None:
-        for number in range(ivf.nlist):
-            if size := ivf.invlists.list_size(number):
-                ids = ivf.invlists.get_ids(number)
-                yield faiss.rev_swig_ptr(ids, size).copy()
-                ivf.invlists.release_ids(number, ids)
+    if (id_map := id_map_of(index)) is not None:
+        addresses = faiss.rev_swig_ptr(id_map.id_map.data(), index.ntotal)
+        for start in range(0, index.ntotal, _BLOCK_ROWS):
+            yield addresses[start : start + _BLOCK_ROWS].copy()
         return
-    inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
-    if not isinstance(inner, faiss.IndexIDMap):
+    if (ivf := ivf_of(index)) is None:
         raise DataError(
             "index",
             "addresses in an IVF or an id map",
             type(unwrap(index)).__name__,
             "build the index with this package",
         )
-    addresses = faiss.rev_swig_ptr(inner.id_map.data(), index.ntotal)
-    for start in range(0, index.ntotal, _BLOCK_ROWS):
-        yield addresses[start : start + _BLOCK_ROWS].copy()
+    for number in range(ivf.nlist):
+        if size := ivf.invlists.list_size(number):
+            ids = ivf.invlists.get_ids(number)
+            yield faiss.rev_swig_ptr(ids, size).copy()
+            ivf.invlists.release_ids(number, ids)
 
 
 def fingerprint(index: Any) -> str:
-    """Return the sha256 (hex) of everything that training fixed: transforms, metric, centroids, codebooks.
+    """Return the sha256 (hex) of the trained state: transforms, metric, centroids, codebooks.
 
-    Rows and search effort do not enter it. faiss merges indexes with different codebooks without an error and
-    the result gives wrong answers, so parts are merged only if their fingerprints are equal.
+    Rows and search effort are not included. faiss merges indexes with different codebooks without an error,
+    and the result gives wrong answers, so parts are merged only if their fingerprints are equal.
     """
     digest = hashlib.sha256()
-    for part in _trained_parts(index):
-        piece = part if isinstance(part, bytes) else repr(part).encode()
-        digest.update(len(piece).to_bytes(8, "little") + piece)
+    for value in _trained_state(index):
+        content = value if isinstance(value, bytes) else repr(value).encode()
+        digest.update(len(content).to_bytes(8, "little") + content)
     return digest.hexdigest()
 
 
-def _trained_parts(index: Any) -> Iterator[Any]:
+def _trained_state(index: Any) -> Iterator[Any]:
+    """Yield the values that training determines, arrays as bytes."""
     yield index.d, index.metric_type
-    for transform in chain_of(index):
-        # OPQ and PCA are linear transforms too: a file keeps the matrix, not how it was found.
+    for transform in transforms_of(index):
+        # OPQ and PCA become plain linear transforms when they are written to a file.
         linear = isinstance(transform, faiss.LinearTransform)
         yield "LinearTransform" if linear else type(transform).__name__, transform.d_in, transform.d_out
         if linear:
@@ -234,6 +270,14 @@ def _trained_parts(index: Any) -> Iterator[Any]:
     elif hasattr(ann, "hnsw"):
         yield ann.hnsw.nb_neighbors(0), ann.hnsw.efConstruction
         ann = faiss.downcast_index(ann.storage)
+    yield from _trained_codes(ann)
+    if (refined := refined_of(index)) is not None:
+        codes = faiss.downcast_index(refined.refine_index)
+        yield _type_name(codes), codes.d, refined.k_factor
+        yield from _trained_codes(codes)
+
+
+def _trained_codes(ann: Any) -> Iterator[Any]:
     if hasattr(ann, "pq"):
         yield ann.pq.M, ann.pq.nbits
         yield faiss.vector_to_array(ann.pq.centroids).tobytes()
@@ -243,5 +287,5 @@ def _trained_parts(index: Any) -> Iterator[Any]:
 
 
 def _type_name(index: Any) -> str:
-    """Return one name for a flat index: IndexFlat from the factory is IndexFlatIP when read from a file."""
+    """Return the class name, but IndexFlat for IndexFlatIP: faiss reads a written IndexFlat as that."""
     return "IndexFlat" if isinstance(index, faiss.IndexFlat) else type(index).__name__

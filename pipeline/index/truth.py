@@ -1,6 +1,6 @@
-"""Exact nearest neighbours of sampled queries, found while vectors are added to the index.
+"""Find the exact nearest neighbours of sampled queries, against which the recall of an index is measured.
 
-That costs one matrix product, without another scan.
+They are found while vectors are added to the index, which saves a scan, and are updated from night to night.
 """
 
 from collections.abc import Iterable
@@ -11,12 +11,12 @@ import numpy as np
 from pipeline.index.library import faiss
 from pipeline.post import Affine
 
-NO_NEIGHBOUR = -1  # address where there are fewer rows than answers
-OUTSIDE = -2  # address of a query that is not a row of the corpus
-MARGIN = (
-    28  # kept beyond the k-th: rows with the same score, duplicate texts above all, are right answers too
-)
-_BLOCK_ROWS = 8_192  # x 1,000 queries in float32: 33 MB of scores at a time
+NO_NEIGHBOUR = -1  # fills up answers that have fewer rows than columns
+NOT_A_ROW = -2  # address of a query that is not a row of the corpus
+# Neighbours that are found beyond rank 100, because rows with the same score as rank 100, such as duplicate
+# texts, are right answers too.
+_MARGIN = 28
+_BLOCK_ROWS = 8_192  # with 1,000 queries in float32: 33 MB of scores at a time
 
 
 Batches = Iterable[tuple[np.ndarray, np.ndarray]]  # (n,) int64 addresses, (n, d) float32 raw vectors
@@ -24,10 +24,10 @@ Batches = Iterable[tuple[np.ndarray, np.ndarray]]  # (n,) int64 addresses, (n, d
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """Rows of the corpus that are used as queries.
+    """Vectors that the index is searched with, mostly sampled rows of the corpus.
 
     Attributes:
-        addresses: (q,) int64, OUTSIDE for other texts.
+        addresses: (q,) int64, the row that each query is; NOT_A_ROW for texts that are not in the corpus.
         vectors: (q, d) float32, raw vectors of the encoder.
     """
 
@@ -43,7 +43,7 @@ class Queries:
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """The best answers of each query, best first.
+    """The nearest rows of each query, nearest first.
 
     Attributes:
         addresses: (q, k) int64, NO_NEIGHBOUR after the last answer.
@@ -56,7 +56,7 @@ class Neighbours:
     def __getitem__(self, rows: slice | np.ndarray) -> "Neighbours":
         return Neighbours(self.addresses[rows], self.scores[rows])
 
-    def where(self, mask: np.ndarray) -> "Neighbours":
+    def masked(self, mask: np.ndarray) -> "Neighbours":
         """Keep the answers in `mask` (q, k) and replace the others by NO_NEIGHBOUR with score -inf."""
         return Neighbours(
             np.where(mask, self.addresses, NO_NEIGHBOUR), np.where(mask, self.scores, np.float32(-np.inf))
@@ -65,57 +65,60 @@ class Neighbours:
 
 @dataclass(frozen=True, eq=False)
 class ExactTopK:
-    """The `keep` nearest rows of each query, in the space of the index, without the query's own row.
+    """Exact search for the nearest rows of each query, in the space of the index.
 
-    Results of batches are merged.
+    The results of different batches can be merged.
+
+    Attributes:
+        transform: map that the index applies to vectors before normalization.
+        keep: number of neighbours, without the query's own row.
     """
 
     queries: Queries
     transform: Affine | None = None
-    keep: int = 100 + MARGIN
+    keep: int = 100 + _MARGIN
 
-    def of(self, batches: Batches) -> Neighbours:
-        """Search all batches. Memory is that of one block of scores."""
-        wanted, best = indexed(self.queries.vectors, self.transform), self.none()
+    def search(self, batches: Batches) -> Neighbours:
+        """Find the nearest rows of all batches, with one block of scores in memory."""
+        queries, best = to_index_space(self.queries.vectors, self.transform), self.empty()
         for addresses, vectors in batches:
             for start in range(0, len(addresses), _BLOCK_ROWS):
                 rows = slice(start, start + _BLOCK_ROWS)
-                best = self.merge(
-                    best, self._search(wanted, addresses[rows], indexed(vectors[rows], self.transform))
-                )
+                block = to_index_space(vectors[rows], self.transform)
+                best = self.merge(best, self._search_block(queries, addresses[rows], block))
         return best
 
     def merge(self, left: Neighbours, right: Neighbours) -> Neighbours:
-        """Return the nearest of both, whatever their order; of equal scores the lower address first."""
+        """Return the nearest rows of two results; of equal scores, the lower address comes first."""
         addresses = np.concatenate([left.addresses, right.addresses], axis=1)
         scores = np.concatenate([left.scores, right.scores], axis=1)
         order = np.lexsort((addresses, -scores), axis=1)[:, : self.keep]
         addresses = np.take_along_axis(addresses, order, axis=1)
         return Neighbours(addresses, np.take_along_axis(scores, order, axis=1))
 
-    def none(self) -> Neighbours:
+    def empty(self) -> Neighbours:
         """Return a result without answers."""
         shape = (len(self.queries), self.keep)
         return Neighbours(
             np.full(shape, NO_NEIGHBOUR, dtype=np.int64), np.full(shape, -np.inf, dtype=np.float32)
         )
 
-    def _search(self, wanted: np.ndarray, addresses: np.ndarray, vectors: np.ndarray) -> Neighbours:
+    def _search_block(self, queries: np.ndarray, addresses: np.ndarray, vectors: np.ndarray) -> Neighbours:
         scores, rows = faiss.knn(
-            wanted, vectors, min(self.keep + 1, len(vectors)), metric=faiss.METRIC_INNER_PRODUCT
+            queries, vectors, min(self.keep + 1, len(vectors)), metric=faiss.METRIC_INNER_PRODUCT
         )
         found = np.where(rows >= 0, addresses[rows], NO_NEIGHBOUR)
-        others = (found != NO_NEIGHBOUR) & (found != self.queries.addresses[:, None])
-        return Neighbours(found, scores).where(others)
+        is_other_row = (found != NO_NEIGHBOUR) & (found != self.queries.addresses[:, None])
+        return Neighbours(found, scores).masked(is_other_row)
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
-    """The beginning of each query's exact ranking of some rows.
+class KnownRanking:
+    """The exact ranking of some rows for each query, down to the last rank that is known.
 
     Attributes:
-        best: the ranking, as far as it is known.
-        others: (q,) number of rows to rank, without the query's own.
+        best: the known ranks.
+        others: (q,) number of ranks of the complete ranking: all rows but the query's own.
     """
 
     best: Neighbours
@@ -126,13 +129,13 @@ class Known:
         return np.asarray((self.best.addresses != NO_NEIGHBOUR).sum(axis=1))
 
     def reaches(self, rank: int) -> np.ndarray:
-        """Return a mask (q,) of the queries whose ranking is known down to `rank`, or to its end."""
+        """Return a mask (q,) of the queries whose ranking is known down to `rank`, or completely."""
         return np.asarray(self.lengths() >= np.minimum(rank, self.others))
 
-    def end(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return score and address (q, 1) of the last known rank, before which nothing is unknown.
+    def last_known(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return score and address (q, 1) of the last known rank; every unknown row comes after it.
 
-        The score is -inf if the whole ranking is known, and inf if none of it is.
+        The score is -inf if the complete ranking is known, and inf if no rank is.
         """
         lengths = self.lengths()[:, None]
         last = np.maximum(lengths - 1, 0)
@@ -142,29 +145,37 @@ class Known:
         return scores, np.take_along_axis(self.best.addresses, last, axis=1)
 
 
-def carry(fold: ExactTopK, before: Known, stays: np.ndarray, added: Known) -> Neighbours:
-    """Return the exact ranking of the rows of `before` that stay and those of `added`, as far as it is known.
+def carry_over(
+    top_k: ExactTopK, before: KnownRanking, remains: np.ndarray, added: KnownRanking
+) -> Neighbours:
+    """Update exact rankings after rows were removed and added, without a scan of all rows.
 
-    Removed rows are not replaced, so rankings become shorter until a scan of all rows renews them. A merged
-    rank is known if it comes no later than the end of either ranking: every unknown row comes after that.
+    A merged rank is known if it comes no later than the last known rank of both rankings, because every
+    unknown row comes after one of these. Nothing replaces removed rows, so rankings become shorter until a
+    scan renews them.
 
     Args:
-        stays: (q, k) mask of the answers in `before` that stay.
+        before: ranking of the rows before.
+        remains: (q, k) mask of the neighbours in `before` that were not removed.
+        added: ranking of the added rows.
+
+    Returns:
+        The known ranks.
     """
-    merged = fold.merge(before.best.where(stays), added.best)
-    known = merged.addresses != NO_NEIGHBOUR
-    for scores, addresses in (before.end(), added.end()):
-        known &= (merged.scores > scores) | ((merged.scores == scores) & (merged.addresses <= addresses))
-    return merged.where(known)
+    merged = top_k.merge(before.best.masked(remains), added.best)
+    is_known = merged.addresses != NO_NEIGHBOUR
+    for scores, addresses in (before.last_known(), added.last_known()):
+        is_known &= (merged.scores > scores) | ((merged.scores == scores) & (merged.addresses <= addresses))
+    return merged.masked(is_known)
 
 
-def indexed(vectors: np.ndarray, transform: Affine | None) -> np.ndarray:
-    """Return raw vectors (n, d) as the index compares them: transformed and of length one.
+def to_index_space(vectors: np.ndarray, transform: Affine | None) -> np.ndarray:
+    """Return raw vectors (n, d) as the index compares them: transformed and L2-normalized.
 
     Zero stays zero. The result (n, k) is a copy, float32 in C order.
     """
-    moved = np.array(vectors, dtype=np.float32, order="C")
+    result = np.array(vectors, dtype=np.float32, order="C")
     if transform is not None:
-        moved = np.ascontiguousarray(moved @ transform.matrix.T + transform.bias, dtype=np.float32)
-    faiss.normalize_L2(moved)
-    return moved
+        result = np.ascontiguousarray(result @ transform.matrix.T + transform.bias, dtype=np.float32)
+    faiss.normalize_L2(result)
+    return result

@@ -1,16 +1,16 @@
-"""Loss functions of representations: tensors in, a scalar out, without a model and without state.
+"""Loss functions of vectors: they take tensors and return a scalar, without a model or state.
 
 A loss that compares rows with each other (contrastive, momentum, context, divergence of similarities) needs
-the whole batch, gathered over ranks and chunks; the others are means over rows. Every loss computes in at
-least float32, under autocast too. Import losses from this package, not from its modules.
+the vectors of the whole batch, of all ranks and chunks; the other losses are means over rows. Every loss is
+computed in at least float32, under autocast too. Import losses from this package, not from its modules.
 """
 
 from pipeline.losses.classification import (
     FEATURES,
-    SBERT,
+    SBERT_FEATURES,
     Feature,
     classification,
-    mask_words,
+    mask_tokens,
     masked_lm,
     pair_features,
 )
@@ -23,7 +23,7 @@ from pipeline.losses.pairs import contrastive_tension, cosine_regression, triple
 
 __all__ = [
     "FEATURES",
-    "SBERT",
+    "SBERT_FEATURES",
     "Feature",
     "classification",
     "contrastive_tension",
@@ -32,7 +32,7 @@ __all__ = [
     "embedding_distillation",
     "enqueue",
     "info_nce",
-    "mask_words",
+    "mask_tokens",
     "masked_lm",
     "moco",
     "moving_average",

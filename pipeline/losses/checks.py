@@ -8,14 +8,14 @@ from torch import Tensor
 from pipeline.errors import ConfigError, DataError, Defect, ModelError
 
 
-def representations(loss: str, **named: Tensor) -> tuple[Tensor, ...]:
-    """Check representations and convert them to float32; float64 stays float64.
+def check_representations(loss: str, **named: Tensor) -> tuple[Tensor, ...]:
+    """Check vectors, and convert them to at least float32.
 
-    Half precision does not resolve logits of +-20 and more.
+    Half precision would round logits too coarsely: in bfloat16, those above 16 to multiples of 1/8.
 
     Args:
         loss: name of the loss, for the error message.
-        **named: tensors of shape (rows, D) with at least one row and one common D, by name.
+        **named: tensors of shape (rows, D) with at least one row and the same D, by name.
 
     Returns:
         The tensors in the order of `named`.
@@ -25,12 +25,21 @@ def representations(loss: str, **named: Tensor) -> tuple[Tensor, ...]:
         ModelError: NaN or infinity.
     """
     width = next(iter(named.values())).shape[-1:]
-    for name, each in named.items():
-        if each.dim() != 2 or not len(each) or each.shape[-1:] != width:
+    for name, tensor in named.items():
+        if tensor.dim() != 2 or not len(tensor) or tensor.shape[-1:] != width:
             raise shape_error(
-                loss, f"{name} of shape (rows, {width[0] if width else 'D'}) with at least one row", each
+                loss, f"{name} of shape (rows, {width[0] if width else 'D'}) with at least one row", tensor
             )
-    return tuple(require_finite(f"{name} of {loss}", at_least_float32(each)) for name, each in named.items())
+    return tuple(
+        require_finite(f"{name} of {loss}", at_least_float32(tensor)) for name, tensor in named.items()
+    )
+
+
+def check_aligned(loss: str, **named: Tensor) -> tuple[Tensor, ...]:
+    """Check vectors as `check_representations` does, and that all tensors have equally many rows."""
+    tensors = check_representations(loss, **named)
+    require_rows(loss, len(tensors[0]), **named)
+    return tensors
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -40,13 +49,13 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 def require_finite(where: str, x: Tensor) -> Tensor:
     """Return x unchanged; raise ModelError if a row of it holds NaN or infinity."""
-    if not bool(torch.isfinite(x).all()):
-        invalid = ~torch.isfinite(x.detach())
-        bad = int((invalid.flatten(1).any(dim=1) if x.dim() > 1 else invalid).sum())
+    is_finite = torch.isfinite(x.detach())
+    if not bool(is_finite.all()):
+        finite_rows = int(is_finite.reshape(len(x), -1).all(dim=1).sum())
         raise ModelError(
             where,
             "finite values",
-            f"{bad} of {len(x)} rows with NaN or infinity",
+            f"{len(x) - finite_rows} of {len(x)} rows with NaN or infinity",
             "lower the learning rate, or train in bf16 or float32 instead of fp16",
         )
     return x
@@ -54,9 +63,9 @@ def require_finite(where: str, x: Tensor) -> Tensor:
 
 def require_rows(loss: str, count: int, **named: Tensor) -> None:
     """Raise Defect unless each tensor has `count` rows."""
-    for name, each in named.items():
-        if each.dim() < 1 or len(each) != count:
-            raise shape_error(loss, f"{name} with {count} rows", each)
+    for name, tensor in named.items():
+        if tensor.dim() < 1 or len(tensor) != count:
+            raise shape_error(loss, f"{name} with {count} rows", tensor)
 
 
 def require_shape(loss: str, name: str, x: Tensor, *shape: int) -> None:

@@ -1,4 +1,4 @@
-"""Classification losses: labels of sentence pairs and masked tokens."""
+"""Classification losses: classes of sentence pairs, and masked tokens."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -11,30 +11,30 @@ from torch import Tensor
 from pipeline.errors import ConfigError, Defect
 from pipeline.losses.checks import (
     at_least_float32,
-    representations,
+    check_aligned,
     require_classes,
     require_finite,
     require_proportion,
-    require_rows,
     shape_error,
 )
 
 Feature = Literal["u", "v", "|u-v|", "u*v"]
 FEATURES: tuple[Feature, ...] = get_args(Feature)
-SBERT: tuple[Feature, ...] = ("u", "v", "|u-v|")
+SBERT_FEATURES: tuple[Feature, ...] = ("u", "v", "|u-v|")
+"""the features of the classifier in SBERT (Reimers & Gurevych 2019)"""
 
 
-def pair_features(u: Tensor, v: Tensor, features: Sequence[Feature] = SBERT) -> Tensor:
+def pair_features(u: Tensor, v: Tensor, features: Sequence[Feature] = SBERT_FEATURES) -> Tensor:
     """Concatenate features of pairs of vectors, as in SBERT (Reimers & Gurevych 2019), section 3.
 
     Args:
         u: (N, D) vectors of the first texts.
         v: (N, D) vectors of the second texts.
-        features: names of the features to use, each at most once. All four are used in InferSent (Conneau et
-            al. 2017).
+        features: names of the features to use, each at most once. InferSent (Conneau et al. 2017) uses all
+            four.
 
     Returns:
-        (N, len(features) * D), the features in the order of `FEATURES` whatever the order of `features`.
+        (N, len(features) * D): the features in the order of `FEATURES`, whatever the order of `features`.
 
     Raises:
         ConfigError: `features` is empty, or has unknown or repeated names.
@@ -46,10 +46,9 @@ def pair_features(u: Tensor, v: Tensor, features: Sequence[Feature] = SBERT) -> 
             ", ".join(features) or "none",
             "correct the list",
         )
-    u, v = representations("pair features", u=u, v=v)
-    require_rows("pair features", len(u), v=v)
-    made = {"u": u, "v": v, "|u-v|": (u - v).abs(), "u*v": u * v}
-    return torch.cat([made[name] for name in FEATURES if name in features], dim=1)
+    u, v = check_aligned("pair features", u=u, v=v)
+    feature_values = {"u": u, "v": v, "|u-v|": (u - v).abs(), "u*v": u * v}
+    return torch.cat([feature_values[name] for name in FEATURES if name in features], dim=1)
 
 
 def classification(logits: Tensor, labels: Tensor) -> Tensor:
@@ -70,16 +69,15 @@ def classification(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(*_class_logits("classification", logits, labels))
 
 
-def masked_lm(logits: Tensor, words: Tensor, *, total: int | None = None) -> Tensor:
-    """Mean cross-entropy of predicting masked tokens (BERT, Devlin et al. 2019, section 3.1).
+def masked_lm(logits: Tensor, token_ids: Tensor) -> Tensor:
+    """Sum of the cross-entropies of predicting masked tokens (BERT, Devlin et al. 2019, section 3.1).
 
-    As an auxiliary loss: SimCSE (Gao et al. 2021), section 4 and appendix.
+    Not a mean, so that the losses of the chunks of a batch add up. SimCSE (Gao et al. 2021, section 4 and
+    appendix) uses the mean as an auxiliary loss.
 
     Args:
         logits: (m, V) predictions at the m masked positions.
-        words: (m,) ids of the original tokens.
-        total: number of masked positions in the whole batch, if this is a chunk of it; the chunks' losses
-            then add up to the loss of the batch.
+        token_ids: (m,) ids of the original tokens.
 
     Returns:
         Scalar: 0 with gradient 0 if m is 0.
@@ -87,18 +85,17 @@ def masked_lm(logits: Tensor, words: Tensor, *, total: int | None = None) -> Ten
     Raises:
         DataError, ModelError, Defect: as in `classification`.
     """
-    if logits.dim() == 2 and not len(logits) and not len(words):
+    if logits.dim() == 2 and not len(logits) and not len(token_ids):
         return at_least_float32(logits).sum()
-    logits, words = _class_logits("masked language model", logits, words)
-    return F.cross_entropy(logits, words, reduction="sum") / (len(words) if total is None else total)
+    return F.cross_entropy(*_class_logits("masked language model", logits, token_ids), reduction="sum")
 
 
-def mask_words(
+def mask_tokens(
     ids: np.ndarray,
     maskable: np.ndarray,
     *,
     mask_id: int,
-    words: int,
+    vocabulary_size: int,
     rng: np.random.Generator,
     rate: float = 0.15,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -113,7 +110,7 @@ def mask_words(
         ids: token ids of any shape.
         maskable: bool, same shape as `ids`; False for special tokens.
         mask_id: id of the mask token.
-        words: size of the vocabulary; random ids are below it.
+        vocabulary_size: random ids are below it.
         rng: source of randomness.
         rate: in [0, 1].
 
@@ -130,10 +127,12 @@ def mask_words(
             "masking", f"maskable of shape {ids.shape}", str(maskable.shape), "pass one value per token"
         )
     chosen = maskable & (rng.random(ids.shape) < rate)
-    fate = rng.random(ids.shape)
-    masked, replaced = chosen & (fate < 0.8), chosen & (fate >= 0.8) & (fate < 0.9)
-    random = rng.integers(words, size=ids.shape).astype(ids.dtype)
-    return np.where(masked, np.asarray(mask_id, dtype=ids.dtype), np.where(replaced, random, ids)), chosen
+    uniform = rng.random(ids.shape)
+    masked, replaced = chosen & (uniform < 0.8), chosen & (uniform >= 0.8) & (uniform < 0.9)
+    random_ids = rng.integers(vocabulary_size, size=ids.shape).astype(ids.dtype)
+    corrupted = np.where(replaced, random_ids, ids)
+    corrupted[masked] = mask_id
+    return corrupted, chosen
 
 
 def _class_logits(loss: str, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""QuickThoughts: pick the neighbours of a sentence among the other sentences of the batch."""
+"""QuickThoughts: cross-entropy of picking a sentence's neighbours among the sentences of the batch."""
 
 from typing import Literal
 
@@ -8,10 +8,9 @@ from torch import Tensor
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.losses.checks import (
-    representations,
+    check_aligned,
     require_candidates,
     require_finite,
-    require_rows,
     require_shape,
 )
 from pipeline.losses.contrastive import MASKED_LOGIT, inner_products
@@ -53,17 +52,15 @@ def quick_thoughts(
         ModelError: values that are not finite.
         Defect: wrong shapes.
     """
-    first, second = representations("QuickThoughts", first=first, second=second)
-    require_rows("QuickThoughts", len(first), second=second)
+    first, second = check_aligned("QuickThoughts", first=first, second=second)
     require_candidates("QuickThoughts", len(first))
     targets = neighbours(len(first), documents, context, first.device)
-    own = torch.eye(len(first), dtype=torch.bool, device=first.device)
-    scores = require_finite("inner products of QuickThoughts", inner_products(first, second)).masked_fill(
-        own, MASKED_LOGIT if diag == "mask" else 0.0
-    )
+    diagonal = torch.eye(len(first), dtype=torch.bool, device=first.device)
+    scores = require_finite("inner products of QuickThoughts", inner_products(first, second))
+    scores = scores.masked_fill(diagonal, MASKED_LOGIT if diag == "mask" else 0.0)
     if excluded is not None:
         require_shape("QuickThoughts", "excluded", excluded, *scores.shape)
-        scores = scores.masked_fill(excluded & ~targets & ~own, MASKED_LOGIT)
+        scores = scores.masked_fill(excluded & ~targets & ~diagonal, MASKED_LOGIT)
     has_neighbour = targets.any(dim=1)
     if not bool(has_neighbour.any()):
         raise DataError(
@@ -72,9 +69,8 @@ def quick_thoughts(
             "none",
             "use batches of consecutive sentences, from documents of at least two sentences",
         )
-    return F.cross_entropy(
-        scores[has_neighbour], F.normalize(targets[has_neighbour].to(scores.dtype), p=1, dim=1)
-    )
+    probabilities = F.normalize(targets[has_neighbour].to(scores.dtype), p=1, dim=1)
+    return F.cross_entropy(scores[has_neighbour], probabilities)
 
 
 def neighbours(count: int, documents: Tensor | None, context: int, device: torch.device) -> Tensor:

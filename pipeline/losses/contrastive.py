@@ -1,4 +1,4 @@
-"""Contrastive losses: InfoNCE in one or two directions, and NT-Xent."""
+"""Contrastive losses: InfoNCE and NT-Xent."""
 
 import math
 from functools import partial
@@ -9,25 +9,31 @@ from torch import Tensor
 
 from pipeline.errors import Defect
 from pipeline.losses.checks import (
-    representations,
+    check_representations,
     require_candidates,
     require_positive,
     require_rows,
     require_shape,
 )
 
-MASKED_LOGIT = -1e9  # of excluded candidates; finite, because a soft target of 0 times -inf is NaN
+MASKED_LOGIT = -1e9  # of excluded candidates; not -inf, which gives NaN with a target probability of 0
 
 
 def inner_products(left: Tensor, right: Tensor) -> Tensor:
-    """Return (Q, K) inner products of left (Q, D) and right (K, D), at their own precision under autocast."""
+    """Return the (Q, K) inner products of left (Q, D) and right (K, D).
+
+    They are computed in the precision of the arguments, under autocast too.
+    """
     with torch.autocast(left.device.type, enabled=False):
         return left @ right.T
 
 
 def cosines(left: Tensor, right: Tensor) -> Tensor:
-    """Return (Q, K) cosines of left (Q, D) and right (K, D) in at least float32; 0 with a zero vector."""
-    left, right = representations("cosines", left=left, right=right)
+    """Return the (Q, K) cosines of left (Q, D) and right (K, D) in at least float32.
+
+    The cosine with a zero vector is 0.
+    """
+    left, right = check_representations("cosines", left=left, right=right)
     return inner_products(F.normalize(left, dim=-1, eps=1e-12), F.normalize(right, dim=-1, eps=1e-12))
 
 
@@ -40,14 +46,13 @@ def info_nce(
     hard_negative_weight: float = 1.0,
     excluded: Tensor | None = None,
     offset: int = 0,
-    symmetric: bool = False,
 ) -> Tensor:
     """Mean cross-entropy of picking key i for query i among all candidates.
 
     Source: SimCSE, Gao et al. 2021, eq. 1 and 5.
 
-    Averaged over ranks, loss and gradient equal those of the whole batch: each rank passes its own queries,
-    the keys gathered from all ranks, and `offset`.
+    With several ranks, each rank passes its own queries, the keys gathered from all ranks, and `offset`. The
+    mean over ranks of loss and gradient then equals loss and gradient of the whole batch.
 
     Args:
         queries: (Q, D), need not be normalized.
@@ -60,8 +65,6 @@ def info_nce(
         excluded: (Q, K + M) bool, True where a candidate is not used as a negative, for example an equal
             text. The positive is never excluded.
         offset: index of this rank's first row among the gathered keys.
-        symmetric: average with the other direction, in which each positive picks its query among the queries,
-            without `negatives`. Needs offset = 0.
 
     Returns:
         Scalar: log(number of candidates) if all are alike, close to 0 if the pairs are well separated.
@@ -77,16 +80,17 @@ def info_nce(
     if negatives is not None:
         logits = torch.cat([logits, cosines(queries, negatives)], dim=1)
     logits = logits / temperature
-    _check_rows(len(queries), offset, keys=len(keys), negatives=len(keys if negatives is None else negatives))
+    _check_offset(
+        len(queries), offset, keys=len(keys), negatives=len(keys if negatives is None else negatives)
+    )
     require_candidates("InfoNCE", logits.shape[1])
-    own = offset + torch.arange(len(queries), device=logits.device)
+    positives = offset + torch.arange(len(queries), device=logits.device)
     if negatives is not None and hard_negative_weight != 1:
-        logits = logits + math.log(hard_negative_weight) * _one_hot(len(keys) + own, logits)
+        logits = logits + math.log(hard_negative_weight) * _one_hot(len(keys) + positives, logits)
     if excluded is not None:
         require_shape("InfoNCE", "excluded", excluded, *logits.shape)
-        logits = logits.masked_fill(excluded & ~_one_hot(own, logits).bool(), MASKED_LOGIT)
-    loss = F.cross_entropy(logits, own)
-    return (loss + _from_keys(queries, keys, temperature, excluded, offset)) / 2 if symmetric else loss
+        logits = logits.masked_fill(excluded & ~_one_hot(positives, logits).bool(), MASKED_LOGIT)
+    return F.cross_entropy(logits, positives)
 
 
 def nt_xent(
@@ -100,11 +104,11 @@ def nt_xent(
 ) -> Tensor:
     """Sum of the cross-entropies of both views picking each other among 2N - 1 candidates.
 
-    Source: ConSERT, Yan et al. 2021.
+    Source: ConSERT, Yan et al. 2021, section 3.2, after NT-Xent (Chen et al. 2020), eq. 1. The losses of the
+    two directions are added, not averaged.
 
-    Section 3.2 there, after NT-Xent (Chen et al. 2020), eq. 1; the two directions are added, not averaged.
-    The candidates of a view are all views of the other side and the other views of its own side. Averaged
-    over ranks, loss and gradient equal those of the whole batch.
+    The candidates of a first view are all second views and the other first views, and likewise for a second
+    view. The mean over ranks of loss and gradient equals loss and gradient of the whole batch.
 
     Args:
         first: (n, D) first views of n texts, need not be normalized.
@@ -112,7 +116,8 @@ def nt_xent(
         temperature: divides the cosines; > 0.
         gathered: first and second views (N, D) of all ranks; None if there is one rank.
         offset: index of this rank's first row among the gathered ones.
-        excluded: (n, N) bool, True where texts i and j are equal, so that no view of j is a negative of i.
+        excluded: (n, N) bool, True at [i, j] if no view of text j is used as a negative of text i, for
+            example because the texts are equal.
 
     Returns:
         Scalar: 2 log(2N - 1) if all views are alike.
@@ -124,44 +129,23 @@ def nt_xent(
     require_rows("NT-Xent", len(first), second=second)
     require_rows("NT-Xent", len(firsts), seconds=seconds)
     require_candidates("NT-Xent", len(firsts))
-    device = first.device
+    rows = offset + torch.arange(len(first), device=first.device)
+    itself = torch.arange(len(firsts), device=first.device) == rows[:, None]
     if excluded is None:
-        excluded = torch.zeros(len(first), len(firsts), dtype=torch.bool, device=device)
-    require_shape("NT-Xent", "excluded", excluded, len(first), len(firsts))
-    rows = offset + torch.arange(len(first), device=device)
-    own = torch.arange(len(firsts), device=device) == rows[:, None]
-    pick = partial(
+        excluded = torch.zeros_like(itself)
+    require_shape("NT-Xent", "excluded", excluded, *itself.shape)
+    loss = partial(
         info_nce,
         temperature=temperature,
-        excluded=torch.cat([excluded, excluded | own], dim=1),
+        excluded=torch.cat([excluded, excluded | itself], dim=1),
         offset=offset,
     )
-    return pick(first, seconds, negatives=firsts) + pick(second, firsts, negatives=seconds)
+    return loss(first, seconds, negatives=firsts) + loss(second, firsts, negatives=seconds)
 
 
-def _from_keys(
-    queries: Tensor, keys: Tensor, temperature: float, excluded: Tensor | None, offset: int
-) -> Tensor:
-    """Loss of the other direction: the positives pick among the queries."""
-    if offset:
-        raise Defect(
-            "InfoNCE",
-            "the queries of all ranks, because symmetric=True",
-            f"the rows of one rank, from row {offset} on",
-            "average two calls instead, one with queries and keys exchanged",
-        )
-    count = len(queries)
-    return info_nce(
-        keys[:count],
-        queries,
-        temperature=temperature,
-        excluded=None if excluded is None else excluded[:, :count].T,
-    )
-
-
-def _check_rows(queries: int, offset: int, **rows: int) -> None:
-    """Raise Defect unless each query has its own row among the keys and negatives."""
-    for name, count in rows.items():
+def _check_offset(queries: int, offset: int, **candidates: int) -> None:
+    """Raise Defect unless there is a key and a negative at offset + i for each query i."""
+    for name, count in candidates.items():
         if not 0 <= offset <= count - queries:
             raise Defect(
                 "InfoNCE",
@@ -171,6 +155,6 @@ def _check_rows(queries: int, offset: int, **rows: int) -> None:
             )
 
 
-def _one_hot(own: Tensor, logits: Tensor) -> Tensor:
-    """Return 1 at column own[i] of row i, else 0, in the shape and precision of the logits."""
-    return torch.zeros_like(logits).scatter_(1, own[:, None], 1.0)
+def _one_hot(columns: Tensor, logits: Tensor) -> Tensor:
+    """Return 1 at column columns[i] of row i, else 0, in the shape and precision of the logits."""
+    return torch.zeros_like(logits).scatter_(1, columns[:, None], 1.0)

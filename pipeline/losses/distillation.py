@@ -1,15 +1,14 @@
-"""Distillation losses: embeddings or similarities of a teacher. The teacher gets no gradient."""
+"""Distillation losses: match the embeddings or the similarities of a teacher, which gets no gradient."""
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.losses.checks import (
     at_least_float32,
-    representations,
+    check_aligned,
     require_candidates,
     require_finite,
     require_positive,
-    require_rows,
     require_shape,
     shape_error,
 )
@@ -29,8 +28,7 @@ def embedding_distillation(student: Tensor, teacher: Tensor) -> Tensor:
         ModelError: values that are not finite.
         Defect: wrong shapes.
     """
-    student, teacher = representations("distillation", student=student, teacher=teacher.detach())
-    require_rows("distillation", len(student), teacher=teacher)
+    student, teacher = check_aligned("distillation", student=student, teacher=teacher.detach())
     return F.mse_loss(student, teacher.to(student.dtype))
 
 
@@ -39,14 +37,14 @@ def similarity_distillation(
 ) -> Tensor:
     """Mean over rows of KL(teacher || student), in nats, of softmax(scores / temperature).
 
-    Not multiplied by temperature^2, so gradients shrink as the temperature grows.
+    The loss is not multiplied by temperature^2, so gradients shrink as the temperature grows.
 
     Args:
         student: (Q, K) scores, for example cosines within a batch.
         teacher: (Q, K) scores, for example cosines or the output of a cross-encoder.
         temperature: divides the scores of both; > 0.
-        excluded: (Q, K) bool, True where a column is not a candidate of the row, for example the diagonal if
-            a batch is compared with itself. Each row needs at least one candidate.
+        excluded: (Q, K) bool, True where a column is not a candidate of the row, for example on the diagonal
+            if a batch is compared with itself. Each row needs at least one candidate.
 
     Raises:
         ConfigError: a temperature that is not above 0, or a single candidate.
@@ -54,16 +52,16 @@ def similarity_distillation(
         Defect: wrong shapes.
     """
     require_positive("temperature", temperature)
-    logits = [each / temperature for each in _scores(student, teacher)]
+    logits = [scores / temperature for scores in _check_scores(student, teacher)]
     if excluded is not None:
         require_shape("distillation", "excluded", excluded, *student.shape)
-        logits = [each.masked_fill(excluded, MASKED_LOGIT) for each in logits]
-    q, p = (F.log_softmax(each, dim=1) for each in logits)
-    return F.kl_div(q, p.to(q.dtype), reduction="batchmean", log_target=True)
+        logits = [scores.masked_fill(excluded, MASKED_LOGIT) for scores in logits]
+    log_q, log_p = (F.log_softmax(scores, dim=1) for scores in logits)
+    return F.kl_div(log_q, log_p.to(log_q.dtype), reduction="batchmean", log_target=True)
 
 
-def _scores(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
-    """Check both score matrices: one shape, at least one row and two columns."""
+def _check_scores(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+    """Check that both have the same shape, with at least one row and two columns; convert to float32."""
     if student.dim() != 2 or not len(student):
         raise shape_error("distillation", "scores of shape (rows, candidates) with at least one row", student)
     require_shape("distillation", "teacher", teacher, *student.shape)

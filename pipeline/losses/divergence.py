@@ -1,4 +1,4 @@
-"""Kullback-Leibler divergences of two passes over one input: R-Drop and PSER. Both passes get a gradient."""
+"""Kullback-Leibler divergences between two passes over one input (R-Drop, PSER); both get a gradient."""
 
 from typing import Literal
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pipeline.losses.checks import (
     at_least_float32,
-    representations,
+    check_representations,
     require_candidates,
     require_finite,
     require_positive,
@@ -33,19 +33,19 @@ def symmetric_divergence(first: Tensor, second: Tensor) -> Tensor:
     if first.dim() != 2 or not len(first):
         raise shape_error("divergence", "logits of shape (N, classes) with at least one row", first)
     require_shape("divergence", "second", second, *first.shape)
-    p, q = (
-        F.log_softmax(require_finite("logits of the divergence", at_least_float32(each)), dim=1)
-        for each in (first, second)
+    log_p, log_q = (
+        F.log_softmax(require_finite("logits of the divergence", at_least_float32(logits)), dim=1)
+        for logits in (first, second)
     )
     # The sum of the two KL terms is sum (P - Q)(log P - log Q).
-    return ((p.exp() - q.exp()) * (p - q)).sum(dim=1).mean() / 2
+    return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(dim=1).mean() / 2
 
 
 def similarity_divergence(first: Tensor, second: Tensor, *, temperature: float) -> Tensor:
-    """Symmetric divergence of the two passes' predictive distributions over the batch, as in R-Drop.
+    """Symmetric divergence of the two passes' distributions over the rows of the batch, after R-Drop.
 
-    Each distribution is the softmax of a view's cosines with the N views of the other pass, divided by the
-    temperature.
+    A row's distribution in one pass is the softmax, over the temperature, of its cosines with the N rows of
+    the other pass.
 
     Args:
         first: (N, D) representations of the first pass, N >= 2.
@@ -70,17 +70,17 @@ def pser(
     temperature: float,
     kl_on: Literal["embedding", "similarity"] = "embedding",
 ) -> Tensor:
-    """Divergence term of PSER (Guo et al.), in either reading of its text.
+    """Divergence term of PSER (Guo et al.), in either reading of the paper.
 
-    The caller adds its weight alpha and the InfoNCE term.
+    The caller multiplies it by alpha and adds the InfoNCE term.
 
     Args:
         first: (N, D) representations of the first pass.
         second: (N, D) representations of the second pass.
         temperature: divides the cosines; used by "similarity" alone.
-        kl_on: compare the softmax of the vectors ("embedding") or of their similarities within the batch
-            ("similarity").
+        kl_on: "embedding" compares the softmax of the vectors over their dimensions, "similarity" the softmax
+            of their cosines within the batch.
     """
     if kl_on == "similarity":
         return similarity_divergence(first, second, temperature=temperature)
-    return symmetric_divergence(*representations("PSER", first=first, second=second))
+    return symmetric_divergence(*check_representations("PSER", first=first, second=second))

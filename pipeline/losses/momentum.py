@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pipeline.errors import ConfigError, Defect
 from pipeline.losses.checks import (
-    representations,
+    check_representations,
     require_positive,
     require_proportion,
     require_rows,
@@ -16,42 +16,12 @@ from pipeline.losses.checks import (
 from pipeline.losses.contrastive import inner_products
 
 
-def moco_logits(queries: Tensor, keys: Tensor, queue: Tensor, *, temperature: float) -> Tensor:
-    """Cosines of each query with its key and the queue, divided by the temperature.
-
-    Source: MoCo, He et al. 2020, algorithm 1.
-
-    Args:
-        queries: (N, D), need not be normalized.
-        keys: (N, D), without gradient.
-        queue: (K, D), without gradient.
-        temperature: > 0.
-
-    Returns:
-        (N, 1 + K): column 0 is the query's own key.
-
-    Raises:
-        ConfigError: a temperature that is not above 0.
-        ModelError: values that are not finite.
-        Defect: wrong shapes.
-    """
-    require_positive("temperature", temperature)
-    queries, keys, queue = (
-        F.normalize(each, dim=-1)
-        for each in representations("MoCo", queries=queries, keys=keys.detach(), queue=queue.detach())
-    )
-    require_rows("MoCo", len(queries), keys=keys)
-    own = (queries * keys).sum(dim=1, keepdim=True)
-    return torch.cat([own, inner_products(queries, queue)], dim=1) / temperature
-
-
 def moco(queries: Tensor, keys: Tensor, queue: Tensor, *, temperature: float) -> Tensor:
-    """Mean cross-entropy of picking its own key for each query among that key and the queue.
+    """Mean cross-entropy of picking the key of each query among that key and the queue.
 
-    Source: MoCo, He et al. 2020, eq. 1.
+    Source: MoCo, He et al. 2020, eq. 1 and algorithm 1; for sentences CERT, Fang et al. 2020.
 
-    For sentences: CERT (Fang et al. 2020). Add `keys` to the queue after the loss, or each becomes its own
-    negative.
+    Call `enqueue` with the keys after the loss: in the queue, a key would be a negative of its own query.
 
     Args:
         queries: (N, D), need not be normalized.
@@ -63,9 +33,20 @@ def moco(queries: Tensor, keys: Tensor, queue: Tensor, *, temperature: float) ->
         Scalar: log(1 + K) if all candidates are alike.
 
     Raises:
-        ConfigError, ModelError, Defect: as in `moco_logits`.
+        ConfigError: a temperature that is not above 0.
+        ModelError: values that are not finite.
+        Defect: wrong shapes.
     """
-    logits = moco_logits(queries, keys, queue, temperature=temperature)
+    require_positive("temperature", temperature)
+    queries, keys, queue = (
+        F.normalize(vectors, dim=-1)
+        for vectors in check_representations(
+            "MoCo", queries=queries, keys=keys.detach(), queue=queue.detach()
+        )
+    )
+    require_rows("MoCo", len(queries), keys=keys)
+    positives = (queries * keys).sum(dim=1, keepdim=True)
+    logits = torch.cat([positives, inner_products(queries, queue)], dim=1) / temperature  # (N, 1 + K)
     return F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device))
 
 
@@ -115,8 +96,8 @@ def moving_average(slow: Tensor, fast: Tensor, *, momentum: float) -> Tensor:
     Source: MoCo, He et al. 2020, eq. 2.
 
     Args:
-        slow: parameter of the momentum encoder; float32 or float64, because the rounding steps of half
-            precision, 2^-8 and 2^-11, are larger than 1 - momentum = 0.001.
+        slow: parameter of the momentum encoder, in float32 or float64: in half precision, with its relative
+            steps of 2^-8 or 2^-11, an update by 1 - momentum = 0.001 would often be rounded away.
         fast: parameter of the trained encoder, of the same shape.
         momentum: in [0, 1].
 

@@ -1,6 +1,6 @@
-"""Losses of single rows: pairs of known similarity, triplets, and pairs that are equal or not.
+"""Losses of single rows: pairs with a similarity score, triplets, and pairs of equal or different texts.
 
-No row is compared with another, so these losses need no gathering.
+No row is compared with another, so these losses need no vectors of other ranks.
 """
 
 from typing import Literal
@@ -11,10 +11,9 @@ from torch import Tensor
 
 from pipeline.errors import DataError
 from pipeline.losses.checks import (
-    representations,
+    check_aligned,
     require_finite,
     require_positive,
-    require_rows,
     require_shape,
 )
 
@@ -24,10 +23,9 @@ def row_cosines(left: Tensor, right: Tensor) -> Tensor:
 
     The product of the norms is at least 1e-8, so a zero vector has cosine 0.
     """
-    left, right = representations("cosines", left=left, right=right)
-    require_rows("cosines", len(left), right=right)
-    lengths = torch.linalg.vector_norm(left, dim=1) * torch.linalg.vector_norm(right, dim=1)
-    return (left * right).sum(dim=1) / lengths.clamp_min(1e-8)
+    left, right = check_aligned("cosines", left=left, right=right)
+    norms = torch.linalg.vector_norm(left, dim=1) * torch.linalg.vector_norm(right, dim=1)
+    return (left * right).sum(dim=1) / norms.clamp_min(1e-8)
 
 
 def cosine_regression(left: Tensor, right: Tensor, scores: Tensor) -> Tensor:
@@ -73,32 +71,33 @@ def triplet(anchors: Tensor, positives: Tensor, negatives: Tensor, *, margin: fl
         Defect: wrong shapes.
     """
     require_positive("margin", margin)
-    anchors, positives, negatives = representations(
+    anchors, positives, negatives = check_aligned(
         "triplet loss", anchors=anchors, positives=positives, negatives=negatives
     )
-    require_rows("triplet loss", len(anchors), positives=positives, negatives=negatives)
-    near, far = (torch.linalg.vector_norm(anchors - others, dim=1) for others in (positives, negatives))
-    return F.relu(near - far + margin).mean()
+    positive_distances = torch.linalg.vector_norm(anchors - positives, dim=1)
+    negative_distances = torch.linalg.vector_norm(anchors - negatives, dim=1)
+    return F.relu(positive_distances - negative_distances + margin).mean()
 
 
 def contrastive_tension(
     first: Tensor, second: Tensor, equal: Tensor, *, reduction: Literal["mean", "sum"] = "mean"
 ) -> Tensor:
-    """Binary cross-entropy of whether two encoders read the same text (Carlsson et al. 2021, eq. 1 to 3).
+    """Binary cross-entropy of predicting that two encoders read the same text (Carlsson et al. 2021).
+
+    The logit of a pair is the raw inner product of its two vectors (eq. 1 to 3 there).
 
     Args:
         first: (N, D) vectors of one encoder.
-        second: (N, D) vectors of the other encoder. The logit is the raw inner product of row i of both.
-        equal: (N,) bool, or 0 and 1: True if row i of both is the same text.
-        reduction: over the N pairs. The published learning rates go with the mean; the sum is N times larger.
+        second: (N, D) vectors of the other encoder.
+        equal: (N,) bool, or 0 and 1: True if both encoders read the same text in row i.
+        reduction: mean or sum over the N pairs. The published learning rates belong to the mean.
 
     Raises:
         DataError: labels other than 0 and 1.
         ModelError: values that are not finite.
         Defect: wrong shapes.
     """
-    first, second = representations("contrastive tension", first=first, second=second)
-    require_rows("contrastive tension", len(first), second=second)
+    first, second = check_aligned("contrastive tension", first=first, second=second)
     logits = require_finite("inner products of contrastive tension", (first * second).sum(dim=1))
     require_shape("contrastive tension", "labels", equal, len(logits))
     outside = (equal != 0) & (equal != 1)

@@ -6,7 +6,7 @@
     release = manta.open_release("s3://bucket/index")      # what `manta nightly` published
     release.search(["a question"], k=3)
 
-Importing it costs nothing: each name is loaded when it is first used.
+Importing this package is fast: each name is loaded when it is first used.
 """
 
 import importlib
@@ -31,14 +31,14 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load an exported name. ImportError if another package hides a part of Manta's."""
+    """Load an exported name. Raises ImportError if another package hides one of Manta's packages."""
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("manta-embeddings")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .hidden import refuse_others
+    from .hidden import check_packages
 
-    refuse_others()
+    check_packages()
     found = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = found
     return found

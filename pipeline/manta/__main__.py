@@ -4,24 +4,21 @@ import contextlib
 import os
 import signal
 import sys
-from types import FrameType
 from typing import NoReturn
 
 
 def run() -> NoReturn:
-    """Entry point of the console script.
+    """Run the command line.
 
-    Interrupted while modules are being imported it ends at once and quietly: nothing has begun.
+    An interrupt during the imports ends the process without a traceback, because no work has begun.
     """
     before = signal.getsignal(signal.SIGINT)
-    if (
-        before is signal.default_int_handler
-    ):  # not where a shell has it ignored, for a command in the background
-        signal.signal(signal.SIGINT, _end)
-    from .hidden import refuse_others
+    if before is signal.default_int_handler:  # a shell ignores SIGINT for commands in the background
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
+    from .hidden import check_packages
 
     try:
-        refuse_others()
+        check_packages()
     except ImportError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -36,10 +33,10 @@ def run() -> NoReturn:
 
 
 def _leave(code: str | int | None) -> NoReturn:
-    """End the process without tearing the interpreter down, which takes 0.7 s where torch was imported: a
-    third of a search.
+    """End the process without finalizing the interpreter, which takes 0.7 s after an import of torch.
 
-    Not where Ray was imported: it and what it runs end by handlers of their own. Every file is closed by now.
+    If Ray was imported, the interpreter is finalized, because Ray stops its processes by exit handlers. All
+    files are closed by now.
     """
     if not isinstance(code, str) and "ray" not in sys.modules:
         with contextlib.suppress(OSError):  # nobody reads the output any more
@@ -47,10 +44,6 @@ def _leave(code: str | int | None) -> NoReturn:
             sys.stderr.flush()
         os._exit(code or 0)
     sys.exit(code)
-
-
-def _end(number: int, frame: FrameType | None) -> NoReturn:
-    os._exit(130)
 
 
 if __name__ == "__main__":

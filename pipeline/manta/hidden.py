@@ -1,6 +1,4 @@
-"""Another package of the same name, found before a part of Manta: `pipeline` and `jobs` are names that
-projects like to give their own code.
-"""
+"""Detect a package of the user that hides `pipeline` or `jobs` of Manta, because it has the same name."""
 
 import importlib.machinery
 import importlib.util
@@ -8,19 +6,14 @@ import os
 import sys
 from pathlib import Path
 
-PARTS = {
-    "pipeline": "flows/night/nightly.py",
-    "jobs": "nightly.py",
-}  # each with a file that no other package of that name has
+# A file of each of Manta's packages that no other package of that name has.
+_OWN_FILES = {"pipeline": "flows/night/nightly.py", "jobs": "nightly.py"}
 
 
-def refuse_others() -> None:
-    """ImportError if importing `pipeline` or `jobs` would find another package than Manta's.
-
-    Imports neither.
-    """
-    for name in PARTS:
-        if (found := other(name, importlib.util.find_spec(name))) is not None:
+def check_packages() -> None:
+    """Raise ImportError if importing `pipeline` or `jobs` would find another package than Manta's."""
+    for name in _OWN_FILES:
+        if (found := find_other(name, importlib.util.find_spec(name))) is not None:
             raise ImportError(
                 f"{name}: expected Manta's package, found {found}, which hides it; {_remedy(found)}",
                 name=name,
@@ -28,17 +21,18 @@ def refuse_others() -> None:
             )
 
 
-def other(name: str, spec: importlib.machinery.ModuleSpec | None) -> str | None:
+def find_other(name: str, spec: importlib.machinery.ModuleSpec | None) -> str | None:
     """Return the path of another package of that name; None if it is Manta's own, or there is none."""
     if spec is None:
         return None
     folders = list(spec.submodule_search_locations or ())
-    if any(Path(folder, PARTS[name]).is_file() for folder in folders):
+    if any(Path(folder, _OWN_FILES[name]).is_file() for folder in folders):
         return None
     return folders[0] if folders else str(spec.origin)
 
 
 def _remedy(found: str) -> str:
+    """Return what to do about the package at `found`."""
     parent = os.path.dirname(found)
     if "site-packages" in Path(found).parts:
         return "uninstall the package that it belongs to, or give Manta an environment of its own"

@@ -1,8 +1,8 @@
 """Glow on vectors: an invertible network that maps embeddings to standard normal vectors.
 
-Kingma & Dhariwal 2018 (Glow); Li et al. 2020 (BERT-flow), section 3. A vector is an image of one pixel, and
-each dimension is a channel. Couplings and permutations preserve volume, so the log-determinant is that of the
-actnorms alone.
+Kingma & Dhariwal 2018 (Glow); Li et al. 2020 (BERT-flow), section 3. A vector is treated as an image of one
+pixel, each dimension as a channel. Couplings and permutations preserve volume, so only the actnorms
+contribute to the log-determinant.
 """
 
 import math
@@ -14,34 +14,34 @@ from torch import Tensor, nn
 from pipeline.errors import ConfigError
 from pipeline.settings import FlowSettings
 
-# Log scales are this factor times a parameter, and so learn faster than others (code of Kingma & Dhariwal).
+# A log scale is this factor times a parameter, so that it learns faster (code of Kingma & Dhariwal).
 _LOG_SCALE_FACTOR = 3.0
 _HIDDEN_STD = 0.05  # of the initial weights of a coupling's network
 _EPSILON = 1e-6  # added to standard deviations before division
-_LEAST_STD = 1e-4  # relative to the root mean square over dimensions; below it a dimension is constant
+_MIN_STD = 1e-4  # relative to the root mean square over dimensions; a dimension below it is constant
 
 
 class Actnorm(nn.Module):
-    """y = (x + b) * exp(factor * s) per dimension.
+    """y = (x + b) * exp(3 s) per dimension.
 
     The first batch sets b and s so that each dimension has mean 0 and variance 1; then they are learned.
-    `initialised` is saved with the weights, so a batch does not reset loaded values. A dimension that is
-    constant in the first batch (`varies` is False) has no variance to divide by, and the likelihood would
-    grow with its scale without limit. It keeps the scale of a dimension of average variance.
+    `initialised` is saved with the weights, so that the first batch after loading does not reset them. A
+    dimension that is constant in the first batch (`varies` is False) has no variance to divide by, and the
+    likelihood would grow with its scale without limit. It gets the scale of a dimension of average variance,
+    which is not learned.
     """
 
     varies: Tensor
     initialised: Tensor
 
-    def __init__(self, dim: int, factor: float = _LOG_SCALE_FACTOR) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.factor = factor
         self.b, self.s = nn.Parameter(torch.zeros(dim)), nn.Parameter(torch.zeros(dim))
         self.register_buffer("varies", torch.ones(dim, dtype=torch.bool))
         self.register_buffer("initialised", torch.zeros(1, dtype=torch.bool))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scale and shift x (n, dim); the first batch sets how."""
+        """Shift and scale x (n, dim); the first batch determines shift and scale."""
         if not self.initialised:
             self._initialise(x)
         return (x + self.b) * self.log_scale().exp()
@@ -51,18 +51,19 @@ class Actnorm(nn.Module):
         return y * torch.exp(-self.log_scale()) - self.b
 
     def log_scale(self) -> Tensor:
-        """factor * s, (dim,); constant dimensions get no gradient."""
-        return self.factor * torch.where(self.varies, self.s, self.s.detach())
+        """3 s, (dim,); constant dimensions get no gradient."""
+        return _LOG_SCALE_FACTOR * torch.where(self.varies, self.s, self.s.detach())
 
     @torch.no_grad()
     def _initialise(self, x: Tensor) -> None:
+        """Set shift, scale and `varies` by the first batch."""
         self.b.copy_(-x.mean(dim=0))
         variance = (x + self.b).square().mean(dim=0)
-        typical = variance.mean().sqrt()
-        self.varies = variance.sqrt() > _LEAST_STD * typical
-        std_of_constant = typical if typical > 0 else torch.ones_like(typical)
-        std = torch.where(self.varies, variance.sqrt() + _EPSILON, std_of_constant)
-        self.s.copy_(-std.log() / self.factor)
+        average_std = variance.mean().sqrt()
+        self.varies = variance.sqrt() > _MIN_STD * average_std
+        constant_std = average_std if average_std > 0 else torch.ones_like(average_std)
+        std = torch.where(self.varies, variance.sqrt() + _EPSILON, constant_std)
+        self.s.copy_(-std.log() / _LOG_SCALE_FACTOR)
         self.initialised = torch.ones_like(self.initialised)
 
 
@@ -75,7 +76,7 @@ class Coupling(nn.Module):
         self.g = g
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map x (n, dim), keeping its first half."""
+        """Map x (n, dim) to (n, dim); the first half stays."""
         first, second = x.chunk(2, dim=1)
         return torch.cat([first, second + self.g(first)], dim=1)
 
@@ -100,7 +101,7 @@ class ZeroLinear(nn.Linear):
 
 
 class FlowStep(nn.Module):
-    """Actnorm, then a permutation of the dimensions (order[i] moves to i), then an additive coupling."""
+    """Actnorm, then a permutation of the dimensions (dimension order[i] becomes i), then a coupling."""
 
     order: Tensor
 
@@ -119,10 +120,10 @@ class FlowStep(nn.Module):
 
 
 class Glow(nn.Module):
-    """Levels of steps; after each level but the last, the second half of the dimensions is final."""
+    """Levels of steps; the second half of a level's output skips the following levels."""
 
     def __init__(self, dim: int, settings: FlowSettings) -> None:
-        """Draw initial weights, which the settings determine.
+        """Draw initial weights; equal settings give equal weights.
 
         Raises:
             ConfigError: dim is not divisible by 2^levels.
@@ -131,37 +132,36 @@ class Glow(nn.Module):
         check_levels(dim, settings.levels)
         self.dim = dim
         generator = torch.Generator().manual_seed(settings.seed)
-        widths = [dim >> level for level in range(settings.levels)]
         self.levels = nn.ModuleList(
-            nn.ModuleList(_step(width, settings, generator) for _ in range(settings.depth))
-            for width in widths
+            nn.ModuleList(_step(dim >> level, settings, generator) for _ in range(settings.depth))
+            for level in range(settings.levels)
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map x (n, dim) to z (n, dim): the final half of each level in order, then the last output."""
-        final: list[Tensor] = []
+        """Map x (n, dim) to z (n, dim): second halves in the order of their levels, then the last output."""
+        second_halves: list[Tensor] = []
         for number, level in enumerate(self.levels):
             if number:
-                x, latent = x.chunk(2, dim=1)
-                final.append(latent)
+                x, second = x.chunk(2, dim=1)
+                second_halves.append(second)
             for step in cast(nn.ModuleList, level):
                 x = step(x)
-        return torch.cat([*final, x], dim=1)
+        return torch.cat([*second_halves, x], dim=1)
 
     def inverse(self, z: Tensor) -> Tensor:
         """Undo `forward`: (n, dim) to (n, dim)."""
         widths = [self.dim >> number for number in range(1, len(self.levels))]
-        *final, x = z.split([*widths, self.dim >> len(widths)], dim=1)
+        *second_halves, x = z.split([*widths, self.dim >> len(widths)], dim=1)
         for number, level in reversed(list(enumerate(self.levels))):
             for step in reversed(cast(nn.ModuleList, level)):
                 x = cast(FlowStep, step).inverse(x)
             if number:
-                x = torch.cat([x, final.pop()], dim=1)
+                x = torch.cat([x, second_halves.pop()], dim=1)
         return x
 
     def log_det(self) -> Tensor:
         """log |det dz/dx|, the same for every x."""
-        steps = [cast(FlowStep, step) for level in self.levels for step in cast(nn.ModuleList, level)]
+        steps = (cast(FlowStep, step) for level in self.levels for step in cast(nn.ModuleList, level))
         return torch.stack([step.actnorm.log_scale().sum() for step in steps]).sum()
 
     def log_density(self, x: Tensor) -> Tensor:
@@ -191,27 +191,30 @@ def check_levels(dim: int, levels: int) -> None:
     """
     if dim % 2**levels == 0:
         return
-    most = (dim & -dim).bit_length() - 1  # number of times that two divides it
+    most_levels = (dim & -dim).bit_length() - 1  # exponent of the largest power of two that divides dim
     raise ConfigError(
         "whiten.flow.levels",
         f"a dimension divisible by {2**levels}, which is 2^levels",
         f"dimension {dim} with {levels} levels",
-        f"set whiten.flow.levels to at most {most}"
-        if most
-        else "none fits an odd dimension: choose whitening",
+        f"set whiten.flow.levels to at most {most_levels}"
+        if most_levels
+        else "an odd dimension allows no level: choose whitening instead of a flow",
     )
 
 
 def _step(dim: int, settings: FlowSettings, generator: torch.Generator) -> FlowStep:
-    random = settings.permutation == "random"
-    order = torch.randperm(dim, generator=generator) if random else torch.arange(dim).flip(0)
+    """Build a step with a new permutation and new weights."""
+    if settings.permutation == "random":
+        order = torch.randperm(dim, generator=generator)
+    else:
+        order = torch.arange(dim).flip(0)
     return FlowStep(Actnorm(dim), order, Coupling(_network(dim // 2, settings.width, generator)))
 
 
 def _network(dim: int, width: int, generator: torch.Generator) -> nn.Sequential:
-    """Layers dim -> width -> width -> dim, with actnorm and ReLU after the first two.
+    """Build the layers dim -> width -> width -> dim, with actnorm and ReLU after the first two.
 
-    Those have no biases of their own, as the actnorms have one.
+    The first two have no biases, because the actnorms after them shift.
     """
     first, second = nn.Linear(dim, width, bias=False), nn.Linear(width, width, bias=False)
     for layer in (first, second):

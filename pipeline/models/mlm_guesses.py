@@ -5,7 +5,7 @@ The caller gives the random numbers by which guesses are drawn, so that they can
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -13,13 +13,11 @@ from torch import Tensor
 
 from pipeline.device import Device
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.folder.pretrained import load_whole
+from pipeline.models.folder.pretrained import load_complete
 from pipeline.models.layers.transfer import to_device
 
 _BATCH_TOKENS = {"cpu": 2_048, "cuda": 16_384}
-_WIDTH_MULTIPLE = (
-    4  # lengths are padded to multiples of it: few shapes, and less than 4 wasted tokens per text
-)
+_LENGTH_MULTIPLE = 4  # lengths are padded to multiples: few shapes, and less than 4 wasted tokens per text
 
 
 @dataclass(frozen=True)
@@ -27,24 +25,35 @@ class MaskedText:
     """A tokenized text in which words are masked."""
 
     ids: list[int]
-    """token ids, those of the masks included"""
+    """token ids, with mask tokens"""
     positions: list[int]
-    """positions of the masks"""
+    """positions of the mask tokens"""
     excluded: list[Sequence[int]]
-    """for each mask, ids that must not be its guess"""
+    """for each mask, ids that must not be guessed"""
     uniforms: list[float]
-    """for each mask, the random number in [0, 1) by which its guess is drawn"""
+    """for each mask, a random number in [0, 1) that determines the guess"""
 
 
 @dataclass(frozen=True)
 class GuessChoice:
     """Sampling of guesses from the softmax of the logits divided by the temperature."""
 
-    among: Sequence[int]
+    candidates: Sequence[int]
     """ids that can be guessed"""
     top_k: int | None
-    """number of likeliest ids; None: all"""
+    """number of the likeliest candidates to sample from; None: all"""
     temperature: float
+
+
+class PaddedBatch(NamedTuple):
+    """Texts that are padded to one length."""
+
+    indices: list[int]
+    """indices of the texts"""
+    width: int
+    """tokens of a row, padding included"""
+    size: int
+    """number of rows, dummy rows included"""
 
 
 class Guesser:
@@ -69,43 +78,41 @@ class Guesser:
             torch.set_num_threads(threads)
         self._device = device.torch()
         self._model = load_masked_lm(folder, getattr(torch, dtype)).to(self._device).eval()
-        self._pad, self._limit = int(self._model.config.pad_token_id or 0), folder.max_length
+        self._pad_id, self._max_length = int(self._model.config.pad_token_id or 0), folder.max_length
         self._batch_tokens = batch_tokens or _BATCH_TOKENS[device.kind]
         self._positions: Tensor | None = None
-        if (last := self._model.get_output_embeddings()) is not None:
-            last.register_forward_pre_hook(self._keep_masked)
+        if (output_layer := self._model.get_output_embeddings()) is not None:
+            output_layer.register_forward_pre_hook(self._keep_masked)
 
-    def batches(self, rows: Sequence[MaskedText]) -> Iterator[tuple[list[int], int, int]]:
+    def batches(self, rows: Sequence[MaskedText]) -> Iterator[PaddedBatch]:
         """Group rows of one padded length into batches, longest first.
 
-        There are few shapes: a batch is full, or a half, a quarter and so on of a full one.
-
-        Yields:
-            Indices in `rows`, the padded length, and the number of rows of the batch with dummy rows.
+        Few shapes occur: a batch has the full number of rows, or a half, a quarter, ... of it.
         """
         by_width: dict[int, list[int]] = {}
         for index, row in enumerate(rows):
-            width = max(min(-(-len(row.ids) // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE, self._limit), len(row.ids))
-            by_width.setdefault(width, []).append(index)
+            length = len(row.ids)
+            rounded = -(-length // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
+            by_width.setdefault(max(min(rounded, self._max_length), length), []).append(index)
         for width in sorted(by_width, reverse=True):
-            size = max(1, self._batch_tokens // width)
-            for start in range(0, len(by_width[width]), size):
-                batch = by_width[width][start : start + size]
-                yield batch, width, _smallest_size(size, len(batch))
+            full_size = max(1, self._batch_tokens // width)
+            for start in range(0, len(by_width[width]), full_size):
+                indices = by_width[width][start : start + full_size]
+                yield PaddedBatch(indices, width, _smallest_size(full_size, len(indices)))
 
     def guesses(
         self, rows: Sequence[MaskedText], width: int, size: int, masks: int, choice: GuessChoice
     ) -> list[list[int]]:
-        """Guess an id for each mask of a batch. Other rows of the batch change the logits by rounding only.
+        """Guess an id for each mask of a batch. The logits of a row depend on other rows by rounding only.
 
         Args:
             rows: rows of one batch, as `batches` yields them.
             width: padded length of the rows.
-            size: number of rows of the batch with dummy rows.
+            size: number of rows of the batch, dummy rows included.
             masks: largest number of masks that any row of this width can have.
-            choice: candidates and temperature.
+            choice: candidates, top_k and temperature.
         """
-        ids = np.full((size, width), self._pad, np.int64)
+        ids = np.full((size, width), self._pad_id, np.int64)
         attention_mask = np.zeros((size, width), np.int64)
         positions = np.zeros((size, masks), np.int64)
         attention_mask[:, 0] = 1  # a dummy row attends to one token: attention over no token gives NaN
@@ -113,23 +120,25 @@ class Guesser:
             length = len(row.ids)
             ids[index, :length], attention_mask[index, :length] = row.ids, 1
             positions[index, : len(row.positions)] = row.positions
-        logits = self._logits(*(to_device(each, self._device) for each in (ids, attention_mask, positions)))
-        wanted = [(index, number) for index, row in enumerate(rows) for number in range(len(row.positions))]
-        indices, numbers = torch.tensor(wanted, device=logits.device).T
-        excluded = [each for row in rows for each in row.excluded]
-        uniforms = [each for row in rows for each in row.uniforms]
-        guessed = iter(_sample(logits[indices, numbers].float(), excluded, uniforms, choice))
+        inputs = (to_device(array, self._device) for array in (ids, attention_mask, positions))
+        logits = self._logits(*inputs)
+        counts = torch.tensor([len(row.positions) for row in rows], device=logits.device)
+        is_mask = torch.arange(masks, device=logits.device) < counts[:, None]
+        excluded = [ids_of_mask for row in rows for ids_of_mask in row.excluded]
+        uniforms = [uniform for row in rows for uniform in row.uniforms]
+        guessed = iter(_sample(logits[: len(rows)][is_mask].float(), excluded, uniforms, choice))
         return [[next(guessed) for _ in row.positions] for row in rows]
 
     def _logits(self, ids: Tensor, attention_mask: Tensor, positions: Tensor) -> Tensor:
         """Compute the logits at `positions` (rows, masks) of each row: (rows, masks, vocabulary)."""
-        self._positions = positions  # for _keep_masked, which the model calls
+        self._positions = positions  # for the hook _keep_masked, which sets it to None
         with torch.inference_mode():
             logits = self._model(input_ids=ids, attention_mask=attention_mask).logits
+            # without an output layer to hook into, the model computed the logits of all tokens
             return logits if self._positions is None else _gather(logits, positions)
 
     def _keep_masked(self, module: Any, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Reduce the input of the output layer to the masks: logits of all tokens would cost far more."""
+        """Pass only the states of masks to the output layer: logits of all tokens would cost far more."""
         assert self._positions is not None
         positions, self._positions = self._positions, None
         return _gather(states[0], positions), *states[1:]
@@ -143,9 +152,9 @@ def load_masked_lm(folder: EncoderFolder, dtype: torch.dtype) -> Any:
     """
     from transformers import AutoModelForMaskedLM
 
-    return load_whole(
+    return load_complete(
         AutoModelForMaskedLM,
-        folder.beside_config(""),
+        folder.transformer_path,
         "a masked language model: an encoder and its head over words",
         remedy="use a model that was saved with its head, such as bert-base-uncased; sentence encoders are "
         "saved without",
@@ -161,19 +170,23 @@ def _sample(
     The likeliest ids come first, and their probabilities are normalized to sum to one.
     """
     logits = logits / choice.temperature
-    usable = torch.zeros(logits.shape[1], dtype=torch.bool)
-    usable[torch.tensor([number for number in choice.among if number < len(usable)])] = True
-    logits[:, ~usable.to(logits.device)] = -torch.inf
-    pairs = [(row, number) for row, numbers in enumerate(excluded) for number in numbers]
-    if banned := [(row, number) for row, number in pairs if number < len(usable)]:
-        rows, ids = torch.tensor(banned, device=logits.device).T
-        logits[rows, ids] = -torch.inf
-    best, numbers = logits.topk(min(choice.top_k or logits.shape[1], logits.shape[1]), dim=1)
+    vocabulary = logits.shape[1]
+    allowed = torch.zeros(vocabulary, dtype=torch.bool)
+    allowed[torch.tensor([token_id for token_id in choice.candidates if token_id < vocabulary])] = True
+    logits[:, ~allowed.to(logits.device)] = -torch.inf
+    if banned := [
+        (row, token_id)
+        for row, token_ids in enumerate(excluded)
+        for token_id in token_ids
+        if token_id < vocabulary
+    ]:
+        rows, columns = torch.tensor(banned, device=logits.device).T
+        logits[rows, columns] = -torch.inf
+    best, best_ids = logits.topk(min(choice.top_k or vocabulary, vocabulary), dim=1)
     sums = torch.softmax(best.double(), dim=1).cumsum(dim=1)
-    below = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None] * sums[:, -1:]
-    ranks = (sums <= below).sum(dim=1, keepdim=True).clamp(max=numbers.shape[1] - 1)
-    chosen: list[int] = numbers.gather(1, ranks)[:, 0].tolist()
-    return chosen
+    thresholds = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None] * sums[:, -1:]
+    ranks = (sums <= thresholds).sum(dim=1, keepdim=True).clamp(max=best_ids.shape[1] - 1)
+    return cast(list[int], best_ids.gather(1, ranks)[:, 0].tolist())
 
 
 def _smallest_size(size: int, count: int) -> int:

@@ -15,12 +15,11 @@ Column = Sequence[str] | np.ndarray
 
 
 class Peers(Protocol):
-    """Ranks whose rows are candidates for the rows of this rank."""
+    """Ranks that use each other's rows as candidates, that is as positives and negatives."""
 
     @property
     def rank(self) -> int:
         """Number of this rank, from 0."""
-        ...
 
     def gather(self, z: Tensor) -> Tensor:
         """Concatenate z (n, ...) of all W ranks in rank order: (W n, ...).
@@ -30,11 +29,10 @@ class Peers(Protocol):
         Raises:
             DataError: n differs between ranks.
         """
-        ...
 
 
 class NoPeers:
-    """A single rank: the candidates are its own rows."""
+    """A single rank, whose candidates are its own rows."""
 
     rank = 0
 
@@ -55,13 +53,13 @@ class Batch:
         rows: (n,) int64 row numbers in the data set.
         tokenize: tokenizer of the texts.
         peers: ranks whose rows are candidates too.
-        false_negatives: by role, (n, candidates) bool: True where a candidate means the same as the row
+        false_negatives: (n, candidates) bool by role, True where a candidate means the same as the row
             without being its positive. For the role "text" the candidates are the texts of all peers; for
-            "anchor" their positives, followed by their negatives if there are any.
+            "anchor" they are the positives of all peers, followed by their negatives if there are any.
         source: data source of the rows.
         indices: (n,) position of each row within the batch of the step, if this is a part of that batch; else
             None.
-        counts: numbers of repeated, exchanged and blank rows, over all ranks.
+        counts: counts of the rows of all ranks, by name; see `MetricsLine.counts`.
     """
 
     columns: Mapping[str, Column]
@@ -103,7 +101,7 @@ class Batch:
         return self.tokenize(list(self.column(role)))
 
     def of_rows(self, indices: np.ndarray) -> "Batch":
-        """Select rows, for losses of single rows: the result has no `false_negatives`."""
+        """Select rows. The result has no `false_negatives`: it serves losses that compare no rows."""
         columns: dict[str, Column] = {
             role: values[indices] if isinstance(values, np.ndarray) else [values[index] for index in indices]
             for role, values in self.columns.items()
@@ -116,8 +114,8 @@ class Batch:
             indices=indices if self.indices is None else self.indices[indices],
         )
 
-    def excluded(self, role: str, device: torch.device) -> Tensor | None:
-        """Return `false_negatives` of the role "text" or "anchor" as a tensor; None if they are unknown."""
+    def false_negative_mask(self, role: str, device: torch.device) -> Tensor | None:
+        """Return the `false_negatives` of a role as a tensor on `device`; None if they are unknown."""
         if role not in self.false_negatives:
             return None
         return torch.from_numpy(self.false_negatives[role]).to(device)

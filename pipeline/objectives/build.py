@@ -18,12 +18,12 @@ Order = Literal["shuffled", "contiguous"]
 
 
 class DataRequirements(NamedTuple):
-    """Columns and order of rows that all objectives of a training need.
+    """Columns and order of rows that all objectives of a training need together.
 
     Attributes:
-        columns: roles that the data must have.
-        optional: roles that are used if they exist.
-        order: order of the rows.
+        columns: roles of the columns that the data must have.
+        optional: roles of the columns that are used if they exist.
+        order: "contiguous" if a batch must be consecutive sentences of a document.
     """
 
     columns: tuple[str, ...]
@@ -34,16 +34,17 @@ class DataRequirements(NamedTuple):
 def build_objective(settings: TrainSettings, encoder: nn.Module) -> Objective:
     """Build the objective in `settings` around an encoder.
 
-    Returns one objective or a weighted sum, at several lengths of the vectors if `train.matryoshka` lists
-    any. New weights are drawn from torch's generator.
+    Several objectives, or a single one with a weight other than 1, become a weighted sum. If
+    `train.matryoshka` lists dimensions, each objective is computed on vectors truncated to each of them. New
+    weights are drawn from torch's generator.
 
     Raises:
-        ConfigError: an unknown objective, invalid options, or lengths that the objective does not allow. The
-            message names the position in the settings.
+        ConfigError: an unknown objective, invalid options, or an objective whose vectors cannot be truncated.
+            The message names the position in the settings.
     """
     terms = [
-        Term(term.name, term.weight, _build(settings, number, encoder))
-        for number, term in enumerate(settings.objective)
+        Term(term.name, term.weight, _build(settings, index, encoder))
+        for index, term in enumerate(settings.objective)
     ]
     return terms[0].objective if len(terms) == 1 and terms[0].weight == 1 else Sum(encoder, terms)
 
@@ -54,16 +55,17 @@ def data_requirements(settings: TrainSettings) -> DataRequirements:
     Raises:
         ConfigError: as in `build_objective`.
     """
-    kinds = [OBJECTIVES[term.name] for term in settings.objective]
-    roles = [kind.roles(_options(settings, number)) for number, kind in enumerate(kinds)]
-    # Objectives that do not need neighbours can use contiguous rows too.
-    order: Order = "contiguous" if any(kind.order == "contiguous" for kind in kinds) else "shuffled"
-    return DataRequirements(*merged_roles(roles), order)
+    classes = [OBJECTIVES[term.name] for term in settings.objective]
+    roles = [objective.roles(_checked_options(settings, index)) for index, objective in enumerate(classes)]
+    # If one objective needs contiguous rows, all get them: the others can use any order.
+    contiguous = any(objective.order == "contiguous" for objective in classes)
+    return DataRequirements(*merged_roles(roles), "contiguous" if contiguous else "shuffled")
 
 
-def _build(settings: TrainSettings, number: int, encoder: nn.Module) -> Objective:
-    term = settings.objective[number]
-    objective = OBJECTIVES[term.name](encoder, **_options(settings, number))
+def _build(settings: TrainSettings, index: int, encoder: nn.Module) -> Objective:
+    """Build the objective at an index of `train.objective`."""
+    term = settings.objective[index]
+    objective = OBJECTIVES[term.name](encoder, **_checked_options(settings, index))
     if not settings.matryoshka:
         return objective
     if not objective.allows_truncation:
@@ -76,14 +78,14 @@ def _build(settings: TrainSettings, number: int, encoder: nn.Module) -> Objectiv
     return Matryoshka(encoder, objective, dims=settings.matryoshka)
 
 
-def _options(settings: TrainSettings, number: int) -> dict[str, Any]:
-    """Return all options of one objective, including defaults.
+def _checked_options(settings: TrainSettings, index: int) -> dict[str, Any]:
+    """Check the options of one objective, and return them with the defaults filled in.
 
     Raises:
         ConfigError: an invalid option, or fewer classes than a data file has labels.
     """
-    term = settings.objective[number]
-    where = f"train.objective[{number}].options of {term.name}"
+    term = settings.objective[index]
+    where = f"train.objective[{index}].options of {term.name}"
     checked = validated(_options_model(term.name), term.options, where)
     options = {name: getattr(checked, name) for name in type(checked).model_fields}
     for source in settings.data:
@@ -100,10 +102,14 @@ def _options(settings: TrainSettings, number: int) -> dict[str, Any]:
 
 @cache
 def _options_model(name: str) -> type[Settings]:
-    """Return a pydantic model of the keyword arguments of an objective."""
+    """Create a pydantic model that validates the keyword arguments of an objective."""
+    parameters = inspect.signature(OBJECTIVES[name], eval_str=True).parameters.values()
     fields: dict[str, Any] = {
-        each.name: (each.annotation, ... if each.default is each.empty else each.default)
-        for each in inspect.signature(OBJECTIVES[name], eval_str=True).parameters.values()
-        if each.kind is each.KEYWORD_ONLY
+        parameter.name: (
+            parameter.annotation,
+            ... if parameter.default is parameter.empty else parameter.default,  # ... means required
+        )
+        for parameter in parameters
+        if parameter.kind is parameter.KEYWORD_ONLY
     }
     return create_model(f"Options of {name}", __base__=Settings, **fields)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from pipeline.errors import ConfigError
 from pipeline.losses import enqueue, moco, moving_average, random_queue
 from pipeline.models.layers.post_pooling import draw_weights
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, PositiveFloat, View
+from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, PositiveFloat, Roles, View
 
-_QUEUE = 96_606  # keys, as published; need not be a multiple of the batch size
-_WIDTH = 128  # of queries and keys, as published
+_QUEUE_KEYS = 96_606  # as published; need not be a multiple of the batch size
+_KEY_DIM = 128  # dimension of queries and keys, as published
 
 
 class Projection(nn.Module):
@@ -26,24 +26,23 @@ class Projection(nn.Module):
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Project vectors (n, d): (n, width)."""
-        projected: Tensor = self.out(self.hidden(vectors).relu())
-        return projected
+        return cast(Tensor, self.out(self.hidden(vectors).relu()))
 
 
 @OBJECTIVES.register("cert")
 class Cert(Objective):
-    """Contrastive loss of queries with keys of a momentum encoder, against a queue of earlier keys.
+    """InfoNCE of each query with its key from a momentum encoder; the negatives are a queue of earlier keys.
 
-    The momentum encoder is a slowly moving copy of encoder and head; similarities are cosines of the
-    projections. The columns "anchor" and "positive" are two back-translations of a text. With `pairs` false
-    the column is "text", and the two views differ by dropout alone. The head projects the encoder's own
-    vectors; in the paper these are those of pooling cls_mlp, BERT's pooler.
+    The momentum encoder is a slowly moving copy of the encoder and its head. Queries and keys are the vectors
+    after the head, compared by their cosines. The columns "anchor" and "positive" are two back-translations
+    of a text. With `pairs` false the column is "text", and the two views differ by dropout alone. The paper
+    puts the head on BERT's pooler, which is the encoder with pooling cls_mlp.
 
-    After a step its keys, of all ranks in rank order, replace the oldest keys of the queue; earlier, each key
-    would be a negative of its own query. Then the momentum encoder's parameters become momentum * slow + (1 -
-    momentum) * fast (equation 2 of MoCo), before the next keys are computed, and buffers are copied. The
-    queue starts with random directions from torch's generator. Ranks hold equal queues if they start with the
-    same seed and see each other's rows (setting train.across_ranks).
+    After a step, its keys (of all ranks, in rank order) replace the oldest keys of the queue. (Before the
+    loss, they would be negatives of their own queries.) Then each parameter of the momentum encoder becomes
+    momentum * slow + (1 - momentum) * fast (MoCo, equation 2), and its buffers are copied. The queue starts
+    with random directions from torch's generator. Queues of different ranks stay equal if the ranks start
+    with the same seed and see each other's rows (setting train.across_ranks).
     """
 
     columns: tuple[str, ...] = ("anchor", "positive")
@@ -58,13 +57,14 @@ class Cert(Objective):
         encoder: nn.Module,
         *,
         temperature: PositiveFloat = 0.07,
-        queue: Annotated[int, Field(ge=1)] = _QUEUE,
+        queue: Annotated[int, Field(ge=1)] = _QUEUE_KEYS,
         momentum: Annotated[float, Field(ge=0, le=1)] = 0.999,
-        width: Annotated[int, Field(ge=1)] = _WIDTH,
+        width: Annotated[int, Field(ge=1)] = _KEY_DIM,
         pairs: bool = True,
     ) -> None:
         super().__init__(encoder)
-        self.temperature, self.momentum, self.columns = temperature, momentum, self.roles({"pairs": pairs})[0]
+        self.temperature, self.momentum = temperature, momentum
+        self.columns = self.roles({"pairs": pairs}).required
         self.head = Projection(self.dim, width)
         self.slow_encoder, self.slow_head = (
             copy.deepcopy(module).requires_grad_(False) for module in (self.encoder, self.head)
@@ -73,12 +73,12 @@ class Cert(Objective):
         self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
 
     @classmethod
-    def roles(cls, options: Mapping[str, JsonValue]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        return cls.columns if options.get("pairs", True) else ("text",), ()
+    def roles(cls, options: Mapping[str, JsonValue]) -> Roles:
+        return Roles(cls.columns if options.get("pairs", True) else ("text",))
 
     @classmethod
-    def check_batch(cls, options: Mapping[str, JsonValue], rows: int, *, everyone: bool) -> None:
-        size = int(cast(int, options.get("queue", _QUEUE)))
+    def check_batch(cls, options: Mapping[str, JsonValue], rows: int, *, all_ranks: bool) -> None:
+        size = int(cast(int, options.get("queue", _QUEUE_KEYS)))
         if rows > size:
             raise ConfigError(
                 "queue of cert",
@@ -86,7 +86,7 @@ class Cert(Objective):
                 f"{size:,}",
                 "lengthen the queue, or lower the batch size",
             )
-        if not everyone:
+        if not all_ranks:
             raise ConfigError(
                 "train.across_ranks",
                 "true, because the queue of cert holds the keys of all ranks",
@@ -110,8 +110,8 @@ class Cert(Objective):
         queue, pointer = enqueue(self.queue, keys, int(self.pointer))
         self.queue.copy_(queue)
         self.pointer.fill_(pointer)
-        self._follow(self.slow_encoder, self.encoder)
-        self._follow(self.slow_head, self.head)
+        self._update_momentum_copy(self.slow_encoder, self.encoder)
+        self._update_momentum_copy(self.slow_head, self.head)
 
     def warnings(self) -> list[str]:
         if len(self.columns) == 2 or self.encoder.backbone.has_dropout:
@@ -123,12 +123,13 @@ class Cert(Objective):
 
     @torch.no_grad()
     def _keys(self, vectors: Tensor) -> Tensor:
+        """Project vectors (n, d) of the momentum encoder to keys (n, width)."""
         return cast(Tensor, self.slow_head(vectors))
 
     @torch.no_grad()
-    def _follow(self, slow: nn.Module, fast: nn.Module) -> None:
+    def _update_momentum_copy(self, slow: nn.Module, fast: nn.Module) -> None:
         """Move the slow parameters towards the fast ones, and copy the buffers."""
-        for old, new in zip(slow.parameters(), fast.parameters(), strict=True):
-            old.copy_(moving_average(old, new, momentum=self.momentum))
-        for kept, current in zip(slow.buffers(), fast.buffers(), strict=True):
-            kept.copy_(current)
+        for slow_parameter, parameter in zip(slow.parameters(), fast.parameters(), strict=True):
+            slow_parameter.copy_(moving_average(slow_parameter, parameter, momentum=self.momentum))
+        for slow_buffer, buffer in zip(slow.buffers(), fast.buffers(), strict=True):
+            slow_buffer.copy_(buffer)

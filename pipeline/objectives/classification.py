@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from pipeline.losses import FEATURES, SBERT, Feature, classification, pair_features
+from pipeline.losses import FEATURES, SBERT_FEATURES, Feature, classification, pair_features
 from pipeline.models.layers.post_pooling import draw_weights
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective
 
@@ -16,9 +16,10 @@ from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective
 class Classification(Objective):
     """Cross-entropy of a classifier over features of the two vectors of a pair: u, v, |u - v|, u * v.
 
-    The default is the classifier of SBERT: one linear layer over (u, v, |u - v|). InferSent's has all four
-    features and a `hidden` layer of 512, linear as in the published program, or with tanh if `nonlinear`.
-    `bias` applies to all layers; some published programs have none. Inference does not use the classifier.
+    The default is the classifier of SBERT: one linear layer over (u, v, |u - v|). InferSent's classifier uses
+    all four features and has a `hidden` layer of 512, without an activation as in its published program, or
+    with tanh if `nonlinear`. `bias` gives every layer a bias; some published programs have none. Inference
+    does not use the classifier.
     """
 
     columns = ("premise", "hypothesis", "label")
@@ -30,7 +31,7 @@ class Classification(Objective):
         encoder: nn.Module,
         *,
         classes: Annotated[int, Field(ge=2)] = 3,
-        features: tuple[Feature, ...] = SBERT,
+        features: tuple[Feature, ...] = SBERT_FEATURES,
         hidden: Annotated[int, Field(ge=1)] | None = None,
         nonlinear: bool = False,
         bias: bool = True,
@@ -39,9 +40,11 @@ class Classification(Objective):
         self.features = features
         width = sum(name in features for name in FEATURES) * self.dim
         widths = [width, classes] if hidden is None else [width, hidden, classes]
-        first, *rest = [draw_weights(nn.Linear(*each, bias)) for each in pairwise(widths)]
-        between = [nn.Tanh()] if nonlinear else []
-        self.classifier = nn.Sequential(first, *between, *rest) if rest else first
+        first, *rest = [
+            draw_weights(nn.Linear(inputs, outputs, bias)) for inputs, outputs in pairwise(widths)
+        ]
+        activation = [nn.Tanh()] if nonlinear else []
+        self.classifier = nn.Sequential(first, *activation, *rest) if rest else first
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         logits = self.logits(*reps)
@@ -49,7 +52,7 @@ class Classification(Objective):
             cross_entropy=classification(logits, torch.tensor(batch.column("label"), device=logits.device))
         )
 
-    def classes(self, left: Tensor, right: Tensor) -> Tensor:
+    def predict_classes(self, left: Tensor, right: Tensor) -> Tensor:
         return self.logits(left, right).argmax(1)
 
     def logits(self, premises: Tensor, hypotheses: Tensor) -> Tensor:

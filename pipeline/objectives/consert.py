@@ -27,13 +27,12 @@ class Consert(Objective):
     - shuffle: the tokens get permuted positions.
     - token_cutoff, feature_cutoff: whole tokens, or whole columns of all tokens, are set to zero after the
       embeddings.
-    - adversarial: every token moves by `noise` at the embeddings, in the direction in which this loss rises
-      most while the other view is fixed. The step is normalized per token, as in the published code, which
-      uses the gradient of the supervised loss instead. This view costs an additional forward and backward
-      pass.
+    - adversarial: the embedding of each token moves by a step of length `noise` along the gradient of this
+      loss, with the other view fixed. (The published code takes the gradient of a supervised loss instead.)
+      This view costs an additional forward and backward pass.
 
-    `keep_special`: shuffling leaves the first and the last token where they are. The default, None, does so
-    if the pooling uses one of them.
+    `keep_special`: shuffling does not move the first and the last token. The default, None, means True if the
+    pooling uses one of them.
 
     The paper trains without dropout (setting train.dropout), so that the two views differ by these changes
     alone.
@@ -68,11 +67,11 @@ class Consert(Objective):
 
     def views(self, batch: Batch) -> Sequence[View]:
         tokens = batch.tokens("text")
-        made = [self._view(kind, tokens) for kind in self.kinds]
+        views = [self._view(kind, tokens) for kind in self.kinds]
         if "adversarial" in self.kinds:
-            number = self.kinds.index("adversarial")
-            made[number] = self._adversarial(tokens, made[1 - number], batch)
-        return made
+            index = self.kinds.index("adversarial")
+            views[index] = self._adversarial(tokens, views[1 - index], batch)
+        return views
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         first, second = reps
@@ -83,7 +82,7 @@ class Consert(Objective):
                 temperature=self.temperature,
                 gathered=(batch.peers.gather(first), batch.peers.gather(second)),
                 offset=batch.offset,
-                excluded=batch.excluded("text", first.device),
+                excluded=batch.false_negative_mask("text", first.device),
             )
         )
 
@@ -96,7 +95,7 @@ class Consert(Objective):
         ]
 
     def _view(self, kind: ViewName, tokens: Tokens) -> View:
-        """Make a view of any kind but adversarial."""
+        """Create a view; an unchanged one for "adversarial", which the caller replaces."""
         if kind == "shuffle":
             return View(
                 self.encoder, tokens, positions=shuffled_positions(tokens, keep_special=self.keep_special)
@@ -108,6 +107,7 @@ class Consert(Objective):
         return View(self.encoder, tokens)
 
     def _adversarial(self, tokens: Tokens, other: View, batch: Batch) -> View:
+        """Create the adversarial view against the `other` view of the same texts."""
         probe = Probe()
         with torch.no_grad():
             fixed = other.encode()

@@ -9,24 +9,24 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from pipeline.losses import contrastive_tension
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Product, View
+from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, TrainedModel, View
 
 
 @OBJECTIVES.register("contrastive_tension")
 class ContrastiveTension(Objective):
-    """Binary cross-entropy, with the raw inner product f1(x) . f2(x') as logit, of whether x equals x'.
+    """Binary cross-entropy of predicting whether x equals x', from the raw inner product f1(x) . f2(x').
 
-    The two encoders start with equal weights. Every row of a batch makes one pair: 16 rows are 16 pairs. Of 1
-    + `negatives` consecutive rows the first is the positive (x, x). Each other row is a negative (x, x') with
-    the text of the next negative row; the last one takes the text of the first. So no two pairs share a text
-    on the same side, and each encoder reads each text once. (In the published program texts of negatives are
-    in no second pair, so that it reads 15 texts for 8 pairs.) Rows of all ranks are counted together. A pair
-    of rows with equal texts is a positive if this is known.
+    The two encoders start with equal weights. Every row of a batch becomes the first text of one pair. The
+    rows of all ranks are divided into groups of 1 + `negatives` consecutive rows. The first row of a group is
+    paired with itself, a positive. Each other row is paired with the next row that is not first in its group,
+    a negative; the last such row with the first one. So each encoder reads each text once. (The published
+    program uses no text of a negative twice, so that it reads 15 texts for 8 pairs.) A pair of different rows
+    is a positive too if `Batch.false_negatives` says that their texts are equal.
 
-    Inner products of a pretrained encoder are in the hundreds, and so are the first losses. `reduction`: the
-    published learning rates go with the mean over the pairs. `inference`: the encoder to keep: by convention
-    the second; "best" is the better one on dev at each measurement. The paper trains without dropout (setting
-    train.dropout).
+    Inner products of a pretrained encoder are in the hundreds, and so are the first losses. The published
+    learning rates belong to `reduction` "mean". `inference` names the encoder that is the result: by
+    convention the second; "best" is the one with the better score on dev, chosen again at each measurement.
+    The paper trains without dropout (setting train.dropout).
     """
 
     columns = ("text",)
@@ -55,21 +55,22 @@ class ContrastiveTension(Objective):
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         first, second = reps
         candidates = batch.peers.gather(second)
-        own = torch.arange(len(batch), device=first.device)
-        partners = self.partners(len(candidates)).to(first.device)[batch.offset + own]
-        equal = partners == batch.offset + own
-        if (alike := batch.excluded("text", first.device)) is not None:
-            equal = equal | alike[own, partners]
+        rows = torch.arange(len(batch), device=first.device)
+        partners = self.partners(len(candidates)).to(first.device)[batch.offset + rows]
+        equal = partners == batch.offset + rows
+        if (same_text := batch.false_negative_mask("text", first.device)) is not None:
+            equal = equal | same_text[rows, partners]
         value = contrastive_tension(first, candidates[partners], equal, reduction=self.reduction)
-        ranks = len(candidates) // len(batch)  # undoes the mean over ranks for a sum
+        ranks = len(candidates) // len(batch)
+        # The training step averages over ranks, so a sum is multiplied by the number of ranks.
         return Loss.of(tension=value * ranks if self.reduction == "sum" else value)
 
     def partners(self, count: int) -> Tensor:
-        """Return (count,) int64: the row whose text each of the `count` rows of all ranks is paired with."""
+        """Return (count,) int64: the row that each of the `count` rows of all ranks is paired with."""
         rows = torch.arange(count)
-        negative = rows % (1 + self.negatives) != 0
+        is_negative = rows % (1 + self.negatives) != 0
         partners = rows.clone()
-        partners[negative] = rows[negative].roll(-1)
+        partners[is_negative] = rows[is_negative].roll(-1)
         return partners
 
     def warnings(self) -> list[str]:
@@ -80,12 +81,12 @@ class ContrastiveTension(Objective):
             "set encoder.normalize to false"
         ]
 
-    def product(self) -> Product:
+    def trained_model(self) -> TrainedModel:
         return self.candidates()[int(self.chosen)]
 
-    def candidates(self) -> tuple[Product, ...]:
-        kept = {"first": (self.encoder,), "second": (self.twin,), "best": (self.twin, self.encoder)}
-        return tuple(Product(encoder) for encoder in kept[self.inference])
+    def candidates(self) -> tuple[TrainedModel, ...]:
+        encoders = {"first": (self.encoder,), "second": (self.twin,), "best": (self.twin, self.encoder)}
+        return tuple(TrainedModel(encoder) for encoder in encoders[self.inference])
 
     def select(self, candidate: int) -> None:
         self.chosen.fill_(candidate)

@@ -11,22 +11,23 @@ from pipeline.errors import ConfigError
 from pipeline.losses import cosines, embedding_distillation, similarity_distillation
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, PositiveFloat, View
+from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, PositiveFloat, Roles, View
 from pipeline.settings import EncoderSettings
+from pipeline.settings.training import TextRole
 from pipeline.text.tokens.tokens import Tokenizer
 
-Role = Literal["text", "sentence1", "sentence2", "premise", "hypothesis", "anchor", "positive", "negative"]
-_MIN_TEXTS = 3  # of two texts each has one other text, so that its softmax is constant
+_MIN_TEXTS = 3  # with two texts, each has one candidate, whose softmax is always 1
 
 
 @OBJECTIVES.register("distillation")
 class Distillation(Objective):
     """Learn from a fixed `teacher`: an encoder folder, used without dropout and with its own tokenizer.
 
-    The teacher is not part of the trained or saved state. `match`: "similarity" compares the softmax of each
-    text's cosines with the other texts of all ranks, over the temperature, by the divergence in nats (after
-    SEED, Fang et al. 2021); the dimensions may differ. "embedding" takes the mean squared error of the
-    vectors. `roles`: columns whose texts are used, all together.
+    The teacher is not part of the trained or saved state. `match` chooses the loss. With "similarity", a text
+    has a distribution over the other texts of all ranks, the softmax of its cosines over the temperature; the
+    loss is the KL divergence of the student's distribution from the teacher's, in nats (after SEED, Fang et
+    al. 2021). The dimensions of student and teacher may differ. With "embedding" the loss is the mean squared
+    error of the vectors. `roles` names the columns of texts, which are all compared together.
     """
 
     columns: tuple[str, ...] = ("text",)
@@ -40,33 +41,34 @@ class Distillation(Objective):
         teacher: str,
         match: Literal["embedding", "similarity"] = "similarity",
         temperature: PositiveFloat = 0.05,
-        roles: tuple[Role, ...] = ("text",),
+        roles: tuple[TextRole, ...] = ("text",),
     ) -> None:
         super().__init__(encoder)
         self.columns, self.match, self.temperature = roles, match, temperature
         self.min_rows = _MIN_TEXTS if match == "similarity" else 1
-        loaded = load_trainable(open_folder(EncoderSettings(path=teacher))).eval().requires_grad_(False)
-        if match == "embedding" and loaded.dim != self.dim:
+        teacher_encoder = load_trainable(open_folder(EncoderSettings(path=teacher)))
+        teacher_encoder.eval().requires_grad_(False)
+        if match == "embedding" and teacher_encoder.dim != self.dim:
             raise ConfigError(
                 "distillation: match",
                 "a teacher of the encoder's dimension, because match is embedding",
-                f"dimension {loaded.dim} of {teacher} for an encoder of {self.dim}",
+                f"dimension {teacher_encoder.dim} of {teacher} for an encoder of {self.dim}",
                 "set match to similarity, or use another teacher",
             )
-        self.set_unregistered("_teacher", loaded)
+        self.set_unregistered("_teacher", teacher_encoder)
         self._tokenizer: Tokenizer | None = None  # loaded with the first batch, because it cannot be pickled
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_tokenizer": None}
 
     @classmethod
-    def roles(cls, options: Mapping[str, JsonValue]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        named = options.get("roles", cls.columns)
-        return (tuple(map(str, named)) if isinstance(named, list | tuple) else cls.columns), ()
+    def roles(cls, options: Mapping[str, JsonValue]) -> Roles:
+        columns = options.get("roles")
+        return Roles(tuple(map(str, columns)) if isinstance(columns, list | tuple) else cls.columns)
 
     @classmethod
-    def check_batch(cls, options: Mapping[str, JsonValue], rows: int, *, everyone: bool) -> None:
-        texts = rows * len(cls.roles(options)[0])
+    def check_batch(cls, options: Mapping[str, JsonValue], rows: int, *, all_ranks: bool) -> None:
+        texts = rows * len(cls.roles(options).required)
         if options.get("match", "similarity") == "similarity" and texts < _MIN_TEXTS:
             raise ConfigError(
                 "distillation: match similarity",
@@ -76,42 +78,45 @@ class Distillation(Objective):
             )
 
     def views(self, batch: Batch) -> Sequence[View]:
-        teacher, tokenize = self._teacher_on_device()
+        tokenize = self._tokenizer = self._tokenizer or self._teacher.folder.tokenizer()
+        teacher = self._teacher.to(next(self.encoder.parameters()))  # device and precision of the encoder
         texts = ([str(text) for text in batch.column(role)] for role in self.columns)
-        return [*super().views(batch), *(View(teacher, tokenize(each), grad=False) for each in texts)]
+        return [*super().views(batch), *(View(teacher, tokenize(column), grad=False) for column in texts)]
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         students, teachers = reps[: len(self.columns)], reps[len(self.columns) :]
         if self.match == "embedding":
             return Loss.of(embedding=embedding_distillation(torch.cat(students), torch.cat(teachers)))
-        scores = [self._scores(each, batch) for each in (students, teachers)]
+        scores = self._scores(students, batch)
         return Loss.of(
             divergence=similarity_distillation(
-                *scores, temperature=self.temperature, excluded=self._own_text(scores[0], batch)
+                scores,
+                self._scores(teachers, batch),
+                temperature=self.temperature,
+                excluded=self._same_text(scores, batch),
             )
         )
 
-    def truncated(self, reps: tuple[Tensor, ...], dim: int) -> tuple[Tensor, ...]:
+    def truncate(self, reps: tuple[Tensor, ...], dim: int) -> tuple[Tensor, ...]:
         """Truncate the student's vectors; the teacher's too if vectors are compared entry by entry."""
         students, teachers = reps[: len(self.columns)], reps[len(self.columns) :]
         return (
-            *super().truncated(students, dim),
-            *(super().truncated(teachers, dim) if self.match == "embedding" else teachers),
+            *super().truncate(students, dim),
+            *(super().truncate(teachers, dim) if self.match == "embedding" else teachers),
         )
 
-    def _teacher_on_device(self) -> tuple[TrainableEncoder, Tokenizer]:
-        """Move the teacher to the encoder's device and precision; load its tokenizer at the first call."""
-        if self._tokenizer is None:
-            self._tokenizer = self._teacher.folder.tokenizer()
-        return self._teacher.to(next(self.encoder.parameters())), self._tokenizer
-
     def _scores(self, columns: Sequence[Tensor], batch: Batch) -> Tensor:
-        """Compute cosines of this rank's texts with those of all ranks, role by role."""
-        return cosines(torch.cat(list(columns)), torch.cat([batch.peers.gather(each) for each in columns]))
+        """Compute the cosines (texts, candidates) of this rank's texts with those of all ranks.
 
-    def _own_text(self, scores: Tensor, batch: Batch) -> Tensor:
+        Texts and candidates are ordered column by column.
+        """
+        candidates = torch.cat([batch.peers.gather(column) for column in columns])
+        return cosines(torch.cat(list(columns)), candidates)
+
+    def _same_text(self, scores: Tensor, batch: Batch) -> Tensor:
         """Return (texts, candidates) bool: True where a candidate is the text itself."""
-        rows = torch.arange(len(scores), device=scores.device)
-        column, row = rows // len(batch), rows % len(batch)
-        own = column * (scores.shape[1] // len(self.columns)) + batch.offset + row
-        return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, own[:, None], True)
+        texts = torch.arange(len(scores), device=scores.device)
+        column, row = texts // len(batch), texts % len(batch)
+        candidates_per_column = scores.shape[1] // len(self.columns)
+        itself = column * candidates_per_column + batch.offset + row
+        return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, itself[:, None], True)

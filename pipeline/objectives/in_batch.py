@@ -9,7 +9,7 @@ from pipeline.objectives import Batch, Loss, Objective
 
 
 class InBatchContrast(Objective):
-    """InfoNCE of the first view with the second and, if there is a third, with hard negatives.
+    """InfoNCE: the first view of a row is the query, the second its positive, a third its hard negative.
 
     Attributes:
         temperature: divides the cosines.
@@ -34,14 +34,14 @@ class InBatchContrast(Objective):
                 negatives=negatives[0] if negatives else None,
                 hard_negative_weight=self.hard_negative_weight,
                 temperature=self.temperature,
-                excluded=batch.excluded(self.columns[0], queries.device),
+                excluded=batch.false_negative_mask(self.columns[0], queries.device),
                 offset=batch.offset,
             )
         )
 
 
 class HeadedContrast(InBatchContrast):
-    """Contrast of vectors after a training head; `head` may be the identity."""
+    """InfoNCE of vectors after a `head`, which may be the identity."""
 
     head: nn.Module
 

@@ -1,7 +1,7 @@
 """Masked language modelling as an auxiliary loss (Gao et al. 2021, section 4; Devlin et al. 2019)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -9,25 +9,26 @@ from pydantic import Field, JsonValue
 from torch import Tensor, nn
 
 from pipeline.errors import ModelError
-from pipeline.losses import mask_words, masked_lm
+from pipeline.losses import mask_tokens, masked_lm
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.mlm_head import has_language_head, load_language_head
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, View
+from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Roles, View
+from pipeline.settings.training import TextRole
 from pipeline.text.tokens.templates import mask_token
 from pipeline.text.tokens.tokens import Tokens, frame_masks
 
-Role = Literal["text", "sentence1", "sentence2", "premise", "hypothesis", "anchor", "positive", "negative"]
-_SEEDS = (1 << 63) - 1
+_MAX_SEED = (1 << 63) - 1  # torch draws int64
 
 
 @OBJECTIVES.register("masked_lm")
 class MaskedLanguageModelling(Objective):
     """Mean cross-entropy of the masked words of a batch, in a separate pass over a copy of the texts.
 
-    `rate` of the tokens that are not special are chosen; of these 80 % are masked, 10 % become another word,
-    10 % stay as they are. The head is that of the folder if it has one, else a new one on the encoder's word
-    embeddings; inference does not use it. The objective has no views: its loss is a row term. Beside SimCSE,
-    with weight 0.1, it improves transfer tasks a little and STS scores drop a little (Gao et al. 2021).
+    A proportion `rate` of the tokens that are not special is chosen; of these 80 % are masked, 10 % become
+    another word, 10 % stay as they are. The head that predicts them is loaded from the encoder's folder; if
+    there is none, a new one uses the encoder's word embeddings. Inference does not use the head. The
+    objective has no views: its loss is a row term. Added to SimCSE with weight 0.1, it slightly improves
+    transfer tasks and slightly lowers STS scores (Gao et al. 2021).
     """
 
     columns = ("text",)
@@ -36,58 +37,64 @@ class MaskedLanguageModelling(Objective):
     needs_folder = True
 
     def __init__(
-        self, encoder: nn.Module, *, role: Role = "text", rate: Annotated[float, Field(gt=0, le=1)] = 0.15
+        self, encoder: nn.Module, *, role: TextRole = "text", rate: Annotated[float, Field(gt=0, le=1)] = 0.15
     ) -> None:
         super().__init__(encoder)
         self.columns, self.role, self.rate = (role,), role, rate
         tokenizer = self.encoder.folder.tokenizer()
-        self._special = len(tokenizer.prefix), len(tokenizer.suffix)
-        self._vocabulary = len(tokenizer.vocabulary())
-        self._mask_id = _mask_id(self.encoder, tokenizer.vocabulary())
+        vocabulary = tokenizer.vocabulary()
+        self._special_counts = len(tokenizer.prefix), len(tokenizer.suffix)
+        self._vocabulary_size, self._mask_id = len(vocabulary), _mask_id(self.encoder, vocabulary)
         self.head = load_language_head(self.encoder)
-        self._masked = self._plain = Tokens(np.empty(0, np.int32), np.zeros(1, np.int64), np.empty(0, bool))
-        self._masked_words = 0.0  # per rank, on average
-        self._row_of = dict[int, int]()  # index within the batch of the step -> row of the masked tokens
+        # State of the current step, from `views` to `row_terms`.
+        self._masked = self._original = Tokens(
+            np.empty(0, np.int32), np.zeros(1, np.int64), np.empty(0, bool)
+        )
+        self._chosen_per_rank = 0.0  # mean number of chosen tokens of a rank
+        self._row_by_index = dict[int, int]()  # position within the batch of the step -> row of the tokens
 
     @classmethod
-    def roles(cls, options: Mapping[str, JsonValue]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        return (str(options.get("role", "text")),), ()
+    def roles(cls, options: Mapping[str, JsonValue]) -> Roles:
+        return Roles((str(options.get("role", "text")),))
 
     def views(self, batch: Batch) -> Sequence[View]:
         """Mask the words of the whole batch, so that they do not depend on chunks; return no views."""
-        plain = batch.tokens(self.role)
-        around = plain.around  # special tokens, and those of a template
-        if around is None:
-            around = frame_masks(plain.offsets, *self._special, 0)[1]
-        ids, chosen = mask_words(
-            plain.ids,
-            ~around,
+        original = batch.tokens(self.role)
+        not_text = original.in_template  # special tokens, and those of a template
+        if not_text is None:
+            not_text = frame_masks(original.offsets, *self._special_counts, 0)[1]
+        ids, chosen = mask_tokens(
+            original.ids,
+            ~not_text,
             mask_id=self._mask_id,
-            words=self._vocabulary,
-            rng=np.random.default_rng(int(torch.randint(_SEEDS, ()).item())),
+            vocabulary_size=self._vocabulary_size,
+            rng=np.random.default_rng(int(torch.randint(_MAX_SEED, ()).item())),
             rate=self.rate,
         )
-        self._row_of = {index: row for row, index in enumerate(_indices(batch))}
-        self._plain, self._masked = plain, Tokens(ids, plain.offsets, plain.truncated, kept=chosen)
+        self._row_by_index = {index: row for row, index in enumerate(_indices(batch))}
+        self._original = original
+        self._masked = Tokens(ids, original.offsets, original.truncated, kept=chosen)
         return ()
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
+        """Count the chosen tokens of all ranks; the loss itself is a row term."""
         assert self._masked.kept is not None
-        own = torch.tensor([float(self._masked.kept.sum())], device=self.head.bias.device)
-        self._masked_words = float(batch.peers.gather(own).mean())
+        chosen = torch.tensor([float(self._masked.kept.sum())], device=self.head.bias.device)
+        self._chosen_per_rank = float(batch.peers.gather(chosen).mean())
         return Loss.of()
 
     def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
-        rows = np.array([self._row_of[index] for index in _indices(batch)])
-        masked, words = self._masked.of_rows(rows), self._plain.of_rows(rows).ids
+        rows = np.array([self._row_by_index[index] for index in _indices(batch)])
+        masked, original_ids = self._masked.of_rows(rows), self._original.of_rows(rows).ids
         assert masked.kept is not None
-        states, chosen = self.encoder.states(masked), np.flatnonzero(masked.kept)
-        at, labels = (
-            torch.from_numpy(each).to(states.device) for each in (chosen, words[chosen].astype(np.int64))
-        )
-        total = masked_lm(self.head(states[at], self.encoder.backbone.words), labels, total=1)
-        # Scaled so that the mean over rows is the mean over masked words.
-        return Loss.of(masked_lm=total * (len(self._plain) / (len(rows) * max(self._masked_words, 1.0))))
+        states = self.encoder.states(masked)
+        positions = np.flatnonzero(masked.kept)
+        labels = torch.from_numpy(original_ids[positions].astype(np.int64)).to(states.device)
+        chosen_states = states[torch.from_numpy(positions).to(states.device)]
+        summed = masked_lm(self.head(chosen_states, self.encoder.backbone.word_table), labels)
+        # Row terms are averaged over rows and ranks; scaled, they are the mean over all chosen tokens.
+        scale = len(self._original) / (len(rows) * max(self._chosen_per_rank, 1.0))
+        return Loss.of(masked_lm=summed * scale)
 
     def warnings(self) -> list[str]:
         if has_language_head(self.encoder):
@@ -99,16 +106,18 @@ class MaskedLanguageModelling(Objective):
 
 
 def _indices(batch: Batch) -> list[int]:
+    """Return the position of each row within the batch of the step."""
     return list(range(len(batch))) if batch.indices is None else batch.indices.tolist()
 
 
 def _mask_id(encoder: TrainableEncoder, vocabulary: Mapping[str, int]) -> int:
-    name = mask_token(encoder.folder.beside_config(""), vocabulary)
-    if name is None:
+    """Return the id of the mask token; ModelError if the vocabulary has none."""
+    token = mask_token(encoder.folder.transformer_path, vocabulary)
+    if token is None:
         raise ModelError(
             str(encoder.folder.path),
             "a tokenizer with a mask token, for masked_lm",
             "none",
             "leave masked_lm out, or use an encoder such as BERT",
         )
-    return vocabulary[name]
+    return vocabulary[token]

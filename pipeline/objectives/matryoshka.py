@@ -12,11 +12,20 @@ from pipeline.objectives.weighted import Composite
 class Matryoshka(Composite):
     """Sum of an objective's loss over truncated vectors (Kusupati et al. 2022, eq. 1, with weights 1).
 
-    Row terms count once. The product is that of the objective: truncate its vectors to use fewer dimensions.
-    ConfigError if `dims` is empty, has repeated entries or exceeds the vectors' dimension.
+    Row terms count once. The trained model returns vectors of full length; its users truncate them.
     """
 
     def __init__(self, encoder: nn.Module, objective: Objective, *, dims: Sequence[int]) -> None:
+        """Wrap an objective.
+
+        Args:
+            encoder: the encoder of the objective.
+            objective: the objective to compute at several lengths.
+            dims: distinct lengths of the vectors.
+
+        Raises:
+            ConfigError: `dims` is empty, has repeated entries or exceeds the vectors' dimension.
+        """
         super().__init__(encoder, [objective])
         if not dims or len(set(dims)) < len(dims) or not 1 <= min(dims) <= max(dims) <= self.dim:
             raise ConfigError(
@@ -32,9 +41,8 @@ class Matryoshka(Composite):
         return [self.objective]
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        return sum(
-            (self.objective.loss(self.objective.truncated(reps, dim), batch) for dim in self.dims), Loss.of()
-        )
+        losses = (self.objective.loss(self.objective.truncate(reps, dim), batch) for dim in self.dims)
+        return sum(losses, Loss.of())
 
     def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
         return self.objective.row_terms(outputs, batch)

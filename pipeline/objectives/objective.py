@@ -1,8 +1,8 @@
-"""Base class of training objectives, their losses, and the encoder that a training produces."""
+"""Base class of training objectives, the value of their loss, and the model that a training produces."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal, NamedTuple, cast
 
 import torch
 from pydantic import JsonValue
@@ -47,8 +47,8 @@ class Loss:
 
 
 @dataclass(frozen=True, eq=False)
-class Product:
-    """Trained modules that inference uses.
+class TrainedModel:
+    """Result of a training: the modules that inference uses.
 
     Attributes:
         encoder: the trained encoder.
@@ -73,28 +73,38 @@ class Product:
         return vectors if self.head is None else self.head(vectors)
 
 
+class Roles(NamedTuple):
+    """Roles of the columns that objectives read."""
+
+    required: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    """roles of columns that are used if they exist"""
+
+
 class Objective(nn.Module):
     """Training objective: the views of a batch to encode, and the loss of their vectors.
 
-    An objective owns the encoder that it trains and any heads, second encoders and queues; a checkpoint holds
-    its `state_dict`. Random numbers come from torch's generators.
+    An objective holds the encoder that it trains and any heads, second encoders and queues; a checkpoint
+    stores its `state_dict`. Random numbers come from torch's generators.
 
-    The keyword arguments of `__init__` are the options in the settings: typed, with the defaults of the
-    paper. An option without a default is the path of an encoder folder. An instance may override the class
-    attributes below if its options require it.
+    The keyword arguments of `__init__` are the objective's options in the settings; their defaults are those
+    of the paper. An option without a default is the path of an encoder folder. The class attributes below
+    may be overridden by an instance, where they depend on its options.
 
     Attributes:
         columns: roles of the columns that it requires.
         optional: roles of the columns that it uses if they exist.
         order: "contiguous" if the rows of a batch must be consecutive sentences of a document.
         min_rows: smallest number of rows, over all peers, for which the loss is defined.
-        allows_truncation: the loss may be computed on the first dimensions of the vectors, because no layer
-            or queue depends on their full width.
-        has_positive_pairs: row i of the first view and row i of the second mean the same, other rows do not.
-        has_stateful_loss: the loss depends on earlier steps, for example through a queue, so that equal rows
-            may have another loss later.
-        classifies: it trains a classifier of sentence pairs, and implements `classes`.
-        needs_folder: it needs an encoder from a folder, for its tokenizer or for weights outside the encoder.
+        allows_truncation: True if the loss may be computed on truncated vectors, because no layer or queue
+            depends on their full dimension.
+        has_positive_pairs: True if row i of the first view and row i of the second mean the same, and other
+            rows do not.
+        has_stateful_loss: True if the loss depends on earlier steps, for example through a queue, so that the
+            same rows get another loss later.
+        classifies: True if it trains a classifier of sentence pairs, and implements `predict_classes`.
+        needs_folder: True if it needs an encoder loaded from a folder, for the tokenizer or for weights that
+            are not in the encoder.
     """
 
     columns: tuple[str, ...] = ()
@@ -114,18 +124,18 @@ class Objective(nn.Module):
         self.dim = self.encoder.dim
 
     @classmethod
-    def roles(cls, options: Mapping[str, JsonValue]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def roles(cls, options: Mapping[str, JsonValue]) -> Roles:
         """Return `columns` and `optional` of an instance with these options, which need not be valid."""
-        return cls.columns, cls.optional
+        return Roles(cls.columns, cls.optional)
 
     @classmethod
-    def check_batch(cls, options: Mapping[str, JsonValue], rows: int, *, everyone: bool) -> None:
+    def check_batch(cls, options: Mapping[str, JsonValue], rows: int, *, all_ranks: bool) -> None:
         """Check the batch size before the first step, beyond `min_rows`.
 
         Args:
             options: options of the instance.
-            rows: number of rows of the ranks that see each other's rows.
-            everyone: these are all ranks.
+            rows: number of rows of a step, over the ranks that are each other's peers.
+            all_ranks: True if all ranks are each other's peers.
 
         Raises:
             ConfigError: the objective cannot train with such batches.
@@ -136,13 +146,13 @@ class Objective(nn.Module):
 
         Views of one encoder share a forward pass if possible.
         """
-        used = (*self.columns, *(role for role in self.optional if role in batch))
-        return [View(self.encoder, batch.tokens(role)) for role in used if role in TEXTS]
+        roles = (*self.columns, *(role for role in self.optional if role in batch))
+        return [View(self.encoder, batch.tokens(role)) for role in roles if role in TEXTS]
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         """Mean loss over this rank's rows, so that the mean over ranks is the mean over all rows.
 
-        Runs no encoder. Candidates of other ranks come from `batch.peers`, one column at a time.
+        Runs no encoder. Vectors of other ranks come from `batch.peers.gather`.
 
         Args:
             reps: vectors (n, dim) of each view, in the order of `views`.
@@ -151,31 +161,36 @@ class Objective(nn.Module):
         raise NotImplementedError
 
     def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
-        """Mean of losses that concern single rows, for example masked words or the divergence of two views.
+        """Mean over rows of the part of the loss that each row has by itself, such as that of masked words.
 
-        Called with some of the rows at a time; may run the encoder again.
+        It has no such part by default. Called with some of the batch's rows at a time, so that it may run the
+        encoder again on few rows.
+
+        Args:
+            outputs: vectors (n, dim) of each view, with their graph.
+            batch: the same n rows of the step's batch.
         """
         return Loss.of()
 
     def after_step(self, reps: tuple[Tensor, ...], batch: Batch) -> None:
         """Update momentum encoders and queues with the vectors of a step, after the weights have changed."""
 
-    def truncated(self, reps: tuple[Tensor, ...], dim: int) -> tuple[Tensor, ...]:
+    def truncate(self, reps: tuple[Tensor, ...], dim: int) -> tuple[Tensor, ...]:
         """Truncate the vectors of each view to `dim` dimensions."""
         return tuple(rep[:, :dim] for rep in reps)
 
-    def product(self) -> Product:
-        """Return the modules that inference uses; by default the encoder alone."""
-        return Product(self.encoder)
+    def trained_model(self) -> TrainedModel:
+        """Return the result of the training; by default the encoder alone."""
+        return TrainedModel(self.encoder)
 
-    def candidates(self) -> tuple[Product, ...]:
-        """Return the possible products: the best one on dev is used, or the first if there is no dev set."""
-        return (self.product(),)
+    def candidates(self) -> tuple[TrainedModel, ...]:
+        """Return the possible results: the best one on dev is used, or the first if there is no dev set."""
+        return (self.trained_model(),)
 
     def select(self, candidate: int) -> None:
-        """Make an entry of `candidates` the product; the choice is part of the state."""
+        """Choose the trained model by its index in `candidates`; the choice is part of the state."""
 
-    def classes(self, left: Tensor, right: Tensor) -> Tensor:
+    def predict_classes(self, left: Tensor, right: Tensor) -> Tensor:
         """Predict the class of each pair of vectors (n, dim): (n,) int64. Requires `classifies`."""
         raise NotImplementedError
 
@@ -189,6 +204,6 @@ class Objective(nn.Module):
     def set_unregistered(self, name: str, module: nn.Module) -> None:
         """Set a module as an attribute that parameters(), state_dict() and train() do not see.
 
-        For modules that are fixed, or that share their weights with a registered one.
+        Used for modules that are fixed, or that share their weights with a registered one.
         """
         object.__setattr__(self, name, module)

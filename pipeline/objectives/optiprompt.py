@@ -1,6 +1,7 @@
-"""Continuous templates (OptiPrompt: Zhong et al. 2021; Jiang et al. 2022): only the template is learnt."""
+"""Continuous templates (OptiPrompt: Zhong et al. 2021; Jiang et al. 2022): only the template is trained."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from torch import nn
 
@@ -9,26 +10,27 @@ from pipeline.models.trainable.lora import is_adapted
 from pipeline.models.trainable.mlm_head import has_language_head
 from pipeline.models.trainable.prompted import transform_of
 from pipeline.models.trainable.soft_prompt import LearnedTemplate
-from pipeline.objectives import OBJECTIVES, Batch, PositiveFloat, Product, View
+from pipeline.objectives import OBJECTIVES, Batch, PositiveFloat, TrainedModel, View
 from pipeline.objectives.in_batch import InBatchContrast
 from pipeline.objectives.prompt import Limit, default_template
 
 
 @OBJECTIVES.register("optiprompt")
 class OptiPrompt(InBatchContrast):
-    """InfoNCE of two passes, with different dropout, over a template of free vectors.
+    """InfoNCE of two passes, with different dropout, over each text in a template of trained vectors.
 
-    Each text is represented by the mask token of the template. The template's vectors start as the words of
-    `template` (None: the paper's first template for the encoder's family); all weights of the encoder are
-    frozen. The loss reads the mask token through the folder's masked language model head, up to its word
-    layer, if there is one; the product reads the mask token's state itself. `limit`: number of tokens of a
-    text, in the product too; None for as many as the encoder reads.
+    The vector of a text is the state of the mask token of the template. The template's vectors start as the
+    embeddings of the words of `template` (None: the paper's first template for the encoder's family); all
+    weights of the encoder are frozen. In training, the mask token's state passes through the masked language
+    model head of the encoder's folder, without its last layer over the vocabulary, if the folder has a head;
+    inference uses the state itself. `limit`: largest number of tokens of a text, in training and in
+    inference; None: the encoder's limit.
     """
 
     columns = ("text",)
     needs_folder = True
-    _reading: LearnedTemplate
-    _product: LearnedTemplate
+    _training_encoder: LearnedTemplate
+    _inference_encoder: LearnedTemplate
 
     def __init__(
         self,
@@ -39,7 +41,7 @@ class OptiPrompt(InBatchContrast):
         limit: Limit | None = 32,
     ) -> None:
         super().__init__(encoder)
-        trained, self.temperature = self.encoder, temperature
+        self.temperature = temperature
         if is_adapted(encoder):
             raise ConfigError(
                 "train.lora.rank",
@@ -48,14 +50,17 @@ class OptiPrompt(InBatchContrast):
                 "leave train.lora out, or train with prompt",
             )
         encoder.requires_grad_(False)
-        self.transform = transform_of(trained).requires_grad_(False) if has_language_head(trained) else None
-        template = default_template(trained.folder) if template is None else template
-        for name, transform in (("_reading", self.transform), ("_product", None)):
-            self.set_unregistered(name, LearnedTemplate(trained, template, limit=limit, transform=transform))
-        self.dim = self._reading.dim
+        has_head = has_language_head(self.encoder)
+        self.transform = transform_of(self.encoder).requires_grad_(False) if has_head else None
+        template = default_template(self.encoder.folder) if template is None else template
+        learned = partial(LearnedTemplate, self.encoder, template, limit=limit)
+        self.set_unregistered("_training_encoder", learned(transform=self.transform))
+        self.set_unregistered("_inference_encoder", learned(transform=None))
+        self.dim = self._training_encoder.dim
 
     def views(self, batch: Batch) -> Sequence[View]:
-        return 2 * (View(self._reading, self._reading.framed(batch.tokens("text"), self._reading.frame)),)
+        encoder = self._training_encoder
+        return 2 * (View(encoder, encoder.put_into(batch.tokens("text"), encoder.frame)),)
 
-    def product(self) -> Product:
-        return Product(self._product)
+    def trained_model(self) -> TrainedModel:
+        return TrainedModel(self._inference_encoder)

@@ -1,6 +1,7 @@
 """Unsupervised PromptBERT (Jiang et al. 2022, section 4): contrastive learning with two prompt templates."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 from pydantic import Field
@@ -9,7 +10,7 @@ from torch import nn
 from pipeline.models.folder.encoder_folder import MASKED, EncoderFolder
 from pipeline.models.trainable.heads import HeadName, head_of
 from pipeline.models.trainable.prompted import PromptedEncoder
-from pipeline.objectives import OBJECTIVES, Batch, PositiveFloat, Product, View
+from pipeline.objectives import OBJECTIVES, Batch, PositiveFloat, TrainedModel, View
 from pipeline.objectives.in_batch import HeadedContrast
 
 Limit = Annotated[int, Field(ge=1)]
@@ -21,16 +22,15 @@ _ROBERTA_TEMPLATES = ("This sentence : '[X]' means [MASK].", "The sentence : '[X
 class Prompt(HeadedContrast):
     """InfoNCE of the mask tokens of two templates around each text; candidates come from all ranks.
 
-    `templates`: None for the paper's, by the encoder's family. `limit`: number of tokens of a text, in the
-    product too; None for as many as the encoder reads. `denoise`: subtract the mask token of the template
-    without a text. The product reads the mask token of the first template, without head and without
-    denoising.
+    `templates`: None: the paper's, by the encoder's family. `limit`: largest number of tokens of a text, in
+    training and in inference; None: the encoder's limit. `denoise`: subtract the mask token's state in the
+    template without a text. Inference uses the first template, without head and denoising.
     """
 
     columns = ("text",)
     needs_folder = True
-    _reading: PromptedEncoder
-    _product: PromptedEncoder
+    _training_encoder: PromptedEncoder
+    _inference_encoder: PromptedEncoder
 
     def __init__(
         self,
@@ -44,19 +44,19 @@ class Prompt(HeadedContrast):
     ) -> None:
         super().__init__(encoder)
         first, second = templates or templates_of(self.encoder.folder)
-        for name, subtract in (("_reading", denoise), ("_product", False)):
-            self.set_unregistered(name, PromptedEncoder(self.encoder, first, limit=limit, denoise=subtract))
-        self.dim, self.temperature = self._reading.dim, temperature
+        prompted = partial(PromptedEncoder, self.encoder, first, limit=limit)
+        self.set_unregistered("_training_encoder", prompted(denoise=denoise))
+        self.set_unregistered("_inference_encoder", prompted(denoise=False))
+        self.dim, self.temperature = self._training_encoder.dim, temperature
         self.head, self.allows_truncation = head_of(head, self.dim), head == "none"
-        self._frames = (self._reading.frame, self._reading.frame_of(second))
+        self._frames = (self._training_encoder.frame, self._training_encoder.frame_of(second))
 
     def views(self, batch: Batch) -> Sequence[View]:
-        return [
-            View(self._reading, self._reading.framed(batch.tokens("text"), frame)) for frame in self._frames
-        ]
+        encoder, tokens = self._training_encoder, batch.tokens("text")
+        return [View(encoder, encoder.put_into(tokens, frame)) for frame in self._frames]
 
-    def product(self) -> Product:
-        return Product(self._product)
+    def trained_model(self) -> TrainedModel:
+        return TrainedModel(self._inference_encoder)
 
 
 def templates_of(folder: EncoderFolder) -> tuple[str, str]:
@@ -65,5 +65,9 @@ def templates_of(folder: EncoderFolder) -> tuple[str, str]:
 
 
 def default_template(folder: EncoderFolder) -> str | None:
-    """Return the template if the settings have none: None for the folder's own, else the paper's first."""
+    """Return the template to use if the settings name none.
+
+    Returns:
+        None if the folder has a template of its own, else the paper's first one.
+    """
     return None if folder.pooling == MASKED else templates_of(folder)[0]

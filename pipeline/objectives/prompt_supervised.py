@@ -9,7 +9,7 @@ from pipeline.models.layers.post_pooling import DenoiseTransform
 from pipeline.models.trainable.heads import TanhHead
 from pipeline.models.trainable.mlm_head import has_language_head
 from pipeline.models.trainable.prompted import PromptedEncoder, transform_of
-from pipeline.objectives import OBJECTIVES, Batch, PositiveFloat, Product, View
+from pipeline.objectives import OBJECTIVES, Batch, PositiveFloat, TrainedModel, View
 from pipeline.objectives.in_batch import InBatchContrast
 from pipeline.objectives.prompt import Limit, default_template
 
@@ -18,22 +18,26 @@ Readout = Literal["transform", "mlp", "none"]
 
 @OBJECTIVES.register("prompt_supervised")
 class PromptSupervised(InBatchContrast):
-    """InfoNCE of anchors with positives and hard negatives, each read at the mask token of one template.
+    """InfoNCE of anchors with positives and hard negatives, each encoded as the mask token of one template.
 
-    With h the mask token's state and h_hat that of the template without a text, vectors are T(h) - T(h_hat)
-    or tanh(W (h - h_hat) + b), in training and in inference. T is the folder's masked language model head up
-    to its word layer; W and b are new.
+    Let h be the mask token's state, and h_hat its state in the template without a text; h_hat is left out if
+    `denoise` is false. In training and in inference the vector of a text depends on `readout`:
 
-    `readout`: "transform" for T, "mlp" for W and b, "none" for the states themselves. None: transform for a
-    BERT that has the head, else mlp, as in the paper. `template`: None for the folder's own, or the paper's
-    first for the encoder's family. `limit`: number of tokens of a text, in the product too; None for as many
-    as the encoder reads. `hard_negative_weight`: as in `supervised`.
+    - transform: T(h) - T(h_hat), where T is the folder's masked language model head without its last layer
+      over the vocabulary.
+    - mlp: tanh(W (h - h_hat) + b), with new weights W and b.
+    - none: h - h_hat.
+
+    The default, None, means transform for a BERT that has the head, else mlp, as in the paper. `template`:
+    None: the folder's, or if it has none, the paper's first one for the encoder's family. `limit`: largest
+    number of tokens of a text, in training and in inference; None: the encoder's limit.
+    `hard_negative_weight`: as in `supervised`.
     """
 
     columns = ("anchor", "positive")
     optional = ("negative",)
     needs_folder = True
-    _reading: PromptedEncoder
+    _prompted: PromptedEncoder
 
     def __init__(
         self,
@@ -47,27 +51,28 @@ class PromptSupervised(InBatchContrast):
         hard_negative_weight: PositiveFloat = 1.0,
     ) -> None:
         super().__init__(encoder)
-        trained = self.encoder
-        wanted = "transform" if trained.folder.family == "bert" and has_language_head(trained) else "mlp"
-        chosen = readout or wanted
         self.temperature, self.hard_negative_weight = temperature, hard_negative_weight
-        self.transform = transform_of(trained) if chosen == "transform" else None
-        self.head = TanhHead(trained.backbone.width) if chosen == "mlp" else None
-        template = default_template(trained.folder) if template is None else template
-        layer = self.transform or self.head
-        self.set_unregistered(
-            "_reading", PromptedEncoder(trained, template, limit=limit, denoise=denoise, readout=layer)
+        folder = self.encoder.folder
+        if readout is None:
+            has_head = folder.family == "bert" and has_language_head(self.encoder)
+            readout = "transform" if has_head else "mlp"
+        self.transform = transform_of(self.encoder) if readout == "transform" else None
+        self.head = TanhHead(self.encoder.backbone.width) if readout == "mlp" else None
+        template = default_template(folder) if template is None else template
+        prompted = PromptedEncoder(
+            self.encoder, template, limit=limit, denoise=denoise, readout=self.transform or self.head
         )
-        self.dim = self._reading.dim
+        self.set_unregistered("_prompted", prompted)
+        self.dim = self._prompted.dim
 
     def views(self, batch: Batch) -> Sequence[View]:
         return [
-            View(self._reading, self._reading.framed(view.tokens, self._reading.frame))
+            View(self._prompted, self._prompted.put_into(view.tokens, self._prompted.frame))
             for view in super().views(batch)
         ]
 
-    def product(self) -> Product:
-        return Product(self._reading)
+    def trained_model(self) -> TrainedModel:
+        return TrainedModel(self._prompted)
 
     def warnings(self) -> list[str]:
         if not isinstance(self.transform, DenoiseTransform) or has_language_head(self.encoder):

@@ -19,11 +19,13 @@ class Pser(InBatchContrast):
     those of SimCSE and R-Drop.
 
     Args:
+        temperature: divides the cosines.
+        alpha: weight of the divergence.
         kl_on: "embedding" compares softmax(z1) and softmax(z2) over the dimensions, the literal reading of
-            the paper; "similarity" compares the distributions over the candidates of all ranks (cosines over
-            the temperature), as R-Drop does.
-        keep_special: the first and the last token keep their positions; None: if the pooling uses one of
-            them.
+            the paper; "similarity" compares the distributions over the candidates of all ranks (softmax of
+            the cosines over the temperature), as R-Drop compares distributions over classes.
+        keep_special: True if the first and the last token keep their positions. None means True if the
+            pooling uses one of them.
     """
 
     columns = ("text",)
@@ -48,9 +50,8 @@ class Pser(InBatchContrast):
         return View(self.encoder, tokens), View(self.encoder, tokens, positions=shuffled)
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        # A distribution over similarities needs the vectors of all ranks, so each rank computes the
-        # divergence of all rows. A distribution over dimensions needs one vector only.
-        compared = reps if self.kl_on == "embedding" else map(batch.peers.gather, reps)
-        return super().loss(reps, batch) + Loss.of(
-            divergence=self.alpha * pser(*compared, temperature=self.temperature, kl_on=self.kl_on)
-        )
+        first, second = reps
+        if self.kl_on == "similarity":  # distributions over the rows of all ranks need all their vectors
+            first, second = batch.peers.gather(first), batch.peers.gather(second)
+        divergence = pser(first, second, temperature=self.temperature, kl_on=self.kl_on)
+        return super().loss(reps, batch) + Loss.of(divergence=self.alpha * divergence)

@@ -1,4 +1,4 @@
-"""QuickThoughts (Logeswaran & Lee 2018): pick a sentence's neighbours, with two encoders."""
+"""QuickThoughts (Logeswaran & Lee 2018): two encoders learn to find the neighbours of a sentence."""
 
 import copy
 import hashlib
@@ -10,22 +10,22 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from pipeline.losses import quick_thoughts
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Product, View
+from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, TrainedModel, View
 
 
 @OBJECTIVES.register("quickthoughts")
 class QuickThoughts(Objective):
     """Cross-entropy of softmax(f(i) . g(j)), raw inner products, with the neighbours of i as targets.
 
-    Neighbours are sentences of the same document at a distance of at most `context`; all count alike. A batch
-    is a passage, over all ranks together: neighbours may be on other ranks, so every rank computes the loss
-    of all rows. `diag`: "mask" removes a sentence from its own candidates, "zero" gives it score 0, as the
-    published program does.
+    Neighbours are sentences of the same document at a distance of at most `context`; the targets give them
+    equal probability. The batches of all ranks together are one passage. Neighbours may be on different
+    ranks, so every rank computes the loss of all rows. `diag`: "mask" removes a sentence from its own
+    candidates, "zero" gives it score 0, as the published program does.
 
-    `second`: the encoder g: "copy" starts with the weights of f, "drawn" with new ones (if f is new too, as
-    in the paper), "same" is f itself. With "same", a sentence and its neighbour must be most similar to each
-    other, which favours vectors that are all alike. `inference`: "both" concatenates the vectors of both
-    encoders, as published, which doubles the dimension; "first" uses f alone.
+    `second` chooses the encoder g. "copy" starts with the weights of f. "drawn" starts with new weights; the
+    paper draws those of f too. "same" is f itself, which favours vectors that are all alike. `inference`:
+    "both" concatenates the vectors of both encoders, as published, which doubles the dimension; "first" uses
+    f alone.
     """
 
     columns = ("text", "document", "position")
@@ -54,7 +54,9 @@ class QuickThoughts(Objective):
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         first, second = (batch.peers.gather(rep) for rep in reps)
-        alike = batch.excluded("text", first.device)
+        excluded = batch.false_negative_mask("text", first.device)
+        if excluded is not None:
+            excluded = batch.peers.gather(excluded.to(torch.uint8)).bool()
         return Loss.of(
             neighbours=quick_thoughts(
                 first,
@@ -62,26 +64,26 @@ class QuickThoughts(Objective):
                 documents=batch.peers.gather(_document_numbers(batch).to(first.device)),
                 context=self.context,
                 diag=self.diag,
-                excluded=None if alike is None else batch.peers.gather(alike.to(torch.uint8)).bool(),
+                excluded=excluded,
             )
         )
 
     def warnings(self) -> list[str]:
-        found = []
+        warnings = []
         if self.twin is None:
-            found.append(
+            warnings.append(
                 "quickthoughts: one encoder for both sides favours vectors that are all alike; "
                 "set second to copy or drawn"
             )
         if self.encoder.folder.normalize:
-            found.append(
+            warnings.append(
                 "quickthoughts: inner products of unit vectors are between -1 and 1; "
                 "set encoder.normalize to false"
             )
-        return found
+        return warnings
 
-    def product(self) -> Product:
-        return Product(self.encoder, twin=self.twin if self.inference == "both" else None)
+    def trained_model(self) -> TrainedModel:
+        return TrainedModel(self.encoder, twin=self.twin if self.inference == "both" else None)
 
 
 def _document_numbers(batch: Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""R-Drop (Liang et al. 2021): two passes over a sentence pair, with different dropout, agree on its class."""
+"""R-Drop (Liang et al. 2021): two passes with different dropout must predict the same class for a pair."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from pipeline.losses import SBERT, Feature, classification, symmetric_divergence
+from pipeline.losses import SBERT_FEATURES, Feature, classification, symmetric_divergence
 from pipeline.objectives import OBJECTIVES, Batch, Loss, PositiveFloat, View
 from pipeline.objectives.classification import Classification
 
@@ -17,8 +17,8 @@ class RDrop(Classification):
     """Cross-entropies of two passes, plus alpha times the symmetric divergence of their classes (eq. 4).
 
     The classifier and its options are those of `classification`. The paper's alpha is 5 for translation and
-    0.1 to 1 for GLUE; its published program averages the cross-entropies, so that its alpha corresponds to
-    half of this one. The encoder needs dropout.
+    0.1 to 1 for GLUE. Its published program averages the two cross-entropies where this objective adds them,
+    so twice its alpha has the same effect here. The encoder needs dropout.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class RDrop(Classification):
         *,
         alpha: PositiveFloat = 1.0,
         classes: Annotated[int, Field(ge=2)] = 3,
-        features: tuple[Feature, ...] = SBERT,
+        features: tuple[Feature, ...] = SBERT_FEATURES,
         hidden: Annotated[int, Field(ge=1)] | None = None,
         nonlinear: bool = False,
         bias: bool = True,
@@ -49,7 +49,7 @@ class RDrop(Classification):
         ]
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        first, second = (self.logits(*pair) for pair in (reps[:2], reps[2:]))
+        first, second = self.logits(*reps[:2]), self.logits(*reps[2:])
         labels = torch.tensor(batch.column("label"), device=first.device)
         return Loss.of(
             cross_entropy=classification(first, labels) + classification(second, labels),

@@ -9,7 +9,7 @@ from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective
 
 @OBJECTIVES.register("regression")
 class CosineRegression(Objective):
-    """Mean squared error of the cosine of each pair, which is not rescaled, and its score from 0 to 1."""
+    """Mean squared error between cosines of pairs, which are not rescaled, and scores from 0 to 1."""
 
     columns = ("sentence1", "sentence2", "score")
     min_rows = 1

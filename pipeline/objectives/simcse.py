@@ -1,4 +1,4 @@
-"""Unsupervised SimCSE (Gao et al. 2021, section 3): each text is its own positive, with other dropout."""
+"""Unsupervised SimCSE (Gao et al. 2021, section 3): a text's positive is itself, under other dropout."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -15,8 +15,8 @@ class SimCSE(HeadedContrast):
     """InfoNCE of two copies of each text with different dropout masks; candidates come from all ranks.
 
     Both copies are encoded in one pass. The encoder needs dropout: without it both copies are equal, and the
-    loss only pushes texts apart. `masks`: "shared" makes them equal on purpose, for the paper's ablation.
-    Inference does not use the head.
+    loss only pushes texts apart. `masks`: "own" gives each copy its own dropout mask; "shared" uses one mask
+    for both, the paper's ablation. Inference does not use the head.
     """
 
     columns = ("text",)
@@ -45,9 +45,9 @@ class SimCSE(HeadedContrast):
     def warnings(self) -> list[str]:
         if self.masks == "own" and self.encoder.backbone.has_dropout:
             return []
-        found, remedy = "the encoder has no dropout", "train.dropout"
+        cause, remedy = "the encoder has no dropout", "train.dropout"
         if self.masks == "shared":
-            found, remedy = "masks are shared", "masks to own"
+            cause, remedy = "masks are shared", "masks to own"
         return [
-            f"simcse: {found}, so that both views of a text are equal, and little is learnt; set {remedy}"
+            f"simcse: {cause}, so that both views of a text are equal, and little is learnt; set {remedy}"
         ]

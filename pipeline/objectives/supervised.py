@@ -6,7 +6,7 @@ from torch import nn
 
 from pipeline.models.layers.post_pooling import DenseModule
 from pipeline.models.trainable.heads import HeadName, head_of
-from pipeline.objectives import OBJECTIVES, PositiveFloat, Product
+from pipeline.objectives import OBJECTIVES, PositiveFloat, TrainedModel
 from pipeline.objectives.in_batch import HeadedContrast
 
 
@@ -15,9 +15,9 @@ class Supervised(HeadedContrast):
     """InfoNCE of anchors with positives and, if the data has them, hard negatives; for example NLI triples.
 
     `hard_negative_weight` multiplies an anchor's own hard negative in the denominator of its softmax; hard
-    negatives of other anchors have weight one (equation 5, with the weight of the appendix). The paper keeps
-    a layer over [CLS] at inference: that is pooling cls_mlp of the encoder, or with any pooling `head`, which
-    inference keeps unless `keep_head` is false.
+    negatives of other anchors have weight one (equation 5, with the weight of the appendix). The paper trains
+    a layer over [CLS] and keeps it at inference: use an encoder with pooling cls_mlp, or a `head` over any
+    pooling, which inference keeps unless `keep_head` is false.
     """
 
     columns = ("anchor", "positive")
@@ -37,8 +37,7 @@ class Supervised(HeadedContrast):
         self.head, self.keep_head = head_of(head, self.dim), keep_head
         self.allows_truncation = head == "none"
 
-    def product(self) -> Product:
-        return replace(
-            super().product(),
-            head=self.head if self.keep_head and isinstance(self.head, DenseModule) else None,
-        )
+    def trained_model(self) -> TrainedModel:
+        if not self.keep_head or not isinstance(self.head, DenseModule):  # the head "none" is the identity
+            return super().trained_model()
+        return replace(super().trained_model(), head=self.head)

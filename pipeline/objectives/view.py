@@ -1,4 +1,4 @@
-"""Views of a batch: texts as one encoder reads them."""
+"""Views of a batch: the texts of a column, the encoder for them, and perturbations."""
 
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.models.trainable.backbones import AtEmbedding
-from pipeline.models.trainable.perturbations import PerText
+from pipeline.models.trainable.perturbations import PerTextChange
 from pipeline.text.tokens.tokens import Tokens
 
 
 class ViewEncoder(Protocol):
-    """Encoder module that can encode a view."""
+    """Encoder that accepts the perturbations of a view."""
 
     dim: int
 
@@ -21,21 +21,20 @@ class ViewEncoder(Protocol):
         self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
     ) -> Tensor:
         """Encode n texts: (n, dim). See `View` for positions and at_embedding."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """The n texts of a batch as one encoder reads them, one text per row.
+    """Instruction to encode n texts, one per row of a batch.
 
     Attributes:
         encoder: a `ViewEncoder`.
         tokens: tokens of the n texts.
         grad: False for a momentum encoder or a teacher.
-        at_embedding: change of the states behind the embedding layer; None for none. A change that depends on
-            the text belongs to this view alone.
-        positions: (tokens,) int64 position of each token; None: 0, 1, 2 ... in each text.
-        whole_batch_reason: why the rows cannot be encoded in chunks, for an error message; None if they can.
+        at_embedding: function that changes the output of the embedding layer, or None.
+        positions: (tokens,) int64 position of each token; None for 0, 1, 2 ... in each text.
+        whole_batch_reason: reason why the rows cannot be encoded in chunks, for an error message; None if
+            they can.
     """
 
     encoder: nn.Module
@@ -46,14 +45,14 @@ class View:
     whole_batch_reason: str | None = None
 
     def of_rows(self, indices: np.ndarray) -> "View":
-        """Select texts."""
+        """Select texts, with their positions and changes."""
         positions = None
         if self.positions is not None:
-            starts = self.tokens.offsets
-            chosen = [np.arange(starts[index], starts[index + 1]) for index in indices]
-            positions = self.positions[np.concatenate(chosen)]
+            offsets = self.tokens.offsets
+            tokens = [np.arange(offsets[index], offsets[index + 1]) for index in indices]
+            positions = self.positions[np.concatenate(tokens)]
         change = self.at_embedding
-        if isinstance(change, PerText):
+        if isinstance(change, PerTextChange):
             change = change.of_rows(indices)
         return replace(self, tokens=self.tokens.of_rows(indices), positions=positions, at_embedding=change)
 

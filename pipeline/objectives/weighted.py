@@ -1,4 +1,4 @@
-"""Weighted sum of several objectives for one encoder."""
+"""Weighted sum of several objectives that train one encoder."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -7,12 +7,12 @@ from itertools import islice
 
 from torch import Tensor, nn
 
-from pipeline.objectives import Batch, Loss, Objective, Product, View
+from pipeline.objectives import Batch, Loss, Objective, Roles, TrainedModel, View
 
 
 @dataclass(frozen=True)
 class Term:
-    """Objective in a sum, with the weight of its loss and the name that prefixes the names of its parts."""
+    """Objective in a sum, the weight of its loss, and the prefix of the names of its loss's parts."""
 
     name: str
     weight: float
@@ -20,56 +20,59 @@ class Term:
 
 
 class Composite(Objective):
-    """Base of objectives around other objectives over the same rows; the product is that of the first.
+    """Base class of objectives that combine other objectives over the same rows.
 
-    Each inner objective has its own views; all views of the encoder share a forward pass.
+    Each inner objective has its own views; all views of the encoder share a forward pass. The trained model,
+    its candidates and its classifier are those of the first inner objective.
     """
 
     def __init__(self, encoder: nn.Module, inner: Sequence[Objective]) -> None:
         super().__init__(encoder)
-        for each in inner:
-            del each.encoder  # unregister it, so that the outer objective alone holds it
-            each.set_unregistered("encoder", encoder)
-        self.columns, self.optional = merged_roles([(each.columns, each.optional) for each in inner])
+        for objective in inner:
+            del objective.encoder  # unregister it, so that `state_dict` has the encoder once
+            objective.set_unregistered("encoder", encoder)
+        self.columns, self.optional = merged_roles(
+            [Roles(objective.columns, objective.optional) for objective in inner]
+        )
         self.has_positive_pairs = inner[0].has_positive_pairs
-        self.has_stateful_loss = any(each.has_stateful_loss for each in inner)
-        self.min_rows = max(each.min_rows for each in inner)
-        self._sizes: list[int] = []  # number of views of each inner objective in this step
+        self.has_stateful_loss = any(objective.has_stateful_loss for objective in inner)
+        self.min_rows = max(objective.min_rows for objective in inner)
+        self._view_counts: list[int] = []  # of each inner objective, in the current step
 
     @property
     def inner(self) -> list[Objective]:
-        """Objectives that this one is made of."""
+        """Objectives that are combined."""
         raise NotImplementedError
 
     def views(self, batch: Batch) -> Sequence[View]:
-        views = [each.views(batch) for each in self.inner]
-        self._sizes = [len(own) for own in views]
-        return [view for own in views for view in own]
+        views = [objective.views(batch) for objective in self.inner]
+        self._view_counts = [len(group) for group in views]
+        return [view for group in views for view in group]
 
     def after_step(self, reps: tuple[Tensor, ...], batch: Batch) -> None:
-        for each, own in self.split(reps):
-            each.after_step(own, batch)
+        for objective, vectors in self.split(reps):
+            objective.after_step(vectors, batch)
 
-    def product(self) -> Product:
-        return self.inner[0].product()
+    def trained_model(self) -> TrainedModel:
+        return self.inner[0].trained_model()
 
-    def candidates(self) -> tuple[Product, ...]:
+    def candidates(self) -> tuple[TrainedModel, ...]:
         return self.inner[0].candidates()
 
     def select(self, candidate: int) -> None:
         self.inner[0].select(candidate)
 
-    def classes(self, left: Tensor, right: Tensor) -> Tensor:
-        return self.inner[0].classes(left, right)
+    def predict_classes(self, left: Tensor, right: Tensor) -> Tensor:
+        return self.inner[0].predict_classes(left, right)
 
     def warnings(self) -> list[str]:
-        return [warning for each in self.inner for warning in each.warnings()]
+        return [warning for objective in self.inner for warning in objective.warnings()]
 
     def split(self, reps: tuple[Tensor, ...]) -> Iterator[tuple[Objective, tuple[Tensor, ...]]]:
         """Yield each inner objective with the vectors of its own views."""
-        rest = iter(reps)
-        for each, size in zip(self.inner, self._sizes, strict=True):
-            yield each, tuple(islice(rest, size))
+        remaining = iter(reps)
+        for objective, count in zip(self.inner, self._view_counts, strict=True):
+            yield objective, tuple(islice(remaining, count))
 
 
 class Sum(Composite):
@@ -83,33 +86,34 @@ class Sum(Composite):
 
     @property
     def inner(self) -> list[Objective]:
-        return [each for each in self.terms if isinstance(each, Objective)]
+        return [module for module in self.terms if isinstance(module, Objective)]
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        return self._weighted_sum(each.loss(own, batch) for each, own in self.split(reps))
+        return self._weighted_sum(objective.loss(vectors, batch) for objective, vectors in self.split(reps))
 
     def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
-        return self._weighted_sum(each.row_terms(own, batch) for each, own in self.split(outputs))
+        return self._weighted_sum(
+            objective.row_terms(vectors, batch) for objective, vectors in self.split(outputs)
+        )
 
     def _weighted_sum(self, losses: Iterable[Loss]) -> Loss:
-        named = (
-            Loss(loss.total, {f"{name}.{part}": value for part, value in loss.parts.items()}) * weight
-            for name, weight, loss in zip(self.names, self.weights, losses, strict=True)
-        )
-        return sum(named, Loss.of())
+        """Add up the losses of the terms, with weights, and prefix the names of their parts."""
+        total = Loss.of()
+        for name, weight, loss in zip(self.names, self.weights, losses, strict=True):
+            parts = {f"{name}.{part}": value for part, value in loss.parts.items()}
+            total = total + Loss(loss.total, parts) * weight
+        return total
 
 
-def merged_roles(
-    roles: Sequence[tuple[tuple[str, ...], tuple[str, ...]]],
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the distinct roles of all `columns`, and those of all `optional` that are not among them."""
-    columns = dict.fromkeys(role for required, _ in roles for role in required)
-    optional = dict.fromkeys(role for _, used in roles for role in used)
-    return tuple(columns), tuple(role for role in optional if role not in columns)
+def merged_roles(roles: Sequence[Roles]) -> Roles:
+    """Merge the roles that several objectives read; a role that one of them requires is required."""
+    required = dict.fromkeys(role for each in roles for role in each.required)
+    optional = dict.fromkeys(role for each in roles for role in each.optional)
+    return Roles(tuple(required), tuple(role for role in optional if role not in required))
 
 
 def _unique_names(names: list[str]) -> list[str]:
-    """Append numbers to repeated names, from the second on."""
+    """Append numbers to repeated names, from the second on: simcse, simcse2."""
     seen: Counter[str] = Counter()
     unique = []
     for name in names:

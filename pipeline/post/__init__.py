@@ -1,7 +1,7 @@
-"""Transforms of embeddings, one per file, found by the registry; fitted once and immutable.
+"""Transforms of embeddings, such as whitening: fitted once, immutable, and stored in one file each.
 
-From outside, import the names of this module, `chain.fit_transform`, `choose.tune_transform` and the
-comparisons in `compare`; `load_transform` reads the files of transforms.
+This module has the protocol of transforms, their registry and `load_transform`. `chain` fits transforms,
+`choose` tunes their settings, and `compare` scores them against the raw vectors.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from pipeline.stats.tensors import unpack
 
 @dataclass(frozen=True, eq=False)
 class Affine:
-    """Affine map y = x @ matrix.T + bias, which an index can apply before its search.
+    """Affine map y = x @ matrix.T + bias, which a faiss index can apply to vectors and queries.
 
     Attributes:
         matrix: (k, d) float32.
@@ -45,7 +45,7 @@ class Transform(Protocol):
 
     @property
     def fitted_rows(self) -> int:
-        """Number of rows of the fit."""
+        """Number of rows that the transform was fitted on."""
 
     @property
     def k(self) -> int:
@@ -53,14 +53,14 @@ class Transform(Protocol):
 
     @property
     def shortage(self) -> str | None:
-        """Reason why the fit must not be used, namely too few rows; None if it may be used."""
+        """Reason why the transform must not be used: it was fitted on too few rows; None if on enough."""
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about the fit, for reports."""
 
     def affine(self) -> Affine | None:
-        """Return the map as a matrix and a bias; None if it is not affine: an index cannot hold it then."""
+        """Return the map as a matrix and a bias; None if it is not affine and no index can hold it."""
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Transform x (n, d): (n, k) float32."""
@@ -70,12 +70,12 @@ class Transform(Protocol):
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        """Read the output of `to_bytes`; raise DataError if it is damaged."""
+        """Read the output of `to_bytes`; raise DataError if it is corrupt."""
 
 
 @runtime_checkable
 class FromMoments(Protocol):
-    """Class of a transform that can be fitted from moments alone, in the pass that encodes.
+    """Class of a transform that can be fitted from moments alone, without another pass over the vectors.
 
     Such a transform is affine, so that an index can hold it.
     """
@@ -84,7 +84,7 @@ class FromMoments(Protocol):
     def of_moments(cls, moments: Moments, settings: WhitenSettings, space_id: str) -> Transform:
         """Fit the transform on the vectors that `moments` describes.
 
-        The settings must be resolved: a setting that can be tuned on dev, such as `k`, is a number here.
+        Settings that can be tuned, such as `k`, must already be numbers; see `choose.tune_transform`.
 
         Raises:
             DataError: the vectors do not allow a fit.
@@ -98,7 +98,7 @@ def load_transform(content: bytes) -> Transform:
     """Read a transform of any kind from the content of its file.
 
     Raises:
-        DataError: the file is damaged or of an unknown kind.
+        DataError: the file is corrupt or of an unknown kind.
     """
     _, header = unpack(content)
     try:
@@ -114,5 +114,5 @@ def load_transform(content: bytes) -> Transform:
 
 
 def space_after(transform: Transform) -> str:
-    """Return the name of the space of transformed vectors, which are not comparable with raw ones."""
+    """Return the id of the space of transformed vectors, which are not comparable with raw ones."""
     return digest_of([transform.space_id, transform.transform_id])

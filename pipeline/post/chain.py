@@ -1,6 +1,7 @@
 """Chains of transforms, such as standardize+components.
 
-All affine steps are fitted from the moments of the raw vectors, because an affine map transforms moments too.
+All affine steps are fitted from the moments of the raw vectors: the moments of an affine step's output follow
+from those of its input.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,34 +14,31 @@ import numpy as np
 from pipeline.config import digest_of
 from pipeline.errors import ConfigError, DataError
 from pipeline.post import TRANSFORMS, Affine, FromMoments, Transform, load_transform, space_after
-from pipeline.post.files import read_fit, verified
+from pipeline.post.files import read_fit, verify_id
 from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
 from pipeline.stats.tensors import pack
 
 Train = Callable[[str, Transform | None, str], Transform]
-"""Fit a transform that needs more than moments, from its name, preceding transform and input space."""
+"""Fit a transform that needs more than moments, from its name, the steps before it and the input space."""
 
 
 @TRANSFORMS.register("chain")
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Two or more transforms in sequence, each fitted on the output of the preceding ones.
-
-    See `fit_transform`.
-    """
+    """Two or more transforms in sequence, each fitted on the output of the preceding ones."""
 
     kind: ClassVar[str] = "chain"
     steps: tuple[Transform, ...]
 
     @property
     def space_id(self) -> str:
-        """Name of the space of the first step's fit."""
+        """Id of the space of the vectors that the first step was fitted to."""
         return self.steps[0].space_id
 
     @property
     def fitted_rows(self) -> int:
-        """Smallest number of rows of a step's fit."""
+        """Smallest number of rows that a step was fitted on."""
         return min(step.fitted_rows for step in self.steps)
 
     @property
@@ -50,7 +48,7 @@ class Chain:
 
     @property
     def shortage(self) -> str | None:
-        """First shortage of a step."""
+        """Shortage of the first step that has one; None if no step has."""
         return next((step.shortage for step in self.steps if step.shortage), None)
 
     @property
@@ -65,21 +63,21 @@ class Chain:
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Transform x (n, d) by all steps: (n, k) float32."""
-        return reduce(lambda moved, step: step(moved), self.steps, x)
+        return reduce(lambda vectors, step: step(vectors), self.steps, x)
 
     def affine(self) -> Affine | None:
         """Return the product of the steps, computed in float64; None if a step is not affine."""
-        product: tuple[np.ndarray, np.ndarray] | None = None
-        for step in self.steps:
-            if (each := step.affine()) is None:
-                return None
-            matrix, bias = each.matrix.astype(np.float64), each.bias.astype(np.float64)
-            product = (matrix, bias) if product is None else (matrix @ product[0], matrix @ product[1] + bias)
-        assert product is not None
-        return Affine(product[0].astype(np.float32), product[1].astype(np.float32))
+        affines = [affine for step in self.steps if (affine := step.affine()) is not None]
+        if len(affines) < len(self.steps):
+            return None
+        matrix, bias = affines[0].matrix.astype(np.float64), affines[0].bias.astype(np.float64)
+        for affine in affines[1:]:
+            step_matrix = affine.matrix.astype(np.float64)
+            matrix, bias = step_matrix @ matrix, step_matrix @ bias + affine.bias.astype(np.float64)
+        return Affine(matrix.astype(np.float32), bias.astype(np.float32))
 
     def to_bytes(self) -> bytes:
-        """Write a safetensors file with the steps' files, one tensor of bytes each.
+        """Return the content of a safetensors file that holds each step's file as a tensor of bytes.
 
         Equal fits give equal bytes.
         """
@@ -94,17 +92,17 @@ class Chain:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Chain":
-        """Read the output of `to_bytes`; raise DataError if the file, or that of a step, is damaged."""
+        """Read the output of `to_bytes`; raise DataError if it, or the file of a step, is corrupt."""
         tensors, header = read_fit(content, cls.kind, (), ("steps",))
         numbers = [str(number) for number in range(len(header["steps"]))]
         if len(numbers) < 2 or set(tensors) != set(numbers):
             raise DataError(
                 "chain file",
                 f"one tensor per step of {'+'.join(header['steps'])}",
-                f"{len(tensors)}",
+                f"{len(tensors)} tensors",
                 "fit it again",
             )
-        return verified(cls(tuple(load_transform(tensors[number].tobytes()) for number in numbers)), header)
+        return verify_id(cls(tuple(load_transform(tensors[number].tobytes()) for number in numbers)), header)
 
 
 def steps_of(transform: Transform) -> tuple[Transform, ...]:
@@ -113,13 +111,13 @@ def steps_of(transform: Transform) -> tuple[Transform, ...]:
 
 
 def name_of(transform: Transform) -> str:
-    """Return the name of a transform in whiten.transform: whitening, standardize+components ..."""
+    """Return the name that whiten.transform has for a transform: whitening, standardize+components ..."""
     return "+".join(step.kind for step in steps_of(transform))
 
 
-def joined(steps: Sequence[Transform]) -> Transform | None:
-    """Combine steps into one transform; None for no steps."""
-    return Chain(tuple(steps)) if len(steps) > 1 else steps[0] if steps else None
+def _combine(steps: Sequence[Transform]) -> Transform:
+    """Combine one or more steps into one transform."""
+    return Chain(tuple(steps)) if len(steps) > 1 else steps[0]
 
 
 def fit_transform(
@@ -128,10 +126,9 @@ def fit_transform(
     """Fit the transform named by whiten.transform on the vectors that `moments` describes.
 
     Args:
-        moments: of the raw vectors; all affine steps are fitted from them, without another pass over the
-            rows.
-        settings: options of the steps.
-        space_id: name of the space of the raw vectors.
+        moments: moments of the raw vectors.
+        settings: names and options of the steps.
+        space_id: id of the space of the raw vectors.
         train: fits a last step that is not affine.
 
     Raises:
@@ -145,9 +142,9 @@ def fit_transform(
             step = kind.of_moments(moments, settings, space_id)
             affine = step.affine()
             assert affine is not None
-            moments = moments.mapped(affine.matrix, affine.bias)
+            moments = moments.transform(affine.matrix, affine.bias)
         elif train is not None:
-            step = train(name, joined(steps), space_id)
+            step = train(name, _combine(steps) if steps else None, space_id)
         else:
             raise ConfigError(
                 "whiten.transform",
@@ -157,9 +154,7 @@ def fit_transform(
             )
         steps.append(step)
         space_id = space_after(step)
-    whole = joined(steps)
-    assert whole is not None
-    return whole
+    return _combine(steps)
 
 
 def check_transform(settings: WhitenSettings, *, indexed: bool) -> None:
@@ -167,7 +162,7 @@ def check_transform(settings: WhitenSettings, *, indexed: bool) -> None:
 
     Args:
         settings: the settings to check.
-        indexed: the transform is used in an index, which can hold affine maps only.
+        indexed: True if an index will hold the transform, which must then be affine.
 
     Raises:
         ConfigError: the transform cannot be fitted, or cannot be used in an index.
@@ -188,7 +183,7 @@ def check_transform(settings: WhitenSettings, *, indexed: bool) -> None:
                     "an affine map, which a faiss index can hold",
                     f"{name}, which is not affine",
                     f"use `manta whiten` and `manta evaluate` for a {name}; for the index choose whitening, "
-                    "standardize, components or several of them joined by +",
+                    "standardize, components or several of them combine by +",
                 )
             if number < len(names) - 1:
                 raise ConfigError(
@@ -197,9 +192,9 @@ def check_transform(settings: WhitenSettings, *, indexed: bool) -> None:
                     settings.transform,
                     "put it last, because steps after it cannot be fitted from moments",
                 )
-    for setting, value, step in (("k", settings.k, "whitening"), ("remove", settings.remove, "components")):
-        chosen = value is not None and value != WhitenSettings.model_fields[setting].default
-        if chosen and step not in names:
+    for setting, step in (("k", "whitening"), ("remove", "components")):
+        default = WhitenSettings.model_fields[setting].default
+        if getattr(settings, setting) not in (None, default) and step not in names:
             raise ConfigError(
                 f"whiten.{setting}",
                 f"{step} among the steps of whiten.transform",

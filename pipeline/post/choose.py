@@ -1,4 +1,4 @@
-"""Choice of the number of components to keep, and of directions to remove: the best point of a curve."""
+"""Tuning of whiten.k and whiten.remove: the number of components to keep, and of directions to remove."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,73 +8,71 @@ import numpy as np
 from pipeline.errors import DataError
 from pipeline.post import TRANSFORMS, FromMoments
 from pipeline.post.chain import fit_transform
-from pipeline.post.compare import DevPairs, DevTask, Halves
+from pipeline.post.compare import DevTask
 from pipeline.post.whitening import ROWS_PER_COMPONENT
 from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
 from pipeline.stats.spectrum import RANK_TOLERANCE, spectrum_of, uncentred_spectrum_of
 
-POINTS = 10  # of a curve over k
-FEWEST = 8  # smallest k of a curve, unless a 16th of the largest is smaller
-# All-but-the-top usually removes d / 100 directions, the baselines of BERT-flow 6 and 10.
-REMOVED = (0, 1, 2, 3, 4, 6, 8, 10, 15, 20)
-LIKELIHOOD = "log-likelihood per row, nats"
+_K_VALUES = 10  # number of values of k that are scored
+_MIN_K = 8  # smallest value of k that is scored, unless a 16th of the largest is smaller
+# Values of remove that are scored. All-but-the-top usually removes d / 100 directions; the baselines in the
+# BERT-flow paper remove 6 and 10.
+_REMOVE_VALUES = (0, 1, 2, 3, 4, 6, 8, 10, 15, 20)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Scores of the values of a setting (k or remove), in ascending order of the values; larger is better.
+    """Scores of several values of a setting (k or remove); larger is better.
 
     Attributes:
         setting: "k" or "remove".
         metric: name of the score.
-        count: number of pairs, texts or rows behind each score.
-        points: (value, score).
-        chosen: the value with the best score, the smallest of equals.
+        count: number of texts, pairs or rows that each score is computed from.
+        unit: name of these: "texts", "pairs" or "rows held out".
+        points: pairs of a value and its score, in ascending order of the values.
+        chosen: the value with the best score; of values with equal scores, the smallest.
     """
 
     setting: str
     metric: str
     count: int
+    unit: str
     points: tuple[tuple[int, float], ...]
     chosen: int
 
-    @property
-    def behind(self) -> str:
-        """Kind of items that `count` counts."""
-        return {Halves.metric: "texts", DevPairs.metric: "pairs"}.get(self.metric, "rows held out")
-
     def numbers(self) -> dict[str, float | int | None]:
-        """Return the chosen value and all scores, by name."""
-        return {
-            self.setting: self.chosen,
-            **{f"{self.setting}_{value}": score for value, score in self.points},
-        }
+        """Return the chosen value and all scores, by name, for reports."""
+        scores = {f"{self.setting}_{value}": score for value, score in self.points}
+        return {self.setting: self.chosen, **scores}
 
     @property
     def sentence(self) -> str:
-        """The choice, with the scores at both ends of the curve."""
-        best, (low, at_low), (high, at_high) = dict(self.points)[self.chosen], self.points[0], self.points[-1]
+        """Sentence for reports: the choice, with the scores at both ends of the curve."""
+        best = dict(self.points)[self.chosen]
+        (low, at_low), (high, at_high) = self.points[0], self.points[-1]
         return (
             f"whiten.{self.setting} is {self.chosen}, the best of {len(self.points)} values by {self.metric} "
-            f"({self.count:,} {self.behind}): {best:.4f}; {at_low:.4f} at {low}, {at_high:.4f} at {high}"
+            f"({self.count:,} {self.unit}): {best:.4f}; {at_low:.4f} at {low}, {at_high:.4f} at {high}"
         )
 
 
 def tune_transform(
-    settings: WhitenSettings, moments: Moments, dev: DevTask | None = None, held: Moments | None = None
+    settings: WhitenSettings, moments: Moments, dev: DevTask | None = None, held_out: Moments | None = None
 ) -> tuple[WhitenSettings, tuple[Curve, ...]]:
-    """Replace `remove` and `k`, in this order, by numbers if the settings say how to choose them.
+    """Replace settings that say how to choose a number by the best number: first `remove`, then `k`.
 
     Steps that cannot be fitted from moments are ignored. k is at most the rank and a fifth of the rows.
-    Values chosen on dev have an advantage when they are compared with raw vectors on the same task; it
-    shrinks with the number of pairs.
+    A value chosen on the dev task has an unfair advantage when the transform is compared with raw vectors on
+    the same task; the advantage shrinks with the number of pairs.
 
     Args:
-        settings: with `remove` and `k` as numbers, "dev" or "likelihood".
-        moments: of all rows.
-        dev: task for "dev".
-        held: moments of some of the rows, for "likelihood".
+        settings: settings whose `k` and `remove` are numbers or say how to choose them: "dev" (both) or
+            "likelihood" (k only).
+        moments: moments of all rows.
+        dev: task whose score "dev" maximizes.
+        held_out: moments of some of these rows; "likelihood" maximizes their likelihood under a fit on the
+            others.
 
     Returns:
         The settings with numbers, and the curves of the choices.
@@ -83,50 +81,49 @@ def tune_transform(
         DataError: the vectors do not allow a fit.
     """
     steps = [name for name in settings.transform.split("+") if isinstance(TRANSFORMS[name], FromMoments)]
-    affine, curves = settings.model_copy(update={"transform": "+".join(steps)}), []
+    fitted = settings.model_copy(update={"transform": "+".join(steps)})
+    curves: list[Curve] = []
     if settings.remove == "dev":
         assert dev is not None
-        curves.append(_on_dev("remove", _removals(moments, affine), moments, affine, dev))
-        affine = affine.model_copy(update={"remove": curves[-1].chosen})
+        curves.append(_dev_curve("remove", _remove_values(moments, fitted), moments, fitted, dev))
+        fitted = fitted.model_copy(update={"remove": curves[-1].chosen})
     if settings.k == "dev":
         assert dev is not None
-        curves.append(_on_dev("k", _sizes(_before("whitening", moments, affine)), moments, affine, dev))
+        values = _k_values(_moments_before("whitening", moments, fitted))
+        curves.append(_dev_curve("k", values, moments, fitted, dev))
     elif settings.k == "likelihood":
-        assert held is not None
-        curves.append(
-            _by_likelihood(_before("whitening", moments, affine), _before("whitening", moments, affine, held))
-        )
+        assert held_out is not None
+        before = _moments_before("whitening", moments, fitted)
+        held_out_before = _moments_before("whitening", moments, fitted, held_out)
+        curves.append(_likelihood_curve(before, held_out_before))
     return settings.model_copy(update={curve.setting: curve.chosen for curve in curves}), tuple(curves)
 
 
-def held_out_likelihood(fitted: Moments, held: Moments, ks: Iterable[int]) -> list[float]:
+def held_out_likelihood(fitted: Moments, held_out: Moments, ks: Iterable[int]) -> list[float]:
     """Mean log-likelihood (nats) of held-out rows under the probabilistic PCA of the fitted rows, for each k.
 
     Tipping & Bishop 1999, eq. 3 to 8: the covariance with k components is U_k (L_k - s I) U_k^T + s I, with s
-    the mean of the other eigenvalues; if k is the dimension, it is the full covariance. Directions without
-    variance in all rows are left out. The moments suffice: with m the fitted mean and T the held-out
-    covariance plus the square of the difference of the means, E[(u^T (x - m))^2] over held-out rows is u^T T
-    u.
+    the mean of the other eigenvalues; if k is the dimension, it is the full covariance. Directions in which
+    no row varies are left out.
+
+    Moments suffice: the mean of (u^T (x - m))^2 over the held-out rows x, with m the fitted mean, is u^T T u,
+    where T is the held-out covariance plus the outer product of the difference of the means.
 
     Returns:
         One value per k; -inf if the model is degenerate.
     """
-    whole = spectrum_of(fitted.merge(held))
-    span = whole.vectors[:, : whole.rank].T
-    fitted, held = fitted.mapped(span), held.mapped(span)
-    spectrum, difference = spectrum_of(fitted), held.mean - fitted.mean
-    squares = np.einsum(
-        "di,de,ei->i",
-        spectrum.vectors,
-        held.covariance() + np.outer(difference, difference),
-        spectrum.vectors,
-        optimize=True,
-    )
+    of_all_rows = spectrum_of(fitted.merge(held_out))
+    span = of_all_rows.vectors[:, : of_all_rows.rank].T
+    fitted, held_out = fitted.transform(span), held_out.transform(span)
+    spectrum, difference = spectrum_of(fitted), held_out.mean - fitted.mean
+    squares_matrix = held_out.covariance() + np.outer(difference, difference)
+    axes = spectrum.vectors
+    squares = np.einsum("di,de,ei->i", axes, squares_matrix, axes, optimize=True)
     return [_likelihood(spectrum.eigenvalues, squares, k) for k in ks]
 
 
 def _likelihood(variances: np.ndarray, squares: np.ndarray, k: int) -> float:
-    """Log-likelihood of probabilistic PCA with k components.
+    """Mean log-likelihood per row of probabilistic PCA with k components.
 
     Args:
         variances: (r,) eigenvalues of the fit, largest first.
@@ -140,62 +137,70 @@ def _likelihood(variances: np.ndarray, squares: np.ndarray, k: int) -> float:
     return float(-0.5 * (len(model) * np.log(2 * np.pi) + np.log(model).sum() + (squares / model).sum()))
 
 
-def _by_likelihood(moments: Moments, held: Moments) -> Curve:
-    fitted = moments.without(held)
-    sizes = _sizes(fitted)
-    points = zip(sizes, held_out_likelihood(fitted, held, sizes), strict=True)
-    return _curve("k", LIKELIHOOD, held.count, [point for point in points if np.isfinite(point[1])])
+def _likelihood_curve(moments: Moments, held_out: Moments) -> Curve:
+    """Score values of k by the likelihood of the held-out rows under a fit on the others."""
+    fitted = moments.without(held_out)
+    values = _k_values(fitted)
+    scores = dict(zip(values, held_out_likelihood(fitted, held_out, values), strict=True))
+    finite = {k: score for k, score in scores.items() if np.isfinite(score)}
+    return _best_of("k", finite, "log-likelihood per row, nats", held_out.count, "rows held out")
 
 
-def _on_dev(
+def _dev_curve(
     setting: str, values: Iterable[int], moments: Moments, settings: WhitenSettings, dev: DevTask
 ) -> Curve:
-    fits = {
-        value: fit_transform(moments, settings.model_copy(update={setting: value}), "") for value in values
+    """Score each value of a setting on the dev task, with a transform that is fitted with it."""
+    scores = {
+        value: dev.score(fit_transform(moments, settings.model_copy(update={setting: value}), ""))
+        for value in values
     }
-    return _curve(setting, dev.metric, dev.count, [(value, dev.score(fit)) for value, fit in fits.items()])
+    return _best_of(setting, scores, dev.metric, dev.count, dev.unit)
 
 
-def _curve(setting: str, metric: str, count: int, points: list[tuple[int, float]]) -> Curve:
-    if not points:
+def _best_of(setting: str, scores: dict[int, float], metric: str, count: int, unit: str) -> Curve:
+    """Return the curve of the scores by value, with its best value; raise DataError without scores."""
+    if not scores:
         raise DataError(
             f"whiten.{setting}",
             "a value that the vectors allow",
             "none",
             f"set whiten.{setting} to a number, or use more text",
         )
-    best, _ = max(points, key=lambda point: (point[1], -point[0]))
-    return Curve(setting, metric, count, tuple(points), best)
+    best = max(scores, key=lambda value: (scores[value], -value))
+    return Curve(setting, metric, count, unit, tuple(scores.items()), best)
 
 
-def _sizes(moments: Moments) -> tuple[int, ...]:
-    """Return values of k, about evenly spaced by ratio, up to the largest allowed."""
-    most = max(1, min(spectrum_of(moments).rank, moments.count // ROWS_PER_COMPONENT))
-    fewest = max(1, min(FEWEST, most // 16))
-    return tuple(np.unique(np.geomspace(fewest, most, POINTS).round().astype(int)).tolist())
+def _k_values(moments: Moments) -> tuple[int, ...]:
+    """Return the values of k to score: from the smallest to the largest allowed, by about equal ratios."""
+    largest = max(1, min(spectrum_of(moments).rank, moments.count // ROWS_PER_COMPONENT))
+    smallest = max(1, min(_MIN_K, largest // 16))
+    return tuple(np.unique(np.geomspace(smallest, largest, _K_VALUES).round().astype(int)).tolist())
 
 
-def _removals(moments: Moments, settings: WhitenSettings) -> tuple[int, ...]:
-    before = _before("components", moments, settings)
+def _remove_values(moments: Moments, settings: WhitenSettings) -> tuple[int, ...]:
+    """Return the values of remove to score: those of _REMOVE_VALUES that the vectors allow."""
+    before = _moments_before("components", moments, settings)
     spectrum = spectrum_of(before) if settings.centred else uncentred_spectrum_of(before)
-    most = min(spectrum.rank, moments.count // ROWS_PER_COMPONENT + 1)
-    return tuple(count for count in REMOVED if count < most)
+    limit = min(spectrum.rank, moments.count // ROWS_PER_COMPONENT + 1)
+    return tuple(count for count in _REMOVE_VALUES if count < limit)
 
 
-def _before(step: str, moments: Moments, settings: WhitenSettings, moved: Moments | None = None) -> Moments:
-    """Transform moments by the steps that precede `step`.
+def _moments_before(
+    step: str, moments: Moments, settings: WhitenSettings, raw: Moments | None = None
+) -> Moments:
+    """Compute the moments of vectors that the steps before `step` have transformed.
 
     Args:
         step: name of the step.
-        moments: moments that the preceding steps are fitted on.
-        settings: names of the steps.
-        moved: moments to transform; None for `moments`.
+        moments: moments of the raw vectors that the preceding steps are fitted on.
+        settings: names and options of all steps.
+        raw: moments of the raw vectors to transform; None if they are `moments`.
     """
+    raw = moments if raw is None else raw
     names = settings.transform.split("+")
-    front = names[: names.index(step)]
-    moved = moments if moved is None else moved
-    if not front:
-        return moved
-    affine = fit_transform(moments, settings.model_copy(update={"transform": "+".join(front)}), "").affine()
+    preceding = "+".join(names[: names.index(step)])
+    if not preceding:
+        return raw
+    affine = fit_transform(moments, settings.model_copy(update={"transform": preceding}), "").affine()
     assert affine is not None
-    return moved.mapped(affine.matrix, affine.bias)
+    return raw.transform(affine.matrix, affine.bias)

@@ -11,10 +11,11 @@ from pipeline.stats import correlation
 from pipeline.stats.geometry import unit_rows
 
 Map = Callable[[np.ndarray], np.ndarray]
+"""function from vectors (n, d) to vectors (n, k)"""
 
-MIN_WORDS = 8  # a half of fewer than four words says too little about its text
-TIE = 1e-6  # cosines of equal vectors differ by rounding within a matrix product
-QUERY_ROWS = 1_024  # queries per block of similarities
+MIN_WORDS = 8  # words of a text; halves with fewer than four words say too little about it
+_TIE = 1e-6  # tolerance of ties: cosines of equal vectors differ by rounding within a matrix product
+_QUERY_ROWS = 1_024  # queries per block of similarities
 
 
 @dataclass(frozen=True)
@@ -39,22 +40,22 @@ class Comparison:
 
     @property
     def uses_whitening(self) -> bool:
-        """True if the transform is not worse, so that it is used."""
+        """True if transformed vectors score at least as well as raw ones, so that the transform is used."""
         return self.whitened >= self.raw
 
     def numbers(self) -> dict[str, float | int | None]:
-        """Return the scores by name."""
+        """Return the scores by name, for reports."""
         name = self.metric.lower()
         return {f"{name}_raw": self.raw, f"{name}_whitened": self.whitened, "count": self.count}
 
     @property
     def sentence(self) -> str:
-        """The decision, with its scores."""
+        """Sentence for reports: whether the transform is used, and the scores."""
         verdict = "is used: it is not worse" if self.uses_whitening else "is not used: it is worse"
-        moved = "whitened" if self.transform == "whitening" else "transformed"
+        transformed = "whitened" if self.transform == "whitening" else "transformed"
         return (
             f"{subject(self.transform)} {verdict}. {self.task}, {self.count:,}: "
-            f"{self.metric} {self.raw:.4f} raw, {self.whitened:.4f} {moved}."
+            f"{self.metric} {self.raw:.4f} raw, {self.whitened:.4f} {transformed}."
         )
 
 
@@ -78,27 +79,19 @@ class Halves:
     """
 
     metric: ClassVar[str] = "MRR"
+    unit: ClassVar[str] = "texts"
+    task: ClassVar[str] = "First half of a text finds its second half among those of the other sampled texts"
     first: np.ndarray
     second: np.ndarray
-
-    @property
-    def task(self) -> str:
-        """Description of the task."""
-        return "First half of a text finds its second half among those of the other sampled texts"
 
     @property
     def count(self) -> int:
         """Number of texts."""
         return len(self.first)
 
-    def score(self, transform: Map | None = None) -> float:
-        """Compute the mean reciprocal rank of transformed vectors, or of raw ones without a transform."""
-        first, second = (
-            (self.first, self.second)
-            if transform is None
-            else (transform(self.first), transform(self.second))
-        )
-        return mean_reciprocal_rank(first, second)
+    def score(self, transform: Map = np.asarray) -> float:
+        """Compute the mean reciprocal rank of the transformed vectors; by default of the raw."""
+        return mean_reciprocal_rank(transform(self.first), transform(self.second))
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,13 +99,14 @@ class DevPairs:
     """Semantic textual similarity of pairs of vectors.
 
     Attributes:
-        left: (n, d).
-        right: (n, d).
-        gold: (n,) scores by people.
-        name: name of the data, for sentences.
+        left: (n, d) vectors.
+        right: (n, d) vectors.
+        gold: (n,) similarity scores given by people.
+        name: name of the data, for reports.
     """
 
     metric: ClassVar[str] = "Spearman"
+    unit: ClassVar[str] = "pairs"
     left: np.ndarray
     right: np.ndarray
     gold: np.ndarray
@@ -128,12 +122,9 @@ class DevPairs:
         """Number of pairs."""
         return len(self.gold)
 
-    def score(self, transform: Map | None = None) -> float:
-        """Compute the Spearman correlation (-1 to 1) of transformed vectors, or of raw ones."""
-        left, right = (
-            (self.left, self.right) if transform is None else (transform(self.left), transform(self.right))
-        )
-        return spearman(left, right, self.gold)
+    def score(self, transform: Map = np.asarray) -> float:
+        """Compute the Spearman correlation (-1 to 1) of the transformed vectors; by default of the raw."""
+        return spearman(transform(self.left), transform(self.right), self.gold)
 
 
 DevTask = Halves | DevPairs
@@ -145,7 +136,7 @@ def compare(dev: DevTask, transform: Map, name: str = "whitening") -> Comparison
 
 
 def split_halves(text: str) -> tuple[str, str] | None:
-    """Split a text into halves of its words, at white space; None if it has fewer than eight."""
+    """Split a text at white space into two halves of its words; None if it has fewer than MIN_WORDS words."""
     words = text.split()
     if len(words) < MIN_WORDS:
         return None
@@ -154,9 +145,9 @@ def split_halves(text: str) -> tuple[str, str] | None:
 
 
 def mean_reciprocal_rank(queries: np.ndarray, targets: np.ndarray) -> float:
-    """Mean of 1 / rank of target i among all targets, by cosine to query i.
+    """Mean over i of 1 / rank of target i among all targets, ranked by cosine to query i.
 
-    Ties count against the query: the rank is the worst one.
+    Of targets with equal cosines, target i has the worst rank.
 
     Args:
         queries: (n, d).
@@ -174,8 +165,8 @@ def mean_reciprocal_rank(queries: np.ndarray, targets: np.ndarray) -> float:
         )
     queries, targets = unit_rows(queries), unit_rows(targets)
     ranks = [
-        _ranks(queries[start : start + QUERY_ROWS], targets, start)
-        for start in range(0, len(queries), QUERY_ROWS)
+        _ranks(queries[start : start + _QUERY_ROWS], targets, start)
+        for start in range(0, len(queries), _QUERY_ROWS)
     ]
     return float((1.0 / np.concatenate(ranks)).mean())
 
@@ -183,18 +174,18 @@ def mean_reciprocal_rank(queries: np.ndarray, targets: np.ndarray) -> float:
 def spearman(left: np.ndarray, right: np.ndarray, gold: np.ndarray) -> float:
     """Spearman correlation of cosine(left[i], right[i]) with gold[i]; DataError if either is constant."""
     cosines = (unit_rows(left) * unit_rows(right)).sum(axis=1)
-    if np.isnan(found := correlation.spearman(cosines, gold)):
+    if np.isnan(score := correlation.spearman(cosines, gold)):
         raise DataError(
             "whiten.dev",
             "at least two pairs with different scores and different cosines",
             f"{len(gold)} pairs",
             "use another dev file",
         )
-    return found
+    return score
 
 
 def _ranks(queries: np.ndarray, targets: np.ndarray, start: int) -> np.ndarray:
+    """Return the rank of target start + i for each query i: the number of targets at least as near."""
     similarities = queries @ targets.T
-    own = np.diagonal(similarities, offset=start)
-    # The target itself is included, so that ranks start at 1.
-    return (similarities >= own[:, None] - TIE).sum(axis=1)
+    to_target = np.diagonal(similarities, offset=start)
+    return (similarities >= to_target[:, None] - _TIE).sum(axis=1)

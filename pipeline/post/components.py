@@ -1,6 +1,7 @@
-"""Removal of common directions.
+"""Removal of the directions that vectors have in common.
 
-All-but-the-top: Mu & Viswanath 2018, algorithm 1; without centring: Arora et al. 2017 (SIF), algorithm 1.
+Sources: Mu & Viswanath 2018 (all-but-the-top), algorithm 1; without centring, Arora et al. 2017 (SIF),
+algorithm 1.
 """
 
 from dataclasses import dataclass
@@ -11,12 +12,12 @@ import numpy as np
 
 from pipeline.errors import DataError
 from pipeline.post import TRANSFORMS, Affine
-from pipeline.post.files import TensorFile, checked_vectors, content_id, too_few
+from pipeline.post.files import TensorFile, check_vectors, content_id, too_few_rows
 from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
 from pipeline.stats.spectrum import spectrum_of, uncentred_spectrum_of
 
-ROWS_PER_DIRECTION = 5  # as for whitening: with fewer rows the directions are those of single rows
+_ROWS_PER_DIRECTION = 5  # as for whitening: with fewer, a direction depends on single rows
 
 
 @TRANSFORMS.register("components")
@@ -27,15 +28,15 @@ class Components(TensorFile):
     Attributes:
         mean: (d,) float64; zero if not `centred`.
         directions: (n, d) float64, orthonormal u_i.
-        centred: the mean is subtracted.
+        centred: True if the mean is subtracted.
         share: proportion of the variance (of the mean square norm, if not centred) that is removed.
-        fitted_rows: number of rows of the fit.
-        space_id: name of the space of the fit.
+        fitted_rows: number of rows that the transform was fitted on.
+        space_id: id of the space of these rows.
     """
 
     kind: ClassVar[str] = "components"
-    tensors: ClassVar[tuple[str, ...]] = ("mean", "directions")
-    facts: ClassVar[tuple[str, ...]] = ("centred", "share", "fitted_rows", "space_id")
+    tensor_fields: ClassVar[tuple[str, ...]] = ("mean", "directions")
+    header_fields: ClassVar[tuple[str, ...]] = ("centred", "share", "fitted_rows", "space_id")
     mean: np.ndarray
     directions: np.ndarray
     centred: bool
@@ -51,38 +52,39 @@ class Components(TensorFile):
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Transform x (n, d): (n, d) float32.
 
-        DataError for another dimension or values that are not finite.
+        Raises:
+            DataError: another dimension, or values that are not finite.
         """
-        centred = checked_vectors(x, self.k) - self.mean
+        centred = check_vectors(x, self.k) - self.mean
         return np.asarray((centred - (centred @ self.directions.T) @ self.directions).astype(np.float32))
 
     def affine(self) -> Affine:
-        """Return the matrix I - sum_i u_i u_i^T, and the bias that it makes of -mean."""
+        """Return matrix M = I - sum_i u_i u_i^T and bias -M mean."""
         matrix = np.eye(self.k) - self.directions.T @ self.directions
         return Affine(matrix.astype(np.float32), (-matrix @ self.mean).astype(np.float32))
 
     @cached_property
     def transform_id(self) -> str:
-        """sha256 (hex) of the mean, the directions and the name of their space."""
+        """sha256 (hex) of the mean, the directions and the id of their space."""
         return content_id([self.kind, self.space_id, *self.directions.shape], self.mean, self.directions)
 
     @property
     def shortage(self) -> str | None:
-        """Reason why this fit must not be published: fewer than five rows per direction; else None."""
+        """Reason why the transform must not be used: fewer than five rows per direction; else None."""
         count = len(self.directions)
-        return too_few(self.fitted_rows, ROWS_PER_DIRECTION * count, f"for {count} directions")
+        return too_few_rows(self.fitted_rows, _ROWS_PER_DIRECTION * count, f"for {count} directions")
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Description of the removed directions."""
-        directions = f"{len(self.directions)} direction{'s' if len(self.directions) != 1 else ''}"
-        kind, carried = ("principal", "variance") if self.centred else ("singular", "mean square length")
-        removed = f"{directions.replace(' ', f' {kind} ')} removed, with {self.share:.1%} of the {carried}"
-        return (removed, *((self.shortage,) if self.shortage else ()))
+        """Sentences about the removed directions, for reports."""
+        count, plural = len(self.directions), "s" if len(self.directions) != 1 else ""
+        kind, measure = ("principal", "variance") if self.centred else ("singular", "mean square length")
+        removed = f"{count} {kind} direction{plural} removed, with {self.share:.1%} of the {measure}"
+        return (removed, self.shortage) if self.shortage else (removed,)
 
     @classmethod
     def of_moments(cls, moments: Moments, settings: WhitenSettings, space_id: str) -> "Components":
-        """Fit by `fit_components`, with the options in the settings."""
+        """Fit the removal with the options in the settings; see `fit_components`."""
         count = settings.remove if isinstance(settings.remove, int) else 1
         return fit_components(moments, count, centred=settings.centred, space_id=space_id)
 
@@ -93,15 +95,15 @@ def fit_components(
     """Fit the removal of the first `count` directions of the vectors that `moments` describes.
 
     Args:
-        moments: of the vectors.
+        moments: moments of the vectors.
         count: number of directions.
-        centred: subtract the mean and remove principal directions; else remove the first right singular
-            vectors of the vectors as they are.
-        space_id: name of the space of the vectors.
+        centred: True subtracts the mean and removes principal directions; False removes right singular
+            vectors of the matrix of vectors.
+        space_id: id of the space of the vectors.
 
     Raises:
-        DataError: fewer than two rows, values that are not finite, equal rows only, or no direction would be
-            left.
+        DataError: fewer than two rows, values that are not finite, equal rows only, or a count that
+            leaves no direction.
     """
     spectrum = spectrum_of(moments) if centred else uncentred_spectrum_of(moments)
     if not 0 <= count < spectrum.rank:

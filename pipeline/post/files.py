@@ -1,4 +1,4 @@
-"""Functions for the files of all transforms: checked vectors, content ids, headers."""
+"""Reading and writing the files of transforms, and checks that all transforms share."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from pipeline.stats.tensors import pack, unpack
 T = TypeVar("T", bound="Transform | TensorFile")
 
 
-def checked_vectors(x: np.ndarray, dim: int) -> np.ndarray:
+def check_vectors(x: np.ndarray, dim: int) -> np.ndarray:
     """Return x if it is (n, dim) and finite; else raise DataError."""
     if x.ndim != 2 or x.shape[1] != dim:
         raise DataError(
@@ -30,41 +30,41 @@ def checked_vectors(x: np.ndarray, dim: int) -> np.ndarray:
     return x
 
 
-def content_id(facts: Sequence[object], *tensors: np.ndarray) -> str:
-    """Return the sha256 (hex) of facts and tensors, little-endian on every machine."""
-    content = hashlib.sha256(canonical(list(facts)))
+def content_id(header: Sequence[object], *tensors: np.ndarray) -> str:
+    """Return the sha256 (hex) of a JSON header and tensors, which are hashed as little-endian bytes."""
+    content = hashlib.sha256(canonical(list(header)))
     for tensor in tensors:
         content.update(np.ascontiguousarray(tensor, tensor.dtype.newbyteorder("<")).tobytes())
     return content.hexdigest()
 
 
-def too_few(rows: int, needed: int, purpose: str) -> str | None:
-    """Return the reason why a fit on `rows` rows must not be published; None if they are enough."""
+def too_few_rows(rows: int, needed: int, purpose: str) -> str | None:
+    """Return the reason why a fit on `rows` rows must not be used; None if they are enough."""
     if rows >= needed:
         return None
     return f"{rows:,} rows are too few {purpose}: at least {needed:,} are needed"
 
 
 def read_fit(
-    content: bytes, kind: str, tensors: Sequence[str], facts: Sequence[str]
+    content: bytes, kind: str, tensor_fields: Sequence[str], header_fields: Sequence[str]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Read the tensors and the header of a fit.
+    """Read the tensors and the header of a transform's file.
 
     Raises:
-        DataError: the file is damaged, of another kind, or lacks a tensor or a fact.
+        DataError: the file is corrupt, of another kind, or lacks one of the fields.
     """
-    found, header = unpack(content, *tensors, kind=kind)
-    if missing := [name for name in facts if name not in header]:
+    tensors, header = unpack(content, *tensor_fields, kind=kind)
+    if missing := [name for name in header_fields if name not in header]:
         raise DataError(
             f"{kind} file",
-            "a header with " + ", ".join(facts),
+            "a header with " + ", ".join(header_fields),
             f"no {', '.join(missing)}",
             "fit it again",
         )
-    return found, header
+    return tensors, header
 
 
-def verified(transform: T, header: dict[str, Any]) -> T:
+def verify_id(transform: T, header: dict[str, Any]) -> T:
     """Return the transform if its content matches the transform_id in the header; else raise DataError."""
     if transform.transform_id != (expected := str(header.get("transform_id"))):
         raise DataError(
@@ -77,15 +77,18 @@ def verified(transform: T, header: dict[str, Any]) -> T:
 
 
 class TensorFile:
-    """Base of the transforms whose file holds some of their attributes: arrays, and facts in its header."""
+    """Base of transforms that are dataclasses whose fields are stored in one file.
+
+    Fields that are arrays become its tensors, the others go into its header.
+    """
 
     kind: ClassVar[str]
-    tensors: ClassVar[tuple[str, ...]]
-    """names of the arrays"""
-    facts: ClassVar[tuple[str, ...]]
-    """names of the facts"""
-    optional: ClassVar[Mapping[str, object]] = {}
-    """facts that are written only if they differ from these defaults"""
+    tensor_fields: ClassVar[tuple[str, ...]]
+    """names of the fields that are arrays"""
+    header_fields: ClassVar[tuple[str, ...]]
+    """names of the other fields"""
+    optional_fields: ClassVar[Mapping[str, object]] = {}
+    """defaults of header fields that are written only if they differ from their default"""
 
     @property
     def transform_id(self) -> str:
@@ -93,20 +96,24 @@ class TensorFile:
         raise NotImplementedError
 
     def to_bytes(self) -> bytes:
-        """Write a safetensors file; equal fits give equal bytes."""
-        options = [name for name, default in self.optional.items() if getattr(self, name) != default]
-        facts = (*self.facts, *options, "transform_id", "kind")
+        """Return the content of the transform's file; equal fits give equal bytes."""
+        options = [name for name, default in self.optional_fields.items() if getattr(self, name) != default]
+        header_fields = (*self.header_fields, *options, "transform_id", "kind")
         return pack(
-            {name: getattr(self, name) for name in self.tensors},
-            {name: getattr(self, name) for name in facts},
+            {name: getattr(self, name) for name in self.tensor_fields},
+            {name: getattr(self, name) for name in header_fields},
         )
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         """Read the output of `to_bytes`.
 
-        DataError if the file is damaged or does not match its transform_id.
+        Raises:
+            DataError: the file is corrupt or does not match its transform_id.
         """
-        tensors, header = read_fit(content, cls.kind, cls.tensors, cls.facts)
-        facts = {name: header[name] for name in (*cls.facts, *cls.optional) if name in header}
-        return verified(cls(**{name: tensors[name] for name in cls.tensors}, **facts), header)
+        tensors, header = read_fit(content, cls.kind, cls.tensor_fields, cls.header_fields)
+        from_header = {
+            name: header[name] for name in (*cls.header_fields, *cls.optional_fields) if name in header
+        }
+        from_tensors = {name: tensors[name] for name in cls.tensor_fields}
+        return verify_id(cls(**from_tensors, **from_header), header)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from pipeline.errors import DataError
 from pipeline.post import TRANSFORMS, Affine
-from pipeline.post.files import checked_vectors, content_id, read_fit, too_few, verified
+from pipeline.post.files import check_vectors, content_id, read_fit, too_few_rows, verify_id
 from pipeline.settings import FlowSettings
 from pipeline.stats.tensors import pack
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from pipeline.models.glow import Glow
 
-# As for whitening: a flow learns a location and a scale per dimension too, and a network in addition.
+# As for whitening: a flow also learns a location and a scale per dimension, besides the weights of a network.
 ROWS_PER_DIMENSION = 5
-_BLOCK = 256  # rows of every forward pass, padded, so that a vector does not depend on its neighbours
-# Keys of the file's header.
-_FACTS = ("settings", "fitted_rows", "heldout_rows", "unit_length", "curve", "metric", "space_id")
+_BLOCK = 256  # rows per forward pass, always the same, so that a result does not depend on the other rows
+# Fields of Flow in the header of its file.
+_HEADER_FIELDS = ("settings", "fitted_rows", "heldout_rows", "unit_length", "curve", "metric", "space_id")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class FlowPoint:
 
     Attributes:
         step: number of steps.
-        train: bits per dimension since the previous point; None at the start.
+        train: mean bits per dimension of the rows trained on since the previous point; None at the start.
         heldout: bits per dimension of held-out rows.
         dev: score on the dev task; None without one.
     """
@@ -53,13 +53,13 @@ class Flow:
 
     Attributes:
         settings: settings of the network and the training.
-        tensors: all weights, and flags of initialized actnorms.
+        tensors: state dict of the network: all weights, and which actnorms are initialized.
         fitted_rows: number of distinct rows of the training.
         heldout_rows: number of held-out rows.
-        unit_length: the rows had length 1.
+        unit_length: True if the rows had length 1.
         curve: progress of the training.
         metric: name of the score on the dev task; None without one.
-        space_id: name of the space of the rows.
+        space_id: id of the space of the rows.
     """
 
     kind: ClassVar[str] = "flow"
@@ -79,11 +79,11 @@ class Flow:
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Map x (n, d) to z (n, d) float32; DataError for another dimension or values that are not finite."""
-        return self._mapped(self._glow, x)
+        return self._apply(self._glow, x)
 
     def inverse(self, z: np.ndarray) -> np.ndarray:
         """Map z (n, d) to x (n, d) float32."""
-        return self._mapped(self._glow.inverse, z)
+        return self._apply(self._glow.inverse, z)
 
     def affine(self) -> Affine | None:
         """Return None: the map is not affine."""
@@ -91,7 +91,7 @@ class Flow:
 
     @cached_property
     def transform_id(self) -> str:
-        """sha256 (hex) of the weights and the name of their space."""
+        """sha256 (hex) of the weights and the id of their space."""
         names = sorted(self.tensors)
         return content_id(
             [self.kind, self.space_id, *((name, *self.tensors[name].shape) for name in names)],
@@ -100,24 +100,29 @@ class Flow:
 
     @property
     def shortage(self) -> str | None:
-        """Reason why this fit must not be used: fewer than five rows per dimension; else None."""
-        return too_few(self.fitted_rows, ROWS_PER_DIMENSION * self.k, f"for a flow on {self.k} dimensions")
+        """Reason why the transform must not be used: fewer than five rows per dimension; else None."""
+        return too_few_rows(
+            self.fitted_rows, ROWS_PER_DIMENSION * self.k, f"for a flow on {self.k} dimensions"
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about the fit, for reports."""
-        return tuple(
-            note
-            for note in (self._likelihood(), self._dev(), self._constant(), self._input(), self.shortage)
-            if note
+        notes = (
+            self._likelihood_note(),
+            self._dev_note(),
+            self._constant_note(),
+            self._unit_length_note(),
+            self.shortage,
         )
+        return tuple(note for note in notes if note)
 
     def to_bytes(self) -> bytes:
-        """Write a safetensors file; equal fits give equal bytes."""
+        """Return the content of the transform's file; equal fits give equal bytes."""
         return pack(
             self.tensors,
             {
-                **{name: getattr(self, name) for name in _FACTS},
+                **{name: getattr(self, name) for name in _HEADER_FIELDS},
                 # checkpoint_steps is an option of the run, not of the fit.
                 "settings": self.settings.model_dump(mode="json", exclude={"checkpoint_steps"}),
                 "curve": [asdict(point) for point in self.curve],
@@ -130,11 +135,16 @@ class Flow:
     def from_bytes(cls, content: bytes) -> "Flow":
         """Read the output of `to_bytes`.
 
-        DataError if the file is damaged or does not match its transform_id.
+        Raises:
+            DataError: the file is corrupt or does not match its transform_id.
         """
-        tensors, header = read_fit(content, cls.kind, ("levels.0.0.actnorm.b",), _FACTS)
-        return verified(
-            cls(tensors=tensors, **{name: header[name] for name in _FACTS} | _read(header)), header
+        tensors, header = read_fit(content, cls.kind, ("levels.0.0.actnorm.b",), _HEADER_FIELDS)
+        return verify_id(
+            cls(
+                tensors=tensors,
+                **{name: header[name] for name in _HEADER_FIELDS} | _settings_and_curve(header),
+            ),
+            header,
         )
 
     @cached_property
@@ -157,19 +167,20 @@ class Flow:
             ) from None
         return glow.eval().requires_grad_(False)
 
-    def _mapped(self, through: "Callable[[Tensor], Tensor]", x: np.ndarray) -> np.ndarray:
+    def _apply(self, function: "Callable[[Tensor], Tensor]", x: np.ndarray) -> np.ndarray:
+        """Apply a function of (_BLOCK, k) tensors to the rows of x (n, k); the last block is padded."""
         import torch
 
-        checked_vectors(x, self.k)
-        made = np.empty(x.shape, np.float32)
+        check_vectors(x, self.k)
+        result = np.empty(x.shape, np.float32)
         block = torch.zeros(_BLOCK, self.k)
         for start in range(0, len(x), _BLOCK):
             rows = torch.from_numpy(x[start : start + _BLOCK].astype(np.float32))
             block[: len(rows)] = rows
-            made[start : start + len(rows)] = through(block).numpy()[: len(rows)]
-        return made
+            result[start : start + len(rows)] = function(block).numpy()[: len(rows)]
+        return result
 
-    def _likelihood(self) -> str:
+    def _likelihood_note(self) -> str:
         first, last = self.curve[0], self.curve[-1]
         train = "" if last.train is None else f", {last.train:.4f} on the training rows"
         return (
@@ -178,19 +189,24 @@ class Flow:
             f"in {last.step:,} steps over {self.fitted_rows:,} rows"
         )
 
-    def _dev(self) -> str | None:
+    def _dev_note(self) -> str | None:
         scores = [(point.dev, point.step) for point in self.curve if point.dev is not None]
         if not scores:
             return None
-        (best, step), (ended, end) = max(scores, key=lambda each: (each[0], -each[1])), scores[-1]
-        when = f"after step {step:,}" if step else "before any training"
-        peak = f"; it was best {when}, {best:.4f}, and likelihood kept improving" if step < end else ""
+        best, best_step = max(scores, key=lambda point: (point[0], -point[1]))
+        last, last_step = scores[-1]
+        when = f"after step {best_step:,}" if best_step else "before any training"
+        peak = (
+            f"; it was best {when}, {best:.4f}, and likelihood kept improving"
+            if best_step < last_step
+            else ""
+        )
         return (
             f"{self.metric} on the dev task went from {scores[0][0]:.4f} after initialization "
-            f"to {ended:.4f}{peak}"
+            f"to {last:.4f}{peak}"
         )
 
-    def _constant(self) -> str | None:
+    def _constant_note(self) -> str | None:
         constant = int((~self.tensors["levels.0.0.actnorm.varies"]).sum())
         if not constant:
             return None
@@ -199,7 +215,7 @@ class Flow:
             "and kept the scale of the others"
         )
 
-    def _input(self) -> str | None:
+    def _unit_length_note(self) -> str | None:
         if not self.unit_length:
             return None
         return (
@@ -208,7 +224,8 @@ class Flow:
         )
 
 
-def _read(header: dict[str, Any]) -> dict[str, Any]:
+def _settings_and_curve(header: dict[str, Any]) -> dict[str, Any]:
+    """Parse the settings and the curve in a header; raise DataError if they are invalid."""
     try:
         return {
             "settings": FlowSettings.model_validate(header["settings"]),

@@ -8,12 +8,12 @@ import numpy as np
 
 from pipeline.errors import DataError
 from pipeline.post import TRANSFORMS, Affine
-from pipeline.post.files import TensorFile, checked_vectors, content_id
+from pipeline.post.files import TensorFile, check_vectors, content_id
 from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
 
-MIN_STD = 1e-8  # smallest divisor
-# A standard deviation up to this proportion of the mean is float32 rounding of equal values.
+MIN_STD = 1e-8  # lower limit of the divisor
+# A dimension is constant if its standard deviation is at most this proportion of its mean: float32 rounding.
 RELATIVE_ROUNDING = 2.0**-23
 MAX_LISTED = 12  # constant dimensions that a note lists
 
@@ -26,13 +26,13 @@ class Standardize(TensorFile):
     Attributes:
         mean: (d,) float64.
         std: (d,) float64.
-        fitted_rows: number of rows of the fit.
-        space_id: name of the space of the fit.
+        fitted_rows: number of rows that the transform was fitted on.
+        space_id: id of the space of these rows.
     """
 
     kind: ClassVar[str] = "standardize"
-    tensors: ClassVar[tuple[str, ...]] = ("mean", "std")
-    facts: ClassVar[tuple[str, ...]] = ("fitted_rows", "space_id")
+    tensor_fields: ClassVar[tuple[str, ...]] = ("mean", "std")
+    header_fields: ClassVar[tuple[str, ...]] = ("fitted_rows", "space_id")
     mean: np.ndarray
     std: np.ndarray
     fitted_rows: int
@@ -46,20 +46,20 @@ class Standardize(TensorFile):
     @cached_property
     def scale(self) -> np.ndarray:
         """(d,) factors by which x - mean is multiplied; 0 for constant dimensions."""
-        return np.where(self.constant, 0.0, 1 / np.maximum(self.std, MIN_STD))
+        return np.where(self.is_constant, 0.0, 1 / np.maximum(self.std, MIN_STD))
 
     @property
-    def constant(self) -> np.ndarray:
+    def is_constant(self) -> np.ndarray:
         """(d,) bool, True for dimensions in which the fitted vectors are equal."""
         return np.asarray(self.std <= RELATIVE_ROUNDING * np.abs(self.mean))
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Transform x (n, d): (n, d) float32. The mean is subtracted in float64, against cancellation.
+        """Transform x (n, d): (n, d) float32. The mean is subtracted in float64, which avoids cancellation.
 
         Raises:
             DataError: another dimension, or values that are not finite.
         """
-        return np.asarray(((checked_vectors(x, self.k) - self.mean) * self.scale).astype(np.float32))
+        return np.asarray(((check_vectors(x, self.k) - self.mean) * self.scale).astype(np.float32))
 
     def affine(self) -> Affine:
         """Return the map as a diagonal matrix and a bias."""
@@ -67,18 +67,18 @@ class Standardize(TensorFile):
 
     @cached_property
     def transform_id(self) -> str:
-        """sha256 (hex) of the mean, the standard deviation and the name of their space."""
+        """sha256 (hex) of the mean, the standard deviation and the id of their space."""
         return content_id([self.kind, self.space_id, self.k], self.mean, self.std)
 
     @property
     def shortage(self) -> None:
-        """None: two rows are enough, and `fit_standardize` refuses fewer."""
+        """None, because two rows are enough, and `fit_standardize` raises DataError for fewer."""
         return
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Description of the constant dimensions."""
-        constant = np.flatnonzero(self.constant).tolist()
+        """Sentence about the constant dimensions, for reports."""
+        constant = np.flatnonzero(self.is_constant).tolist()
         if not constant:
             return (f"all {self.k} dimensions vary",)
         listed = ", ".join(map(str, constant[:MAX_LISTED])) + (" ..." if len(constant) > MAX_LISTED else "")
@@ -88,7 +88,7 @@ class Standardize(TensorFile):
 
     @classmethod
     def of_moments(cls, moments: Moments, settings: WhitenSettings, space_id: str) -> "Standardize":
-        """Fit by `fit_standardize`; there are no options."""
+        """Fit the standardization, which has no options; see `fit_standardize`."""
         return fit_standardize(moments, space_id=space_id)
 
 
@@ -100,7 +100,7 @@ def fit_standardize(moments: Moments, *, space_id: str = "") -> Standardize:
     """
     std = np.sqrt(np.maximum(moments.covariance().diagonal(), 0.0))
     fitted = Standardize(moments.mean, std, moments.count, space_id)
-    if moments.count < 2 or fitted.constant.all():
+    if moments.count < 2 or fitted.is_constant.all():
         raise DataError(
             "vectors",
             "at least two rows that differ",

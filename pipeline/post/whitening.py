@@ -12,15 +12,13 @@ import numpy as np
 
 from pipeline.errors import DataError
 from pipeline.post import TRANSFORMS, Affine
-from pipeline.post.files import TensorFile, checked_vectors, content_id, too_few
+from pipeline.post.files import TensorFile, check_vectors, content_id, too_few_rows
 from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
 from pipeline.stats.spectrum import RANK_TOLERANCE, spectrum_of
 
-# With n rows and n - 1 components every pair has the same cosine, -1/(n - 1); 5 rows per component suffice.
+# With n rows and n - 1 components, all pairs of rows have the same cosine, -1 / (n - 1). 5 rows are enough.
 ROWS_PER_COMPONENT = 5
-
-Rotation = Literal["pca", "zca"]
 
 
 @TRANSFORMS.register("whitening")
@@ -33,19 +31,19 @@ class Whitening(TensorFile):
         bias: (k,) float32.
         eigenvalues: (d,) float64, of the covariance, largest first.
         rank: number of directions with variance.
-        condition: see `stats.spectrum.Spectrum`.
-        effective_rank: see `stats.spectrum.Spectrum`.
-        fitted_rows: number of rows of the fit.
-        requested: the k asked for, or None.
-        space_id: name of the space of the fit.
-        kept: for zca, whose matrix is (d, d), the number of directions that are not zero; else None.
+        condition: condition number of the covariance; see `stats.spectrum.Spectrum`.
+        effective_rank: participation ratio of the eigenvalues; see `stats.spectrum.Spectrum`.
+        fitted_rows: number of rows that the transform was fitted on.
+        requested: whiten.k as a number; None if it was not set.
+        space_id: id of the space of these rows.
+        kept: for zca, whose matrix is (d, d), the number of components; None for pca.
         shrinkage: shrinkage of the covariance that was applied.
-        ridge: ridge that was applied.
+        ridge: ridge that was applied, as a proportion of the mean eigenvalue.
     """
 
     kind: ClassVar[str] = "whitening"
-    tensors: ClassVar[tuple[str, ...]] = ("matrix", "bias", "eigenvalues")
-    facts: ClassVar[tuple[str, ...]] = (
+    tensor_fields: ClassVar[tuple[str, ...]] = ("matrix", "bias", "eigenvalues")
+    header_fields: ClassVar[tuple[str, ...]] = (
         "rank",
         "condition",
         "effective_rank",
@@ -53,7 +51,7 @@ class Whitening(TensorFile):
         "requested",
         "space_id",
     )
-    optional: ClassVar[Mapping[str, object]] = {"kept": None, "shrinkage": 0.0, "ridge": 0.0}
+    optional_fields: ClassVar[Mapping[str, object]] = {"kept": None, "shrinkage": 0.0, "ridge": 0.0}
     matrix: np.ndarray
     bias: np.ndarray
     eigenvalues: np.ndarray
@@ -74,29 +72,33 @@ class Whitening(TensorFile):
 
     @property
     def components(self) -> int:
-        """Number of directions kept."""
+        """Number of components; less than `k` if zca maps them back into all dimensions."""
         return self.kept or len(self.matrix)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Whiten x (n, d): (n, k) float32; DataError for another dimension or values that are not finite."""
-        whitened = checked_vectors(x, self.matrix.shape[1]).astype(np.float32, copy=False) @ self.matrix.T
+        """Whiten x (n, d): (n, k) float32.
+
+        Raises:
+            DataError: another dimension, or values that are not finite.
+        """
+        whitened = check_vectors(x, self.matrix.shape[1]).astype(np.float32, copy=False) @ self.matrix.T
         whitened += self.bias
         return np.asarray(whitened)
 
     def affine(self) -> Affine:
-        """Return the map."""
+        """Return the matrix and the bias."""
         return Affine(self.matrix, self.bias)
 
     @cached_property
     def transform_id(self) -> str:
-        """sha256 (hex) of the map and the name of its space."""
+        """sha256 (hex) of the matrix, the bias and the id of their space."""
         return content_id([self.kind, self.space_id, *self.matrix.shape], self.matrix, self.bias)
 
     @property
     def shortage(self) -> str | None:
-        """Reason why this fit must not be published: fewer than five rows per component; else None."""
-        count = self.components
-        return too_few(self.fitted_rows, ROWS_PER_COMPONENT * count, f"to whiten {count} components")
+        """Reason why the transform must not be used: fewer than five rows per component; else None."""
+        needed, purpose = ROWS_PER_COMPONENT * self.components, f"to whiten {self.components} components"
+        return too_few_rows(self.fitted_rows, needed, purpose)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -107,23 +109,21 @@ class Whitening(TensorFile):
             size = f"whiten.k={self.requested} was lowered to {self.components}"
         if self.rank < dim:
             size += f"; the vectors vary in {self.rank} of {dim} directions only"
-        few = (
-            f"{self.fitted_rows:,} rows are no more than the {dim} dimensions: "
-            "their covariance says nothing about some directions"
-        )
-        shrunk = f"the covariance was shrunk to a multiple of the identity by {self.shrinkage:.4g}"
-        raised = f"{self.ridge:g} of the mean eigenvalue was added to every eigenvalue"
-        return (
-            size,
-            *([few] if self.fitted_rows <= dim else []),
-            *([shrunk] if self.shrinkage > 0 else []),
-            *([raised] if self.ridge > 0 else []),
-            *([self.shortage] if self.shortage else []),
-        )
+        notes = [size]
+        if self.fitted_rows <= dim:
+            notes.append(
+                f"{self.fitted_rows:,} rows are no more than the {dim} dimensions: "
+                "their covariance says nothing about some directions"
+            )
+        if self.shrinkage > 0:
+            notes.append(f"the covariance was shrunk to a multiple of the identity by {self.shrinkage:.4g}")
+        if self.ridge > 0:
+            notes.append(f"{self.ridge:g} of the mean eigenvalue was added to every eigenvalue")
+        return (*notes, self.shortage) if self.shortage else tuple(notes)
 
     @classmethod
     def of_moments(cls, moments: Moments, settings: WhitenSettings, space_id: str) -> "Whitening":
-        """Fit by `fit_whitening`, with the options in the settings."""
+        """Fit the whitening with the options in the settings; see `fit_whitening`."""
         return fit_whitening(
             moments,
             settings.k if isinstance(settings.k, int) else None,
@@ -139,25 +139,25 @@ def fit_whitening(
     k: int | None = None,
     *,
     space_id: str = "",
-    rotation: Rotation = "pca",
+    rotation: Literal["pca", "zca"] = "pca",
     shrinkage: float | Literal["auto"] = 0.0,
     ridge: float = 0.0,
 ) -> Whitening:
     """Fit the whitening of the vectors that `moments` describes.
 
-    Keeps the k directions of largest variance, or fewer if the vectors vary in fewer. One eigendecomposition
-    in float64. The sign of each component is fixed, so that equal moments give equal bytes. Too few rows for
-    k are not an error here; see `shortage`.
+    Keeps the k directions of largest variance, or fewer if the vectors vary in fewer. The sign of each
+    component is fixed, so that equal moments give equal bytes. Too few rows for k are not an error here; see
+    `shortage`.
 
     Args:
-        moments: of the vectors.
+        moments: moments of the vectors.
         k: number of components; None keeps all within the rank.
-        space_id: name of the space of the vectors.
-        rotation: "pca" returns k components; "zca" rotates them back, W_k = U_k L_k^-1/2 U_k^T: d dimensions
-            of rank k, with the cosines of pca.
-        shrinkage: s in the covariance (1 - s) S + s (tr S / d) I; "auto": see `oas_shrinkage`.
-        ridge: proportion of the mean eigenvalue that is added to each eigenvalue. With shrinkage or ridge,
-            directions without variance in the fit have one too, and k may include them.
+        space_id: id of the space of the vectors.
+        rotation: "pca" returns k components. "zca" rotates them back into d dimensions, with the matrix
+            W_k = U_k L_k^-1/2 U_k^T of rank k; the cosines are those of pca.
+        shrinkage: s in the covariance (1 - s) S + s (tr S / d) I; "auto" estimates it by `oas_shrinkage`.
+        ridge: proportion of the mean eigenvalue that is added to each eigenvalue. Shrinkage and ridge also
+            give variance to directions in which the vectors do not vary, so that k may include them.
 
     Raises:
         DataError: fewer than two rows, values that are not finite, or equal rows only.
@@ -165,10 +165,10 @@ def fit_whitening(
     if k is not None and k < 1:
         raise DataError("whiten.k", "at least 1", str(k), "leave whiten.k out to keep every direction")
     spectrum = spectrum_of(moments)
-    drawn = oas_shrinkage(moments) if shrinkage == "auto" else shrinkage
-    variances = (1 - drawn) * spectrum.eigenvalues + (drawn + ridge) * spectrum.eigenvalues.mean()
-    most = int((variances > RANK_TOLERANCE * variances[0]).sum())
-    components = min(k or most, most)
+    weight = oas_shrinkage(moments) if shrinkage == "auto" else shrinkage
+    variances = (1 - weight) * spectrum.eigenvalues + (weight + ridge) * spectrum.eigenvalues.mean()
+    rank = int((variances > RANK_TOLERANCE * variances[0]).sum())
+    components = min(k or rank, rank)
     axes = spectrum.vectors[:, :components]
     matrix = np.ascontiguousarray((axes / np.sqrt(variances[:components])).T)  # Lambda^-1/2 U^T
     if rotation == "zca":
@@ -184,7 +184,7 @@ def fit_whitening(
         requested=k,
         space_id=space_id,
         kept=components if rotation == "zca" else None,
-        shrinkage=drawn,
+        shrinkage=weight,
         ridge=ridge,
     )
 
@@ -192,10 +192,11 @@ def fit_whitening(
 def oas_shrinkage(moments: Moments) -> float:
     """Oracle approximating shrinkage of the population covariance, in [0, 1] (Chen et al. 2010, eq. 23).
 
-    Without the terms in 2 / d, as in scikit-learn.
+    The terms in 2 / d are omitted, as in scikit-learn.
     """
     covariance = moments.covariance()
-    mean_square, mean_variance = float((covariance**2).mean()), float(np.trace(covariance)) / moments.dim
+    mean_square = float((covariance**2).mean())
+    mean_variance = float(np.trace(covariance)) / moments.dim
     numerator = mean_square + mean_variance**2
     denominator = (moments.count + 1) * (mean_square - mean_variance**2 / moments.dim)
     return min(numerator / denominator, 1.0) if denominator > 0 else 1.0

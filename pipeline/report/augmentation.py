@@ -1,19 +1,20 @@
-"""Page of an augmented corpus: numbers of variants, reasons of rejection, and examples."""
+"""Render the page of an augmented corpus: numbers of variants, reasons of rejection, and examples."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
 
 from pipeline.charts.augmentation import css_classes, histogram_chart, proportions_chart
-from pipeline.charts.frame import shortened
+from pipeline.charts.frame import shorten
 from pipeline.report.augmentation_report import AugmentationReport, VariantMethod
-from pipeline.report.evaluation import Chart
-from pipeline.report.formats import MAX_VARIANT, alternatives, marked, plain, proportion
-from pipeline.report.page import Filters, fill
+from pipeline.report.evaluation_report import Chart
+from pipeline.report.formats import MAX_VARIANT, join_alternatives, mark_changes, plain, proportion
+from pipeline.report.page import Filters, render_template
 
-_FEW_KEPT = 0.5  # of a label's variants
-_MANY = 0.2  # of a label's variants, rejected for one reason
-_MANY_LONG = 0.02  # of the texts, longer than a model's limit, so that training data lacks long texts
-_FEW_TEXTS = 0.9  # of the texts with a variant
+# Limits of proportions; beyond them the page shows a warning.
+_MIN_KEPT = 0.5  # of a label's variants
+_MAX_REJECTED = 0.2  # of a label's variants, for one reason
+_MAX_TOO_LONG = 0.02  # of the texts, for a model's limit
+_MIN_WITH_VARIANT = 0.9  # of the texts
 _TIMES = {1: "once", 2: "twice"}
 
 
@@ -23,10 +24,10 @@ def render(report: AugmentationReport) -> str:
     filters: Filters = {
         "share": proportion,
         "plain": plain,
-        "shortened": partial(shortened, most=MAX_VARIANT),
-        "marked": marked,
+        "shortened": partial(shorten, max_length=MAX_VARIANT),
+        "marked": mark_changes,
     }
-    return fill(
+    return render_template(
         "augmentation.html.j2",
         filters,
         report=report,
@@ -41,30 +42,31 @@ def render(report: AugmentationReport) -> str:
 
 def verdict(report: AugmentationReport) -> str:
     """Summarize how many variants are kept, and why most of the others are rejected."""
-    if not report.made:
+    if not report.variant_count:
         return "The corpus has no rows: nothing was made."
     variants = f"{len(report.counts)} variants were" if len(report.counts) > 1 else "one was"
-    kept = f"{report.kept:,} of {report.made:,} variants are kept, {proportion(report.kept / report.made)}"
-    most = [f"{plain(reason)} ({count:,})" for reason, count in list(report.reasons.items())[:3]]
-    how = "Rejected most often" if len(most) > 1 else "All others are rejected"
-    why = f"{how} as {', '.join(most)}." if most else "None was rejected."
+    share = proportion(report.kept_count / report.variant_count)
+    kept = f"{report.kept_count:,} of {report.variant_count:,} variants are kept, {share}"
+    reasons = [f"{plain(reason)} ({count:,})" for reason, count in list(report.reasons.items())[:3]]
+    others = "Rejected most often" if len(reasons) > 1 else "All others are rejected"
+    why = f"{others} as {', '.join(reasons)}." if reasons else "None was rejected."
     return f"{kept}; {variants} made of each of {report.rows:,} texts. {why}"
 
 
 def warnings(report: AugmentationReport) -> Iterator[str]:
     """Yield warnings to consider before training on the variants."""
     sample = report.sample
-    if sample.rows and (with_variant := sample.texts[0] / sample.rows) < _FEW_TEXTS:
+    if sample.rows and (with_variant := sample.proportion_with(1)) < _MIN_WITH_VARIANT:
         yield (
             f"Only {proportion(with_variant)} of the texts have a variant that is kept; "
             "set missing: drop in train.data to leave the others out."
         )
     for method in report.methods:
-        found: dict[str, list[str]] = {}
+        labels_by_warning: dict[str, list[str]] = {}
         for label in method.labels:
             for sentence in _count_warnings(report.counts[label], method):
-                found.setdefault(sentence, []).append(label)
-        yield from (f"{', '.join(labels)}: {sentence}" for sentence, labels in found.items())
+                labels_by_warning.setdefault(sentence, []).append(label)
+        yield from (f"{', '.join(labels)}: {sentence}" for sentence, labels in labels_by_warning.items())
         if method.kind == "back_translation" and method.keep.language is None:
             yield (
                 f"{method.name}: the language of the variants was not checked, so that untranslated texts "
@@ -73,17 +75,21 @@ def warnings(report: AugmentationReport) -> Iterator[str]:
 
 
 def _count_warnings(counts: Mapping[str, int], method: VariantMethod) -> Iterator[str]:
-    """Yield warnings about the counts of one label's variants, by "kept" and by reason."""
-    made = sum(counts.values())
-    shares = {name: count / made for name, count in counts.items() if count}
-    if made and (kept := shares.pop("kept", 0.0)) < _FEW_KEPT:
+    """Yield warnings about one label's variants.
+
+    Args:
+        counts: number of variants that are "kept", and of rejected ones by reason.
+    """
+    total = sum(counts.values())
+    shares = {name: count / total for name, count in counts.items() if count}
+    if total and (kept := shares.pop("kept", 0.0)) < _MIN_KEPT:
         few = f"only {proportion(kept)} of the variants are kept" if kept else "no variant is kept"
         reason = max(shares, key=lambda name: shares[name])
         yield f"{few}; most of the others are rejected as {plain(reason)}."
-    if (found := shares.get("too_long_for_model", 0.0)) > _MANY_LONG:
+    if (rejected := shares.get("too_long_for_model", 0.0)) > _MAX_TOO_LONG:
         yield (
-            f"{proportion(found)} of the texts are longer than the model reads and have no variant, so that "
-            "training data lacks long texts. Split them first."
+            f"{proportion(rejected)} of the texts are longer than the model reads and have no variant, so "
+            "that training data lacks long texts. Split them first."
         )
     more = (
         "Sample (decoding.method: sample), or use another pivot language."
@@ -108,8 +114,8 @@ def _count_warnings(counts: Mapping[str, int], method: VariantMethod) -> Iterato
             "in keep.languages.",
         ),
     ):
-        if (found := shares.get(reason, 0.0)) > _MANY:
-            yield f"{proportion(found)} of the variants are {remedy}"
+        if (rejected := shares.get(reason, 0.0)) > _MAX_REJECTED:
+            yield f"{proportion(rejected)} of the variants are {remedy}"
 
 
 def meaning(reason: str, report: AugmentationReport) -> str:
@@ -119,15 +125,13 @@ def meaning(reason: str, report: AugmentationReport) -> str:
         for method in report.methods
         if any(report.counts[label].get(reason) for label in method.labels)
     ]
-    lengths, cosines = (
-        [bounds for keep in keeps if (bounds := getattr(keep, name)) is not None]
-        for name in ("length_ratio", "similarity")
-    )
-    shortest = alternatives(f"{low:g}" for low, _ in lengths)
-    longest = alternatives(f"{high:g}" for _, high in lengths)
-    languages = alternatives(keep.language for keep in keeps if keep.language)
-    runs = alternatives(
-        f"{keep.repeat_words} words more than {_TIMES.get(keep.repeats, f'{keep.repeats} times')}"
+    lengths = [keep.length_ratio for keep in keeps if keep.length_ratio is not None]
+    cosines = [keep.similarity for keep in keeps if keep.similarity is not None]
+    shortest = join_alternatives(f"{low:g}" for low, _ in lengths)
+    longest = join_alternatives(f"{high:g}" for _, high in lengths)
+    languages = join_alternatives(keep.language for keep in keeps if keep.language)
+    runs = join_alternatives(
+        f"the same {keep.repeat_words} words more than {_TIMES.get(keep.repeats, f'{keep.repeats} times')}"
         for keep in keeps
         if keep.repeats is not None
     )
@@ -136,10 +140,10 @@ def meaning(reason: str, report: AugmentationReport) -> str:
         "identical": "equal to its text except for case, punctuation and white space",
         "too_short": f"shorter than {shortest} times its text, in characters",
         "too_long": f"longer than {longest} times its text, in characters",
-        "repetition": f"a repeated word, or a run of {runs}, unless the text has as many",
+        "repetition": f"a word right after itself, or {runs}, unless the text repeats words as often",
         "language": f"identified as another language than {languages}",
-        "unlike": f"cosine with its text below {alternatives(f'{low:g}' for low, _ in cosines)}",
-        "alike": f"cosine with its text above {alternatives(f'{high:g}' for _, high in cosines)}",
+        "unlike": f"cosine with its text below {join_alternatives(f'{low:g}' for low, _ in cosines)}",
+        "alike": f"cosine with its text above {join_alternatives(f'{high:g}' for _, high in cosines)}",
         "duplicate": "equal to a kept variant of the same text in an earlier column",
         "too_long_for_model": "the text has more tokens than a model reads; no variant was made",
         "no_source": "the preceding model had no output; no variant was made",

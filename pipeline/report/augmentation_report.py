@@ -1,4 +1,4 @@
-"""Values that the page of an augmented corpus shows."""
+"""Types of the values that the page of an augmented corpus shows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pipeline.augment import ModelWork
 from pipeline.charts.augmentation import VariantHistogram
 from pipeline.settings.augment import KeepSettings
-from pipeline.store.units import total
+from pipeline.store.units import sum_counts
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class VariantMethod:
     Attributes:
         name: name of the entry in the settings.
         kind: registered name of the method.
-        labels: labels of its variants.
-        keep: limits that its variants must meet.
+        labels: names of the columns of the method's variants.
+        keep: limits that the variants must meet.
         ratios: histogram of length ratios of sampled variants, or None.
         similarities: histogram of cosines of sampled variants, or None.
     """
@@ -36,7 +36,8 @@ class AugmentedExample:
 
     Attributes:
         text: the text.
-        variants: (label, variant or None if there is none, reason of rejection or None if it is kept).
+        variants: (label, variant, reason of rejection). The variant is None if the method made none, the
+            reason is None if the variant is kept.
     """
 
     text: str
@@ -64,15 +65,19 @@ class VariantSample:
 
     Attributes:
         rows: number of rows in the sample.
-        texts: number of texts with at least one, two ... kept variants.
+        texts: numbers of texts with at least one kept variant, at least two, and so on.
         examples: texts with their variants.
-        rejected: some rejected variants by reason.
+        rejected: examples of rejected variants, by reason.
     """
 
     rows: int = 0
     texts: tuple[int, ...] = ()
     examples: tuple[AugmentedExample, ...] = ()
     rejected: Mapping[str, tuple[RejectedVariant, ...]] = field(default_factory=dict)
+
+    def proportion_with(self, variants: int) -> float:
+        """Proportion of texts that have at least this number of kept variants; the sample has rows."""
+        return self.texts[variants - 1] / self.rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,17 +114,17 @@ class AugmentationReport:
     packages: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def made(self) -> int:
+    def variant_count(self) -> int:
         """Number of all variants, kept or not."""
         return sum(sum(counts.values()) for counts in self.counts.values())
 
     @property
-    def kept(self) -> int:
+    def kept_count(self) -> int:
         """Number of kept variants."""
         return sum(counts.get("kept", 0) for counts in self.counts.values())
 
     @property
     def reasons(self) -> dict[str, int]:
         """Number of rejected variants by reason, in descending order."""
-        ordered = sorted(total(self.counts.values()).items(), key=lambda item: (-item[1], item[0]))
+        ordered = sorted(sum_counts(self.counts.values()).items(), key=lambda item: (-item[1], item[0]))
         return {name: count for name, count in ordered if name != "kept" and count}

@@ -1,12 +1,12 @@
-"""Model card of a trained encoder: README.md of its folder, with the front matter of model hubs."""
+"""Write the model card of a trained encoder: README.md of its folder, with the front matter of model hubs."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
-from pipeline.report.formats import two_digits
-from pipeline.report.training import options
+from pipeline.report.formats import two_decimals
+from pipeline.report.training import format_options
 from pipeline.report.training_report import TrainingReport
 from pipeline.report.training_warnings import training_warnings
 
@@ -16,84 +16,88 @@ _VERSIONS = ("manta-embeddings", "torch", "transformers", "tokenizers", "ray")
 
 
 def card(report: TrainingReport) -> str:
-    """Write the model card as Markdown; it does not affect the encoder's space_id."""
-    elsewhere = report.product.elsewhere
-    front = {
-        **({"library_name": "sentence-transformers"} if elsewhere else {}),
+    """Return the model card as Markdown."""
+    is_portable = report.trained_encoder.is_portable
+    front_matter = {
+        **({"library_name": "sentence-transformers"} if is_portable else {}),
         "pipeline_tag": "sentence-similarity",
-        "tags": list(_TAGS if elsewhere else _TAGS[1:]),
+        "tags": list(_TAGS if is_portable else _TAGS[1:]),
     }
-    parts = [_heading(report), _use(report), _measured(report), _training(report), _known(report)]
+    parts = [_heading(report), _usage(report), _scores(report), _training(report), _warnings(report)]
     return (
-        f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n"
+        f"---\n{yaml.safe_dump(front_matter, sort_keys=False)}---\n\n"
         + "\n\n".join(part for part in parts if part)
         + "\n"
     )
 
 
 def write_card(report: TrainingReport, folder: Path) -> None:
-    """Write the card into a folder saved by `save_folder`."""
+    """Write the card into an encoder's folder; it does not change the encoder's space_id."""
     (folder / CARD).write_text(card(report), encoding="utf-8")
 
 
 def _heading(report: TrainingReport) -> str:
-    product, rows = report.product, f"{report.rows:,} rows"
-    usable = ", ".join(map(str, report.settings.matryoshka))
-    dimensions = f"{product.dim}" + (f"; the first {usable} are usable alone" if usable else "")
-    trained = (
+    encoder, rows = report.trained_encoder, f"{report.rows:,} rows"
+    prefixes = ", ".join(map(str, report.settings.matryoshka))
+    dimensions = f"{encoder.dim}" + (f"; the first {prefixes} are usable alone" if prefixes else "")
+    train_length = (
         "" if report.train_length is None else f"; in the training, texts over {report.train_length} were"
     )
     facts = [
         ("Dimensions", dimensions),
-        ("Longest text", f"{product.max_length} tokens; longer texts are truncated{trained}"),
-        ("Pooling", " + ".join(product.pooling)),
-        ("Vectors", "of length 1" if product.normalized else "not normalized: compare them by cosine"),
+        ("Longest text", f"{encoder.max_length} tokens; longer texts are truncated{train_length}"),
+        ("Pooling", " + ".join(encoder.pooling)),
+        ("Vectors", "of length 1" if encoder.normalized else "not normalized: compare them by cosine"),
         (
             "Head",
             "a layer after the pooling, trained with the encoder"
-            if product.head
+            if encoder.head
             else "none: further layers of the objective were used in training only",
         ),
-        ("Prompt", _code(product.prompt)),
-        ("Template", _code(product.template)),
-        ("Space", _code(product.space_id)),
+        ("Prompt", _code(encoder.prompt)),
+        ("Template", _code(encoder.template)),
+        ("Space", _code(encoder.space_id)),
     ]
-    text = f"Sentence vectors: {_code(_short(report.encoder))}, trained for {report.objective} on {rows}."
+    text = (
+        f"Sentence vectors: {_code(_shorten_path(report.encoder))}, trained for {report.objective} on {rows}."
+    )
     return f"# {report.name}\n\n{text}\n\n" + _table(("", ""), facts)
 
 
-def _use(report: TrainingReport) -> str:
-    product = report.product
+def _usage(report: TrainingReport) -> str:
+    encoder = report.trained_encoder
     manta = "```bash\nmanta encode encoder.path=path/of/this/folder corpus.uri=texts.parquet\n```"
-    if not (product.elsewhere or product.trusted):
+    if not (encoder.is_portable or encoder.has_own_modules):
         return f"## Use\n\n{manta}\n\nOther libraries have no name for a part of it, and do not load it."
-    prompt = f", prompt={product.prompt!r}" if product.prompt else ""
-    trust = ", trust_remote_code=True" if product.trusted else ""
+    prompt = f", prompt={encoder.prompt!r}" if encoder.prompt else ""
+    trust = ", trust_remote_code=True" if encoder.has_own_modules else ""
     lines = [
         "from sentence_transformers import SentenceTransformer",
         "",
         f'model = SentenceTransformer("path/of/this/folder"{trust})',
-        f'vectors = model.encode(["A sentence.", "Another one."]{prompt})       # (2, {product.dim})',
+        f'vectors = model.encode(["A sentence.", "Another one."]{prompt})       # (2, {encoder.dim})',
     ]
     text = (
         "\n\n`template_modules.py` in this folder implements its template there; "
         "embedding servers do not support it."
-        if product.trusted
+        if encoder.has_own_modules
         else ""
     )
     return f"## Use\n\n{manta}\n\n```python\n" + "\n".join(lines) + f"\n```{text}"
 
 
-def _measured(report: TrainingReport) -> str:
-    """Write the scores on dev."""
+def _scores(report: TrainingReport) -> str:
+    """Describe the scores on dev."""
     if not report.dev:
         return "## Scores\n\nNothing was measured."
-    rows = [(name, f"{line.step:,}", two_digits(line.dev)) for name, line in report.dev.items()]
-    what = {
+    rows = [(name, f"{line.step:,}", two_decimals(line.dev)) for name, line in report.dev.items()]
+    metrics = {
         "spearman": "Spearman x100 of cosines with human scores, over all pairs",
         "accuracy": "Pairs classified correctly, in percent,",
     }
-    text = f"{what[report.settings.dev.measure]} of {_code(_short(report.settings.dev.uri or 'dev'))}."
+    text = (
+        f"{metrics[report.settings.dev.measure]} of {_code(_shorten_path(report.settings.dev.uri or 'dev'))}."
+    )
     return f"## Scores\n\n{text} The encoder has the weights after step {report.kept_step:,}.\n\n" + _table(
         ("weights", "step", report.measure), rows
     )
@@ -102,14 +106,16 @@ def _measured(report: TrainingReport) -> str:
 def _training(report: TrainingReport) -> str:
     train, order, optimizer = report.settings, report.settings.order, report.settings.optimizer
     objectives = "; ".join(
-        term.name + (f" ({text})" if (text := options(term)) else "") for term in train.objective
+        term.name + (f" ({text})" if (text := format_options(term)) else "") for term in train.objective
     )
-    files = ", ".join(f"{_code(_short(source.uri))} ({source.used:,} rows)" for source in report.sources)
+    files = ", ".join(
+        f"{_code(_shorten_path(source.uri))} ({source.used:,} rows)" for source in report.sources
+    )
     clip = "gradients not clipped" if optimizer.clip is None else f"gradients clipped to {optimizer.clip:g}"
     facts = [
         (
             "Start",
-            f"{_code(_short(report.encoder))}{', new weights' if train.fresh else ''}, "
+            f"{_code(_shorten_path(report.encoder))}{', new weights' if train.fresh else ''}, "
             f"space {_code(report.start_space[:16])}",
         ),
         ("Rows", files),
@@ -137,9 +143,11 @@ def _training(report: TrainingReport) -> str:
     return "## Training\n\n" + _table(("", ""), facts)
 
 
-def _known(report: TrainingReport) -> str:
-    found = training_warnings(report)
-    return "## What to know\n\n" + "\n".join(f"- {_plain(warning)}" for warning in found) if found else ""
+def _warnings(report: TrainingReport) -> str:
+    # Each on one line, without the "<" and backquotes that Markdown would interpret.
+    lines = (" ".join(warning.split()) for warning in training_warnings(report))
+    warnings = ["- " + line.replace("<", "&lt;").replace("`", "'") for line in lines]
+    return "## What to know\n\n" + "\n".join(warnings) if warnings else ""
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -148,25 +156,19 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in lines)
 
 
-def _short(uri: str) -> str:
-    """Shorten a local path to its last part, that of a manifest to its last three.
+def _shorten_path(uri: str) -> str:
+    """Shorten a local path to its last part, or the path of a manifest to its last three.
 
-    A card is published, but the folders of one machine should not be.
+    Cards are published, and the folders of one machine should not be part of them.
     """
-    return (
-        "/".join(uri.rstrip("/").split("/")[-3 if uri.endswith(".json") else -1 :])
-        if uri.startswith(("/", "~", ".", "file:"))
-        else uri
-    )
+    if not uri.startswith(("/", "~", ".", "file:")):
+        return uri
+    parts = uri.rstrip("/").split("/")
+    return "/".join(parts[-3:] if uri.endswith(".json") else parts[-1:])
 
 
 def _code(text: str) -> str:
-    """Format as code; an empty text stays empty."""
+    """Format a text as Markdown code; an empty text stays empty."""
     if not text:
         return ""
     return f"`` {text} ``" if "`" in text else f"`{text}`"
-
-
-def _plain(text: str) -> str:
-    """Put text on one line, with Markdown characters escaped."""
-    return " ".join(text.split()).replace("<", "&lt;").replace("`", "'")

@@ -1,9 +1,10 @@
-"""Differences of a release from the previous one, as values of the release report."""
+"""Values of the release report that describe how a release differs from the previous one."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeline.charts.frame import minus
+from pipeline.store.answers import Hit
 
 
 @dataclass(frozen=True)
@@ -18,12 +19,17 @@ class Previous:
     p99_ms: float | None = None
     seconds: float | None = None
     has_answers: bool = True
-    """whether it stored its answers to the fixed queries"""
+    """True if the release stored its answers to the fixed queries"""
 
 
 @dataclass(frozen=True)
 class RowChange:
-    """A row that is new (before is None), deleted (now is None) or changed, with its texts."""
+    """A new, changed or deleted row, with its texts.
+
+    Attributes:
+        before: the text in the previous release; None for a new row.
+        now: the text in this release; None for a deleted row.
+    """
 
     id: str
     before: str | None
@@ -40,7 +46,7 @@ class QuarantinedRow:
         row: row number in the file, -1 for the whole file.
         id: id of the row, if known.
         detail: details of the reason.
-        excerpt: beginning of its text.
+        excerpt: beginning of the row's text.
     """
 
     reason: str
@@ -52,21 +58,12 @@ class QuarantinedRow:
 
 
 @dataclass(frozen=True)
-class Neighbour:
-    """Result of a query."""
-
-    id: str
-    score: float
-    text: str | None = None
-
-
-@dataclass(frozen=True)
 class ChangedAnswers:
-    """A fixed query with the results of the previous release and of this one, best first."""
+    """A fixed query with its results in the previous release (before) and in this one (now), best first."""
 
     query: str
-    before: tuple[Neighbour, ...]
-    now: tuple[Neighbour, ...]
+    before: tuple[Hit, ...]
+    now: tuple[Hit, ...]
 
     @property
     def differ(self) -> bool:
@@ -74,23 +71,28 @@ class ChangedAnswers:
         return [hit.id for hit in self.before] != [hit.id for hit in self.now]
 
     @property
-    def gone(self) -> tuple[Neighbour, ...]:
+    def only_before(self) -> tuple[Hit, ...]:
         """Results of the previous release only."""
         return _without(self.before, self.now)
 
     @property
-    def fresh(self) -> tuple[Neighbour, ...]:
+    def only_now(self) -> tuple[Hit, ...]:
         """Results of this release only."""
         return _without(self.now, self.before)
 
 
-def _without(hits: tuple[Neighbour, ...], others: tuple[Neighbour, ...]) -> tuple[Neighbour, ...]:
-    known = {hit.id for hit in others}
-    return tuple(hit for hit in hits if hit.id not in known)
+def _without(hits: tuple[Hit, ...], others: tuple[Hit, ...]) -> tuple[Hit, ...]:
+    other_ids = {hit.id for hit in others}
+    return tuple(hit for hit in hits if hit.id not in other_ids)
 
 
-def difference(now: float, before: float | None, number: int, step: float, unit: str = "") -> str:
-    """Format the difference from release `number` in multiples of `step`."""
+def format_difference(now: float, before: float | None, number: int, step: float, unit: str = "") -> str:
+    """Format the difference of a metric from the previous release, whose number is `number`.
+
+    Args:
+        before: the metric in the previous release; None if it is not known.
+        step: resolution to which the difference is rounded, such as 0.01.
+    """
     if before is None:
         return f"not known of release {number}"
     steps = round((now - before) / step)
@@ -100,9 +102,11 @@ def difference(now: float, before: float | None, number: int, step: float, unit:
     return minus(f"{steps * step:+,.{digits}f}{unit} since release {number}")
 
 
-def by_kind(rows: tuple[RowChange, ...]) -> Iterator[tuple[str, list[RowChange]]]:
-    """Group the rows into new, changed and deleted ones, without empty groups."""
-    parts: dict[str, list[RowChange]] = {"new": [], "changed": [], "deleted": []}
-    for row in rows:
-        parts["new" if row.before is None else "deleted" if row.now is None else "changed"].append(row)
-    return ((kind, found) for kind, found in parts.items() if found)
+def group_by_kind(rows: tuple[RowChange, ...]) -> Iterator[tuple[str, list[RowChange]]]:
+    """Yield new, changed and deleted rows, each group with its name; empty groups are left out."""
+    groups = {
+        "new": [row for row in rows if row.before is None],
+        "changed": [row for row in rows if row.before is not None and row.now is not None],
+        "deleted": [row for row in rows if row.before is not None and row.now is None],
+    }
+    return ((kind, members) for kind, members in groups.items() if members)

@@ -1,4 +1,4 @@
-"""Differences between the metrics at the start and at the end of a training."""
+"""Compare the metrics at the start of a training with those at its end."""
 
 import math
 import statistics
@@ -7,38 +7,39 @@ from dataclasses import dataclass
 
 from pipeline.train.metrics_line import MetricsLine
 
-_PART = 0.1  # of the records at each end are averaged, because single steps vary
-_MIN_RECORDS = 6  # to detect that a loss rises
-_STANDARD_ERRORS = 3.0  # by which a loss has to rise
+_END_PROPORTION = 0.1  # proportion of the records that is averaged at each end, because single steps vary
+_MIN_RECORDS = 6  # records without which a rising loss is not reported
+_STANDARD_ERRORS = 3.0  # a loss that rises by more is reported
 
-_MEASURES = {
+# Label, and the direction in which the metric is better.
+_METRICS = {
     "loss": ("loss", "lower"),
     "positive_cosine": ("cosine of positives: two views of one text, or a pair", "higher"),
     "negative_cosine": ("cosine of negatives: views of different texts", "lower"),
     "alignment": ("alignment: squared distance of positives", "lower"),
     "uniformity": ("uniformity: how evenly all texts are spread", "lower"),
 }
-_ON_SAME_ROWS = {
-    "loss": ("loss", "lower"),
+_SAME_ROWS_METRICS = {
+    "loss": _METRICS["loss"],  # before retrieval, because pages show the metrics in this order
     "retrieval": ("retrieval: rows whose positive is the nearest of the batch, in percent", "higher"),
-    **_MEASURES,
+    **_METRICS,
 }
-_OF_VIEWS = ("retrieval", "positive_cosine", "alignment")
-_ONE_VECTOR = 1e-6  # squared distance of two views up to rounding
+_PAIR_METRICS = ("retrieval", "positive_cosine", "alignment")  # of the two views of a text
+_EQUAL_VIEWS = 1e-6  # squared distance of two views that differ by rounding only
 
 
 @dataclass(frozen=True)
-class Ends:
+class MetricChange:
     """A metric at the start and at the end of a training.
 
     Attributes:
-        words: name and explanation, separated by a colon.
+        label: name of the metric, or name and explanation separated by a colon.
         start: value at the start.
         end: value at the end.
-        good: "lower" or "higher".
+        good: the better direction, "lower" or "higher".
     """
 
-    words: str
+    label: str
     start: float
     end: float
     good: str
@@ -46,7 +47,7 @@ class Ends:
     @property
     def name(self) -> str:
         """Name without the explanation."""
-        return self.words.partition(":")[0]
+        return self.label.partition(":")[0]
 
     @property
     def better(self) -> bool:
@@ -54,20 +55,21 @@ class Ends:
         return self.end < self.start if self.good == "lower" else self.end > self.start
 
 
-def ends(lines: Sequence[MetricsLine]) -> list[Ends]:
-    """Average each metric over the first and the last tenth of the records, if two records have it."""
-    return [
-        Ends(words, statistics.fmean(start), statistics.fmean(end), good)
-        for name, (words, good) in _MEASURES.items()
-        if len(values := _values(lines, name)) > 1
-        for start, end in [_both(values, _PART)]
-    ]
+def changes_over_steps(lines: Sequence[MetricsLine]) -> list[MetricChange]:
+    """Average each metric over the first and the last tenth of its records, if it has at least two."""
+    changes = []
+    for name, (label, good) in _METRICS.items():
+        values = _values(lines, name)
+        if len(values) > 1:
+            start, end = _first_and_last(values, _END_PROPORTION)
+            changes.append(MetricChange(label, statistics.fmean(start), statistics.fmean(end), good))
+    return changes
 
 
-def on_same_rows(lines: Sequence[MetricsLine]) -> list[Ends]:
-    """Return the metrics of the same rows before the first step and after the last; [] unless both exist.
+def changes_on_same_rows(lines: Sequence[MetricsLine]) -> list[MetricChange]:
+    """Compare the metrics of the same rows before the first step and after the last; [] unless both exist.
 
-    Without dropout both views of a text are equal, so that their distance is left out.
+    If the two views of each text are equal, as without dropout, metrics of their distance are left out.
     """
     measured = [line for line in lines if line.same_rows]
     if len(measured) < 2 or measured[0].step:
@@ -75,28 +77,27 @@ def on_same_rows(lines: Sequence[MetricsLine]) -> list[Ends]:
     start, end = measured[0].same_rows, measured[-1].same_rows
     distance = max(start.get("alignment", 1.0), end.get("alignment", 1.0))
     return [
-        Ends(words, start[name], end[name], good)
-        for name, (words, good) in _ON_SAME_ROWS.items()
-        if name in start and name in end and not (distance < _ONE_VECTOR and name in _OF_VIEWS)
+        MetricChange(label, start[name], end[name], good)
+        for name, (label, good) in _SAME_ROWS_METRICS.items()
+        if name in start and name in end and not (distance < _EQUAL_VIEWS and name in _PAIR_METRICS)
     ]
 
 
-def risen(lines: Sequence[MetricsLine]) -> tuple[float, float] | None:
-    """Return (start, end) of a loss that rises significantly, else None.
-
-    Start and end are means over the first and the last third.
-    """
+def find_rising_loss(lines: Sequence[MetricsLine]) -> tuple[float, float] | None:
+    """Return the mean loss of the first and the last third of the records; None unless it rises clearly."""
     values = _values(lines, "loss")
     if len(values) < _MIN_RECORDS:
         return None
-    start, end = _both(values, 1 / 3)
+    start, end = _first_and_last(values, 1 / 3)
     error = math.sqrt(statistics.variance(start) / len(start) + statistics.variance(end) / len(end))
     first, last = statistics.fmean(start), statistics.fmean(end)
-    return (first, last) if last - first > max(_STANDARD_ERRORS * error, 0.01 * abs(first)) else None
+    least_rise = max(_STANDARD_ERRORS * error, 0.01 * abs(first))
+    return (first, last) if last - first > least_rise else None
 
 
-def _both(values: Sequence[float], part: float) -> tuple[Sequence[float], Sequence[float]]:
-    size = max(1, round(part * len(values)))
+def _first_and_last(values: Sequence[float], proportion: float) -> tuple[Sequence[float], Sequence[float]]:
+    """Return that proportion of the values from the beginning and from the end, at least one each."""
+    size = max(1, round(proportion * len(values)))
     return values[:size], values[-size:]
 
 

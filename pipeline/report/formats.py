@@ -1,4 +1,4 @@
-"""Formats of numbers and texts on the pages."""
+"""Format numbers and texts for the HTML pages."""
 
 import unicodedata
 from collections.abc import Iterable
@@ -6,30 +6,36 @@ from difflib import SequenceMatcher
 
 from markupsafe import Markup, escape
 
-from pipeline.charts.frame import minus, percent, shortened
+from pipeline.charts.frame import minus, percent, shorten
 
 MAX_EXCERPT = 240  # characters of a text in the release report
 MAX_VARIANT = 400  # characters of a text on the page of an augmented corpus
 
 
-def two_digits(value: float | None, missing: str = "") -> str:
-    """Format with two decimals and a true minus; None becomes `missing`."""
+def two_decimals(value: float | None, missing: str = "") -> str:
+    """Format with two decimals and a minus sign (U+2212); None becomes `missing`."""
     return missing if value is None else minus(f"{value:.2f}")
 
 
 def signed(value: float | None) -> str:
-    """Format with a sign, two decimals and a true minus; None becomes empty."""
-    return "" if value is None else minus(f"{value:+.2f}") if round(value, 2) else "0.00"
+    """Format with a sign and two decimals; None becomes empty."""
+    if value is None:
+        return ""
+    return minus(f"{value:+.2f}") if round(value, 2) else "0.00"
 
 
 def cosine(value: float) -> str:
-    """Format with three decimals and a true minus, without a minus before zero."""
+    """Format with three decimals; -0.0001 becomes 0.000."""
     return minus(f"{round(value, 3) + 0.0:.3f}")
 
 
 def proportion(value: float) -> str:
-    """Format a proportion: 0.975 -> 97.5 %; 0 % and 100 % are exact."""
-    text = "< 0.1 %" if 0 < value < 0.001 else "> 99.9 %" if 0.999 < value < 1 else percent(value)
+    """Format a proportion: 0.975 -> 97.5 %. Only exact values become 0 % and 100 %."""
+    text = percent(value)
+    if 0 < value < 0.001:
+        text = "< 0.1 %"
+    elif 0.999 < value < 1:
+        text = "> 99.9 %"
     return text.replace(" ", "\u00a0")
 
 
@@ -39,7 +45,7 @@ def percent_interval(low: float, high: float) -> str:
 
 
 def gate_value(value: float | None) -> str:
-    """Format a gate's value: integers as such, others with at most four decimals."""
+    """Format a gate's value: integers without decimals, others with at most four (seven near 1)."""
     if value is None:
         return "not measured"
     if value == int(value):
@@ -48,7 +54,7 @@ def gate_value(value: float | None) -> str:
     return f"{value:.{digits}f}".rstrip("0").rstrip(".")
 
 
-_GATES = {
+_GATE_NAMES = {
     "row_conservation": "rows indexed, quarantined or skipped",
     "indexed_rows": "rows in the index",
     "finite_vectors": "non-finite vectors",
@@ -62,8 +68,8 @@ _GATES = {
 
 def gate_name(name: str) -> str:
     """Describe what a gate measures: finite_vectors -> non-finite vectors, recall_at_10 -> recall@10."""
-    if name in _GATES:
-        return _GATES[name]
+    if name in _GATE_NAMES:
+        return _GATE_NAMES[name]
     for key, words in {"recall_at_": "recall@", "_gib": ", GiB", "_ms": ", ms", "_": " "}.items():
         name = name.replace(key, words)
     return name
@@ -72,7 +78,7 @@ def gate_name(name: str) -> str:
 def excerpt(text: str) -> str:
     """Shorten a text to one line of at most 240 characters; control characters become U+FFFD."""
     line = " ".join(text[: 4 * MAX_EXCERPT].split())
-    line = "".join(letter if letter.isprintable() else "\ufffd" for letter in line)
+    line = "".join(char if char.isprintable() else "\ufffd" for char in line)
     return line if len(line) <= MAX_EXCERPT else line[: MAX_EXCERPT - 1].rstrip() + "…"
 
 
@@ -81,17 +87,17 @@ def plain(name: str) -> str:
     return name.replace("_", " ")
 
 
-def alternatives(words: Iterable[str]) -> str:
-    """Join distinct words: 0.4 or 0.5."""
+def join_alternatives(words: Iterable[str]) -> str:
+    """Join words with "or", each once: 0.4 or 0.5."""
     return " or ".join(dict.fromkeys(words))
 
 
-def marked(variant: str, text: str) -> Markup:
-    """Mark words that were added to a variant, and strike through words that were removed from the text.
+def mark_changes(variant: str, text: str) -> Markup:
+    """Return a variant as HTML: added words are marked, and words that it lacks are struck through.
 
-    Case and punctuation are ignored. Only the beginnings of long texts are compared.
+    Case and punctuation are ignored. Long texts are shortened before they are compared.
     """
-    old, new = (shortened(each, MAX_VARIANT).split() for each in (text, variant))
+    old, new = shorten(text, MAX_VARIANT).split(), shorten(variant, MAX_VARIANT).split()
     matcher = SequenceMatcher(
         None,
         [_without_punctuation(word) for word in old],
@@ -99,18 +105,21 @@ def marked(variant: str, text: str) -> Markup:
         autojunk=False,
     )
     words: list[Markup] = []
-    for kind, start, stop, first, last in matcher.get_opcodes():
+    for kind, old_start, old_stop, new_start, new_stop in matcher.get_opcodes():
+        removed, added = old[old_start:old_stop], new[new_start:new_stop]
         if kind == "equal":
-            words += map(escape, new[first:last])
+            words += map(escape, added)
             continue
-        words += [Markup("<del>{}</del>").format(" ".join(old[start:stop]))] * (stop > start)
-        words += [Markup("<mark>{}</mark>").format(" ".join(new[first:last]))] * (last > first)
+        if removed:
+            words.append(Markup("<del>{}</del>").format(" ".join(removed)))
+        if added:
+            words.append(Markup("<mark>{}</mark>").format(" ".join(added)))
     return Markup(" ").join(words)
 
 
 def _without_punctuation(word: str) -> str:
     return "".join(
-        letter
-        for letter in unicodedata.normalize("NFKC", word).casefold()
-        if unicodedata.category(letter)[0] != "P"
+        char
+        for char in unicodedata.normalize("NFKC", word).casefold()
+        if not unicodedata.category(char).startswith("P")
     )

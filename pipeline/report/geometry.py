@@ -1,16 +1,17 @@
-"""Geometry section of the evaluation page."""
+"""Build the sections of the evaluation page about the geometry of the vector space."""
 
 from markupsafe import Markup
 
 from pipeline.charts import geometry as charts
 from pipeline.charts.frame import occupied_range, percent
-from pipeline.report.evaluation import Chart, Section
-from pipeline.report.formats import plain, two_digits
+from pipeline.report.evaluation_report import Chart, Section
+from pipeline.report.formats import plain, two_decimals
 from pipeline.report.training_charts import legend
 from pipeline.stats.geometry import Metric
 from pipeline.stats.measured import GeometryReport
 
-_LAYERED = {
+# Metrics of each layer: heading and explanation of the chart.
+_LAYER_METRICS = {
     "word_cosine": (
         "Any two words",
         "Mean cosine of two random words of different sentences. Good: near 0; near 1, a layer has all words "
@@ -41,7 +42,8 @@ _LAYERED = {
         "are farther apart.",
     ),
 }
-_ROWS = {
+# Metrics of sentence vectors: label and good value.
+_SPACE_METRICS = {
     "gold_correlation": ("Spearman x100 with human scores", "higher"),
     "alignment": ("alignment: squared distance of pairs of the same meaning", "lower"),
     "pair_uniformity": ("uniformity, over all sentences of the pairs", "lower"),
@@ -56,13 +58,15 @@ _ROWS = {
     "length_cosine": ("Spearman x100 of cosine with difference in length", "near 0"),
     "length_norm": ("Spearman x100 of norm with length", "near 0"),
 }
-_WORDS = {
+# Metrics of token embeddings: label.
+_WORD_METRICS = {
     "frequency_norm": "Spearman x100 of frequency rank with the word vector's norm",
     "frequency_distance": "Spearman x100 of frequency rank with the distance to the nearest words",
     "table_anisotropy": "mean cosine of two rows of the token table",
 }
 _PROPORTIONS = ("largest_hub", "antihubs")
-_CHARTS = {
+# Heading and explanation of each chart.
+_CHART_TEXTS = {
     "spectra": (
         "Singular values relative to the largest",
         "Good: a flat line. If it falls steeply, few directions have most of the variance.",
@@ -87,33 +91,36 @@ _CHARTS = {
         "Steeper: the encoder compares spelling rather than meaning.",
     ),
 }
-_PEOPLE = Markup(' <span class="series"><span class="key people"></span>human scores</span>')
-_BANDS = (
+_HUMAN_SCORES_KEY = Markup(' <span class="series"><span class="key people"></span>human scores</span>')
+_BANDS_NOTE = (
     "Good: every peak is to the right of the one below it, with little overlap. "
     "Each row's mean is next to its mark."
 )
-_TOKENS = (
+_TOKENS_NOTE = (
     "Rank 1 is the most frequent word of the sampled sentences. Good: near 0; otherwise positions depend on "
     "frequency rather than meaning."
 )
 
 
 def sections(geometry: GeometryReport) -> tuple[Section, ...]:
-    """Return the sections about geometry, without empty ones; the page includes geometry.css.j2."""
-    made = (
-        Section("Geometry of the space", _charts(geometry), _table(geometry), (_sampled(geometry),)),
-        Section("Cosines by human score", _bands(geometry), notes=(_BANDS,)),
-        Section("Layer by layer", _layers(geometry)),
-        Section("The token table", table=_words(geometry), notes=(_TOKENS,)),
+    """Return the sections about geometry, without empty ones; they are styled by geometry.css.j2."""
+    measured = (
         Section(
-            "Geometry that was not measured",
-            notes=_missing(geometry),
+            "Geometry of the space",
+            _space_charts(geometry),
+            _metric_table(geometry),
+            (_sample_note(geometry),),
         ),
+        Section("Cosines by human score", _band_charts(geometry), notes=(_BANDS_NOTE,)),
+        Section("Layer by layer", _layer_charts(geometry)),
+        Section("The token table", table=_word_table(geometry), notes=(_TOKENS_NOTE,)),
     )
-    return tuple(each for each in made if each.charts or each.table or (each is made[-1] and each.notes))
+    missing = Section("Geometry that was not measured", notes=_missing_notes(geometry))
+    shown = tuple(section for section in measured if section.charts or section.table)
+    return (*shown, missing) if missing.notes else shown
 
 
-def _sampled(geometry: GeometryReport) -> str:
+def _sample_note(geometry: GeometryReport) -> str:
     pairs = f" {geometry.pairs:,} pairs of {geometry.pairs_source}." if geometry.pairs_source else ""
     return (
         f"{geometry.sentences:,} sentences of {geometry.source}, sampled by hash of their text, further "
@@ -122,8 +129,8 @@ def _sampled(geometry: GeometryReport) -> str:
     )
 
 
-def _charts(geometry: GeometryReport) -> tuple[Chart, ...]:
-    """Draw charts of sentence vectors, if every series has the values."""
+def _space_charts(geometry: GeometryReport) -> tuple[Chart, ...]:
+    """Draw the charts of sentence vectors whose values every series has."""
     spaces = [series.space for series in geometry.series]
     key = legend([series.name for series in geometry.series])
     drawn: dict[str, Markup] = {
@@ -138,14 +145,15 @@ def _charts(geometry: GeometryReport) -> tuple[Chart, ...]:
         drawn["hubs"] = charts.hubs_chart([space.found for space in spaces], geometry.neighbours)
     if all(space.edits for space in spaces):
         drawn["edits"] = charts.edits_chart([space.edits for space in spaces])
-    keys = {"edits": key + _PEOPLE}
+    keys = {"edits": key + _HUMAN_SCORES_KEY}
     return tuple(
-        Chart(_CHARTS[name][0], svg, _CHARTS[name][1], keys.get(name, key)) for name, svg in drawn.items()
+        Chart(_CHART_TEXTS[name][0], svg, _CHART_TEXTS[name][1], keys.get(name, key))
+        for name, svg in drawn.items()
     )
 
 
-def _bands(geometry: GeometryReport) -> tuple[Chart, ...]:
-    """Draw one chart per space, with a common axis."""
+def _band_charts(geometry: GeometryReport) -> tuple[Chart, ...]:
+    """Draw one chart for each space, on a common axis."""
     shown = [(number, series) for number, series in enumerate(geometry.series) if series.space.bands]
     bands = [band for _, series in shown for band in series.space.bands if band.total]
     low = min([0.0, *(occupied_range(band)[0] for band in bands)])
@@ -154,11 +162,11 @@ def _bands(geometry: GeometryReport) -> tuple[Chart, ...]:
     )
 
 
-def _layers(geometry: GeometryReport) -> tuple[Chart, ...]:
-    """Draw each metric by layer."""
+def _layer_charts(geometry: GeometryReport) -> tuple[Chart, ...]:
+    """Draw a chart of each metric that all layers of all encoders have."""
     depths = [depth for depth in geometry.depths if depth.levels]
-    key, made = legend([depth.name for depth in depths]), []
-    for name, (heading, good) in _LAYERED.items():
+    key, drawn = legend([depth.name for depth in depths]), []
+    for name, (heading, explanation) in _LAYER_METRICS.items():
         curves = [
             [
                 (float(level.number), level.figures[name].value)
@@ -168,51 +176,55 @@ def _layers(geometry: GeometryReport) -> tuple[Chart, ...]:
             for depth in depths
         ]
         if curves and all(curves):
-            made.append(Chart(heading, charts.layer_chart(curves, heading), good, key))
-    return tuple(made)
+            drawn.append(Chart(heading, charts.layer_chart(curves, heading), explanation, key))
+    return tuple(drawn)
 
 
-def _table(geometry: GeometryReport) -> tuple[tuple[str, ...], ...]:
-    """Return a table of metrics by series, with good values; metrics that no series has are left out."""
+def _metric_table(geometry: GeometryReport) -> tuple[tuple[str, ...], ...]:
+    """Return the table of metrics by series, with their good values; metrics without a value are left out."""
     rows = [("", *(series.name for series in geometry.series), "good")]
-    for name, (words, good) in _ROWS.items():
-        found = [(series.space.figures.get(name), series.space.dim) for series in geometry.series]
-        if any(figure for figure, _ in found):
+    for name, (label, good) in _SPACE_METRICS.items():
+        spaces = [series.space for series in geometry.series]
+        if any(space.figures.get(name) for space in spaces):
             if name == "edit_correlation" and geometry.gold_edits is not None:
-                good = f"human scores: {two_digits(geometry.gold_edits.value)}"
-            rows.append((words, *(_cell(name, *each) for each in found), good))
+                good = f"human scores: {two_decimals(geometry.gold_edits.value)}"
+            rows.append((label, *(_cell(name, space.figures.get(name), space.dim) for space in spaces), good))
     return tuple(rows)
 
 
-def _cell(name: str, figure: Metric | None, dim: int = 0) -> str:
-    """Format a metric of vectors with `dim` dimensions."""
-    if figure is None:
+def _cell(name: str, metric: Metric | None, dim: int = 0) -> str:
+    """Format the metric `name` of vectors with `dim` dimensions."""
+    if metric is None:
         return "–"
     if name in _PROPORTIONS:
-        return percent(figure.value)
+        return percent(metric.value)
     if "correlation" in name or name.startswith(("length", "frequency")):
-        return two_digits(figure.value)
-    return charts.three_digits(figure.value) + (f" of {dim}" if name.startswith("participation") else "")
+        return two_decimals(metric.value)
+    return charts.three_digits(metric.value) + (f" of {dim}" if name.startswith("participation") else "")
 
 
-def _words(geometry: GeometryReport) -> tuple[tuple[str, ...], ...]:
+def _word_table(geometry: GeometryReport) -> tuple[tuple[str, ...], ...]:
     """Return a table of word metrics by encoder; () if there are none."""
     if not any(depth.words for depth in geometry.depths):
         return ()
     return (
         ("", *(depth.name for depth in geometry.depths)),
         *(
-            (words, *(_cell(name, depth.words.get(name)) for depth in geometry.depths))
-            for name, words in _WORDS.items()
+            (label, *(_cell(name, depth.words.get(name)) for depth in geometry.depths))
+            for name, label in _WORD_METRICS.items()
         ),
     )
 
 
-def _missing(geometry: GeometryReport) -> tuple[str, ...]:
+def _missing_notes(geometry: GeometryReport) -> tuple[str, ...]:
     """Name every metric that could not be measured, with the reason."""
-    owners = [
+    reasons_by_encoder = [
         ("", geometry.missing),
-        *((f"{each.name}, ", each.missing) for each in geometry.depths),
-        *((f"{each.name}, ", each.space.missing) for each in geometry.series),
+        *((f"{depth.name}, ", depth.missing) for depth in geometry.depths),
+        *((f"{series.name}, ", series.space.missing) for series in geometry.series),
     ]
-    return tuple(f"{owner}{plain(name)}: {why}" for owner, missing in owners for name, why in missing.items())
+    return tuple(
+        f"{encoder}{plain(metric)}: {reason}"
+        for encoder, reasons in reasons_by_encoder
+        for metric, reason in reasons.items()
+    )

@@ -1,27 +1,29 @@
-"""Release report of a night."""
+"""Render the report of a night: its release or its refused candidate."""
 
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
+
+from markupsafe import Markup
 
 from pipeline.charts import night
-from pipeline.charts.night import RecallPoint
+from pipeline.index.metrics import IndexMetrics
+from pipeline.log import Stage
 from pipeline.post.choose import Curve
 from pipeline.report.changes import (
     ChangedAnswers,
-    Neighbour,
     Previous,
     QuarantinedRow,
     RowChange,
-    by_kind,
-    difference,
+    format_difference,
+    group_by_kind,
 )
 from pipeline.report.formats import cosine, excerpt, gate_name, gate_value, percent_interval
-from pipeline.report.page import Filters, fill
+from pipeline.report.page import Filters, render_template
 from pipeline.stats.sample import Histogram
-from pipeline.store.manifest import OUTSIDE_RECALL
+from pipeline.store.answers import Answers
+from pipeline.store.manifest import USER_QUERY_RECALL, Gate
 from pipeline.text.tokens.coverage import ScriptCoverage, script_phrase
 
 Status = Literal["published", "refused", "held"]
@@ -29,32 +31,14 @@ Status = Literal["published", "refused", "held"]
 
 
 @dataclass(frozen=True)
-class ProportionInterval:
-    """A proportion with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class QueryLatency:
-    """Milliseconds of a single query on one thread."""
-
-    p50_ms: float
-    p99_ms: float
-
-
-@dataclass(frozen=True)
 class Counts:
-    """Numbers of rows: read = live + quarantined + skipped, live = encoded + reused; others overlap."""
+    """Numbers of rows: read = live + quarantined, and live = encoded + reused."""
 
     read: int
     live: int
     encoded: int
     reused: int = 0
     quarantined: Mapping[str, int] = field(default_factory=dict)
-    skipped: int = 0
     new: int = 0
     changed: int = 0
     deleted: int = 0
@@ -64,17 +48,8 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class StageTime:
-    """A stage of the night with its wall time."""
-
-    name: str
-    seconds: float
-    rows: int | None = None
-
-
-@dataclass(frozen=True)
 class Throughput:
-    """Rates of encoding, and proportions of time spent waiting for tokenizer, device, store ... (0 to 1)."""
+    """Speed of encoding, and proportions of the time (0 to 1) spent waiting, by what was waited for."""
 
     rows_per_s: float
     tokens_per_s: float
@@ -88,30 +63,20 @@ class Index:
     Attributes:
         kind: kind of index.
         factory: faiss factory string.
-        bytes: size of its files.
+        bytes: size of the index files.
         files: paths of the index files, relative to the root.
+        measured: its metrics.
         ids: paths of the id tables, relative to the root.
-        nprobe: search effort stored in the file.
-        effort: name of the search effort: nprobe or efSearch.
-        curve: recall and time by ascending search effort; empty for exhaustive search.
-        target: required recall@10.
-        recall_at_10: recall@10 with its interval.
-        recall: further recalls, such as {"recall@1": 0.99, "recall@100": 0.97}.
-        latency: time per query.
+        target: recall@10 that the gate requires.
     """
 
     kind: str
     factory: str
     bytes: int
     files: tuple[str, ...]
+    measured: IndexMetrics
     ids: tuple[str, ...] = ()
-    nprobe: int | None = None
-    effort: str = "nprobe"
-    curve: tuple[RecallPoint, ...] = ()
     target: float | None = None
-    recall_at_10: ProportionInterval | None = None
-    recall: Mapping[str, float] = field(default_factory=dict)
-    latency: QueryLatency | None = None
 
 
 @dataclass(frozen=True)
@@ -124,32 +89,13 @@ class VectorCharts:
     cosines_whitened: Histogram | None = None
     notes: tuple[str, ...] = ()
     """notes below the charts: rank, condition, sample sizes"""
-    moved: str = "whitened"
+    transformed_name: str = "whitened"
     """name of the transformed vectors"""
-
-
-@dataclass(frozen=True)
-class SearchExample:
-    """A query with its nearest neighbours, best first."""
-
-    query: str
-    neighbours: tuple[Neighbour, ...]
-
-
-@dataclass(frozen=True)
-class GateRow:
-    """A condition for publishing; value None: not measured; threshold None: only reported."""
-
-    name: str
-    value: float | None
-    threshold: float | None
-    passed: bool
-    relation: Literal["at least", "at most", "exactly"] = "at least"
 
 
 @dataclass(frozen=True, kw_only=True)
 class NightReport:
-    """Values of the report; empty ones are left out."""
+    """Values of the report, which omits the sections of empty values."""
 
     root: str
     commits_root: str | None = None
@@ -172,16 +118,18 @@ class NightReport:
     index: Index
     counts: Counts
     decisions: tuple[str, ...] = ()
-    stages: tuple[StageTime, ...] = ()
+    stages: tuple[Stage, ...] = ()
     throughput: Throughput | None = None
     lengths: Histogram | None = None
     max_length: int | None = None
     geometry: VectorCharts = VectorCharts()
     curves: tuple[Curve, ...] = ()
-    """curves from which sizes of the transform were chosen"""
-    examples: tuple[SearchExample, ...] = ()
-    gates: tuple[GateRow, ...] = ()
-    covered: ScriptCoverage | None = None
+    """curves by which settings of the transform were chosen"""
+    examples: tuple[Answers, ...] = ()
+    """rows as queries, with their nearest neighbours"""
+    gates: Mapping[str, Gate] = field(default_factory=dict)
+    """by name"""
+    token_coverage: ScriptCoverage | None = None
     """token coverage by script"""
     warnings: tuple[str, ...] = ()
     previous: Previous | None = None
@@ -196,9 +144,9 @@ class NightReport:
     packages: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def refusals(self) -> tuple[GateRow, ...]:
-        """Gates that did not pass."""
-        return tuple(gate for gate in self.gates if not gate.passed)
+    def refusals(self) -> dict[str, Gate]:
+        """Gates that did not pass, by name."""
+        return {name: gate for name, gate in self.gates.items() if not gate.passed}
 
     @property
     def seconds(self) -> float:
@@ -218,79 +166,80 @@ def render(report: NightReport) -> str:
         "literal": repr,
         "script": script_phrase,
     }
-    return fill(
+    return render_template(
         "night.html.j2",
         filters,
         report=report,
         charts=_charts(report),
-        flow=_flow(report.counts),
-        deltas=_deltas(report),
-        kinds=list(by_kind(report.changed_rows)),
-        asked=_asked(report),
+        flow=_row_parts(report.counts),
+        deltas=_format_differences(report),
+        kinds=list(group_by_kind(report.changed_rows)),
+        recall_note=_recall_note(report),
     )
 
 
-def _deltas(report: NightReport) -> dict[str, str]:
-    """Describe how each tile differs from the previous release; empty if unknown."""
+def _format_differences(report: NightReport) -> dict[str, str]:
+    """Describe how the metrics at the top differ from the previous release; empty if unknown."""
     before, index = report.previous, report.index
     if before is None:
         return dict.fromkeys(("rows", "recall", "latency", "index", "time"), "")
-    recall, latency, number = index.recall_at_10, index.latency, before.number
+    recall, latency, number = index.measured.recall["10"], index.measured.latency, before.number
     points = None if before.recall_at_10 is None else 100 * before.recall_at_10
     return {
-        "rows": difference(report.counts.live, before.rows, number, 1),
-        "recall": difference(100 * recall.value, points, number, 0.1, " points") if recall else "",
-        "latency": difference(latency.p50_ms, before.p50_ms, number, 0.01, " ms") if latency else "",
-        "index": difference(100 * index.bytes / before.bytes, 100, number, 0.1, " %") if before.bytes else "",
-        "time": difference(report.seconds, before.seconds, number, 1, " s"),
+        "rows": format_difference(report.counts.live, before.rows, number, 1),
+        "recall": format_difference(100 * recall.value, points, number, 0.1, " points"),
+        "latency": format_difference(latency.p50_ms, before.p50_ms, number, 0.01, " ms"),
+        "index": format_difference(100 * index.bytes / before.bytes, 100, number, 0.1, " %")
+        if before.bytes
+        else "",
+        "time": format_difference(report.seconds, before.seconds, number, 1, " s"),
     }
 
 
-def _asked(report: NightReport) -> str:
-    """Describe the queries that recall was measured with."""
+def _recall_note(report: NightReport) -> str:
+    """Describe the queries on which recall was measured."""
     rows = "Recall is measured with rows of the corpus as queries."
-    if any(gate.name == OUTSIDE_RECALL for gate in report.gates):
+    if USER_QUERY_RECALL in report.gates:
         return (
             f"{rows} Recall@10 queries is measured with the texts of gates.queries, which are not from the "
             "corpus; it is reported and refuses nothing."
         )
     if report.index.kind == "flat":
-        return f"{rows} This index compares each query with every row, so that other texts lose nothing."
+        return f"{rows} This index compares each query with every row, so recall is as high for other texts."
     return (
         f"{rows} It may be lower for other texts, above all if the index compresses vectors; "
         "set gates.queries to measure that."
     )
 
 
-def _charts(report: NightReport) -> dict[str, Any]:
+def _charts(report: NightReport) -> dict[str, Markup]:
     """Draw the charts for which there are values, by name."""
-    vectors, index = report.geometry, report.index
-    drawn = {
-        "spectrum": vectors.spectrum
-        and partial(night.spectrum_chart, vectors.spectrum, vectors.spectrum_whitened),
-        "cosines": vectors.cosines and partial(night.cosine_chart, vectors.cosines, vectors.cosines_whitened),
-        "lengths": report.lengths
-        and report.lengths.total
-        and partial(night.length_chart, report.lengths, report.max_length or 0),
-        "recall": index.curve
-        and partial(night.recall_chart, index.curve, index.nprobe, index.target, index.effort),
-    }
-    drawn |= {
-        f"choice of {curve.setting}": partial(night.choice_chart, curve.points, curve.chosen, curve.setting)
+    vectors, measured = report.geometry, report.index.measured
+    charts = {
+        f"choice of {curve.setting}": night.choice_chart(curve.points, curve.chosen, curve.setting)
         for curve in report.curves
     }
-    return {name: draw() for name, draw in drawn.items() if draw}
+    if vectors.spectrum:
+        charts["spectrum"] = night.spectrum_chart(vectors.spectrum, vectors.spectrum_whitened)
+    if vectors.cosines:
+        charts["cosines"] = night.cosine_chart(vectors.cosines, vectors.cosines_whitened)
+    if report.lengths and report.lengths.total:
+        charts["lengths"] = night.length_chart(report.lengths, report.max_length or 0)
+    if measured.curve:
+        charts["recall"] = night.recall_chart(
+            measured.curve, measured.effort, report.index.target, measured.effort_name or "nprobe"
+        )
+    return charts
 
 
-def _flow(counts: Counts) -> list[tuple[str, str, int]]:
-    """Return (css class, words, number) of the parts that rows were divided into, without empty ones."""
+def _row_parts(counts: Counts) -> list[tuple[str, str, int]]:
+    """Return (CSS class, label, number) of the parts into which rows are divided, without empty ones."""
     return [
         part
         for part in (
             ("encoded", "encoded", counts.encoded),
             ("reused", "reused", counts.reused),
             ("bad", "quarantined", sum(counts.quarantined.values())),
-            ("skipped", "skipped", counts.skipped),
         )
         if part[2]
     ]

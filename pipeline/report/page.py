@@ -1,4 +1,4 @@
-"""HTML pages: templates next to this module, and number formats."""
+"""Render HTML pages from the Jinja templates next to this module, with filters that format numbers."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,8 +9,13 @@ from pipeline.charts import frame
 Filters = Mapping[str, Callable[..., Any]]
 
 
-def fill(template: str, filters: Filters, **values: Any) -> str:
-    """Render a template as a complete page (UTF-8); all values except charts are escaped."""
+def render_template(template: str, filters: Filters, **values: Any) -> str:
+    """Render a template as a complete HTML page. All values are escaped, except charts, which are Markup.
+
+    Args:
+        filters: functions that the template uses, by name, besides count, size, duration and percent.
+        values: variables of the template.
+    """
     import jinja2  # imported here, because most commands write no page
 
     environment = jinja2.Environment(
@@ -32,14 +37,14 @@ def fill(template: str, filters: Filters, **values: Any) -> str:
 
 
 def _count(number: float) -> str:
-    """Format a count: 1234567 -> 1,234,567; other values below 100 with three digits."""
+    """Format a count: 1234567 -> 1,234,567. Fractions below 100 get three significant digits."""
     if number == int(number):
         return f"{int(number):,}"
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
 def _size(number: int) -> str:
-    """Format bytes as MB, GB ... (powers of 1,000)."""
+    """Format a number of bytes: 1234567 -> 1.23 MB (powers of 1,000)."""
     power = min((len(str(number)) - 1) // 3, 4)
     value, unit = number / 1_000**power, ("B", "kB", "MB", "GB", "TB")[power]
     return f"{value:.3g} {unit}" if value < 1_000 else f"{value:,.0f} {unit}"
@@ -49,11 +54,9 @@ def _duration(seconds: float) -> str:
     """Format seconds: 0.42 s, 12 s, 3 min 4 s, 2 h 5 min."""
     if seconds < 10:
         return f"{seconds:.1f} s" if seconds >= 0.1 else f"{seconds:.2f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return (
-        f"{whole // 60} min {whole % 60} s"
-        if whole < 3_600
-        else f"{whole // 3_600} h {whole % 3_600 // 60} min"
-    )
+    minutes, rest_s = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{rest_s} s"
+    if minutes < 60:
+        return f"{minutes} min {rest_s} s"
+    return f"{minutes // 60} h {minutes % 60} min"

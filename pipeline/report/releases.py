@@ -1,4 +1,4 @@
-"""Page over all releases of a root."""
+"""Render index.html of a root: the page that lists all its releases."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,17 +7,20 @@ from markupsafe import Markup
 
 from pipeline.charts.frame import compact, percent
 from pipeline.charts.releases import history_chart
-from pipeline.report.page import fill
+from pipeline.report.page import render_template
+from pipeline.store.commits import Commit
 
 
 @dataclass(frozen=True)
 class ReleaseRow:
-    """Existing release; metrics that were not measured or recorded are None."""
+    """A release that was not deleted. Metrics that were not measured or recorded are None."""
 
     number: int
     published: str
-    """date and time, formatted"""
+    """time of the commit, in ISO 8601; empty if the commit is missing"""
     rows: int
+    has_report: bool
+    """False if its report.html was deleted"""
     new: int = 0
     changed: int = 0
     deleted: int = 0
@@ -30,35 +33,25 @@ class ReleaseRow:
 
 
 @dataclass(frozen=True)
-class Event:
-    """A commit that does not publish a release."""
-
-    kind: str
-    release: int
-    at: str
-    reason: str = ""
-
-
-@dataclass(frozen=True)
 class Overview:
     """Values of the page.
 
     Attributes:
-        root: address of the root.
-        current: number of the current release, or None.
-        held: hold of the root, or None.
+        root: URI of the root.
+        current: number of the current release; None if there is none.
+        held: commit that holds the root at a release; None if it is not held.
         rows: releases, newest first.
-        events: rollbacks, holds and their ends.
+        events: commits of rollbacks, holds and their ends, newest first.
         pruned: number of deleted releases.
-        damage: description of damage to the store.
-        state: digest of the store's state.
+        damage: description of damage to the store; empty without any.
+        state: digest of the store's state, from which a later run sees that the page is up to date.
     """
 
     root: str
     current: int | None
-    held: Event | None
+    held: Commit | None
     rows: tuple[ReleaseRow, ...]
-    events: tuple[Event, ...]
+    events: tuple[Commit, ...]
     pruned: int
     damage: str
     state: str
@@ -67,11 +60,22 @@ class Overview:
 def render(overview: Overview) -> str:
     """Render the page."""
     live = next((row for row in overview.rows if row.number == overview.current), None)
-    return fill("releases.html.j2", {}, overview=overview, live=live, charts=list(_charts(overview.rows)))
+    return render_template(
+        "releases.html.j2",
+        {"minute": _minute},
+        overview=overview,
+        live=live,
+        charts=list(_charts(overview.rows)),
+    )
+
+
+def _minute(time: str) -> str:
+    """Format a time in ISO 8601 to the minute: 2026-11-22 11:24."""
+    return time[:16].replace("T", " ")
 
 
 def _charts(rows: Sequence[ReleaseRow]) -> Iterator[tuple[str, Markup]]:
-    """Draw charts of metrics that at least two releases have, with their headings."""
+    """Yield (heading, chart) of each metric that at least two releases have."""
     for name, heading, label, from_zero in (
         ("rows", "Live rows", compact, True),
         ("recall_at_10", "Recall@10", percent, False),

@@ -1,4 +1,4 @@
-"""Page of a training: its data, its metrics over the steps, and its result."""
+"""Render the page of a training: its data, its metrics over the steps, and its result."""
 
 import inspect
 import math
@@ -10,14 +10,14 @@ import yaml
 
 from pipeline.charts.frame import minus
 from pipeline.charts.training import rate
-from pipeline.report.course import ends, on_same_rows
-from pipeline.report.formats import signed, two_digits
-from pipeline.report.page import Filters, fill
+from pipeline.report.course import changes_on_same_rows, changes_over_steps
+from pipeline.report.formats import signed, two_decimals
+from pipeline.report.page import Filters, render_template
 from pipeline.report.training_charts import sections
 from pipeline.report.training_report import TrainingReport
 from pipeline.settings.training import ObjectiveSettings
 
-_MAX_SCORE = 1_000_000_000  # allows scores on any scale, because Spearman correlation compares ranks
+_MAX_SCORE = 1_000_000_000  # dev scores may have any scale, because Spearman correlation compares ranks
 
 
 def render(report: TrainingReport, warnings: Sequence[str]) -> str:
@@ -28,15 +28,15 @@ def render(report: TrainingReport, warnings: Sequence[str]) -> str:
         warnings: see `training_warnings`.
     """
     filters: Filters = {
-        "two": two_digits,
+        "two": two_decimals,
         "signed": signed,
         "rate": rate,
         "plain": lambda value: minus(f"{value:g}"),
-        "options": options,
+        "options": format_options,
         "three": _three_digits,
         "literal": repr,
     }
-    return fill(
+    return render_template(
         "training.html.j2",
         filters,
         report=report,
@@ -44,13 +44,16 @@ def render(report: TrainingReport, warnings: Sequence[str]) -> str:
         sections=sections(report),
         verdict=verdict(report),
         warnings=warnings,
-        ends=ends(report.lines),
-        same_rows=on_same_rows(report.lines),
+        ends=changes_over_steps(report.lines),
+        same_rows=changes_on_same_rows(report.lines),
     )
 
 
 def comparison(report: TrainingReport) -> str:
-    """Return the shell command that compares the encoder with its start; empty without scored pairs."""
+    """Return the shell command that evaluates the encoder before and after the training on dev.
+
+    Empty if dev has no scored pairs.
+    """
     dev = report.settings.dev
     if dev.uri is None or dev.measure != "spearman":
         return ""
@@ -77,19 +80,19 @@ def verdict(report: TrainingReport) -> str:
     )
     dev = report.dev
     if "before" not in dev:
-        return summary if dev else summary + _without_dev(report)
+        return summary if dev else summary + _same_rows_sentence(report)
     before, best = dev["before"].dev or 0.0, dev["best"].dev or 0.0
     if dev["best"].step == 0:
-        return f"{summary} On dev the encoder was best before the first step: {two_digits(before)}."
-    return f"{summary} On dev the encoder went from {two_digits(before)} to {two_digits(best)}."
+        return f"{summary} On dev the encoder was best before the first step: {two_decimals(before)}."
+    return f"{summary} On dev the encoder went from {two_decimals(before)} to {two_decimals(best)}."
 
 
-def _without_dev(report: TrainingReport) -> str:
-    """Describe how the first metric of the rows that were measured before and after changed."""
-    measures = on_same_rows(report.lines)
-    if not measures:
+def _same_rows_sentence(report: TrainingReport) -> str:
+    """Describe how the loss changed on the rows that were measured before and after; empty if none were."""
+    changes = changes_on_same_rows(report.lines)
+    if not changes:
         return ""
-    first = measures[0]
+    first = changes[0]
     return (
         f" On the same {report.same_rows:,} rows the {first.name} went from "
         f"{_three_digits(first.start)} to {_three_digits(first.end)}."
@@ -100,26 +103,28 @@ def _three_digits(value: float) -> str:
     return minus(f"{value:.3g}".replace("e-0", "e-"))
 
 
-def options(term: ObjectiveSettings) -> str:
+def format_options(term: ObjectiveSettings) -> str:
     """Format the options of an objective, including defaults: temperature 0.05, head none."""
     from pipeline.objectives import OBJECTIVES  # imported here, because it loads torch
 
     parameters = inspect.signature(OBJECTIVES[term.name]).parameters.values()
     defaults = {
-        each.name: each.default
-        for each in parameters
-        if each.kind is each.KEYWORD_ONLY and each.default is not each.empty and each.name not in term.options
+        option.name: option.default
+        for option in parameters
+        if option.kind is option.KEYWORD_ONLY
+        and option.default is not option.empty
+        and option.name not in term.options
     }
     return ", ".join(
-        f"{name.replace('_', ' ')} {_value_in_words(value)}"
+        f"{name.replace('_', ' ')} {_format_value(value)}"
         for name, value in (term.options | defaults).items()
         if value is not None
     )
 
 
-def _value_in_words(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return " and ".join(map(_value_in_words, value))
+        return " and ".join(map(_format_value, value))
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""Charts of the page of a training."""
+"""Draw the charts of the page of a training."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -8,7 +8,7 @@ from markupsafe import Markup
 from pipeline.charts import frame
 from pipeline.charts.geometry import colour
 from pipeline.charts.training import (
-    POINTS,
+    SMOOTHED_POINTS,
     StepAxis,
     ValueAxis,
     curves_chart,
@@ -16,25 +16,25 @@ from pipeline.charts.training import (
     rate,
     trajectory_chart,
 )
-from pipeline.report.evaluation import Chart
+from pipeline.report.evaluation_report import Chart
 from pipeline.report.training_report import TrainingReport
 from pipeline.train.metrics_line import MetricsLine
 
 
 def sections(report: TrainingReport) -> list[tuple[str, list[Chart]]]:
-    """Return (heading, charts) of the metrics that exist."""
+    """Return the sections with charts as (heading, charts); charts of missing metrics are left out."""
     steps = StepAxis(report.steps)
     with_resumes = replace(steps, resumed=tuple(float(step) for step, _ in report.resumed if step))
-    found = [
+    drawn = [
         ("Learning", list(_learning(report, with_resumes))),
         ("Vectors", list(_vectors(report.lines, steps))),
         ("Steps", list(_step_charts(report, steps))),
     ]
-    return [(heading, charts) for heading, charts in found if charts]
+    return [(heading, charts) for heading, charts in drawn if charts]
 
 
 def legend(names: Sequence[str]) -> Markup:
-    """Return the legend of a chart: its colours, in order, with names."""
+    """Return the legend of a chart as HTML: the colour of each series with its name."""
     return Markup(" ").join(
         Markup('<span class="series"><span class="key {}"></span>{}</span>').format(colour(number), name)
         for number, name in enumerate(names)
@@ -44,8 +44,8 @@ def legend(names: Sequence[str]) -> Markup:
 def _learning(report: TrainingReport, steps: StepAxis) -> Iterator[Chart]:
     if report.dev:
         name = f"{report.measure.capitalize()} on dev"
-        drawn = dev_chart(_points(report.lines, "dev"), report.dev["best"].step, steps, name)
-        yield Chart(name, drawn, "Larger is better; over all pairs of the file.")
+        chart = dev_chart(_points(report.lines, "dev"), report.dev["best"].step, steps, name)
+        yield Chart(name, chart, "Larger is better; over all pairs of the file.")
     curves = {"loss": _points(report.lines, "loss")}
     parts = dict.fromkeys(name for line in report.lines for name in line.parts)
     if len(parts) > 1:
@@ -54,10 +54,11 @@ def _learning(report: TrainingReport, steps: StepAxis) -> Iterator[Chart]:
             for name in parts
         }
     if count := len(curves["loss"]):
-        note = f"Median of {-(-count // POINTS)} records at each point; the single records are drawn faintly."
+        group = -(-count // SMOOTHED_POINTS)
+        note = f"Median of {group} records at each point; the single records are drawn faintly."
         key = legend(list(curves)) if len(curves) > 1 else ""
-        drawn = curves_chart(list(curves.values()), steps, "Loss")
-        yield Chart("Loss", drawn, note if count > POINTS else "", key)
+        chart = curves_chart(list(curves.values()), steps, "Loss")
+        yield Chart("Loss", chart, note if count > SMOOTHED_POINTS else "", key)
 
 
 def _vectors(lines: Sequence[MetricsLine], steps: StepAxis) -> Iterator[Chart]:
@@ -96,7 +97,7 @@ def _step_charts(report: TrainingReport, steps: StepAxis) -> Iterator[Chart]:
             "tokens_per_s",
             "Tokens per second",
             frame.compact,
-            "On all workers, tokens of all views, including waiting.",
+            "Tokens of all views on all workers; the time includes waiting for batches.",
         ),
         ("waiting", "Proportion of time waiting for a batch", frame.percent, ""),
     ):
@@ -110,4 +111,5 @@ def _step_charts(report: TrainingReport, steps: StepAxis) -> Iterator[Chart]:
 
 
 def _points(lines: Sequence[MetricsLine], name: str) -> list[tuple[float, float]]:
+    """Return (step, value) of the lines that have the metric `name`."""
     return [(float(line.step), float(value)) for line in lines if (value := getattr(line, name)) is not None]

@@ -1,4 +1,4 @@
-"""Values that the page and the model card of a training show."""
+"""Types of the values that the page and the model card of a training show."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,9 +17,9 @@ class SourceSummary:
     Attributes:
         uri: address of the files.
         rows: number of rows.
-        unlabelled: number of rows left out without a label.
-        weight: weight of the source.
-        missing: number of rows left out without a text.
+        unlabelled: number of rows that were left out because they have no label.
+        weight: how often the source is drawn, relative to the others.
+        missing: number of rows that were left out because they have no text.
     """
 
     uri: str
@@ -41,14 +41,14 @@ class EncoderSummary:
     Attributes:
         space_id: id of its vector space.
         dim: dimension of its vectors.
-        max_length: largest number of tokens of a text.
-        pooling: kinds of pooling.
-        normalized: vectors have length 1.
-        head: a layer of the objective is kept.
-        prompt: text that precedes every text.
-        template: template around every text.
-        elsewhere: sentence-transformers and embedding servers can load it.
-        trusted: sentence-transformers can load it with the folder's own module file.
+        max_length: largest number of tokens of a text that the encoder reads.
+        pooling: names of the poolings, whose results are concatenated.
+        normalized: True if vectors have length 1.
+        head: True if the encoder keeps a layer of the objective after the pooling.
+        prompt: text that is put before every text.
+        template: template that every text is put into.
+        is_portable: True if sentence-transformers and embedding servers can load the encoder.
+        has_own_modules: True if sentence-transformers can load it with Python code from its folder.
     """
 
     space_id: str
@@ -59,19 +59,19 @@ class EncoderSummary:
     head: bool = False
     prompt: str = ""
     template: str = ""
-    elsewhere: bool = True
-    trusted: bool = False
+    is_portable: bool = True
+    has_own_modules: bool = False
 
     @classmethod
     def of(cls, folder: EncoderFolder, *, head: bool) -> "EncoderSummary":
-        """Describe a saved folder."""
+        """Describe the encoder in a saved folder."""
         pooling = folder.pooling or tuple(
             dict.fromkeys(name for part in folder.parts for name in part.pooling)
         )
-        named = all(POOLINGS[name].st_name for name in pooling) and all(
-            isinstance(module, Dense | str) for module in folder.tail
+        all_parts_named = all(POOLINGS[name].st_name for name in pooling) and all(
+            isinstance(module, Dense) or module == "normalize" for module in folder.tail
         )
-        elsewhere = named and not (
+        is_portable = all_parts_named and not (
             folder.whole_words or folder.parts or folder.template or folder.ends_sentences
         )
         return cls(
@@ -83,14 +83,14 @@ class EncoderSummary:
             head=head or any(isinstance(module, Denoising) for module in folder.tail),
             prompt=folder.prompt,
             template=folder.template or "",
-            elsewhere=elsewhere,
-            trusted=pooling == MASKED and not folder.ends_sentences,
+            is_portable=is_portable,
+            has_own_modules=pooling == MASKED and not folder.ends_sentences,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingReport:
-    """Values of the page and the model card; empty ones are left out."""
+    """Values of the page and of the model card, which omit the sections of empty values."""
 
     name: str
     uri: str
@@ -106,11 +106,11 @@ class TrainingReport:
     steps_per_epoch: int
     lines: tuple[MetricsLine, ...]
     """lines of metrics.jsonl"""
-    product: EncoderSummary
+    trained_encoder: EncoderSummary
     best_step: int | None = None
     """step with the best score on dev"""
     ended: str = ""
-    """reason why it ended before the planned steps"""
+    """reason why the training ended before the planned steps; empty if it did not"""
     device: str = ""
     """hardware: "2 workers, CPU, 1 thread" """
     created: str | None = None
@@ -130,16 +130,16 @@ class TrainingReport:
 
     @property
     def kept_step(self) -> int:
-        """Step of the weights of the encoder."""
-        return (
-            self.best_step if self.settings.dev.keep == "best" and self.best_step is not None else self.steps
-        )
+        """Step after which the encoder's weights were saved."""
+        if self.settings.dev.keep == "best" and self.best_step is not None:
+            return self.best_step
+        return self.steps
 
     @property
     def train_length(self) -> int | None:
-        """Largest number of tokens of a training text; None if the encoder reads no more."""
+        """Largest number of tokens of a text in the training; None if the encoder reads no longer texts."""
         length = self.settings.max_length
-        return length if length is not None and length < self.product.max_length else None
+        return length if length is not None and length < self.trained_encoder.max_length else None
 
     @property
     def rows(self) -> int:
@@ -153,7 +153,7 @@ class TrainingReport:
 
     @property
     def resumed(self) -> tuple[tuple[int, int], ...]:
-        """(step, times) at which the training was resumed."""
+        """(step, number of times) of each step after which the training was resumed."""
         return tuple((line.step, line.resumed) for line in self.lines if line.resumed)
 
     @property
@@ -163,21 +163,22 @@ class TrainingReport:
 
     @property
     def dev(self) -> dict[str, MetricsLine]:
-        """Lines with a score on dev: before the first step, the best and the last."""
-        measured = [line for line in self.lines if line.dev is not None]
-        if not measured:
+        """Lines with a score on dev: "before" the first step, "best" and "last"; empty without dev."""
+        scored = [line for line in self.lines if line.dev is not None]
+        if not scored:
             return {}
-        best = max(measured, key=lambda line: (line.dev or 0.0, -line.step))
-        before = {"before": measured[0]} if measured[0].step == 0 else {}
-        return before | {"best": best, "last": measured[-1]}
+        best = max(scored, key=lambda line: (line.dev or 0.0, -line.step))
+        before = {"before": scored[0]} if scored[0].step == 0 else {}
+        return before | {"best": best, "last": scored[-1]}
 
     @property
     def same_rows(self) -> int:
-        """Number of rows measured before the first step and after the last; 0 if none were."""
+        """Number of rows that were measured before the first step and after the last; 0 if none were."""
         return int(max((line.same_rows.get("rows", 0) for line in self.lines), default=0))
 
     @property
     def unseen(self) -> bool:
-        """True if the training had not seen the measured rows by its end."""
-        last = self.steps * self.settings.order.batch_rows + self.same_rows
-        return len(self.sources) == 1 and last <= self.steps_per_epoch * self.settings.order.batch_rows
+        """True if the training ended before it came to the rows that `same_rows` counts."""
+        batch_rows = self.settings.order.batch_rows
+        rows_needed = self.steps * batch_rows + self.same_rows
+        return len(self.sources) == 1 and rows_needed <= self.steps_per_epoch * batch_rows

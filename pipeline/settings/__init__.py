@@ -1,6 +1,6 @@
-"""Every section of a job's YAML: the same keys for every command.
+"""The settings of a job: one class for each section of its YAML, the same for every command.
 
-Settings are values that travel to workers: they do no I/O and hold neither tensors nor devices.
+Settings are pickled and sent to workers, so they do no I/O and contain neither tensors nor devices.
 """
 
 from pydantic import model_validator
@@ -36,11 +36,12 @@ __all__ = [
     "WorkerSettings",
 ]
 
+# Columns of vectors and of search results, whose names no column of the corpus may have.
 RESULT_COLUMNS = ("text_key", "vector", "address", "query", "rank", "score")
 
 
 class Job(Settings):
-    """One YAML: every command reads the sections that it needs."""
+    """All settings of a YAML file; each command reads the sections that it needs."""
 
     corpus: CorpusSettings = CorpusSettings()
     encoder: EncoderSettings = EncoderSettings()
@@ -56,16 +57,17 @@ class Job(Settings):
 
     @model_validator(mode="after")
     def _columns_are_distinct(self) -> "Job":
+        """Refuse a repeated column, and names that vectors and search results use themselves."""
         kept = self.corpus.keep
-        taken = {*RESULT_COLUMNS, *(["id"] if self.corpus.id != "id" else [])} & set(kept)
+        reserved = {*RESULT_COLUMNS, *(["id"] if self.corpus.id != "id" else [])} & set(kept)
         if self.corpus.id in kept or len(set(kept)) < len(kept):
             raise ValueError(
                 "corpus.id and corpus.keep to name each column once, not "
                 f"{', '.join((self.corpus.id, *kept))}"
             )
-        if taken:
+        if reserved:
             raise ValueError(
-                f"corpus.keep to leave out {', '.join(sorted(taken))}: vectors and search results use "
+                f"corpus.keep to leave out {', '.join(sorted(reserved))}: vectors and search results use "
                 "that name; rename the column"
             )
         return self

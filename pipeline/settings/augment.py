@@ -1,4 +1,4 @@
-"""Settings of variants of a corpus's texts: how they are made, and which of them are kept."""
+"""Settings of augmentation: how variants of the corpus's texts are made, and which of them are kept."""
 
 from typing import Annotated, Literal, Self
 
@@ -6,39 +6,40 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from pipeline.config import Settings, ShortSettings
 
-Share = Annotated[float, Field(ge=0, le=1)]
-_RESERVED = ("id", "text", "text_key")
+Proportion = Annotated[float, Field(ge=0, le=1)]
+_RESERVED = ("id", "text", "text_key")  # columns of an augmented corpus that are not variants
 
 
 class KeepSettings(Settings):
-    """Which variants are kept.
+    """Tests that a variant must pass to be kept; null switches a test off.
 
-    What is not keeps its text and its reason beside it; null switches a test off. Texts are compared as
-    Unicode NFKC, case folded, punctuation left out, white space as one blank; a variant of which nothing is
-    left so, while something is of its text, is never kept: reason empty.
+    A rejected variant is stored too, with its reason. Texts are compared in Unicode NFKC, case folded,
+    without punctuation, and with single blanks as white space. A variant that is empty in this form, although
+    its text is not, is always rejected: reason empty.
     """
 
     identical: bool = False
-    """whether a variant equal to its text stays; reason identical"""
+    """whether to keep a variant equal to its text; reason identical"""
     duplicates: bool = False
-    """whether a variant equal to a kept one before it in its row stays; reason duplicate"""
+    """whether to keep a variant equal to another one of its row that is kept already; reason duplicate"""
     length_ratio: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(gt=0)]] | None = (0.5, 2.0)
-    """least and highest length in characters over that of the text; reasons too_short, too_long"""
+    """smallest and largest ratio of a variant's length to its text's, in characters; reasons too_short,
+    too_long"""
     repeats: Annotated[int, Field(ge=1)] | None = 2
-    """times that any run of `repeat_words` words may occur, or as often as one does in the text; and a word
-    follows itself, no punctuation between, no more often than words do there. Words are what white space and
-    punctuation part; reason repetition"""
+    """how often a run of `repeat_words` consecutive words may occur in a variant, unless some run occurs more
+    often in the text. A word may also follow itself no more often than words do in the text. Words end at
+    white space or punctuation; reason repetition"""
     repeat_words: Annotated[int, Field(ge=1)] = 3
-    """words of such a run"""
+    """number of words of a run"""
     language: str | None = None
-    """ISO 639-1 code of the language that variants have to be in (extra `augment`); reason language"""
+    """ISO 639-1 code of the language that variants must have (extra `augment`); reason language"""
     languages: tuple[str, ...] = ()
-    """languages that a variant may be taken for, `language` among them: that of the texts and those of the
-    models; none: all that are known, which short texts confuse"""
+    """with `language`: the languages to detect, such as those of the texts and of the models; none: all known
+    languages, among which short texts are often mistaken"""
     similarity: tuple[Annotated[float, Field(ge=-1, le=1)], Annotated[float, Field(ge=-1, le=1)]] | None = (
         None
     )
-    """least and highest cosine of a variant with its text, by the job's encoder; reasons unlike, alike"""
+    """lowest and highest cosine of a variant with its text, by the job's encoder; reasons unlike, alike"""
 
     @model_validator(mode="after")
     def _bounds_rise(self) -> Self:
@@ -47,43 +48,41 @@ class KeepSettings(Settings):
             if bounds is not None and not bounds[0] < bounds[1]:
                 raise ValueError(f"{name} to rise: {bounds[0]:g}, {bounds[1]:g} does not")
         if self.language is not None and self.languages and self.language not in self.languages:
-            raise ValueError(f"languages to hold {self.language!r}, the one that is asked for")
+            raise ValueError(f"languages to include `language`, which is {self.language!r}")
         return self
 
 
 class DecodingSettings(Settings):
-    """Search for a translation."""
+    """Decoding of a translation."""
 
     method: Literal["greedy", "beam", "sample"] = "greedy"
-    """the likeliest token at each place, the best of `beams` beginnings, or a token drawn by its probability
-    """
+    """greedy: the most probable token at each position; beam: beam search; sample: tokens drawn by their
+    probability"""
     beams: Annotated[int, Field(ge=2)] = 4
-    """beginnings that a beam search follows"""
+    """number of beams of a beam search"""
     length_penalty: float = 1.0
-    """of a beam search: above 0 it favours long translations, below 0 short ones"""
+    """beam search: above 0 favours long translations, below 0 short ones"""
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    """of sampling: logits are divided by it"""
+    """sampling: divides the logits"""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """of sampling: drawn among the fewest tokens that have this probability together (Holtzman et al. 2020)
-    """
+    """sampling: only among the fewest tokens whose probabilities sum to this (Holtzman et al. 2020)"""
     top_k: Annotated[int, Field(ge=1)] | None = None
-    """of sampling: drawn among so many of the likeliest tokens; 10 is restricted sampling (Edunov et al.
+    """sampling: only among this number of most probable tokens; 10 is restricted sampling (Edunov et al.
     2018); null: all"""
     hypotheses: Annotated[int, Field(ge=1)] = 1
     """translations of each text: samples, or the best of a beam search"""
     max_ratio: Annotated[float, Field(gt=0)] = 2.0
-    """tokens of a translation at most, as a multiple of its source's tokens, and"""
+    """a translation has at most max_ratio * (tokens of its source) + max_extra tokens"""
     max_extra: Annotated[int, Field(ge=0)] = 10
-    """so many more"""
+    """number of tokens; see max_ratio"""
     min_ratio: Annotated[float, Field(ge=0)] = 0.0
-    """tokens of a translation at least, as a multiple of its source's tokens"""
+    """a translation has at least min_ratio * (tokens of its source) tokens"""
 
     @model_validator(mode="after")
-    def _hypotheses_can_be(self) -> Self:
-        if self.hypotheses > (
-            most := {"greedy": 1, "beam": self.beams, "sample": self.hypotheses}[self.method]
-        ):
-            raise ValueError(f"hypotheses to be at most {most} with {self.method}, not {self.hypotheses}")
+    def _hypotheses_are_possible(self) -> Self:
+        limit = {"greedy": 1, "beam": self.beams}.get(self.method)
+        if limit is not None and self.hypotheses > limit:
+            raise ValueError(f"hypotheses to be at most {limit} with {self.method}, not {self.hypotheses}")
         if self.min_ratio > self.max_ratio:
             raise ValueError(
                 f"min_ratio to be at most max_ratio, not {self.min_ratio:g} and {self.max_ratio:g}"
@@ -92,76 +91,73 @@ class DecodingSettings(Settings):
 
 
 class ModelSettings(ShortSettings):
-    """A model, and what Ray sets aside for a worker that runs it."""
+    """A model, and the resources of each worker that runs it."""
 
     path: str
     """a folder, a URI of one, or a hub id"""
     batch_tokens: Annotated[int, Field(ge=16)] | None = None
     """source tokens of one batch, padding included; null: 2,048 on a CPU, 16,384 on a GPU"""
     workers: Annotated[int, Field(ge=1)] | None = None
-    """of its pool; null: as cluster.workers"""
+    """number of workers; null: cluster.workers"""
     cpus_per_worker: Annotated[float, Field(gt=0)] | None = None
-    """null: as cluster.cpus_per_worker"""
+    """CPUs of a worker; null: cluster.cpus_per_worker"""
     gpus_per_worker: Annotated[float, Field(ge=0)] | None = None
-    """null: as cluster.gpus_per_worker"""
+    """GPUs of a worker; null: cluster.gpus_per_worker"""
 
 
 class TranslatorSettings(ModelSettings):
-    """A sequence-to-sequence model: Marian (opus-mt), M2M100, NLLB, mBART, T5 or whatever transformers loads
-    as one.
-    """
+    """A sequence-to-sequence model of transformers, such as Marian (opus-mt), M2M100, NLLB, mBART or T5."""
 
     source: str | None = None
-    """language of what it reads, as its tokenizer names it: en (M2M100), eng_Latn (NLLB), en_XX (mBART); null
-    where the model has one alone"""
+    """source language, as the tokenizer names it: en (M2M100), eng_Latn (NLLB), en_XX (mBART); null: the
+    model has only one"""
     target: str | None = None
-    """language of what it writes: its token is forced to be the first one; null where the model has one alone
-    """
+    """target language, whose token is forced to be the first one; null: the model has only one"""
     prefix: str = ""
     """put before every text: >>fra<< and a blank for a Marian model of several languages, or "translate
     English to German: " for T5"""
     max_length: Annotated[int, Field(ge=4)] | None = None
-    """source tokens of a text, special tokens included; null: as many as the model takes. A longer text is
-    not translated; reason too_long_for_model"""
+    """largest number of source tokens of a text, special tokens included; null: the limit of the model. A
+    longer text is not translated; reason too_long_for_model"""
     decoding: DecodingSettings = DecodingSettings()
 
 
 class VariantSettings(ShortSettings):
-    """An augmenter with its options. A plain name is one with its defaults."""
+    """An augmentation method with its options. A plain string is the name of a method."""
 
     method: str
-    """as in pipeline/augment"""
+    """name of the method, registered in pipeline/augment"""
     options: dict[str, JsonValue] = {}
-    """of the method: see its class"""
+    """options of the method, described in its class"""
     keep: KeepSettings | None = None
-    """null: augment.keep"""
+    """tests of these variants; null: augment.keep"""
 
 
 class AugmentSettings(Settings):
     """Variants of the corpus's texts, by name."""
 
     name: str = "main"
-    """of the folder below augmented/ of release.root in which each run that found something new leaves a
-    numbered manifest"""
+    """name of the augmented corpus: each run that finds a change stores a numbered manifest in the folder
+    augmented/<name> of release.root"""
     variants: dict[str, VariantSettings] = {}
-    """name -> method, or {method, options, keep}. Each becomes the columns variant_<name>, rejected_<name>,
-    reason_<name> and similarity_<name>; where a method makes several, _1, _2 ... stand behind the name"""
+    """name -> method, or {method, options, keep}. Each makes the columns variant_<name>, rejected_<name>,
+    reason_<name> and similarity_<name>; if a method makes several variants, _1, _2 ... follow the name"""
     keep: KeepSettings = KeepSettings()
     unit_rows: Annotated[int, Field(ge=1, le=2**31)] = 4_096
-    """rows of a unit: what is repeated at most when a worker is killed"""
+    """rows of a unit; a killed worker repeats at most one unit"""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """of all that is drawn"""
+    """seed of all random choices"""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """arithmetic of the models"""
+    """type of the models' forward pass"""
     threads: Annotated[int, Field(ge=1)] = 1
     """threads of one worker on a CPU"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: the GPU where a worker is given one, else the CPU"""
+    """auto: the GPU if a worker has one, else the CPU"""
 
     @field_validator("name")
     @classmethod
     def _name_is_a_folder(cls, value: str) -> str:
-        if not value or not all(sign.isalnum() or sign in "-_." for sign in value) or value.startswith("."):
+        if not value or not all(char.isalnum() or char in "-_." for char in value) or value.startswith("."):
             raise ValueError(f"a name of letters, digits, '-', '_' and '.', not {value!r}")
         return value
 
@@ -169,6 +165,6 @@ class AugmentSettings(Settings):
     @classmethod
     def _names_become_columns(cls, value: dict[str, VariantSettings]) -> dict[str, VariantSettings]:
         for name in value:
-            if not name or not all(sign.isalnum() or sign in "-_" for sign in name) or name in _RESERVED:
+            if not name or not all(char.isalnum() or char in "-_" for char in name) or name in _RESERVED:
                 raise ValueError(f"names of variants in letters, digits, '-' and '_', not {name!r}")
         return value

@@ -1,4 +1,4 @@
-"""Settings of the Ray cluster and of the pools of workers on it."""
+"""Settings of the Ray cluster and of its workers."""
 
 from typing import Annotated, Any
 
@@ -10,24 +10,24 @@ from pipeline.config import Settings
 class WorkerSettings(Settings):
     """Number of encode workers; a plain number (cluster.workers=4) sets both min and max.
 
-    If both are null, as many start as fit the cluster now. There are never more than units.
+    If both are null, as many start as fit the cluster now. There are never more workers than units to encode.
     """
 
     min: Annotated[int, Field(ge=1)] | None = None
-    """smallest number of workers; null: 1. Without room for them the command ends: at once with exit code 2
-    if the cluster cannot grow, else after cluster.wait_s with exit code 75"""
+    """smallest number of workers; null: 1. If the cluster has no room for them, the command ends: at once
+    with exit code 2 if the cluster cannot grow, else after cluster.wait_s with exit code 75"""
     max: Annotated[int, Field(ge=1)] | None = None
     """largest number of workers, reached as nodes are added; null: as many as fit the cluster now"""
 
     @model_validator(mode="after")
-    def _check_range(self) -> "WorkerSettings":
+    def _min_is_at_most_max(self) -> "WorkerSettings":
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError("min to be at most max")
         return self
 
 
 class ClusterSettings(Settings):
-    """The Ray cluster and the pools on it."""
+    """The Ray cluster and its workers."""
 
     address: str | None = None
     """host:port or auto; null: the cluster of RAY_ADDRESS, as inside `ray job submit` (an http address is
@@ -50,18 +50,18 @@ class ClusterSettings(Settings):
     wait_s: Annotated[float, Field(ge=10)] | None = None
     """seconds that a stage waits for a node with room for one of its workers, if the cluster's autoscaler can
     add such a node, or if one was lost during the run; then it ends with exit code 75. If no node that exists
-    or can be added has room for a worker, it ends at once with exit code 2; null: as long as patience_s"""
+    or can be added has room for a worker, it ends at once with exit code 2; null: patience_s"""
 
     @field_validator("workers", mode="before")
     @classmethod
-    def _set_both(cls, value: Any) -> Any:
+    def _number_is_min_and_max(cls, value: Any) -> Any:
         if type(value) is int:
             return {"min": value, "max": value}
         return WorkerSettings() if value is None else value
 
     @field_validator("gpus_per_worker")
     @classmethod
-    def _check_fraction(cls, value: float) -> float:
+    def _fraction_is_below_one(cls, value: float) -> float:
         if value > 1 and value != int(value):
             raise ValueError(
                 "a fraction of one GPU or a whole number of GPUs, because Ray divides single GPUs only"

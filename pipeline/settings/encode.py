@@ -11,44 +11,44 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 class EncoderSettings(Settings):
-    """The model that makes the vectors; what is null is as the model folder says."""
+    """The model that makes the vectors. A setting that is null is taken from the model folder."""
 
     path: Uri = "all-MiniLM-L6-v2"
-    """a folder, a file:// or s3:// URI of one, or a hub id; all-MiniLM-L6-v2 alone is the copy packaged with
-    the extra `local` where installed; or a file of word vectors in word2vec's or GloVe's form, text or
-    binary, also with .gz: a text is then the average of its known words, lower-cased where their words are"""
+    """a folder, a file:// or s3:// URI of one, or a hub id (all-MiniLM-L6-v2 is the copy in the extra `local`
+    if that is installed); or a file of word vectors in the format of word2vec or GloVe, text or binary, also
+    with .gz: the vector of a text is then the average of its known words, in lower case if the file's are"""
     pooling: str | None = None
     """cls, cls_mlp, mean, max, first_last, static_last, last2, static, table, sqrt_len, weighted_mean, last
-    or mask; mean+max concatenates two. static averages the embedding layer's output, table the rows of its
-    word table alone; mask is the state of a template's mask token"""
+    or mask; mean+max concatenates two. static averages the output of the embedding layer, table only the word
+    embeddings in it; mask is the hidden state of a template's mask token"""
     template: str | None = None
-    """what every text is put into, such as This sentence : "[X]" means [MASK]. : [X] is the text, cut before
-    to the tokens that are left of max_length, [MASK] the tokenizer's mask token, whose state is the vector
-    unless `pooling` says otherwise (Jiang et al. 2022, PromptBERT)"""
+    """template for every text, such as `This sentence : "[X]" means [MASK].` [X] stands for the text, which
+    is truncated so that the template fits into max_length. [MASK] is the tokenizer's mask token; its hidden
+    state is the vector unless `pooling` is set (Jiang et al. 2022, PromptBERT)"""
     ensure_final_punctuation: bool = False
-    """whether a text that ends in none of . ? " ' gets a full stop"""
+    """whether to add a full stop to a text that does not end with one of . ? " '"""
     prompt: str | None = None
     """text put before every text of the corpus"""
     query_prompt: str | None = None
-    """text put before every query; null: the folder's query prompt where the corpus gets its counterpart,
-    else the same as `prompt`"""
+    """text put before every query; null: the folder's query prompt if `prompt` is null too, else the same as
+    for the corpus"""
     max_length: Annotated[int, Field(ge=4)] | None = None
-    """tokens of one text, special tokens included; what is longer is cut, at the end unless the folder's
-    tokenizer says at the start, and counted"""
+    """largest number of tokens of a text, special tokens included. Longer texts are counted and
+    truncated: at the end, or at the start if the folder's tokenizer does so"""
     normalize: bool | None = None
-    """false drops the folder's Normalize module, true adds one; either is another space"""
+    """false removes the folder's Normalize module, true adds one; either makes another vector space"""
     exclude: tuple[Literal["frequent", "subword", "case", "punctuation"], ...] = ()
     """tokens left out of an average (Jiang et al. 2022, PromptBERT): the most frequent ones, pieces of words,
-    those with upper case, punctuation; special tokens then stay out too. A text of nothing else keeps them
-    all"""
+    tokens with upper case, punctuation; then special tokens are left out too. If no token of a text would
+    remain, all are averaged"""
     frequent: Annotated[int, Field(ge=1)] = 36
-    """how many tokens `frequent` leaves out, by `frequencies`"""
+    """number of tokens that `exclude: [frequent]` leaves out, by `frequencies`"""
     frequencies: str | None = None
-    """a Parquet file, path or URI, with the columns word and count, for `exclude: [frequent]` and `sif`; an
-    encoder folder that has frequencies.parquet in it, as a release's copy has, keeps to that"""
+    """a Parquet file, path or URI, with the columns word and count, for `exclude: [frequent]` and `sif`. A
+    file frequencies.parquet in the encoder folder, such as in a release's copy, takes precedence"""
     sif: Annotated[float, Field(gt=0)] | None = None
-    """weigh a word of probability p by sif / (sif + p) in an average (Arora et al. 2017; 0.001 is usual);
-    null: all alike. Needs word vectors and `frequencies`"""
+    """weight a word of probability p by sif / (sif + p) in an average (Arora et al. 2017; 0.001 is usual);
+    null: equal weights. Needs word vectors and `frequencies`"""
 
     @field_validator("template")
     @classmethod
@@ -60,23 +60,23 @@ class EncoderSettings(Settings):
 
 
 class EncodeSettings(Settings):
-    """Units of the corpus, and the arithmetic that encodes them."""
+    """Units of the corpus, and the arithmetic of the forward pass."""
 
     unit_rows: Annotated[int, Field(ge=1, le=2**31)] = 32_768
     """rows of a unit: the unit of work, retry, resume and output"""
     max_tokens: Annotated[int, Field(ge=64, lt=2**31)] | None = None
-    """tokens of one packed buffer; null: 1,024 on a CPU, 32,768 on a GPU. Part of what makes vectors
-    bit-identical, so it never adapts by itself"""
+    """tokens of one packed buffer; null: 1,024 on a CPU, 32,768 on a GPU. It is fixed during a run, because
+    vectors are bit-identical only with buffers of equal size"""
     window_rows: Annotated[int, Field(ge=1)] = 32_768
-    """rows planned together: identical texts inside a window are encoded once"""
+    """rows whose buffers are planned together; equal texts in a window are encoded once"""
     dtype: Dtype = "float32"
-    """arithmetic of the forward pass; pooling and normalisation stay float32"""
+    """type of the forward pass; pooling and normalization stay in float32"""
     compile: bool = True
-    """on a GPU: compile normalisation and residual sum into one kernel where Triton is at hand, else say so
-    once. A CPU needs no compiler: oneDNN fuses"""
+    """on a GPU, compile normalization and residual sum into one kernel; without Triton a message says that
+    this is not possible. No effect on a CPU"""
     vectors: Literal["float32", "float16"] = "float32"
     """type of the stored vectors"""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """threads of one worker's forward pass on a CPU"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: the GPU that cluster.gpus_per_worker asks for, else the CPU"""
+    """auto: the GPU if cluster.gpus_per_worker is above 0, else the CPU"""

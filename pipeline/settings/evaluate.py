@@ -1,5 +1,6 @@
 """Settings of an evaluation: its tasks, and the encoders and releases that are compared."""
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -7,36 +8,33 @@ from pydantic import Field, model_validator
 from pipeline.config import Settings
 from pipeline.settings.encode import EncoderSettings
 
+_RELEASE = re.compile(r"(release:|(?P<root>(?!release:).+)?#)(?P<release>current|\d+)", re.DOTALL)
+
 
 class CandidateSettings(Settings):
-    """An encoder to evaluate, alone or with a fitted transform, or a published release with both.
+    """An encoder to evaluate, alone or with a fitted transform, or a published release with its own.
 
     A plain string is a release (release:current, release:7, ROOT#7, ROOT#current) or else an encoder's path.
     """
 
     name: str | None = None
-    """in tables; null: made from the rest"""
+    """name in tables; null: made from the other settings"""
     encoder: EncoderSettings | None = None
-    """null: the job's"""
+    """the encoder; null: the job's encoder"""
     transform: str | None = None
     """file of a fitted transform, such as those below transforms/ of a release root"""
     release: Annotated[int, Field(ge=1)] | Literal["current"] | None = None
+    """number of a published release, or current; null: an encoder is evaluated"""
     root: str | None = None
-    """of the release; null: release.root"""
+    """root of the release; null: release.root"""
 
     @model_validator(mode="before")
     @classmethod
     def _string_is_short_form(cls, value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        root, sign, number = (
-            value.removeprefix("release:").rpartition("#")
-            if not value.startswith("release:")
-            else ("", "#", value.removeprefix("release:"))
-        )
-        if sign and (number == "current" or number.isdigit()):
-            return {"release": number if number == "current" else int(number), "root": root or None}
-        return {"encoder": {"path": value}}
+        match = _RELEASE.fullmatch(value)
+        return {"encoder": {"path": value}} if match is None else match.groupdict()
 
     @model_validator(mode="after")
     def _release_has_its_own(self) -> "CandidateSettings":
@@ -48,77 +46,78 @@ class CandidateSettings(Settings):
 
 
 class TaskSettings(Settings):
-    """One's own data as a task."""
+    """An evaluation task on the user's own data."""
 
     kind: str
     """sts, triplets, pairs, retrieval, duplicates or transfer"""
     uri: str
     """a Parquet file"""
     name: str | None = None
-    """null: the file's name"""
+    """name in tables; null: the file's name"""
     columns: dict[str, str] = {}
-    """role: column, where they differ. sts: sentence1, sentence2, score; triplets: anchor, positive,
-    negative; pairs: sentence1, sentence2, label; retrieval: query, positive or text, group; duplicates: as
-    pairs, or text, group; transfer: text (or sentence1, sentence2), label, split"""
+    """role -> column, if the column's name is not the role. Roles of sts: sentence1, sentence2, score;
+    triplets: anchor, positive, negative; pairs: sentence1, sentence2, label; retrieval: query, positive or
+    text, group; duplicates: as pairs, or text, group; transfer: text (or sentence1, sentence2), label, split
+    """
     options: dict[str, float | int | str | bool] = {}
-    """of the kind: see its class"""
+    """options of the kind, described in its class in pipeline/evaluate"""
 
 
 class GeometrySettings(Settings):
     """Samples and measures of `manta evaluate --geometry`."""
 
     sentences: Annotated[int, Field(ge=10, le=100_000)] = 2_000
-    """sampled from the corpus by hash of their text"""
+    """number of sentences, sampled from the corpus by the hash of their text"""
     pairs: Annotated[int, Field(ge=10)] = 1_000
-    """random pairs behind each baseline, and at most so many for one word"""
+    """number of random pairs for each baseline, and the largest number of pairs for one word"""
     contexts: Annotated[int, Field(ge=2)] = 5
-    """least number of sentences in which a word must occur for its self-similarity"""
+    """smallest number of sentences in which a word must occur to measure its self-similarity"""
     neighbours: Annotated[int, Field(ge=1)] = 10
-    """k of hubness and of the distance to a word's nearest words"""
+    """number of nearest neighbours for hubness and for the distance to a word's nearest words"""
     edit_distance: Literal["characters", "words"] = "characters"
-    """what an edit inserts, deletes or replaces, where similarity is compared with edit distance"""
+    """unit that an edit inserts, deletes or replaces, to compare similarity with edit distance"""
     centred: bool = True
-    """whether explained variance is that about the mean of a word's vectors, as in published figures; false:
-    about zero, as it is printed (Ethayarajh 2019)"""
+    """measure explained variance about the mean of a word's vectors, as in the figures of Ethayarajh (2019);
+    false: about zero, as in that paper's formula"""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """of every sample"""
+    """seed of every sample"""
 
 
 class EvaluateSettings(Settings):
     """Tasks and candidates of `manta evaluate`.
 
-    Without tasks of any kind it measures the published release against the gates.
+    Without any task, it measures the published release and compares the results with the gates.
     """
 
     tasks: str | None = None
     """a folder with sts/NAME.parquet (subset, sentence1, sentence2, score), stsb-multi/NAME.parquet and
     senteval/NAME.parquet (text, label, split)"""
     names: tuple[str, ...] = ("sts",)
-    """of the folder's tasks: sts (STS12 to STS16, STSB-test, SICK-R), stsb-multi (all that is there),
-    senteval (MR, CR, SUBJ, MPQA, SST2, SST5, TREC, MRPC), or single ones such as STSB-dev, SICK-R-trial,
-    STSB-de-test. What is missing is named, and no average hides it"""
+    """tasks in the folder: sts (STS12 to STS16, STSB-test, SICK-R), stsb-multi (all of its files), senteval
+    (MR, CR, SUBJ, MPQA, SST2, SST5, TREC, MRPC), or single ones such as STSB-dev, SICK-R-trial, STSB-de-test.
+    Missing tasks are listed, and an average over them is left out"""
     own: tuple[TaskSettings, ...] = ()
-    """tasks on one's own data: a list of {kind, uri, name, columns, options}; kind is sts, triplets, pairs,
-    retrieval, duplicates or transfer"""
+    """tasks on the user's own data: a list of {kind, uri, name, columns, options}; kind is sts, triplets,
+    pairs, retrieval, duplicates or transfer"""
     candidates: tuple[CandidateSettings, ...] = ()
     """encoder paths, release:current, ROOT#7, or mappings with name, encoder, transform, release, root ({} is
-    the job's encoder); none: the job's encoder. All are compared with the first one, with intervals of the
+    the job's encoder); none: the job's encoder. Each is compared with the first one, with intervals of the
     differences"""
     similarity: Literal["cosine", "angular", "euclidean", "dot"] = "cosine"
-    """of two sentences: angular is that of Cer et al. 2018 (USE), euclidean is minus the distance"""
+    """similarity of two sentences: angular as in Cer et al. 2018 (USE), euclidean is the negative distance"""
     aggregation: Literal["all", "mean", "wmean"] = "all"
-    """over a task's subsets: one correlation over all pairs together, the subsets' mean, or their mean
-    weighted by pairs"""
+    """score of a task with subsets: one correlation over all pairs, the mean over subsets, or their mean
+    weighted by number of pairs"""
     solver: Literal["lbfgs", "sgd"] = "lbfgs"
-    """of the transfer tasks' logistic regression: convex to the optimum over inverse strengths, or Adam with
-    early stopping as in published tables"""
+    """solver of the logistic regression in transfer tasks: L-BFGS to the optimum, with a search over
+    regularization strengths, or Adam with early stopping as in published tables"""
     folds: Annotated[int, Field(ge=2)] = 10
-    """of cross-validation in transfer tasks"""
+    """folds of cross-validation in transfer tasks"""
     bootstrap: Annotated[int, Field(ge=0)] = 1_000
-    """resamples behind the 95 % intervals; 0: none"""
+    """resamples for the 95 % intervals; 0: no intervals"""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1111
-    """of folds, resamples and classifiers"""
+    """seed of folds, resamples and classifiers"""
     root: str | None = None
-    """below evaluations/ of it sentence vectors, figures and pages are kept, so that a second run takes them
-    over; prune leaves them; null: release.root"""
+    """root below which sentence vectors, scores and pages are stored, in evaluations/, and reused by later
+    runs; prune keeps them; null: release.root"""
     geometry: GeometrySettings = GeometrySettings()

@@ -10,10 +10,11 @@ from pipeline.settings.index_kinds import INDEX_KINDS
 
 
 def _kind_or_factory(kind: str) -> str:
-    """Return `kind`. faiss is not loaded here: every name with a capital may be a factory string."""
+    """Check a kind. With a capital it may be a factory string, which is not parsed: that would load faiss."""
     if kind not in INDEX_KINDS and not kind[:1].isupper():
-        known = ", ".join(map(repr, INDEX_KINDS))
-        raise ValueError(f"one of {known} or a faiss factory string such as IVF1024,PQ48x8")
+        raise ValueError(
+            f"one of {', '.join(map(repr, INDEX_KINDS))} or a faiss factory string such as IVF1024,PQ48x8"
+        )
     return kind
 
 
@@ -21,69 +22,73 @@ class IndexSettings(Settings):
     """The faiss index; its metric is the cosine (inner product of normalised vectors)."""
 
     kind: Annotated[str, AfterValidator(_kind_or_factory)] = "auto"
-    """auto, flat, ivf_flat, ivf_sq8, opq_ivf_pq, hnsw, or a faiss factory string such as IVF1024,PQ48x8"""
+    """auto, flat, ivf_flat, ivf_sq8, ivf_sq6, opq_ivf_pq, ivf_rabitq_refine_fp16, ivf_rabitq_refine, hnsw, or
+    a faiss factory string such as IVF1024,PQ48x8"""
     memory_gib: Annotated[float, Field(gt=0)] = 8.0
-    """memory a searcher has for the index; auto picks the most exact kind that fits"""
+    """memory a searcher has for the index. auto picks an exact kind if one fits, else the smallest kind that
+    fits and whose codes, measured on a sample of the rows, are exact enough for gates.recall_at_10"""
     shards: Annotated[int, Field(ge=1)] | None = None
-    """parts filled in parallel, then merged; null: one per index worker"""
+    """pieces of the index that are filled in parallel, then merged; null: by the rows and the lists"""
     nlist: Annotated[int, Field(ge=1)] | None = None
     """lists of an IVF index; null: about 4 * sqrt(rows)"""
     train_rows: Annotated[int, Field(ge=1)] | None = None
-    """rows the quantizer is trained on; null: 64 per list, at least 20,000 where there are so many"""
+    """rows the quantizer is trained on; null: 64 per list, and at least 20,000 if there are so many"""
     nprobe: Annotated[int, Field(ge=1)] | None = None
-    """lists a query visits; null: the fewest whose recall is above gates.recall_at_10 with its whole 95 %
-    interval, and up to eight times as many if queries near deleted rows need them for that recall"""
+    """lists that a query visits; null: the smallest number for which the whole 95 % interval of the recall is
+    above gates.recall_at_10, and up to eight times as many if queries near deleted rows need more"""
     queries: Annotated[int, Field(ge=2)] = 1_000
     """rows sampled as queries; nprobe is chosen on one half, recall reported on the other"""
     on_disk: Literal["auto", "never", "always"] = "auto"
-    """keep the lists of an IVF index in a second file that searchers map; auto: where the index exceeds
-    memory_gib"""
+    """whether the lists of an IVF index are in a second file, which searchers map into memory; auto: if the
+    index exceeds memory_gib"""
     seed: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
-    """of the quantizer's training"""
+    """seed of the quantizer's training"""
+    part_gib: Annotated[float, Field(gt=0)] = 8.0
+    """size of one file of the index; a larger index is several files, which are searched together"""
     rewrite_gib: Annotated[float, Field(gt=0)] = 64.0
-    """index file up to which a night takes rows out of last night's index and adds the new ones; a larger one
-    stays, and new rows get a file beside it"""
+    """size up to which a night rewrites last night's index file without removed rows and with new ones; a
+    larger file is kept, and new rows are in a second file"""
 
 
 class GateSettings(Settings):
-    """Demands on a candidate before it is published; null switches a gate off.
+    """Quality gates that a candidate must pass to be published; null switches a gate off.
 
     Row conservation, unique ids and finite vectors are always checked.
     """
 
     recall_at_10: Annotated[float, Field(ge=0, le=1)] | None = 0.95
-    """share of the exact ten nearest found; refused when even the upper end of its 95 % Wilson interval stays
-    below"""
+    """smallest proportion of the exact ten nearest rows that the index finds. A candidate is refused if the
+    upper end of the 95 % Wilson interval of its recall is below this"""
     queries: str | None = None
-    """a file of texts that people ask, one on each line, or Parquet with a column query or text; a path or a
-    URI. Their recall@10 is measured and reported beside that of rows of the corpus, which recall_at_10 asks
-    for, at the cost of one exact search of all rows each night; null: rows only"""
+    """path or URI of a file with texts that users search for, one on each line, or Parquet with a column
+    query or text. Their recall@10 is reported too, at the cost of one exact search of all rows each night;
+    the gate recall_at_10 uses rows of the corpus as queries. null: rows of the corpus only"""
     max_size_gib: Annotated[float, Field(gt=0)] | None = None
-    """size of the index files"""
+    """largest size of the index files"""
     p99_ms: Annotated[float, Field(gt=0)] | None = None
-    """99th percentile of one query's time at the set nprobe, one thread"""
+    """largest 99th percentile of the time of one query at the chosen nprobe, with one thread"""
     canary_cosine: Annotated[float, Field(ge=-1, le=1)] | None = None
-    """lowest cosine of the canary texts' vectors with the previous release's, same space; null: 0.9999 in
-    float32, 0.999 in half precision"""
+    """lowest cosine of a canary text's vector with its vector in the previous release, in the same space;
+    null: 0.9999 in float32, 0.999 in half precision"""
     unknown_tokens: Annotated[float, Field(ge=0, le=1)] | None = 0.2
-    """proportion of the texts' tokens that the encoder's tokenizer does not know ([UNK], or the bytes that it
-    falls back to), over all units of the release. Of what word vectors lack, punctuation, numbers, single
-    letters and English stop words do not count: many files leave them out on purpose"""
+    """largest proportion of the texts' tokens that are unknown to the encoder's tokenizer ([UNK], or bytes in
+    its place), over all units of the release. With word vectors, missing punctuation, numbers, single letters
+    and English stop words do not count, because many files leave them out on purpose"""
     lost_tokens: Annotated[float, Field(ge=0, le=1)] | None = 0.95
-    """proportion of the texts' tokens that lie beyond the encoder's limit and are in no vector, over all
-    units of the release. Whole articles by an encoder of 256 or 512 tokens lose half or more, and their
-    beginnings often serve: only where 19 of 20 tokens are lost does search hardly find more than titles"""
+    """largest proportion of the texts' tokens that truncation removed, over all units of the release. The
+    default is high because the beginning of an article often suffices: articles lose half of their tokens or
+    more with an encoder of 256 or 512 tokens"""
 
     @property
     def wanted_recall(self) -> float:
-        """The recall@10 that the search effort is chosen for: that of the gate, or 0.95 if it is off."""
+        """The recall@10 for which nprobe is chosen: the gate's, or 0.95 if the gate is off."""
         return 0.95 if self.recall_at_10 is None else self.recall_at_10
 
 
 class ReleaseSettings(Settings):
-    """The place of releases."""
+    """Locations of releases and of their commits."""
 
     root: Uri = "releases"
     """a directory or an s3:// URI"""
     commits_root: str | None = None
-    """a store that has create-once, for commits, when `root` has not"""
+    """another store for commits, if `root` is in a store that cannot create a file only once"""

@@ -1,6 +1,6 @@
-"""The named kinds of index. A new kind is one entry of `KINDS`: plans, settings and messages follow from it.
+"""The named kinds of index. A new kind is one entry of `KINDS`: plans, settings and messages use it.
 
-Nothing here needs faiss, so that a night can be planned without loading it.
+This module does not load faiss, so that a night can be planned quickly.
 """
 
 import math
@@ -8,17 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 CODEWORDS = 256  # centroids of one 8-bit sub-quantizer
-HNSW_LINKS = 32
-# components that one byte of a product-quantizer code encodes, unless `auto` tries others
+HNSW_LINKS = 32  # links of a node on each level above the lowest, which has twice as many
+# Vector components that one byte of a product-quantizer code encodes, unless `auto` tries others.
 DIMS_PER_BYTE = 8
-LARGE_NLIST = 2**14  # from here, finding the lists by brute force costs more than scanning them
-# Links of the lowest level, links of the levels above on average, level, offset.
+REFINED_BYTES = 8  # of a row of a refined kind: its number, by which its second code is found
+LARGE_NLIST = 2**14  # with so many lists, finding the nearest by brute force costs more than scanning them
+# Bytes of a node: links of the lowest level, links of the levels above (on average), level, offset.
 _HNSW_BYTES = 4 * 2 * HNSW_LINKS + 4 * 2 + 4 + 8
 
 
 @dataclass(frozen=True)
 class IndexShape:
-    """Numbers that a kind's factory string and size follow from.
+    """Numbers from which a kind's factory string and size follow.
 
     Attributes:
         dim: dimension of the indexed vectors.
@@ -48,18 +49,20 @@ class IndexShape:
 
 @dataclass(frozen=True)
 class IndexLayout:
-    """Size and abilities of an index, of a named kind or of a faiss factory string.
+    """Size and properties of an index, of a named kind or of a faiss factory string.
 
     Attributes:
-        factory: faiss factory string of the part after whitening and normalization.
+        factory: faiss factory string, without whitening and normalization.
         row_bytes: bytes of a row without its id.
         fixed_bytes: bytes that do not depend on the number of rows: centroids, rotation, codebooks.
         nlist: number of inverted lists; 0 without lists.
-        codewords: training rows that the product quantizer needs at least; 0 without one.
-        trains: True if anything is trained.
+        codewords: centroids of each sub-quantizer, and therefore the least number of training rows; 0 without
+            a product quantizer.
+        trains: True if the index must be trained.
         shardable: True if parts can be filled separately and merged.
         removable: True if rows can be removed, and others added afterwards.
         mappable: True if the lists can be in a file of their own.
+        mapped_bytes: bytes of a row that searchers leave in the file: the second codes of a refined kind.
     """
 
     factory: str
@@ -71,6 +74,7 @@ class IndexLayout:
     shardable: bool
     removable: bool
     mappable: bool
+    mapped_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,8 @@ class IndexKind:
         has_lists: True for an IVF index. `auto` tries the kinds with lists, in the order of `KINDS`.
         codewords: centroids of each sub-quantizer of a product quantizer; 0 without one.
         dims_per_byte_choices: values of `dims_per_byte` that `auto` tries, from exact to small.
+        mapped_bytes: bytes of a row's second code, which is read for the best candidates of a search only;
+            None for a kind that is not refined.
         shardable: True if parts can be filled separately and merged.
         removable: True if rows can be removed, and others added afterwards.
     """
@@ -94,8 +100,14 @@ class IndexKind:
     has_lists: bool = False
     codewords: int = 0
     dims_per_byte_choices: tuple[int, ...] = (DIMS_PER_BYTE,)
+    mapped_bytes: Callable[[IndexShape], int] | None = None
     shardable: bool = True
     removable: bool = True
+
+    @property
+    def mappable(self) -> bool:
+        """True if the lists can be in a file of their own."""
+        return self.has_lists and self.mapped_bytes is None
 
     def layout(self, shape: IndexShape) -> IndexLayout:
         """Return the layout of an index of this kind and that shape."""
@@ -108,20 +120,27 @@ class IndexKind:
             trains=self.has_lists,
             shardable=self.shardable,
             removable=self.removable,
-            mappable=self.has_lists,
+            mappable=self.mappable,
+            mapped_bytes=self.mapped_bytes(shape) if self.mapped_bytes else 0,
         )
 
 
 def _opq_factory(shape: IndexShape) -> str:
-    """A product quantizer needs equal parts, so the rotation pads the vectors.
+    """Return the factory string of a rotation, a coarse quantizer and a product quantizer.
 
-    np: without the polysemous order of the codes, which is not used and takes longest to train.
+    The rotation also pads the vectors, because a product quantizer needs sub-vectors of equal length. The
+    suffix np leaves out the polysemous training, which takes longest and is not used.
     """
     codes = shape.code_bytes
     return f"OPQ{codes}_{codes * shape.dims_per_byte},{shape.coarse},PQ{codes}x8np"
 
 
-# From exact to small.
+def _rabitq_bytes(shape: IndexShape) -> int:
+    """Return the bytes of a RaBitQ code (Gao and Long 2024): a bit for each component, and two numbers."""
+    return (shape.dim + 7) // 8 + 8
+
+
+# In order from exact to small codes; a refined kind keeps a second code of each row in the file.
 KINDS = {
     "flat": IndexKind(
         factory=lambda _: "Flat",
@@ -138,6 +157,12 @@ KINDS = {
         trained_bytes=lambda shape: 8 * shape.dim,
         has_lists=True,
     ),
+    "ivf_sq6": IndexKind(
+        factory=lambda shape: f"{shape.coarse},SQ6",
+        row_bytes=lambda shape: (6 * shape.dim + 7) // 8,
+        trained_bytes=lambda shape: 8 * shape.dim,
+        has_lists=True,
+    ),
     "opq_ivf_pq": IndexKind(
         factory=_opq_factory,
         row_bytes=lambda shape: shape.code_bytes,
@@ -145,6 +170,19 @@ KINDS = {
         has_lists=True,
         codewords=CODEWORDS,
         dims_per_byte_choices=(4, 8, 16),
+    ),
+    "ivf_rabitq_refine_fp16": IndexKind(
+        factory=lambda shape: f"{shape.coarse},RaBitQ,Refine(SQfp16)",
+        row_bytes=lambda shape: _rabitq_bytes(shape) + 2 * shape.dim + REFINED_BYTES,
+        has_lists=True,
+        mapped_bytes=lambda shape: 2 * shape.dim,
+    ),
+    "ivf_rabitq_refine": IndexKind(
+        factory=lambda shape: f"{shape.coarse},RaBitQ,Refine(SQ8)",
+        row_bytes=lambda shape: _rabitq_bytes(shape) + shape.dim + REFINED_BYTES,
+        trained_bytes=lambda shape: 8 * shape.dim,
+        has_lists=True,
+        mapped_bytes=lambda shape: shape.dim,
     ),
     "hnsw": IndexKind(
         factory=lambda _: f"HNSW{HNSW_LINKS}",

@@ -18,57 +18,56 @@ class FlowSettings(Settings):
     width: Annotated[int, Field(ge=1)] = 32
     """hidden units of a coupling's network"""
     permutation: Literal["reverse", "random"] = "reverse"
-    """of the dimensions before each coupling: turned round, or drawn once by seed"""
+    """order of the dimensions before each coupling: reversed, or drawn once by seed"""
     epochs: Annotated[float, Field(gt=0)] = 1.0
-    """passes over the vectors; a part of one is allowed"""
+    """passes over the vectors; may be a fraction"""
     batch_rows: Annotated[int, Field(ge=2)] = 32
     """vectors of one training step"""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
-    """of AdamW, constant"""
+    """learning rate of AdamW, constant"""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    """of AdamW, on the matrices of couplings alone; locations and scales are left as learned"""
+    """weight decay of AdamW, for the matrices of couplings only"""
     clip: Annotated[float, Field(gt=0)] = 1.0
     """largest norm of the gradient"""
     checkpoint_steps: Annotated[int, Field(ge=1)] = 1_000
-    """steps between two checkpoints: what a killed training repeats at most"""
+    """steps between two checkpoints: a killed training repeats at most so many"""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """of the initial weights, the order of the vectors and a random permutation"""
+    """seed of the initial weights, the order of the vectors and a random permutation"""
 
 
 class WhitenSettings(Settings):
-    """The transform of the published index, whitening (Su et al. 2021) unless another is named; stored
-    vectors stay raw.
-    """
+    """The transform of the published index: by default whitening (Su et al. 2021). Stored vectors are raw."""
 
     mode: Literal["auto", "on", "off"] = "auto"
-    """auto compares raw and transformed, and transforms only where that is not worse"""
+    """auto compares raw and transformed vectors, and uses the transform unless it is worse"""
     transform: str = "whitening"
-    """whitening, standardize (zero mean, unit variance per dimension), components (all-but-the-top; SIF's
-    with `centred: false`) or flow; several in a row joined by +, such as standardize+components. A flow is no
-    linear map and serves `manta whiten` and `manta evaluate` only, not the index"""
+    """whitening, standardize (zero mean, unit variance per dimension), components (all-but-the-top, or SIF
+    with `centred: false`) or flow; joined by + to apply several, such as standardize+components. A flow is
+    not linear: only `manta whiten` and `manta evaluate` can use it, not the index"""
     k: Annotated[int, Field(ge=1)] | Literal["dev", "likelihood"] | None = None
-    """components whitening keeps; null: all of the covariance's rank; dev: best on `dev`; likelihood: best
-    for rows held out (probabilistic PCA)"""
+    """number of components that whitening keeps; null: the rank of the covariance; dev: the best on `dev`;
+    likelihood: the most likely for held-out rows (probabilistic PCA)"""
     rotation: Literal["pca", "zca"] = "pca"
-    """zca turns whitened vectors back to the old axes: equal cosines where nothing is cut off"""
+    """zca rotates whitened vectors back to the original axes, which leaves cosines equal if all components
+    are kept"""
     shrinkage: Annotated[float, Field(ge=0, le=1)] | Literal["auto"] = 0.0
-    """how far the covariance is drawn to a multiple of the identity before it is inverted; auto: oracle
-    approximating shrinkage (Chen et al. 2010)"""
+    """weight of a multiple of the identity that is mixed into the covariance before it is inverted; auto:
+    oracle approximating shrinkage (Chen et al. 2010)"""
     ridge: Annotated[float, Field(ge=0)] = 0.0
-    """added to every eigenvalue, as a share of their mean: small directions are blown up less"""
+    """added to every eigenvalue, as a proportion of their mean: small directions are then scaled up less"""
     remove: Annotated[int, Field(ge=0)] | Literal["dev"] = 1
-    """directions that `components` takes out; dev: best on `dev`"""
+    """number of directions that `components` removes; dev: the best on `dev`"""
     centred: bool = True
-    """whether `components` subtracts the mean and takes principal directions; false: the first singular
-    vectors of the vectors as they are (SIF)"""
+    """whether `components` subtracts the mean and removes principal directions; false: it removes the first
+    singular vectors of the uncentred vectors (SIF)"""
     dev: str | None = None
-    """an STS file (sentence1, sentence2, score) for auto and for k and remove by dev; null: split-half
-    retrieval on the corpus itself"""
+    """an STS file (sentence1, sentence2, score), used by `mode: auto`, `k: dev` and `remove: dev`; null:
+    split-half retrieval on texts of the corpus"""
     max_drift: Annotated[float, Field(gt=0)] = 0.1
-    """the fit of an earlier night is kept until vectors have moved this far from those it was fitted on: 0.1
-    is a tenth of a standard deviation, or 10 % of variance"""
+    """drift of the vectors since the transform was fitted, up to which nights keep the fit: 0.1 means that
+    the mean moved by a tenth of a standard deviation, or that variances changed by 10 %"""
     dev_texts: Annotated[int, Field(ge=10)] = 1_000
-    """sampled texts of eight words or more for split-half retrieval"""
+    """number of texts of eight words or more that are sampled for split-half retrieval"""
     write_vectors: bool = False
     """`manta whiten` also writes the transformed vectors as units"""
     flow: FlowSettings = FlowSettings()

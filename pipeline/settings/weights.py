@@ -1,4 +1,4 @@
-"""Settings of the weights that a training changes in place of all of the encoder's own."""
+"""Settings of weights to train instead of the encoder's own: LoRA adapters, or a recurrent encoder."""
 
 from typing import Annotated, Literal
 
@@ -8,40 +8,39 @@ from pipeline.config import Settings
 
 
 class LoraSettings(Settings):
-    """Low-rank adapters (Hu et al. 2022) in place of the backbone's own weights; the product has them added
-    in. Needs the extra `lora`.
+    """Low-rank adapters (Hu et al. 2022), trained instead of the backbone's weights.
+
+    They are merged into the weights when the encoder is saved. Need the extra `lora`.
     """
 
     rank: Annotated[int, Field(ge=1)] | None = None
     """inner dimension of an adapter (16 is usual); null: no adapters, all weights are trained"""
     alpha: Annotated[float, Field(gt=0)] = 32.0
-    """the adapters' product is multiplied by alpha / rank"""
+    """the output of an adapter is multiplied by alpha / rank"""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """of what goes into an adapter"""
+    """dropout rate of the input of an adapter"""
     targets: tuple[str, ...] = ()
-    """ends of the names of adapted layers; none: query and value projections"""
+    """last parts of the names of layers that get an adapter; none: query and value projections"""
 
 
 class RecurrentSettings(Settings):
-    """A new recurrent encoder to start from, in place of encoder.path; the other keys of `encoder` hold for
-    it.
-    """
+    """A new recurrent encoder to train instead of encoder.path. Other keys of `encoder` apply to it too."""
 
     cell: Literal["gru", "lstm"] | None = None
-    """null: training starts from encoder.path"""
+    """recurrent cell; null: training starts from encoder.path"""
     width: Annotated[int, Field(ge=1)] = 600
-    """units of one direction"""
+    """hidden units of one direction"""
     directions: Literal[1, 2] = 2
-    """1: texts are read from their beginning; 2: from their end too, by other weights"""
+    """1: forward; 2: forward and backward, with separate weights"""
     layers: Annotated[int, Field(ge=1)] = 1
-    """each one reads the states of the one before"""
+    """number of stacked layers"""
     readout: Literal["last", "max", "mean", "attention"] = "last"
-    """the final state of each direction, or the largest or mean value of the states at all words, or four
-    sums of them weighted by the words themselves"""
+    """vector of a text: the final state of each direction, the maximum or the mean of the states at all
+    words, or four weighted sums of them (self-attention)"""
     words: str | None = None
-    """a file of word vectors (GloVe, word2vec), which are not trained; null: vectors are learned"""
+    """a file of word vectors (GloVe, word2vec), which are not trained; null: word vectors are learned"""
     vocabulary: Annotated[int, Field(ge=2)] | None = 50_001
-    """words that are known: the commonest of train.data, lower-cased, and one that stands for all others;
-    with `words` the first ones of the file, and others are left out; null: all"""
+    """number of known words: the most frequent ones of train.data, in lower case, and one for all others;
+    with `words` the first ones of the file, and other words are ignored; null: all"""
     word_dim: Annotated[int, Field(ge=1)] = 620
     """dimensions of learned word vectors"""

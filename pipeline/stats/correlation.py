@@ -2,17 +2,17 @@
 
 import numpy as np
 
-_ROUNDING = 1e-12  # relative; rounding of cosines of parallel vectors is smaller
+_TOLERANCE = 1e-12  # relative; larger than the rounding errors of cosines of parallel vectors
 
 
-def constant(x: np.ndarray) -> bool:
+def is_constant(x: np.ndarray) -> bool:
     """Return True if all values of x (n,) are equal up to float64 rounding, or if n < 2."""
-    return len(x) < 2 or bool(np.ptp(x) <= _ROUNDING * max(1.0, float(np.abs(x).max())))
+    return len(x) < 2 or bool(np.ptp(x) <= _TOLERANCE * max(1.0, float(np.abs(x).max())))
 
 
 def pearson(x: np.ndarray, y: np.ndarray) -> float:
     """Linear correlation of x and y (n,), in [-1, 1]; nan if either is constant."""
-    if constant(x) or constant(y):
+    if is_constant(x) or is_constant(y):
         return float("nan")
     x, y = x - x.mean(), y - y.mean()
     return float(np.clip((x / np.linalg.norm(x)) @ (y / np.linalg.norm(y)), -1.0, 1.0))
@@ -21,8 +21,8 @@ def pearson(x: np.ndarray, y: np.ndarray) -> float:
 def spearman(x: np.ndarray, y: np.ndarray) -> float:
     """Rank correlation of x and y (n,), with average ranks for ties, in [-1, 1]; nan if either is constant.
 
-    The short form 1 - 6 sum(d^2) / (n (n^2 - 1)) is valid only without ties.
+    The textbook formula 1 - 6 sum(d^2) / (n (n^2 - 1)) is valid only without ties.
     """
     from scipy.stats import rankdata  # takes a second to import, and most commands do not need it
 
-    return float("nan") if constant(x) or constant(y) else pearson(rankdata(x), rankdata(y))
+    return float("nan") if is_constant(x) or is_constant(y) else pearson(rankdata(x), rankdata(y))

@@ -1,4 +1,4 @@
-"""Drift of vectors away from those that a transform was fitted on, independent of scale."""
+"""Drift: how far today's vectors have moved from the vectors that a transform was fitted on."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from pipeline.stats.spectrum import spectrum_of
 
 @dataclass(frozen=True)
 class Drift:
-    """Differences of current vectors from the fitted ones, after whitening, without unit; 0 without drift.
+    """Differences between current and fitted vectors after whitening; dimensionless, 0 without drift.
 
     Attributes:
         shift: root mean square, over directions, of the change of the mean in standard deviations
@@ -18,8 +18,8 @@ class Drift:
         spread: root mean square of the natural logarithm of the variance along the principal axes of the
             whitened covariance: 0.1 is about 10 % more or less variance in every direction. It is the
             affine-invariant distance of the two covariances (Foerstner & Moonen 1999) divided by sqrt(rank).
-        outside: proportion of the mean square distance from the fitted mean along directions in which the
-            fitted vectors did not vary.
+        outside: of the mean squared distance from the fitted mean, the proportion along directions in which
+            the fitted vectors did not vary.
     """
 
     shift: float
@@ -28,16 +28,16 @@ class Drift:
 
     @property
     def distance(self) -> float:
-        """Largest of the three, for comparison with a limit."""
+        """Largest of shift, spread and outside, for comparison with a limit."""
         return max(self.shift, self.spread, self.outside)
 
 
 def drift(fitted: Moments, current: Moments) -> Drift:
     """Measure how far `current` is from `fitted`.
 
-    Always pass the moments of the fit, not those of the previous night, so that slow drift adds up. For n and
-    m rows of the same distribution in d dimensions, sampling alone gives a shift of about sqrt(1/n + 1/m) and
-    a spread of about sqrt(d (1/n + 1/m)).
+    Pass the moments that the transform was fitted on, not those of the previous night, so that slow drift
+    adds up. Two samples of n and m rows from one distribution in d dimensions have, by chance alone, a shift
+    of about sqrt(1/n + 1/m) and a spread of about sqrt(d (1/n + 1/m)).
 
     Raises:
         DataError: `current` has no rows; `fitted` has fewer than two, or equal rows only.
@@ -50,17 +50,17 @@ def drift(fitted: Moments, current: Moments) -> Drift:
     return Drift(
         shift=_rms(change @ whiten),
         spread=_rms(np.log(np.maximum(variances, np.finfo(np.float64).tiny))),
-        outside=_outside(covariance + np.outer(change, change), axes),
+        outside=_outside_proportion(covariance + np.outer(change, change), axes),
     )
 
 
-def _outside(about_fit: np.ndarray, axes: np.ndarray) -> float:
-    """Proportion of the trace of about_fit (d, d) outside the span of axes (d, r).
+def _outside_proportion(second_moment: np.ndarray, axes: np.ndarray) -> float:
+    """Proportion of the trace of second_moment (d, d) outside the span of axes (d, r).
 
-    about_fit is the mean outer product of the differences from the fitted mean.
+    second_moment is the mean outer product of the differences from the fitted mean.
     """
-    total = float(np.trace(about_fit))
-    return max(0.0, 1.0 - float(((about_fit @ axes) * axes).sum()) / total) if total else 0.0
+    total = float(np.trace(second_moment))
+    return max(0.0, 1.0 - float(((second_moment @ axes) * axes).sum()) / total) if total else 0.0
 
 
 def _rms(values: np.ndarray) -> float:

@@ -8,7 +8,7 @@ from pipeline.errors import DataError
 from pipeline.stats.geometry import unit_rows
 
 _BLOCK = 512  # rows per block of similarities
-_MAX_SIMILARITIES = 1 << 23  # per block: 64 MB
+_MAX_SIMILARITIES = 1 << 23  # per block: 64 MB of float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +23,7 @@ class Hubness:
 
     @property
     def skewness(self) -> float:
-        """Third standardized moment of the counts: 0 if symmetric, above 1 if a few hubs are in most answers.
+        """Third standardized moment of the counts: 0 if symmetric, above 1 if there are a few large hubs.
 
         Source: Radovanovic et al. 2010, eq. 1.
         """
@@ -38,14 +38,15 @@ class Hubness:
 
     @property
     def antihub_proportion(self) -> float:
-        """Proportion of the vectors that are nobody's neighbour."""
+        """Proportion of the vectors that are among the k nearest of no other vector."""
         return float((self.counts == 0).mean())
 
 
 def hubness(x: np.ndarray, k: int) -> Hubness:
     """Count the k-occurrences of the rows of x (n, d) by cosine, excluding each row itself.
 
-    DataError unless n > k.
+    Raises:
+        DataError: unless n > k.
     """
     if len(x) <= k:
         raise DataError(
@@ -60,11 +61,11 @@ def hubness(x: np.ndarray, k: int) -> Hubness:
 def nearest_rows(x: np.ndarray, k: int) -> np.ndarray:
     """Return (n, k) indices of the k rows with the largest inner product with each row of x (n, d).
 
-    A row is not its own neighbour; the k rows are in no order.
+    A row is not its own neighbour; the k indices of a row are in no particular order.
     """
-    found, rows = [], max(1, min(_BLOCK, _MAX_SIMILARITIES // max(len(x), 1)))
-    for start in range(0, len(x), rows):
-        products = x[start : start + rows] @ x.T
-        np.fill_diagonal(products[:, start:], -np.inf)
-        found.append(np.argpartition(-products, k - 1, axis=1)[:, :k])
-    return np.concatenate(found)
+    blocks, block_rows = [], max(1, min(_BLOCK, _MAX_SIMILARITIES // max(len(x), 1)))
+    for start in range(0, len(x), block_rows):
+        products = x[start : start + block_rows] @ x.T
+        np.fill_diagonal(products[:, start:], -np.inf)  # excludes each row itself
+        blocks.append(np.argpartition(-products, k - 1, axis=1)[:, :k])
+    return np.concatenate(blocks)

@@ -1,4 +1,4 @@
-"""Geometry of encoders on one corpus, as stored and reported: sentence spaces, layers, token table."""
+"""Records of the geometry of encoders, as stored and reported: sentence spaces, layers, token table."""
 
 import numpy as np
 
@@ -59,15 +59,15 @@ class GeometryReport(Settings):
     Attributes:
         sentences: number of sentences sampled by hash of their text.
         source: where the sentences are from.
-        pairs: number of pairs of known similarity.
+        pairs: number of pairs with similarity scores.
         pairs_source: where the pairs are from, or None.
-        seed: of all samples.
+        seed: seed of all samples.
         neighbours: k of hubness and of neighbour distances.
         edit_unit: unit of edit distances.
-        gold_edits: correlation of gold scores with edit distance, as a reference for similarities of meaning.
-        series: sentence spaces.
-        depths: layers by encoder.
-        missing: reason why a metric could not be measured for any candidate, by name.
+        gold_edits: correlation of the gold scores with edit distance, to compare with that of the cosines.
+        series: sentence spaces, one per candidate.
+        depths: layers, one entry per encoder.
+        missing: reasons why metrics could not be measured for any candidate, by metric.
     """
 
     sentences: int
@@ -95,13 +95,13 @@ def measure_layer(
     """Compute the metrics of one layer.
 
     Args:
-        number: of the layer.
+        number: index of the layer; 0 is the output of the embedding layer.
         layer: accumulated states of the layer.
-        chosen: the kept occurrences.
-        positives: mean-pooled states (n, d) of both sides of pairs of the same meaning, in this layer; None
-            without pairs.
-        seed: of sampled pairs.
-        centred: subtract the mean for the explained variance.
+        chosen: the occurrences whose states `layer` holds.
+        positives: mean-pooled states of this layer, (n, d) for each side of the pairs of equal meaning; None
+            without such pairs.
+        seed: seed of the sampled pairs.
+        centred: whether the explained variance subtracts the mean.
     """
     figures = layer_metrics(layer, chosen, seed, centred=centred)
     means = layer.means

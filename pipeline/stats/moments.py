@@ -1,4 +1,4 @@
-"""Count, mean and scatter of vectors; parts merge exactly, so that whitening needs one distributed pass."""
+"""Count, mean and scatter of vectors; the moments of parts merge, so that whitening needs one pass."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,12 +10,13 @@ import numpy as np
 from pipeline.errors import DataError, Defect
 from pipeline.stats.tensors import pack, unpack
 
-# 1.2 MB of float64 at d = 384: in cache between centring and product; close to the fastest of 192 to 4,096.
+# Rows centred at a time: 1.2 MB of float64 at d = 384 stay in the cache until their product is computed. No
+# size from 192 to 4,096 was measured to be clearly faster.
 BLOCK_ROWS = 384
-# Parts that are merged at once. A partial result of 768 x 768 float64 is 4.7 MB: 300 MB for 4,096 units.
+# Parts merged at once by `merge_tree`. A result of 768 x 768 float64 is 4.7 MB: 300 MB for 4,096 units.
 MERGE_GROUP = 64
-# Proportion of the rows that `without` may remove. Rounding errors grow with it: 13 digits are correct after
-# 99 %, none after 99.99 %.
+# Largest proportion of the rows that `without` may remove, because removing more loses digits: 13 digits are
+# correct after removing 99 %, none after 99.99 %.
 MAX_REMOVED = 0.9
 
 
@@ -47,7 +48,7 @@ class Moments:
     def of(cls, x: np.ndarray) -> "Moments":
         """Compute the moments of the rows of x (n, d), float32 or float64.
 
-        Two passes, the mean and then products of centred blocks, so that nothing cancels.
+        Uses two passes, the mean and then the products of centred blocks, which avoids cancellation.
 
         Raises:
             DataError: values that are not finite.
@@ -107,14 +108,14 @@ class Moments:
         between = np.outer(delta, delta) * (rest * part.count / self.count)
         return Moments(rest, part.mean + delta, self.scatter - part.scatter - between)
 
-    def mapped(self, matrix: np.ndarray, bias: np.ndarray | float = 0.0) -> "Moments":
-        """Compute the moments of y = x @ matrix.T + bias, where matrix is (k, d), without reading a row."""
+    def transform(self, matrix: np.ndarray, bias: np.ndarray | float = 0.0) -> "Moments":
+        """Compute the moments of x @ matrix.T + bias, where matrix is (k, d), from the moments of x."""
         matrix = matrix.astype(np.float64)
         scatter = matrix @ self.scatter @ matrix.T
         return Moments(self.count, matrix @ self.mean + bias, (scatter + scatter.T) / 2)
 
     def covariance(self) -> np.ndarray:
-        """Return the population covariance (d, d); raise DataError without rows."""
+        """Return the population covariance (d, d); raise DataError if there are no rows."""
         if not self.count:
             raise DataError("moments", "at least one row", "none", "encode something first")
         return self.scatter / self.count
@@ -133,38 +134,39 @@ class Moments:
         mean = tensors["mean"]
         scatter = np.zeros((len(mean), len(mean)))
         scatter[np.triu_indices(len(mean))] = tensors["scatter_upper"]
-        return cls(int(header["count"]), mean, _mirrored(scatter))
+        return cls(int(header["count"]), mean, _symmetric(scatter))
 
 
 def merge_tree(parts: Iterable[Moments]) -> Moments:
-    """Merge all parts in groups of MERGE_GROUP, in order, then the results likewise.
+    """Merge all parts, in order, in groups of MERGE_GROUP, and the results again until one is left.
 
-    The result has the same bits for any number of workers. Holds one part and one partial result per group in
-    memory.
+    The fixed order gives the same bits for any number of workers. Memory holds one part at a time and one
+    result per group.
 
     Raises:
         DataError: no parts.
     """
-    level = list(_grouped(parts))
+    level = list(_merge_groups(parts))
     while len(level) > 1:
-        level = list(_grouped(level))
+        level = list(_merge_groups(level))
     if not level:
         raise DataError("moments", "at least one unit", "none", "encode something first")
     return level[0]
 
 
-def _grouped(parts: Iterable[Moments]) -> Iterator[Moments]:
-    rest = iter(parts)
-    for first in rest:
-        yield reduce(Moments.merge, chain([first], islice(rest, MERGE_GROUP - 1)))
+def _merge_groups(parts: Iterable[Moments]) -> Iterator[Moments]:
+    """Yield the merged moments of every MERGE_GROUP consecutive parts."""
+    remaining = iter(parts)
+    for first in remaining:
+        yield reduce(Moments.merge, chain([first], islice(remaining, MERGE_GROUP - 1)))
 
 
 def _scatter(x: np.ndarray, mean: np.ndarray) -> np.ndarray:
     """Sum of (x - mean)(x - mean)^T over rows: (d, d).
 
-    A symmetric rank-k update per block, in place: half the work of a full product.
+    Each block is a symmetric rank-k update in place (BLAS dsyrk): half the work of a full product.
     """
-    from scipy.linalg.blas import dsyrk  # here, because it slows the start of commands that do not need it
+    from scipy.linalg.blas import dsyrk  # slow to import, and most commands do not need it
 
     dim = x.shape[1]
     upper = np.zeros((dim, dim), order="F")
@@ -174,11 +176,11 @@ def _scatter(x: np.ndarray, mean: np.ndarray) -> np.ndarray:
         rows = np.subtract(block, mean, out=centred[: len(block)])
         # rows.T is column-major, as BLAS requires, so that it is not copied.
         upper = dsyrk(1.0, rows.T, beta=1.0, c=upper, overwrite_c=1)
-    return _mirrored(upper)
+    return _symmetric(upper)
 
 
-def _mirrored(upper: np.ndarray) -> np.ndarray:
+def _symmetric(upper: np.ndarray) -> np.ndarray:
     """Return the symmetric matrix with this upper triangle; `upper` is zero below the diagonal."""
-    whole = np.ascontiguousarray(upper + upper.T)
-    np.fill_diagonal(whole, upper.diagonal())
-    return whole
+    full = np.ascontiguousarray(upper + upper.T)
+    np.fill_diagonal(full, upper.diagonal())
+    return full

@@ -21,83 +21,88 @@ class Tokenized:
 
     @property
     def owners(self) -> np.ndarray:
-        """(tokens,) index of each token's text."""
+        """(tokens,) index of the text that each token belongs to."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
 
 @dataclass(frozen=True, eq=False)
 class Occurrences:
-    """Word occurrences to examine. All fields but `kept` are indices into `kept`.
+    """Word occurrences to examine. All fields but `token_indices` are indices into `token_indices`.
 
     Attributes:
-        kept: (m,) indices of the occurrences among all tokens, ascending.
-        words: for each chosen word, one occurrence per text.
+        token_indices: (m,) indices of the occurrences among all tokens, ascending.
+        words: for each chosen word, at most one occurrence per text.
         pairs: (p, 2) random occurrences in different texts.
         pool: (q,) random occurrences of different words, in random order.
     """
 
-    kept: np.ndarray
+    token_indices: np.ndarray
     words: tuple[np.ndarray, ...]
     pairs: np.ndarray
     pool: np.ndarray
 
 
-def most_occurrences(pairs: int) -> int:
-    """Return the largest number of occurrences that have at most this many pairs: 45 for 1,000."""
+def occurrences_for_pairs(pairs: int) -> int:
+    """Return the largest number of occurrences, at least 2, that form at most `pairs` pairs: 45 for 1,000."""
     return max(2, int((1 + np.sqrt(1 + 8 * pairs)) / 2))
 
 
-def choose_occurrences(tokens: Tokenized, *, contexts: int, pairs: int, most: int, seed: int) -> Occurrences:
+def choose_occurrences(tokens: Tokenized, *, contexts: int, pairs: int, limit: int, seed: int) -> Occurrences:
     """Choose words that occur in enough texts, and random occurrences for the baselines.
 
-    A word is a token: pieces of words count as words.
+    A word is a token with `is_word`, which may be a subword.
 
     Args:
         tokens: the corpus.
         contexts: smallest number of texts in which a chosen word occurs.
-        pairs: number of random pairs; the occurrences of a word have at most as many pairs.
-        most: largest number of word occurrences in total; beyond it, words are left out at random.
-        seed: of the random choices.
+        pairs: number of random pairs of occurrences; the occurrences of one word form at most as many pairs.
+        limit: largest number of occurrences of all chosen words together; if there are more, random words are
+            left out.
+        seed: seed of the random choices.
     """
     rng = np.random.default_rng(seed)
     order = rng.permutation(np.flatnonzero(tokens.is_word))
-    words = _choose_words(order, tokens, contexts, most_occurrences(pairs), most, rng)
-    drawn = _draw_pairs(np.sort(order), tokens.owners, pairs, rng)
-    firsts = np.unique(tokens.ids[order], return_index=True)[1]  # of each word, in random order
-    pool = rng.permutation(order[firsts])[:pairs]
-    kept = np.unique(np.concatenate([*words, drawn.ravel(), pool]).astype(np.int64))
+    words = _choose_words(order, tokens, contexts, occurrences_for_pairs(pairs), limit, rng)
+    random_pairs = _draw_pairs(np.sort(order), tokens.owners, pairs, rng)
+    one_per_word = order[np.unique(tokens.ids[order], return_index=True)[1]]
+    pool = rng.permutation(one_per_word)[:pairs]
+    token_indices = np.unique(np.concatenate([*words, random_pairs.ravel(), pool]).astype(np.int64))
     return Occurrences(
-        kept,
-        tuple(np.searchsorted(kept, word) for word in words),
-        np.searchsorted(kept, drawn),
-        np.searchsorted(kept, pool),
+        token_indices,
+        words=tuple(np.searchsorted(token_indices, word) for word in words),
+        pairs=np.searchsorted(token_indices, random_pairs),
+        pool=np.searchsorted(token_indices, pool),
     )
 
 
 def _choose_words(
-    order: np.ndarray, tokens: Tokenized, contexts: int, each: int, most: int, rng: np.random.Generator
+    order: np.ndarray, tokens: Tokenized, contexts: int, per_word: int, limit: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Return token indices of up to `each` occurrences per chosen word, the first in `order` of each text."""
+    """Return token indices of up to `per_word` occurrences per chosen word, `limit` in total.
+
+    Of several occurrences of a word in one text, the first in `order` is taken.
+    """
     ids, owners = tokens.ids[order].astype(np.int64), tokens.owners[order]
-    firsts = np.sort(np.unique(ids * (len(tokens.offsets)) + owners, return_index=True)[1])
+    word_and_text = ids * len(tokens.offsets) + owners  # one number for each pair of a word and a text
+    firsts = np.sort(np.unique(word_and_text, return_index=True)[1])
     by_word = np.argsort(ids[firsts], kind="stable")
     groups = np.split(order[firsts][by_word], np.flatnonzero(np.diff(ids[firsts][by_word])) + 1)
-    frequent = [group[:each] for group in groups if len(group) >= contexts]
+    frequent = [group[:per_word] for group in groups if len(group) >= contexts]
     shuffled = [frequent[number] for number in rng.permutation(len(frequent))]
     ends = np.cumsum([len(group) for group in shuffled])
-    return shuffled[: int(np.searchsorted(ends, most, side="right"))]
+    return shuffled[: int(np.searchsorted(ends, limit, side="right"))]
 
 
 def _draw_pairs(indices: np.ndarray, owners: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw (count, 2) of the ascending token `indices`: a random one, and another from a different text.
+    """Draw pairs (count, 2) of the ascending token `indices`, both members from different texts.
 
-    Returns no pairs if all tokens are of one text.
+    Returns no pairs if all tokens belong to one text.
     """
     texts, starts, sizes = np.unique(owners[indices], return_index=True, return_counts=True)
     if len(texts) < 2:
         return np.zeros((0, 2), np.int64)
     left = rng.integers(len(indices), size=count)
-    own = np.searchsorted(texts, owners[indices[left]])
-    right = np.floor(rng.random(count) * (len(indices) - sizes[own])).astype(np.int64)
-    right += np.where(right >= starts[own], sizes[own], 0)  # skip the tokens of the same text
+    text = np.searchsorted(texts, owners[indices[left]])
+    right = np.floor(rng.random(count) * (len(indices) - sizes[text])).astype(np.int64)
+    right += np.where(right >= starts[text], sizes[text], 0)  # skip the tokens of the same text
     return np.stack([indices[left], indices[right]], axis=1)

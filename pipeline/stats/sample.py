@@ -5,14 +5,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-PAIRS = 20_000  # the mean cosine has a standard error below 0.002 for a standard deviation of 0.25
-COSINE_BINS = 80  # 0.025 each
+# Random pairs: the mean cosine has a standard error below 0.002 for a standard deviation of 0.25.
+PAIRS = 20_000
+COSINE_BINS = 80  # 0.025 wide
 SEED = 0
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Histogram of values and their mean; bin i is [edges[i], edges[i + 1]), the last bin is closed."""
+    """Histogram of values, and their mean. Bin i is [edges[i], edges[i + 1]); the last bin is closed."""
 
     edges: tuple[float, ...]
     counts: tuple[int, ...]
@@ -31,25 +32,34 @@ class Histogram:
 
 
 def sample_by_key(keys: Sequence[bytes] | np.ndarray, size: int, seed: int = SEED) -> np.ndarray:
-    """Return the indices of the `size` keys (16 uniform bytes each) with the smallest hash, ascending.
+    """Return the indices, ascending, of the `size` keys with the smallest hash.
 
-    Returns all indices if there are fewer keys. The sample does not depend on the order of keys. Samples of
-    parts combine: sample each part, then the union of the samples. Of equal keys the earlier comes first.
+    The sample does not depend on the order of the keys. To sample a corpus in parts, sample each part, then
+    the union of these samples.
+
+    Args:
+        keys: 16 uniformly distributed bytes each. Of equal keys, the earlier is taken first.
+        size: number of keys to sample; all if there are fewer.
+        seed: seed of the hash.
     """
     words = np.frombuffer(b"".join(keys), dtype="<u8").reshape(-1, 2)[:, 0]
     hashes = _mix(words ^ _mix(np.array([seed], np.uint64)))
     return np.sort(np.argsort(hashes, kind="stable")[:size])
 
 
-def cosine_histogram(x: np.ndarray, pairs: int = PAIRS, seed: int = SEED) -> Histogram:
-    """Histogram of the cosines of random pairs of distinct rows of x (n, d), n >= 2, in 80 bins over [-1, 1].
+def random_pairs(rows: int, pairs: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Draw the indices, below `rows`, of pairs of different rows: (pairs,) for each side."""
+    left = rng.integers(rows, size=pairs)
+    return left, (left + rng.integers(1, rows, size=pairs)) % rows
 
-    The mean estimates the anisotropy (Jiang et al. 2022, PromptBERT, eq. 1). Equal seeds draw equal pairs, so
-    that raw and whitened vectors are compared on the same pairs.
+
+def cosine_histogram(x: np.ndarray, pairs: int = PAIRS, seed: int = SEED) -> Histogram:
+    """Histogram of the cosines of random pairs of different rows of x (n, d), n >= 2, over [-1, 1].
+
+    The mean estimates the anisotropy (Jiang et al. 2022, PromptBERT, eq. 1). Equal seeds draw the same
+    pairs, so that raw and whitened vectors can be compared.
     """
-    rng = np.random.default_rng(seed)
-    left = rng.integers(len(x), size=pairs)
-    right = (left + rng.integers(1, len(x), size=pairs)) % len(x)
+    left, right = random_pairs(len(x), pairs, np.random.default_rng(seed))
     unit = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
     cosines = np.einsum("nd,nd->n", unit[left], unit[right], dtype=np.float64)
     return Histogram.of(np.clip(cosines, -1, 1), np.linspace(-1, 1, COSINE_BINS + 1))

@@ -1,4 +1,4 @@
-"""Geometry of one space: metrics, spectrum and distributions of sentence vectors."""
+"""Geometry of the vectors of one encoder and transform: metrics, spectrum and distributions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,25 +10,25 @@ from pipeline.config import Settings
 from pipeline.stats.geometry import Metric, alignment, anisotropy, cosines, participation_ratio, uniformity
 from pipeline.stats.hubness import hubness
 from pipeline.stats.lexical import EditUnit, edit_distances, neighbour_distances, rank_correlation
-from pipeline.stats.sample import PAIRS, Histogram, cosine_histogram, singular_spectrum
+from pipeline.stats.sample import PAIRS, Histogram, cosine_histogram, random_pairs, singular_spectrum
 
-BANDS = 5  # of gold scores: 0 to 1, 1 to 2 ... 4 to 5
+BANDS = 5  # bands of gold scores: 0 to 1, 1 to 2 ... 4 to 5
 POSITIVE = 4.0  # pairs with a higher score count as equal in meaning (Gao et al. 2021, SimCSE)
-_BAND_BINS = 40  # 0.05 each
-_EDIT_BINS = 10  # with equal numbers of pairs
-_MOST_WORDS = 10_000  # most frequent words only: distances need quadratic time
+_BAND_BINS = 40  # of cosines, 0.05 wide
+_EDIT_BINS = 10  # of edit distances, with equal numbers of pairs
+_MAX_WORDS = 10_000  # the most frequent words only, because neighbour distances take quadratic time
 
 
 class EditBin(Settings):
-    """Pairs of similar edit distance.
+    """Mean similarity of pairs with similar edit distance.
 
-    Ranks make encoders with different spreads of cosines comparable, and are what the correlation is computed
-    from.
+    Similarities are given as ranks, like those that the rank correlation uses: encoders whose cosines spread
+    differently can then be compared.
 
     Attributes:
         distance: median edit distance.
         similarity: mean rank of the cosines among all pairs, divided by their number: 1 for the highest.
-        gold: the same for the gold scores.
+        gold: mean rank of the gold scores, likewise.
         pairs: number of pairs.
     """
 
@@ -49,7 +49,7 @@ class Space(Settings):
     cosines: Histogram
     """cosines of random pairs of sentences"""
     found: tuple[int, ...] = ()
-    """number of sentences that are 0, 1, 2 ... times among the k nearest of others"""
+    """entry i: number of sentences that are among the k nearest neighbours of exactly i other sentences"""
     bands: tuple[Histogram, ...] = ()
     """cosines of the pairs with gold scores 0 to 1, 1 to 2 ... 4 to 5"""
     edits: tuple[EditBin, ...] = ()
@@ -59,7 +59,7 @@ class Space(Settings):
 
 @dataclass(frozen=True, eq=False)
 class ScoredPairs:
-    """Pairs of sentences with similarity scores by people, from 0 to 5.
+    """Pairs of sentences with similarity scores given by people, from 0 to 5.
 
     Attributes:
         left: n sentences.
@@ -87,16 +87,17 @@ class ScoredPairs:
 
 def sentence_space(x: np.ndarray, texts: Sequence[str], neighbours: int, seed: int) -> Space:
     """Measure the geometry of the vectors x (n, d) of n different texts, n >= 2."""
-    spectrum, missing = singular_spectrum(x), dict[str, str]()
+    spectrum, spectrum_centred = singular_spectrum(x), singular_spectrum(x, centred=True)
+    missing = dict[str, str]()
     figures = {
         "anisotropy": Metric(value=anisotropy(x), count=len(x), of="sentences"),
         "uniformity": uniformity(x, seed),
         "participation_ratio": Metric(value=participation_ratio(spectrum), count=len(x), of="sentences"),
         "participation_ratio_centred": Metric(
-            value=participation_ratio(singular_spectrum(x, centred=True)), count=len(x), of="sentences"
+            value=participation_ratio(spectrum_centred), count=len(x), of="sentences"
         ),
     }
-    found: tuple[int, ...] = ()
+    hub_counts: tuple[int, ...] = ()
     if len(x) > neighbours:
         hubs = hubness(x, neighbours)
         figures |= {
@@ -107,18 +108,18 @@ def sentence_space(x: np.ndarray, texts: Sequence[str], neighbours: int, seed: i
                 ("antihubs", hubs.antihub_proportion),
             )
         }
-        found = tuple(np.bincount(hubs.counts).tolist())
+        hub_counts = tuple(np.bincount(hubs.counts).tolist())
     else:
         missing["hubness"] = f"needs more than {neighbours} sentences, there are {len(x)}"
-    lengths, unmeasured = length_metrics(x, texts, seed)
+    length_figures, missing_length_figures = length_metrics(x, texts, seed)
     return Space(
         dim=x.shape[1],
-        figures=figures | lengths,
+        figures=figures | length_figures,
         spectrum=tuple(spectrum.tolist()),
-        spectrum_centred=tuple(singular_spectrum(x, centred=True).tolist()),
+        spectrum_centred=tuple(spectrum_centred.tolist()),
         cosines=cosine_histogram(x, seed=seed),
-        found=found,
-        missing=missing | unmeasured,
+        found=hub_counts,
+        missing=missing | missing_length_figures,
     )
 
 
@@ -126,10 +127,10 @@ def with_pairs(space: Space, sentences: np.ndarray, pairs: ScoredPairs, seed: in
     """Add the metrics of scored pairs to a space.
 
     Args:
-        space: geometry without pairs.
+        space: geometry of the sentence vectors.
         sentences: (m, d) vectors of `pairs.sentences`.
-        pairs: the scored pairs.
-        seed: of sampled pairs.
+        pairs: pairs with gold scores and edit distances.
+        seed: seed of the uniformity's sample.
     """
     row = {sentence: number for number, sentence in enumerate(pairs.sentences)}
     left, right = (sentences[[row[sentence] for sentence in side]] for side in (pairs.left, pairs.right))
@@ -139,15 +140,15 @@ def with_pairs(space: Space, sentences: np.ndarray, pairs: ScoredPairs, seed: in
         if positive.any()
         else None
     )
-    why = [
-        "all cosines are equal" if np.ptp(other) else "all pairs have the same value"
-        for other in (pairs.edits, pairs.gold)
-    ]
-    figures, missing = _measured(
+    edit_reason, gold_reason = (
+        "all cosines are equal" if np.ptp(values) else "all pairs have the same value"
+        for values in (pairs.edits, pairs.gold)
+    )
+    figures, missing = _split(
         pair_uniformity=(uniformity(sentences, seed), ""),
         alignment=(aligned, f"no pair has a score above {POSITIVE:g}"),
-        edit_correlation=(rank_correlation(similarity, pairs.edits, "pairs"), why[0]),
-        gold_correlation=(rank_correlation(similarity, pairs.gold, "pairs"), why[1]),
+        edit_correlation=(rank_correlation(similarity, pairs.edits, "pairs"), edit_reason),
+        gold_correlation=(rank_correlation(similarity, pairs.gold, "pairs"), gold_reason),
     )
     return space.model_copy(
         update={
@@ -169,11 +170,10 @@ def length_metrics(
     Returns:
         Metrics by name, and reasons for those that could not be measured.
     """
-    lengths, rng = np.array([len(text) for text in texts]), np.random.default_rng(seed)
-    left = rng.integers(len(x), size=PAIRS)
-    right = (left + rng.integers(1, len(x), size=PAIRS)) % len(x)
+    lengths = np.array([len(text) for text in texts])
+    left, right = random_pairs(len(x), PAIRS, np.random.default_rng(seed))
     difference = np.abs(lengths[left] - lengths[right])
-    return _measured(
+    return _split(
         length_cosine=(
             rank_correlation(cosines(x[left], x[right]), difference, "pairs", seed),
             "all texts have the same length, or all cosines are equal",
@@ -188,7 +188,7 @@ def length_metrics(
 def cosine_bands(similarity: np.ndarray, gold: np.ndarray) -> tuple[Histogram, ...]:
     """Return one histogram of the cosines (n,) per band of gold scores.
 
-    An integer score starts a band, 5 is in the last.
+    An integer score belongs to the band above it, 5 to the last band.
     """
     band = np.clip(np.floor(gold), 0, BANDS - 1).astype(int)
     edges = np.linspace(-1, 1, _BAND_BINS + 1)
@@ -196,7 +196,7 @@ def cosine_bands(similarity: np.ndarray, gold: np.ndarray) -> tuple[Histogram, .
 
 
 def edit_bins(similarity: np.ndarray, pairs: ScoredPairs) -> tuple[EditBin, ...]:
-    """Group pairs by edit distance into bins of about equal numbers."""
+    """Group pairs by edit distance into bins of about the same size."""
     order, count = np.argsort(pairs.edits, kind="stable"), len(pairs.gold)
     ranks, gold = rankdata(similarity) / count, rankdata(pairs.gold) / count
     parts = np.array_split(order, min(_EDIT_BINS, count)) if count else []
@@ -216,30 +216,31 @@ def word_metrics(
 ) -> tuple[dict[str, Metric], dict[str, str]]:
     """Measure how a token table depends on word frequency (Li et al. 2020, BERT-flow).
 
-    Spearman correlation of the frequency rank (1 is the most frequent) with the row's norm and with its mean
-    distance to the k nearest rows. If positive, rare words lie farther out, and more sparsely.
+    Gives the Spearman correlations of the frequency rank (1 is the most frequent) with the norm of a row and
+    with its mean distance to the k nearest rows. They are positive if the rows of rare words are longer and
+    farther apart.
 
     Args:
         table: (m, d) rows of m words.
         counts: (m,) number of occurrences of each word.
-        neighbours: k.
+        neighbours: k, the number of nearest rows.
 
     Returns:
         Metrics by name, and reasons for those that could not be measured.
     """
     if len(counts) <= neighbours:
         return {}, {"word_frequency": f"needs more than {neighbours} words, there are {len(counts)}"}
-    most = np.argsort(-counts, kind="stable")[:_MOST_WORDS]
-    rows, rank = table[most].astype(np.float64), -counts[most]
-    why = "all words have the same frequency, or all rows the same norm"
-    return _measured(
-        frequency_norm=(rank_correlation(rank, np.linalg.norm(rows, axis=1), "words"), why),
-        frequency_distance=(rank_correlation(rank, neighbour_distances(rows, neighbours), "words"), why),
-        table_anisotropy=(Metric(value=anisotropy(rows), count=len(rows), of="words"), why),
+    most_frequent = np.argsort(-counts, kind="stable")[:_MAX_WORDS]
+    rows, rank = table[most_frequent].astype(np.float64), -counts[most_frequent]
+    reason = "all words have the same frequency, or all rows the same norm"
+    return _split(
+        frequency_norm=(rank_correlation(rank, np.linalg.norm(rows, axis=1), "words"), reason),
+        frequency_distance=(rank_correlation(rank, neighbour_distances(rows, neighbours), "words"), reason),
+        table_anisotropy=(Metric(value=anisotropy(rows), count=len(rows), of="words"), reason),
     )
 
 
-def _measured(**made: tuple[Metric | None, str]) -> tuple[dict[str, Metric], dict[str, str]]:
-    """Split (metric, reason if it is None) by name into metrics and reasons."""
-    found = {name: metric for name, (metric, _) in made.items() if metric}
-    return found, {name: why for name, (_, why) in made.items() if name not in found}
+def _split(**results: tuple[Metric | None, str]) -> tuple[dict[str, Metric], dict[str, str]]:
+    """Split results, each a metric and the reason to give if it is None, into metrics and reasons by name."""
+    metrics = {name: metric for name, (metric, _) in results.items() if metric}
+    return metrics, {name: reason for name, (_, reason) in results.items() if name not in metrics}

@@ -8,7 +8,8 @@ from scipy.linalg import eigh
 from pipeline.errors import DataError
 from pipeline.stats.moments import Moments
 
-# Relative to the largest eigenvalue; constant dimensions of float32 vectors give at most 1e-14.
+# Eigenvalues up to this proportion of the largest count as zero: constant dimensions of float32 vectors give
+# at most 1e-14.
 RANK_TOLERANCE = 1e-10
 
 
@@ -26,7 +27,7 @@ class Spectrum:
 
     @property
     def rank(self) -> int:
-        """Number of directions with variance: eigenvalues above 1e-10 of the largest."""
+        """Number of directions with variance: eigenvalues above RANK_TOLERANCE times the largest."""
         return int((self.eigenvalues > RANK_TOLERANCE * self.eigenvalues[0]).sum())
 
     @property
@@ -36,9 +37,9 @@ class Spectrum:
 
     @property
     def effective_rank(self) -> float:
-        """Participation ratio (sum l)^2 / sum l^2: d for equal variance in all directions, 1 for one."""
-        kept = self.eigenvalues[: self.rank]
-        return float(kept.sum() ** 2 / (kept**2).sum())
+        """Participation ratio (sum l)^2 / sum l^2: d for equal variances, 1 for a single direction."""
+        positive = self.eigenvalues[: self.rank]
+        return float(positive.sum() ** 2 / (positive**2).sum())
 
 
 def spectrum_of(moments: Moments) -> Spectrum:

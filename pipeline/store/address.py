@@ -1,13 +1,13 @@
-"""Row addresses: 64-bit integers, each of which names one row for ever.
+"""Row addresses: 64-bit integers, each of which identifies one row and is never reused.
 
-The upper half is the ordinal of the unit, the lower half the row of the corpus unit.
+The upper half is the ordinal of the unit, the lower half the row's number in the corpus unit.
 """
 
 from typing import TypeVar
 
 import numpy as np
 
-A = TypeVar("A", int, np.ndarray)
+Integers = TypeVar("Integers", int, np.ndarray)
 
 _ROW_BITS = 32
 _ROW_MASK = (1 << _ROW_BITS) - 1
@@ -23,16 +23,16 @@ def to_addresses(ordinals: int | np.ndarray, rows: int | np.ndarray) -> np.ndarr
     return np.asarray(ordinals, dtype=np.int64) << _ROW_BITS | np.asarray(rows, dtype=np.int64)
 
 
-def ordinal_of(addresses: A) -> A:
+def ordinal_of(addresses: Integers) -> Integers:
     """Return the ordinal of the unit, for one address or for an array of addresses."""
     return addresses >> _ROW_BITS
 
 
-def row_of(addresses: A) -> A:
-    """Return the row of the corpus unit, for one address or for an array of addresses."""
+def row_of(addresses: Integers) -> Integers:
+    """Return the row's number in the corpus unit, for one address or for an array of addresses."""
     return addresses & _ROW_MASK
 
 
 def describe(address: int) -> str:
-    """Return an address for messages: unit 3, row 17."""
+    """Return the text of an address for messages: unit 3, row 17."""
     return f"unit {ordinal_of(address)}, row {row_of(address)}"

@@ -1,18 +1,19 @@
-"""A release's answers to the fixed queries, kept in its summary for the next night to compare its own."""
+"""Results of the fixed queries, stored in a release's summary so that the next night can compare its own."""
 
 from pipeline.config import Settings
 
 
 class Hit(Settings):
-    """One answer to a query. text: the beginning of the row's text."""
+    """One result of a query."""
 
     id: str
     score: float
     text: str
+    """the beginning of the row's text"""
 
 
 class Answers(Settings):
-    """A fixed query and the release's answers to it, best first."""
+    """A fixed query and its results in the release, best first."""
 
     query: str
     hits: tuple[Hit, ...]

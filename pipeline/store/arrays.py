@@ -1,7 +1,7 @@
-"""Conversions of Arrow arrays.
+"""Conversions between Arrow arrays, numpy arrays and texts.
 
-Those between Arrow, numpy and texts do not import pandas: `pa.array` and `to_numpy` do if it is installed,
-which takes a tenth of the time of `manta search`.
+They do not import pandas, as `pa.array` and `to_numpy` do if it is installed: the import takes a tenth of the
+time of `manta search`.
 """
 
 from collections.abc import Sequence
@@ -28,17 +28,17 @@ def one_chunk(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def plain_type(found: pa.DataType) -> pa.DataType:
+def plain_type(encoded: pa.DataType) -> pa.DataType:
     """Return the type without its encoding: a dictionary's type of values, string for a string view."""
-    plain = found.value_type if pa.types.is_dictionary(found) else found
+    plain = encoded.value_type if pa.types.is_dictionary(encoded) else encoded
     if pa.types.is_string_view(plain):
         return pa.string()
     return pa.binary() if pa.types.is_binary_view(plain) else plain
 
 
-def is_text(found: pa.DataType) -> bool:
+def is_text(encoded: pa.DataType) -> bool:
     """Return whether the values of a type are strings, in any encoding."""
-    plain = plain_type(found)
+    plain = plain_type(encoded)
     return bool(pa.types.is_string(plain) or pa.types.is_large_string(plain))
 
 

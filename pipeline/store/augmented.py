@@ -1,6 +1,6 @@
 """Manifests of augmented corpora: numbered files below augmented/<name>, each created once.
 
-Readers take the one with the highest number.
+Readers use the manifest with the highest number.
 """
 
 from dataclasses import dataclass
@@ -21,31 +21,31 @@ class Augmented(Manifest):
     labels: tuple[str, ...]
     """suffixes of the column names variant_<label>, reason_<label> ..."""
     corpus: FileRef
-    """record of the corpus; the next run continues from it"""
+    """record of the corpus; the next run compares its input with it"""
     corpus_digest: str
     """digest of the input's listing; an equal digest means that the input did not change"""
     makings: dict[str, tuple[str, ...]] = {}
-    """name of variants made by models -> folders of the models' units, which a later run reuses"""
+    """augmentations that use models, by name -> folders of units with the models' output, for later runs"""
     settings: dict[str, Any] = {}
 
     def paths(self, store: Store) -> set[str]:
-        """Return the paths of the files that this manifest and a later run need, except its own."""
+        """Return the paths of the files that this manifest names and of those that a later run reuses."""
         needed = {self.corpus.path}
         needed |= {path for unit in self.units for path in (unit.path, f"{unit.name}.json")}
         try:
             corpus = Corpus.read(store, self.corpus)
         except FileNotFoundError:
             return needed
-        units = {unit.sha256[:24] for unit in corpus.units}
+        digests = {unit.sha256[:24] for unit in corpus.units}  # file names in these folders begin with one
         for folder in set().union(*self.makings.values()):
-            paths = (PurePosixPath(entry.path) for entry in store.list(folder))
-            needed |= {str(path) for path in paths if path.name[:24] in units}
+            paths = (entry.path for entry in store.list(folder))
+            needed |= {path for path in paths if PurePosixPath(path).name[:24] in digests}
         return needed | {file.path for file in corpus.references()}
 
 
 @dataclass(frozen=True)
 class Series:
-    """The manifests of one augmented corpus."""
+    """The numbered manifests of one augmented corpus."""
 
     store: Store
     name: str
@@ -102,14 +102,14 @@ class Series:
         if not self.store.create(path, content) and self.store.read(path) != content:
             raise TransientError(
                 self.store.uri_of(path),
-                f"no manifest after number {after}, as when this run began",
+                f"no manifest with a number above {after}, as when this run began",
                 "the manifest of another run",
-                "run again: the units that both runs have made are reused",
+                "run again: finished units of both runs are reused",
             )
         return number
 
 
-def every(store: Store) -> list[Series]:
+def list_series(store: Store) -> list[Series]:
     """List the augmented corpora of a root, by name."""
     paths = (PurePosixPath(entry.path).parts for entry in store.list(AUGMENTED_FOLDER, ".json"))
     return [Series(store, name) for name in sorted({parts[1] for parts in paths if len(parts) == 3})]

@@ -1,7 +1,7 @@
 """The interface of a store: one root of files, in a local directory or in an object store.
 
-Files are read and written whole. They can be created only once, and copied to this machine for libraries that
-need a path.
+A file is read and written as a whole. `create` writes a file only if it does not exist. `local` gives a file
+a path on this machine, for libraries that need one.
 """
 
 import abc
@@ -11,7 +11,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -21,12 +21,12 @@ import pyarrow as pa
 
 from pipeline.errors import ConfigError, DataError, TransientError
 
-A = TypeVar("A")
-B = TypeVar("B")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 # Prefix of the names of temporary files; listings leave them out.
 PARTIAL = ".tmp-"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Missing permissions, or a file where a folder is needed.
 _NOT_WRITABLE = (PermissionError, NotADirectoryError, FileExistsError)
 # A network file system whose server does not answer, or was replaced by another one.
@@ -51,7 +51,7 @@ class Store(abc.ABC):
     """Files below one root.
 
     Paths are relative to the root and '/'-separated; a path that would leave the root raises DataError.
-    A store is pickled by its URI.
+    Pickling a store keeps its URI only, so each process opens its own connection.
     """
 
     shared: ClassVar[bool] = True
@@ -74,7 +74,7 @@ class Store(abc.ABC):
         """Return the content of the file. Raises DataError if its sha256 differs."""
         content = self.read(path)
         if (found := hashlib.sha256(content).hexdigest()) != sha256:
-            raise changed(self.uri_of(path), sha256, found)
+            raise sha256_mismatch(self.uri_of(path), sha256, found)
         return content
 
     @abc.abstractmethod
@@ -92,6 +92,12 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def open(self, path: str, sha256: str | None = None) -> pa.NativeFile:
         """Open the file as a seekable pyarrow stream. Raises DataError if `sha256` is given and differs."""
+
+    def read_range(self, path: str, start: int, stop: int) -> pa.Buffer:
+        """Return the bytes from `start` to `stop` of the file, without reading the others."""
+        with self.open(path) as stream:
+            stream.seek(start)
+            return stream.read_buffer(stop - start)
 
     @abc.abstractmethod
     def local(self, path: str, sha256: str | None = None) -> Path:
@@ -125,6 +131,10 @@ class Store(abc.ABC):
         Files that are still being written are left out.
         """
 
+    def pages(self, prefix: str) -> Iterator[Sequence[Entry]]:
+        """Yield the files below the directory `prefix` in groups, so that not all are in memory at once."""
+        yield self.list(prefix)
+
     @abc.abstractmethod
     def delete(self, path: str) -> None:
         """Delete the file if it exists."""
@@ -141,21 +151,28 @@ class Store(abc.ABC):
         """
         return 0
 
+    def read_s(self, size: int) -> float:
+        """Return the typical seconds to read a file of `size` bytes; 0 for a local disk.
+
+        They decide whether a result is read or computed again.
+        """
+        return 0.0
+
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         """Yield a temporary local directory, removed at the end of the block.
 
-        A store on a local disk makes it there, so that `put` moves files instead of copying them.
+        A store on a local disk makes it on that disk, so that `put` moves files instead of copying them.
         """
-        with tempfile.TemporaryDirectory(prefix="manta-") as directory, room(tempfile.gettempdir()):
-            yield Path(directory)
+        with temporary_folder("manta-", tempfile.gettempdir()) as folder:
+            yield folder
 
     def uri_of(self, path: str) -> str:
         """Return the full URI of a stored file."""
-        return f"{self.uri}/{checked(path)}"
+        return f"{self.uri}/{normal_path(path)}"
 
 
-def checked(path: str) -> str:
+def normal_path(path: str) -> str:
     """Return `path` in normal form. Raises DataError if it is empty or would leave the root."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\\" in path or "\0" in path:
@@ -174,14 +191,14 @@ def sha256_of(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def verified(file: Path, sha256: str | None, name: str) -> Path:
+def check_sha256(file: Path, sha256: str | None, name: str) -> Path:
     """Return `file`. Raises DataError, naming `name`, if `sha256` is given and the content differs."""
     if sha256 is not None and (found := sha256_of(file)) != sha256:
-        raise changed(name, sha256, found)
+        raise sha256_mismatch(name, sha256, found)
     return file
 
 
-def changed(name: str, expected: str, found: str) -> DataError:
+def sha256_mismatch(name: str, expected: str, found: str) -> DataError:
     """Return the error for a file whose sha256 is not the expected one."""
     return DataError(
         name,
@@ -192,17 +209,35 @@ def changed(name: str, expected: str, found: str) -> DataError:
 
 
 @contextlib.contextmanager
-def room(where: str) -> Iterator[None]:
-    """Translate errors of the block that come from the disk below `where`. No partial file was published.
+def temporary_folder(prefix: str, parent: str) -> Iterator[Path]:
+    """Yield a directory below `parent` that is removed at the end of the block.
 
     Raises:
-        TransientError: the disk is full, whichever library reports it, or does not answer.
+        TransientError: the disk is full, or another process has removed the directory.
+    """
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name, translate_disk_errors(parent):
+        try:
+            yield Path(name)
+        except (OSError, RuntimeError, pa.ArrowException, DataError) as error:
+            if os.path.exists(name):
+                raise
+            remedy = "see what removes files there, and run again: finished work is kept"
+            raise TransientError(name, "temporary files of a running job", "none", remedy) from error
+
+
+@contextlib.contextmanager
+def translate_disk_errors(where: str) -> Iterator[None]:
+    """Replace errors of the disk below the path `where`, raised in the block, by errors that say what to do.
+
+    Raises:
+        TransientError: the disk is full, or does not answer.
         ConfigError: the directory is not writable.
     """
     try:
         yield
     except (OSError, RuntimeError, pa.ArrowException) as error:
-        found, number = " ".join(str(error).split()), getattr(error, "errno", None)
+        found = " ".join(str(error).split())
+        number = getattr(error, "errno", None)
         if isinstance(error, _NOT_WRITABLE) or number == errno.EROFS:
             raise ConfigError(
                 where, "a writable folder", found, "check the path and its permissions"
@@ -214,7 +249,8 @@ def room(where: str) -> Iterator[None]:
                 found,
                 "check the disk, or the server of the file system, and run again: finished work is kept",
             ) from error
-        if number not in _FULL and os.strerror(errno.ENOSPC).lower() not in str(error).lower():
+        # Arrow and other libraries raise errors without a number for a full disk: only the message shows it.
+        if number not in _DISK_FULL and os.strerror(errno.ENOSPC).lower() not in str(error).lower():
             raise
         raise TransientError(
             where,
@@ -224,13 +260,14 @@ def room(where: str) -> Iterator[None]:
         ) from error
 
 
-def in_threads(call: Callable[[A], B], items: Iterable[A], threads: int = 16) -> list[B]:
+def in_threads(call: Callable[[Item], Result], items: Iterable[Item], threads: int = 16) -> list[Result]:
     """Apply `call` to each item in threads, and return the results in order.
 
     The first error is raised; calls that have not begun by then are cancelled.
 
     Args:
-        threads: 16 suit small requests: an object store answers each in tens of milliseconds.
+        threads: number of concurrent calls. 16 suits small requests, which an object store answers in tens of
+            milliseconds.
     """
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(call, items))
@@ -242,7 +279,8 @@ def tree_bytes(path: Path) -> int:
     Files that another process removes meanwhile do not count.
     """
     files = [path]
-    if not path.is_symlink() and path.is_dir():  # in this order: following a link counts as its use
+    # `is_symlink` comes first: `is_dir` follows a link, which would update the link's access time.
+    if not path.is_symlink() and path.is_dir():
         files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
     total = 0
     for file in files:

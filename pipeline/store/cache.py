@@ -1,13 +1,13 @@
 """A cache of remote files on this machine: complete, verified, shared by its processes, and of limited size.
 
 MANTA_CACHE names the directory (default: manta below the user's cache directory), MANTA_CACHE_GIB its size in
-GiB (default 50). Files are evicted in the order of their last use, but not within an hour of it, so that a
-caller can still open a path that it was just given; the cache may exceed its size meanwhile. A file that is
-open or mapped stays readable after its eviction.
+GiB (default 50). The least recently used files are evicted first, but none within an hour of its last use, so
+that a caller has time to open a path that it was given; the cache may exceed its size meanwhile. A file that
+is open or mapped stays readable after its eviction.
 
-Anyone who can write to the cache decides what its readers load, so only this user may. If other users can
-write to the named directory, or root owns it (as a container's volume), the cache is manta-<user id> below
-it.
+Only this user may write to the cache, because whoever writes to it decides which models are loaded. If other
+users can write to the named directory, or root owns it (as a container's volume), the cache is in the folder
+manta-<user id> below it.
 """
 
 import atexit
@@ -30,89 +30,100 @@ from typing import BinaryIO
 from pipeline.errors import ConfigError
 from pipeline.keep_alive import keep_alive, on_keep_alive
 from pipeline.log import say
-from pipeline.store.base import PARTIAL, remove, room, sha256_of, tree_bytes
-from pipeline.store.owned import make_owned, may_hold, problem_with
-from pipeline.store.retry import seconds
+from pipeline.store.base import PARTIAL, remove, sha256_of, translate_disk_errors, tree_bytes
+from pipeline.store.owned import can_make_directory_in, make_private_directory, ownership_problem
+from pipeline.store.retry import positive_number
 
-_GIB = 50.0
-_IN_USE_S = 3_600.0  # callers open a path much sooner than that
-_ABANDONED_S = 24 * 3_600.0
+_DEFAULT_GIB = 50.0
+_IN_USE_S = 3_600.0  # not evicted within this time of the last use: callers open a path much sooner
+_ABANDONED_S = 24 * 3_600.0  # age at which a temporary file belongs to a killed process
 _LOCKS = "locks"
-# First and longest pause between two attempts to take a lock that another process holds.
-_SHORT_S, _LONG_S = 0.01, 0.5
+# Pauses between two attempts to take a lock that another process has; each is twice the one before.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 # Names of the cache's own entries; files with other names are never removed.
-_NAME = re.compile(rf"{re.escape(PARTIAL)}.*|([0-9a-f]{{32}}){{1,2}}(\..*)?")
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+_ENTRY_NAME = re.compile(rf"{re.escape(PARTIAL)}.*|([0-9a-f]{{32}}){{1,2}}(\..*)?")
+_LOCKS_UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
 def cache_directory() -> Path:
-    """Return the directory of the cache, made if it is missing. It is safe to delete while nothing runs.
+    """Return the directory of the cache, made if it is missing. It may be deleted while no process uses it.
 
-    Without MANTA_CACHE, an unusable default directory is replaced by one below the temporary directory.
+    If MANTA_CACHE is not set and the default directory is unusable, the cache is below the temporary
+    directory.
 
     Raises:
-        ConfigError: MANTA_CACHE names a directory in which this user cannot have a directory of their own.
+        ConfigError: this user cannot have a private directory where MANTA_CACHE names one.
     """
     if named := os.environ.get("MANTA_CACHE"):
-        directory, problem = _owned_at(Path(named))
+        directory, problem = _make_user_directory(Path(named))
         if problem:
             user = os.getuid()
             raise ConfigError(
                 f"MANTA_CACHE: {directory}",
-                f"a directory that only user {user} can write to, or a place to make one",
+                f"a directory that only user {user} can write to, or in which it can be made",
                 problem,
                 "set MANTA_CACHE to a directory of your own, or make one there: "
                 f"install -d -m 700 -o {user} {directory}",
             )
         return directory
     home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "manta")
-    directory, problem = _owned_at(home)
+    directory, problem = _make_user_directory(home)
     return _temporary_cache(str(directory), problem) if problem else directory
 
 
-def _owned_at(directory: Path) -> tuple[Path, str | None]:
-    """Return this user's directory at `directory` or below it, made if missing, and the problem with it."""
+def _make_user_directory(directory: Path) -> tuple[Path, str | None]:
+    """Make a directory that only this user can write to: `directory`, or manta-<user id> below it.
+
+    Returns:
+        The directory, and a description of the problem that makes it unusable, or None.
+    """
     try:
-        make_owned(directory)
-        if (problem := problem_with(directory)) is None or not may_hold(directory):
+        make_private_directory(directory)
+        if (problem := ownership_problem(directory)) is None or not can_make_directory_in(directory):
             return directory, problem
-        own = directory / f"manta-{os.getuid()}"
-        make_owned(own)
+        below = directory / f"manta-{os.getuid()}"
+        make_private_directory(below)
     except OSError as error:
         return directory, f"no directory, and none can be made ({error.strerror})"
-    return own, problem_with(own)
+    return below, ownership_problem(below)
 
 
-@functools.lru_cache
+@functools.lru_cache  # one directory and one log line per process
 def _temporary_cache(directory: str, problem: str) -> Path:
-    """Return this user's cache below the temporary directory; if that is unusable, one of this process."""
-    found, unusable = _owned_at(Path(tempfile.gettempdir(), f"manta-{os.getuid()}"))
-    if unusable:
-        found = Path(tempfile.mkdtemp(prefix="manta-"))
-        atexit.register(shutil.rmtree, found, ignore_errors=True)
-    say(
-        f"{directory} cannot be used to cache remote files ({problem}): using {found}; "
-        "set MANTA_CACHE to choose another directory"
-    )
-    return found
-
-
-def kept(path: Path, build: Callable[[Path], None], complete: Callable[[Path], bool]) -> Path:
-    """Return `path`, a file or folder of the cache, building it if it is missing or incomplete.
-
-    One of several concurrent processes builds it; if that process is killed, the next one does.
+    """Return a cache below the temporary directory, for this user or, if that is unusable, this process.
 
     Args:
-        build: makes the file or folder at the temporary path it is given.
-        complete: checks an existing file or folder.
+        directory: the cache that is replaced.
+        problem: why it is unusable.
     """
-    with _alone(path):
-        exists = _touched(path)
-    if exists and complete(path):
+    replacement, unusable = _make_user_directory(Path(tempfile.gettempdir(), f"manta-{os.getuid()}"))
+    if unusable:
+        replacement = Path(tempfile.mkdtemp(prefix="manta-"))
+        atexit.register(shutil.rmtree, replacement, ignore_errors=True)
+    say(
+        f"{directory} cannot be used to cache remote files ({problem}): using {replacement}; "
+        "set MANTA_CACHE to choose another directory"
+    )
+    return replacement
+
+
+def get_or_build(path: Path, build: Callable[[Path], None], is_complete: Callable[[Path], bool]) -> Path:
+    """Return `path`, a file or folder of the cache, building it if it is missing or incomplete.
+
+    One of several concurrent processes builds it; if that process is killed, another one does.
+
+    Args:
+        path: the file or folder.
+        build: makes the file or folder at the temporary path that it is given.
+        is_complete: checks an existing file or folder.
+    """
+    with _entry_lock(path):
+        exists = _touch(path)
+    if exists and is_complete(path):
         return path
-    with _alone(path):
-        if not (_touched(path) and complete(path)):
-            _built(path, build)
+    with _entry_lock(path):
+        if not (_touch(path) and is_complete(path)):
+            _build(path, build)
     shrink()
     return path
 
@@ -137,22 +148,26 @@ def shrink(limit: int | None = None) -> int:
     Returns:
         The bytes removed.
     """
-    limit = int(seconds("MANTA_CACHE_GIB", _GIB) * (1 << 30)) if limit is None else limit
-    now, removed = time.time(), 0
+    limit = int(positive_number("MANTA_CACHE_GIB", _DEFAULT_GIB) * (1 << 30)) if limit is None else limit
+    now = time.time()
     entries = sorted((_last_use(path), path) for path in _entries())
-    total = sum(tree_bytes(path) for _, path in entries)
-    for used, path in entries:
-        partial, idle_s = path.name.startswith(PARTIAL), now - used
-        if idle_s > _ABANDONED_S if partial else total > limit and idle_s > _IN_USE_S:
-            freed = _evicted(path, now)
-            total, removed = total - freed, removed + freed
-    return removed
+    initial_bytes = remaining_bytes = sum(tree_bytes(path) for _, path in entries)
+    for last_use, path in entries:
+        idle_s = now - last_use
+        if path.name.startswith(PARTIAL):
+            removable = idle_s > _ABANDONED_S
+        else:
+            removable = idle_s > _IN_USE_S and remaining_bytes > limit
+        if removable:
+            remaining_bytes -= _evict(path, now)
+    return initial_bytes - remaining_bytes
 
 
 def _entries() -> Iterator[Path]:
+    """Yield the files and folders of the cache, temporary ones included."""
     for folder in cache_directory().iterdir():
         if folder.is_dir() and not folder.is_symlink() and folder.name != _LOCKS:
-            yield from (path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+            yield from (path for path in folder.iterdir() if _ENTRY_NAME.fullmatch(path.name))
 
 
 def _last_use(path: Path) -> float:
@@ -164,35 +179,36 @@ def _last_use(path: Path) -> float:
     return status.st_mtime if stat.S_ISDIR(status.st_mode) else status.st_atime
 
 
-def _evicted(path: Path, now: float) -> int:
+def _evict(path: Path, now: float) -> int:
     """Remove an entry and return its bytes; 0 if another process holds its lock or has used it recently."""
-    with _alone(path, wait=False) as alone:
-        if not alone or _last_use(path) >= now - _IN_USE_S:
+    with _entry_lock(path, wait=False) as locked:
+        if not locked or _last_use(path) >= now - _IN_USE_S:
             return 0
         size = tree_bytes(path)
         remove(path)
         return size
 
 
-def _built(path: Path, build: Callable[[Path], None]) -> None:
-    make_owned(path.parent)
+def _build(path: Path, build: Callable[[Path], None]) -> None:
+    """Build an entry under a temporary name, then give it its name, replacing an incomplete one."""
+    make_private_directory(path.parent)
     temporary = path.parent / f"{PARTIAL}{os.getpid()}-{secrets.token_hex(6)}"
     try:
-        with room(str(cache_directory())):
+        with translate_disk_errors(str(cache_directory())):
             build(temporary)
         remove(path)
         os.replace(temporary, path)
-        _touched(path)
+        _touch(path)
     finally:
         remove(temporary)
 
 
-def _touched(path: Path) -> bool:
+def _touch(path: Path) -> bool:
     """Mark an entry as used now. Returns False if it does not exist or is a symbolic link.
 
-    The last use of a file is its access time, set here whatever the mount's options, since its modification
-    time belongs to the content. For a folder it is the modification time: listing a folder changes its access
-    time.
+    The last use of a file is its access time, because its modification time shows if the content changed.
+    The last use of a folder is its modification time, because listing a folder changes its access time. Both
+    are set here, because a file system may not record reads.
     """
     now = time.time_ns()
     if path.is_symlink():
@@ -205,54 +221,55 @@ def _touched(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _alone(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock of an entry while the block runs; the lock ends with the process, however that ends.
+def _entry_lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold the lock of an entry while the block runs. If the process is killed, the lock is released too.
 
-    Entries share a fixed number of lock files. Folders and files use different ones, because building a
-    folder locks files.
+    Entries share a fixed number of lock files. Folders and files use different ones, because a process that
+    builds a folder locks files meanwhile.
 
     Yields:
         Whether the lock was taken; always True with `wait`.
     """
     directory = cache_directory() / _LOCKS
-    make_owned(directory)
-    stripe = f"{path.parent.name[:8]}-{hashlib.sha256(path.name.encode()).hexdigest()[:2]}"
-    with _lock_file(directory / stripe) as stream:
-        locked = _lock(stream)
+    make_private_directory(directory)
+    name = f"{path.parent.name[:8]}-{hashlib.sha256(path.name.encode()).hexdigest()[:2]}"
+    with _open_lock_file(directory / name) as stream:
+        locked = _try_lock(stream)
         if not locked and wait:
-            _wait_for(stream)
+            _wait_for_lock(stream)
             locked = True
         with on_keep_alive(lambda: os.utime(stream.fileno())) if locked else contextlib.nullcontext():
             yield locked
 
 
-def _lock(stream: BinaryIO) -> bool:
+def _try_lock(stream: BinaryIO) -> bool:
     """Try to lock the file. Returns True if it is locked now, or if the file system has no locks."""
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in _LOCKS_UNSUPPORTED:
             raise
     return True
 
 
-def _wait_for(stream: BinaryIO) -> None:
-    """Wait until the holder releases the file, then lock it.
+def _wait_for_lock(stream: BinaryIO) -> None:
+    """Wait until the process that holds the lock releases it, then take it.
 
-    The holder touches the file for each keep-alive signal; this process then sends one too.
+    That process touches the file for each of its keep-alive signals; this process then sends one too.
     """
-    pause_s, known = _SHORT_S, os.fstat(stream.fileno()).st_mtime_ns
-    while not _lock(stream):
+    pause_s = _FIRST_PAUSE_S
+    last_touched = os.fstat(stream.fileno()).st_mtime_ns
+    while not _try_lock(stream):
         time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONG_S)
-        if (touched := os.fstat(stream.fileno()).st_mtime_ns) != known:
-            known = touched
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        if (touched := os.fstat(stream.fileno()).st_mtime_ns) != last_touched:
+            last_touched = touched
             keep_alive()
 
 
-def _lock_file(path: Path) -> BinaryIO:
+def _open_lock_file(path: Path) -> BinaryIO:
     """Open a lock file, made if it is missing and never truncated. Raises ConfigError for a symbolic link."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     try:

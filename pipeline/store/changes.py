@@ -16,7 +16,7 @@ class ChangedRow(Settings):
 class ChangedRows(Stored):
     """Examples of new, changed and deleted rows of a corpus, sampled by the hash of their texts.
 
-    Only the report needs them: prune removes the file like other temporary files.
+    Only the report of the night needs the file, so prune may remove it.
     """
 
     rows: tuple[ChangedRow, ...] = ()

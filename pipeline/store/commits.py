@@ -1,7 +1,7 @@
 """The commits of a root: numbered files, each created once. The highest names the current release."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, Literal
@@ -13,13 +13,13 @@ from pipeline.store.base import Store, in_threads
 from pipeline.store.stored import Stored
 
 _COMMIT = re.compile(r"commits/([0-9]{8})\.json")
-_LAST = 99_999_999  # the names have eight digits
+_MAX_NUMBER = 99_999_999  # the names have eight digits
 
 
 class Commit(Stored):
     """A record that makes `release` current.
 
-    A hold keeps it current until an unhold. A void commit has no release: it only uses up its number.
+    A hold keeps its release current until an unhold. A void commit has no release: it only takes its number.
     """
 
     commit: int
@@ -35,7 +35,9 @@ class Commit(Stored):
     def _without_empty_reason(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out an empty reason, so that such commits have the same bytes as in earlier versions."""
         value: dict[str, Any] = dump(self)
-        return value if self.reason else {name: each for name, each in value.items() if name != "reason"}
+        if not self.reason:
+            del value["reason"]
+        return value
 
 
 class Commits:
@@ -52,49 +54,49 @@ class Commits:
     def read(self, number: int) -> Commit | None:
         """Return commit `number`; None if it does not exist or cannot be read.
 
-        A commit may be truncated on a file system without hard links; it never took effect.
+        On a file system without hard links, a killed process may leave a truncated commit, which never took
+        effect.
         """
         try:
             return Commit.load(self.store, commit_path(number))
         except DataError:
             return None
 
-    def newest_first(self) -> Iterator[Commit]:
-        """Yield the readable commits, highest number first. Each is read on demand."""
-        return filter(None, map(self.read, reversed(self.numbers())))
-
     def history(self) -> list[Commit]:
         """List the commits in order of number, without void and unreadable ones."""
-        read = in_threads(self.read, self.numbers())
-        return [commit for commit in read if commit is not None and commit.kind != "void"]
+        commits = in_threads(self.read, self.numbers())
+        return [commit for commit in commits if commit is not None and commit.kind != "void"]
 
     def unreadable(self) -> list[int]:
         """List the numbers of commits that cannot be read: damaged, or truncated before they took effect."""
         numbers = self.numbers()
-        read = zip(numbers, in_threads(self.read, numbers), strict=True)
-        return [number for number, commit in read if commit is None]
+        commits = in_threads(self.read, numbers)
+        return [number for number, commit in zip(numbers, commits, strict=True) if commit is None]
 
     def damaged(self) -> list[int]:
         """List the numbers of commits that took effect and cannot be read."""
-        return [number for number in self.unreadable() if self._is_damaged(number)]
-
-    def _is_damaged(self, number: int) -> bool:
-        try:
-            self.decided(number)
-        except DataError:
-            return True
-        return False
+        damaged = []
+        for number in self.unreadable():
+            try:
+                self.read_or_raise(number)
+            except DataError:
+                damaged.append(number)
+        return damaged
 
     def hold(self) -> Commit | None:
-        """Return the hold in force, or None. Raises DataError for a damaged commit, which may be a hold."""
+        """Return the hold in force; None if the root is not held.
+
+        Raises:
+            DataError: a commit is damaged, which may be a hold.
+        """
         for number in reversed(self.numbers()):
-            commit = self.decided(number)
+            commit = self.read_or_raise(number)
             if commit is not None and commit.kind != "void":
                 return commit if commit.kind == "hold" else None
         return None
 
-    def decided(self, number: int) -> Commit | None:
-        """Return commit `number` as `read` does, for callers that change the root.
+    def read_or_raise(self, number: int) -> Commit | None:
+        """Return commit `number`, for callers that change the root; None if it is missing or truncated.
 
         Raises:
             DataError: the commit took effect and is damaged.
@@ -107,7 +109,7 @@ class Commits:
                 "a readable commit",
                 " ".join(error.found.split()),
                 "it may hold the root, or make another release current: restore it from a copy; "
-                "without a copy, delete it and repeat that hold or rollback; until then nothing is changed",
+                "without a copy, delete it and repeat the hold or rollback; until then nothing is changed",
             ) from None
 
     def create(self, commit: Commit) -> bool:
@@ -121,36 +123,35 @@ class Commits:
             DataError: the sequence has a gap, or no number is left.
         """
         numbers = self.numbers()
-        if damage := self.damage(numbers):
-            raise damage
+        if error := self.sequence_error(numbers):
+            raise error
         last = max(numbers, default=0)
-        if last >= _LAST:
-            raise _damage(self.store, "a number that a later commit can exceed", last)
+        if last >= _MAX_NUMBER:
+            raise self._unexpected_commit(last, f"a number below {_MAX_NUMBER}")
         return last + 1
 
-    def damage(self, numbers: Sequence[int] | None = None) -> DataError | None:
+    def sequence_error(self, numbers: Sequence[int]) -> DataError | None:
         """Return the error for the first gap in the sequence; None without a gap.
 
-        The first commits may be missing: nothing depends on them.
+        Missing numbers before the first commit are not a gap, because nothing depends on these commits.
 
         Args:
-            numbers: result of an earlier `numbers()`; None lists them again.
+            numbers: result of `numbers()`.
         """
-        for before, after in pairwise(self.numbers() if numbers is None else numbers):
-            # A listing may miss a commit that is created meanwhile, so a gap is checked once more.
-            if after > before + 1 and not self.store.exists(commit_path(before + 1)):
-                return _damage(self.store, f"commit {before + 1} after commit {before}", after)
+        for number, following in pairwise(numbers):
+            # A listing may miss a commit that is created meanwhile: look for the missing file itself.
+            if following > number + 1 and not self.store.exists(commit_path(number + 1)):
+                return self._unexpected_commit(following, f"commit {number + 1} after commit {number}")
         return None
 
-
-def _damage(store: Store, expected: str, number: int) -> DataError:
-    return DataError(
-        store.uri_of("commits"),
-        expected,
-        f"commit {number}",
-        f"a commit was deleted or forged: restore the missing one, or delete {commit_path(number)} if none "
-        "of your nights made it; until then nothing is published",
-    )
+    def _unexpected_commit(self, number: int, expected: str) -> DataError:
+        return DataError(
+            self.store.uri_of("commits"),
+            expected,
+            f"commit {number}",
+            f"a commit was deleted or forged: restore the missing one, or delete {commit_path(number)} if "
+            "none of your nights made it; until then nothing is published",
+        )
 
 
 def commit_path(number: int) -> str:
@@ -158,6 +159,6 @@ def commit_path(number: int) -> str:
     return f"commits/{number:08d}.json"
 
 
-def now() -> str:
+def utc_now() -> str:
     """Return the current time as commits record it: ISO 8601, UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")

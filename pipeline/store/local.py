@@ -7,25 +7,35 @@ import os
 import secrets
 import shutil
 import socket
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.store.base import PARTIAL, Entry, Store, checked, remove, room, tree_bytes, verified
+from pipeline.store.base import (
+    PARTIAL,
+    Entry,
+    Store,
+    check_sha256,
+    normal_path,
+    remove,
+    temporary_folder,
+    translate_disk_errors,
+    tree_bytes,
+)
 from pipeline.store.lease import is_running
 
-_NO_LINKS = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
+_PAGE = 1_000  # files that `pages` yields together
+_LINKS_UNSUPPORTED = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 
 class LocalStore(Store):
     """A store in a directory. Files are written under a temporary name, flushed to disk and renamed.
 
-    The root may be a symbolic link. Links below the root have to lead to a path below the root: reading or
-    writing any other link raises DataError, and listings leave it out. To keep a part of the root on another
-    disk, mount that disk.
+    The root may be a symbolic link. Links below the root must lead to a path below the root: reading or
+    writing another link raises DataError, and listings leave it out. To keep a part of the root on another
+    disk, mount that disk there.
     """
 
     shared = False
@@ -52,33 +62,38 @@ class LocalStore(Store):
                 os.fsync(stream.fileno())
 
     def open(self, path: str, sha256: str | None = None) -> pa.NativeFile:
-        file = verified(self._absolute(path), sha256, self.uri_of(path))
+        file = check_sha256(self._absolute(path), sha256, self.uri_of(path))
         return pa.memory_map(str(file)) if file.stat().st_size else pa.OSFile(str(file))
 
     def local(self, path: str, sha256: str | None = None) -> Path:
         file = self._absolute(path)
         if not file.is_file():
             raise FileNotFoundError(str(file))
-        return verified(file, sha256, str(file))
+        return check_sha256(file, sha256, str(file))
 
     def entry(self, path: str) -> Entry | None:
         file = self._absolute(path)
         return self._entry(file) if file.is_file() else None
 
     def list(self, prefix: str = "", suffix: str = "") -> list[Entry]:
-        entries = []
+        entries = (entry for page in self._pages(prefix, suffix) for entry in page)
+        return sorted(entries, key=lambda entry: entry.path)
+
+    def pages(self, prefix: str) -> Iterator[Sequence[Entry]]:
+        return self._pages(prefix, "")
+
+    def _pages(self, prefix: str, suffix: str) -> Iterator[Sequence[Entry]]:
+        """Yield the files of one folder at a time, at most _PAGE together."""
         for directory, folders, names in os.walk(self._absolute(prefix) if prefix else self.uri):
             folders[:] = [folder for folder in folders if not folder.startswith(PARTIAL)]
-            entries += [
-                self._entry(Path(directory, name))
-                for name in names
-                if name.endswith(suffix) and not name.startswith(PARTIAL)
-            ]
-        return sorted((entry for entry in entries if entry), key=lambda entry: entry.path)
+            files = [name for name in names if name.endswith(suffix) and not name.startswith(PARTIAL)]
+            for start in range(0, len(files), _PAGE):
+                page = (self._entry(Path(directory, name)) for name in files[start : start + _PAGE])
+                yield [entry for entry in page if entry]
 
     def delete(self, path: str) -> None:
-        file = Path(self.uri, checked(path))
-        self._refuse_outside(file.parent)  # not of the file: a link out of the root is deleted itself
+        file = Path(self.uri, normal_path(path))
+        self._refuse_outside(file.parent)  # not the file itself: deleting a link leaves its target alone
         file.unlink(missing_ok=True)
 
     def free_bytes(self) -> int | None:
@@ -88,14 +103,8 @@ class LocalStore(Store):
         return shutil.disk_usage(folder).free
 
     def sweep(self, before: float) -> int:
-        partial = [
-            Path(directory, name)
-            for directory, folders, names in os.walk(self.uri)
-            for name in (*folders, *names)
-            if name.startswith(PARTIAL)
-        ]
         freed = 0
-        for path in partial:
+        for path in tuple(Path(self.uri).rglob(f"{PARTIAL}*")):
             if path.exists() and path.stat().st_mtime < before:
                 freed += tree_bytes(path)
                 remove(path)
@@ -103,20 +112,17 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        _make(Path(self.uri), self.uri)
-        prefix = f"{PARTIAL}{_process_space()}-"
+        _make_folder(Path(self.uri), self.uri)
+        prefix = f"{PARTIAL}{_pid_namespace_id()}-"
         for directory in Path(self.uri).glob(f"{prefix}*-*"):
-            # Directories of killed runs go at once: they may be as large as the corpus.
+            # Directories of killed runs are removed now: they may be as large as the corpus.
             if not is_running(int(directory.name.split("-")[-2])):
                 remove(directory)
-        with (
-            tempfile.TemporaryDirectory(prefix=f"{prefix}{os.getpid()}-", dir=self.uri) as name,
-            room(self.uri),
-        ):
-            yield Path(name)
+        with temporary_folder(f"{prefix}{os.getpid()}-", self.uri) as folder:
+            yield folder
 
     def _absolute(self, path: str) -> Path:
-        file = Path(self.uri, checked(path))
+        file = Path(self.uri, normal_path(path))
         self._refuse_outside(file)
         return file
 
@@ -145,11 +151,14 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def _temporary(self, file: Path, replace: bool = False) -> Iterator[Path]:
-        """Yield a temporary path beside `file`. With `replace` it becomes `file` at the end of the block."""
-        _make(file.parent, self.uri)
+        """Yield a temporary path beside `file`, and remove it at the end of the block.
+
+        With `replace`, it is renamed to `file` instead.
+        """
+        _make_folder(file.parent, self.uri)
         temporary = file.parent / f"{PARTIAL}{os.getpid()}-{secrets.token_hex(6)}"
         try:
-            with room(self.uri):
+            with translate_disk_errors(self.uri):
                 yield temporary
                 if replace:
                     os.replace(temporary, file)
@@ -158,10 +167,32 @@ class LocalStore(Store):
             temporary.unlink(missing_ok=True)
 
 
-def _make(folder: Path, root: str) -> None:
-    """Make a folder and its parents. Raises ConfigError if that is not possible, as below /proc."""
+class ScratchStore(LocalStore):
+    """A store of temporary files in a local directory. They are not flushed to disk."""
+
+    def write(self, path: str, data: bytes) -> None:
+        self._writable(path).write_bytes(data)
+
+    def create(self, path: str, data: bytes) -> bool:
+        if self.exists(path):
+            return False
+        self.write(path, data)
+        return True
+
+    def put(self, local: Path, path: str) -> None:
+        shutil.move(local, self._writable(path))
+
+    def _writable(self, path: str) -> Path:
+        """Return the absolute path of a file and make its folder."""
+        file = self._absolute(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return file
+
+
+def _make_folder(folder: Path, root: str) -> None:
+    """Make a folder and its parents. Raises ConfigError if they cannot be made, as below /proc."""
     try:
-        with room(root):
+        with translate_disk_errors(root):
             folder.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as error:
         raise ConfigError(
@@ -169,13 +200,14 @@ def _make(folder: Path, root: str) -> None:
         ) from error
 
 
-def _process_space() -> str:
+def _pid_namespace_id() -> str:
     """Return an id, 12 hex digits, of the PID namespace of this process.
 
-    Pods may share a directory, a host name and even the kernel, so that their process ids do not compare.
+    Process ids identify a process only within one namespace, and pods that share a directory may also share
+    the host name and the kernel.
     """
     parts = [socket.gethostname()]
-    with contextlib.suppress(OSError):  # these files exist on Linux alone
+    with contextlib.suppress(OSError):  # these files exist on Linux only
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
     with contextlib.suppress(OSError):
         parts.append(os.readlink("/proc/self/ns/pid"))
@@ -192,27 +224,27 @@ def _write_durably(file: Path, data: bytes, mode: str = "wb") -> None:
 def _sync_directory(directory: Path) -> None:
     handle = os.open(directory, os.O_RDONLY)
     try:
-        os.fsync(handle)
-    except OSError:  # some network file systems do not sync directories
-        pass
+        with contextlib.suppress(OSError):  # some network file systems do not sync directories
+            os.fsync(handle)
     finally:
         os.close(handle)
 
 
 def _link_once(temporary: Path, file: Path, data: bytes) -> bool:
+    """Link the finished temporary file, which contains `data`, as `file`. Returns False if `file` exists."""
     try:
         os.link(temporary, file)
     except FileExistsError:
         return False
     except OSError as error:
-        if error.errno not in _NO_LINKS:
+        if error.errno not in _LINKS_UNSUPPORTED:
             raise
-        return _claim_once(file, data)
+        return _create_exclusively(file, data)
     return True
 
 
-def _claim_once(file: Path, data: bytes) -> bool:
-    """Create the file under its final name, without a hard link; remove it if writing fails."""
+def _create_exclusively(file: Path, data: bytes) -> bool:
+    """Create the file under its final name, without a hard link. Returns False if it exists."""
     try:
         _write_durably(file, data, "xb")
     except FileExistsError:

@@ -1,51 +1,49 @@
 """The manifest of a release: references, with digests, to all files that readers and the next night need."""
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Literal
 
 from pipeline.config import digest_of
+from pipeline.store.release_units import Units, UnitTable
 from pipeline.store.stored import SCHEMA_VERSION, FileRef, Stored
 
-# The gate that reports the recall on gates.queries; it never refuses a release.
-OUTSIDE_RECALL = "recall_at_10_queries"
+# Name of the gate for the recall on the user's own queries (gates.queries); it never refuses a release.
+USER_QUERY_RECALL = "recall_at_10_queries"
 
 
-class ReleaseUnit(Stored):
-    """One unit of vectors in a release."""
+class PartLayout(Stored):
+    """Numbers of the files that belong to one part of an index, and the end of its units."""
 
-    ordinal: int
-    path: str
-    rows: int
-    """dead rows included"""
-    bytes: int = 0
-    sha256: str
-    space_id: str
-    numerics_id: str
-    copied: dict[str, int] = {}
-    """rows copied from units encoded with other numerics: numerics_id -> count"""
-    corpus: FileRef
-    """the corpus unit, which holds the texts"""
-    dropped: tuple[int, ...] = ()
-    """rows of the corpus unit without a vector"""
-    moments: FileRef | None = None
-    record: str
-    """path of the unit's record"""
-    quarantine: FileRef | None = None
-    """rows whose vector was unusable"""
+    files: int
+    """number of the part's files among the index's `files`"""
+    ids: int
+    """number of the part's files among the release's `ids`"""
+    next_ordinal: int
+    """first ordinal after those of the part's units, which begin where those of the previous part end"""
+
+
+class IndexPart(Stored):
+    """One part of an index: the rows of consecutive units, in files of its own."""
+
+    files: tuple[FileRef, ...]
+    """the index, and its inverted lists if they are on disk"""
+    ids: tuple[FileRef, ...]
+    next_ordinal: int
 
     @property
-    def file(self) -> FileRef:
-        """The file with the unit's rows."""
-        return FileRef(path=self.path, sha256=self.sha256, rows=self.rows, bytes=self.bytes)
+    def rows(self) -> int:
+        """Number of rows in the index file, tombstones included."""
+        return self.files[0].rows
 
-    def references(self) -> Iterator[FileRef]:
-        """Yield the unit's files. The reference to its record has neither size nor sha256."""
-        yield from (self.file, FileRef(path=self.record, sha256=""))
-        yield from super().references()
+    @property
+    def bytes(self) -> int:
+        """Size of the index files."""
+        return sum(file.bytes for file in self.files)
 
 
 class IndexFiles(Stored):
-    """The files of an index, how it was built, and what its recall is measured with."""
+    """The files of an index, how it was built, and the files to measure its recall with."""
 
     kind: str
     factory: str
@@ -53,18 +51,21 @@ class IndexFiles(Stored):
     metric: str = "inner_product"
     parts: int = 1
     files: tuple[FileRef, ...]
+    """files of all parts, in the order of their units; inverted lists on disk are a second file of a part"""
+    layout: tuple[PartLayout, ...] = ()
+    """one entry per part; empty in releases of earlier versions, which have a base and at most one delta"""
     settings: dict[str, Any] = {}
     """nprobe, nlist, fingerprint of the trained quantizer ..."""
     base_ordinals: int = 0
-    """units with an ordinal below this are in the first part, later units in the second"""
+    """units with an ordinal below this are in the base; later units are in the delta"""
     delta_ids: int = 0
-    """how many files at the end of the release's `ids` belong to the second part"""
+    """how many files at the end of the release's `ids` belong to the delta; 0 if there is none"""
     trained: FileRef | None = None
     """the trained index without vectors, which every part starts from"""
     trained_on: dict[str, float | int | None] = {}
-    """rows, imbalance and recall_at_10 at training, the reference for later nights"""
+    """rows, imbalance and recall_at_10 when the index was trained, to compare later nights with"""
     queries: FileRef | None = None
-    """addresses and raw vectors of the rows that recall is measured with"""
+    """addresses and raw vectors of the rows that are searched to measure recall"""
     truth: FileRef | None = None
     """exact neighbours of the queries among the live rows"""
 
@@ -77,7 +78,7 @@ class Choice(Stored):
     chosen: str
     sentence: str
     numbers: dict[str, float | int | None] = {}
-    """measurements that the decision depends on, and their thresholds"""
+    """measurements on which the decision depends, and their thresholds"""
 
 
 class Gate(Stored):
@@ -94,7 +95,7 @@ class Whitened(Stored):
     """The decision about whitening. Later nights keep it until the vectors have drifted."""
 
     fitted: FileRef | None = None
-    """the transform, whether it is used or not"""
+    """the fitted transform, even if it is not used"""
     fitted_on: FileRef
     """moments of the live rows on the night of the decision"""
     used: bool
@@ -130,12 +131,13 @@ class ReleaseManifest(Stored):
     """vectors of the canary texts"""
     numerics: dict[str, int]
     rows: int
-    units: tuple[ReleaseUnit, ...]
+    units: Units
+    """a list, or the reference to a table of many units, which is read when it is used"""
     next_ordinal: int
     dead: FileRef | None = None
-    """addresses of rows that the units hold and that are not live (Parquet, column address)"""
+    """addresses of rows that the units contain and that are not live (Parquet, column address)"""
     tombstones: FileRef | None = None
-    """addresses of the dead rows that the index still holds; null if it holds live rows only"""
+    """addresses of the dead rows that the index still contains; null if it contains live rows only"""
     index: IndexFiles
     ids: tuple[FileRef, ...]
     encoder: EncoderFiles
@@ -150,6 +152,43 @@ class ReleaseManifest(Stored):
     def id(self) -> str:
         """sha256 of the content except the release number; it names a candidate."""
         return digest_of(self.model_dump(mode="json", exclude={"release"}))
+
+    def references(self) -> Iterator[FileRef]:
+        """Yield the files that the manifest itself names: the table of many units, not the files in it."""
+        yield from super().references()
+        if isinstance(self.units, UnitTable):
+            yield self.units.file
+
+    def all_references(self) -> Iterator[FileRef]:
+        """Yield the files that the manifest and its units name.
+
+        Raises:
+            DataError: the table of units is missing or was changed.
+        """
+        yield from self.references()
+        if isinstance(self.units, UnitTable):
+            yield from self.units.references()
+
+    def index_parts(self) -> tuple[IndexPart, ...]:
+        """Return the parts of the index in the order of their units, those of the delta last."""
+        index, files, ids = self.index, iter(self.index.files), iter(self.ids)
+        return tuple(
+            IndexPart(
+                files=tuple(islice(files, part.files)),
+                ids=tuple(islice(ids, part.ids)),
+                next_ordinal=part.next_ordinal,
+            )
+            for part in index.layout or _early_layout(index, len(self.ids), self.next_ordinal)
+        )
+
+
+def _early_layout(index: IndexFiles, ids: int, next_ordinal: int) -> tuple[PartLayout, ...]:
+    """Return the layout of an index whose version did not store it."""
+    deltas = int(index.parts > 1)
+    base = PartLayout(
+        files=len(index.files) - deltas, ids=ids - index.delta_ids, next_ordinal=index.base_ordinals
+    )
+    return (base, PartLayout(files=1, ids=index.delta_ids, next_ordinal=next_ordinal))[: 1 + deltas]
 
 
 def manifest_path(number: int) -> str:

@@ -1,4 +1,4 @@
-"""Files and records that are written once: each run uses what an earlier one has stored completely."""
+"""Write files and records once: a run uses those that an earlier run has stored completely."""
 
 from collections.abc import Callable
 from hashlib import sha256
@@ -14,20 +14,20 @@ from pipeline.store.stored import FileRef, Stored
 Record = TypeVar("Record", bound=Stored)
 
 
-def remembered(store: Store, path: str, kind: type[Record], make: Callable[[], Record]) -> Record:
-    """Load the complete record that an earlier run stored at `path`, else make it and store it there.
+def load_or_make(store: Store, path: str, kind: type[Record], make: Callable[[], Record]) -> Record:
+    """Load the complete record that an earlier run stored at `path`, or else make it and store it there.
 
     Raises:
-        DataError: there is a record, and it is damaged.
+        DataError: the stored record is damaged.
     """
     return kind.load_complete(store, path) or create_record(store, path, make())
 
 
 def create_record(store: Store, path: str, record: Record) -> Record:
-    """Store a record and return the one that counts: `record`, or the complete one of a faster attempt.
+    """Store a record, unless a concurrent run has stored a complete one. Returns the stored record.
 
-    A record that is truncated (a process killed while it wrote, on a file system without hard links), or that
-    names files which are missing, is replaced.
+    A stored record is replaced if it names missing files or is truncated, as after a process was killed while
+    it wrote to a file system without hard links.
     """
     if store.create(path, record.to_json()):
         return record
@@ -37,8 +37,8 @@ def create_record(store: Store, path: str, record: Record) -> Record:
     return record
 
 
-def stored_by_content(store: Store, content: bytes, stem: str, suffix: str, rows: int = 0) -> FileRef:
-    """Store bytes in a file named `stem`-<first 12 digits of their sha256>`suffix`, unless it is complete.
+def store_by_content(store: Store, content: bytes, stem: str, suffix: str, rows: int = 0) -> FileRef:
+    """Store bytes in a file named `stem`-<first 12 digits of their sha256>`suffix`, if it is not there yet.
 
     Args:
         rows: number of rows in the file, recorded in the reference.
@@ -50,18 +50,24 @@ def stored_by_content(store: Store, content: bytes, stem: str, suffix: str, rows
     return reference
 
 
-def table_by_content(store: Store, table: pa.Table, stem: str, **options: Any) -> FileRef:
-    """Store a table as a Parquet file named as in `stored_by_content`. options: of `pq.write_table`."""
+def store_table_by_content(store: Store, table: pa.Table, stem: str, **options: Any) -> FileRef:
+    """Store a table as a Parquet file, named as by `store_by_content`.
+
+    Args:
+        options: options of `pq.write_table`.
+    """
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, **options)
-    return stored_by_content(store, sink.getvalue().to_pybytes(), stem, ".parquet", len(table))
+    return store_by_content(store, sink.getvalue().to_pybytes(), stem, ".parquet", len(table))
 
 
 def put_by_content(store: Store, file: Path, stem: str, rows: int, digits: int = 24) -> FileRef:
     """Move a local file into the store, named `stem`-<first digits of its sha256> with the file's suffix.
 
     Args:
-        stem: of the path; if it ends with "/", the digits are the whole name.
+        stem: beginning of the path; if it ends with "/", the digits are the whole file name.
+        rows: number of rows in the file, recorded in the reference.
+        digits: number of hexadecimal digits in the name.
     """
     digest, size = sha256_of(file), file.stat().st_size
     separator = "" if stem.endswith("/") else "-"

@@ -1,4 +1,4 @@
-"""Checks of the operations that a store supports, on files made for the check."""
+"""Check the operations and the clock of a store on temporary files."""
 
 import uuid
 
@@ -7,9 +7,9 @@ from pipeline.store.base import Store
 
 
 def clock(store: Store) -> float:
-    """Return the current time, in seconds since 1970, by the clock that stamps the store's files.
+    """Return the current time, in seconds since 1970, by the clock that dates the store's files.
 
-    The clock of this machine may be hours off.
+    Ages of files must not be measured by the clock of this machine, which may differ by hours.
     """
     path = f"candidates/clock-{uuid.uuid4().hex}"
     store.write(path, b"")
@@ -23,7 +23,7 @@ def check_store(store: Store, *, creates_once: bool) -> None:
     """Check that the store supports the operations that releases need: write, read, delete, create once.
 
     Args:
-        creates_once: whether the store holds commits, and therefore has to refuse a second creation.
+        creates_once: also check that a file can be created only once, which a store of commits needs.
 
     Raises:
         ConfigError: an operation fails, or does not do what it should.
@@ -32,11 +32,9 @@ def check_store(store: Store, *, creates_once: bool) -> None:
     try:
         store.write(path, b"written")
         if store.read(path) != b"written":
-            raise ConfigError(
-                store.uri, "files that are read back as written", "other bytes", "check the store"
-            )
+            raise ConfigError(store.uri, "the bytes that were written", "other bytes", "check the store")
         store.delete(path)
-        once = (
+        creates_only_once = (
             store.create(path, b"first")
             and not store.create(path, b"second")
             and store.read(path) == b"first"
@@ -51,7 +49,7 @@ def check_store(store: Store, *, creates_once: bool) -> None:
             f"{type(error).__name__}: {error}",
             "check the path and the permissions",
         ) from error
-    if creates_once and not once:
+    if creates_once and not creates_only_once:
         raise ConfigError(
             store.uri,
             "a file to be created only once",

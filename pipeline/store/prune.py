@@ -1,21 +1,27 @@
-"""Remove old releases, old manifests of augmented corpora, and files that no kept one needs."""
+"""Remove old releases, old manifests of augmented corpora, and the files that only these need."""
 
-from collections.abc import Sequence
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
 
 from pipeline.errors import TransientError
 from pipeline.log import say
-from pipeline.store.augmented import AUGMENTED_FOLDER, Series, every
-from pipeline.store.base import Entry, Store
+from pipeline.store.augmented import AUGMENTED_FOLDER, Series, list_series
+from pipeline.store.base import Entry, Store, in_threads
 from pipeline.store.commits import commit_path
-from pipeline.store.lease import running
+from pipeline.store.lease import active_leases
 from pipeline.store.manifest import ReleaseManifest, manifest_path, report_path
 from pipeline.store.probe import clock
 from pipeline.store.release import Releases
 from pipeline.store.stored import Stored
-from pipeline.store.units import total
-from pipeline.store.verify import files_of
+from pipeline.store.verify import needed_files
 
-_OWNED = (
+# Top folders whose unneeded files are removed; other folders, such as evaluations/, are kept.
+_PRUNED_FOLDERS = (
     "units",
     "keys",
     "moments",
@@ -58,55 +64,118 @@ def prune(
 ) -> Pruned:
     """Remove old releases and manifests of augmented corpora, and the files that only these need.
 
-    Releases whose commits are damaged keep their files. Everything below evaluations/ is kept, for later
-    evaluations.
+    Releases whose commits are damaged keep their files. Everything below evaluations/ is kept, because later
+    evaluations reuse it.
 
     Args:
-        keep: number of releases to keep, those that were current last, and of manifests per augmented corpus.
+        keep: number of releases to keep, most recently current first, and of manifests per augmented corpus.
         grace_s: age in seconds below which a file that no release names is kept: a running night may need it.
-        ignore_leases: run although a night holds a lease.
+        ignore_leases: run even if a night holds a lease.
         dry_run: report the files without removing them.
 
     Raises:
         TransientError: a night is running, which may reuse files that no kept release needs.
-        DataError: a damaged commit leaves open which release is current.
+        DataError: which release is current is unknown, because the newest commit is damaged.
     """
-    store, series = releases.store, every(releases.store)
+    store, series = releases.store, list_series(releases.store)
     newest = max(releases.commits.numbers(), default=0)
     if not store.exists(manifest_path(newest)):
-        releases.commits.decided(newest)  # a damaged rollback leaves open which release is current
+        releases.commits.read_or_raise(newest)  # a damaged commit other than a publish
     now = clock(store)
     if not ignore_leases:
         _refuse_if_leased(store, series, now)
-    kept, dropped = _divided(releases, keep)
-    needed = set().union(*(_files(releases, releases.get(number)) for number in kept))
-    needed |= set().union(*(_files_of_damaged(releases, number) for number in releases.commits.unreadable()))
-    released = set().union(*(_files(releases, releases.get(number)) for number in dropped))
-    for each in series:
-        numbers = each.numbers()
-        needed |= set().union(*(each.files(number) for number in numbers[-keep:]))
-        released |= set().union(*(each.files(number) for number in numbers[:-keep]))
-    before = now - grace_s
-    unneeded = [entry for top in _OWNED for entry in store.list(top) if entry.path not in needed]
-    removed = [entry for entry in unneeded if entry.path in released or entry.modified < before]
-    swept = 0 if dry_run else _remove(store, removed, before)
+    recent = _recently_current(releases)
+    needed, named_by_old = _PathSet(), _PathSet()
+    for position, number in enumerate(recent):
+        (needed if position < keep else named_by_old).add(_paths(releases, releases.get(number)))
+    for number in releases.commits.unreadable():
+        needed.add(_paths_of_damaged(releases, number))
+    for corpus in series:
+        for position, number in enumerate(reversed(corpus.numbers())):
+            (needed if position < keep else named_by_old).add(corpus.files(number))
+    rule, removed = _Rule(needed, named_by_old, now - grace_s), _Removed()
+    # Records go first, so that no record is ever stored without its unit.
+    for is_record in (True, False):
+        for page in (page for folder in _PRUNED_FOLDERS for page in store.pages(folder)):
+            files = [entry for entry in rule.removed(page) if entry.path.endswith(".json") == is_record]
+            removed.add(files)
+            if files and not dry_run:
+                in_threads(store.delete, [entry.path for entry in files])
+    swept_bytes = 0 if dry_run else store.sweep(rule.cutoff)
     return Pruned(
-        kept=tuple(sorted(kept)),
-        removed=tuple(sorted(dropped)),
-        files=len(removed),
-        bytes=sum(entry.size for entry in removed) + swept,
+        kept=tuple(sorted(recent[:keep])),
+        removed=tuple(sorted(recent[keep:])),
+        files=removed.files,
+        bytes=sum(removed.folders.values()) + swept_bytes,
         dry_run=dry_run,
-        folders=total({entry.path.partition("/")[0]: entry.size} for entry in removed),
-        samples={
-            entry.path: entry.size for entry in sorted(removed, key=lambda entry: -entry.size)[:_SAMPLES]
-        },
+        folders=dict(removed.folders),
+        samples={entry.path: entry.size for entry in removed.largest},
     )
 
 
+class _PathSet:
+    """A set of paths that takes eight bytes for each: it holds their hashes.
+
+    Of a million paths, one that is not in the set seems to be with a probability of 10^-13.
+    """
+
+    def __init__(self) -> None:
+        self._hashes = np.zeros(0, dtype=np.int64)
+
+    def add(self, paths: Iterable[str]) -> None:
+        """Add paths."""
+        self._hashes = np.union1d(self._hashes, _hashes(paths))
+
+    def contains(self, paths: Sequence[str]) -> np.ndarray:
+        """Return a mask (n,) of the paths: True for those in the set."""
+        hashes = _hashes(paths)
+        if not len(self._hashes):
+            return np.zeros(len(hashes), dtype=bool)
+        positions = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
+        return np.asarray(self._hashes[positions] == hashes)
+
+
+def _hashes(paths: Iterable[str]) -> np.ndarray:
+    return np.fromiter(map(hash, paths), dtype=np.int64)
+
+
+class _Rule(NamedTuple):
+    """Files are removed if no kept release needs them, and an old release does or they are old."""
+
+    needed: _PathSet
+    named_by_old: _PathSet
+    cutoff: float
+    """seconds since 1970"""
+
+    def removed(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Return the files that are removed."""
+        paths = [entry.path for entry in entries]
+        is_old = np.array([entry.modified < self.cutoff for entry in entries], dtype=bool)
+        chosen = ~self.needed.contains(paths) & (self.named_by_old.contains(paths) | is_old)
+        return [entries[number] for number in np.flatnonzero(chosen).tolist()]
+
+
+@dataclass
+class _Removed:
+    """Sums over the files that are removed."""
+
+    files: int = 0
+    folders: Counter[str] = field(default_factory=Counter)
+    """bytes by top folder"""
+    largest: list[Entry] = field(default_factory=list)
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        """Count files."""
+        self.files += len(entries)
+        for entry in entries:
+            self.folders[entry.path.partition("/")[0]] += entry.size
+        self.largest = heapq.nlargest(_SAMPLES, [*self.largest, *entries], key=lambda entry: entry.size)
+
+
 def _refuse_if_leased(store: Store, series: Sequence[Series], now: float) -> None:
-    """Raise TransientError with the lease of a running command."""
-    tops = ("candidates", *(each.folder for each in series))
-    if leases := [entry for top in tops for entry in running(store, now, top)]:
+    """Raise TransientError, showing its lease, if a night or `manta augment` is running."""
+    folders = ("candidates", *(corpus.folder for corpus in series))
+    if leases := [entry for folder in folders for entry in active_leases(store, now, folder)]:
         raise TransientError(
             f"{store.uri}: prune",
             "no running night",
@@ -116,45 +185,32 @@ def _refuse_if_leased(store: Store, series: Sequence[Series], now: float) -> Non
         )
 
 
-def _divided(releases: Releases, keep: int) -> tuple[list[int], list[int]]:
-    """Return the releases to keep and those to remove, most recently current first."""
+def _recently_current(releases: Releases) -> list[int]:
+    """Return the numbers of the stored releases, most recently current first."""
     commits = reversed(releases.history())
-    recent = list(dict.fromkeys(commit.release for commit in commits if commit.release is not None))
-    existing = [number for number in recent if releases.store.exists(manifest_path(number))]
-    return existing[:keep], existing[keep:]
+    recent = dict.fromkeys(commit.release for commit in commits if commit.release is not None)
+    return [number for number in recent if releases.store.exists(manifest_path(number))]
 
 
-def _remove(store: Store, files: Sequence[Entry], before: float) -> int:
-    """Delete the files, and temporary files of killed writers that are older than `before`.
-
-    Records go first, so that no record is ever stored without its unit.
-
-    Returns:
-        The bytes of the temporary files.
-    """
-    for entry in sorted(files, key=lambda entry: (not entry.path.endswith(".json"), entry.path)):
-        store.delete(entry.path)
-    return store.sweep(before)
-
-
-def _files_of_damaged(releases: Releases, number: int) -> set[str]:
-    """Return the files of release `number`, whose commit cannot be read; none without such a release.
+def _paths_of_damaged(releases: Releases, number: int) -> Iterator[str]:
+    """Yield the paths of the files of release `number`, whose commit cannot be read; none if it has none.
 
     Raises:
         DataError: the manifest of the release is damaged too.
     """
     manifest = ReleaseManifest.load(releases.store, manifest_path(number))
     if manifest is None:
-        return set()
+        return
     where = releases.commits.store.uri_of(commit_path(number))
     say(f"{where} cannot be read: the files of release {number} are kept; restore the commit from a copy")
-    return _files(releases, manifest)
+    yield from _paths(releases, manifest)
 
 
-def _files(releases: Releases, manifest: ReleaseManifest) -> set[str]:
+def _paths(releases: Releases, manifest: ReleaseManifest) -> Iterator[str]:
+    """Yield the paths of the files that the release needs, and of its whitened vectors."""
     number = manifest.release
-    paths = {manifest_path(number), report_path(number), f"releases/{number:08d}/summary.json"}
-    paths |= {file.path for file in files_of(releases.store, manifest)}
+    yield from (manifest_path(number), report_path(number), f"releases/{number:08d}/summary.json")
+    yield from (file.path for file in needed_files(releases.store, manifest))
     if manifest.transform_id:
-        paths |= {entry.path for entry in releases.store.list(f"units/whitened/{manifest.transform_id[:16]}")}
-    return paths
+        whitened = f"units/whitened/{manifest.transform_id[:16]}"
+        yield from (entry.path for page in releases.store.pages(whitened) for entry in page)

@@ -3,19 +3,19 @@
 import time
 from collections.abc import Callable, Sequence
 from hashlib import sha256
-from itertools import chain
 from typing import Literal
 
 from pipeline.errors import ConfigError, DataError, PublishConflict, RootHeld, TransientError
 from pipeline.log import say
 from pipeline.store.base import Store, in_threads
-from pipeline.store.commits import Commit, Commits, commit_path, now
+from pipeline.store.commits import Commit, Commits, commit_path, utc_now
+from pipeline.store.committed import ManifestChanged, load_manifest
 from pipeline.store.manifest import ReleaseManifest, manifest_path, report_path
 from pipeline.store.stored import OtherSchema
 from pipeline.store.verify import Fault, size_faults
 
-# A publisher creates its commit milliseconds after its manifest; a longer gap means that it was stopped.
-_GRACE_S = 10.0
+# A publisher creates its commit milliseconds after its manifest: after this time it counts as killed.
+_RESERVATION_S = 10.0
 
 
 class Releases:
@@ -26,7 +26,8 @@ class Releases:
         self.commits = Commits(commits or store)
 
     def __repr__(self) -> str:
-        return f"Releases({self.store!r}{f', {self.commits!r}' if self.commits is not self.store else ''})"
+        stores = dict.fromkeys([self.store, self.commits.store])
+        return f"Releases({', '.join(map(repr, stores))})"
 
     def history(self) -> list[Commit]:
         """List the commits in order of number, without void and unreadable ones."""
@@ -35,31 +36,31 @@ class Releases:
     def current(self) -> ReleaseManifest | None:
         """Return the current release; None before the first.
 
-        A damaged commit, or a release whose manifest was changed or deleted, is skipped with a log line.
+        A damaged commit, or a release whose manifest or table of units was changed or deleted, is skipped
+        with a log line.
         """
         numbers = self.commits.numbers()
-        if damage := self.commits.damage(numbers):
-            say(f"the highest commit is used although the sequence is damaged: {damage}")
+        if error := self.commits.sequence_error(numbers):
+            say(f"the highest commit is used although the sequence is damaged: {error}")
         for number in reversed(numbers):
             if (commit := self.commits.read(number)) is None:
                 where = self.commits.store.uri_of(commit_path(number))
                 say(f"{where} is skipped: it is damaged, or was truncated before it took effect")
                 continue
             try:
-                if found := self._content(commit):
-                    return ReleaseManifest.from_json(found, self.store.uri_of(str(commit.manifest)))
-            except _Changed as changed:
-                say(f"release {commit.release} is skipped: {changed}")
-            else:
+                if manifest := load_manifest(self.store, commit):
+                    return manifest
                 if commit.manifest is not None:
                     say(f"release {commit.release} is skipped: {self.store.uri_of(commit.manifest)} is gone")
+            except ManifestChanged as error:
+                say(f"release {commit.release} is skipped: {error}")
         return None
 
     def get(self, number: int) -> ReleaseManifest:
         """Return release `number`. Raises DataError if it does not exist or differs from its commit."""
-        return self._committed(number)[1]
+        return self._commit_and_manifest(number)[1]
 
-    def chosen(self, number: int | None) -> ReleaseManifest:
+    def get_or_current(self, number: int | None) -> ReleaseManifest:
         """Return release `number`, or the current one for None. Raises DataError if there is none."""
         manifest = self.current() if number is None else self.get(number)
         if manifest is None:
@@ -68,11 +69,15 @@ class Releases:
             )
         return manifest
 
-    def _committed(self, number: int) -> tuple[Commit, ReleaseManifest]:
-        """Return release `number` and a commit of it: its own (of the same number) or a rollback to it."""
-        for commit in chain([self.commits.read(number)], self.commits.newest_first()):
-            if commit is not None and commit.release == number and (content := self._content(commit)):
-                return commit, ReleaseManifest.from_json(content, self.store.uri_of(str(commit.manifest)))
+    def _commit_and_manifest(self, number: int) -> tuple[Commit, ReleaseManifest]:
+        """Return a commit that makes release `number` current, and the release's manifest.
+
+        The commit is the one that published the release, which has the same number, or else a later one.
+        """
+        commits = map(self.commits.read, (number, *reversed(self.commits.numbers())))
+        for commit in filter(None, commits):
+            if commit.release == number and (manifest := load_manifest(self.store, commit)):
+                return commit, manifest
         raise DataError(
             f"{self.store.uri}: release {number}",
             "a committed release",
@@ -86,50 +91,48 @@ class Releases:
         existing = in_threads(self.store.exists, map(manifest_path, committed))
         return [number for number, exists in zip(committed, existing, strict=True) if exists]
 
-    def gone(self, history: Sequence[Commit]) -> dict[int, list[Fault]]:
-        """Return, by release, its manifest and its report if they were deleted.
+    def missing_files(self, history: Sequence[Commit]) -> dict[int, list[Fault]]:
+        """Return, for each release whose manifest or report was deleted, these files.
 
-        Pruned releases are left out: prune deletes all files of their folders, and never the release of the
-        newest commit.
+        Pruned releases are left out: prune deletes all files of a release's folder, and it never removes the
+        release of the newest commit.
 
         Args:
             history: result of `history()`.
         """
         stored = {entry.path for entry in self.store.list("releases")}
         committed = [commit.release for commit in history if commit.release is not None]
-        found = {
-            number: [
-                Fault(path, f"a {kind}", None)
-                for kind, path in (("manifest", manifest_path(number)), ("report", report_path(number)))
-                if path not in stored
-            ]
-            for number in sorted(set(committed))
-            if number == committed[-1] or any(path.split("/")[1] == f"{number:08d}" for path in stored)
-        }
-        return {number: faults for number, faults in found.items() if faults}
+        missing: dict[int, list[Fault]] = {}
+        for number in sorted(set(committed)):
+            expected = {manifest_path(number): "a manifest", report_path(number): "a report"}
+            faults = [Fault(path, kind, None) for path, kind in expected.items() if path not in stored]
+            folder = f"releases/{number:08d}/"
+            if faults and (number == committed[-1] or any(path.startswith(folder) for path in stored)):
+                missing[number] = faults
+        return missing
 
     def next_ordinal(self) -> int:
-        """Return the first ordinal that no release has used; 0 without releases.
+        """Return the first unit ordinal that no release has used; 0 without releases.
 
         Ordinals grow with release numbers, also after a rollback, so that no address is ever used for another
-        row. Releases that were reserved and not committed do not count: a night that is started again gets
-        the same addresses.
+        row. A release whose number was reserved but not committed does not count: the night that is started
+        again gets the same addresses.
         """
         for number in sorted({*self.numbers(), *self.commits.damaged()}, reverse=True):
             try:
-                if found := ReleaseManifest.load(self.store, manifest_path(number)):
-                    return found.next_ordinal
+                if manifest := ReleaseManifest.load(self.store, manifest_path(number)):
+                    return manifest.next_ordinal
             except OtherSchema:  # the release uses ordinals that this version cannot read
                 raise
-            except DataError:  # `current` skips a damaged release, so its ordinals are never read
+            except DataError:  # `current` skips a damaged release, so nothing uses its ordinals
                 pass
         return 0
 
     def publish(self, candidate: ReleaseManifest, report: Callable[[int], str]) -> ReleaseManifest:
         """Make the candidate the current release.
 
-        Exactly one of two racing publishers wins: both try to create the commit of the same number. After an
-        error nothing was changed.
+        Two racing publishers try to create the commit of the same number, so that exactly one of them wins.
+        After an error nothing was changed.
 
         Args:
             report: returns the HTML report for a release number.
@@ -154,7 +157,7 @@ class Releases:
                     release=number,
                     manifest=manifest_path(number),
                     sha256=sha256(release.to_json()).hexdigest(),
-                    committed_at=now(),
+                    committed_at=utc_now(),
                 )
                 if self.commits.create(commit):
                     return release
@@ -162,17 +165,17 @@ class Releases:
 
     def rollback(self, number: int) -> Commit:
         """Make release `number` current again by a new commit. Raises ConfigError if the root is held."""
-        published, _ = self._committed(number)
+        published, _ = self._commit_and_manifest(number)
         while True:
-            self._refuse_change(number)
-            if commit := self._appended(published, "rollback"):
+            self._refuse_if_held(number)
+            if commit := self._recommit(published, "rollback"):
                 return commit
 
     def hold(self, number: int | None = None, reason: str = "") -> Commit:
         """Keep a release current until `unhold`.
 
-        A release that is held already stays held by its own commit. The hold takes a number of the sequence:
-        a night that is about to publish finds the number taken, and then the hold.
+        If the release is held already, nothing is changed. A hold is a commit with a number of its own: a
+        night that is about to publish under this number fails to create its commit, and then finds the hold.
 
         Args:
             number: the release; None holds the current one.
@@ -182,39 +185,36 @@ class Releases:
             ConfigError: another release is held.
         """
         while True:
-            current = self.current() if number is None else None
-            if number is None and current is None:
-                raise DataError(self.store.uri, "a published release", "none", "run `manta nightly` first")
-            wanted = current.release if current is not None else int(number or 0)
-            published, _ = self._committed(wanted)
+            wanted = self.get_or_current(number).release
+            published, _ = self._commit_and_manifest(wanted)
             if (held := self.commits.hold()) and held.release == wanted:
                 return held
-            self._refuse_change(wanted)
-            if commit := self._appended(published, "hold", reason):
+            self._refuse_if_held(wanted)
+            if commit := self._recommit(published, "hold", reason):
                 return commit
 
     def unhold(self) -> Commit | None:
         """End the hold, so that the next night publishes again. Returns None if nothing was held."""
         while (held := self.commits.hold()) is not None:
-            if commit := self._appended(held, "unhold"):
+            if commit := self._recommit(held, "unhold"):
                 return commit
         return None
 
-    def _appended(
-        self, of: Commit, kind: Literal["rollback", "hold", "unhold"], reason: str = ""
+    def _recommit(
+        self, earlier: Commit, kind: Literal["rollback", "hold", "unhold"], reason: str = ""
     ) -> Commit | None:
-        """Commit the release of commit `of` once more. Returns None if another commit took the number."""
-        commit = of.model_copy(
+        """Commit the release of an earlier commit again. Returns None if another commit took the number."""
+        commit = earlier.model_copy(
             update={
                 "commit": self.commits.next_number(),
                 "kind": kind,
-                "committed_at": now(),
+                "committed_at": utc_now(),
                 "reason": reason,
             }
         )
         return commit if self.commits.create(commit) else None
 
-    def _refuse_change(self, number: int) -> None:
+    def _refuse_if_held(self, number: int) -> None:
         """Raise ConfigError if release `number` cannot become current because the root is held."""
         if held := self.commits.hold():
             raise ConfigError(
@@ -231,34 +231,35 @@ class Releases:
         if current is not None and current.release != candidate.parent:
             raise PublishConflict(number=current.release, winner=current.id)
         for fault in size_faults(self.store, candidate):
-            if fault.missing:
+            if fault.is_missing:
                 raise TransientError(
                     self.store.uri_of(fault.path),
                     "a file that the new release needs",
                     "no such file: prune ran during this night",
-                    "run again: missing files are made again",
+                    "run again, which makes missing files again",
                 )
 
     def _reserve(self, release: ReleaseManifest) -> bool:
         """Reserve the release's number. Returns False if another run has reserved it.
 
-        If the other run does not commit within the grace time, a void commit takes the number, so that the
-        run cannot commit later.
+        If the other run does not commit in time, a void commit takes the number, so that the other run cannot
+        commit later.
         """
-        if self._is_reserved(manifest_path(release.release), release):
+        if self._store_manifest(release):
             return True
-        deadline = time.monotonic() + _GRACE_S
+        deadline = time.monotonic() + _RESERVATION_S
         while time.monotonic() < deadline and not self.commits.store.exists(commit_path(release.release)):
             time.sleep(0.2)
-        self.commits.create(Commit(commit=release.release, kind="void", committed_at=now()))
+        self.commits.create(Commit(commit=release.release, kind="void", committed_at=utc_now()))
         return False
 
-    def _is_reserved(self, path: str, release: ReleaseManifest) -> bool:
+    def _store_manifest(self, release: ReleaseManifest) -> bool:
         """Store the manifest. Returns False if another run has stored one under this number.
 
-        If the store has no create-once, commits are in another store, and a claim file beside them decides.
+        Commits are in another store if this one cannot create a file only once. Then a claim file beside the
+        commits, which contains the manifest's digest, decides which run has the number.
         """
-        content = release.to_json()
+        path, content = manifest_path(release.release), release.to_json()
         commits = self.commits.store
         if commits is self.store:
             return self.store.create(path, content) or self.store.read(path) == content
@@ -268,24 +269,3 @@ class Releases:
             return False
         self.store.write(path, content)
         return True
-
-    def _content(self, commit: Commit) -> bytes | None:
-        """Return the manifest of a commit; None for a void commit, or if the release was pruned."""
-        if commit.manifest is None or commit.sha256 is None:
-            return None
-        try:
-            content = self.store.read(commit.manifest)
-        except FileNotFoundError:  # pruned
-            return None
-        if (found := sha256(content).hexdigest()) != commit.sha256:
-            raise _Changed(
-                self.store.uri_of(commit.manifest),
-                f"sha256 {commit.sha256[:16]}...",
-                f"{found[:16]}...",
-                "it was changed after it was published: restore it, or roll back to another release",
-            )
-        return content
-
-
-class _Changed(DataError):
-    """A manifest differs from the one that was committed."""

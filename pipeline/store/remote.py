@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
@@ -13,12 +14,14 @@ import pyarrow as pa
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.keep_alive import keep_alive
-from pipeline.store.base import Entry, Store, checked, verified
-from pipeline.store.cache import cache_directory, digest_of_file, kept
+from pipeline.store.base import Entry, Store, check_sha256, normal_path
+from pipeline.store.cache import cache_directory, digest_of_file, get_or_build
 from pipeline.store.retry import retrying
 
-# Bytes. Larger objects are opened as a seekable reader instead of being read into memory.
-_WHOLE_READ = 256 << 20
+# Bytes. Larger objects are opened as a seekable stream instead of being read into memory.
+_MAX_MEMORY_READ = 256 << 20
+# Typical latency of a request, and bytes per second of one stream.
+_REQUEST_S, _BYTES_PER_S = 0.025, 100e6
 
 
 class ObjectStore(Store):
@@ -45,6 +48,9 @@ class ObjectStore(Store):
                 str(error),
                 "use file://, s3://, or install the file system's package",
             ) from None
+
+    def read_s(self, size: int) -> float:
+        return _REQUEST_S + size / _BYTES_PER_S
 
     def read(self, path: str) -> bytes:
         return bytes(retrying(lambda: self._fs.cat_file(self._key(path)), self.uri_of(path)))
@@ -82,48 +88,54 @@ class ObjectStore(Store):
 
     def open(self, path: str, sha256: str | None = None) -> pa.NativeFile:
         status = self._status(path)
-        large = status["size"] > _WHOLE_READ
+        large = status["size"] > _MAX_MEMORY_READ
         if sha256 is None:
             return self._reader(path, status) if large else pa.BufferReader(self.read(path))
         if large:
             return pa.memory_map(str(self.local(path, sha256)))
         return pa.BufferReader(self.read_checked(path, sha256))
 
+    def read_range(self, path: str, start: int, stop: int) -> pa.Buffer:
+        key = self._key(path)
+        return pa.py_buffer(retrying(lambda: self._fs.cat_file(key, start, stop), self.uri_of(path)))
+
     def local(self, path: str, sha256: str | None = None) -> Path:
         status = self._status(path)
-        name = sha256 or hashlib.sha256(f"{self.uri_of(path)} {_stamp(status)}".encode()).hexdigest()
+        name = sha256 or hashlib.sha256(f"{self.uri_of(path)} {_content_stamp(status)}".encode()).hexdigest()
 
-        def complete(copy: Path) -> bool:
+        def is_complete(copy: Path) -> bool:
             return copy.stat().st_size == status["size"] and (
                 sha256 is None or digest_of_file(copy) == sha256
             )
 
         def build(copy: Path) -> None:
             self._download(path, status, copy)
-            if not complete(copy):  # the transfer may have damaged the content: download it once more
+            if not is_complete(copy):  # the transfer may have damaged the content: download it once more
                 self._download(path, status, copy)
-            verified(copy, sha256, self.uri_of(path))
+            check_sha256(copy, sha256, self.uri_of(path))
 
-        return kept(cache_directory() / name[:2] / (name + PurePosixPath(path).suffix), build, complete)
+        return get_or_build(
+            cache_directory() / name[:2] / (name + PurePosixPath(path).suffix), build, is_complete
+        )
 
     def fetch(self, path: str, target: Path) -> None:
         self._download(path, self._status(path), target)
 
     def entry(self, path: str) -> Entry | None:
         try:
-            return _entry(checked(path), self._status(path))
+            return _entry(normal_path(path), self._status(path))
         except FileNotFoundError:
             return None
 
     def list(self, prefix: str = "", suffix: str = "") -> list[Entry]:
-        top = f"{self._prefix}/{checked(prefix)}" if prefix else self._prefix
+        top = f"{self._prefix}/{normal_path(prefix)}" if prefix else self._prefix
         found = retrying(lambda: self._fs.find(top, detail=True), f"{self.uri}/{prefix}")
-        below = f"{self._prefix}/"
+        root = f"{self._prefix}/"
         return entries_of(
             [
-                (key.removeprefix(below), status)
+                (key.removeprefix(root), status)
                 for key, status in found.items()
-                if key.startswith(below) and key.endswith(suffix)
+                if key.startswith(root) and key.endswith(suffix)
             ]
         )
 
@@ -132,12 +144,14 @@ class ObjectStore(Store):
             retrying(lambda: self._fs.rm_file(self._key(path)), self.uri_of(path))
 
     def _download(self, path: str, status: dict[str, Any], target: Path) -> None:
+        """Copy the object to a file. Subclasses use the status to read only the content that it describes."""
         retrying(
             lambda: self._fs.get_file(self._key(path), str(target), callback=_keep_alive_callback()),
             self.uri_of(path),
         )
 
     def _reader(self, path: str, status: dict[str, Any]) -> pa.NativeFile:
+        """Open the object as a stream; see `_download` for the status."""
         return pa.PythonFile(
             retrying(lambda: self._fs.open(self._key(path), "rb"), self.uri_of(path)), mode="r"
         )
@@ -147,7 +161,7 @@ class ObjectStore(Store):
         return dict(retrying(lambda: self._fs.info(self._key(path)), self.uri_of(path)))
 
     def _key(self, path: str) -> str:
-        return f"{self._prefix}/{checked(path)}"
+        return f"{self._prefix}/{normal_path(path)}"
 
 
 def _keep_alive_callback() -> Any:
@@ -157,10 +171,10 @@ def _keep_alive_callback() -> Any:
     return Callback(hooks={"keep_alive": lambda size, value, **_: keep_alive()})
 
 
-def entries_of(found: list[tuple[str, dict[str, Any]]]) -> list[Entry]:
+def entries_of(found: Sequence[tuple[str, dict[str, Any]]]) -> list[Entry]:
     """Convert (path, status) pairs to entries in path order.
 
-    Keys that are not paths of files (a//b, a/../b, a/) were not made by this store and are left out.
+    Keys that no store writes (a//b, a/../b, a/) are left out.
     """
     return [_entry(path, status) for path, status in sorted(found, key=itemgetter(0)) if _is_path(path)]
 
@@ -169,16 +183,16 @@ def _entry(path: str, status: dict[str, Any]) -> Entry:
     # A store without modification times gives the current time: the file may be new.
     when = status.get("LastModified") or status.get("mtime") or status.get("updated") or time.time()
     modified = when.timestamp() if isinstance(when, datetime) else float(when)
-    return Entry(path, int(status["size"]), _stamp(status), modified)
+    return Entry(path, int(status["size"]), _content_stamp(status), modified)
 
 
 def _is_path(name: str) -> bool:
     try:
-        return checked(name) == name
+        return normal_path(name) == name
     except DataError:
         return False
 
 
-def _stamp(status: dict[str, Any]) -> str:
+def _content_stamp(status: dict[str, Any]) -> str:
     stamp = status.get("ETag") or status.get("etag") or status.get("LastModified") or status.get("mtime")
     return str(stamp or "").strip('"')

@@ -1,6 +1,6 @@
-"""Retries of transient storage errors, with full jitter, until a deadline. Other errors are raised at once.
+"""Retry storage operations after transient errors, with full jitter, until a deadline.
 
-No other module retries: the S3 client makes each call once (pipeline.store.s3), so that the retries of
+No other module retries: the S3 client makes each call once (pipeline.store.s3_client), so that the retries of
 several layers do not multiply.
 """
 
@@ -16,12 +16,12 @@ from pipeline.keep_alive import keep_alive
 
 T = TypeVar("T")
 
-# Longer outages end the run with an error; the next run resumes where it stopped.
+# A longer outage ends the run with an error; the next run resumes where this one stopped.
 _DEADLINE_S = 120.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
 
-# Codes of botocore and parts of the messages of pyarrow, aiohttp and s3fs for the same errors.
-_WORDS = (
+# Error codes and class names of botocore, and parts of messages of pyarrow, aiohttp and s3fs, in lower case.
+_TRANSIENT_PHRASES = (
     "slowdown",
     "slow_down",
     "reduce your request rate",
@@ -72,7 +72,7 @@ _WORDS = (
     "connectionclosederror",
     "endpointconnectionerror",
 )
-_NUMBERS = {
+_TRANSIENT_ERRNOS = {
     errno.EAGAIN,
     errno.EBUSY,
     errno.ECONNABORTED,
@@ -84,11 +84,19 @@ _NUMBERS = {
     errno.ENETUNREACH,
     errno.ESTALE,
 }
+# Only errors of these libraries are recognized by phrases; s3fs raises built-in errors.
 _LIBRARIES = ("botocore", "aiobotocore", "aiohttp", "pyarrow", "builtins")
-_FINAL = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
-_AGAIN = {408, 425, 429, 500, 502, 503, 504}
+_NEVER_TRANSIENT = (
+    FileNotFoundError,
+    FileExistsError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+)
+_TRANSIENT_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 
 _CREDENTIALS = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the machine's role and its permissions"
+# Error code, or class of an error -> (expected, remedy) for errors that only the user can resolve.
 _REFUSALS = {
     "AccessDenied": ("access", _CREDENTIALS),
     "403": ("access", _CREDENTIALS),
@@ -102,7 +110,7 @@ _REFUSALS = {
     "InvalidBucketName": ("the name of a bucket", "correct the URI"),
     "PermanentRedirect": ("the region of the bucket", "set AWS_DEFAULT_REGION"),
     "AuthorizationHeaderMalformed": ("the region of the bucket", "set AWS_DEFAULT_REGION"),
-    # Classes of botocore, raised before a request.
+    # Classes of botocore, raised before a request is sent.
     "NoCredentialsError": ("credentials in the environment", _CREDENTIALS),
     "PartialCredentialsError": ("credentials in the environment", _CREDENTIALS),
     "CredentialRetrievalError": ("credentials in the environment", _CREDENTIALS),
@@ -111,23 +119,25 @@ _REFUSALS = {
 
 def is_transient(error: BaseException) -> bool:
     """Return whether a retry may succeed: throttling, timeouts, lost connections, server errors."""
-    if isinstance(error, _FINAL):
+    if isinstance(error, _NEVER_TRANSIENT):
         return False
-    code, status = answer_of(error)
+    code, status = s3_error(error)
     if (
-        status in _AGAIN
+        status in _TRANSIENT_STATUSES
         or isinstance(error, (ConnectionError, TimeoutError))
-        or (isinstance(error, OSError) and error.errno in _NUMBERS)
+        or (isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS)
     ):
         return True
     text = f"{type(error).__name__} {code} {error}".lower()
-    return type(error).__module__.split(".")[0] in _LIBRARIES and any(word in text for word in _WORDS)
+    return type(error).__module__.split(".")[0] in _LIBRARIES and any(
+        word in text for word in _TRANSIENT_PHRASES
+    )
 
 
-def answer_of(error: BaseException) -> tuple[str, int]:
+def s3_error(error: BaseException) -> tuple[str, int]:
     """Return the S3 error code and the HTTP status of an error; ("", 0) if no response caused it."""
-    for each in (error, error.__cause__):
-        response = getattr(each, "response", None)
+    for candidate in (error, error.__cause__):
+        response = getattr(candidate, "response", None)
         if isinstance(response, dict) and "Error" in response:
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             return str(response["Error"].get("Code", "")), int(status)
@@ -137,9 +147,8 @@ def answer_of(error: BaseException) -> tuple[str, int]:
 def retrying(call: Callable[[], T], where: str) -> T:
     """Return the result of `call`, repeating it after transient errors until the deadline.
 
-    The deadline is MANTA_STORE_DEADLINE_S seconds after the first attempt (default 120).
-
-    The pause before each repetition is drawn uniformly from 0 to a ceiling that doubles each time.
+    The deadline is MANTA_STORE_DEADLINE_S seconds after the first attempt (default 120). The pause before
+    each repetition is drawn uniformly between 0 and a ceiling that doubles each time.
 
     Args:
         call: the storage operation.
@@ -150,7 +159,7 @@ def retrying(call: Callable[[], T], where: str) -> T:
         ConfigError: the store refuses the credentials, or the bucket does not exist.
     """
     start, ceiling = time.monotonic(), _FIRST_PAUSE_S
-    limit = seconds("MANTA_STORE_DEADLINE_S", _DEADLINE_S)
+    limit = positive_number("MANTA_STORE_DEADLINE_S", _DEADLINE_S)
     while True:
         try:
             answer = call()
@@ -169,20 +178,20 @@ def retrying(call: Callable[[], T], where: str) -> T:
                     f"{type(error).__name__}: {error}",
                     "check the store and run again: finished work is kept",
                 ) from error
-            keep_alive()  # a retry is not a hang: the deadline bounds their number
+            keep_alive()  # a process that retries does not hang: the deadline limits the retries
             time.sleep(pause)
             ceiling = min(2 * ceiling, _LONGEST_PAUSE_S)
 
 
-def seconds(variable: str, usual: float) -> float:
-    """Return the number in an environment variable, or `usual` if it is not set.
+def positive_number(variable: str, default: float) -> float:
+    """Return the number in an environment variable, or `default` if it is not set.
 
     Raises:
         ConfigError: the value is not a positive number.
     """
     given = os.environ.get(variable)
     try:
-        value = float(given) if given else usual
+        value = float(given) if given else default
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
@@ -193,8 +202,8 @@ def seconds(variable: str, usual: float) -> float:
 
 
 def _refusal(error: Exception, where: str) -> ConfigError | None:
-    """Return the error for a refusal that the user can resolve, None for any other error."""
-    code = answer_of(error)[0] or type(error).__name__
+    """Return the error for a refusal that the user can resolve; None for any other error."""
+    code = s3_error(error)[0] or type(error).__name__
     if code not in _REFUSALS:
         return None
     expected, remedy = _REFUSALS[code]

@@ -1,33 +1,36 @@
 """A store below a prefix of an S3 bucket.
 
-Files are created by conditional writes; if the response to such a write was lost, the object itself shows who
-wrote it. Large files go in parts, each retried alone: MANTA_STORE_DEADLINE_S is the limit for a call with its
-retries (default 120 seconds).
+Files are created by conditional writes. An id in the object's metadata shows which call wrote it, in case the
+response was lost. Large files are transferred in parts, and each part is retried by itself:
+MANTA_STORE_DEADLINE_S is the limit for a call with its retries (default 120 seconds).
 """
 
 import contextlib
 import io
+import math
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from pipeline.errors import ConfigError, PipelineError, TransientError
-from pipeline.store.base import Entry, checked, in_threads
+from pipeline.store.base import Entry, in_threads, normal_path
+from pipeline.store.range_reader import RangeReader
 from pipeline.store.remote import ObjectStore, entries_of
-from pipeline.store.retry import answer_of, retrying
-from pipeline.store.s3_client import answered, body, called, client
+from pipeline.store.retry import retrying, s3_error
+from pipeline.store.s3_client import call_api, client, read_object, run_call
 
 _MAX_PARTS_AT_ONCE = 8  # parts of one file in transfer: 128 MiB in memory
-_PART = 16 << 20  # bytes of a part; S3 requires at least 5 MiB
+_PART_BYTES = 16 << 20  # bytes of a part; S3 requires at least 5 MiB
 _MAX_PARTS = 10_000  # limit of S3
-_ONE_CALL = 2 * _PART  # bytes; larger objects are transferred in parts
-_MARK = "manta-writer"  # key of an object's metadata; the value identifies the call that wrote it
+_MAX_SINGLE_CALL = 2 * _PART_BYTES  # bytes; larger objects are transferred in parts
+_WRITER_KEY = "manta-writer"  # key of an object's metadata; the value identifies the call that wrote it
 _BUCKET = re.compile(r"(arn:[^/]*/[^/]+|[^/]+)/?(.*)")
 
 
@@ -36,15 +39,15 @@ class _Content:
     """Bytes to be stored."""
 
     size: int
-    piece: Callable[[int, int], bytes]
-    """piece(start, end) returns the bytes from start to end; must be thread-safe"""
+    read_range: Callable[[int, int], bytes]
+    """read_range(start, end) returns the bytes from start to end; called from several threads"""
 
 
 class S3Store(ObjectStore):
     """A prefix of a bucket.
 
-    On a server without conditional writes, `create` replaces an existing file: `probe` detects this, and
-    commits must then be stored elsewhere.
+    On a server without conditional writes, `create` replaces an existing file: `check_store` detects this,
+    and commits must then be in another store.
     """
 
     def __init__(self, uri: str) -> None:
@@ -52,7 +55,7 @@ class S3Store(ObjectStore):
         found = _BUCKET.fullmatch(self._prefix)
         if found is None:
             raise ConfigError(uri, "s3://bucket or s3://bucket/prefix", "no bucket", "correct the URI")
-        self._bucket, self._below = found[1], f"{found[2]}/" if found[2] else ""
+        self._bucket, self._key_prefix = found[1], f"{found[2]}/" if found[2] else ""
 
     @property
     def _fs(self) -> Any:
@@ -60,6 +63,9 @@ class S3Store(ObjectStore):
 
     def read(self, path: str) -> bytes:
         return self._get(path)
+
+    def read_range(self, path: str, start: int, stop: int) -> pa.Buffer:
+        return pa.py_buffer(self._get(path, Range=f"bytes={start}-{stop - 1}"))
 
     def write(self, path: str, data: bytes) -> None:
         self._store(path, _Content(len(data), lambda start, end: data[start:end]), once=False)
@@ -69,30 +75,32 @@ class S3Store(ObjectStore):
 
     def put(self, local: Path, path: str) -> None:
         with local.open("rb") as stream:
-            content = _Content(
-                local.stat().st_size, lambda start, end: os.pread(stream.fileno(), end - start, start)
-            )
+            size, handle = local.stat().st_size, stream.fileno()
+            content = _Content(size, lambda start, end: os.pread(handle, end - start, start))
             self._store(path, content, once=False)
         local.unlink()
 
     def list(self, prefix: str = "", suffix: str = "") -> list[Entry]:
-        return entries_of([each for each in self._listed(prefix) if each[0].endswith(suffix)])
+        found = chain.from_iterable(self._list_objects(prefix))
+        return entries_of([(path, status) for path, status in found if path.endswith(suffix)])
+
+    def pages(self, prefix: str) -> Iterator[Sequence[Entry]]:
+        yield from map(entries_of, self._list_objects(prefix))
 
     def names(self, prefix: str) -> tuple[str, ...]:
         """List the names of the files directly in the directory `prefix`, in order."""
-        entries = entries_of([*self._listed(prefix, Delimiter="/")])
+        entries = entries_of([*chain.from_iterable(self._list_objects(prefix, Delimiter="/"))])
         return tuple(entry.path.rpartition("/")[2] for entry in entries)
 
-    def _listed(self, prefix: str, **options: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        top = f"{self._key(prefix)}/" if prefix else self._below
-        following: dict[str, str] = {}
-        while True:
-            page = self._call("list_objects_v2", f"{self.uri}/{prefix}", Prefix=top, **options, **following)
-            for each in page.get("Contents", ()):
-                yield each["Key"].removeprefix(self._below), {**each, "size": each["Size"]}
-            if not page.get("IsTruncated"):
-                return
-            following = {"ContinuationToken": page["NextContinuationToken"]}
+    def _list_objects(self, prefix: str, **options: str) -> Iterator[Sequence[tuple[str, dict[str, Any]]]]:
+        """Yield pages of (path, status) of the objects below the directory `prefix`; see `_status`."""
+        top = f"{self._key(prefix)}/" if prefix else self._key_prefix
+        where, markers = f"{self.uri}/{prefix}", ["ContinuationToken"]
+        for page in self._answers("list_objects_v2", where, markers, Prefix=top, **options):
+            yield [
+                (listed["Key"].removeprefix(self._key_prefix), {**listed, "size": listed["Size"]})
+                for listed in page.get("Contents", ())
+            ]
 
     def delete(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -100,45 +108,63 @@ class S3Store(ObjectStore):
 
     def sweep(self, before: float) -> int:
         """Abort uploads that killed writers began `before`. Returns 0: S3 does not report the bytes freed."""
-        for upload in self._call("list_multipart_uploads", self.uri, Prefix=self._below).get("Uploads", ()):
+        markers = ["KeyMarker", "UploadIdMarker"]
+        pages = self._answers("list_multipart_uploads", self.uri, markers, Prefix=self._key_prefix)
+        for upload in chain.from_iterable(page.get("Uploads", ()) for page in pages):
             if upload["Initiated"].timestamp() < before:
+                key, upload_id = upload["Key"], upload["UploadId"]
                 with contextlib.suppress(FileNotFoundError):
-                    self._call(
-                        "abort_multipart_upload", self.uri, Key=upload["Key"], UploadId=upload["UploadId"]
-                    )
+                    self._call("abort_multipart_upload", self.uri, Key=key, UploadId=upload_id)
         return 0
+
+    def _answers(
+        self, verb: str, where: str, markers: Sequence[str], **arguments: str
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the answers to a listing, one per page. Each but the last names the start of the next page.
+
+        Args:
+            markers: the arguments that name the start; an answer has their next values as Next<name>.
+        """
+        next_page: dict[str, str] = {}
+        while True:
+            page = self._call(verb, where, **arguments, **next_page)
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            next_page = {marker: page[f"Next{marker}"] for marker in markers}
 
     def _store(self, path: str, content: _Content, *, once: bool) -> bool:
         """Write the object. Returns False if `once` is set and the object existed before."""
-        mark = uuid.uuid4().hex
+        writer_id = uuid.uuid4().hex
         condition = {"IfNoneMatch": "*"} if once else {}
         try:
-            if content.size <= _ONE_CALL:
-                whole = content.piece(0, content.size)
-                self._call_on(path, "put_object", Body=whole, Metadata={_MARK: mark}, **condition)
+            if content.size <= _MAX_SINGLE_CALL:
+                data = content.read_range(0, content.size)
+                self._call_on(path, "put_object", Body=data, Metadata={_WRITER_KEY: writer_id}, **condition)
             else:
-                self._in_parts(path, content, mark, condition)
+                self._upload_in_parts(path, content, writer_id, condition)
         except OSError as error:
-            code, status = answer_of(error)
+            code, status = s3_error(error)
             if once and (code == "NotImplemented" or status == 501):
                 return self._store(path, content, once=False)
             if not once or not (isinstance(error, FileExistsError) or status == 412):
                 raise
-            # The HTTP client may have lost the response to a call that created the object, and repeated
-            # the call: then the existing object is ours.
-            return self._is_by(path, mark)
+            # An earlier attempt of this call may have created the object and lost the response.
+            return self._was_written_by(path, writer_id)
         return True
 
-    def _in_parts(self, path: str, content: _Content, mark: str, condition: dict[str, str]) -> None:
-        upload = self._call_on(path, "create_multipart_upload", Metadata={_MARK: mark})["UploadId"]
+    def _upload_in_parts(
+        self, path: str, content: _Content, writer_id: str, condition: dict[str, str]
+    ) -> None:
+        upload = self._call_on(path, "create_multipart_upload", Metadata={_WRITER_KEY: writer_id})["UploadId"]
 
-        def send(part: tuple[int, tuple[int, int]]) -> dict[str, Any]:
-            number, (start, end) = part
-            piece = content.piece(start, end)
-            answer = self._call_on(path, "upload_part", UploadId=upload, PartNumber=number, Body=piece)
+        def send(numbered_range: tuple[int, tuple[int, int]]) -> dict[str, Any]:
+            number, (start, end) = numbered_range
+            part = content.read_range(start, end)
+            answer = self._call_on(path, "upload_part", UploadId=upload, PartNumber=number, Body=part)
             return {"PartNumber": number, "ETag": answer["ETag"]}
 
-        ranges = _ranges(content.size, max(_PART, -(-content.size // _MAX_PARTS)))
+        ranges = _ranges(content.size, max(_PART_BYTES, math.ceil(content.size / _MAX_PARTS)))
         try:
             parts = {"Parts": in_threads(send, enumerate(ranges, 1), _MAX_PARTS_AT_ONCE)}
             self._call_on(
@@ -146,7 +172,7 @@ class S3Store(ObjectStore):
             )
         except FileNotFoundError as error:
             # The upload is gone: it was completed and the response was lost, or another process aborted it.
-            if not self._is_by(path, mark):
+            if not self._was_written_by(path, writer_id):
                 where = self.uri_of(path)
                 if condition and self.exists(path):
                     raise FileExistsError(where) from error
@@ -156,40 +182,42 @@ class S3Store(ObjectStore):
                 self._call_on(path, "abort_multipart_upload", UploadId=upload)
             raise
 
-    def _is_by(self, path: str, mark: str) -> bool:
-        """Return whether the object at `path` was written by the call with that mark."""
+    def _was_written_by(self, path: str, writer_id: str) -> bool:
+        """Return whether the object at `path` was written by the call with this id."""
         try:
-            return bool(self._call_on(path, "head_object").get("Metadata", {}).get(_MARK) == mark)
+            return bool(self._call_on(path, "head_object").get("Metadata", {}).get(_WRITER_KEY) == writer_id)
         except FileNotFoundError:
             return False
 
     def _download(self, path: str, status: dict[str, Any], target: Path) -> None:
         size, etag = int(status["size"]), status["ETag"]
-        if size <= _ONE_CALL:
+        if size <= _MAX_SINGLE_CALL:
             target.write_bytes(self._get(path, IfMatch=etag))
             return
         with target.open("wb") as stream:
             stream.truncate(size)
 
-            def take(span: tuple[int, int]) -> None:
-                os.pwrite(stream.fileno(), self._span(path, etag, *span), span[0])
+            def copy(byte_range: tuple[int, int]) -> None:
+                start, end = byte_range
+                os.pwrite(stream.fileno(), self._read_range(path, etag, start, end), start)
 
-            in_threads(take, _ranges(size, _PART), _MAX_PARTS_AT_ONCE)
+            in_threads(copy, _ranges(size, _PART_BYTES), _MAX_PARTS_AT_ONCE)
 
     def _reader(self, path: str, status: dict[str, Any]) -> pa.NativeFile:
-        source = _Spans(lambda start, end: self._span(path, status["ETag"], start, end), int(status["size"]))
-        return pa.PythonFile(io.BufferedReader(source, buffer_size=_PART // 2), mode="r")
+        etag, size = status["ETag"], int(status["size"])
+        source = RangeReader(lambda start, end: self._read_range(path, etag, start, end), size)
+        return pa.PythonFile(io.BufferedReader(source, buffer_size=_PART_BYTES // 2), mode="r")
 
-    def _span(self, path: str, etag: str, start: int, end: int) -> bytes:
+    def _read_range(self, path: str, etag: str, start: int, end: int) -> bytes:
         return self._get(path, IfMatch=etag, Range=f"bytes={start}-{end - 1}")
 
     def _get(self, path: str, **conditions: str) -> bytes:
         """Read the object, or a range of it. Raises TransientError if it was replaced meanwhile."""
         arguments = {"Bucket": self._bucket, "Key": self._key(path), **conditions}
         try:
-            return retrying(lambda: answered(body, arguments), self.uri_of(path))
+            return retrying(lambda: run_call(read_object, arguments), self.uri_of(path))
         except OSError as error:
-            if answer_of(error)[1] != 412:
+            if s3_error(error)[1] != 412:
                 raise
             raise TransientError(
                 self.uri_of(path),
@@ -207,41 +235,12 @@ class S3Store(ObjectStore):
 
     def _call(self, verb: str, where: str, **arguments: Any) -> dict[str, Any]:
         call = {"verb": verb, "Bucket": self._bucket, **arguments}
-        return dict(retrying(lambda: answered(called, call), where))
+        return dict(retrying(lambda: run_call(call_api, call), where))
 
     def _key(self, path: str) -> str:
-        return self._below + checked(path)
-
-
-class _Spans(io.RawIOBase):
-    """An object as a seekable stream. Each read requests that range."""
-
-    def __init__(self, span: Callable[[int, int], bytes], size: int) -> None:
-        self._span, self._size, self._position = span, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = max(0, origin + offset)
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        end = min(self._size, self._position + len(buffer))
-        if end <= self._position:
-            return 0
-        content = self._span(self._position, end)
-        buffer[: len(content)] = content
-        self._position = end
-        return len(content)
+        return self._key_prefix + normal_path(path)
 
 
 def _ranges(size: int, step: int) -> list[tuple[int, int]]:
+    """Divide `size` bytes into ranges (start, end) of `step` bytes; the last may be shorter."""
     return [(start, min(size, start + step)) for start in range(0, size, step)]

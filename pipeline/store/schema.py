@@ -11,7 +11,8 @@ from pipeline.store.arrays import one_chunk
 
 SPACE_ID, DIM = b"manta.space_id", b"manta.dim"
 KEY = pa.binary(16)
-_OWN, _CARRIED = {"id", "text", "text_key", "file", "row"}, "kept."
+_RESERVED_NAMES = {"id", "text", "text_key", "file", "row"}
+_PREFIX = "kept."  # prefix of the names of kept columns whose own name is reserved
 
 QUARANTINE = pa.schema(
     [
@@ -25,28 +26,28 @@ QUARANTINE = pa.schema(
 )
 
 
-def carried_name(kept: str) -> str:
-    """Return the corpus unit's name for a kept column: its own, or kept.<name> if that is reserved."""
-    return f"{_CARRIED}{kept}" if kept in _OWN or kept.startswith(_CARRIED) else kept
+def stored_name(column: str) -> str:
+    """Return the name of a kept column in corpus units: its name in the input, or kept.<name> if reserved."""
+    return f"{_PREFIX}{column}" if column in _RESERVED_NAMES or column.startswith(_PREFIX) else column
 
 
-def kept_name(carried: str) -> str:
-    """Return the kept column's own name: the inverse of `carried_name`."""
-    return carried.removeprefix(_CARRIED)
+def original_name(stored: str) -> str:
+    """Return the name of a kept column in the input: the inverse of `stored_name`."""
+    return stored.removeprefix(_PREFIX)
 
 
 def corpus_schema(id_type: pa.DataType, kept: Sequence[pa.Field] = ()) -> pa.Schema:
     """Return the schema of corpus units.
 
-    The columns are the id, the text as the tokenizer gets it, its content key, the kept columns (named by
-    `carried_name`), and the input file and row that the text came from.
+    The columns are the id, the normalized text, the text's content key, the kept columns (named by
+    `stored_name`), and the input file and row that the text came from.
     """
     return pa.schema(
         [
             pa.field("id", id_type, nullable=False),
             pa.field("text", pa.large_string(), nullable=False),
             pa.field("text_key", KEY, nullable=False),
-            *(field.with_name(carried_name(field.name)) for field in kept),
+            *(field.with_name(stored_name(field.name)) for field in kept),
             pa.field("file", pa.string(), nullable=False),
             pa.field("row", pa.int64(), nullable=False),
         ]
@@ -58,8 +59,8 @@ def vectors_schema(
 ) -> pa.Schema:
     """Return the schema of embedding units.
 
-    The columns are the user's id column, the content key, the raw vector (of `dim` elements, not nullable),
-    and the kept columns.
+    The columns are the id (named as in the input), the text's content key, the raw vector (of `dim` elements,
+    not nullable), and the kept columns.
 
     Args:
         id_field: name and type of the id column.
@@ -88,6 +89,19 @@ def vector_matrix(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
     return array.flatten().to_numpy(zero_copy_only=True).reshape(-1, array.type.list_size)
 
 
+def vectors_at(source: pq.ParquetFile, rows: np.ndarray) -> np.ndarray:
+    """Read vectors (n, d) float32 at ascending rows, with one row group in memory at a time."""
+    found, start = [], 0
+    for number in range(source.num_row_groups):
+        end = start + source.metadata.row_group(number).num_rows
+        wanted = rows[(rows >= start) & (rows < end)] - start
+        if len(wanted):
+            column = source.read_row_group(number, columns=["vector"])["vector"]
+            found.append(vector_matrix(column)[wanted].astype(np.float32, copy=False))
+        start = end
+    return np.concatenate(found)
+
+
 def writer_options(schema: pa.Schema) -> dict[str, object]:
     """Return the Parquet options for a schema. Vectors are not compressed: it would save no space."""
     return {
@@ -98,7 +112,7 @@ def writer_options(schema: pa.Schema) -> dict[str, object]:
     }
 
 
-def checked_space(file: pq.ParquetFile, name: str, space_id: str) -> pq.ParquetFile:
+def check_space(file: pq.ParquetFile, name: str, space_id: str) -> pq.ParquetFile:
     """Return `file`. Raises SpaceMismatch, naming `name`, if its vectors are of another space."""
     found = (file.schema_arrow.metadata or {}).get(SPACE_ID, b"none").decode()
     if found != space_id:

@@ -22,13 +22,16 @@ def open_store(uri: str | Path) -> Store:
     refuse_credentials(text)
     if not text or "\0" in text:
         raise ConfigError(
-            "the root of a store", "a directory or a URI such as s3://bucket/prefix", repr(text), "name one"
+            "the root of a store",
+            "a directory or a URI such as s3://bucket/prefix",
+            repr(text),
+            "set it to a directory or a URI",
         )
     scheme = urlsplit(text).scheme if "://" in text else ""
     if scheme in ("", "file"):
         path = unquote(urlsplit(text).path) if scheme else os.path.expanduser(text)
         if os.path.isfile(path):
-            raise ConfigError(text, "a directory", "a file", "name the directory of the file, or another one")
+            raise ConfigError(text, "a directory", "a file", "give the directory that contains the file")
         return LocalStore(os.path.abspath(path))
     if scheme in ("s3", "s3a"):
         return S3Store(scheme + "://" + text.partition("://")[2].rstrip("/"))

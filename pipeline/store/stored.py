@@ -3,6 +3,7 @@
 import builtins
 import json
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Self
 
@@ -10,9 +11,9 @@ import pyarrow as pa
 
 from pipeline.config import Settings, canonical, digest_of
 from pipeline.errors import DataError
-from pipeline.store.base import Store, changed
+from pipeline.store.base import Store, sha256_mismatch
 
-SCHEMA_VERSION = 1  # of manifests; increased by changes that older versions would misread
+SCHEMA_VERSION = 1  # of manifests; increased with every change that older versions would misread
 _SEAL = "seal"
 
 
@@ -25,11 +26,12 @@ class Stored(Settings):
         return canonical(value | {_SEAL: digest_of(value)}) + b"\n"
 
     @classmethod
-    def from_json(cls, content: bytes, name: str) -> Self:
+    def from_json(cls, content: bytes, name: str, store: Store | None = None) -> Self:
         """Parse the content of a file.
 
         Args:
             name: the file's URI for error messages.
+            store: store of the file, for records that read other files when they are used.
 
         Raises:
             DataError: the file is damaged, was changed, or holds another kind of record.
@@ -39,7 +41,7 @@ class Stored(Settings):
             value = json.loads(content)
             seal = value.pop(_SEAL, None)  # files of the earliest versions have none
             if seal is not None and seal != (found := digest_of(value)):
-                raise changed(name, str(seal), found)
+                raise sha256_mismatch(name, str(seal), found)
             version = value.get("schema_version", SCHEMA_VERSION)
             if type(version) is not int or version != SCHEMA_VERSION:  # true and 1.0 equal 1 in Python
                 newer = type(version) is int and version > SCHEMA_VERSION
@@ -51,7 +53,7 @@ class Stored(Settings):
                     if newer
                     else "it was changed or damaged: restore it, or roll back to an older release",
                 )
-            return cls.model_validate(value)
+            return cls.model_validate(value, context=store)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(
                 name,
@@ -62,15 +64,15 @@ class Stored(Settings):
 
     @classmethod
     def load(cls, store: Store, path: str) -> Self | None:
-        """Load the record at `path`; None if there is none. Raises DataError as `from_json`."""
+        """Load the record at `path`; None if it does not exist. Raises DataError like `from_json`."""
         try:
-            return cls.from_json(store.read(path), store.uri_of(path))
+            return cls.from_json(store.read(path), store.uri_of(path), store)
         except FileNotFoundError:
             return None
 
     @classmethod
     def load_intact(cls, store: Store, path: str) -> Self | None:
-        """Load the record that an earlier run wrote. Raises DataError as `from_json`.
+        """Load the record that an earlier run wrote. Raises DataError like `from_json`.
 
         Returns None if it is missing or truncated, so that the caller redoes the work.
         """
@@ -78,7 +80,7 @@ class Stored(Settings):
             content = store.read(path)
         except FileNotFoundError:
             return None
-        return cls.from_json(content, store.uri_of(path)) if content.endswith(b"}\n") else None
+        return cls.from_json(content, store.uri_of(path), store) if content.endswith(b"}\n") else None
 
     @classmethod
     def read(cls, store: Store, reference: "FileRef") -> Self:
@@ -86,27 +88,27 @@ class Stored(Settings):
 
         Raises:
             FileNotFoundError: there is no such file.
-            DataError: as `from_json`, or the sha256 differs.
+            DataError: the sha256 differs, or as in `from_json`.
         """
-        return cls.from_json(reference.read(store), store.uri_of(reference.path))
+        return cls.from_json(reference.read(store), store.uri_of(reference.path), store)
 
     @classmethod
     def load_complete(cls, store: Store, path: str) -> Self | None:
-        """Load the record as `load_intact`; None also if a file that it names is missing or incomplete."""
+        """Load the record like `load_intact`; None also if a file that it names is missing or incomplete."""
         record = cls.load_intact(store, path)
         return record if record is not None and record.is_complete(store) else None
 
     def references(self) -> Iterator["FileRef"]:
-        """Yield every file that a field names, and those that values among the fields name."""
+        """Yield every file that a field of this record names, or a field of a record in it."""
         for _, value in self:
-            for each in value if isinstance(value, tuple) else (value,):
-                if isinstance(each, FileRef):
-                    yield each
-                elif isinstance(each, Stored):
-                    yield from each.references()
+            for item in value if isinstance(value, tuple) else (value,):
+                if isinstance(item, FileRef):
+                    yield item
+                elif isinstance(item, Stored):
+                    yield from item.references()
 
     def is_complete(self, store: Store) -> bool:
-        """Return whether every file of `references` exists with its size."""
+        """Return whether every file of `references` exists and has the recorded size."""
         return all(reference.is_complete(store) for reference in self.references())
 
 
@@ -122,6 +124,11 @@ class FileRef(Settings):
     rows: int = 0
     bytes: int = 0
 
+    @classmethod
+    def of(cls, path: str, content: builtins.bytes, rows: int = 0) -> Self:
+        """Return the reference to a file with this content."""
+        return cls(path=path, sha256=sha256(content).hexdigest(), rows=rows, bytes=len(content))
+
     def read(self, store: Store) -> builtins.bytes:
         """Return the content. Raises DataError if its sha256 differs."""
         return store.read_checked(self.path, self.sha256)
@@ -135,5 +142,5 @@ class FileRef(Settings):
         return store.local(self.path, self.sha256)
 
     def is_complete(self, store: Store) -> bool:
-        """Return whether the file exists with its size."""
+        """Return whether the file exists and has the recorded size."""
         return store.size(self.path) == self.bytes

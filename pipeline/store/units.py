@@ -1,10 +1,13 @@
-"""Records of finished units, and manifests made of them.
+"""Records of finished units, of the corpus that they form, and of the units that a stage made.
 
 Equal work gives equal records: they contain no time, host or number of attempts.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from pipeline.config import Settings, digest_of
 from pipeline.store.stored import FileRef, Stored
@@ -29,6 +32,16 @@ class UnitRecord(Stored):
     """rows of the source without a row in this unit, ascending"""
     moments: FileRef | None = None
     quarantine: FileRef | None = None
+    sample: FileRef | None = None
+    """some of the unit's rows with ids and vectors, if it is large"""
+
+    @model_serializer(mode="wrap")
+    def _without_missing_sample(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the fields without `sample` if there is none, as in records of earlier versions."""
+        value: dict[str, Any] = serialize(self)
+        if self.sample is None:
+            del value["sample"]
+        return value
 
     @property
     def file(self) -> FileRef:
@@ -43,7 +56,8 @@ class UnitRecord(Stored):
 class InputFile(Settings):
     """One input file of the corpus and the counts of its rows: rows = good + quarantined.
 
-    Rows that lose to another row with the same id count as good, because the winner may be in another file.
+    Of several rows with one id only one is live; the others count as good too, because the live one may be in
+    another file.
     """
 
     name: str
@@ -54,7 +68,7 @@ class InputFile(Settings):
     quarantined: int
     skipped: int = 0
     notes: dict[str, int] = {}
-    """quarantined_<reason>, control_characters, surrogates_replaced, bad_files ..."""
+    """counts by name: quarantined_<reason>, control_characters, surrogates_replaced, bad_files ..."""
 
 
 class CorpusUnit(UnitRecord):
@@ -65,11 +79,40 @@ class CorpusUnit(UnitRecord):
     dead: int = 0
     """number of its rows that are no longer live"""
     copies: FileRef | None = None
-    """rows whose text is in an earlier unit: (row, source), where source is the address there"""
+    """rows whose text is in an earlier unit: columns row and source, the address of the earlier row"""
+
+
+class TableBucket(Stored):
+    """One bucket of a key or text table: the file of its lines, and the changes of later nights."""
+
+    path: str
+    sha256: str
+    rows: int = 0
+    """number of lines of the file; those of the deltas do not count"""
+    bytes: int = 0
+    deltas: tuple[FileRef, ...] = ()
+    """changes to the lines of the file, oldest first"""
+
+    @model_serializer(mode="wrap")
+    def _without_missing_deltas(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the fields without `deltas` if there are none, as in records of earlier versions."""
+        value: dict[str, Any] = serialize(self)
+        if not self.deltas:
+            del value["deltas"]
+        return value
+
+    @property
+    def base(self) -> FileRef:
+        """The file of lines that the deltas change."""
+        return FileRef(path=self.path, sha256=self.sha256, rows=self.rows, bytes=self.bytes)
+
+    def references(self) -> Iterator[FileRef]:
+        yield self.base
+        yield from self.deltas
 
 
 class Changes(Settings):
-    """Numbers of live rows by comparison with the previous corpus, matched by id."""
+    """Numbers of new, changed, deleted and unchanged rows since the previous corpus, matched by id."""
 
     new: int = 0
     changed: int = 0
@@ -83,13 +126,13 @@ class Changes(Settings):
         return bool(self.new or self.changed or self.deleted)
 
     def __add__(self, other: "Changes") -> "Changes":
-        return Changes(**total((dict(self), dict(other))))
+        return Changes(**sum_counts((dict(self), dict(other))))
 
 
 class Corpus(Stored):
     """The record of a corpus: units of good rows, tables of all rows, and quarantined rows.
 
-    The record is complete: a corpus made from an earlier one does not need that one's record.
+    It names every file of the corpus, so the record of the previous corpus is not needed.
     """
 
     version: int = 1
@@ -98,24 +141,24 @@ class Corpus(Stored):
     digest: str
     """digest of the input's listing and of the reader's settings; equal if the corpus did not change"""
     reading: str = ""
-    """digest of the reader's settings; if it changes, all files are read again"""
+    """digest of the reader's settings; if they change, all files are read again"""
     parent: str | None = None
     """id of the corpus that this one was made from"""
     anew: str = ""
     """why all rows were written to new units; empty if the parent's units are reused"""
     units: tuple[CorpusUnit, ...]
-    keys: tuple[FileRef, ...] = ()
+    keys: tuple[TableBucket, ...] = ()
     """the key table, in buckets by hash of id: one entry per good input row, duplicates of an id included"""
-    texts: tuple[FileRef, ...] = ()
-    """rows of the units by text_key, in buckets"""
+    texts: tuple[TableBucket, ...] = ()
+    """the text table, in buckets by hash of text: the units' rows by text_key"""
     dead: FileRef | None = None
     quarantine: FileRef | None = None
     files: tuple[InputFile, ...] = ()
     read_files: int = 0
-    """number of files read for this corpus; the others did not change"""
+    """number of files read for this corpus; the others are unchanged since the parent"""
     changes: Changes = Changes()
     counts: dict[str, int] = {}
-    """rows (of all files), good, quarantined, quarantined_<reason>, skipped, control_characters ..."""
+    """counts of all files by name: rows, good, quarantined, quarantined_<reason>, skipped ..."""
     id_type: str = "string"
 
     @property
@@ -150,7 +193,7 @@ class Manifest(Stored):
 
     def counts(self) -> dict[str, int]:
         """Return the sums of the units' counts, by name."""
-        return total(unit.counts for unit in self.units)
+        return sum_counts(unit.counts for unit in self.units)
 
 
 def counts_under(prefix: str, counts: Mapping[str, int]) -> dict[str, int]:
@@ -158,7 +201,7 @@ def counts_under(prefix: str, counts: Mapping[str, int]) -> dict[str, int]:
     return {name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix)}
 
 
-def total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def sum_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Sum counts by name."""
     sums: Counter[str] = Counter()
     for mapping in counts:

@@ -2,8 +2,7 @@
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable
-from pathlib import PurePosixPath
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from pipeline.errors import DataError
@@ -13,7 +12,6 @@ from pipeline.store.stored import FileRef
 from pipeline.store.units import Corpus
 
 _READERS = 4  # files hashed concurrently
-_BLOCK = 8 << 20  # bytes
 
 
 class Fault(NamedTuple):
@@ -25,39 +23,55 @@ class Fault(NamedTuple):
     """None for a missing file"""
 
     @property
-    def missing(self) -> bool:
+    def is_missing(self) -> bool:
         """True if the file does not exist."""
         return self.found is None
 
     @property
-    def content(self) -> bool:
-        """True if the size is right and the content is not."""
+    def is_content_changed(self) -> bool:
+        """True if the file has the right size but another content."""
         return self.expected.startswith("sha256")
 
     def __str__(self) -> str:
-        return f"{self.path} " + (
-            "is gone" if self.missing else f"has {self.found} instead of {self.expected}"
-        )
+        problem = "is gone" if self.is_missing else f"has {self.found} instead of {self.expected}"
+        return f"{self.path} {problem}"
 
 
 def files_of(store: Store, manifest: ReleaseManifest) -> tuple[FileRef, ...]:
-    """Return the files that the release needs, each once, except its manifest.
+    """Return the files of `needed_files`, each once."""
+    return tuple({file.path: file for file in needed_files(store, manifest)}.values())
 
-    Without the corpus record, the files that only this record names are left out.
+
+def needed_files(store: Store, manifest: ReleaseManifest) -> Iterator[FileRef]:
+    """Yield the files that the release needs, except its manifest; some of them several times.
+
+    If the corpus record is missing, the files that only this record names are left out.
 
     Raises:
-        DataError: the corpus record was changed, or is of another version.
+        DataError: the corpus record was changed, or has another schema version; or the table of units is
+            missing or was changed.
     """
-    needed = {file.path: file for file in manifest.references()}
+    yield from manifest.all_references()
     with contextlib.suppress(FileNotFoundError):
-        needed |= {file.path: file for file in Corpus.read(store, manifest.corpus).references()}
-    return tuple(needed.values())
+        yield from Corpus.read(store, manifest.corpus).references()
 
 
 def _known_files(store: Store, manifest: ReleaseManifest) -> tuple[FileRef, ...]:
-    """Return `files_of`; if the corpus record cannot be read, the files that the manifest names."""
+    """Return `files_of`; if the corpus record cannot be read, the files that the manifest and its units name.
+
+    Raises:
+        DataError: the table of units is missing or was changed.
+    """
     try:
         return files_of(store, manifest)
+    except DataError:
+        return tuple({file.path: file for file in manifest.all_references()}.values())
+
+
+def _files_to_read(store: Store, manifest: ReleaseManifest) -> tuple[FileRef, ...]:
+    """Return `_known_files`; if the table of units cannot be read, what the manifest itself names."""
+    try:
+        return _known_files(store, manifest)
     except DataError:
         return tuple({file.path: file for file in manifest.references()}.values())
 
@@ -65,12 +79,11 @@ def _known_files(store: Store, manifest: ReleaseManifest) -> tuple[FileRef, ...]
 def size_faults(store: Store, manifest: ReleaseManifest) -> list[Fault]:
     """Return the files of the release that are missing or have another size, in path order.
 
-    Sizes come from one listing per folder: a large corpus has tens of thousands of files.
+    Sizes come from one listing per folder, because a large corpus has tens of thousands of files.
     """
     needed = _known_files(store, manifest)
-    folders = sorted({str(PurePosixPath(file.path).parent) for file in needed} - {"."})
-    sizes = {entry.path: entry.size for found in in_threads(store.list, folders) for entry in found}
-
+    folders = sorted({file.path.rpartition("/")[0] for file in needed} - {""})
+    sizes = {entry.path: entry.size for entries in in_threads(store.list, folders) for entry in entries}
     faults = (
         _size_fault(file, sizes[file.path] if file.path in sizes else store.size(file.path))
         for file in needed
@@ -82,27 +95,27 @@ def check_files(store: Store, files: Iterable[FileRef]) -> None:
     """Raise DataError for the first of these files of a release that is missing or has another size."""
     for file in files:
         if fault := _size_fault(file, store.size(file.path)):
-            raise _damaged(store, fault)
+            raise _fault_error(store, fault)
 
 
 def check_sizes(store: Store, manifest: ReleaseManifest) -> None:
     """Raise DataError for the release's first file, by path, that is missing or has another size."""
     if faults := size_faults(store, manifest):
-        raise _damaged(store, faults[0])
+        raise _fault_error(store, faults[0])
 
 
-def _damaged(store: Store, fault: Fault) -> DataError:
+def _fault_error(store: Store, fault: Fault) -> DataError:
     return DataError(
         store.uri_of(fault.path),
         fault.expected,
         fault.found or "no such file",
-        "restore it, run manta nightly, which makes it again, or roll back to a complete release",
+        "restore it, run `manta nightly` to make it again, or roll back to a complete release",
     )
 
 
 def bytes_to_read(store: Store, manifest: ReleaseManifest) -> int:
     """Return the number of bytes that `content_faults` reads if no file is missing."""
-    return sum(file.bytes for file in _known_files(store, manifest) if file.sha256)
+    return sum(file.bytes for file in _files_to_read(store, manifest) if file.sha256)
 
 
 def content_faults(
@@ -114,7 +127,7 @@ def content_faults(
         on_read: called with the size of each file after all its bytes were read.
     """
 
-    def look(file: FileRef) -> Fault | None:
+    def fault_of(file: FileRef) -> Fault | None:
         if (fault := _size_fault(file, store.size(file.path))) or not file.sha256:
             return fault
         found = _sha256(store, file.path)
@@ -123,11 +136,11 @@ def content_faults(
             return None
         return Fault(file.path, f"sha256 {file.sha256[:16]}...", f"{found[:16]}...")
 
-    return sorted(filter(None, in_threads(look, _known_files(store, manifest), _READERS)))
+    return sorted(filter(None, in_threads(fault_of, _files_to_read(store, manifest), _READERS)))
 
 
 def _size_fault(file: FileRef, size: int | None) -> Fault | None:
-    expected = f"{file.bytes:,} bytes"  # 0 in records of the earliest versions, which kept no sizes
+    expected = f"{file.bytes:,} bytes"  # 0 in records of the earliest versions, which have no sizes
     if size is None:
         return Fault(file.path, expected, None)
     return Fault(file.path, expected, f"{size:,} bytes") if file.bytes and size != file.bytes else None
@@ -135,8 +148,5 @@ def _size_fault(file: FileRef, size: int | None) -> Fault | None:
 
 def _sha256(store: Store, path: str) -> str:
     """Return the sha256 of the stored bytes, not of a cached copy."""
-    digest = hashlib.sha256()
     with store.open(path) as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,5 +1,5 @@
 """Training of encoders: batches, gradients, optimizer and schedule, checkpoints, metrics.
 
-Independent of where rows come from and of the cluster. Import from the modules; `loop.fit` is the training
-loop, `flow` trains the transform of BERT-flow.
+This package does not know the cluster, nor the files that rows come from. Import from its modules:
+`loop.fit` is the training loop, and `flow` trains the transform of BERT-flow.
 """

@@ -1,11 +1,11 @@
-"""Batches for the steps of a training, read and tokenized ahead of time."""
+"""Batches of one rank, read and tokenized ahead of the training steps."""
 
 from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 
 from pipeline.objectives import NO_PEERS, Batch, Peers
-from pipeline.prefetch import ahead
+from pipeline.prefetch import prefetch
 from pipeline.settings.training import TEXTS
 from pipeline.text.rows.batches import Order, RankRows, RankSlice, rank_rows
 from pipeline.text.tokens.tokens import Tokens
@@ -13,12 +13,12 @@ from pipeline.text.tokens.tokens import Tokens
 Tokenize = Callable[[Sequence[str]], Tokens]
 
 
-def batches(
+def rank_batches(
     order: Order,
     tokenize: Tokenize,
     *,
     start: int = 0,
-    share: RankSlice = RankSlice(),
+    rank_slice: RankSlice = RankSlice(),
     peers: Peers = NO_PEERS,
 ) -> Generator[Batch, None, None]:
     """Yield this rank's batches from step `start` on, without end.
@@ -26,20 +26,27 @@ def batches(
     A thread reads the batches and tokenizes their texts a few batches ahead. Its errors are raised when their
     batch is due; closing the generator ends the thread.
 
+    Args:
+        order: order of the rows of all ranks.
+        tokenize: tokenizer of the texts.
+        start: number of steps before the first batch.
+        rank_slice: rows of every batch that this rank gets.
+        peers: ranks whose rows are candidates; see `Batch`.
+
     Raises:
         ConfigError: the ranks cannot get equal parts of a batch.
     """
-    return ahead(
-        _batch(rows, tokenize, peers)
-        for rows in rank_rows(order, start, share, together=peers is not NO_PEERS)
-    )
+    rows_by_step = rank_rows(order, start, rank_slice, across_ranks=peers is not NO_PEERS)
+    return prefetch(_batch(rows, tokenize, peers) for rows in rows_by_step)
 
 
 def _batch(rows: RankRows, tokenize: Tokenize, peers: Peers) -> Batch:
+    """Tokenize all texts of the rows now, in the thread that reads ahead."""
+    texts = [str(text) for role in TEXTS for text in rows.columns.get(role, ())]
     return Batch(
         rows.columns,
         rows.rows,
-        _Tokenized(tokenize, [str(text) for role in TEXTS for text in rows.columns.get(role, ())]),
+        _CachedTokenizer(tokenize, texts),
         peers,
         rows.false_negatives,
         source=rows.source,
@@ -47,8 +54,8 @@ def _batch(rows: RankRows, tokenize: Tokenize, peers: Peers) -> Batch:
     )
 
 
-class _Tokenized:
-    """Tokenizer with a cache of known texts; other texts are tokenized when requested."""
+class _CachedTokenizer:
+    """Tokenizer that tokenizes the given texts in advance, and other texts when it is called."""
 
     def __init__(self, tokenize: Tokenize, texts: Sequence[str]) -> None:
         self._tokenize = tokenize

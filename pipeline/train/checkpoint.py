@@ -1,14 +1,13 @@
-"""Checkpoints of a training in a store: written in the background; the last and the best ones are kept.
+"""Checkpoints of a training in a store, written in the background. The last and the best ones are kept.
 
-A checkpoint is a file, named by its content, and a record with the file's sha256, which is written last. A
-file without a record does not count, so a training that is killed while it writes continues from the previous
-checkpoint.
+A checkpoint is a file with a hash of its content in its name, and a record with the file's sha256, which is
+written last. A file without a record is ignored, so a training that is killed while it writes continues from
+the previous checkpoint.
 """
 
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,8 @@ from pipeline.store.base import Store, sha256_of
 from pipeline.store.stored import Stored
 from pipeline.train.gather import Ranks, world_size
 
-_ABANDONED_S = 3_600.0  # after its last write; by then no process is about to write its record
+# Age at which a file without a record is deleted; by then no process is about to write its record.
+_ABANDONED_S = 3_600.0
 
 
 class CheckpointRecord(Stored):
@@ -41,24 +41,21 @@ class CheckpointRecord(Stored):
         return f"{self.path.removesuffix('.pt')}.json"
 
 
-class Checkpoints(AbstractContextManager["Checkpoints"]):
-    """Checkpoints below the folder `top` of a store. Leaving the context waits for the running write.
+class Checkpoints:
+    """Checkpoints in a folder of a store. The caller has to close them, which waits for the running write.
 
     The first rank writes. `due`, `last` and `best` return the same on all ranks, and every rank has to call
     them.
     """
 
-    def __init__(self, store: Store, top: str, settings: CheckpointSettings) -> None:
-        self._store, self._top, self._settings = store, top, settings
+    def __init__(self, store: Store, folder: str, settings: CheckpointSettings) -> None:
+        self._store, self._folder, self._settings = store, folder, settings
         self._writer = ThreadPoolExecutor(1, "manta-checkpoint")
-        self._written: Future[None] | None = None
+        self._running_write: Future[None] | None = None
         self._saved_at = time.monotonic()
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def due(self, step: int) -> bool:
-        """Return True if a checkpoint is due after this step, by its number or the first rank's clock."""
+        """Return True if a checkpoint is due after this step: by steps, or by the first rank's clock."""
         steps, minutes = self._settings.steps, self._settings.minutes
         return (steps is not None and step % steps == 0) or (
             minutes is not None and _from_first_rank(time.monotonic() - self._saved_at > 60 * minutes)
@@ -77,21 +74,21 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self._saved_at = time.monotonic()
         if Ranks().rank == 0:
             self._wait()
-            self._written = self._writer.submit(self._write, step, state, figure)
+            self._running_write = self._writer.submit(self._write, step, state, figure)
 
     def last(self) -> Path | None:
-        """Return a local copy of the file of the highest step; incomplete files are logged and skipped.
+        """Return a local copy of the checkpoint of the highest step; None if there is none.
 
-        None if there is no checkpoint.
+        Checkpoints that are missing or damaged are logged and skipped.
         """
-        return self._chosen(lambda record: (record.step, record.name))
+        return self._local_copy_of_best(lambda record: (record.step, record.name))
 
     def best(self) -> Path | None:
-        """Return a local copy of the file with the best score on dev, the earliest of equals.
+        """Return a local copy of the checkpoint with the best score on dev; None if none has a score.
 
-        None without scores.
+        Of equal scores the earliest wins. Checkpoints that are missing or damaged are logged and skipped.
         """
-        return self._chosen(_by_score)
+        return self._local_copy_of_best(_by_score)
 
     def close(self) -> None:
         """Wait for the running write, and raise its error."""
@@ -101,23 +98,31 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             self._writer.shutdown()
 
     def _wait(self) -> None:
-        written, self._written = self._written, None
-        if written is not None:
-            written.result()
+        running, self._running_write = self._running_write, None
+        if running is not None:
+            running.result()
 
-    def _chosen(self, rank_of: Callable[[CheckpointRecord], Any]) -> Path | None:
-        """Return the complete file of the highest rank, as found by the first rank of the process group."""
+    def _local_copy_of_best(self, sort_key: Callable[[CheckpointRecord], Any]) -> Path | None:
+        """Return a local copy of the intact checkpoint with the highest key; None if there is none.
+
+        The first rank chooses, so that all ranks have the same checkpoint.
+
+        Args:
+            sort_key: key of a record; None for a record that must not be chosen.
+        """
         self._wait()
-        found = self._complete(rank_of) if Ranks().rank == 0 else None
-        record: CheckpointRecord | None = _from_first_rank(found[0] if found else None)
-        if found:
-            return found[1]
+        chosen = self._best_intact(sort_key) if Ranks().rank == 0 else None
+        record: CheckpointRecord | None = _from_first_rank(chosen[0] if chosen else None)
+        if chosen:
+            return chosen[1]
         return self._store.local(record.path, record.sha256) if record else None
 
-    def _complete(self, rank_of: Callable[[CheckpointRecord], Any]) -> tuple[CheckpointRecord, Path] | None:
-        """Return the record of the highest rank whose file is complete, and a local copy of the file."""
-        ranked = [record for record in self._records() if rank_of(record) is not None]
-        for record in sorted(ranked, key=rank_of, reverse=True):
+    def _best_intact(
+        self, sort_key: Callable[[CheckpointRecord], Any]
+    ) -> tuple[CheckpointRecord, Path] | None:
+        """Return the record with the highest key whose file is intact, and a local copy of the file."""
+        eligible = [record for record in self._records() if sort_key(record) is not None]
+        for record in sorted(eligible, key=sort_key, reverse=True):
             try:
                 return record, self._store.local(record.path, record.sha256)
             except FileNotFoundError:
@@ -129,7 +134,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
     def _records(self) -> list[CheckpointRecord]:
         """Load all valid records; invalid ones are logged."""
         records = []
-        for entry in self._store.list(self._top, ".json"):
+        for entry in self._store.list(self._folder, ".json"):
             try:
                 records.append(CheckpointRecord.load(self._store, entry.path))
             except DataError as error:
@@ -137,13 +142,14 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         return [record for record in records if record is not None]
 
     def _write(self, step: int, state: dict[str, Any], figure: float | None) -> None:
-        with self._store.scratch() as folder:
-            path = folder / "checkpoint.pt"
+        """Write the file, then its record, then delete checkpoints that are no longer kept."""
+        with self._store.scratch() as scratch:
+            path = scratch / "checkpoint.pt"
             torch.save(state, path)
             digest = sha256_of(path)
             record = CheckpointRecord(
                 step=step,
-                path=f"{self._top}/step-{step:08d}-{digest[:12]}.pt",
+                path=f"{self._folder}/step-{step:08d}-{digest[:12]}.pt",
                 bytes=path.stat().st_size,
                 sha256=digest,
                 figure=figure,
@@ -153,23 +159,25 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self._prune(record)
 
     def _prune(self, written: CheckpointRecord) -> None:
-        """Delete checkpoints that are neither among the last nor among the best ones.
+        """Delete checkpoints that are neither among the last nor among the best ones, and abandoned files.
 
-        Steps after the one just written may belong to another process, and stay. Files are deleted too whose
-        writer was killed before it could write their record.
+        Checkpoints of later steps than `written` may belong to another process, and stay. A file is abandoned
+        if its writer was killed before it could write the record.
         """
         records = self._records()
         past = [written, *(record for record in records if record.step < written.step)]
         latest = sorted(past, key=lambda record: record.step)[-self._settings.keep :]
         scored = sorted((record for record in past if record.figure is not None), key=_by_score)
-        kept = {written.name, *(record.name for record in (*latest, *scored[-self._settings.keep_best :]))}
+        best = scored[-self._settings.keep_best :]
+        kept_names = {written.name, *(record.name for record in (*latest, *best))}
         for record in records:
-            if record.step <= written.step and record.name not in kept:
+            if record.step <= written.step and record.name not in kept_names:
                 self._store.delete(record.name)
                 self._store.delete(record.path)
-        known, before = {record.path for record in records}, time.time() - _ABANDONED_S
-        for entry in self._store.list(self._top, ".pt"):
-            if entry.path not in known and entry.modified < before:
+        recorded = {record.path for record in records}
+        abandoned_before = time.time() - _ABANDONED_S
+        for entry in self._store.list(self._folder, ".pt"):
+            if entry.path not in recorded and entry.modified < abandoned_before:
                 self._store.delete(entry.path)
 
 
@@ -180,7 +188,7 @@ def load_state(file: Path) -> dict[str, Any]:
 
 
 def _by_score(record: CheckpointRecord) -> Any:
-    """Sort key: the highest score last, the earliest of equals after later ones; None without a score."""
+    """Return a sort key by score on dev, higher for the earlier of equal scores; None without a score."""
     return None if record.figure is None else (record.figure, -record.step)
 
 

@@ -18,22 +18,22 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.evaluate.similarity import paired
 from pipeline.evaluate.sts import StsTask, correlation
 from pipeline.models.folder.token_filter import load_filter
-from pipeline.objectives import Objective, Product
+from pipeline.objectives import Objective, TrainedModel
 from pipeline.settings import EvaluateSettings, TaskSettings
 from pipeline.settings.training import DevSettings, PairSettings, Values
 from pipeline.stats.correlation import spearman
 from pipeline.store.store import store_of
 from pipeline.text.rows.pairs import open_training_rows
-from pipeline.text.tokens.budget import distinct, plan_buffers
+from pipeline.text.tokens.budget import deduplicate, plan_buffers
 from pipeline.train.gather import Ranks, world_size
 
 _LABELLED = ("premise", "hypothesis", "label")
-_MAX_TOKENS = {"cpu": 1_024, "cuda": 32_768}  # per forward pass, as in encoding
+_MAX_TOKENS = {"cpu": 1_024, "cuda": 32_768}  # of one forward pass, as in encoding; by type of device
 
 
 @dataclass(frozen=True, eq=False)
 class DevSet:
-    """Sentence pairs with scores or labels by people, read once; can be pickled.
+    """Sentence pairs with human scores or labels, read once; can be pickled.
 
     Attributes:
         where: name of the file, for error messages.
@@ -51,11 +51,12 @@ class DevSet:
 
     @classmethod
     def open(cls, settings: DevSettings, values: Values | None = None) -> "DevSet":
-        """Read the pairs of a file that have a score or, to measure accuracy, a label.
+        """Read the pairs of a file that have a score or, if accuracy is measured, a label.
 
         A missing text is replaced by a space.
 
         Args:
+            settings: file, columns and metric.
             values: label names of the file; by default entailment, neutral and contradiction.
 
         Raises:
@@ -75,34 +76,36 @@ class DevSet:
 
     @classmethod
     def _labelled(cls, settings: DevSettings, values: Values) -> "DevSet":
+        """Read the pairs of a file that have a label."""
         source = {"uri": settings.uri, "columns": settings.columns, "values": values}
         pairs = open_training_rows(validated(PairSettings, source, "train.dev"), _LABELLED)
         table = pa.concat_tables(pairs.read(pairs.spans()))
         left, right = (tuple(table[role].to_pylist()) for role in _LABELLED[:2])
         return cls(pairs.name, left, right, table["label"].to_numpy(), settings.measure)
 
-    def score(self, product: Product, objective: Objective | None = None) -> float:
-        """Score the product's vectors on all pairs.
+    def score(self, model: TrainedModel, objective: Objective | None = None) -> float:
+        """Score the model's vectors on all pairs.
 
         Every rank has to call it, and gets the same value. The modules are in eval mode and draw no random
         numbers.
 
         Args:
-            product: modules to evaluate.
-            objective: classifier for accuracy.
+            model: modules to evaluate.
+            objective: objective whose classifier is used; required for accuracy.
 
         Returns:
-            Spearman correlation of cosines and scores times 100, 0 if all cosines are equal; or the
-            percentage of pairs that the objective's classifier predicts correctly.
+            Spearman correlation of cosines and human scores, times 100 (0 if all cosines are equal); or the
+            percentage of pairs that the classifier predicts correctly.
 
         Raises:
             DataError: on every rank, for vectors that are not finite.
         """
-        modules = (product.encoder, product.twin, product.head)
+        modules = (model.encoder, model.twin, model.head)
         with evaluating(*(module for module in modules if module is not None)):
-            vectors = self._vectors(product)
+            vectors = self._vectors(model)
         sentences, indices = self._sentences
-        if not (finite := np.isfinite(vectors).all(axis=1)).all():
+        finite = np.isfinite(vectors).all(axis=1)
+        if not finite.all():
             raise DataError(
                 self.where,
                 "finite vectors",
@@ -118,33 +121,37 @@ class DevSet:
 
     @torch.no_grad()
     def _accuracy(self, left: np.ndarray, right: np.ndarray, objective: Objective) -> float:
+        """Return the percentage of pairs of vectors (n, dim) that the classifier predicts correctly."""
         device = next(objective.parameters()).device
-        found = objective.classes(torch.from_numpy(left).to(device), torch.from_numpy(right).to(device))
-        return 100 * float(np.mean(found.cpu().numpy() == self.gold))
+        predicted = objective.predict_classes(
+            torch.from_numpy(left).to(device), torch.from_numpy(right).to(device)
+        )
+        return 100 * float(np.mean(predicted.cpu().numpy() == self.gold))
 
     @cached_property
     def _sentences(self) -> tuple[list[str], np.ndarray]:
-        """Distinct sentences, and the index of each side's sentences among them."""
-        return distinct([*self.left, *self.right])
+        """Distinct sentences, and the index among them of each left sentence, then of each right one."""
+        return deduplicate([*self.left, *self.right])
 
-    def _vectors(self, product: Product) -> np.ndarray:
-        """Encode the distinct sentences: (distinct sentences, dim) float32.
+    def _vectors(self, model: TrainedModel) -> np.ndarray:
+        """Encode the distinct sentences on all ranks together: (distinct sentences, dim) float32.
 
-        Ranks take turns at buffers that do not depend on the number of ranks. All ranks run equally many
-        passes, repeating the last buffer if necessary, because sharded weights are gathered for each pass.
+        The buffers do not depend on the number of ranks, and each rank encodes every W-th one of W ranks. All
+        ranks run equally many passes, because sharded weights are gathered for each pass; in the last round,
+        ranks without a buffer of their own encode the last buffer once more, and drop the result.
         """
-        folder, device = product.encoder.folder, next(product.encoder.parameters()).device
+        folder, device = model.encoder.folder, next(model.encoder.parameters()).device
         tokenizer = folder.tokenizer()
-        tokens, kept = tokenizer(self._sentences[0]), load_filter(folder, tokenizer)
-        if kept is not None:
-            tokens = replace(tokens, kept=kept[tokens.ids])
+        tokens, is_kept = tokenizer(self._sentences[0]), load_filter(folder, tokenizer)
+        if is_kept is not None:
+            tokens = replace(tokens, kept=is_kept[tokens.ids])
         buffers = plan_buffers(tokens.lengths, max(_MAX_TOKENS[device.type], folder.max_length))
-        vectors = torch.zeros(len(tokens), product.dim, device=device)
+        vectors = torch.zeros(len(tokens), model.dim, device=device)
         for first in range(0, len(buffers), world_size()):
-            number = first + Ranks().rank  # past the end on some ranks in the last turn
-            encoded = product(tokens.of_rows(buffers[min(number, len(buffers) - 1)])).float()
-            if number < len(buffers):
-                vectors[torch.from_numpy(buffers[number]).to(device)] = encoded
+            index = first + Ranks().rank
+            encoded = model(tokens.of_rows(buffers[min(index, len(buffers) - 1)])).float()
+            if index < len(buffers):
+                vectors[torch.from_numpy(buffers[index]).to(device)] = encoded
         if world_size() > 1:
             dist.all_reduce(vectors)  # each row is zero on all ranks but one
         return vectors.cpu().numpy()
@@ -152,28 +159,28 @@ class DevSet:
 
 @contextmanager
 def evaluating(*modules: nn.Module) -> Iterator[None]:
-    """Put the modules into eval mode without gradients; restore the mode of each part afterwards."""
-    modes = [(module, module.training) for whole in modules for module in whole.modules()]
+    """Put the modules into eval mode without gradients; restore the mode of each submodule afterwards."""
+    modes = [(part, part.training) for module in modules for part in module.modules()]
     try:
-        for module, _ in modes:
-            module.training = False
+        for part, _ in modes:
+            part.training = False
         with torch.no_grad():
             yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        for part, mode in modes:
+            part.training = mode
 
 
 @dataclass(frozen=True)
-class Best:
-    """Best score on dev so far; immutable: `observe` returns its successor.
+class BestScore:
+    """Best score on dev so far. Checkpoints store its attributes under these names.
 
     Attributes:
         patience: number of consecutive measurements without improvement that end the training; None for no
             limit. An equal score is no improvement.
-        figure: best score; None before the first measurement. Checkpoints store it under this name.
+        figure: best score; None before the first measurement.
         step: step of the best score.
-        since: number of measurements since then, all without improvement.
+        since: number of measurements after the best one, all without improvement.
     """
 
     patience: int | None = None
@@ -181,7 +188,7 @@ class Best:
     step: int | None = None
     since: int = 0
 
-    def observe(self, step: int, score: float) -> "Best":
+    def observe(self, step: int, score: float) -> "BestScore":
         """Return the best score after another measurement."""
         if self.figure is None or score > self.figure:
             return replace(self, figure=score, step=step, since=0)

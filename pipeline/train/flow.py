@@ -1,8 +1,6 @@
-"""Training of a BERT-flow, step by step, with checkpoints that resume bit for bit."""
+"""Training of the BERT-flow transform, with checkpoints from which it resumes bit for bit."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -17,23 +15,23 @@ from pipeline.settings import FlowSettings
 from pipeline.stats.tensors import pack, unpack
 
 _KIND = "flow checkpoint"
-_ROWS = 1_024  # held-out rows of one forward pass
-_UNIT_LENGTH = 1e-3  # tolerance of a norm of 1; half precision has an error of 5e-4
+_HELD_OUT_CHUNK = 1_024  # held-out rows of one forward pass
+_UNIT_NORM_TOLERANCE = 1e-3  # half precision has an error of 5e-4
 _REMEDY = "lower whiten.flow.learning_rate, or check the steps of whiten.transform before the flow"
 
 
 class Diverged(DataError):
-    """The likelihood or its gradient is not finite; a repeated training would end in the same way."""
+    """The likelihood or its gradient is not finite. Training again would end in the same way."""
 
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Data to evaluate a training on.
+    """Data to evaluate a flow on during its training.
 
     Attributes:
-        rows: (n, d) vectors that are not trained on, as the flow gets them.
-        dev: raw vectors of a task, or None.
-        prepare: transforms raw vectors into the input of the flow.
+        rows: (n, d) inputs of the flow that are not trained on.
+        dev: task that the flow is scored on, or None.
+        prepare: transforms the encoder's vectors into inputs of the flow.
     """
 
     rows: np.ndarray
@@ -41,20 +39,20 @@ class HeldOut:
     prepare: Map = lambda raw: raw
 
 
-class FlowFit:
-    """AdamW on the bits per dimension, with weight decay on the matrices of the couplings only.
+class FlowTrainer:
+    """Minimize the bits per dimension with AdamW.
 
-    Weight decay of a scale or a location would bias it. The initial weights follow from the seed and no
-    random number is drawn later: the order of the rows is a function of `step`, so that `step` replaces the
-    state of a random generator and the position in the data.
+    Weight decay applies only to the matrices of the couplings; it would pull scales and locations to zero.
+    The initial weights follow from the seed, and no random number is drawn later; the caller's order of the
+    rows is a function of `step`. So a checkpoint needs no random state and no position in the data.
     """
 
     def __init__(self, dim: int, settings: FlowSettings, device: torch.device) -> None:
         self.settings, self._device = settings, device
         self.glow = Glow(dim, settings).to(device)
-        self._named = dict(self.glow.named_parameters())
-        matrices = [parameter for parameter in self._named.values() if parameter.ndim == 2]
-        others = [parameter for parameter in self._named.values() if parameter.ndim != 2]
+        self._parameters = dict(self.glow.named_parameters())
+        matrices = [parameter for parameter in self._parameters.values() if parameter.ndim == 2]
+        others = [parameter for parameter in self._parameters.values() if parameter.ndim != 2]
         groups = [
             {"params": matrices, "weight_decay": settings.weight_decay},
             {"params": others, "weight_decay": 0.0},
@@ -62,9 +60,9 @@ class FlowFit:
         self._optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
         self.step = 0
         self.curve: list[FlowPoint] = []
-        self._losses: list[float] = []
+        self._losses: list[float] = []  # of the steps since the last point of the curve
 
-    def begin(self, batch: np.ndarray, held: HeldOut) -> None:
+    def initialize(self, batch: np.ndarray, held: HeldOut) -> None:
         """Initialize the actnorms on the first batch (n, d), and evaluate.
 
         Raises:
@@ -79,10 +77,10 @@ class FlowFit:
                 f"{len(batch)} equal rows in the first batch",
                 "check the vectors, or use more of them",
             )
-        self.measure(held)
+        self.evaluate(held)
 
-    def take(self, batch: np.ndarray) -> None:
-        """Make one step on rows (n, d).
+    def train_step(self, batch: np.ndarray) -> None:
+        """Take one optimizer step on rows (n, d).
 
         Raises:
             Diverged: the loss or its gradient is not finite; the weights have not changed.
@@ -91,19 +89,20 @@ class FlowFit:
         loss = self.glow.bits_per_dimension(self._tensor(batch))
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.glow.parameters(), self.settings.clip)
-        if not math.isfinite(found := loss.item()) or not math.isfinite(norm.item()):
+        bits = loss.item()
+        if not math.isfinite(bits) or not math.isfinite(norm.item()):
             raise Diverged(
                 "flow training",
                 "a finite likelihood and gradient",
-                f"{found} bits, gradient {norm.item()} at step {self.step + 1:,}",
+                f"{bits} bits, gradient {norm.item()} at step {self.step + 1:,}",
                 _REMEDY,
             )
         self._optimizer.step()
         self.step += 1
-        self._losses.append(found)
+        self._losses.append(bits)
 
-    def measure(self, held: HeldOut) -> None:
-        """Add a point to the curve.
+    def evaluate(self, held: HeldOut) -> None:
+        """Evaluate the flow on held-out data, and add a point to the curve.
 
         Raises:
             Diverged: the likelihood of held-out rows is not finite.
@@ -111,7 +110,7 @@ class FlowFit:
         with torch.no_grad():
             parts = [
                 self.glow.log_density(self._tensor(part)).double().sum()
-                for part in np.array_split(held.rows, -(-len(held.rows) // _ROWS))
+                for part in np.array_split(held.rows, -(-len(held.rows) // _HELD_OUT_CHUNK))
             ]
         bits = -float(sum(parts)) / (held.rows.size * math.log(2))
         if not math.isfinite(bits):
@@ -122,14 +121,14 @@ class FlowFit:
                 _REMEDY,
             )
         train = float(np.mean(self._losses)) if self._losses else None
-        dev = None if held.dev is None else held.dev.score(lambda raw: self._mapped(held.prepare(raw)))
+        dev = None if held.dev is None else held.dev.score(lambda raw: self._transform(held.prepare(raw)))
         self.curve.append(FlowPoint(self.step, train, bits, dev))
         self._losses = []
 
     def to_bytes(self) -> bytes:
-        """Write a checkpoint: weights, optimizer state, step, curve, and the losses since the last point."""
+        """Serialize a checkpoint: weights, optimizer state, step, curve, and losses since its last point."""
         tensors = {f"model.{name}": tensor.cpu().numpy() for name, tensor in self.glow.state_dict().items()}
-        for name, parameter in self._named.items():
+        for name, parameter in self._parameters.items():
             tensors |= {
                 f"optimizer.{name}.{key}": value.cpu().numpy()
                 for key, value in self._optimizer.state[parameter].items()
@@ -140,44 +139,36 @@ class FlowFit:
         )
 
     def restore(self, checkpoint: bytes) -> None:
-        """Restore the state written by `to_bytes`; DataError if the file is damaged."""
+        """Restore the state returned by `to_bytes`. Raises DataError if the bytes are damaged."""
         tensors, header = unpack(checkpoint, "losses", kind=_KIND)
         values = {name: torch.from_numpy(tensor) for name, tensor in tensors.items()}
         self.glow.load_state_dict({name: values[f"model.{name}"] for name in self.glow.state_dict()})
-        for name, parameter in self._named.items():
+        for name, parameter in self._parameters.items():
             state = {key: values[f"optimizer.{name}.{key}"] for key in ("exp_avg", "exp_avg_sq")}
             state["step"] = values[f"optimizer.{name}.step"].reshape(())
             self._optimizer.state[parameter] = {key: value.to(self._device) for key, value in state.items()}
         self.step, self.curve = header["step"], [FlowPoint(**point) for point in header["curve"]]
         self._losses = tensors["losses"].tolist()
 
-    def fitted(self, held: HeldOut, rows: int, space_id: str) -> Flow:
-        """Return the trained flow, fitted on this many rows of the space."""
+    def to_flow(self, held: HeldOut, rows: int, space_id: str) -> Flow:
+        """Return the trained flow as a transform.
+
+        Args:
+            held: held-out data of the training.
+            rows: number of rows that the flow was trained on.
+            space_id: identity of the encoder that gave the rows.
+        """
         tensors = {name: tensor.cpu().numpy().copy() for name, tensor in self.glow.state_dict().items()}
-        unit_length = bool((np.abs(np.linalg.norm(held.rows, axis=1) - 1) < _UNIT_LENGTH).all())
+        norms = np.linalg.norm(held.rows, axis=1)
+        unit_length = bool((np.abs(norms - 1) < _UNIT_NORM_TOLERANCE).all())
         metric = None if held.dev is None else held.dev.metric
         return Flow(
             self.settings, tensors, rows, len(held.rows), unit_length, tuple(self.curve), metric, space_id
         )
 
-    def _mapped(self, rows: np.ndarray) -> np.ndarray:
+    def _transform(self, rows: np.ndarray) -> np.ndarray:
         with torch.no_grad():
             return np.asarray(self.glow(self._tensor(rows)).cpu().numpy())
 
     def _tensor(self, rows: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(rows, np.float32)).to(self._device)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Limit torch to one thread.
-
-    Matrices as small as those of a flow gain nothing from more threads, and sums then have one order on all
-    machines of a kind.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

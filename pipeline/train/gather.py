@@ -1,10 +1,10 @@
-"""Data-parallel training with candidates from all ranks.
+"""Collective operations of data-parallel training: gather vectors, average gradients, find shards.
 
-Each rank takes the mean loss over its own rows, with candidates gathered from all ranks. Averaged over ranks,
-this is the mean over all rows, and so is its gradient, if gradients flow back to the rank that owns a vector:
-`Ranks.gather` sums the gradients of all ranks. Encoders and heads stay plain modules without a wrapper:
-`average_gradients` runs once, after all chunks of a step, so that no gradient is sent twice and parameters
-keep their names.
+Each rank computes the mean loss of its own rows, with candidates gathered from all ranks. The mean over ranks
+of loss and gradient is then that of the whole batch, provided that the gradient of a gathered vector flows
+back to the rank that encoded it: the backward pass of `Ranks.gather` sums the gradients of all ranks.
+Encoders and heads are not wrapped for data parallelism: `average_gradients` runs once, after all chunks of a
+step, so that no gradient is sent twice and parameters keep their names.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ from torch.nn import Parameter
 
 from pipeline.errors import DataError
 
-_BUCKET_BYTES = 25 << 20  # per message: large enough to hide latency, small compared with the gradients
+_BUCKET_BYTES = 25 << 20  # of gradients per message: large enough that latency does not matter
 
 
 def world_size() -> int:
@@ -27,11 +27,14 @@ def world_size() -> int:
 
 
 class Ranks:
-    """All ranks of the default process group, or this process alone without one."""
+    """All ranks of the default process group; without a process group, this process alone.
+
+    Implements `Peers`.
+    """
 
     @property
     def rank(self) -> int:
-        """Return this process's rank; 0 without a process group."""
+        """Rank of this process; 0 without a process group."""
         return dist.get_rank() if dist.is_initialized() else 0
 
     def gather(self, z: Tensor) -> Tensor:
@@ -65,24 +68,24 @@ class _Gather(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: FunctionCtx, gradient: Tensor) -> Tensor:
         parts = list(gradient.contiguous().chunk(world_size()))
-        own = torch.empty_like(parts[0])
-        dist.reduce_scatter(own, parts)
-        return own
+        own_gradient = torch.empty_like(parts[0])
+        dist.reduce_scatter(own_gradient, parts)
+        return own_gradient
 
 
 def _check_shapes(z: Tensor) -> None:
     """Raise DataError if z has another shape on another rank."""
-    own = torch.tensor([z.ndim, len(z), z.numel()], device=z.device)
-    shapes = [torch.empty_like(own) for _ in range(world_size())]
-    dist.all_gather(shapes, own)
-    found = torch.stack(shapes).tolist()
-    if any(shape != found[0] for shape in found):
+    summary = torch.tensor([z.ndim, len(z), z.numel()], device=z.device)
+    gathered = [torch.empty_like(summary) for _ in range(world_size())]
+    dist.all_gather(gathered, summary)
+    summaries = torch.stack(gathered).tolist()
+    if any(other != summaries[0] for other in summaries):
         raise DataError(
             "gathering vectors of all ranks",
             "as many rows on every rank",
             ", ".join(
                 f"{rows} of {values // max(rows, 1)} values on rank {rank}"
-                for rank, (_, rows, values) in enumerate(found)
+                for rank, (_, rows, values) in enumerate(summaries)
             ),
             "drop the incomplete last batch, or make the slices of a batch equal",
         )
@@ -91,18 +94,21 @@ def _check_shapes(z: Tensor) -> None:
 def average_gradients(parameters: Iterable[Parameter]) -> None:
     """Average each gradient over all ranks.
 
-    A gradient that is None on every rank stays None; if it is None on some ranks, it counts as zero there. An
-    average of equal gradients does not change them, so batches may be accumulated. Gradients of shards are
-    averages already.
+    A gradient that is None on every rank stays None; one that is None on some ranks counts as zero there.
+    Gradients that were averaged before are equal on all ranks and keep their values, so the gradients of
+    several batches may be accumulated. Gradients of shards are skipped: FSDP has averaged them.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad and not is_sharded(parameter)]
     if world_size() == 1 or not trained:
         return
-    own = [parameter.grad is not None for parameter in trained]
-    used = torch.tensor(own, dtype=torch.int32, device=trained[0].device)
-    dist.all_reduce(used, dist.ReduceOp.MAX)
+    has_gradient = torch.tensor(
+        [parameter.grad is not None for parameter in trained], dtype=torch.int32, device=trained[0].device
+    )
+    dist.all_reduce(has_gradient, dist.ReduceOp.MAX)  # 1 if any rank has the gradient
     gradients = [
-        _gradient(parameter) for parameter, exists in zip(trained, used.tolist(), strict=True) if exists
+        _gradient(parameter)
+        for parameter, exists in zip(trained, has_gradient.tolist(), strict=True)
+        if exists
     ]
     for bucket in _buckets(gradients):
         flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
@@ -120,13 +126,14 @@ def mean_over_ranks(values: Tensor) -> Tensor:
     return total / world_size()
 
 
-def sharded_average(module: nn.Module, enabled: bool) -> None:
-    """Set whether the next backward passes average the gradients of shards accumulated so far.
+def set_gradient_sync(module: nn.Module, enabled: bool) -> None:
+    """Set whether the next backward passes average the gradients of shards over the ranks.
 
-    Has no effect on modules that are not sharded.
+    If not, they accumulate on each rank until a backward pass averages them. Has no effect on modules that
+    are not sharded.
     """
-    for each in module.modules():
-        set_sync: Any = getattr(each, "set_requires_gradient_sync", None)
+    for submodule in module.modules():
+        set_sync: Any = getattr(submodule, "set_requires_gradient_sync", None)
         if set_sync is not None:
             set_sync(enabled, recurse=False)
 
@@ -137,7 +144,7 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "device_mesh")
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """Return this rank's part of a tensor, sharing its memory.
 
     A tensor that is not sharded is returned unchanged.
@@ -147,19 +154,20 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def _gradient(parameter: Parameter) -> Tensor:
+    """Return the gradient, which is set to zero if it is None."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad
 
 
 def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Group consecutive gradients of one dtype and device, each group up to the size of a message."""
+    """Yield groups of consecutive gradients of one dtype and device, each small enough for one message."""
     bucket: list[Tensor] = []
     for gradient in gradients:
         if bucket and (
             gradient.dtype != bucket[0].dtype
             or gradient.device != bucket[0].device
-            or sum(each.nbytes for each in bucket) + gradient.nbytes > _BUCKET_BYTES
+            or sum(tensor.nbytes for tensor in bucket) + gradient.nbytes > _BUCKET_BYTES
         ):
             yield bucket
             bucket = []

@@ -1,4 +1,4 @@
-"""Gradient of one step with large batches in little memory (GradCache: Gao et al. 2021, section 3.2)."""
+"""Loss and gradient of one step, chunk by chunk if memory is short (GradCache: Gao et al. 2021, sec. 3.2)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from torch import Tensor
 from pipeline.errors import DataError
 from pipeline.objectives import Batch, Loss, Objective, View
 from pipeline.train.chunks import Chunk, plan_chunks
-from pipeline.train.gather import average_gradients, mean_over_ranks, sharded_average, world_size
-from pipeline.train.generators import Generators
+from pipeline.train.gather import average_gradients, mean_over_ranks, set_gradient_sync, world_size
+from pipeline.train.generators import RandomGenerators
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +18,7 @@ class StepResult:
     """Loss and vectors of one step, without a graph.
 
     Attributes:
-        loss: mean over ranks, equal on all ranks, so that all agree on whether it is finite.
+        loss: mean over ranks; the same on all ranks.
         reps: (n, dim) vectors of each view, of this rank's rows.
         tokens: number of tokens of all views on all ranks.
     """
@@ -33,107 +33,115 @@ def loss_and_backward(
 ) -> StepResult:
     """Add the gradient of `scale` times the batch's loss, averaged over ranks, to the parameters.
 
-    Every rank calls it with a batch of equal size. `batch.peers` defines whether rows of other ranks are
-    candidates; if not, the gradient is the mean of the ranks' own gradients. The objective is a plain module,
-    not wrapped for data parallelism: its encoder runs in several passes, and heads in none of them, which a
-    wrapper's forward would not see. Gradients are averaged over ranks once, after the last chunk.
+    Every rank has to call it with a batch of equal size. Gradients are averaged over ranks once, after the
+    last chunk.
 
-    With a single chunk, each encoder runs once over all views that can share a pass. With several, each chunk
-    is encoded without a graph, the loss gives the gradient of each vector, and each chunk is encoded again
-    with the same random numbers to propagate its gradient. Row terms belong to the second pass, with weight
-    chunk / batch. They draw from torch's generators as the first pass left them, and the generators end in
-    the state after the last row term: a step advances them as if every chunk had been encoded once.
+    If all rows fit in one chunk, they are encoded once. Otherwise each chunk is encoded without a graph, the
+    loss of all vectors gives the gradient of each vector, and each chunk is encoded again, with the same
+    random numbers and a graph, to propagate these gradients to the weights. Row terms are computed in the
+    second pass, and weighted by chunk / batch. Torch's generators end in the same state as with one pass over
+    every chunk.
 
     Args:
-        objective: the objective to train.
-        batch: this rank's rows.
+        objective: the objective to train, not wrapped for data parallelism: its encoder and heads are called
+            separately, not by a `forward` of the objective.
+        batch: this rank's rows. Rows of `batch.peers` are candidates too.
         chunk_rows: largest number of rows that are encoded at once; None for all.
-        scale: factor of a loss scaler, for float16; the returned loss is without it.
+        scale: factor of the loss before the backward pass, for float16; the returned loss is without it.
 
     Raises:
         ConfigError: a view that cannot be divided is in several chunks.
         DataError: a batch has no rows, or ranks have unequal numbers of rows.
         Defect: the second pass gives other vectors than the first.
     """
-    views, chunks, reps = _encoded(objective, batch, chunk_rows, graph=True)
+    views, chunks, reps = _encode(objective, batch, chunk_rows, graph=True)
     leaves = [vectors.requires_grad_(view.grad) for view, vectors in zip(views, reps, strict=True)]
     loss = objective.loss(tuple(leaves), batch)
     if loss.total.requires_grad:
         torch.autograd.backward(loss.total * scale)
-    terms = _through_encoders(objective, batch, chunks, leaves, scale)
+    terms = _backward_through_encoders(objective, batch, chunks, leaves, scale)
     average_gradients(objective.parameters())
-    return _result(loss.detach() + terms, leaves, views)
+    return _step_result(loss.detach() + terms, leaves, views)
 
 
 @torch.no_grad()
 def loss_without_gradient(objective: Objective, batch: Batch, *, chunk_rows: int | None = None) -> StepResult:
     """Compute the result of `loss_and_backward` without a gradient; the errors are the same."""
-    views, chunks, reps = _encoded(objective, batch, chunk_rows, graph=False)
+    views, chunks, reps = _encode(objective, batch, chunk_rows, graph=False)
     loss = objective.loss(reps, batch)
     for chunk in chunks:
         loss = loss + _row_terms(objective, batch, chunk, chunk.outputs)
-    return _result(loss.detach(), reps, views)
+    return _step_result(loss.detach(), reps, views)
 
 
-def _encoded(
+def _encode(
     objective: Objective, batch: Batch, chunk_rows: int | None, *, graph: bool
 ) -> tuple[tuple[View, ...], list[Chunk], tuple[Tensor, ...]]:
-    """Encode the batch, with a graph if wanted and if a single chunk has all rows.
+    """Encode the batch. If `graph` is True and there is a single chunk, its outputs have a graph.
 
     Returns:
         The views, the chunks, and (n, dim) vectors of each view, without a graph.
     """
     if not len(batch):
         raise DataError("training batch", "rows", "none", "give every rank rows of every batch")
-    views, generators = tuple(objective.views(batch)), Generators(objective)
+    views = tuple(objective.views(batch))
+    generators = RandomGenerators(objective)
     chunks = plan_chunks(views, len(batch), chunk_rows)
     for chunk in chunks:
         chunk.encode(generators, graph=graph and len(chunks) == 1)
-    columns = zip(*(chunk.outputs for chunk in chunks), strict=True)
-    return views, chunks, tuple(torch.cat(parts).detach() for parts in columns)
+    outputs_by_view = zip(*(chunk.outputs for chunk in chunks), strict=True)
+    return views, chunks, tuple(torch.cat(outputs).detach() for outputs in outputs_by_view)
 
 
 def _row_terms(objective: Objective, batch: Batch, chunk: Chunk, outputs: tuple[Tensor, ...]) -> Loss:
-    """Return the chunk's part of the row terms."""
+    """Return the row terms of a chunk, weighted so that the sum over chunks is the mean over the batch."""
     return objective.row_terms(outputs, batch.of_rows(chunk.indices)) * (len(chunk.indices) / len(batch))
 
 
-def _through_encoders(
+def _backward_through_encoders(
     objective: Objective, batch: Batch, chunks: list[Chunk], leaves: list[Tensor], scale: float
 ) -> Loss:
-    """Propagate the gradients of the leaves and of the row terms to the weights, chunk by chunk.
+    """Propagate the gradients of the vectors and of the row terms to the weights, chunk by chunk.
 
-    Return the row terms.
+    Args:
+        objective: the objective to train.
+        batch: this rank's rows.
+        chunks: all chunks of the batch, encoded.
+        leaves: vectors of each view, with the gradient of the loss.
+        scale: factor of the row terms.
+
+    Returns:
+        The row terms, without a graph.
     """
-    generators, total = Generators(objective), Loss.of()
+    generators, total = RandomGenerators(objective), Loss.of()
     state = generators.state()
     for chunk in chunks:
         outputs = chunk.encode_again(generators)
-        generators.restore(state)
+        generators.restore(state)  # row terms draw as if no chunk had been encoded again
         terms = _row_terms(objective, batch, chunk, outputs)
         state = generators.state()
-        sharded_average(objective, chunk is chunks[-1])
-        pairs = [
-            (output, leaf.grad[chunk.rows])
-            for output, leaf in zip(outputs, leaves, strict=True)
-            if output.requires_grad and leaf.grad is not None
-        ]
+        set_gradient_sync(objective, chunk is chunks[-1])
+        tensors, gradients = [], []
+        for output, leaf in zip(outputs, leaves, strict=True):
+            if output.requires_grad and leaf.grad is not None:
+                tensors.append(output)
+                gradients.append(leaf.grad[chunk.rows])
         if terms.total.requires_grad:
-            pairs.append((terms.total * scale, torch.ones_like(terms.total)))
-        if pairs:
-            tensors, gradients = zip(*pairs, strict=True)
+            tensors.append(terms.total * scale)
+            gradients.append(torch.ones_like(terms.total))
+        if tensors:
             torch.autograd.backward(tensors, gradients)
         total = total + terms.detach()
     return total
 
 
-def _result(loss: Loss, reps: Sequence[Tensor], views: Sequence[View]) -> StepResult:
+def _step_result(loss: Loss, reps: Sequence[Tensor], views: Sequence[View]) -> StepResult:
     """Average the loss over ranks and sum their tokens, in one message in float64."""
     tokens = sum(len(view.tokens.ids) for view in views)
     if world_size() > 1:
-        own = torch.stack([each.to(loss.total) for each in (loss.total, *loss.parts.values())]).double()
-        *means, mean = mean_over_ranks(torch.cat([own, own.new_tensor([tokens])])).unbind()
-        total, *parts = (each.to(loss.total) for each in means)
+        losses = torch.stack([value.to(loss.total) for value in (loss.total, *loss.parts.values())]).double()
+        *mean_losses, mean_tokens = mean_over_ranks(torch.cat([losses, losses.new_tensor([tokens])])).unbind()
+        total, *parts = (value.to(loss.total) for value in mean_losses)
         loss = Loss(total, dict(zip(loss.parts, parts, strict=True)))
-        tokens = round(float(mean) * world_size())
+        tokens = round(float(mean_tokens) * world_size())
     return StepResult(loss, tuple(rep.detach() for rep in reps), tokens)

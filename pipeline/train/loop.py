@@ -1,11 +1,13 @@
-"""The training loop: a generator of steps.
+"""The training loop: a generator of steps. The caller decides when to log, evaluate and save.
 
-training = Training(objective, settings, steps=1000, steps_per_epoch=500)
-if checkpoint is not None:
-    training.restore(checkpoint.load())
-rows = batches(order, tokenize, start=training.number, share=share, peers=peers)
-for step in fit(training, rows, until=1000):
-    ...
+Example:
+
+    training = Training(objective, settings, steps=1000, steps_per_epoch=500)
+    if checkpoint is not None:
+        training.restore(load_state(checkpoint))
+    batches = rank_batches(order, tokenize, start=training.number, rank_slice=rank_slice, peers=peers)
+    for step in fit(training, batches, until=1000):
+        ...
 """
 
 import math
@@ -20,16 +22,16 @@ from torch import Tensor
 
 from pipeline.objectives import Batch, Loss, Objective
 from pipeline.settings.training import TrainSettings
-from pipeline.train.finite import non_finite
+from pipeline.train.finite import non_finite_error
 from pipeline.train.gather import Ranks, world_size
-from pipeline.train.generators import Generators, seed_all
+from pipeline.train.generators import RandomGenerators, seed_all
 from pipeline.train.gradcache import StepResult, loss_and_backward
 from pipeline.train.optim import (
     build_optimizer,
     gradients,
     optimizer_state,
     restore_optimizer,
-    scale,
+    scale_in_place,
     total_norm,
     trainable_parameters,
 )
@@ -42,17 +44,17 @@ class Step:
     """Result of one step, without a graph.
 
     Attributes:
-        number: 1, 2, ...
+        number: number of the step, from 1.
         loss: mean over ranks.
-        gradient_norm: before clipping.
-        learning_rate: of this step.
+        gradient_norm: norm of the gradient before clipping.
+        learning_rate: learning rate of this step.
         rows: number of rows on all ranks.
         tokens: number of tokens of all views on all ranks.
-        seconds: wall time on this rank, including waiting.
-        waited_s: time spent waiting for the batch.
-        counts: counts of the batch; in float16 also overflows: the number of times that the loss scale was
+        seconds: wall time on this rank, including `waited_s`.
+        waited_s: seconds spent waiting for the batch.
+        counts: counts of the batch; in float16 also "overflows", the number of times that the loss scale was
             halved.
-        reps: (n, dim) vectors of each view, of this rank's rows, before the step.
+        reps: (n, dim) vectors of each view, of this rank's rows, computed with the weights before the step.
         batch: this rank's rows.
     """
 
@@ -70,10 +72,11 @@ class Step:
 
 
 class Training:
-    """Objective with its optimizer, schedule, loss scale, random generators and number of the last step.
+    """State of a training on one rank, and its steps.
 
-    The objective has to be equal on every rank. Each rank's generators are seeded here, by the seed and the
-    rank.
+    The state is the objective with its optimizer, schedule, loss scale, random generators, and `number`, the
+    number of the last step. The objective has to be equal on every rank. Each rank's generators are seeded
+    here, by the seed and the rank.
     """
 
     def __init__(
@@ -92,10 +95,10 @@ class Training:
             settings: settings of the training.
             steps: number of steps of the whole training, for the schedule.
             steps_per_epoch: number of steps of one pass over the rows.
-            device: device of the objective.
+            device: device to move the objective to.
 
         Raises:
-            ConfigError: settings that are not possible.
+            ConfigError: no compiler for train.compile, or a schedule without its options.
         """
         self.objective, self.settings, self.number = objective.to(device), settings, 0
         prepare(objective, settings)
@@ -109,7 +112,7 @@ class Training:
         self.schedule = Schedule(
             settings.schedule, settings.optimizer.learning_rate, steps=steps, steps_per_epoch=steps_per_epoch
         )
-        self.loss_scale, self._generators = LossScale(settings.precision), Generators(objective)
+        self.loss_scale, self._generators = LossScale(settings.precision), RandomGenerators(objective)
         seed_all(settings.seed, 0, Ranks().rank)
 
     @property
@@ -118,59 +121,60 @@ class Training:
         return self.schedule.ended(self.number + 1)
 
     def step(self, batch: Batch, waited_s: float = 0.0) -> Step:
-        """Update the weights by one batch, of equal size on every rank.
+        """Update the weights with one batch, which must have the same size on every rank.
 
         Raises:
-            NonFinite: on every rank, before anything has changed.
+            NonFinite: the loss or gradient is not finite; raised on every rank, before the weights change.
         """
         started = time.perf_counter()
-        outcome, norm, overflows = self._gradient(batch)
+        result, norm, overflows = self._gradient(batch)
         rate = self._update(norm)
         self.number += 1
-        self.objective.after_step(outcome.reps, batch)
+        self.objective.after_step(result.reps, batch)
         return Step(
             number=self.number,
-            loss=outcome.loss,
+            loss=result.loss,
             gradient_norm=norm,
             learning_rate=rate,
             rows=len(batch) * world_size(),
-            tokens=outcome.tokens,
+            tokens=result.tokens,
             seconds=waited_s + time.perf_counter() - started,
             waited_s=waited_s,
             counts={**batch.counts, "overflows": overflows} if self.loss_scale.adapts else batch.counts,
-            reps=outcome.reps,
+            reps=result.reps,
             batch=batch,
         )
 
     def _gradient(self, batch: Batch) -> tuple[StepResult, float, int]:
-        """Compute the gradient; after an overflow, repeat with the same random numbers at a lower scale.
+        """Compute the gradient; after an overflow, repeat with the same random numbers at a lower loss scale.
 
         Returns:
             The step's result, the norm of the gradient, and the number of overflows.
         """
-        before, overflows = self._generators.state(), 0
+        random_state, overflows = self._generators.state(), 0
         while True:
-            outcome = loss_and_backward(
+            result = loss_and_backward(
                 self.objective, batch, chunk_rows=self.settings.chunk_rows, scale=self.loss_scale.value
             )
-            scale(found := gradients(self.parameters.values()), 1 / self.loss_scale.value)
-            value, norm = torch.stack(
-                [outcome.loss.total.float(), total_norm(found).float().to(outcome.loss.total.device)]
-            ).tolist()
-            if math.isfinite(value) and math.isfinite(norm):
+            unscaled = gradients(self.parameters.values())
+            scale_in_place(unscaled, 1 / self.loss_scale.value)
+            total = result.loss.total.float()
+            # One copy from the device for both values.
+            loss, norm = torch.stack([total, total_norm(unscaled).float().to(total.device)]).tolist()
+            if math.isfinite(loss) and math.isfinite(norm):
                 self.loss_scale.count_success()
-                return outcome, norm, overflows
-            if not math.isfinite(value) or not self.loss_scale.lower():
-                raise non_finite(self.number + 1, batch, outcome.loss, self.parameters)
+                return result, norm, overflows
+            if not math.isfinite(loss) or not self.loss_scale.lower():
+                raise non_finite_error(self.number + 1, batch, result.loss, self.parameters)
             self.optimizer.zero_grad(set_to_none=True)
-            self._generators.restore(before)
+            self._generators.restore(random_state)
             overflows += 1
 
     def _update(self, norm: float) -> float:
         """Clip the gradient and update the weights; return the learning rate."""
         rate, clip = self.schedule.rate(self.number + 1), self.settings.optimizer.clip
         if clip is not None and norm > clip:
-            scale(gradients(self.parameters.values()), clip / norm)
+            scale_in_place(gradients(self.parameters.values()), clip / norm)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
@@ -182,19 +186,19 @@ class Training:
 
         Every rank has to call it; it is empty on all ranks but the first.
         """
-        random = [self._generators.state()] * world_size()
+        random_states = [self._generators.state()] * world_size()  # of every rank
         if world_size() > 1:
-            dist.all_gather_object(random, random[0])
-        weights = self._weights()
-        own = {
+            dist.all_gather_object(random_states, random_states[0])
+        state = {
             "step": self.number,
             "schedule": self.schedule.state(),
             "loss_scale": self.loss_scale.state(),
-            "random": random,
+            "random": random_states,
+            **self._gathered_weights(),
         }
-        return {} if Ranks().rank else {name: _copied(part) for name, part in (own | weights).items()}
+        return {} if Ranks().rank else {name: _copy_to_cpu(part) for name, part in state.items()}
 
-    def _weights(self) -> dict[str, Any]:
+    def _gathered_weights(self) -> dict[str, Any]:
         """Return the states of objective and optimizer, gathered from all shards."""
         if self._sharded:
             from pipeline.train.sharded import gather_full, reshard
@@ -207,10 +211,10 @@ class Training:
         return gather_full(states) if self._sharded else states
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Resume from a state, equal on every rank.
+        """Resume from a state, which must be equal on every rank.
 
-        With the same number of ranks, each rank continues its random numbers; otherwise, or on other devices,
-        generators are seeded again from seed, step and rank.
+        Each rank continues its random numbers if the numbers of ranks and devices are those of the state.
+        Otherwise generators are seeded again, from seed, step and rank.
         """
         objective, optimizer = state["objective"], state["optimizer"]
         if self._sharded:
@@ -231,23 +235,26 @@ class Training:
 
 
 def fit(training: Training, batches: Iterator[Batch], *, until: int) -> Iterator[Step]:
-    """Yield the steps up to number `until`, or to the end of the schedule.
+    """Train, and yield the steps up to number `until`, or to the end of the schedule.
 
-    `batches` start with the batch of the next step, and have no end.
+    Args:
+        training: state to continue from.
+        batches: endless batches, starting with that of the next step.
+        until: number of the last step.
 
     Raises:
-        NonFinite: before the step in question.
+        NonFinite: a loss or gradient is not finite; the step changes no weights.
     """
     while training.number < until and not training.ended:
-        asked = time.perf_counter()
+        started = time.perf_counter()
         batch = next(batches)
-        yield training.step(batch, time.perf_counter() - asked)
+        yield training.step(batch, time.perf_counter() - started)
 
 
-def _copied(value: Any) -> Any:
-    """Copy nested dicts and lists with their tensors to the CPU."""
+def _copy_to_cpu(value: Any) -> Any:
+    """Copy nested dicts and lists, with their tensors on the CPU."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
-        return {key: _copied(each) for key, each in value.items()}
-    return type(value)(map(_copied, value)) if isinstance(value, list | tuple) else value
+        return {key: _copy_to_cpu(item) for key, item in value.items()}
+    return type(value)(map(_copy_to_cpu, value)) if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""Metrics of a training: one record for every few steps."""
+"""One line of a training's metrics file: metrics of a few consecutive steps."""
 
 from collections.abc import Mapping
 
@@ -6,12 +6,12 @@ from pipeline.config import Settings
 
 
 class MetricsLine(Settings):
-    """Means over the steps since the previous record, up to and including `step`.
+    """Means over the steps after the previous line, up to and including `step`.
 
     Metrics that were not measured are None and are omitted from metrics.jsonl. Alignment, uniformity and
-    cosines are those of the first rank's rows, as encoded in the step: with dropout, and without the
-    objective's heads. Alignment and cosines need an objective whose first two
-    views have the same meaning.
+    cosines are those of the first rank's vectors as encoded in the steps, with dropout and without the
+    objective's heads. Alignment and cosines are measured only if the objective has positive pairs (see
+    `Objective.has_positive_pairs`).
     """
 
     step: int
@@ -22,7 +22,7 @@ class MetricsLine(Settings):
     parts: Mapping[str, float] = {}
     """parts of the loss, by name"""
     gradient_norm: float | None = None
-    """before clipping"""
+    """norm of the gradient before clipping"""
     learning_rate: float | None = None
     """learning rate of the last step"""
     alignment: float | None = None
@@ -34,13 +34,14 @@ class MetricsLine(Settings):
     negative_cosine: float | None = None
     """mean cosine of first views with the second views of other rows"""
     tokens_per_s: float | None = None
-    """tokens per second on all ranks, including waiting"""
+    """tokens of all ranks per second; waiting for batches counts as time"""
     rows_per_s: float | None = None
+    """rows of all ranks per second; waiting for batches counts as time"""
     waiting: float | None = None
     """proportion of the time in which the first rank waited for a batch"""
     counts: Mapping[str, int] = {}
-    """sums over the steps of `Batch.counts` (repeated, exchanged, blank), and of steps with overflows in half
-    precision"""
+    """sums over the steps: rows that repeat a text of their batch (repeated), rows moved to another batch for
+    this reason (exchanged), missing texts (blank), halvings of the loss scale in float16 (overflows)"""
     rows: int = 0
     """number of rows of these steps, on all ranks"""
     seconds: float = 0.0
@@ -48,8 +49,9 @@ class MetricsLine(Settings):
     memory_bytes: int | None = None
     """peak memory of the first rank's GPU so far"""
     same_rows: Mapping[str, float] = {}
-    """metrics of a fixed set of rows without dropout: number of rows, loss, retrieval, alignment, uniformity,
-    cosines. Measured before the first step and after the last, if there is no dev set."""
+    """metrics by name on one fixed set of rows, without dropout: rows (their number), loss, retrieval,
+    alignment, uniformity, positive_cosine, negative_cosine. Without a dev set they are measured before the
+    first step and after the last."""
     dev: float | None = None
     """score on dev after `step`, times 100"""
     resumed: int = 0

@@ -11,51 +11,52 @@ from pipeline.models.trainable.backbones import Backbone
 from pipeline.settings.training import TrainSettings
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_INITIAL, _MAXIMUM = 2.0**16, 2.0**24  # the largest float16 is 65,504
-_GROWS_AFTER = 2_000  # steps without an overflow, as in Micikevicius et al. 2018
+_INITIAL_SCALE, _MAX_SCALE = 2.0**16, 2.0**24  # the largest float16 is 65,504
+_GROWTH_INTERVAL = 2_000  # steps without an overflow, as in Micikevicius et al. 2018
 
 
 class LossScale:
-    """Factor of the loss that keeps small gradients from becoming zero in float16; 1 for other precisions.
+    """Factor of the loss that keeps small gradients from becoming zero in float16 (Micikevicius et al. 2018).
 
-    Halved when a gradient overflows, and doubled after many steps without an overflow (Micikevicius et al.
-    2018, section 3.2).
+    The factor is halved when a gradient overflows, and doubled after 2,000 steps without an overflow (section
+    3.2 there). It is 1 for other precisions.
     """
 
     def __init__(self, precision: str) -> None:
         self.adapts = precision == "float16"
-        self.value, self._good = _INITIAL if self.adapts else 1.0, 0
+        self.value = _INITIAL_SCALE if self.adapts else 1.0
+        self._good_steps = 0
 
     def lower(self) -> bool:
-        """Halve the scale after an overflow.
+        """Halve the scale after an overflow, and return True.
 
-        Return False if it is 1 already, so that the values themselves are invalid.
+        Returns False if the scale is 1 already, so that it is not the cause of the overflow.
         """
         if self.value <= 1.0:
             return False
-        self.value, self._good = self.value / 2, 0
+        self.value, self._good_steps = self.value / 2, 0
         return True
 
     def count_success(self) -> None:
         """Count a step without an overflow."""
-        self._good += int(self.adapts)
-        if self._good == _GROWS_AFTER:
-            self.value, self._good = min(2 * self.value, _MAXIMUM), 0
+        self._good_steps += int(self.adapts)
+        if self._good_steps == _GROWTH_INTERVAL:
+            self.value, self._good_steps = min(2 * self.value, _MAX_SCALE), 0
 
     def state(self) -> dict[str, Any]:
         """Return the state for `restore`."""
-        return {"value": self.value, "good": self._good}
+        return {"value": self.value, "good": self._good_steps}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a state."""
-        self.value, self._good = state["value"], state["good"]
+        """Restore the state returned by `state`."""
+        self.value, self._good_steps = state["value"], state["good"]
 
 
 def prepare(objective: nn.Module, settings: TrainSettings) -> None:
-    """Set every encoder of the objective to the precision, checkpointing and compilation of the settings.
+    """Apply the precision, activation checkpointing and compilation of the settings to every encoder.
 
     Raises:
-        ConfigError: no compiler is available.
+        ConfigError: the settings ask for compilation, and no compiler is available.
     """
     backbones = [module for module in objective.modules() if isinstance(module, Backbone)]
     if settings.compile and backbones:
@@ -67,6 +68,7 @@ def prepare(objective: nn.Module, settings: TrainSettings) -> None:
 
 
 def _check_compiler(device: torch.device) -> None:
+    """Raise ConfigError if torch.compile lacks a compiler: Triton on a GPU, a C++ compiler on a CPU."""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 

@@ -1,4 +1,4 @@
-"""Learning rate schedules."""
+"""Learning rate schedules: constant, linear, cosine, stairs and plateau, with a linear warm-up."""
 
 import math
 from typing import Any
@@ -8,21 +8,21 @@ from pipeline.settings.training import ScheduleSettings
 
 
 class Schedule:
-    """Learning rates of the steps 1, 2, ... `steps`; only plateau has a state, the scores on dev."""
+    """Learning rates of the steps, numbered from 1. Only plateau depends on the scores on dev."""
 
     def __init__(
-        self, settings: ScheduleSettings, highest: float, *, steps: int, steps_per_epoch: int
+        self, settings: ScheduleSettings, base_rate: float, *, steps: int, steps_per_epoch: int
     ) -> None:
         """Create a schedule.
 
         Args:
             settings: kind and options.
-            highest: learning rate of the optimizer.
+            base_rate: learning rate of the optimizer, which the schedule scales.
             steps: number of steps of the training.
             steps_per_epoch: number of steps of one pass over the rows.
 
         Raises:
-            ConfigError: stairs without a step.
+            ConfigError: the schedule stairs without a stair.
         """
         if settings.name == "stairs" and not settings.stairs:
             raise ConfigError(
@@ -31,47 +31,48 @@ class Schedule:
                 "none",
                 "set them, or use train.schedule.name=constant",
             )
-        self._settings, self._highest = settings, highest
+        self._settings, self._base_rate = settings, base_rate
         self._steps, self._steps_per_epoch = steps, steps_per_epoch
-        self._warmup = math.ceil(settings.warmup if settings.warmup >= 1 else settings.warmup * steps)
-        self._drops = 0
+        self._warmup_steps = math.ceil(settings.warmup if settings.warmup >= 1 else settings.warmup * steps)
+        self._drops = 0  # number of measurements that were worse than the one before
         self._last_score: float | None = None
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of a step; in the warm-up it rises linearly."""
-        return self._without_warmup(step) * (min(1.0, step / self._warmup) if self._warmup else 1.0)
+        """Return the learning rate of a step."""
+        warmup_factor = min(1.0, step / self._warmup_steps) if self._warmup_steps else 1.0
+        return self._rate_without_warmup(step) * warmup_factor
 
     def observe(self, score: float) -> None:
-        """Add the score on dev after the last step, equal on all ranks."""
+        """Note the score on dev after the last step; it must be the same on all ranks."""
         if self._settings.name == "plateau" and self._last_score is not None:
             self._drops += int(score < self._last_score)
         self._last_score = score
 
     def ended(self, step: int) -> bool:
         """Return True if the training ends before this step, because its rate would be too low."""
-        return self._settings.name == "plateau" and self._without_warmup(step) < self._settings.least
+        return self._settings.name == "plateau" and self._rate_without_warmup(step) < self._settings.least
 
-    def _without_warmup(self, step: int) -> float:
+    def _rate_without_warmup(self, step: int) -> float:
         settings = self._settings
         if settings.name == "linear":
-            return self._highest * (1 - self._decayed(step))
+            return self._base_rate * (1 - self._decay_progress(step))
         if settings.name == "cosine":
-            return self._highest * (1 + math.cos(math.pi * self._decayed(step))) / 2
+            return self._base_rate * (1 + math.cos(math.pi * self._decay_progress(step))) / 2
         if settings.name == "stairs":
-            begun = [first for first in settings.stairs if first <= step]
-            return settings.stairs[max(begun)] if begun else self._highest
+            reached = [first_step for first_step in settings.stairs if first_step <= step]
+            return settings.stairs[max(reached)] if reached else self._base_rate
         if settings.name == "plateau":
             epochs = (step - 1) // self._steps_per_epoch
-            return self._highest * settings.decay**epochs * settings.drop**self._drops
-        return self._highest
+            return self._base_rate * settings.decay**epochs * settings.drop**self._drops
+        return self._base_rate
 
-    def _decayed(self, step: int) -> float:
+    def _decay_progress(self, step: int) -> float:
         """Return the proportion of the decay that is done at a step.
 
-        The decay starts at the last step of the warm-up, or at the first step, and is complete one step after
-        the last.
+        The decay starts at the last step of the warm-up, or at the first step if there is no warm-up. It is
+        complete one step after the last step of the training.
         """
-        first = max(1, self._warmup)
+        first = max(1, self._warmup_steps)
         return min(1.0, max(0.0, (step - first) / (self._steps + 1 - first))) if step > first else 0.0
 
     def state(self) -> dict[str, Any]:
@@ -79,5 +80,5 @@ class Schedule:
         return {"falls": self._drops, "figure": self._last_score}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a state."""
+        """Restore the state returned by `state`."""
         self._drops, self._last_score = state["falls"], state["figure"]

@@ -1,8 +1,8 @@
-"""Sharded weights, gradients and optimizer state (FSDP2: Zhao et al. 2023).
+"""Sharding of weights, gradients and optimizer state over the ranks (FSDP2: Zhao et al. 2023).
 
-Backbones are sharded per parameter: a layer's weights are gathered for its pass and released after it, and
-torch averages their gradients over the ranks. Heads and other small modules stay on every rank;
-`average_gradients` averages those and skips shards.
+Each parameter of a backbone is sharded: the weights of a layer are gathered for its forward or backward pass
+and released afterwards, and torch averages their gradients over the ranks. Heads and other small modules stay
+complete on every rank; `average_gradients` averages their gradients and skips shards.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,9 +22,9 @@ from pipeline.train.gather import world_size
 def shard(objective: nn.Module) -> None:
     """Shard every Transformer of the objective over all ranks, in place, on its device.
 
-    The objective must be equal on all ranks. Momentum copies are sharded like the trained encoder, so that
-    they can be averaged in place. A recurrent encoder is small and is not sharded. Has no effect with a
-    single rank.
+    The objective must be equal on all ranks. Momentum encoders are sharded like the trained encoder, so that
+    each rank can update its shards in place. A recurrent encoder is small and is not sharded. With a single
+    rank, nothing is sharded.
     """
     backbones = [
         module for module in objective.modules() if isinstance(module, PackedBackbone | PaddedBackbone)
@@ -35,32 +35,33 @@ def shard(objective: nn.Module) -> None:
     for backbone in backbones:
         for layer in list(_layers(backbone)):
             fully_shard(layer, mesh=mesh)
-        trained = any(parameter.requires_grad for parameter in backbone.parameters())
-        # The word embeddings of a trained backbone may be needed before its backward pass.
-        fully_shard(backbone, mesh=mesh, reshard_after_forward=not trained)
+        is_trained = any(parameter.requires_grad for parameter in backbone.parameters())
+        # The loss may read the word embeddings of a trained backbone between forward and backward pass.
+        fully_shard(backbone, mesh=mesh, reshard_after_forward=not is_trained)
 
 
 def gather_full(value: Any) -> Any:
-    """Replace shards in nested dicts by full tensors; all ranks have to call it with equal dicts."""
+    """Replace sharded tensors in nested dicts by full tensors; all ranks have to call it with equal dicts."""
     if isinstance(value, DTensor):
         return value.full_tensor()
     if isinstance(value, Mapping):
-        return {key: gather_full(each) for key, each in value.items()}
+        return {key: gather_full(item) for key, item in value.items()}
     return value
 
 
 def shard_like(value: Any, like: Any) -> Any:
-    """Shard full tensors, equal on all ranks, as `like` is sharded, without communication.
+    """Shard full tensors as `like` is sharded, without communication. They must be equal on all ranks.
 
     Args:
-        value: a tensor, or a nested dict of tensors. A tensor of another shape, such as a counter, is
-            returned unchanged, and so is one whose name is not in `like`.
-        like: a tensor for all of `value`, or a dict with the same names.
+        value: a tensor, or a nested dict of tensors.
+        like: a dict of the same structure, or one tensor for all tensors in `value`. A tensor without a
+            counterpart, or of another shape than its counterpart, is returned unchanged; for example a step
+            counter of the optimizer.
     """
     if isinstance(value, Mapping):
         return {
-            name: shard_like(each, like.get(name) if isinstance(like, Mapping) else like)
-            for name, each in value.items()
+            name: shard_like(item, like.get(name) if isinstance(like, Mapping) else like)
+            for name, item in value.items()
         }
     if not isinstance(like, DTensor) or not isinstance(value, Tensor) or value.shape != like.shape:
         return value
@@ -68,14 +69,14 @@ def shard_like(value: Any, like: Any) -> Any:
 
 
 def reshard(objective: nn.Module) -> None:
-    """Release weights that are currently gathered."""
+    """Release the weights that are currently gathered, so that each rank holds only its shards."""
     for module in objective.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def _layers(backbone: Backbone) -> Iterator[nn.Module]:
-    """Yield the modules whose weights are gathered together: each layer."""
+    """Yield the Transformer layers of a backbone; the weights of a layer are gathered together."""
     for module in backbone.modules():
         if isinstance(backbone, PackedBackbone) and isinstance(module, Layer):
             yield module

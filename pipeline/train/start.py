@@ -1,4 +1,4 @@
-"""Encoder that a training starts from: the configured one, or a new recurrent one."""
+"""The encoder that a training starts from: the configured one, or a new recurrent one."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -9,25 +9,29 @@ import torch
 from pipeline.config import digest_of
 from pipeline.log import say
 from pipeline.models.folder.locate import cached_folder
-from pipeline.models.trainable.new_recurrent import FORMAT, count_words, folder_of_words, write_scratch
+from pipeline.models.trainable.new_recurrent import (
+    FORMAT,
+    count_words,
+    word_vector_folder,
+    write_recurrent_folder,
+)
 from pipeline.objectives.build import data_requirements
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import TEXTS, TrainSettings
 from pipeline.store.cache import digest_of_file
 from pipeline.text.rows.pairs import open_training_rows, training_files
 
-# files of a folder of word vectors
-_OF_WORDS = ("vocab.txt", "model.safetensors", "sentence_bert_config.json")
+_WORD_VECTOR_FILES = ("vocab.txt", "model.safetensors", "sentence_bert_config.json")
 
 
 def starting_encoder(train: TrainSettings, encoder: EncoderSettings) -> EncoderSettings:
-    """Return `encoder`, or the new encoder of `train.recurrent`.
+    """Return `encoder`, or the new encoder that `train.recurrent` asks for.
 
-    The new encoder is built in this machine's cache, once per settings and files, with one pass over the
-    texts of the training rows, which are not all in memory.
+    A new encoder is built in this machine's cache, once for each set of settings and files. Its vocabulary is
+    that of `train.recurrent.words`, or else the words of the training rows, counted in one streaming pass.
 
     Raises:
-        ConfigError, DataError: as in `open_training_rows` and `write_scratch`.
+        ConfigError, DataError: as in `open_training_rows` and `write_recurrent_folder`.
     """
     if train.recurrent.cell is None:
         return encoder
@@ -37,20 +41,20 @@ def starting_encoder(train: TrainSettings, encoder: EncoderSettings) -> EncoderS
         if settings.words is None:
             say("counting the words of the training rows; this is done once per machine")
         counts = count_words(_texts(train)) if settings.words is None else Counter()
-        write_scratch(settings, counts, folder, seed=train.seed)
+        write_recurrent_folder(settings, counts, folder, seed=train.seed)
 
     if settings.words is None:
-        origin = _files(train)
+        vocabulary_source = _training_files(train)
     else:
-        folder = folder_of_words(settings.words)
-        origin = [digest_of_file(folder / name) for name in _OF_WORDS]
+        folder = word_vector_folder(settings.words)
+        vocabulary_source = [digest_of_file(folder / name) for name in _WORD_VECTOR_FILES]
     version = digest_of(
         {
             "format": FORMAT,
             "settings": settings.model_dump(mode="json", exclude={"words"}),
             "seed": train.seed,
             "torch": torch.__version__,
-            "of": origin,
+            "of": vocabulary_source,
         }
     )
     return encoder.model_copy(update={"path": str(cached_folder("recurrent", version, build))})
@@ -58,22 +62,23 @@ def starting_encoder(train: TrainSettings, encoder: EncoderSettings) -> EncoderS
 
 def _texts(train: TrainSettings) -> Iterator[str]:
     """Yield every text that the objectives read."""
-    columns, optional, _ = data_requirements(train)
+    required = data_requirements(train)
     for source in train.data:
-        pairs = open_training_rows(source, columns, optional)
+        pairs = open_training_rows(source, required.columns, required.optional)
         roles = [role for role in pairs.roles if role in TEXTS]
-        for piece in pairs.read(pairs.spans(), roles):
+        for table in pairs.read(pairs.spans(), roles):
             for role in roles:
-                yield from piece[role].to_pylist()
+                yield from table[role].to_pylist()
 
 
-def _files(train: TrainSettings) -> list[object]:
-    columns, optional, _ = data_requirements(train)
-    stamps = [
+def _training_files(train: TrainSettings) -> list[object]:
+    """Return everything that decides which texts are read: roles, settings of the sources, and files."""
+    required = data_requirements(train)
+    sources = [
         [
-            source.defining("weight"),
+            source.identity_settings(without="weight"),
             [[file.name, file.size, file.stamp] for file in training_files(source.uri)],
         ]
         for source in train.data
     ]
-    return [columns, optional, stamps]
+    return [required.columns, required.optional, sources]

@@ -1,6 +1,6 @@
-"""Trackers of trainings: TensorBoard, MLflow, Weights & Biases.
+"""Trackers that receive the metrics of a training: TensorBoard, MLflow, Weights & Biases.
 
-Each is optional and imported only if configured.
+Each package is optional, and is imported only if the tracker is configured.
 """
 
 import abc
@@ -21,21 +21,21 @@ from pipeline.settings.training import WatchSettings
 from pipeline.store.base import Store, sha256_of
 from pipeline.train.metrics_line import MetricsLine
 
-FOLDER = "tensorboard"  # in the training's folder
-_INSTALL = {"tensorboard": '"manta-embeddings[watch]"', "mlflow": "mlflow", "wandb": "wandb"}
-# Fields of a line that are logged under other names, or not at all.
-_NOT_LOGGED = {"step", "parts", "counts", "same_rows", "resumed", "rows", "seconds"}
+FOLDER = "tensorboard"  # folder of the event files, within the training's folder
+_PIP_NAMES = {"tensorboard": '"manta-embeddings[watch]"', "mlflow": "mlflow", "wandb": "wandb"}
+# Fields of a line that `flat_metrics` returns under other names, or leaves out.
+_OMITTED_FIELDS = {"step", "parts", "counts", "same_rows", "resumed", "rows", "seconds"}
 
 
 class Tracker(abc.ABC):
-    """Destination of metrics."""
+    """Experiment tracker that receives the metrics of one training."""
 
     @abc.abstractmethod
     def log(self, line: MetricsLine) -> None:
         """Send the metrics of a line."""
 
     def flush(self) -> None:  # noqa: B027 (optional)
-        """Make all steps so far durable; called after a checkpoint. Does nothing if `log` is enough."""
+        """Make all metrics so far durable. Called at a checkpoint; by default `log` has done so already."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -44,11 +44,11 @@ class Tracker(abc.ABC):
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """Training as trackers identify it.
+    """Identity of a training for trackers.
 
     Attributes:
         name: displayed name.
-        store: store of the training.
+        store: store of the training's folder.
         settings: definition of the training, for display.
         step: last completed step.
     """
@@ -60,7 +60,7 @@ class TrackedRun:
 
     @property
     def key(self) -> str:
-        """Identifier of the training's folder; it does not change when the training is resumed."""
+        """Identifier of the run in the tracker; it stays the same when the training is resumed."""
         return hashlib.sha256(self.store.uri.encode()).hexdigest()[:16]
 
 
@@ -78,7 +78,7 @@ def tracker_names(settings: WatchSettings) -> tuple[str, ...]:
                 "train.watch.trackers",
                 f"the package {name} for the tracker {name}",
                 "none",
-                f"pip install {_INSTALL[name]}, or leave {name} out",
+                f"pip install {_PIP_NAMES[name]}, or leave {name} out",
             )
     return settings.trackers
 
@@ -89,22 +89,19 @@ def open_trackers(settings: WatchSettings, tracked: TrackedRun) -> list[Tracker]
     Raises:
         ConfigError: as in `tracker_names`, or for a server that does not answer.
     """
-    opened: list[Tracker] = []
-    with ExitStack() as stack:
+    trackers: list[Tracker] = []
+    with ExitStack() as close_on_error:
         for name in tracker_names(settings):
-            opened.append(_KINDS[name](tracked))
-            stack.callback(opened[-1].close)
-        stack.pop_all()
-    return opened
+            trackers.append(_TRACKERS[name](tracked))
+            close_on_error.callback(trackers[-1].close)
+        close_on_error.pop_all()
+    return trackers
 
 
-def flat(line: MetricsLine) -> dict[str, float]:
-    """Return all metrics of a line that have a value, by name.
-
-    Parts, counts and same_rows are prefixed with a slash.
-    """
+def flat_metrics(line: MetricsLine) -> dict[str, float]:
+    """Return all metrics of a line that have a value, by name; nested ones as parts/NAME, counts/NAME ..."""
     return (
-        {name: value for name, value in line.model_dump(exclude=_NOT_LOGGED).items() if value is not None}
+        {name: value for name, value in line.model_dump(exclude=_OMITTED_FIELDS).items() if value is not None}
         | {f"parts/{name}": value for name, value in line.parts.items()}
         | {f"counts/{name}": float(count) for name, count in line.counts.items()}
         | {f"same_rows/{name}": value for name, value in line.same_rows.items()}
@@ -114,44 +111,48 @@ def flat(line: MetricsLine) -> dict[str, float]:
 class TensorBoard(Tracker):
     """Event files in the folder `tensorboard` of the training.
 
-    If the store is not a local folder, files are written to a temporary folder and stored at each checkpoint.
-    A resumed training starts another file, which makes TensorBoard ignore later steps of the earlier ones.
+    If the store is not a local folder, files are written to a temporary folder, and copied to the store at
+    each checkpoint. A resumed training starts another file, which makes TensorBoard ignore the repeated steps
+    in earlier files.
     """
 
     def __init__(self, tracked: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._store = tracked.store
-        self._copied = tempfile.mkdtemp(prefix="manta-tensorboard-") if tracked.store.shared else ""
-        self._stored: dict[str, str] = {}
+        self._temporary = tempfile.mkdtemp(prefix="manta-tensorboard-") if tracked.store.shared else None
+        self._stored_digests: dict[str, str] = {}  # by file name
         self._writer = SummaryWriter(
-            self._copied or f"{tracked.store.uri}/{FOLDER}",
+            self._temporary or f"{tracked.store.uri}/{FOLDER}",
             purge_step=tracked.step + 1 if tracked.step else None,
         )
 
     def log(self, line: MetricsLine) -> None:
-        for name, value in flat(line).items():
+        for name, value in flat_metrics(line).items():
             self._writer.add_scalar(name, value, line.step)
 
     def flush(self) -> None:
         self._writer.flush()
-        for file in Path(self._copied).iterdir() if self._copied else ():
-            if self._stored.get(file.name) != (digest := sha256_of(file)):
+        if not self._temporary:
+            return
+        for file in Path(self._temporary).iterdir():
+            digest = sha256_of(file)
+            if self._stored_digests.get(file.name) != digest:
                 self._store.write(f"{FOLDER}/{file.name}", file.read_bytes())
-                self._stored[file.name] = digest
+                self._stored_digests[file.name] = digest
 
     def close(self) -> None:
         self._writer.close()
         self.flush()
-        if self._copied:
-            shutil.rmtree(self._copied)
+        if self._temporary:
+            shutil.rmtree(self._temporary)
 
 
 class MLflow(Tracker):
     """Run in the experiment MLFLOW_EXPERIMENT_NAME of the server MLFLOW_TRACKING_URI.
 
-    One run per training, also if resumed. If the server fails later, this is logged once and the training
-    continues.
+    A resumed training continues its run. If the server fails during the training, this is logged once, and
+    the training continues without the tracker.
     """
 
     def __init__(self, tracked: TrackedRun) -> None:
@@ -178,7 +179,7 @@ class MLflow(Tracker):
         now = self._mlflow.utils.time.get_current_time_millis()
         try:
             self._client.log_batch(
-                self._run, [Metric(name, value, now, line.step) for name, value in flat(line).items()]
+                self._run, [Metric(name, value, now, line.step) for name, value in flat_metrics(line).items()]
             )
         except self._mlflow.exceptions.MlflowException as error:
             say(f"MLflow gets no more metrics of this training: {str(error).splitlines()[0][:200]}")
@@ -192,13 +193,15 @@ class MLflow(Tracker):
     def _open(self, tracked: TrackedRun) -> str:
         """Return the id of the training's run, which is created if there is none."""
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "manta")
-        known = self._client.get_experiment_by_name(name)
-        experiment = str(known.experiment_id if known else self._client.create_experiment(name))
-        runs = self._client.search_runs([experiment], f"tags.`manta.training` = '{tracked.key}'")
+        experiment = self._client.get_experiment_by_name(name)
+        experiment_id = str(experiment.experiment_id if experiment else self._client.create_experiment(name))
+        runs = self._client.search_runs([experiment_id], f"tags.`manta.training` = '{tracked.key}'")
         if runs:
             self._client.update_run(runs[0].info.run_id, status="RUNNING")
             return str(runs[0].info.run_id)
-        run = self._client.create_run(experiment, tags={"manta.training": tracked.key}, run_name=tracked.name)
+        run = self._client.create_run(
+            experiment_id, tags={"manta.training": tracked.key}, run_name=tracked.name
+        )
         for name, value in _parameters(tracked.settings):
             self._client.log_param(run.info.run_id, name, value)
         return str(run.info.run_id)
@@ -207,7 +210,7 @@ class MLflow(Tracker):
 class Wandb(Tracker):
     """Run in the project WANDB_PROJECT.
 
-    One run per training, also if resumed. WANDB_MODE=offline writes to WANDB_DIR only.
+    A resumed training continues its run. With WANDB_MODE=offline, metrics are written to WANDB_DIR only.
     """
 
     def __init__(self, tracked: TrackedRun) -> None:
@@ -230,22 +233,25 @@ class Wandb(Tracker):
             ) from None
 
     def log(self, line: MetricsLine) -> None:
-        self._run.log(flat(line), step=line.step)
+        self._run.log(flat_metrics(line), step=line.step)
 
     def close(self) -> None:
         self._run.finish()
 
 
 def _parameters(settings: Mapping[str, Any], key: str = "") -> list[tuple[str, str]]:
-    """Return each setting by its dotted name, as text."""
-    found: list[tuple[str, str]] = []
+    """Return (dotted name, value) of each setting below `key`, as text."""
+    parameters: list[tuple[str, str]] = []
     for name, value in settings.items():
         dotted = f"{key}.{name}" if key else name
-        found += _parameters(value, dotted) if isinstance(value, Mapping) else [(dotted, str(value)[:500])]
-    return found
+        if isinstance(value, Mapping):
+            parameters += _parameters(value, dotted)
+        else:
+            parameters.append((dotted, str(value)[:500]))
+    return parameters
 
 
-_KINDS: Mapping[str, Callable[[TrackedRun], Tracker]] = {
+_TRACKERS: Mapping[str, Callable[[TrackedRun], Tracker]] = {
     "tensorboard": TensorBoard,
     "mlflow": MLflow,
     "wandb": Wandb,

@@ -5,7 +5,6 @@ import pickle
 from pathlib import Path
 
 import pytest
-import torch
 
 from pipeline.augment import AUGMENTERS, ModelAugmenter, StageInput, StageOutput, build_augmenters
 from pipeline.config import digest_of, load_settings
@@ -16,13 +15,6 @@ from tests.models.translation.translators import LANGUAGES, SENTENCES, save_tran
 
 CPU = Device("cpu")
 SAMPLE = {"method": "sample", "hypotheses": 2, "top_k": 20, "temperature": 1.5}
-
-
-@pytest.fixture(autouse=True)
-def _threads():
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +41,7 @@ def made(leg, texts, seed: int = 0, keys=None) -> list[StageOutput]:
     return [found[place] for place in range(len(texts))]
 
 
-def test_every_source_becomes_what_it_becomes_alone(folder):
+def test_translations_do_not_depend_on_the_batch(folder):
     for options in ({}, {"decoding": SAMPLE}, {"decoding": {"method": "beam", "beams": 2, "hypotheses": 2}}):
         one = leg(folder, batch_tokens=60, **options)
         whole = made(one, SENTENCES)
@@ -60,7 +52,7 @@ def test_every_source_becomes_what_it_becomes_alone(folder):
         assert made(one, SENTENCES) == whole
 
 
-def test_draws_go_by_seed_key_hypothesis_and_place_in_the_chain(folder):
+def test_samples_depend_on_seed_key_hypothesis_and_step_of_the_chain(folder):
     texts = [SENTENCES[0]] * 3
     sampled = leg(folder, decoding=SAMPLE)
     base = made(sampled, texts)
@@ -86,7 +78,7 @@ def test_equal_texts_are_translated_once(folder):
     assert working.stats.padding > 0
 
 
-def test_a_text_over_the_limit_and_one_without_words_are_told_apart(folder):
+def test_a_too_long_text_is_rejected_and_a_blank_text_stays_blank(folder):
     long, blank, usual = made(
         leg(folder, max_length=12, decoding=SAMPLE), [" ".join(SENTENCES), " ", SENTENCES[4]]
     )
@@ -95,11 +87,11 @@ def test_a_text_over_the_limit_and_one_without_words_are_told_apart(folder):
     assert len(usual.texts) == 2
 
 
-def test_no_sources_are_no_work(folder):
+def test_an_empty_batch_calls_no_model(folder):
     assert dict(leg(folder).start(CPU, AugmentSettings())([])) == {}
 
 
-def test_a_leg_travels_and_its_identity_is_what_decides_its_texts(folder, tmp_path, monkeypatch):
+def test_a_step_pickles_and_its_identity_depends_on_deciding_options_only(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder.parent)
     relative = augmenter({"path": "model", **LANGUAGES["t5"]}).model_stages()[0]
     monkeypatch.chdir(tmp_path)
@@ -139,7 +131,7 @@ def test_chains_of_models_multiply_their_hypotheses(folder):
     assert augmenter("hub/opus-mt-de-en").model_stages()[0].title == "opus-mt-de-en"
 
 
-def test_bad_options_and_models_are_said_before_any_work(folder, tmp_path):
+def test_invalid_options_and_models_are_refused_before_any_work(folder, tmp_path):
     wrong = tmp_path / "job.yaml"
     wrong.write_text("variants: {back: {method: back_translation, options: {legs: [{path: x, beems: 3}]}}}")
     with pytest.raises(ConfigError, match="beems"):
@@ -156,7 +148,7 @@ def test_bad_options_and_models_are_said_before_any_work(folder, tmp_path):
 
 
 @pytest.mark.skipif("MANTA_EVAL_MODELS" not in os.environ, reason="needs the trained translation models")
-def test_trained_models_say_a_caption_in_other_words():
+def test_trained_models_paraphrase_captions():
     models = Path(os.environ["MANTA_EVAL_MODELS"])
     texts = [
         "A man in a blue shirt is standing on a ladder cleaning a window.",

@@ -151,7 +151,7 @@ def test_identity_depends_on_the_content_of_files_not_on_their_paths(
         shutil.copy(file, place)
 
 
-def test_edits_give_words_and_at_least_one(name: str, options: Options):
+def test_edits_return_at_least_one_word(name: str, options: Options):
     augmenter = of_words(name, options)
     before = pickle.dumps(TEXTS)
     for variant in edited(

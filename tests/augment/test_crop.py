@@ -22,5 +22,5 @@ def test_every_span_is_equally_likely():
     assert chisquare(list(found.values())).pvalue > 0.001
 
 
-def test_share_zero_keeps_the_text():
+def test_a_crop_of_zero_keeps_the_text():
     assert all(variant == words for words, variant in variants(method("crop", share=0), SENTENCES))

@@ -24,7 +24,7 @@ def is_part(part: list[str], words: list[str]) -> bool:
         ({"share": 1.0}, lambda words: words),
     ],
 )
-def test_the_number_of_deleted_words_and_one_is_kept(options, gone):
+def test_the_configured_number_of_words_is_deleted_and_one_is_kept(options, gone):
     for words, variant in variants(method("delete", **options)):
         assert len(variant) == max(1, len(words) - gone(len(words)))
         assert is_part(variant, words)

@@ -18,7 +18,7 @@ def file(tmp_path) -> str:
 @pytest.mark.parametrize(
     ("options", "wanted"), [({}, lambda words: max(1, round(0.1 * words))), ({"times": 4}, lambda words: 4)]
 )
-def test_the_number_of_inserted_synonyms(file, options, wanted):
+def test_the_configured_number_of_synonyms_is_inserted(file, options, wanted):
     for words, variant in variants(method("insert", synonyms=file, **options)):
         new = Counter(variant) - Counter(words)
         possible = {

@@ -105,7 +105,9 @@ def test_comparable_texts_and_repetitions_equal_plain_python(texts: list[str], r
         ("a toy and a toy and a toy and a toy", {"repeats": 2, "repeat_words": 3}, "repetition"),
     ],
 )
-def test_each_reason(variant: str | None, keep: dict[str, Any], reason: str | None):
+def test_each_limit_has_its_reason_of_rejection(
+    variant: str | None, keep: dict[str, Any], reason: str | None
+):
     assert one(TEXT, variant, **keep) == reason
 
 

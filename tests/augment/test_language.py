@@ -33,7 +33,7 @@ def test_choices_of_languages_do_not_affect_other_threads():
         assert set(languages) <= set(among or TEXTS)
 
 
-def test_unknown_code_lists_the_known_ones():
+def test_an_unknown_language_code_gets_the_known_codes():
     with pytest.raises(ConfigError, match=r"augment.keep.language: expected .* found 'eng'; known: .*\ben\b"):
         check_keep(KeepSettings(language="eng"), "augment.keep")
     with pytest.raises(ConfigError, match="'xx'"):

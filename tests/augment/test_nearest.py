@@ -69,7 +69,7 @@ def test_unknown_word_has_none_and_case_is_ignored():
 
 
 def test_result_does_not_depend_on_the_order_of_lookups(monkeypatch):
-    monkeypatch.setattr(nearest, "_ROWS", 64)
+    monkeypatch.setattr(nearest, "_ROWS_AT_ONCE", 64)
     words = [word.casefold() for word in WORDS]
     one, other = (NearestWords(list(WORDS), table(), 5, 0.3) for _ in range(2))
     answers = {word: one(word) for word in words}
@@ -80,7 +80,7 @@ def test_result_does_not_depend_on_the_order_of_lookups(monkeypatch):
 @pytest.mark.parametrize("form", FORMS)
 def test_file_of_every_format_is_read_up_to_the_vocabulary(tmp_path, form):
     file = write_words(tmp_path / "vectors.gz", WORDS, table(), form)
-    whole, first = (NearestWords.of(str(file), 5, 0.0, vocabulary) for vocabulary in (None, 100))
+    whole, first = (NearestWords.read(str(file), 5, 0.0, vocabulary) for vocabulary in (None, 100))
     assert list(whole("dog")) == expected("dog", 5, 0.0)
     assert WORDS[150] in whole._index
     assert first(WORDS[150]) == ()

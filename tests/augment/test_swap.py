@@ -27,7 +27,7 @@ def test_one_exchange_moves_any_two_words():
     assert chisquare(list(found.values())).pvalue > 0.001
 
 
-def test_share_of_one_tenth_of_24_words_is_two_exchanges():
+def test_a_tenth_of_24_words_is_two_exchanges():
     places = [
         sum(place != int(word) for place, word in enumerate(variant))
         for _, variant in variants(method("swap"), [[str(number) for number in range(24)]])

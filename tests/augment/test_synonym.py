@@ -28,7 +28,7 @@ def replaceable(words: list[str]) -> int:
         ({"words": None, "share": 0.2}, lambda words: max(1, round(0.2 * words))),
     ],
 )
-def test_the_number_of_replaced_words(file, options, wanted):
+def test_the_configured_number_of_words_is_replaced(file, options, wanted):
     for words, variant in variants(
         method("synonym", synonyms=file, **options), [words for words in SENTENCES if "house." not in words]
     ):

@@ -77,7 +77,7 @@ def test_relative_path_works_from_another_directory(tmp_path, monkeypatch):
     edit = method("synonym", synonyms="thesaurus.tsv")
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
-    assert pickle.loads(pickle.dumps(edit)).find_synonyms()("dog") is not None
+    assert pickle.loads(pickle.dumps(edit)).load_synonyms()("dog") is not None
 
 
 def test_check_finds_unusable_files(tmp_path):
@@ -113,13 +113,13 @@ def test_synonyms_have_at_least_the_least_cosine(tmp_path):
 
 def test_stop_words_are_not_replaced(tmp_path):
     file = str(write_thesaurus(tmp_path, {"the": "a", "dog": "hound", "it": "that"}))
-    meaning = method("synonym", synonyms=file).find_synonyms()
+    meaning = method("synonym", synonyms=file).load_synonyms()
     assert [meaning(word) for word in ("The", "the,", "it's", "cat", "...", "")] == [None] * 6
     assert meaning("(DOGS)") is None
     found = meaning("(Dog’s).")
     assert found is not None
-    assert (found.before, found.word, found.behind, found.synonyms) == ("(", "Dog", "’s).", ("hound",))
-    other = method("synonym", synonyms=file, stop_words=["Dog"]).find_synonyms()
+    assert (found.before, found.word, found.after, found.synonyms) == ("(", "Dog", "’s).", ("hound",))
+    other = method("synonym", synonyms=file, stop_words=["Dog"]).load_synonyms()
     assert other("dog") is None
     assert other("the") is not None
     assert "the" in STOP_WORDS

@@ -1,25 +1,23 @@
-"""Which way of making a second text trains the better encoder: STS-B after equal steps of InfoNCE on captions
-and what each augmentation makes of them, beside the figures that Gao et al. (2021, SimCSE, table 1) have for
-BERT-base after a pass over a million sentences of Wikipedia, where the order counts, not the height.
+"""Compare augmentations: STS-B after equal steps of InfoNCE on captions and their variants.
 
-    MANTA_EVAL_DATA=... MANTA_EVAL_MODELS=... python -m tests.benchmarks.augmentations --start small --root
-    /tmp/augmentations MANTA_EVAL_DATA=... MANTA_EVAL_MODELS=... python -m tests.benchmarks.augmentations
-    --start minilm --only crop_10 back_translation --root /tmp/augmentations
+    export MANTA_EVAL_DATA=... MANTA_EVAL_MODELS=...
+    python -m tests.benchmarks.augmentations --root /tmp/augmentations --start small
+    python -m tests.benchmarks.augmentations --root /tmp/augmentations --start minilm --only crop_10
 
-One process and one thread, without Ray. Captions are of as many pictures, and none that the translation
-models were trained on. What needs a model or word vectors makes do with what is at hand without a network:
-synonyms are the nearest words in all-MiniLM-L6-v2's word table, rows of whole words, and often no more than
-another form of the word; masked words are guessed by a language model that this program trains, that model's
-layers under a new head, some minutes on captions.
+The column `published` has the scores of Gao et al. (2021, SimCSE, table 1) for BERT-base after a pass over a
+million sentences of Wikipedia; only their order can be compared.
 
-back_translation_near is back_translation without results whose cosine with their text, by all-MiniLM-L6-v2,
-is below 0.6 or above 0.98.
+Everything runs in one process with one thread, without Ray and without a network. There is one caption for
+each picture, without the captions that the translation models were trained on. Synonyms are the nearest words
+in the word embeddings of all-MiniLM-L6-v2, which are often other forms of the same word. Masked words are
+guessed by a language model that this program trains on captions for some minutes: the layers of
+all-MiniLM-L6-v2 with a new head. back_translation_near is back_translation without variants whose cosine with
+their text, by all-MiniLM-L6-v2, is below 0.6 or above 0.98.
 
-A text is the anchor, its variant the positive, and dropout is on as published; `dropout_only` has the text
-twice. A layer over the vector belongs to the training alone. A text whose variant is not kept is left out.
-All that is made stays below --root, so that a second run takes it over, and so does what
-tests.benchmarks.objectives left there. Figures are Spearman x100 of the cosine; test is of the best weights
-on dev.
+A text is the anchor and its variant the positive, with dropout as published; `dropout_only` has the text
+twice. A text whose variant is rejected is left out. A second run reuses what an earlier run, or one of
+tests.benchmarks.objectives, has written to --root. Scores are Spearman x100 of the cosine; `test` is the
+score of the best weights on dev.
 """
 
 import argparse
@@ -43,7 +41,7 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings, Job
 from pipeline.train.metrics import read_metrics
 from tests.benchmarks.machine import machine, print_table, spread
-from tests.benchmarks.objectives import RATES, Case, Sets, job_of, prepared, trained
+from tests.benchmarks.objectives import RATES, Case, Sets, job_of, prepare_rows, run_training
 
 PUBLISHED = {
     "dropout_only": "82.5",
@@ -65,7 +63,7 @@ GUESSER_STEPS, GUESSER_ROWS, GUESSER_RATE = 300, 32, 3e-4
 
 
 def captions(file: Path, count: int) -> Path:
-    """One caption of each of `count` pictures, the first that is not among the translation models' own."""
+    """Write one caption for each of `count` pictures, on which no translation model was trained."""
     if not file.exists():
         data = Path(os.environ["MANTA_EVAL_DATA"])
         known = set(pq.read_table(data / "parallel" / "multi30k.en-de.parquet")["src"].to_pylist())
@@ -81,8 +79,8 @@ def captions(file: Path, count: int) -> Path:
     return file
 
 
-def word_vectors(file: Path) -> Path:
-    """The word table of all-MiniLM-L6-v2, rows of whole words of letters alone, as word2vec's binary form."""
+def write_word_vectors(file: Path) -> Path:
+    """Write the word embeddings of all-MiniLM-L6-v2 for whole words, in word2vec's binary format."""
     if not file.exists():
         from transformers import AutoTokenizer, BertModel
 
@@ -107,10 +105,10 @@ def word_vectors(file: Path) -> Path:
     return file
 
 
-def guesser(folder: Path) -> Path:
-    """A masked language model of captions.
+def train_guesser(folder: Path) -> Path:
+    """Train a masked language model on captions.
 
-    A training's product has no head over words, so this is a plain loop.
+    The loop is written here, because Manta's training saves encoders without their head over words.
     """
     if not folder.exists():
         from transformers import AutoTokenizer, BertForMaskedLM, DataCollatorForLanguageModeling
@@ -154,9 +152,10 @@ def guesser(folder: Path) -> Path:
     return folder
 
 
-def translated(**keep: Any) -> dict[str, Any]:
-    """English to German and back, greedy; a result that is not English is not kept, nor one that `keep`
-    forbids.
+def back_translation_settings(**keep: Any) -> dict[str, Any]:
+    """Return the settings of greedy back-translation by German.
+
+    Variants that are not English are rejected, and others by the settings `keep`.
     """
     models = Path(os.environ["MANTA_EVAL_MODELS"])
     legs = [{"path": str(models / f"translation-{pair}")} for pair in ("en-de", "de-en")]
@@ -167,10 +166,12 @@ def translated(**keep: Any) -> dict[str, Any]:
     }
 
 
-def method(name: str, root: Path) -> Any:
-    """The settings of an augmentation; what it needs is made first."""
+def method_settings(name: str, root: Path) -> Any:
+    """Return the settings of an augmentation, after writing the files that it needs."""
     near = (
-        {"synonyms": {"vectors": str(word_vectors(root / "words.bin"))}} if name in ("synonym", "eda") else {}
+        {"synonyms": {"vectors": str(write_word_vectors(root / "words.bin"))}}
+        if name in ("synonym", "eda")
+        else {}
     )
     made: dict[str, Callable[[], Any]] = {
         "crop_10": lambda: {"method": "crop", "options": {"share": 0.1}},
@@ -179,38 +180,36 @@ def method(name: str, root: Path) -> Any:
         "synonym": lambda: {"method": "synonym", "options": {**near, "words": 1}},
         "masked_lm_15": lambda: {
             "method": "masked_lm",
-            "options": {"model": str(guesser(root / "guesser")), "share": 0.15},
+            "options": {"model": str(train_guesser(root / "guesser")), "share": 0.15},
         },
         "eda": lambda: {"method": "eda", "options": near},
-        "back_translation": translated,
-        "back_translation_near": lambda: translated(similarity=[0.6, 0.98]),
+        "back_translation": back_translation_settings,
+        "back_translation_near": lambda: back_translation_settings(similarity=[0.6, 0.98]),
     }
     return made[name]()
 
 
-def augmented(name: str, texts: Path, root: Path) -> Augmentation:
-    """The captions and their variants, in units below `root`."""
+def run_augmentation(name: str, texts: Path, root: Path) -> Augmentation:
+    """Augment the captions, with the variants in a folder of `root`."""
     job = validated(
         Job,
         {
             "corpus": {"uri": str(texts)},
             "release": {"root": str(root / "augmented")},
             "cluster": {"small_rows": 1_000_000_000},
-            "augment": {"name": name, "variants": {name: method(name, root)}},
+            "augment": {"name": name, "variants": {name: method_settings(name, root)}},
         },
         "augment",
     )
     return augment(job, Stages())
 
 
-def rows_of(name: str, texts: Path, root: Path) -> tuple[Case, dict[str, Any], list[str]]:
-    """The training with an augmentation, the rows that it reads, and how many of them were kept and what for
-    the others were not.
-    """
+def training_of(name: str, texts: Path, root: Path) -> tuple[Case, dict[str, Any], list[str]]:
+    """Return the training with an augmentation, its data, and the cells "kept" and "rejected" of its line."""
     if name == "dropout_only":
         return Case(name, "simcse"), {"uri": str(texts)}, ["100.0 %", ""]
-    made = augmented(name, texts, root)
-    rates = made.rates()[name]
+    made = run_augmentation(name, texts, root)
+    rates = made.outcome_counts()[name]
     reasons = ", ".join(
         f"{reason} {count / made.manifest.rows:.1%}" for reason, count in rates.items() if reason != "kept"
     )
@@ -218,9 +217,9 @@ def rows_of(name: str, texts: Path, root: Path) -> tuple[Case, dict[str, Any], l
     return Case(name, PAIRS), read, [f"{100 * rates['kept'] / made.manifest.rows:.1f} %", reasons]
 
 
-def measured(job: Job, sets: Sets) -> list[float]:
-    """STS-B dev before the first step, at its best and after the last one, and test."""
-    run, took = trained(job)
+def measure(job: Job, sets: Sets) -> list[float]:
+    """Train, and return STS-B dev before the first step, the best and the last one, and STS-B test."""
+    run, took = run_training(job)
     dev = [line.dev for line in read_metrics(run.store) if line.dev is not None]
     found = [
         dev[0],
@@ -248,45 +247,48 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="several: median (least to most)")
     parser.add_argument("--only", nargs="+", choices=tuple(PUBLISHED), default=list(PUBLISHED))
     parser.add_argument("--root", type=Path, required=True)
-    given = parser.parse_args()
+    options = parser.parse_args()
     if needed := [
         name
         for name in (
             "MANTA_EVAL_DATA",
-            *(["MANTA_EVAL_MODELS"] if any("translation" in name for name in given.only) else []),
+            *(["MANTA_EVAL_MODELS"] if any("translation" in name for name in options.only) else []),
         )
         if name not in os.environ
     ]:
         sys.exit(f"set {needed[0]} to the folder of evaluation data or models")
     torch.set_num_threads(1)
-    steps, rows = SIZES[given.start]
-    given.steps, given.rows = given.steps or steps, given.rows or rows
-    given.dev_steps = given.dev_steps or -(-given.steps // 3)
+    steps, rows = SIZES[options.start]
+    options.steps, options.rows = options.steps or steps, options.rows or rows
+    options.dev_steps = options.dev_steps or -(-options.steps // 3)
     sets, texts = (
         Sets(("STSB-test",)),
-        captions(given.root / f"captions-{given.captions}.parquet", given.captions),
+        captions(options.root / f"captions-{options.captions}.parquet", options.captions),
     )
-    cases = {name: rows_of(name, texts, given.root) for name in given.only}
+    cases = {name: training_of(name, texts, options.root) for name in options.only}
     print_table(
-        f"Variants of {given.captions:,} captions",
+        f"Variants of {options.captions:,} captions",
         [[name, *kept] for name, (_, _, kept) in cases.items()],
         ("augmentation", "kept", "not kept"),
     )
     data = {
-        **(prepared(given.root) if given.start == "words" else {}),
+        **(prepare_rows(options.root) if options.start == "words" else {}),
         **{name: read for name, (_, read, _) in cases.items()},
     }
     cell: Callable[[Sequence[float]], str] = (
-        spread if len(given.seeds) > 1 else lambda values: f"{values[0]:.2f}"
+        spread if len(options.seeds) > 1 else lambda values: f"{values[0]:.2f}"
     )
     lines = []
     for name, (case, _, kept) in cases.items():
         figures = zip(
-            *[measured(job_of(case, given.start, given, data, seed), sets) for seed in given.seeds],
+            *[measure(job_of(case, options.start, options, data, seed), sets) for seed in options.seeds],
             strict=True,
         )
         lines.append([name, kept[0], PUBLISHED[name], *map(cell, figures)])
-    title = f"From {given.start}, {given.steps} steps of {given.rows} pairs, seeds {given.seeds}; {machine()}"
+    title = (
+        f"From {options.start}, {options.steps} steps of {options.rows} pairs, seeds {options.seeds}; "
+        f"{machine()}"
+    )
     print_table(title, lines, ("augmentation", "kept", "published", "before", "best", "last", "test"))
 
 

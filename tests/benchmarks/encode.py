@@ -1,7 +1,8 @@
-"""The encoding engine against sentence-transformers, same weights, same threads, one process: python -m
-tests.benchmarks.encode
+"""Compare the speed of encoding with sentence-transformers: same weights, same threads, one process.
 
-Needs MANTA_EVAL_DATA, the folder of evaluation data. Takes about three minutes on two idle cores.
+    MANTA_EVAL_DATA=... python -m tests.benchmarks.encode
+
+Takes about three minutes on two idle cores.
 """
 
 import os
@@ -24,7 +25,7 @@ from pipeline.settings import EncoderSettings, EncodeSettings
 PAIRS = 7
 BATCH_SIZES = (32, 64, 128)
 CAPTIONS = 1_500
-TEXTS_PER_BIN = 4  # bins of 8 tokens from 8 to 256
+TEXTS_PER_BIN = 4  # texts for each of the lengths 8 to 15 tokens, 16 to 23 and so on up to 256
 START_RUNS = 3
 _OURS = """
 import time
@@ -43,6 +44,8 @@ print(time.time())
 
 @dataclass(frozen=True)
 class Corpus:
+    """Texts with their lengths in tokens."""
+
     name: str
     texts: list[str]
     lengths: np.ndarray
@@ -53,20 +56,21 @@ class Corpus:
 
 
 def seconds(work: Callable[[], object]) -> float:
+    """Measure the wall time of a call."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def captions(root: Path, encoder: Encoder) -> Corpus:
-    """A sample of short sentences."""
+    """Sample captions, which are short sentences."""
     texts = pq.read_table(root / "captions" / "shards")["text"].to_pylist()
     chosen = np.random.default_rng(0).choice(len(texts), CAPTIONS, replace=False)
     return _corpus("captions", [texts[i] for i in chosen], encoder)
 
 
 def mixed(root: Path, encoder: Encoder) -> Corpus:
-    """Join neighbouring sentences to texts of 8 to 256 tokens, as many of every length."""
+    """Join neighbouring sentences to texts of 8 to 256 tokens, equally many of each range of lengths."""
     sentences = [
         text
         for file in ("running/documents", "wiki/sentences")
@@ -76,8 +80,7 @@ def mixed(root: Path, encoder: Encoder) -> Corpus:
     bins: dict[int, list[str]] = {number: [] for number in range(31)}
     while any(len(texts) < TEXTS_PER_BIN for texts in bins.values()):
         drafts = [
-            _joined(sentences, int(rng.integers(len(sentences))), int(rng.integers(4, 240)))
-            for _ in range(500)
+            _join(sentences, int(rng.integers(len(sentences))), int(rng.integers(4, 240))) for _ in range(500)
         ]
         for draft, length in zip(drafts, encoder.count_tokens(drafts).lengths, strict=True):
             if 8 <= length <= 256 and len(texts := bins[min(30, (length - 8) // 8)]) < TEXTS_PER_BIN:
@@ -86,7 +89,8 @@ def mixed(root: Path, encoder: Encoder) -> Corpus:
     return _corpus("mixed lengths", [texts[i] for i in rng.permutation(len(texts))], encoder)
 
 
-def _joined(sentences: list[str], start: int, words: int) -> str:
+def _join(sentences: list[str], start: int, words: int) -> str:
+    """Join sentences from index `start` on, until there are at least `words` words."""
     text = sentences[start]
     while len(text.split()) < words and (start := start + 1) < len(sentences):
         text += " " + sentences[start]
@@ -98,8 +102,9 @@ def _corpus(name: str, texts: list[str], encoder: Encoder) -> Corpus:
 
 
 def useful_gflop(encoder: Encoder, lengths: np.ndarray) -> float:
-    """Multiplications and additions that the texts need: linear layers for every token, attention for every
-    pair of tokens of a text.
+    """Return the 1e9 multiplications and additions that the texts need, without padding.
+
+    Linear layers compute for every token, attention for every pair of tokens of a text.
     """
     config = encoder.folder.config
     d, inner, layers = config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
@@ -111,7 +116,7 @@ def useful_gflop(encoder: Encoder, lengths: np.ndarray) -> float:
 
 
 def ceilings() -> tuple[float, float]:
-    """GFLOP/s, best of 20, of (1024 x 384) by (384 x 1536): torch.mm, and the engine's own linear layer."""
+    """Measure GFLOP/s of torch.mm and of Manta's linear layer, (1024, 384) by (384, 1536), best of 20."""
     x, weight = torch.randn(1024, 384), torch.randn(1536, 384)
     transposed, linear = weight.T.contiguous(), Linear(weight, torch.zeros(1536), rows=1024)
     work = 2 * 1024 * 384 * 1536 / 1e9
@@ -123,34 +128,37 @@ def ceilings() -> tuple[float, float]:
 
 
 def compare(corpus: Corpus, encoder: Encoder, peer: SentenceTransformer, threads: int) -> str:
-    """One line of the table: interleaved pairs, the first of each alternating."""
+    """Measure one line of the table: both encoders in turn, with sentence-transformers' best batch size."""
     torch.set_num_threads(threads)
-    matrix, own = ceilings()
-    trial = {
+    torch_gflops, linear_gflops = ceilings()
+    trial_s = {
         size: seconds(lambda size=size: peer.encode(corpus.texts, batch_size=size)) for size in BATCH_SIZES
     }
-    size = min(trial, key=lambda size: trial[size])
-    works = (lambda: peer.encode(corpus.texts, batch_size=size), lambda: encoder.encode(corpus.texts))
-    difference = float(np.abs(works[0]() - works[1]()).max())
+    size = min(trial_s, key=lambda size: trial_s[size])
+    calls = (lambda: peer.encode(corpus.texts, batch_size=size), lambda: encoder.encode(corpus.texts))
+    difference = float(np.abs(calls[0]() - calls[1]()).max())
     pairs = np.empty((PAIRS, 2))
     for number in range(PAIRS):
-        for side in (number % 2, 1 - number % 2):
-            pairs[number, side] = seconds(works[side])
+        for side in (number % 2, 1 - number % 2):  # alternate which of the two is first
+            pairs[number, side] = seconds(calls[side])
     ratios = np.sort(pairs[:, 0] / pairs[:, 1])
     rates = useful_gflop(encoder, corpus.lengths) / np.median(pairs, axis=0)
     speeds = corpus.tokens / np.median(pairs, axis=0)
     return (
         f"{corpus.name:<14} {threads:>7}  {size:>5} {speeds[0]:>9,.0f} {speeds[1]:>9,.0f}   "
         f"{np.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})   "
-        f"{rates[0]:>4.0f} {rates[1]:>4.0f}   {matrix:>4.0f} {rates[1] / matrix:>5.0%}   {own:>4.0f} "
-        f"{rates[1] / own:>5.0%}   {difference:.1e}"
+        f"{rates[0]:>4.0f} {rates[1]:>4.0f}   {torch_gflops:>4.0f} {rates[1] / torch_gflops:>5.0%}   "
+        f"{linear_gflops:>4.0f} {rates[1] / linear_gflops:>5.0%}   {difference:.1e}"
     )
 
 
 def start_up(script: str, *arguments: str) -> float:
-    """Median seconds from the start of a process to its first vector, which it reports by the clock."""
+    """Return the median seconds from the start of a process to its first vector.
+
+    script: Python code that prints the time of the first vector, as `time.time()`.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    took = []
+    durations = []
     for _ in range(START_RUNS):
         start = time.time()
         done = subprocess.run(
@@ -160,8 +168,8 @@ def start_up(script: str, *arguments: str) -> float:
             capture_output=True,
             text=True,
         )
-        took.append(float(done.stdout.split()[-1]) - start)
-    return float(np.median(took))
+        durations.append(float(done.stdout.split()[-1]) - start)
+    return float(np.median(durations))
 
 
 def main() -> None:
@@ -181,12 +189,12 @@ def main() -> None:
             f"{corpus.lengths.max()} tokens, {corpus.tokens:,} in all"
         )
     print(
-        f"{PAIRS} interleaved pairs; useful GFLOP/s as share of two ceilings: torch.mm, and the "
-        "engine's own linear layer"
+        f"{PAIRS} interleaved pairs; GFLOP/s without padding, as a proportion of two ceilings: torch.mm, and "
+        "Manta's linear layer"
     )
     print(
         "corpus         threads  batch  peer tok/s  ours    ratio of speeds (range)  peer ours   mm    "
-        "share   own  share   largest difference"
+        "prop.  lin.  prop.   largest difference"
     )
     for corpus in corpora:
         for threads in (1, 2):

@@ -1,7 +1,8 @@
-"""The STS suite through `manta evaluate` and through sentence-transformers' evaluators: whole commands, in
-pairs one after the other.
+"""Compare the time of five STS tasks in `manta evaluate` and in sentence-transformers' evaluators.
 
-MANTA_EVAL_DATA=... python -m tests.benchmarks.evaluate --rounds 5
+    MANTA_EVAL_DATA=... python -m tests.benchmarks.evaluate --rounds 5
+
+Whole commands are measured, one of each in turn.
 """
 
 import argparse
@@ -17,8 +18,8 @@ from tests.benchmarks.machine import machine, print_table, spread
 
 TASKS = ("STS12", "STS13", "STS15", "STSB-dev", "STSB-test")
 
-# The peer, as its documentation shows it: one evaluator a task, each encoding its own sentences. Prints
-# {task: Spearman x100} and its seconds without imports.
+# sentence-transformers as in its documentation: one evaluator for each task, which encodes its sentences.
+# Prints the Spearman correlations x100 by task, and the seconds without imports.
 PEER = """
 import json, sys, time
 import pyarrow.parquet as pq, torch
@@ -37,11 +38,11 @@ print(json.dumps({"values": found, "seconds": time.perf_counter() - start}))
 """
 
 
-def ours(folder: str, arguments: list[str]) -> tuple[float, dict[str, Any]]:
-    """(seconds of the whole command, its answer), from an empty root."""
+def run_manta(folder: str, arguments: list[str]) -> tuple[float, dict[str, Any]]:
+    """Run `manta evaluate` with an empty root. Returns the wall seconds and the JSON answer."""
     with tempfile.TemporaryDirectory(prefix="manta-bench-") as root:
         names = f"evaluate.names=[{','.join(TASKS)}]"
-        return timed(
+        return run_timed(
             [
                 sys.executable,
                 "-m",
@@ -56,8 +57,8 @@ def ours(folder: str, arguments: list[str]) -> tuple[float, dict[str, Any]]:
         )
 
 
-def timed(command: list[str]) -> tuple[float, dict[str, Any]]:
-    """(wall seconds, the JSON object on its standard output); ends the benchmark where the command fails."""
+def run_timed(command: list[str]) -> tuple[float, dict[str, Any]]:
+    """Run a command, and exit if it fails. Returns the wall seconds and the JSON object on its last line."""
     start = time.perf_counter()
     done = subprocess.run(
         command,
@@ -72,45 +73,49 @@ def timed(command: list[str]) -> tuple[float, dict[str, Any]]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--threads", type=int, default=2)
-    options.add_argument("settings", nargs="*", help="key.path=value for manta evaluate")
-    chosen = options.parse_args()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2, help="threads of sentence-transformers")
+    parser.add_argument("settings", nargs="*", help="key.path=value for manta evaluate")
+    options = parser.parse_args()
     from pipeline.models.folder.locate import locate
 
     folder, encoder = os.environ["MANTA_EVAL_DATA"], str(locate("all-MiniLM-L6-v2"))
     pairs = []
-    for _ in range(chosen.rounds):
-        mine = ours(folder, chosen.settings)
-        peer = timed([sys.executable, "-c", PEER, f"{folder}/sts", encoder, str(chosen.threads), *TASKS])
-        pairs.append((mine, peer))
+    for _ in range(options.rounds):
+        manta = run_manta(folder, options.settings)
+        peer = run_timed([sys.executable, "-c", PEER, f"{folder}/sts", encoder, str(options.threads), *TASKS])
+        pairs.append((manta, peer))
     report(pairs)
 
 
 def report(pairs: list[tuple[tuple[float, dict[str, Any]], tuple[float, dict[str, Any]]]]) -> None:
-    """The table of whole commands and the figures of both."""
-    mine, peer = [seconds for (seconds, _), _ in pairs], [seconds for _, (seconds, _) in pairs]
-    work = [answer["seconds"] for _, (_, answer) in pairs]
+    """Print the times and the scores. pairs: (seconds, answer) of Manta and of sentence-transformers."""
+    manta_s = [seconds for (seconds, _), _ in pairs]
+    peer_s = [seconds for _, (seconds, _) in pairs]
+    peer_without_imports_s = [answer["seconds"] for _, (_, answer) in pairs]
     rows = [
-        ("manta evaluate, whole command", spread(mine, ".1f")),
-        ("sentence-transformers, whole program", spread(peer, ".1f")),
-        ("sentence-transformers, without imports", spread(work, ".1f")),
+        ("manta evaluate, whole command", spread(manta_s, ".1f")),
+        ("sentence-transformers, whole program", spread(peer_s, ".1f")),
+        ("sentence-transformers, without imports", spread(peer_without_imports_s, ".1f")),
         (
             "ratio of the whole commands",
-            spread([there / here for here, there in zip(mine, peer, strict=True)]),
+            spread([peer / manta for manta, peer in zip(manta_s, peer_s, strict=True)]),
         ),
     ]
     print_table(
         f"{', '.join(TASKS)}, all-MiniLM-L6-v2; {len(pairs)} pairs; {machine()}", rows, ("", "seconds")
     )
-    (_, answer), (_, theirs) = pairs[-1]
-    own = {result["task"]: result["value"] for result in answer["results"]}
+    (_, manta_answer), (_, peer_answer) = pairs[-1]
+    manta_scores, peer_scores = (
+        {result["task"]: result["value"] for result in manta_answer["results"]},
+        peer_answer["values"],
+    )
     print_table(
         "Spearman x100, all",
-        [(task, f"{own[task]:.2f}", f"{theirs['values'][task]:.2f}") for task in TASKS],
+        [(task, f"{manta_scores[task]:.2f}", f"{peer_scores[task]:.2f}") for task in TASKS],
         ("task", "manta", "sentence-transformers"),
     )
 

@@ -1,8 +1,9 @@
-"""A night of 1 % new and 1 % dead rows: last night's index extended, against the same rows built anew, in
-pairs: python -m tests.benchmarks.extend
+"""Compare extending an index by 1 % new and 1 % deleted rows with building it from scratch.
 
-Vectors are generated: 2,000 clusters. Both sides run on one local Ray, which is up before, in processes that
-have loaded faiss.
+    python -m tests.benchmarks.extend
+
+Vectors are generated, in 2,000 clusters. Each night does both, one after the other, on one local Ray cluster
+that runs already, in processes that have loaded faiss.
 """
 
 import argparse
@@ -21,39 +22,41 @@ from tests.flows.index.extending import Chain
 UNIT_ROWS = 32_768
 
 
-def nights(chain: Chain, pairs: int, share: float) -> tuple[list[float], list[float], list[list[str]]]:
-    """Seconds of each extended night and of its rows built anew, and what a night shows."""
-    extended, anew, lines = [], [], []
+def nights(chain: Chain, pairs: int, proportion: float) -> tuple[list[float], list[float], list[list[str]]]:
+    """Play nights. Returns the seconds to extend and to rebuild the index of each, and their table lines."""
+    extend_s, rebuild_s, lines = [], [], []
     for number in range(pairs):
-        count = int(share * len(chain.live()))
+        count = int(proportion * len(chain.live()))
         chain.add(count).kill(count)
         start = time.perf_counter()
-        built, choices = extend_index(chain.run(Stages()), chain.vectors_to_index(), chain.before)
-        extended.append(time.perf_counter() - start)
+        extended, choices = extend_index(chain.run(Stages()), chain.vectors_to_index(), chain.before)
+        extend_s.append(time.perf_counter() - start)
         start = time.perf_counter()
-        other = build_index(chain.run(Stages()), chain.vectors_to_index())
-        anew.append(time.perf_counter() - start)
-        recalls = [f"{each.measured['recall']['10']['value']:.4f}" for each in (built, other)]
+        rebuilt = build_index(chain.run(Stages()), chain.vectors_to_index())
+        rebuild_s.append(time.perf_counter() - start)
+        recalls = [f"{each.measured.recall['10'].value:.4f}" for each in (extended, rebuilt)]
         lines.append(
             [
                 str(number + 1),
                 choices[0].chosen,
-                f"{extended[-1]:.2f}",
-                f"{anew[-1]:.2f}",
-                f"{anew[-1] / extended[-1]:.1f}",
+                f"{extend_s[-1]:.2f}",
+                f"{rebuild_s[-1]:.2f}",
+                f"{rebuild_s[-1] / extend_s[-1]:.1f}",
                 *recalls,
             ]
         )
-        chain.night()  # taken up again, and published: the next night stands on it
-    return extended, anew, lines
+        chain.night()  # publishes the extended index, from which the next night continues
+    return extend_s, rebuild_s, lines
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=135_070)
     parser.add_argument("--dim", type=int, default=384)
-    parser.add_argument("--share", type=float, default=0.01)
-    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--share", type=float, default=0.01, help="proportion of new, and of deleted, rows")
+    parser.add_argument("--pairs", type=int, default=3, help="number of nights")
     parser.add_argument(
         "--set",
         nargs="*",
@@ -67,19 +70,19 @@ def main() -> None:
         for start in range(0, options.rows, UNIT_ROWS):
             chain.add(min(UNIT_ROWS, options.rows - start))
         chain.night()
-        extended, anew, lines = nights(chain, options.pairs, options.share)
-    header = ["night", "form", "extended s", "anew s", "ratio", "recall@10 extended", "recall@10 anew"]
+        extend_s, rebuild_s, lines = nights(chain, options.pairs, options.share)
+    header = ["night", "form", "extend, s", "rebuild, s", "ratio", "recall@10 extended", "recall@10 rebuilt"]
     print_table(
         (
-            f"{options.rows:,} x {options.dim}, {options.share:.1%} new and as many dead a night, "
+            f"{options.rows:,} x {options.dim}, {options.share:.1%} new and as many deleted a night, "
             f"{' '.join(options.set)}"
         ),
         lines,
         header,
     )
     print(
-        f"extended {spread(extended)} s, anew {spread(anew)} s, ratio "
-        f"{spread([b / a for a, b in zip(extended, anew, strict=True)])}"
+        f"extend {spread(extend_s)} s, rebuild {spread(rebuild_s)} s, ratio "
+        f"{spread([rebuild / extend for extend, rebuild in zip(extend_s, rebuild_s, strict=True)])}"
     )
 
 

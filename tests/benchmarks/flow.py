@@ -1,10 +1,10 @@
-"""BERT-flow on real vectors: likelihood, inverse error, time, and STS-B before and after.
+"""Train BERT-flow on real vectors, and measure likelihood, inverse error, time, and STS-B before and after.
 
     MANTA_EVAL_DATA=... python -m tests.benchmarks.flow --captions 10000 --epochs 1
 
-Fits a flow on the packaged all-MiniLM-L6-v2, unnormalised, pooled in two ways, once on all sentences of STS-B
-(both columns, every split; no scores) and once on captions; measures cosine against the scores of STSB-dev.
-The rows held out are of the fit set.
+The vectors are unnormalised vectors of the packaged all-MiniLM-L6-v2 with two poolings. A flow is fitted once
+on all sentences of STS-B, without the scores, and once on captions. The likelihood is measured on held-out
+rows of the same set.
 """
 
 import argparse
@@ -48,12 +48,13 @@ HEADER = (
 
 
 def sts(split: str) -> pa.Table:
+    """Read a split of STS-B."""
     return pq.read_table(Path(os.environ["MANTA_EVAL_DATA"]) / "sts" / f"STSB-{split}.parquet")
 
 
 def sentences(count: int) -> dict[str, list[str]]:
-    """Fit sets by name."""
-    task = [
+    """Read the sentences to fit on: STS-B, and `count` captions spread over all of them."""
+    of_sts = [
         text
         for split in ("train", "dev", "test")
         for column in ("sentence1", "sentence2")
@@ -63,17 +64,15 @@ def sentences(count: int) -> dict[str, list[str]]:
         "text"
     ].to_pylist()
     return {
-        "STS-B": list(dict.fromkeys(task)),
+        "STS-B": list(dict.fromkeys(of_sts)),
         "captions": captions[:: max(1, len(captions) // count)][:count],
     }
 
 
-def stored(root: Path, x: np.ndarray) -> tuple[LiveRows, tuple[PlacedUnit, ...]]:
-    """x (n, d) as one unit."""
-    schema, sink = (
-        vectors_schema(pa.field("id", pa.int64()), (), x.shape[1], "a space"),
-        pa.BufferOutputStream(),
-    )
+def write_unit(root: Path, x: np.ndarray) -> tuple[LiveRows, tuple[PlacedUnit, ...]]:
+    """Write x (n, d) as one unit of vectors."""
+    schema = vectors_schema(pa.field("id", pa.int64()), (), x.shape[1], "a space")
+    sink = pa.BufferOutputStream()
     columns = [
         pa.array(range(len(x)), pa.int64()),
         pa.array([bytes(16)] * len(x), pa.binary(16)),
@@ -95,24 +94,25 @@ def stored(root: Path, x: np.ndarray) -> tuple[LiveRows, tuple[PlacedUnit, ...]]
     return LiveRows(store, "a space", "id"), (PlacedUnit(ordinal=0, unit=record),)
 
 
-def trained(x: np.ndarray, settings: FlowSettings, dev: DevPairs) -> tuple[Flow, float]:
-    """The flow of those rows, and the seconds that it took."""
+def train_flow(x: np.ndarray, settings: FlowSettings, dev: DevPairs) -> tuple[Flow, float]:
+    """Train a flow on x (n, d). Returns it with the seconds that training took."""
     with tempfile.TemporaryDirectory() as folder:
-        source, units = stored(Path(folder), x)
+        source, units = write_unit(Path(folder), x)
         start = time.perf_counter()
         reference = TrainFlow().start()(FlowTraining(source, units, settings, dev=dev))
         return Flow.from_bytes(reference.read(source.store)), time.perf_counter() - start
 
 
-def row(pooling: str, name: str, x: np.ndarray, settings: FlowSettings, dev: DevPairs) -> list[str]:
-    flow, seconds = trained(x, settings, dev)
+def table_row(pooling: str, name: str, x: np.ndarray, settings: FlowSettings, dev: DevPairs) -> list[str]:
+    """Train a flow and return its row of the table."""
+    flow, seconds = train_flow(x, settings, dev)
     first, last = flow.curve[0], flow.curve[-1]
     best = max(flow.curve, key=lambda point: point.dev or 0)
     error = np.abs(flow.inverse(flow(x)) - x).max()
     for note in flow.notes:
         print(f"  {pooling}, {name}: {note}")
     bits = [f"{value:.4f}" for value in (first.heldout, last.train, last.heldout)]
-    figures = [
+    scores = [
         f"{100 * dev.score():.2f}",
         f"{100 * (first.dev or 0):.2f}",
         f"{100 * (best.dev or 0):.2f} ({best.step:,})",
@@ -126,7 +126,7 @@ def row(pooling: str, name: str, x: np.ndarray, settings: FlowSettings, dev: Dev
         *bits,
         f"{error:.1e}",
         f"{seconds:.1f}",
-        *figures,
+        *scores,
     ]
 
 
@@ -134,7 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--captions", type=int, default=10_000, help="so many, spread over all of them")
+    parser.add_argument("--captions", type=int, default=10_000, help="number of captions to fit on")
     parser.add_argument("--epochs", type=float, default=1.0)
     parser.add_argument("--poolings", nargs="+", default=["mean", "first_last"])
     parser.add_argument("--levels", type=int, default=FlowSettings().levels)
@@ -148,24 +148,17 @@ def main() -> None:
     left, right = (encoder.encode(dev[column].to_pylist()) for column in ("sentence1", "sentence2"))
     for name, texts in sentences(arguments.captions).items():
         x = encoder.encode(texts)
-        for place, pooling in enumerate(arguments.poolings):  # the poolings stand side by side
-            own = slice(place * DIM, (place + 1) * DIM)
-            rows.append(
-                row(
-                    pooling,
-                    name,
-                    x[:, own],
-                    settings,
-                    DevPairs(left[:, own], right[:, own], dev["score"].to_numpy()),
-                )
-            )
+        for number, pooling in enumerate(arguments.poolings):  # vectors of all poolings are concatenated
+            columns = slice(number * DIM, (number + 1) * DIM)
+            dev_pairs = DevPairs(left[:, columns], right[:, columns], dev["score"].to_numpy())
+            rows.append(table_row(pooling, name, x[:, columns], settings, dev_pairs))
     print_table(
         f"BERT-flow on all-MiniLM-L6-v2, d = {DIM}; dev is Spearman x100 of the cosine on STSB-dev",
         rows,
         HEADER,
     )
     print(
-        "\nat start: after the actnorms were initialised on the first batch; trained: mean over the "
+        "\nat start: after the actnorm layers were initialised on the first batch; trained: mean over the "
         "last twentieth of the steps"
     )
 

@@ -1,9 +1,11 @@
-"""What the nights after the first one cost.
+"""Measure the nights after the first one.
 
-MANTA_EVAL_DATA=... python -m tests.benchmarks.incremental nights       # 135,070 captions, then 1 % of the
-rows changed, then nothing python -m tests.benchmarks.incremental idle --units 1000                # nothing
-changed over a thousand units python -m tests.benchmarks.incremental keys --rows 1000000 10000000     #
-finding what changed among made-up rows: seconds and memory
+    MANTA_EVAL_DATA=... python -m tests.benchmarks.incremental nights
+    python -m tests.benchmarks.incremental idle --units 1000
+    python -m tests.benchmarks.incremental keys --rows 1000000 10000000
+
+`nights`: a full night on captions, nights with 1 % of the rows changed, and a night without changes. `idle`:
+a night without changes over many units. `keys`: seconds and memory to find the changed rows of a corpus.
 """
 
 import argparse
@@ -24,8 +26,9 @@ import pyarrow.parquet as pq
 from pipeline.settings import CorpusSettings
 from pipeline.store.store import open_store
 from pipeline.store.units import Changes, Corpus
-from pipeline.text.corpus.corpus_record import record_path
-from pipeline.text.corpus.ingest import ParentCorpus, ingest
+from pipeline.text.corpus.corpus_record import record_path, tables_folder
+from pipeline.text.corpus.ingest import ingest
+from pipeline.text.corpus.tonights_files import ParentCorpus
 from tests.benchmarks.machine import machine, print_table
 from tests.benchmarks.night import captions
 
@@ -33,7 +36,7 @@ _FILES = 10
 
 
 def write(folder: Path, ids: np.ndarray, texts: list[str]) -> None:
-    """Rows in ten files, by their order."""
+    """Write the rows, in order, to ten files."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, rows in enumerate(np.array_split(np.arange(len(ids)), _FILES)):
         pq.write_table(
@@ -42,26 +45,25 @@ def write(folder: Path, ids: np.ndarray, texts: list[str]) -> None:
         )
 
 
-def edited(ids: np.ndarray, texts: list[str], rng: np.random.Generator) -> tuple[np.ndarray, list[str]]:
-    """0.4 % of the rows with another text, 0.2 % gone, 0.4 % new ones at the end: scattered over all files,
-    so that every file has changed.
+def edit_rows(ids: np.ndarray, texts: list[str], rng: np.random.Generator) -> tuple[np.ndarray, list[str]]:
+    """Change the text of 0.4 % of the rows, delete 0.2 %, and append 0.4 % new rows.
+
+    The rows are drawn from all files, so that every file changes.
     """
-    share = len(ids) // 1000
-    chosen = rng.permutation(len(ids))
-    changed, gone, more = chosen[: 4 * share], chosen[4 * share : 6 * share], chosen[6 * share : 10 * share]
+    thousandth = len(ids) // 1000
+    drawn = rng.permutation(len(ids))
+    changed, deleted, copied = np.split(drawn[: 10 * thousandth], [4 * thousandth, 6 * thousandth])
     texts = list(texts)
     for row in changed:
         texts[row] += " once more"
-    kept = np.setdiff1d(np.arange(len(ids)), gone)
-    new = [f"{texts[row]} for the first time" for row in more]
-    return np.concatenate([ids[kept], np.arange(len(new)) + ids.max() + 1]), [
-        *(texts[row] for row in kept),
-        *new,
-    ]
+    remaining = np.setdiff1d(np.arange(len(ids)), deleted)
+    new_texts = [f"{texts[row]} for the first time" for row in copied]
+    new_ids = np.arange(len(new_texts)) + ids.max() + 1
+    return np.concatenate([ids[remaining], new_ids]), [*(texts[row] for row in remaining), *new_texts]
 
 
 def night(arguments: list[str]) -> tuple[float, dict[str, Any]]:
-    """(seconds of the whole process, its answer) of one `manta nightly`."""
+    """Run `manta nightly` in a process. Returns its wall seconds and its JSON answer."""
     start = time.perf_counter()
     command = [sys.executable, "-m", "jobs.nightly", "--json", *arguments]
     done = subprocess.run(
@@ -73,7 +75,7 @@ def night(arguments: list[str]) -> tuple[float, dict[str, Any]]:
 
 
 def nights(rows: int, rounds: int) -> None:
-    """A full night, nights with 1 % changed rows, a night with nothing changed."""
+    """Measure a full night, nights with 1 % of the rows changed, and a night without changes."""
     table = pa.concat_tables(
         [pq.read_table(file, columns=["text"]) for file in sorted(captions().glob("*.parquet"))]
     ).slice(0, rows)
@@ -85,7 +87,7 @@ def nights(rows: int, rounds: int) -> None:
         encode = answer["seconds"]["encode"]
         lines = [_line("all rows are new", full, answer, full, encode)]
         for _ in range(rounds):
-            ids, texts = edited(ids, texts, rng)
+            ids, texts = edit_rows(ids, texts, rng)
             write(Path(top, "corpus"), ids, texts)
             lines.append(_line("1 % changed", *night(arguments), full, encode))
         wall, answer = night(arguments)
@@ -101,7 +103,7 @@ def _line(name: str, wall: float, answer: dict[str, Any], full: float, encode: f
     seconds = answer.get("seconds", {}).get("encode", 0.0)
     index = next((choice["chosen"] for choice in answer["decisions"] if choice["what"] == "index"), "")
     stages = ", ".join(
-        f"{stage} {spent:.1f}" for stage, spent in answer.get("seconds", {}).items() if spent >= 0.1
+        f"{stage} {stage_s:.1f}" for stage, stage_s in answer.get("seconds", {}).items() if stage_s >= 0.1
     )
     encoded = answer["counts"]["encoded"] if answer["status"] == "published" else 0
     return (
@@ -117,7 +119,7 @@ def _line(name: str, wall: float, answer: dict[str, Any], full: float, encode: f
 
 
 def idle(units: int) -> None:
-    """Nothing changed over so many units, with a small random encoder."""
+    """Measure nights without changes over `units` units, with a small random encoder."""
     from tests.models.folders import save_folder
 
     with tempfile.TemporaryDirectory(prefix="manta-bench-") as top:
@@ -146,39 +148,46 @@ def idle(units: int) -> None:
 
 
 def keys_night(folder: Path, rows: int) -> None:
-    """The first corpus of made-up rows in `folder`, or the one after it with one of a hundred files changed;
-    prints a JSON line.
+    """Ingest generated rows and print seconds and memory as JSON.
+
+    The first call in a folder ingests the first corpus, the second call a corpus in which one of a hundred
+    files has changed.
     """
-    corpus, store, parts = (
-        CorpusSettings(uri=str(folder / "corpus")),
-        open_store(folder / "out"),
-        np.array_split(np.arange(rows), 100),
-    )
-    before = folder / "first"
-    first = Corpus.load(store, before.read_text()) if before.exists() else None
+    settings, store = CorpusSettings(uri=str(folder / "corpus")), open_store(folder / "out")
+    parts = np.array_split(np.arange(rows), 100)
+    record = folder / "first"
+    first = Corpus.load(store, record.read_text()) if record.exists() else None
     for number, part in enumerate(parts):
         if first is None or number == 50:
-            _made(folder / "corpus" / f"{number:02d}.parquet", part, "" if first is None else " changed")
+            _write_part(
+                folder / "corpus" / f"{number:02d}.parquet", part, "" if first is None else " changed"
+            )
     start = time.perf_counter()
-    made = ingest(corpus, 32_768, store, ParentCorpus(first, first.next_ordinal) if first else None)
-    spent = time.perf_counter() - start
-    before.write_text(record_path(made.id))
-    assert made.changes == (
+    corpus = ingest(settings, 32_768, store, ParentCorpus(first, first.next_ordinal) if first else None)
+    ingest_s = time.perf_counter() - start
+    record.write_text(record_path(corpus.id))
+    assert corpus.changes == (
         Changes(changed=len(parts[50]), unchanged=rows - len(parts[50])) if first else Changes(new=rows)
     )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     print(
         json.dumps(
             {
-                "seconds": spent,
+                "seconds": ingest_s,
                 "peak_mb": peak,
-                "tables_mb": sum(ref.bytes for ref in (*made.keys, *made.texts)) / 1e6,
+                "tables_mb": _written_bytes(corpus) / 1e6,
             }
         )
     )
 
 
-def _made(file: Path, part: np.ndarray, suffix: str) -> None:
+def _written_bytes(corpus: Corpus) -> int:
+    """Return the bytes of the tables' files that were written for this corpus."""
+    files = (file for bucket in (*corpus.keys, *corpus.texts) for file in bucket.references())
+    return sum(file.bytes for file in files if file.path.startswith(tables_folder(corpus.id)))
+
+
+def _write_part(file: Path, part: np.ndarray, suffix: str) -> None:
     pq.write_table(
         pa.table(
             {
@@ -191,7 +200,7 @@ def _made(file: Path, part: np.ndarray, suffix: str) -> None:
 
 
 def keys(sizes: list[int]) -> None:
-    """Each night in a process of its own, since memory is measured by its peak."""
+    """Print a line for each size. Each night runs in its own process, because its peak memory is measured."""
     lines = []
     for rows in sizes:
         with tempfile.TemporaryDirectory(prefix="manta-bench-") as top:
@@ -211,12 +220,20 @@ def keys(sizes: list[int]) -> None:
                 for _ in range(2)
             )
         peaks = [f"{night['peak_mb']:,.0f}" for night in (first, again)]
-        spent = [f"{1e6 * again['seconds'] / rows:.2f}", f"{again['tables_mb']:,.0f}"]
+        rates = [f"{1e6 * again['seconds'] / rows:.2f}", f"{again['tables_mb']:,.1f}"]
         lines.append(
-            (f"{rows:,}", f"{first['seconds']:.1f}", peaks[0], f"{again['seconds']:.1f}", peaks[1], *spent)
+            (f"{rows:,}", f"{first['seconds']:.1f}", peaks[0], f"{again['seconds']:.1f}", peaks[1], *rates)
         )
-    header = ("rows", "first corpus, s", "peak MB", "1 % changed, s", "peak MB", "µs a row", "tables, MB")
-    print_table(f"Corpora of made-up rows, one of a hundred files changed; {machine()}", lines, header)
+    header = (
+        "rows",
+        "first corpus, s",
+        "peak MB",
+        "1 % changed, s",
+        "peak MB",
+        "µs a row",
+        "tables written, MB",
+    )
+    print_table(f"Generated corpora, one of a hundred files changed; {machine()}", lines, header)
 
 
 if __name__ == "__main__":
@@ -228,12 +245,12 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--units", type=int, default=1_000)
     parser.add_argument("--folder", type=Path)
-    asked = parser.parse_args()
-    if asked.what == "nights":
-        nights(asked.rows[0], asked.rounds)
-    elif asked.what == "idle":
-        idle(asked.units)
-    elif asked.what == "keys":
-        keys(asked.rows)
+    options = parser.parse_args()
+    if options.what == "nights":
+        nights(options.rows[0], options.rounds)
+    elif options.what == "idle":
+        idle(options.units)
+    elif options.what == "keys":
+        keys(options.rows)
     else:
-        keys_night(asked.folder, asked.rows[0])
+        keys_night(options.folder, options.rows[0])

@@ -1,8 +1,9 @@
-"""Index build and search against plain faiss: same factory string, training rows, threads and nprobe,
-interleaved: python -m tests.benchmarks.index
+"""Compare building and searching an index with plain faiss: same factory string, training rows and nprobe.
 
-With MANTA_EVAL_DATA the vectors are those of captions by the packaged all-MiniLM-L6-v2 (30,000 take about two
-minutes on one core), else generated clusters.
+    python -m tests.benchmarks.index
+
+With MANTA_EVAL_DATA, the vectors are of captions by the packaged all-MiniLM-L6-v2 (30,000 take about two
+minutes on one core), otherwise generated clusters. Both run with one thread, one after the other.
 """
 
 import argparse
@@ -19,9 +20,9 @@ import faiss
 import numpy as np
 import pyarrow.parquet as pq
 
-from pipeline.index.build import fill, read_index, threads, train, write_index
+from pipeline.index.build import faiss_threads, fill, read_index, train, write_index
 from pipeline.index.effort import choose_effort, get_effort, set_effort
-from pipeline.index.merge import Part, merge
+from pipeline.index.merge import FilledShard, merge
 from pipeline.index.plan import IndexPlan, plan_index
 from pipeline.index.recall import recall
 from pipeline.index.truth import ExactTopK, Neighbours, Queries
@@ -29,16 +30,18 @@ from pipeline.settings import EncoderSettings, EncodeSettings, IndexSettings
 from pipeline.settings.index_kinds import KINDS
 from tests.benchmarks.machine import machine, print_table, spread
 
-EVERY = 4  # of the queries is searched by itself
-BATCH = 8_192  # rows added at once, by both
+SINGLE_EVERY = 4  # every fourth query is also searched on its own
+BATCH_ROWS = 8_192  # rows added at once
 SHARDS = 3
 TRAININGS = 3
-FAISS_SEED = 1234  # what plain faiss starts k-means from
-TARGET = 0.95  # recall@10 that nprobe is chosen for
+FAISS_SEED = 1234  # seed of k-means in plain faiss
+TARGET_RECALL = 0.95  # recall@10 for which nprobe is chosen
 
 
 @dataclass(frozen=True)
-class Bench:
+class IndexBench:
+    """The plan of an index, with the vectors and queries of the benchmark."""
+
     plan: IndexPlan
     addresses: np.ndarray
     raw: np.ndarray
@@ -48,27 +51,27 @@ class Bench:
     def batches(self, rows: slice = slice(None)) -> list[tuple[np.ndarray, np.ndarray]]:
         addresses, raw = self.addresses[rows], self.raw[rows]
         return [
-            (addresses[start : start + BATCH], raw[start : start + BATCH])
-            for start in range(0, len(raw), BATCH)
+            (addresses[start : start + BATCH_ROWS], raw[start : start + BATCH_ROWS])
+            for start in range(0, len(raw), BATCH_ROWS)
         ]
 
 
 def seconds(work: Callable[[], object]) -> float:
+    """Measure the wall time of a call."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def vectors(rows: int) -> tuple[np.ndarray, str]:
-    """(n, 384) float32 raw vectors, and what they are."""
+    """Return (n, 384) float32 raw vectors, and a description of their source."""
     if root := os.environ.get("MANTA_EVAL_DATA"):
         from pipeline.models.inference.encoder import load_encoder
 
         texts = pq.read_table(Path(root, "captions", "shards"), columns=["text"])["text"].to_pylist()
-        chosen = np.random.default_rng(0).permutation(len(texts))[:rows]
-        return load_encoder(EncoderSettings(), EncodeSettings(), "cpu").encode(
-            [texts[row] for row in chosen]
-        ), "captions, all-MiniLM-L6-v2"
+        sampled = np.random.default_rng(0).permutation(len(texts))[:rows]
+        encoder = load_encoder(EncoderSettings(), EncodeSettings(), "cpu")
+        return encoder.encode([texts[row] for row in sampled]), "captions, all-MiniLM-L6-v2"
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(rows // 20, 384))
     return (centres[rng.integers(0, len(centres), rows)] + rng.normal(size=(rows, 384))).astype(
@@ -76,10 +79,8 @@ def vectors(rows: int) -> tuple[np.ndarray, str]:
     ), "generated clusters"
 
 
-def peer_trained(bench: Bench) -> Any:
-    """What a person writes with plain faiss; OPQ, which faiss would train far longer, gets our number of
-    rounds.
-    """
+def train_peer(bench: IndexBench) -> Any:
+    """Train with plain faiss, but OPQ with Manta's number of iterations: the default takes far longer."""
     index = faiss.index_factory(bench.plan.dim, bench.plan.factory, faiss.METRIC_INNER_PRODUCT)
     if isinstance(index, faiss.IndexPreTransform) and isinstance(
         step := faiss.downcast_VectorTransform(index.chain.at(0)), faiss.OPQMatrix
@@ -91,11 +92,11 @@ def peer_trained(bench: Bench) -> Any:
     return index
 
 
-def trained(bench: Bench) -> Any:
+def train_ours(bench: IndexBench) -> Any:
     return train(bench.plan, None, bench.raw[: bench.plan.train_rows], FAISS_SEED)
 
 
-def peer_add(index: Any, bench: Bench) -> Any:
+def add_to_peer(index: Any, bench: IndexBench) -> Any:
     keyed = index if bench.plan.nlist else faiss.IndexIDMap2(index)
     for addresses, raw in bench.batches():
         unit = raw.copy()
@@ -104,21 +105,19 @@ def peer_add(index: Any, bench: Bench) -> Any:
     return keyed
 
 
-def peer_search(index: Any, queries: np.ndarray) -> np.ndarray:
+def search_peer(index: Any, queries: np.ndarray) -> np.ndarray:
     unit = queries.copy()
     faiss.normalize_L2(unit)
     return np.asarray(index.search(unit, 11)[1])
 
 
-def compare(bench: Bench, truth: Neighbours, folder: Path) -> list[str]:
-    """One line of the table: training, adding, searching in a batch and one by one; peer's time over ours,
-    pairs alternating.
-    """
+def compare(bench: IndexBench, truth: Neighbours, folder: Path) -> list[str]:
+    """Measure one line of the table: training, adding, and searching in a batch and one by one, in turn."""
     training = [
-        (seconds(lambda: peer_trained(bench)), seconds(lambda: trained(bench))) for _ in range(TRAININGS)
+        (seconds(lambda: train_peer(bench)), seconds(lambda: train_ours(bench))) for _ in range(TRAININGS)
     ]
-    ours_empty = faiss.serialize_index(trained(bench))
-    peer_empty = faiss.serialize_index(peer_trained(bench))
+    ours_empty = faiss.serialize_index(train_ours(bench))
+    peer_empty = faiss.serialize_index(train_peer(bench))
     built: dict[str, Any] = {}
 
     def add_ours() -> None:
@@ -126,27 +125,30 @@ def compare(bench: Bench, truth: Neighbours, folder: Path) -> list[str]:
         fill(built["ours"], bench.batches())
 
     def add_peer() -> None:
-        built["peer"] = peer_add(faiss.deserialize_index(peer_empty), bench)
+        built["peer"] = add_to_peer(faiss.deserialize_index(peer_empty), bench)
 
     adding = [(seconds(add_peer), seconds(add_ours)) for _ in range(bench.pairs)]
-    choose_effort(built["ours"], bench.queries, truth, TARGET)
+    choose_effort(built["ours"], bench.queries, truth, TARGET_RECALL)
     effort = _same_effort(built["peer"], built["ours"])
     sharded = _sharded(bench, ours_empty, folder)
     set_effort(sharded, effort)
-    asked = bench.queries.vectors
+    queries = bench.queries.vectors
     batch = [
-        (seconds(lambda: peer_search(built["peer"], asked)), seconds(lambda: built["ours"].search(asked, 11)))
+        (
+            seconds(lambda: search_peer(built["peer"], queries)),
+            seconds(lambda: built["ours"].search(queries, 11)),
+        )
         for _ in range(bench.pairs)
     ]
     singles = [
         (
-            seconds(lambda: _one_by_one(built["peer"], asked, True)),
-            seconds(lambda: _one_by_one(built["ours"], asked, False)),
+            seconds(lambda: _one_by_one(built["peer"], queries, True)),
+            seconds(lambda: _one_by_one(built["ours"], queries, False)),
         )
         for _ in range(bench.pairs)
     ]
-    shares = [recall(index, bench.queries, truth, (10,))[10].value for index in (built["ours"], sharded)]
-    peer_share = _peer_recall(built["peer"], bench, truth)
+    recalls = [recall(index, bench.queries, truth, (10,))[10].value for index in (built["ours"], sharded)]
+    peer_recall = _peer_recall(built["peer"], bench, truth)
     return [
         bench.plan.factory,
         str(effort or "-"),
@@ -155,24 +157,26 @@ def compare(bench: Bench, truth: Neighbours, folder: Path) -> list[str]:
         f"{len(bench.raw) / statistics.median(ours for _, ours in adding):,.0f}",
         _ratio(batch),
         _ratio(singles),
-        f"{1e3 * statistics.median(ours for _, ours in singles) / len(asked[::EVERY]):.3f}",
-        f"{peer_share:.4f}",
-        *(f"{share:.4f}" for share in shares),
+        f"{1e3 * statistics.median(ours for _, ours in singles) / len(queries[::SINGLE_EVERY]):.3f}",
+        f"{peer_recall:.4f}",
+        *(f"{value:.4f}" for value in recalls),
     ]
 
 
 def _same_effort(peer: Any, ours: Any) -> int:
+    """Set the search effort (nprobe or efSearch) of ours in the peer, and return it."""
     effort = get_effort(ours) or 0
     set_effort(peer, effort)
     return effort
 
 
 def _one_by_one(index: Any, queries: np.ndarray, normalise: bool) -> None:
-    for row in range(0, len(queries), EVERY):
-        peer_search(index, queries[row : row + 1]) if normalise else index.search(queries[row : row + 1], 11)
+    for row in range(0, len(queries), SINGLE_EVERY):
+        search_peer(index, queries[row : row + 1]) if normalise else index.search(queries[row : row + 1], 11)
 
 
-def _sharded(bench: Bench, empty: np.ndarray, folder: Path) -> Any:
+def _sharded(bench: IndexBench, empty: np.ndarray, folder: Path) -> Any:
+    """Fill copies of the empty index with parts of the rows, and merge them."""
     parts = []
     count = SHARDS if bench.plan.shardable else 1
     for number, rows in enumerate(np.array_split(np.arange(len(bench.raw)), count)):
@@ -180,7 +184,7 @@ def _sharded(bench: Bench, empty: np.ndarray, folder: Path) -> Any:
         filled = fill(index, bench.batches(slice(rows[0], rows[-1] + 1)))
         write_index(index, folder / f"{number}.faiss")
         parts.append(
-            Part(
+            FilledShard(
                 folder / f"{number}.faiss", filled.rows, filled.probe_addresses, filled.probe_vectors, "space"
             )
         )
@@ -188,8 +192,8 @@ def _sharded(bench: Bench, empty: np.ndarray, folder: Path) -> Any:
     return read_index(folder / "merged.faiss")
 
 
-def _peer_recall(peer: Any, bench: Bench, truth: Neighbours) -> float:
-    """recall@10 by the same rule, on the plain index: its queries are normalised first."""
+def _peer_recall(peer: Any, bench: IndexBench, truth: Neighbours) -> float:
+    """Measure recall@10 of plain faiss, whose queries must be normalised."""
     unit = bench.queries.vectors.copy()
     faiss.normalize_L2(unit)
     return recall(peer, Queries(bench.queries.addresses, unit), truth, (10,))[10].value
@@ -204,32 +208,32 @@ def main() -> None:
     arguments.add_argument("--rows", type=int, default=30_000)
     arguments.add_argument("--pairs", type=int, default=7)
     arguments.add_argument("--kinds", nargs="+", default=list(KINDS))
-    chosen = arguments.parse_args()
+    options = arguments.parse_args()
     print(machine())
-    raw, what = vectors(chosen.rows)
+    raw, source = vectors(options.rows)
     addresses = (np.arange(len(raw)) >> 15 << 32) | (np.arange(len(raw)) & 32_767)
     asked = np.random.default_rng(1).choice(len(raw), min(400, len(raw)), replace=False)
     queries = Queries(addresses[asked], raw[asked])
-    with threads(1), tempfile.TemporaryDirectory() as folder:
+    with faiss_threads(1), tempfile.TemporaryDirectory() as folder:
         fold = ExactTopK(queries)
         started = time.perf_counter()
-        truth = fold.of([(addresses, raw)])
+        truth = fold.search([(addresses, raw)])
         exact_s = time.perf_counter() - started
         benches = [
-            Bench(
+            IndexBench(
                 plan_index(len(raw), raw.shape[1], IndexSettings(kind=kind)),
                 addresses,
                 raw,
                 queries,
-                chosen.pairs,
+                options.pairs,
             )
-            for kind in chosen.kinds
+            for kind in options.kinds
         ]
         lines = [compare(bench, truth, Path(folder)) for bench in benches]
     print_table(
         (
-            f"{len(raw):,} x {raw.shape[1]} ({what}), faiss {faiss.__version__}, 1 thread; times are plain "
-            f"faiss / ours, median (least to most) of {chosen.pairs} pairs"
+            f"{len(raw):,} x {raw.shape[1]} ({source}), faiss {faiss.__version__}, 1 thread; times are plain "
+            f"faiss / ours, median (least to most) of {options.pairs} pairs"
         ),
         lines,
         (

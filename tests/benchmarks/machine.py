@@ -1,4 +1,4 @@
-"""What every benchmark says about where it ran, and how it prints."""
+"""Describe the machine of a benchmark, and print its results."""
 
 import os
 import statistics
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def machine() -> str:
-    """CPU, cores and the load of the last minute."""
+    """Return the CPU, the number of cores and the load of the last minute."""
     names = [
         line.split(":", 1)[1].strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines()
@@ -16,13 +16,13 @@ def machine() -> str:
     return f"{names[0] if names else 'unknown CPU'}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}"
 
 
-def spread(values: Sequence[float], form: str = ".2f") -> str:
-    """median (least to most)."""
-    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+def spread(values: Sequence[float], spec: str = ".2f") -> str:
+    """Format values as "median (smallest to largest)". spec: format of each of the three."""
+    return f"{statistics.median(values):{spec}} ({min(values):{spec}} to {max(values):{spec}})"
 
 
 def print_table(title: str, rows: Sequence[Sequence[str]], header: Sequence[str]) -> None:
-    """A Markdown table."""
+    """Print a Markdown table below its title."""
     cells = [list(header), *map(list, rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
 

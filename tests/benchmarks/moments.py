@@ -1,5 +1,6 @@
-"""Moments of a block of vectors against numpy's plain product of the same block, both float64: python -m
-tests.benchmarks.moments
+"""Compare the speed of `Moments.of` with that of numpy's matrix product of the same block in float64.
+
+python -m tests.benchmarks.moments
 """
 
 import os
@@ -15,27 +16,27 @@ PAIRS = 15
 
 
 def seconds(work: Callable[[], object]) -> float:
+    """Measure the wall time of a call."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def compare(dim: int, dtype: type[np.floating]) -> str:
-    """Speed of Moments.of on x (n, d) of `dtype` over that of X.T @ X in float64, which numpy too computes as
-    a symmetric update; pairs alternate.
+    """Return a line of the table: Moments.of for x (n, d) of `dtype`, and X.T @ X in float64, in turn.
+
+    numpy also computes X.T @ X as a symmetric update.
     """
     x = np.random.default_rng(0).normal(loc=0.1, size=(ROWS, dim)).astype(dtype)
-    peer = x.astype(np.float64)
-    Moments.of(x), peer.T @ peer  # pages in, BLAS threads up
-    pairs = [(seconds(lambda: peer.T @ peer), seconds(lambda: Moments.of(x))) for _ in range(PAIRS)]
-    ratios = sorted(theirs / ours for theirs, ours in pairs)
-    theirs, ours = np.median(pairs, axis=0)
-    rate = ROWS * dim**2 / ours / 1e9  # a symmetric update: n d^2 operations
-    spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
-    kind = np.dtype(dtype).name
+    x_float64 = x.astype(np.float64)
+    Moments.of(x), x_float64.T @ x_float64  # load the pages and start the BLAS threads before measuring
+    pairs = [(seconds(lambda: x_float64.T @ x_float64), seconds(lambda: Moments.of(x))) for _ in range(PAIRS)]
+    ratios = sorted(product_s / moments_s for product_s, moments_s in pairs)
+    product_s, moments_s = np.median(pairs, axis=0)
+    gflops = ROWS * dim**2 / moments_s / 1e9  # a symmetric update has n d^2 operations
     return (
-        f"{dim:>4}  {kind:<8} {theirs * 1e3:>9.1f} {ours * 1e3:>9.1f} {rate:>9.1f}   "
-        f"{np.median(ratios):.2f}  ({spread})"
+        f"{dim:>4}  {np.dtype(dtype).name:<8} {product_s * 1e3:>9.1f} {moments_s * 1e3:>9.1f} "
+        f"{gflops:>9.1f}   {np.median(ratios):.2f}  ({ratios[0]:.2f} to {ratios[-1]:.2f})"
     )
 
 

@@ -1,9 +1,11 @@
-"""The encode job against the bare engine, and what a whole night costs in time and memory.
+"""Compare the encode job with the encoding engine alone, and measure the time and memory of a whole night.
 
-MANTA_EVAL_DATA=... python -m tests.benchmarks.night job        # Ray, read and write against one process that
-only encodes MANTA_EVAL_DATA=... python -m tests.benchmarks.night captions   # stages and peak memory of a
-night on 135,070 captions python -m tests.benchmarks.night generated --rows 2000000       # the same on
-made-up rows with a small random BERT
+    MANTA_EVAL_DATA=... python -m tests.benchmarks.night job
+    MANTA_EVAL_DATA=... python -m tests.benchmarks.night captions
+    python -m tests.benchmarks.night generated --rows 2000000
+
+`job`: Ray workers that read, encode and write, against one process that only encodes. `captions`: stages and
+peak memory of a night on 135,070 captions. `generated`: the same on generated rows with a small random BERT.
 """
 
 import argparse
@@ -27,7 +29,7 @@ from pipeline.config import load_settings
 from pipeline.settings import Job
 from tests.benchmarks.machine import machine, print_table, spread
 
-_EVERY_S = 0.25
+_SAMPLE_EVERY_S = 0.25
 _WORDS = (
     "man",
     "blue",
@@ -62,33 +64,31 @@ def captions() -> Path:
 
 
 def compare_job(pairs: int, rows: int) -> None:
-    """Interleaved pairs: the engine alone with two threads in a process of its own, then the job with two
-    workers of one thread each.
-    """
+    """Measure in turn a process that only encodes, with two threads, and the job with two workers of one."""
     timings = []
     with tempfile.TemporaryDirectory(prefix="manta-bench-") as top:
         for number in range(pairs):
-            bare, job, connected = _bare(rows), *_job(Path(top, str(number)), rows)
-            timings.append((bare, job, connected))
+            engine_s, (job_s, ray_s) = _run_engine(rows), _run_job(Path(top, str(number)), rows)
+            timings.append((engine_s, job_s, ray_s))
             print(
                 (
-                    f"pair {number + 1}: engine {bare:.1f} s, job {job:.1f} s (and {connected:.1f} s to "
+                    f"pair {number + 1}: engine {engine_s:.1f} s, job {job_s:.1f} s (and {ray_s:.1f} s to "
                     "start Ray)"
                 ),
                 flush=True,
             )
             shutil.rmtree(Path(top, str(number)))
     lines = [
-        ("bare engine, one process, 2 threads", spread([bare for bare, _, _ in timings], ".1f"), ""),
+        ("engine alone, one process, 2 threads", spread([engine for engine, _, _ in timings], ".1f"), ""),
         (
             "encode job: 2 Ray workers, read, write, moments",
             spread([job for _, job, _ in timings], ".1f"),
-            spread([bare / job for bare, job, _ in timings]),
+            spread([engine / job for engine, job, _ in timings]),
         ),
         (
             "the same with starting Ray",
             spread([job + ray for _, job, ray in timings], ".1f"),
-            spread([bare / (job + ray) for bare, job, ray in timings]),
+            spread([engine / (job + ray) for engine, job, ray in timings]),
         ),
     ]
     print_table(
@@ -98,10 +98,10 @@ def compare_job(pairs: int, rows: int) -> None:
     )
 
 
-def _bare(rows: int) -> float:
-    """Seconds of encoding alone, measured inside a fresh process after the first buffers."""
+def _run_engine(rows: int) -> float:
+    """Return the seconds of encoding alone, measured in a new process after the first buffers."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks.night", "bare", "--rows", str(rows)],
+        [sys.executable, "-m", "tests.benchmarks.night", "engine", "--rows", str(rows)],
         check=True,
         capture_output=True,
         text=True,
@@ -110,7 +110,8 @@ def _bare(rows: int) -> float:
     return float(done.stdout)
 
 
-def bare(rows: int) -> None:
+def engine(rows: int) -> None:
+    """Encode captions in this process and print the seconds."""
     from pipeline.models.inference.encoder import load_encoder
     from pipeline.settings import EncoderSettings, EncodeSettings
 
@@ -127,8 +128,8 @@ def bare(rows: int) -> None:
     print(time.perf_counter() - start if done == len(table) else "rows are missing")
 
 
-def _job(root: Path, rows: int) -> tuple[float, float]:
-    """(seconds of the encode stage, seconds to start Ray) of a fresh `manta encode`."""
+def _run_job(root: Path, rows: int) -> tuple[float, float]:
+    """Run `manta encode`. Returns the seconds of its encode stage, and the seconds to start Ray."""
     arguments = [
         f"corpus.uri={captions()}",
         f"corpus.max_rows={rows}",
@@ -154,31 +155,33 @@ def _threads(count: int) -> dict[str, str]:
 # --- a whole night ---
 
 
-class Memory:
-    """Peak memory (bytes) of a process and of what it starts, by kind, sampled; private = resident less
-    shared (mapped files).
+class MemorySampler:
+    """Samples the memory of a process and of its descendants, in a thread.
+
+    `peaks` has the peak resident and private bytes by kind of process; private is resident without shared
+    memory such as mapped files.
     """
 
     def __init__(self, pid: int) -> None:
         self.peaks: dict[str, tuple[int, int]] = {}
-        self._root, self._over = psutil.Process(pid), threading.Event()
+        self._root, self._stopped = psutil.Process(pid), threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def stop(self) -> dict[str, tuple[int, int]]:
-        self._over.set()
+        self._stopped.set()
         self._thread.join()
         return self.peaks
 
     def _watch(self) -> None:
-        while not self._over.wait(_EVERY_S):
+        while not self._stopped.wait(_SAMPLE_EVERY_S):
             try:
                 for process in [self._root, *self._root.children(recursive=True)]:
-                    self._note(process)
+                    self._record(process)
             except psutil.NoSuchProcess:
                 continue
 
-    def _note(self, process: psutil.Process) -> None:
+    def _record(self, process: psutil.Process) -> None:
         try:
             name, memory = " ".join(process.cmdline()[:1]), process.memory_info()
         except psutil.Error:
@@ -198,7 +201,7 @@ class Memory:
 
 
 def whole_night(title: str, job: Job, arguments: list[str]) -> None:
-    """Run `manta nightly` in a process of its own; print its stages and the peaks of memory."""
+    """Run `manta nightly` in a process, and print its stages and peak memory."""
     start = time.perf_counter()
     night = subprocess.Popen(
         [sys.executable, "-m", "jobs.nightly", "--json", *arguments],
@@ -206,11 +209,11 @@ def whole_night(title: str, job: Job, arguments: list[str]) -> None:
         text=True,
         env=_threads(1),
     )
-    memory = Memory(night.pid)
+    memory = MemorySampler(night.pid)
     answer = json.loads(night.communicate()[0])
     wall, peaks = time.perf_counter() - start, memory.stop()
     if answer["status"] != "published":
-        sys.exit(f"the night ended otherwise: {answer}")
+        sys.exit(f"the night has not published a release: {answer}")
     rows = answer["rows"]
     stages = [
         (name, f"{seconds:.1f}", f"{rows / seconds:,.0f}")
@@ -226,7 +229,7 @@ def whole_night(title: str, job: Job, arguments: list[str]) -> None:
         (kind, f"{resident / 1e6:,.0f}", f"{private / 1e6:,.0f}")
         for kind, (resident, private) in sorted(peaks.items())
     ]
-    print_table("Peak memory", lines, ("process", "resident MB", "of it private MB"))
+    print_table("Peak memory", lines, ("process", "resident MB", "private MB"))
     recall, files = answer["gates"]["recall_at_10"]["value"], answer["index"]["files"]
     print(
         f"\nrecall@10 {recall:.4f}, index {sum(file['bytes'] for file in files) / 1e6:,.0f} MB, "
@@ -254,7 +257,7 @@ def generated_night(rows: int) -> None:
         encoder, corpus = Path(top, "encoder"), Path(top, "corpus")
         save_folder(encoder, "bert")
         corpus.mkdir()
-        for number, table in enumerate(made_up(rows)):
+        for number, table in enumerate(generate_rows(rows)):
             pq.write_table(table, corpus / f"part-{number:03d}.parquet")
         arguments = [
             f"corpus.uri={corpus}",
@@ -269,8 +272,8 @@ def generated_night(rows: int) -> None:
         )
 
 
-def made_up(rows: int, file_rows: int = 250_000) -> Iterator[pa.Table]:
-    """Files of (id, text): 6 to 14 words from a small vocabulary."""
+def generate_rows(rows: int, file_rows: int = 250_000) -> Iterator[pa.Table]:
+    """Generate tables with the columns id and text, of random words from a small vocabulary."""
     rng = np.random.default_rng(0)
     words = np.array(_WORDS)
     for start in range(0, rows, file_rows):
@@ -279,8 +282,8 @@ def made_up(rows: int, file_rows: int = 250_000) -> Iterator[pa.Table]:
         picked = np.split(words[rng.integers(0, len(words), lengths.sum())], np.cumsum(lengths)[:-1])
         leads, ends = rng.choice(_LEADS, count), rng.choice(_ENDS, count)
         texts = [
-            f"{lead} {' '.join(middle)} {end} {start + place}"
-            for place, (lead, middle, end) in enumerate(zip(leads, picked, ends, strict=True))
+            f"{lead} {' '.join(middle)} {end} {start + row}"
+            for row, (lead, middle, end) in enumerate(zip(leads, picked, ends, strict=True))
         ]
         yield pa.table({"id": np.arange(start, start + count), "text": texts})
 
@@ -289,18 +292,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("job", "bare", "captions", "generated"))
+    parser.add_argument("what", choices=("job", "engine", "captions", "generated"))
     parser.add_argument("--rows", type=int)
     parser.add_argument("--pairs", type=int, default=3)
-    given = parser.parse_args()
-    if given.what == "generated":
-        generated_night(given.rows or 2_000_000)
-    elif given.what == "captions":
-        captions_night(given.rows or 135_070)
-    elif given.what == "bare":
-        bare(given.rows)
+    options = parser.parse_args()
+    if options.what == "generated":
+        generated_night(options.rows or 2_000_000)
+    elif options.what == "captions":
+        captions_night(options.rows or 135_070)
+    elif options.what == "engine":
+        engine(options.rows)
     else:
-        compare_job(given.pairs, given.rows or 135_070)
+        compare_job(options.pairs, options.rows or 135_070)
 
 
 if __name__ == "__main__":

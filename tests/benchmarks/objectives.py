@@ -1,14 +1,15 @@
-"""What every objective makes of an encoder: STS before and after, from the packaged all-MiniLM-L6-v2, from a
-small BERT with random weights, and from that BERT after it has learned to fill in masked words and nothing
-else (`words`), as the published encoders had.
+"""Train an encoder with every objective, and compare STS scores before and after.
 
-    MANTA_EVAL_DATA=... python -m tests.benchmarks.objectives --start minilm --steps 200 --root
-    /tmp/objectives MANTA_EVAL_DATA=... python -m tests.benchmarks.objectives --start small --steps 1000
-    --only supervised simcse --seeds 0 1 2
+    export MANTA_EVAL_DATA=...
+    python -m tests.benchmarks.objectives --root /tmp/objectives --start minilm --steps 200
+    python -m tests.benchmarks.objectives --root /tmp/objectives --start small --only simcse --seeds 0 1 2
 
-One process and one thread a training, without Ray; each is a folder below --root, so that a second run takes
-over what the first one finished. STS-B dev keeps the best weights; the figures of the other sets are of
-these. Figures are Spearman x100 of the cosine over all pairs of a set.
+Training starts from the packaged all-MiniLM-L6-v2 (`minilm`), from a small BERT with random weights
+(`small`), or from that BERT after masked language modelling only (`words`), as the published encoders did.
+
+Each training runs in this process with one thread, without Ray, in a folder below --root, so that a second
+run reuses finished trainings. The best weights on STS-B dev are scored on the other sets. Scores are Spearman
+x100 of the cosine over all pairs of a set.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from pipeline.evaluate.similarity import paired
 from pipeline.flows.train.plan import open_dev, plan_of
 from pipeline.flows.train.rank import TrainRank
 from pipeline.flows.train.run_folder import RunFolder, open_run
-from pipeline.flows.train.train import begin
+from pipeline.flows.train.train import record_start
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.objectives import OBJECTIVES, Batch, Loss
@@ -42,9 +43,9 @@ from pipeline.stats.correlation import spearman
 from pipeline.store.store import open_store
 from pipeline.text.rows.batches import RankSlice
 from pipeline.text.rows.pairs import open_training_rows
-from pipeline.text.rows.triples import write_triples
 from pipeline.train.metrics import read_metrics
 from tests.benchmarks.machine import machine, print_table
+from tests.benchmarks.nli_triples import write_triples
 
 SETS = ("STSB-dev", "STSB-test", "STS12", "STS13", "STS15")
 RATES = {"minilm": 2e-5, "small": 5e-4, "words": 1e-4}
@@ -61,13 +62,15 @@ NO_NEGATIVE = {"columns": {"negative": "none"}}
 
 @dataclass(frozen=True)
 class Case:
-    """One training. rate: of the learning rate that all have."""
+    """Settings of one training."""
 
     data: str
+    """name of the training rows; see `prepare_rows`"""
     objective: Any
     train: Mapping[str, Any] = field(default_factory=dict)
     encoder: Mapping[str, Any] = field(default_factory=dict)
     rate: float = 1.0
+    """factor of the learning rate that all trainings have"""
 
 
 TEXTS = {"template": 'This sentence : "[X]" means [MASK].', "pooling": "mask"}
@@ -115,27 +118,25 @@ CASES: dict[str, Case] = {
 
 @OBJECTIVES.register("accumulated")
 class Accumulated(Supervised):
-    """Parts of a batch one after the other, each with its own candidates alone: what accumulation of
-    gradients makes of a contrastive loss.
-    """
+    """Supervised SimCSE with accumulated gradients: each part of a batch has only its own candidates."""
 
     def __init__(self, encoder: nn.Module, *, rows: int = 8) -> None:
         super().__init__(encoder)
         self.rows = rows
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        places = np.array_split(np.arange(len(batch)), len(batch) // self.rows)
+        row_parts = np.array_split(np.arange(len(batch)), len(batch) // self.rows)
         parts = [
             super(Accumulated, self).loss(
                 tuple(rep[torch.from_numpy(part)] for rep in reps), batch.of_rows(part)
             )
-            for part in places
+            for part in row_parts
         ]
         return Loss.of(info_nce=sum((part.total for part in parts), torch.zeros(())) / len(parts))
 
 
 def small_bert(folder: Path) -> Path:
-    """Write a folder: MiniLM's tokenizer and a small BERT with mean pooling and drawn weights."""
+    """Write an encoder folder: MiniLM's tokenizer and a small BERT with mean pooling and random weights."""
     if not folder.exists():
         from sentence_transformers import SentenceTransformer, models
         from transformers import AutoTokenizer, BertConfig, BertModel
@@ -153,7 +154,7 @@ def small_bert(folder: Path) -> Path:
 
 
 def pretrained(root: Path, data: Mapping[str, Any]) -> Path:
-    """The small BERT after so many steps of masked words on captions and Wikipedia."""
+    """Train the small BERT by masked language modelling on captions and Wikipedia."""
     train = {
         "root": str(root / "pretraining"),
         "name": "words",
@@ -172,9 +173,9 @@ def pretrained(root: Path, data: Mapping[str, Any]) -> Path:
         {"encoder": {"path": str(small_bert(root / "small-bert")), "max_length": 64}, "train": train},
         "pretraining",
     )
-    run, took = trained(job)
+    run, seconds = run_training(job)
     print(
-        f"masked words: {took:.0f} s, loss {read_metrics(run.store)[-1].loss:.2f}",
+        f"masked words: {seconds:.0f} s, loss {read_metrics(run.store)[-1].loss:.2f}",
         file=sys.stderr,
         flush=True,
     )
@@ -182,14 +183,14 @@ def pretrained(root: Path, data: Mapping[str, Any]) -> Path:
 
 
 def start_of(start: str, root: Path, data: Mapping[str, Any]) -> str:
-    """The encoder that training starts from."""
+    """Return the path of the encoder that training starts from."""
     if start == "minilm":
         return "all-MiniLM-L6-v2"
     return str(small_bert(root / "small-bert") if start == "small" else pretrained(root, data))
 
 
-def prepared(root: Path) -> dict[str, Any]:
-    """Training rows by name, in files below `root`."""
+def prepare_rows(root: Path) -> dict[str, Any]:
+    """Write training rows to files in `root`, and return the settings of the data by name."""
     data = Path(os.environ["MANTA_EVAL_DATA"])
     root.mkdir(parents=True, exist_ok=True)
     if not (root / "triples.parquet").exists():
@@ -226,45 +227,45 @@ def prepared(root: Path) -> dict[str, Any]:
     }
 
 
-def job_of(case: Case, start: str, given: argparse.Namespace, data: Mapping[str, Any], seed: int) -> Job:
-    """The settings of one training."""
+def job_of(case: Case, start: str, options: argparse.Namespace, data: Mapping[str, Any], seed: int) -> Job:
+    """Build the settings of one training."""
     train = {
-        "root": str(given.root / start),
+        "root": str(options.root / start),
         "epochs": 1_000.0,
-        "max_steps": given.steps,
+        "max_steps": options.steps,
         "seed": seed,
-        "order": {"seed": seed, "batch_rows": given.rows},
+        "order": {"seed": seed, "batch_rows": options.rows},
         "schedule": {"warmup": 0.1},
         "fresh": start == "small",
-        "checkpoint": {"steps": given.steps, "minutes": None},
+        "checkpoint": {"steps": options.steps, "minutes": None},
         "dev": {
             "uri": str(Path(os.environ["MANTA_EVAL_DATA"]) / "sts" / "STSB-dev.parquet"),
-            "steps": given.dev_steps,
+            "steps": options.dev_steps,
         },
         "objective": case.objective,
         **case.train,
         "data": {**data[case.data], **case.train.get("data", {})},
         "optimizer": {"learning_rate": RATES[start] * case.rate, **case.train.get("optimizer", {})},
     }
-    path = start_of(start, given.root, data)
+    path = start_of(start, options.root, data)
     return validated(
         Job, {"encoder": {"path": path, "max_length": 64, **case.encoder}, "train": train}, "case"
     )
 
 
-def trained(job: Job) -> tuple[RunFolder, float]:
-    """The training, ended, and the seconds that it took now."""
+def run_training(job: Job) -> tuple[RunFolder, float]:
+    """Run a training, unless it has ended before. Returns its folder, and the seconds that it took now."""
     run = open_run(job.train, open_folder(job.encoder))
     started = time.perf_counter()
     if run.result() is None:
         plan = plan_of(job.train)
-        begin(run, plan, job.encoder.path)
+        record_start(run, plan, job.encoder.path)
         TrainRank(run, job.encoder, job.train, plan, open_dev(job.train))(RankSlice(), "cpu", lambda *_: None)
     return run, time.perf_counter() - started
 
 
 class Sets:
-    """STS sets, each sentence once."""
+    """STS sets. Each distinct sentence is encoded once."""
 
     def __init__(self, names: Sequence[str] = SETS) -> None:
         folder = Path(os.environ["MANTA_EVAL_DATA"]) / "sts"
@@ -275,19 +276,19 @@ class Sets:
             for column in ("sentence1", "sentence2")
             for text in table[column].to_pylist()
         ]
-        self.places = {text: place for place, text in enumerate(dict.fromkeys(every))}
+        self.index_of = {text: index for index, text in enumerate(dict.fromkeys(every))}
 
     def scores(self, encoder: EncoderSettings) -> list[float]:
-        """Spearman x100 of each set."""
-        vectors = load_encoder(encoder, EncodeSettings()).encode(list(self.places))
-        found = []
+        """Compute Spearman x100 of each set."""
+        vectors = load_encoder(encoder, EncodeSettings()).encode(list(self.index_of))
+        scores = []
         for table in self.tables.values():
             left, right = (
-                vectors[[self.places[text] for text in table[column].to_pylist()]]
+                vectors[[self.index_of[text] for text in table[column].to_pylist()]]
                 for column in ("sentence1", "sentence2")
             )
-            found.append(100 * spearman(paired("cosine", left, right), table["score"].to_numpy()))
-        return found
+            scores.append(100 * spearman(paired("cosine", left, right), table["score"].to_numpy()))
+        return scores
 
 
 def main() -> None:
@@ -301,19 +302,19 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--only", nargs="+", default=list(CASES), help="names of cases")
     parser.add_argument("--root", type=Path, required=True)
-    given = parser.parse_args()
+    options = parser.parse_args()
     if "MANTA_EVAL_DATA" not in os.environ:
         sys.exit("set MANTA_EVAL_DATA to the folder of evaluation data")
     torch.set_num_threads(1)
-    sets, data, cell = Sets(), prepared(given.root), lambda value: f"{value:.2f}"
+    sets, data, cell = Sets(), prepare_rows(options.root), lambda value: f"{value:.2f}"
     lines = []
-    for name in given.only:
-        for seed in given.seeds:
+    for name in options.only:
+        for seed in options.seeds:
             case = CASES[name]
-            run, took = trained(job_of(case, given.start, given, data, seed))
+            run, seconds = run_training(job_of(case, options.start, options, data, seed))
             dev = [line.dev for line in read_metrics(run.store) if line.dev is not None]
             scores = sets.scores(EncoderSettings(path=run.encoder.removeprefix("file://")))
-            ended = run.ended()
+            ended = run.final_result()
             lines.append(
                 [
                     name,
@@ -323,11 +324,11 @@ def main() -> None:
                     *map(cell, (dev[0], max(dev), dev[-1])),
                     f"{ended.best_step}",
                     *map(cell, scores),
-                    f"{took:.0f}",
+                    f"{seconds:.0f}",
                 ]
             )
             print(" | ".join(lines[-1]), file=sys.stderr, flush=True)
-    if given.start != "small":
+    if options.start != "small":
         lines.append(
             [
                 "(before)",
@@ -338,7 +339,7 @@ def main() -> None:
                 "",
                 "",
                 "",
-                *map(cell, sets.scores(EncoderSettings(path=start_of(given.start, given.root, data)))),
+                *map(cell, sets.scores(EncoderSettings(path=start_of(options.start, options.root, data)))),
                 "",
             ]
         )
@@ -354,7 +355,7 @@ def main() -> None:
         *SETS,
         "s",
     )
-    print_table(f"From {given.start}, batches of {given.rows}; {machine()}", lines, header)
+    print_table(f"From {options.start}, batches of {options.rows}; {machine()}", lines, header)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,18 @@
-"""One table of STS results: every pooling of the packaged MiniLM, raw and after every transform; averages of
-static token vectors; SIF.
+"""Print STS scores of the packaged MiniLM: all poolings and token averages, raw and after each transform.
 
-    MANTA_EVAL_DATA=... python -m tests.benchmarks.sts                                     # a quarter of an
-    hour on two cores MANTA_EVAL_DATA=... python -m tests.benchmarks.sts --poolings mean first_last --vectors
-    /tmp/sts.npz     # keeps the sentence vectors for the next time
+    MANTA_EVAL_DATA=... python -m tests.benchmarks.sts
+    MANTA_EVAL_DATA=... python -m tests.benchmarks.sts --poolings mean first_last --vectors /tmp/sts.npz
 
-Figures are Spearman x100 of the cosine over all pairs of a set. A transform is fitted on the sentences of the
-set itself (`target`: both columns, every split, no scores), on those of SNLI, or on captions: rows of
-different fits are different settings.
+Takes a quarter of an hour on two cores; --vectors stores the sentence vectors for the next run. Scores are
+Spearman x100 of the cosine over all pairs of a set. A transform is fitted on the sentences of the set itself
+(`target`: both columns, every split, without scores), of SNLI or of captions.
 """
 
 import argparse
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,13 +26,14 @@ from pipeline.errors import DataError
 from pipeline.evaluate.similarity import paired
 from pipeline.models.folder.locate import locate
 from pipeline.models.inference.encoder import Encoder, load_encoder
+from pipeline.models.layers.numerics import use_threads
 from pipeline.models.layers.weights import open_checkpoint
 from pipeline.post import Transform
 from pipeline.post.chain import fit_transform
 from pipeline.settings import EncoderSettings, EncodeSettings, FlowSettings, WhitenSettings
 from pipeline.stats.correlation import spearman
 from pipeline.stats.moments import Moments
-from pipeline.train.flow import FlowFit, HeldOut, one_thread
+from pipeline.train.flow import FlowTrainer, HeldOut
 from tests.benchmarks.machine import machine, print_table
 
 SETS = ("STS12", "STS13", "STS15", "STSB-dev", "STSB-test")
@@ -47,7 +46,7 @@ KNOWN = {
     "STS15": 85.39,
     "STSB-dev": 86.72,
     "STSB-test": 82.03,
-}  # published for this model; dev by sentence-transformers
+}  # published for this model; STSB-dev was measured with sentence-transformers
 POOLINGS = ("cls", "mean", "max", "first_last", "static", "last2")
 FITS = ("target", "SNLI", "captions")
 TRANSFORMS = {
@@ -59,18 +58,18 @@ TRANSFORMS = {
     "flow": WhitenSettings(transform="flow"),
 }
 CAPTIONS = 20_000
-_HELD = 256  # rows that a flow is measured on, not trained
+_HELD_OUT_ROWS = 256  # rows on which a flow is measured instead of trained
 
 
 @dataclass(frozen=True)
 class Sentences:
-    """Everything that is encoded, by where it comes from; each sentence once."""
+    """The sentences of all sets and fits."""
 
     folder: Path
 
     @cached_property
     def pairs(self) -> dict[str, tuple[list[str], list[str], np.ndarray]]:
-        """(first sentences, second sentences, gold scores) by file."""
+        """First sentences, second sentences and gold scores, by file."""
         tables = {
             name: pq.read_table(self.folder / f"sts/{name}.parquet")
             for splits in SPLITS.values()
@@ -83,40 +82,42 @@ class Sentences:
 
     @cached_property
     def fits(self) -> dict[str, list[str]]:
-        """The sentences that transforms are fitted on: SNLI, captions, and each set's own."""
+        """The sentences to fit transforms on: those of each set, of SNLI and of captions."""
         nli = pq.read_table(self.folder / "nli/snli.parquet")
         captions = pq.read_table(self.folder / "captions/flickr30k_captions.parquet")["text"].to_pylist()
         own = {
-            name: _once(text for split in SPLITS[name] for column in self.pairs[split][:2] for text in column)
+            name: _distinct(
+                text for split in SPLITS[name] for column in self.pairs[split][:2] for text in column
+            )
             for name in SETS
         }
         return own | {
-            "SNLI": _once([*nli["premise"].to_pylist(), *nli["hypothesis"].to_pylist()]),
-            "captions": _once(captions[:: len(captions) // CAPTIONS][:CAPTIONS]),
+            "SNLI": _distinct([*nli["premise"].to_pylist(), *nli["hypothesis"].to_pylist()]),
+            "captions": _distinct(captions[:: len(captions) // CAPTIONS][:CAPTIONS]),
         }
 
     @cached_property
-    def places(self) -> dict[str, int]:
-        """The place of each sentence among all of them."""
+    def index_of(self) -> dict[str, int]:
+        """The index of each distinct sentence."""
         every = [
             *(text for left, right, _ in self.pairs.values() for text in (*left, *right)),
             *(text for texts in self.fits.values() for text in texts),
         ]
-        return {text: place for place, text in enumerate(_once(every))}
+        return {text: index for index, text in enumerate(_distinct(every))}
 
 
 @dataclass(frozen=True)
-class Table:
-    """Vectors of all sentences under one pooling, and the figures that come of them."""
+class SentenceVectors:
+    """The vectors of all sentences by one encoder."""
 
     sentences: Sentences
     vectors: np.ndarray
 
     def of(self, texts: Sequence[str]) -> np.ndarray:
-        return self.vectors[[self.sentences.places[text] for text in texts]]
+        return self.vectors[[self.sentences.index_of[text] for text in texts]]
 
-    def figure(self, name: str, transform: Transform | None = None) -> float:
-        """Spearman x100, all pairs of the set."""
+    def score(self, name: str, transform: Transform | None = None) -> float:
+        """Compute Spearman x100 over all pairs of a set."""
         left, right, gold = self.sentences.pairs[name]
         moved = [self.of(side) if transform is None else transform(self.of(side)) for side in (left, right)]
         return 100 * spearman(paired("cosine", *moved), gold)
@@ -130,8 +131,8 @@ class Table:
         )
 
     def lines(self, name: str) -> Iterator[tuple[str, ...]]:
-        """A line per transform and fit."""
-        yield _line(name, "raw", "", [self.figure(each) for each in SETS])
+        """Yield a line for the raw vectors, and one for each transform and each set that it is fitted on."""
+        yield _line(name, "raw", "", [self.score(each) for each in SETS])
         for what, settings in TRANSFORMS.items():
             for fit in FITS:
                 shared = None if fit == "target" else self.fitted(settings, self.sentences.fits[fit])
@@ -140,25 +141,28 @@ class Table:
                     if shared is None
                     else dict.fromkeys(SETS, shared)
                 )
-                yield _line(name, what, fit, [self.figure(each, own[each]) for each in SETS])
+                yield _line(name, what, fit, [self.score(each, own[each]) for each in SETS])
 
 
 def fit_flow(x: np.ndarray, settings: FlowSettings) -> Transform:
-    """One epoch over the rows of x (n, d) in a random order by the seed, some of them held out."""
+    """Train a flow for one epoch over the rows of x (n, d) in random order, with some rows held out."""
     rows = np.random.default_rng(settings.seed).permutation(len(x))
-    held, fit = HeldOut(x[rows[:_HELD]]), FlowFit(x.shape[1], settings, torch.device("cpu"))
-    batches = [x[part] for part in np.array_split(rows[_HELD:], (len(x) - _HELD) // settings.batch_rows)]
-    with one_thread():
-        fit.begin(batches[0], held)
+    held, fit = HeldOut(x[rows[:_HELD_OUT_ROWS]]), FlowTrainer(x.shape[1], settings, torch.device("cpu"))
+    batches = [
+        x[part]
+        for part in np.array_split(rows[_HELD_OUT_ROWS:], (len(x) - _HELD_OUT_ROWS) // settings.batch_rows)
+    ]
+    with use_threads(1):
+        fit.initialize(batches[0], held)
         for batch in batches:
-            fit.take(batch)
-        fit.measure(held)
-    return fit.fitted(held, len(x) - _HELD, "")
+            fit.train_step(batch)
+        fit.evaluate(held)
+    return fit.to_flow(held, len(x) - _HELD_OUT_ROWS, "")
 
 
-def contextual(sentences: Sentences, kept: Path | None) -> dict[str, Table]:
-    """Every pooling from one forward pass, unnormalised."""
-    texts = digest_of(list(sentences.places))
+def pooled_vectors(sentences: Sentences, kept: Path | None) -> dict[str, SentenceVectors]:
+    """Encode all sentences with all poolings at once, unnormalised. kept: file to store the vectors in."""
+    texts = digest_of(list(sentences.index_of))
     if kept is not None and kept.exists() and str(np.load(kept)["texts"]) == texts:
         vectors = np.load(kept)["vectors"]
     else:
@@ -166,18 +170,20 @@ def contextual(sentences: Sentences, kept: Path | None) -> dict[str, Table]:
             EncoderSettings(pooling="+".join(POOLINGS), normalize=False),
             EncodeSettings(threads=os.cpu_count() or 1),
         )
-        vectors = encoder.encode(list(sentences.places))
+        vectors = encoder.encode(list(sentences.index_of))
         if kept is not None:
             np.savez(kept, vectors=vectors, texts=texts)
     return {
-        name: Table(sentences, part)
+        name: SentenceVectors(sentences, part)
         for name, part in zip(POOLINGS, np.split(vectors, len(POOLINGS), axis=1), strict=True)
     }
 
 
-def averages(sentences: Sentences, frequencies: Path) -> Iterator[tuple[str, ...]]:
-    """Averages of MiniLM's static token vectors: all tokens, without each kind of tokens that biases them,
-    and as word vectors with SIF's weights.
+def token_averages(sentences: Sentences, frequencies: Path) -> Iterator[tuple[str, ...]]:
+    """Yield a line for each average of MiniLM's static token vectors.
+
+    These are averages of all tokens, without the kinds of tokens that bias them, and of word vectors with SIF
+    weights.
     """
     counted = str(frequencies)
     variants = {
@@ -204,7 +210,7 @@ def averages(sentences: Sentences, frequencies: Path) -> Iterator[tuple[str, ...
         yield _line("word vectors", "average", "", _of(sentences, plain).values())
         sif = load_encoder(EncoderSettings(path=words, sif=1e-3, frequencies=counted), EncodeSettings())
         yield _line("word vectors", "SIF weights", "", _of(sentences, sif).values())
-        table = Table(sentences, sif.encode(list(sentences.places)))
+        table = SentenceVectors(sentences, sif.encode(list(sentences.index_of)))
         for fit in FITS:
             first = {
                 name: table.fitted(
@@ -213,16 +219,16 @@ def averages(sentences: Sentences, frequencies: Path) -> Iterator[tuple[str, ...
                 )
                 for name in SETS
             }
-            yield _line("word vectors", "SIF", fit, [table.figure(name, first[name]) for name in SETS])
+            yield _line("word vectors", "SIF", fit, [table.score(name, first[name]) for name in SETS])
 
 
 def _of(sentences: Sentences, encoder: Encoder) -> dict[str, float]:
-    table = Table(sentences, encoder.encode(list(sentences.places)))
-    return {name: table.figure(name) for name in SETS}
+    table = SentenceVectors(sentences, encoder.encode(list(sentences.index_of)))
+    return {name: table.score(name) for name in SETS}
 
 
 def _word_vectors(file: Path) -> Path:
-    """MiniLM's rows of whole words, in GloVe's form: there are no other word vectors at hand."""
+    """Write MiniLM's token embeddings of whole words in GloVe's format, in place of real word vectors."""
     folder = locate("all-MiniLM-L6-v2")
     from pipeline.models.folder.folder import open_folder
 
@@ -232,20 +238,20 @@ def _word_vectors(file: Path) -> Path:
         .numpy()
     )
     words = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
-    whole = [place for place, word in enumerate(words) if word and not word.startswith(("##", "["))]
+    whole = [index for index, word in enumerate(words) if word and not word.startswith(("##", "["))]
     file.write_text(
-        "".join(f"{words[place]} {' '.join(f'{value:.6g}' for value in table[place])}\n" for place in whole),
+        "".join(f"{words[index]} {' '.join(f'{value:.6g}' for value in table[index])}\n" for index in whole),
         encoding="utf-8",
     )
     return file
 
 
-def _line(encoder: str, transform: str, fit: str, figures: "Sequence[float] | object") -> tuple[str, ...]:
-    values = [float(value) for value in figures]  # type: ignore[attr-defined]
+def _line(encoder: str, transform: str, fit: str, scores: Iterable[float]) -> tuple[str, ...]:
+    values = list(scores)
     return (encoder, transform, fit, *(f"{value:.2f}" for value in values), f"{np.mean(values):.2f}")
 
 
-def _once(texts: "Iterator[str] | Sequence[str]") -> list[str]:
+def _distinct(texts: "Iterator[str] | Sequence[str]") -> list[str]:
     return list(dict.fromkeys(texts))
 
 
@@ -256,22 +262,22 @@ def main() -> None:
     options.add_argument("--poolings", nargs="+", default=POOLINGS, choices=POOLINGS)
     options.add_argument("--vectors", type=Path, help="an .npz file where sentence vectors are kept")
     chosen = options.parse_args()
-    sentences, begun = Sentences(Path(os.environ["MANTA_EVAL_DATA"])), time.perf_counter()
-    tables = contextual(sentences, chosen.vectors)
+    sentences, started = Sentences(Path(os.environ["MANTA_EVAL_DATA"])), time.perf_counter()
+    tables = pooled_vectors(sentences, chosen.vectors)
     lines = [line for name in chosen.poolings for line in tables[name].lines(name)]
-    lines += averages(sentences, sentences.folder / "word_frequencies.parquet")
-    seconds = time.perf_counter() - begun
+    lines += token_averages(sentences, sentences.folder / "word_frequencies.parquet")
+    seconds = time.perf_counter() - started
     print_table(
         f"Spearman x100, cosine, all; {seconds:.0f} s, {machine()}",
         lines,
         ("encoder", "transform", "fitted on", *SETS, "mean"),
     )
-    check = [(name, f"{known:.2f}", f"{tables['mean'].figure(name):.2f}") for name, known in KNOWN.items()]
-    print_table("Mean pooling against the known figures", check, ("set", "known", "here"))
+    check = [(name, f"{known:.2f}", f"{tables['mean'].score(name):.2f}") for name, known in KNOWN.items()]
+    print_table("Mean pooling against the known scores", check, ("set", "known", "here"))
     if wrong := [name for name, known, found in check if known != found]:
         raise DataError(
             "tests.benchmarks.sts",
-            "the known figures",
+            "the known scores",
             f"others for {', '.join(wrong)}",
             "find out what changed",
         )

@@ -1,15 +1,15 @@
-"""A training step against sentence-transformers' trainer; what GradCache costs and saves; one worker against
-two.
+"""Measure training steps: against sentence-transformers, with GradCache, with two workers, and after a kill.
 
-    MANTA_EVAL_DATA=... python -m tests.benchmarks.train step --threads 1 --pairs 15 MANTA_EVAL_DATA=...
-    python -m tests.benchmarks.train chunks MANTA_EVAL_DATA=... python -m tests.benchmarks.train memory
-    MANTA_EVAL_DATA=... python -m tests.benchmarks.train workers MANTA_EVAL_DATA=... python -m
-    tests.benchmarks.train resume
+    MANTA_EVAL_DATA=... python -m tests.benchmarks.train step --threads 1 --pairs 15
+    MANTA_EVAL_DATA=... python -m tests.benchmarks.train chunks
+    MANTA_EVAL_DATA=... python -m tests.benchmarks.train memory
+    MANTA_EVAL_DATA=... python -m tests.benchmarks.train workers
+    MANTA_EVAL_DATA=... python -m tests.benchmarks.train resume
 
-All train the packaged all-MiniLM-L6-v2 in float32 with dropout. `step`: both trainers on equal batches of 64
-rows, a step of one and a step of the other in turn; unsupervised SimCSE on Wikipedia sentences cut at 32
-tokens, and supervised SimCSE on SNLI triples. The peer is its Trainer.train() as it is, held before each
-step.
+All train the packaged all-MiniLM-L6-v2 in float32 with dropout, by unsupervised SimCSE on Wikipedia sentences
+truncated at 32 tokens or by supervised SimCSE on SNLI triples. `step` measures steps of Manta and of
+sentence-transformers' unchanged Trainer.train() in turn, on equal batches. `chunks` and `memory` measure
+GradCache, `workers` one and two workers, `resume` the start of a new training and of one that was killed.
 """
 
 import argparse
@@ -43,21 +43,21 @@ from pipeline.store.store import open_store
 from pipeline.text.rows.batches import RankSlice
 from pipeline.text.rows.order import ShuffledOrder
 from pipeline.text.rows.pairs import open_training_rows
-from pipeline.text.rows.triples import write_triples
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
-from pipeline.train.batches import batches
+from pipeline.train.batches import rank_batches
 from pipeline.train.gather import Ranks, world_size
 from pipeline.train.loop import Step, Training, fit
 from tests.benchmarks.machine import machine, print_table, spread
+from tests.benchmarks.nli_triples import write_triples
 
-WARM = 2  # steps of either side before the first that counts
-LIMIT = 32  # tokens of a text, as SimCSE is trained
+WARM_UP_STEPS = 2  # steps that are not counted
+MAX_TOKENS = 32  # per text, as in the training of SimCSE
 WIKIPEDIA = "simcse_wiki1m_slice"
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Training rows in a file, and what they train."""
+    """Training rows in a file, with the objective that they are for."""
 
     name: str
     uri: Path
@@ -69,8 +69,8 @@ class Rows:
         return ShuffledOrder(pairs, OrderSettings(batch_rows=rows, bucket_batches=bucket_batches))
 
 
-def prepared(scratch: Path) -> list[Rows]:
-    """The two data sets, in files below `scratch`."""
+def prepare_rows(scratch: Path) -> list[Rows]:
+    """Write the two data sets to files in `scratch`."""
     data = Path(os.environ["MANTA_EVAL_DATA"])
     wiki = pq.read_table(data / "wiki" / "sentences.parquet", filters=[("source", "=", WIKIPEDIA)])
     pq.write_table(wiki.select(["text"]), scratch / "wiki.parquet")
@@ -87,61 +87,64 @@ def prepared(scratch: Path) -> list[Rows]:
 
 
 def folder() -> EncoderFolder:
-    return open_folder(EncoderSettings(max_length=LIMIT))
+    return open_folder(EncoderSettings(max_length=MAX_TOKENS))
 
 
 def steps(
-    rows: Rows, settings: TrainSettings, *, share: RankSlice = RankSlice(), bucket_batches: int = 1
+    rows: Rows, settings: TrainSettings, *, rank_slice: RankSlice = RankSlice(), bucket_batches: int = 1
 ) -> Iterator[Step]:
-    """Those of our training, without end."""
+    """Yield training steps of Manta, without end."""
     torch.manual_seed(settings.seed)
     encoder = folder()
     objective = rows.kind(load_trainable(encoder), head="none")  # type: ignore[call-arg]
     order = rows.order(settings.order.batch_rows, bucket_batches)
     training = Training(objective, settings, steps=10_000, steps_per_epoch=order.steps_per_epoch)
     tokenize = load_tokenizer(
-        encoder.path / encoder.transformer, encoder.max_length, lower=encoder.lower, cuts=encoder.cuts
+        encoder.path / encoder.transformer,
+        encoder.max_length,
+        lower=encoder.lower,
+        truncation_side=encoder.truncation_side,
     )
     return fit(
         training,
-        batches(order, tokenize, share=share, peers=Ranks() if world_size() > 1 else NO_PEERS),
+        rank_batches(order, tokenize, rank_slice=rank_slice, peers=Ranks() if world_size() > 1 else NO_PEERS),
         until=10_000,
     )
 
 
 class Peer:
-    """sentence-transformers' trainer: a thread that waits for a call before each of its steps."""
+    """sentence-transformers' trainer, in a thread that waits for a call of `step` before each step."""
 
     def __init__(self, rows: Rows, batch_rows: int, count: int, scratch: Path) -> None:
         self._go, self._done, self._failure = threading.Semaphore(0), threading.Semaphore(0), None
         table = [each.table for each in islice(rows.order(batch_rows).batches(0), count)]
         columns = {
-            f"{place}": [text for part in table for text in part[role].to_pylist()]
-            for place, role in enumerate(rows.columns)
+            f"{number}": [text for part in table for text in part[role].to_pylist()]
+            for number, role in enumerate(rows.columns)
         }
         self._threads = torch.get_num_threads()
-        self._trainer = self._made(columns, batch_rows, count, scratch)
+        self._trainer = self._trainer_for(columns, batch_rows, count, scratch)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        self._done.acquire()  # it stands before its first step
+        self._done.acquire()  # wait until the trainer is ready for its first step
 
     def step(self) -> None:
-        """Take one step, the fetching of its batch included."""
+        """Take one step, with the loading of its batch."""
         self._go.release()
         self._done.acquire()
         if self._failure is not None:
             raise self._failure
 
     def _run(self) -> None:
-        torch.set_num_threads(self._threads)  # a thread has its own number
+        torch.set_num_threads(self._threads)  # torch has this setting for each thread
         try:
             self._trainer.train()
-        except BaseException as error:  # told where the step was asked for
+        except BaseException as error:  # `step` raises it
             self._failure = error
             self._done.release()
             raise
 
-    def _made(self, columns: dict[str, list[str]], batch_rows: int, count: int, scratch: Path) -> Any:
+    def _trainer_for(self, columns: dict[str, list[str]], batch_rows: int, count: int, scratch: Path) -> Any:
         from datasets import Dataset
         from sentence_transformers import (
             SentenceTransformer,
@@ -162,7 +165,7 @@ class Peer:
                 self._go.acquire()
 
         model = SentenceTransformer(str(folder().path), device="cpu")
-        model.max_seq_length = LIMIT
+        model.max_seq_length = MAX_TOKENS
         arguments = SentenceTransformerTrainingArguments(
             output_dir=str(scratch / "peer"),
             per_device_train_batch_size=batch_rows,
@@ -192,28 +195,29 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def in_turn(works: dict[str, Callable[[], object]], pairs: int) -> dict[str, list[float]]:
-    """Seconds of each work, one after the other `pairs` times, whose turn is first alternating."""
-    took: dict[str, list[float]] = {name: [] for name in works}
-    for turn in range(WARM + pairs):
+def time_in_turn(works: dict[str, Callable[[], object]], pairs: int) -> dict[str, list[float]]:
+    """Time each function `pairs` times, in turn and in alternating order. Returns the seconds by name."""
+    durations: dict[str, list[float]] = {name: [] for name in works}
+    for turn in range(WARM_UP_STEPS + pairs):
         for name in list(works) if turn % 2 else list(works)[::-1]:
             found = seconds(works[name])
-            if turn >= WARM:
-                took[name].append(found)
-    return took
+            if turn >= WARM_UP_STEPS:
+                durations[name].append(found)
+    return durations
 
 
 def compare_steps(threads: int, pairs: int, batch_rows: int) -> None:
+    """Compare steps of Manta with steps of sentence-transformers."""
     pin(threads)
     lines = []
     with tempfile.TemporaryDirectory() as scratch:
-        for rows in prepared(Path(scratch)):
+        for rows in prepare_rows(Path(scratch)):
             peer, settings = (
-                Peer(rows, batch_rows, pairs + WARM + 1, Path(scratch)),
+                Peer(rows, batch_rows, pairs + WARM_UP_STEPS + 1, Path(scratch)),
                 TrainSettings(order=OrderSettings(batch_rows=batch_rows)),
             )
             own, bucketed = steps(rows, settings), steps(rows, settings, bucket_batches=16)
-            took = in_turn(
+            durations = time_in_turn(
                 {
                     "peer": peer.step,
                     "ours": lambda own=own: next(own),
@@ -222,13 +226,13 @@ def compare_steps(threads: int, pairs: int, batch_rows: int) -> None:
                 pairs,
             )
             ratios = {
-                name: [a / b for a, b in zip(took["peer"], took[name], strict=True)]
+                name: [a / b for a, b in zip(durations["peer"], durations[name], strict=True)]
                 for name in ("ours", "by length")
             }
             lines.append(
                 [
                     rows.name,
-                    *(f"{1e3 * statistics.median(each):,.0f}" for each in took.values()),
+                    *(f"{1e3 * statistics.median(each):,.0f}" for each in durations.values()),
                     spread(ratios["ours"]),
                     spread(ratios["by length"]),
                 ]
@@ -249,11 +253,11 @@ def compare_steps(threads: int, pairs: int, batch_rows: int) -> None:
 
 
 def compare_chunks(threads: int, pairs: int, batch_rows: int) -> None:
-    """What exact gradients in chunks cost beside the whole batch at once."""
+    """Compare steps with exact gradients in chunks with steps on the whole batch."""
     pin(threads)
     lines = []
     with tempfile.TemporaryDirectory() as scratch:
-        for rows in prepared(Path(scratch)):
+        for rows in prepare_rows(Path(scratch)):
             plain = TrainSettings(order=OrderSettings(batch_rows=batch_rows))
             sizes = {
                 "whole": None,
@@ -263,16 +267,16 @@ def compare_chunks(threads: int, pairs: int, batch_rows: int) -> None:
                 name: steps(rows, plain.model_copy(update={"chunk_rows": size}))
                 for name, size in sizes.items()
             }
-            took = in_turn(
+            durations = time_in_turn(
                 {name: lambda stream=stream: next(stream) for name, stream in streams.items()}, pairs
             )
-            for name, found in took.items():
+            for name, found in durations.items():
                 lines.append(
                     [
                         rows.name,
                         name,
                         f"{1e3 * statistics.median(found):,.0f}",
-                        spread([a / b for a, b in zip(found, took["whole"], strict=True)]),
+                        spread([a / b for a, b in zip(found, durations["whole"], strict=True)]),
                     ]
                 )
     print_table(
@@ -283,7 +287,7 @@ def compare_chunks(threads: int, pairs: int, batch_rows: int) -> None:
 
 
 def peak(batch_rows: int, chunk_rows: int | None) -> float:
-    """MiB that two supervised steps of a process of their own held at most."""
+    """Return the peak memory, in MiB, of a process that takes two supervised steps."""
     command = [
         sys.executable,
         "-m",
@@ -299,9 +303,10 @@ def peak(batch_rows: int, chunk_rows: int | None) -> float:
 
 
 def print_peak(batch_rows: int, chunk_rows: int | None) -> None:
+    """Take two supervised steps in this process, and print its peak memory in MiB."""
     with tempfile.TemporaryDirectory() as scratch:
         own = steps(
-            prepared(Path(scratch))[1],
+            prepare_rows(Path(scratch))[1],
             TrainSettings(order=OrderSettings(batch_rows=batch_rows), chunk_rows=chunk_rows),
         )
         for _ in range(2):
@@ -321,7 +326,7 @@ def compare_memory(chunk_rows: int) -> None:
     )
 
 
-def rank_at_work(
+def run_rank(
     rank: int, world: int, address: str, pairs: int, batch_rows: int, scratch: str, results: Any
 ) -> None:
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
@@ -332,35 +337,35 @@ def rank_at_work(
     own = steps(
         rows,
         TrainSettings(order=OrderSettings(batch_rows=batch_rows)),
-        share=RankSlice(rank, world),
+        rank_slice=RankSlice(rank, world),
         bucket_batches=16,
     )
-    took = [seconds(lambda: next(own)) for _ in range(WARM + pairs)][WARM:]
+    durations = [seconds(lambda: next(own)) for _ in range(WARM_UP_STEPS + pairs)][WARM_UP_STEPS:]
     if rank == 0:
-        results.put(took)
+        results.put(durations)
 
 
 def compare_workers(pairs: int, batch_rows: int) -> None:
-    """The same batches by one process on one core, and by two on two, in turn."""
-    context, took = torch.multiprocessing.get_context("spawn"), {1: [], 2: []}
+    """Compare steps on the same batches by one process on one core and by two processes on two cores."""
+    context, durations = torch.multiprocessing.get_context("spawn"), {1: [], 2: []}
     with tempfile.TemporaryDirectory() as scratch:
-        prepared(Path(scratch))
+        prepare_rows(Path(scratch))
         for turn in range(4):
             for world in (1, 2) if turn % 2 else (2, 1):
                 results = context.SimpleQueue()
                 arguments = (world, f"{scratch}/group-{turn}-{world}", pairs, batch_rows, scratch, results)
                 processes = [
-                    context.Process(target=rank_at_work, args=(rank, *arguments)) for rank in range(world)
+                    context.Process(target=run_rank, args=(rank, *arguments)) for rank in range(world)
                 ]
                 for process in processes:
                     process.start()
-                took[world].append(statistics.median(results.get()))
+                durations[world].append(statistics.median(results.get()))
                 for process in processes:
                     process.join()
-    efficiency = [one / (2 * two) for one, two in zip(took[1], took[2], strict=True)]
+    efficiency = [one / (2 * two) for one, two in zip(durations[1], durations[2], strict=True)]
     line = [
         f"{batch_rows}",
-        *(f"{1e3 * statistics.median(took[world]):,.0f}" for world in (1, 2)),
+        *(f"{1e3 * statistics.median(durations[world]):,.0f}" for world in (1, 2)),
         spread(efficiency),
     ]
     title = (
@@ -370,8 +375,14 @@ def compare_workers(pairs: int, batch_rows: int) -> None:
     print_table(title, [line], ("rows of a batch", "1 worker ms", "2 workers ms", "efficiency"))
 
 
-def begun(command: list[str], checkpoints: Path, after: int) -> tuple[subprocess.Popen[bytes], float, int]:
-    """The command at work, the seconds until it had kept a later step than `after`, and that step."""
+def start_training(
+    command: list[str], checkpoints: Path, after: int
+) -> tuple[subprocess.Popen[bytes], float, int]:
+    """Start a training command, and wait until it has stored a checkpoint of a step after `after`.
+
+    Returns:
+        The running process, the seconds until the checkpoint, and its step.
+    """
     process, started = (
         subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -388,14 +399,15 @@ def begun(command: list[str], checkpoints: Path, after: int) -> tuple[subprocess
 
 
 def time_resuming(turns: int) -> None:
-    """From the command to the first new step that is kept: of a new training, and of one whose driver was
-    killed. A checkpoint after every step.
+    """Measure from the command to the first new checkpoint, for a new training and for one that was killed.
+
+    A checkpoint is written after every step.
     """
     first, again = [], []
     with tempfile.TemporaryDirectory() as scratch:
-        prepared(Path(scratch))
+        prepare_rows(Path(scratch))
         for turn in range(turns):
-            place = [
+            run_settings = [
                 f"train.data={scratch}/triples.parquet",
                 f"train.root={scratch}",
                 f"train.name=run{turn}",
@@ -404,19 +416,18 @@ def time_resuming(turns: int) -> None:
                 sys.executable,
                 "-m",
                 "jobs.train",
-                *place,
+                *run_settings,
                 "train.objective=supervised",
                 "train.checkpoint.steps=1",
             ]
             checkpoints = Path(scratch) / f"run{turn}" / "checkpoints"
-            process, took, step = begun(command, checkpoints, 0)
-            first.append(took)
+            process, seconds_to_step, step = start_training(command, checkpoints, 0)
+            first.append(seconds_to_step)
             process.kill()
             process.wait()
-            process, took, _ = begun(
-                command, checkpoints, step + 1
-            )  # the worker may have kept one more before it saw that its driver is gone
-            again.append(took)
+            # the worker may store one more checkpoint before it notices that its driver is gone
+            process, seconds_to_step, _ = start_training(command, checkpoints, step + 1)
+            again.append(seconds_to_step)
             process.terminate()
             process.wait()
     print_table(
@@ -427,7 +438,7 @@ def time_resuming(turns: int) -> None:
 
 
 def pin(threads: int) -> None:
-    """To so many cores, with so many threads."""
+    """Pin this process to `threads` cores, with as many torch threads."""
     os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:threads]))
     torch.set_num_threads(threads)
 
@@ -441,21 +452,21 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--chunk-rows", type=int)
-    given = parser.parse_args()
+    options = parser.parse_args()
     if "MANTA_EVAL_DATA" not in os.environ:
         sys.exit("set MANTA_EVAL_DATA to the folder of evaluation data")
-    if given.what == "step":
-        compare_steps(given.threads, given.pairs, given.rows)
-    elif given.what == "chunks":
-        compare_chunks(given.threads, given.pairs, given.rows)
-    elif given.what == "memory":
-        compare_memory(given.chunk_rows or 64)
-    elif given.what == "workers":
-        compare_workers(given.pairs, given.rows)
-    elif given.what == "resume":
+    if options.what == "step":
+        compare_steps(options.threads, options.pairs, options.rows)
+    elif options.what == "chunks":
+        compare_chunks(options.threads, options.pairs, options.rows)
+    elif options.what == "memory":
+        compare_memory(options.chunk_rows or 64)
+    elif options.what == "workers":
+        compare_workers(options.pairs, options.rows)
+    elif options.what == "resume":
         time_resuming(3)
     else:
-        print_peak(given.rows, given.chunk_rows)
+        print_peak(options.rows, options.chunk_rows)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Translations per second against a plain loop of transformers' generate; BLEU of the evaluation models;
-twenty captions translated there and back.
+"""Measure translation: speed against transformers' generate, BLEU, and examples of back-translations.
 
-    MANTA_EVAL_DATA=... MANTA_EVAL_MODELS=... python -m tests.benchmarks.translate speed --pairs 5
-    MANTA_EVAL_DATA=... MANTA_EVAL_MODELS=... python -m tests.benchmarks.translate bleu MANTA_EVAL_DATA=...
-    MANTA_EVAL_MODELS=... python -m tests.benchmarks.translate show
+    export MANTA_EVAL_DATA=... MANTA_EVAL_MODELS=...
+    python -m tests.benchmarks.translate speed --pairs 5
+    python -m tests.benchmarks.translate bleu
+    python -m tests.benchmarks.translate show
 
-`speed`: English captions to German, the same model, threads, decoding and bounds. The peer takes the texts as
-they come, tokenizes, pads and generates batch by batch with the fixed batch size that is its best one on a
-part of them; ours is the leg as an augmentation runs it, from text to text. One run of each in turn.
+`speed` translates English captions into German with the same model, threads, decoding and length bounds. The
+peer is a loop that tokenizes, pads and generates the texts in their order, with the batch size that was best
+on a part of them. Manta's stage runs as in an augmentation. One run of each in turn, from text to text.
 """
 
 import argparse
@@ -26,8 +26,8 @@ from pipeline.device import Device
 from pipeline.settings.augment import AugmentSettings, DecodingSettings
 from tests.benchmarks.machine import machine, print_table, spread
 
-SIZES = (8, 16, 32, 64, 128)  # batches of the peer
-TRIED = 256  # captions that its best size is found on
+PEER_BATCH_SIZES = (8, 16, 32, 64, 128)
+TRIAL_TEXTS = 256  # captions to find the peer's best batch size
 DECODINGS = {
     "greedy": DecodingSettings(),
     "sample": DecodingSettings(method="sample"),
@@ -41,29 +41,30 @@ def model_path(pair: str) -> str:
 
 
 def captions(count: int) -> list[str]:
-    """Distinct ones, as they come."""
+    """Read distinct captions, in the order of the files."""
     table = ds.dataset(Path(os.environ["MANTA_EVAL_DATA"]) / "captions" / "shards").head(
         3 * count, columns=["text"]
     )
     return list(dict.fromkeys(table["text"].to_pylist()))[:count]
 
 
-def working(pair: str, decoding: DecodingSettings, batch_tokens: int | None = None) -> Any:
-    """One leg, loaded."""
+def load_stage(pair: str, decoding: DecodingSettings, batch_tokens: int | None = None) -> Any:
+    """Load the translation stage of an augmentation."""
     options = {
         "legs": [{"path": model_path(pair), "decoding": decoding.model_dump(), "batch_tokens": batch_tokens}]
     }
-    leg = AUGMENTERS["back_translation"].model_validate(options).model_stages()[0]  # type: ignore[attr-defined]
-    return leg.start(Device("cpu"), AugmentSettings(threads=torch.get_num_threads()))
+    stage = AUGMENTERS["back_translation"].model_validate(options).model_stages()[0]  # type: ignore[attr-defined]
+    return stage.start(Device("cpu"), AugmentSettings(threads=torch.get_num_threads()))
 
 
-def translated(working: Any, texts: Sequence[str]) -> list[str]:
-    found = dict(working([StageInput(text, str(place).encode()) for place, text in enumerate(texts)]))
-    return [found[place].texts[0] for place in range(len(texts))]
+def translate_all(stage: Any, texts: Sequence[str]) -> list[str]:
+    """Return the first translation of each text."""
+    found = dict(stage([StageInput(text, str(index).encode()) for index, text in enumerate(texts)]))
+    return [found[index].texts[0] for index in range(len(texts))]
 
 
 class Peer:
-    """The loop that people write."""
+    """A plain loop around transformers' generate."""
 
     def __init__(self, pair: str, decoding: DecodingSettings) -> None:
         from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -72,7 +73,7 @@ class Peer:
             AutoModelForSeq2SeqLM.from_pretrained(model_path(pair)).eval(),
             AutoTokenizer.from_pretrained(model_path(pair)),
         )
-        self._decoding, self.size = decoding, SIZES[0]
+        self._decoding, self.size = decoding, PEER_BATCH_SIZES[0]
         self._options: dict[str, Any] = {
             "greedy": {"num_beams": 1, "do_sample": False},
             "beam": {
@@ -94,9 +95,9 @@ class Peer:
     def __call__(self, texts: Sequence[str]) -> list[str]:
         self.tokens_in = self.tokens_out = self.padding = self.steps = 0
         found: list[str] = []
-        for place in range(0, len(texts), self.size):
+        for index in range(0, len(texts), self.size):
             given = self._tokenizer(
-                list(texts[place : place + self.size]),
+                list(texts[index : index + self.size]),
                 padding=True,
                 return_tensors="pt",
                 return_token_type_ids=False,
@@ -118,9 +119,9 @@ class Peer:
         self.steps += made.numel()
 
     def choose(self, texts: Sequence[str]) -> str:
-        """Sets the best batch size; sentences per second with each of them."""
+        """Choose the best batch size. Returns the sentences per second with each size, for printing."""
         rates = {}
-        for self.size in SIZES:
+        for self.size in PEER_BATCH_SIZES:
             rates[self.size] = len(texts) / seconds(lambda: self(texts))
         self.size = max(rates, key=rates.__getitem__)
         return ", ".join(f"{size}: {rate:.0f}" for size, rate in rates.items())
@@ -136,24 +137,28 @@ def compare(names: Sequence[str], count: int, pairs: int, batch_tokens: int | No
     texts, lines = captions(count), []
     for name in names:
         decoding = DECODINGS[name]
-        peer, own = Peer("en-de", decoding), working("en-de", decoding, batch_tokens)
+        peer, own = Peer("en-de", decoding), load_stage("en-de", decoding, batch_tokens)
         print(
-            f"{name}: the peer's sentences per second by batch size: {peer.choose(texts[:TRIED])}", flush=True
+            f"{name}: the peer's sentences per second by batch size: {peer.choose(texts[:TRIAL_TEXTS])}",
+            flush=True,
         )
-        translated(own, texts[:TRIED])
-        took: dict[str, list[float]] = {"peer": [], "ours": []}
+        translate_all(own, texts[:TRIAL_TEXTS])
+        durations: dict[str, list[float]] = {"peer": [], "ours": []}
         for turn in range(pairs):
-            works = {"peer": lambda peer=peer: peer(texts), "ours": lambda own=own: translated(own, texts)}
-            for side in list(works) if turn % 2 else list(works)[::-1]:
-                took[side].append(seconds(works[side]))
-        ratios = [a / b for a, b in zip(took["peer"], took["ours"], strict=True)]
-        own = working("en-de", decoding, batch_tokens)
-        translated(own, texts)
+            functions = {
+                "peer": lambda peer=peer: peer(texts),
+                "ours": lambda own=own: translate_all(own, texts),
+            }
+            for side in list(functions) if turn % 2 else list(functions)[::-1]:
+                durations[side].append(seconds(functions[side]))
+        ratios = [a / b for a, b in zip(durations["peer"], durations["ours"], strict=True)]
+        own = load_stage("en-de", decoding, batch_tokens)
+        translate_all(own, texts)
         wasted = f"{1 - peer.tokens_out / peer.steps:.0%}"
         lines += [
             line(
                 f"{name}, peer, batches of {peer.size}",
-                took["peer"],
+                durations["peer"],
                 count,
                 peer.tokens_out,
                 peer.padding,
@@ -163,7 +168,7 @@ def compare(names: Sequence[str], count: int, pairs: int, batch_tokens: int | No
             ),
             line(
                 f"{name}, ours",
-                took["ours"],
+                durations["ours"],
                 count,
                 own.stats.tokens_out,
                 own.stats.padding,
@@ -192,7 +197,7 @@ def compare(names: Sequence[str], count: int, pairs: int, batch_tokens: int | No
 
 def line(
     name: str,
-    took: Sequence[float],
+    durations: Sequence[float],
     count: int,
     tokens: int,
     padding: int,
@@ -202,8 +207,8 @@ def line(
 ) -> list[str]:
     return [
         name,
-        spread([count / each for each in took], ".0f"),
-        spread([tokens / each for each in took], ",.0f"),
+        spread([count / each for each in durations], ".0f"),
+        spread([tokens / each for each in durations], ",.0f"),
         f"{padding / (padding + given):.1%}",
         wasted,
         ratio,
@@ -211,7 +216,7 @@ def line(
 
 
 def print_bleu() -> None:
-    """With sacrebleu's defaults, as the models' card states it."""
+    """Print BLEU with sacrebleu's defaults, as in the models' cards."""
     import sacrebleu
 
     file = Path(os.environ["MANTA_EVAL_DATA"]) / "parallel" / "multi30k.en-de.parquet"
@@ -219,23 +224,23 @@ def print_bleu() -> None:
     lines = []
     for pair, columns in (("en-de", ("src", "tgt")), ("de-en", ("tgt", "src"))):
         source, target = (table[name].to_pylist() for name in columns)
-        scores = [
-            f"{sacrebleu.corpus_bleu(translated(working(pair, DECODINGS[name]), source), [target]).score:.1f}"
-            for name in ("greedy", "beam 4")
-        ]
+        scores = []
+        for name in ("greedy", "beam 4"):
+            translations = translate_all(load_stage(pair, DECODINGS[name]), source)
+            scores.append(f"{sacrebleu.corpus_bleu(translations, [target]).score:.1f}")
         lines.append([pair, f"{len(source):,}", *scores])
     print_table(f"BLEU on test_2016; {machine()}", lines, ("pair", "sentences", "greedy", "beam 4"))
 
 
 def show(count: int) -> None:
-    """Greedy there and back; twenty of them, evenly spread."""
+    """Translate captions to German and back, greedily, and print twenty of them."""
     texts = captions(count)
-    forth = translated(working("en-de", DECODINGS["greedy"]), texts)
-    back = translated(working("de-en", DECODINGS["greedy"]), forth)
+    forth = translate_all(load_stage("en-de", DECODINGS["greedy"]), texts)
+    back = translate_all(load_stage("de-en", DECODINGS["greedy"]), forth)
     same = sum(a == b for a, b in zip(texts, back, strict=True))
     print(f"\n{same:,} of {count:,} captions come back unchanged ({same / count:.1%})\n")
-    for place in range(0, count, count // 20):
-        print(f"{texts[place]}\n    {forth[place]}\n    {back[place]}")
+    for index in range(0, count, count // 20):
+        print(f"{texts[index]}\n    {forth[index]}\n    {back[index]}")
 
 
 def main() -> None:
@@ -253,14 +258,14 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    works = {
+    functions = {
         "speed": lambda: compare(
             arguments.decoding, arguments.texts, arguments.pairs, arguments.batch_tokens
         ),
         "bleu": print_bleu,
         "show": lambda: show(arguments.texts),
     }
-    works[arguments.what]()
+    functions[arguments.what]()
 
 
 if __name__ == "__main__":

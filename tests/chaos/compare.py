@@ -4,7 +4,7 @@ bytes, counts, quarantine, and answers.
 What may differ, and why: a number that was reserved and never committed is skipped, and with it the ordinals
 that its manifest had taken. Then addresses are other ones for life, and files that hold addresses (tables of
 rows, the index, ids) cannot be equal in bytes; their rows are compared with addresses translated to (unit,
-row) instead. Files of units, vectors, records, moments and what was set aside have no addresses in them and
+row) instead. Files of units, vectors, records, moments and quarantined rows have no addresses in them and
 are equal in every case. Manifests and reports hold measured times, commits hold the time.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline import open_release
+from pipeline.index.search import open_release
 from pipeline.store.base import Store
 from pipeline.store.dead import Dead
 from pipeline.store.manifest import ReleaseManifest
@@ -28,6 +28,7 @@ from pipeline.store.schema import vector_matrix
 from pipeline.store.store import open_store
 from pipeline.store.units import Corpus
 from pipeline.store.verify import files_of
+from tests.text.corpus.tables import key_lines, text_lines
 
 _ADDRESSED = re.compile(
     r"(keys|indexes|ids)/.*|quarantine/[^/]*"
@@ -115,8 +116,8 @@ class Root:
             if name not in ("encoded", "reused", "truncated", "tokens")
         }
 
-    def set_aside(self) -> list[tuple[Any, ...]]:
-        """Every row that was set aside, with its reason, by the corpus and by the encoder."""
+    def quarantined(self) -> list[tuple[Any, ...]]:
+        """Return every quarantined row with its reason, from the corpus and from the encoder."""
         references = [self.corpus.quarantine, *(unit.quarantine for unit in self.manifest.units)]
         tables = [
             pq.read_table(self.store.open(reference.path, reference.sha256)).to_pylist()
@@ -134,10 +135,6 @@ class Root:
 
     def tables(self) -> dict[str, Counter[Any]]:
         """Key table, text table, dead rows and ids with their addresses translated, in no order."""
-        keys = [pq.read_table(self.store.open(ref.path, ref.sha256)).to_pylist() for ref in self.corpus.keys]
-        texts = [
-            pq.read_table(self.store.open(ref.path, ref.sha256)).to_pylist() for ref in self.corpus.texts
-        ]
         living = set(self.ordinals)
         ids = [
             pa.ipc.open_file(self.store.open(ref.path, ref.sha256)).read_all().to_pylist()
@@ -147,13 +144,12 @@ class Root:
         return {
             "key table": Counter(
                 (row["id"], row["text_key"], row["file"], row["row"], self.place(row["address"]))
-                for rows in keys
-                for row in rows
+                for bucket in self.corpus.keys
+                for row in key_lines(self.store, bucket)
             ),
             "text table": Counter(
                 (row["text_key"], self.place(row["address"]))
-                for rows in texts
-                for row in rows
+                for row in text_lines(self.store, self.corpus)
                 if row["address"] >> 32 in living
             ),
             "dead rows": Counter(map(self.place, dead)),
@@ -194,9 +190,9 @@ def compare(disturbed: str, undisturbed: str) -> Differences:
         found.add("differing", ["total"], "total is not rows + quarantined")
     found.add(
         "differing",
-        (Counter(mine.set_aside()) - Counter(other.set_aside()))
-        + (Counter(other.set_aside()) - Counter(mine.set_aside())),
-        "rows set aside",
+        (Counter(mine.quarantined()) - Counter(other.quarantined()))
+        + (Counter(other.quarantined()) - Counter(mine.quarantined())),
+        "quarantined rows",
     )
     queries = np.stack(
         [

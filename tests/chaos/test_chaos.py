@@ -57,7 +57,7 @@ def sound(report: Report, least_kills: int) -> None:
     assert report.kills >= least_kills, report.table()
 
 
-def test_nights_under_fire_end_as_nights_in_peace(tmp_path: Path):
+def test_nights_with_faults_end_as_nights_without(tmp_path: Path):
     report = Campaign(tmp_path, Plans(seed=11, rows=120, no_heads=True, **{**PEACE, "kills": 0.2})).play(
         SCHEDULE
     )
@@ -66,14 +66,14 @@ def test_nights_under_fire_end_as_nights_in_peace(tmp_path: Path):
     assert {"torn", "cut", "full"} <= set(report.tally.faults), report.table()
 
 
-def test_a_worker_killed_from_outside_four_times_at_one_unit_sets_no_row_aside(tmp_path: Path):
+def test_a_worker_killed_four_times_at_one_unit_quarantines_no_row(tmp_path: Path):
     report = Campaign(tmp_path, Plans(seed=12, rows=40, **PEACE)).play([(False, 5 * kills("before", "data"))])
     sound(report, 5)
     fire, peace = (Releases(open_store(tmp_path / root)).current() for root in ("fire", "peace"))
     assert fire is not None
     assert peace is not None
     assert (fire.rows, fire.counts["quarantined"]) == (peace.rows, peace.counts["quarantined"])
-    assert fire.rows == fire.counts["total"] >= 40, "no row was set aside"
+    assert fire.rows == fire.counts["total"] >= 40, "no row was quarantined"
     assert not list((tmp_path / "fire").rglob("*.attempts/*")), "a finished unit keeps no marks"
 
 
@@ -88,7 +88,7 @@ def test_two_drivers_at_once_publish_one_release_a_night(tmp_path: Path):
     ]
 
 
-def test_without_hard_links_what_was_cut_short_is_made_again(tmp_path: Path):
+def test_without_hard_links_truncated_files_are_written_again(tmp_path: Path):
     """A record has its name there before its content is written: a death in between truncates it."""
     torn = tuple(
         Shot(point, "after", "torn")
@@ -97,7 +97,7 @@ def test_without_hard_links_what_was_cut_short_is_made_again(tmp_path: Path):
     sound(Campaign(tmp_path, Plans(seed=14, rows=60, no_links=True, **PEACE)).play([(False, torn)]), 5)
 
 
-def test_a_workers_full_disk_ends_the_night_with_75_and_shows_nothing_half_written(tmp_path: Path):
+def test_a_full_disk_ends_the_night_with_75_and_leaves_no_partial_file(tmp_path: Path):
     """The disk is played by a limit on file sizes: the driver's files fit, the vectors of a unit do not."""
     (tmp_path / "corpus").mkdir()
     texts = sentences(3000)
@@ -136,7 +136,7 @@ def test_a_workers_full_disk_ends_the_night_with_75_and_shows_nothing_half_writt
     assert (code, answer["status"], answer["rows"]) == (0, "published", 3000)
 
 
-def test_every_file_of_a_release_is_a_commit_point_by_name(tmp_path: Path):
+def test_every_file_of_a_release_has_a_named_fault_point(tmp_path: Path):
     Campaign(tmp_path, Plans(seed=15, rows=40, **PEACE)).play([(False, ())])
     unnamed = [
         entry.path for entry in open_store(tmp_path / "fire").list() if point_of(entry.path) not in POINTS

@@ -9,16 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.charts.frame import HEIGHT, WIDTH, ChartFrame, compact, log_ticks, percent, tick_labels, ticks
-from pipeline.charts.night import (
-    RecallPoint,
-    choice_chart,
-    cosine_chart,
-    length_chart,
-    recall_chart,
-    spectrum_chart,
-)
+from pipeline.charts.night import choice_chart, cosine_chart, length_chart, recall_chart, spectrum_chart
+from pipeline.index.metrics import CurvePoint
 from pipeline.stats.sample import Histogram, cosine_histogram
 from tests.charts.lengths import length_histogram
+
+
+def _point(effort: int, recall: float, query_ms: float) -> CurvePoint:
+    return CurvePoint(effort=effort, recall_at_10=recall, query_ms=query_ms)
 
 
 def inside(svg: str) -> ElementTree.Element:
@@ -69,7 +67,7 @@ def test_lengths_fit_and_are_all_counted(lengths: list[int], limit: int) -> None
 def test_cosines_of_any_kind_fit(x: np.ndarray) -> None:
     inside(cosine_chart(cosine_histogram(x), None))
     chart = inside(cosine_chart(cosine_histogram(x), cosine_histogram(x - 0.5)))
-    assert [path.get("class") for path in chart.iter("path")] == ["area raw", "area whitened"]
+    assert [path.get("class") for path in chart.iter("path")] == ["area raw", "area accent"]
 
 
 @pytest.mark.parametrize("values", [(1.0,), (1.0, 0.5), tuple(np.linspace(1, 0, 4_096)), (1.0, 0.0, 0.0)])
@@ -81,19 +79,19 @@ def test_spectra_of_any_length_fit(values: tuple[float, ...]) -> None:
 @pytest.mark.parametrize(
     ("points", "chosen", "target"),
     [
-        ((RecallPoint(1, 0.5, 0.1), RecallPoint(2, 0.8, 0.12), RecallPoint(4, 0.96, 0.2)), 4, 0.95),
-        ((RecallPoint(1, 1.0, 0.003),), 1, 0.95),
-        ((RecallPoint(1, 0.0, 0.01), RecallPoint(1024, 0.01, 900.0)), 1024, 1.0),
-        ((RecallPoint(16, 0.9, 0.2), RecallPoint(24, 0.95, 0.2), RecallPoint(32, 0.97, 0.1)), 24, 0.95),
+        ((_point(1, 0.5, 0.1), _point(2, 0.8, 0.12), _point(4, 0.96, 0.2)), 4, 0.95),
+        ((_point(1, 1.0, 0.003),), 1, 0.95),
+        ((_point(1, 0.0, 0.01), _point(1024, 0.01, 900.0)), 1024, 1.0),
+        ((_point(16, 0.9, 0.2), _point(24, 0.95, 0.2), _point(32, 0.97, 0.1)), 24, 0.95),
         (
-            tuple(RecallPoint(1 << place, 1 - 0.5**place, 0.02 * 1.3**place) for place in range(14)),
+            tuple(_point(1 << place, 1 - 0.5**place, 0.02 * 1.3**place) for place in range(14)),
             None,
             None,
         ),
     ],
 )
 def test_recall_marks_the_chosen_point_and_the_target(
-    points: tuple[RecallPoint, ...], chosen: int | None, target: float | None
+    points: tuple[CurvePoint, ...], chosen: int | None, target: float | None
 ) -> None:
     chart = inside(recall_chart(points, chosen, target))
     assert [circle.get("class") for circle in chart.iter("circle")].count("dot chosen") == (

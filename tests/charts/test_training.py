@@ -7,12 +7,12 @@ import pytest
 
 from pipeline.charts.frame import BOTTOM, HEIGHT, LEFT, TOP
 from pipeline.charts.training import (
-    POINTS,
+    SMOOTHED_POINTS,
     StepAxis,
     curves_chart,
     dev_chart,
     rate,
-    smoothed,
+    smooth,
     trajectory_chart,
 )
 from tests.charts.test_night import inside
@@ -31,7 +31,7 @@ def classes(chart: str, tag: str) -> list[str]:
     return [element.get("class", "") for element in inside(chart).iter(tag)]
 
 
-@pytest.mark.parametrize("count", [1, 2, POINTS, POINTS + 1, 5000])
+@pytest.mark.parametrize("count", [1, 2, SMOOTHED_POINTS, SMOOTHED_POINTS + 1, 5000])
 @pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 1e7])
 def test_curves_of_any_length_and_size_fit(count: int, scale: float):
     curves = [noisy(count, scale), noisy(count, 2 * scale)]
@@ -41,7 +41,9 @@ def test_curves_of_any_length_and_size_fit(count: int, scale: float):
     assert [name for name in classes(chart, "circle") if name] == (
         [] if count > 1 else ["point s0", "point s1"]
     )
-    assert len([name for name in classes(chart, "path") if "faint" in name]) == (2 if count > POINTS else 0)
+    assert len([name for name in classes(chart, "path") if "faint" in name]) == (
+        2 if count > SMOOTHED_POINTS else 0
+    )
     assert "a level" in chart
 
 
@@ -57,11 +59,13 @@ def test_a_spike_stays_in_the_chart_and_does_not_flatten_the_rest():
 
 
 def test_medians_are_of_equal_numbers_of_neighbours():
-    points = noisy(POINTS * 3)
-    np.testing.assert_array_equal(smoothed(points), np.median(np.reshape(points, (POINTS, 3, 2)), axis=1))
-    assert smoothed(points[:POINTS]) == points[:POINTS]
-    assert len(smoothed(noisy(POINTS * 7 + 3))) <= POINTS
-    assert smoothed([]) == []
+    points = noisy(SMOOTHED_POINTS * 3)
+    np.testing.assert_array_equal(
+        smooth(points), np.median(np.reshape(points, (SMOOTHED_POINTS, 3, 2)), axis=1)
+    )
+    assert smooth(points[:SMOOTHED_POINTS]) == points[:SMOOTHED_POINTS]
+    assert len(smooth(noisy(SMOOTHED_POINTS * 7 + 3))) <= SMOOTHED_POINTS
+    assert smooth([]) == []
 
 
 @pytest.mark.parametrize("count", [1, 2, 12, 300])
@@ -84,7 +88,7 @@ def test_the_best_score_on_dev_is_marked_with_its_value(count: int, place: float
         [(-3 + step / 500, 0.2 + math.sin(step)) for step in range(1000)],
     ],
 )
-def test_the_course_has_a_start_and_an_end(way: list[tuple[float, float]]):
+def test_the_trajectory_chart_marks_start_and_end(way: list[tuple[float, float]]):
     texts = [element.text for element in inside(trajectory_chart(way, 10)).iter("text")]
     assert ("start" in texts) == ("end" in texts) == (len(way) > 1)
     assert ("step 10" in texts) == (len(way) == 1)
@@ -102,9 +106,11 @@ def test_small_numbers_stay_in_the_margin():
     assert "\u00d7 1e\u22125" in trajectory_chart(way, 1)
 
 
-def test_resuming_is_marked():
+def test_the_resumed_step_is_marked():
     chart = inside(curves_chart([noisy(100)], StepAxis(1000, (250.0, 500.0)), "anything"))
-    rules = [float(element.attrib["x1"]) for element in chart.iter("line") if element.get("class") == "anew"]
+    rules = [
+        float(element.attrib["x1"]) for element in chart.iter("line") if element.get("class") == "resumed"
+    ]
     assert rules == [StepAxis(1000).frame(0, 1).px(step) for step in (250, 500)]
 
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import torch
 
 from pipeline.evaluate import TASKS, EvaluationTask, Score
-from pipeline.evaluate.bootstrap import BootstrapInterval, interval, statistics
+from pipeline.evaluate.bootstrap import ScoreEstimate, estimate, statistics
 from pipeline.settings import EvaluateSettings, TaskSettings
 from pipeline.store.store import open_store
 
@@ -92,14 +92,14 @@ def peer_evaluators() -> ModuleType:
         return importlib.import_module("sentence_transformers.evaluation")
 
 
-def value_interval(task: EvaluationTask, score: Score, resamples: int, seed: int) -> BootstrapInterval | None:
+def value_interval(task: EvaluationTask, score: Score, resamples: int, seed: int) -> ScoreEstimate:
     """Bootstrap interval of one candidate's value."""
-    return interval(score.value, statistics(task, score.evidence, resamples, seed))
+    return estimate(score.value, statistics(task, score.evidence, resamples, seed))
 
 
 def difference_interval(
     task: EvaluationTask, first: Score, second: Score, resamples: int, seed: int
-) -> BootstrapInterval | None:
+) -> ScoreEstimate:
     """Bootstrap interval of second - first on the same resamples."""
     values = [statistics(task, score.evidence, resamples, seed) for score in (first, second)]
-    return interval(second.value - first.value, values[1] - values[0])
+    return estimate(second.value - first.value, values[1] - values[0])

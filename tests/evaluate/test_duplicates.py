@@ -30,7 +30,7 @@ def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path):
         {text: text for text in texts}, duplicates_list=gold, write_csv=False
     )(Peer(vectors))
     assert score.value == pytest.approx(100 * found["average_precision"], abs=1e-4)
-    assert score.figures["F1"] == pytest.approx(100 * found["f1"], abs=1e-4)
+    assert score.metrics["F1"] == pytest.approx(100 * found["f1"], abs=1e-4)
     assert score.facts["threshold_f1"] == pytest.approx(found["threshold"], abs=1e-4)
     assert score.facts["gold_pairs"] == len({frozenset(pair) for pair in gold})
     assert not score.evidence
@@ -82,14 +82,14 @@ def test_without_gold_pairs_are_counted_and_listed(tmp_path: Path):
     x = x / np.linalg.norm(x, axis=1, keepdims=True)
     cosines = (x @ x.T)[np.triu_indices(30, 1)]
     for bound in (0.7, 0.8, 0.85, 0.9, 0.95, 0.99):
-        assert score.figures[f"pairs of at least {bound:g}"] == (cosines >= bound).sum()
+        assert score.metrics[f"pairs of at least {bound:g}"] == (cosines >= bound).sum()
     assert score.value == (cosines >= 0.85).sum()
     assert score.facts["top"][0]["similarity"] == pytest.approx(cosines.max(), abs=1e-6)
     assert "no gold" in score.metric
     distances = task_of(
         "duplicates", file, EvaluateSettings(similarity="euclidean"), options={"threshold": -1}
     ).score(vectors)
-    assert list(distances.figures) == ["pairs of at least -1"]
+    assert list(distances.metrics) == ["pairs of at least -1"]
 
 
 def test_unsuitable_texts_are_refused(tmp_path: Path):

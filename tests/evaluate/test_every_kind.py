@@ -58,14 +58,14 @@ def test_everything_but_the_evidence_is_json(task):
             {
                 "metric": score.metric,
                 "value": score.value,
-                "figures": dict(score.figures),
+                "figures": dict(score.metrics),
                 "facts": dict(score.facts),
                 "count": score.count,
             }
         )
     )
     assert again["value"] == score.value
-    assert all(type(figure) is float for figure in score.figures.values())
+    assert all(type(figure) is float for figure in score.metrics.values())
     assert "x100" in score.metric
 
 

@@ -87,7 +87,7 @@ def test_scores_in_mteb_equal_those_of_our_task(tmp_path: Path, minilm, transfor
     )
     assert ours.value / 100 == pytest.approx(theirs["cosine_spearman"], abs=1e-6)
     assert ours.value / 100 == pytest.approx(theirs["spearman"], abs=1e-6)
-    assert ours.figures["Pearson all"] / 100 == pytest.approx(theirs["cosine_pearson"], abs=1e-6)
+    assert ours.metrics["Pearson all"] / 100 == pytest.approx(theirs["cosine_pearson"], abs=1e-6)
 
 
 def test_the_model_implements_mtebs_protocol(minilm):

@@ -31,7 +31,7 @@ def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path, similarit
         texts[:90], texts[90:], labels, similarity_fn_names=[similarity], write_csv=False
     )(Peer(vectors))
     for ours, theirs in (("average precision", "ap"), ("accuracy", "accuracy"), ("F1", "f1")):
-        assert score.figures[ours] == pytest.approx(100 * found[f"{similarity}_{theirs}"], abs=1e-3)
+        assert score.metrics[ours] == pytest.approx(100 * found[f"{similarity}_{theirs}"], abs=1e-3)
     sign = -1 if similarity == "euclidean" else 1  # sentence-transformers uses the distance
     assert sign * score.facts["threshold_f1"] == pytest.approx(found[f"{similarity}_f1_threshold"], abs=1e-5)
     assert sign * score.facts["threshold_accuracy"] == pytest.approx(

@@ -41,9 +41,9 @@ def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path):
     )
     found = evaluator(Peer(vectors))
     assert score.value == pytest.approx(100 * found["cosine_ndcg@10"], abs=1e-4)
-    assert score.figures["MRR"] == pytest.approx(100 * found["cosine_mrr@30"], abs=1e-4)
+    assert score.metrics["MRR"] == pytest.approx(100 * found["cosine_mrr@30"], abs=1e-4)
     for k in (1, 5, 10):
-        assert score.figures[f"recall@{k}"] == pytest.approx(100 * found[f"cosine_recall@{k}"], abs=1e-4)
+        assert score.metrics[f"recall@{k}"] == pytest.approx(100 * found[f"cosine_recall@{k}"], abs=1e-4)
     assert (score.count, score.facts["targets"], score.facts["relevant"]) == (
         25,
         30,
@@ -86,8 +86,8 @@ def test_ties_count_against(tmp_path: Path):
     score = task_of("retrieval", retrieval_file(tmp_path)).score(
         lambda sentences: np.ones((len(sentences), 3), np.float32)
     )
-    assert score.figures["recall@1"] == 0
-    assert score.figures["recall@10"] == 0
+    assert score.metrics["recall@1"] == 0
+    assert score.metrics["recall@10"] == 0
 
 
 def test_queries_can_be_sampled_by_seed(tmp_path: Path):

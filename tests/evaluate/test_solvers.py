@@ -59,11 +59,11 @@ def test_one_batch_is_one_step_of_adam():
         np.ones((2, 60), bool),
         seed=0,
     )
-    weights = Sgd(5)._start((2, 2, 3, 13))
+    weights = Sgd(5)._initial_weights((2, 2, 3, 13))
     before = weights.clone()
     batches.epoch(weights, torch.optim.Adam([weights], lr=1e-3), decay)
     for fold in range(2):
-        used = batches._used[fold]
+        used = batches._train_rows[fold]
         for place in range(2):
             layer = torch.nn.Linear(12, 3)
             layer.weight.data, layer.bias.data = (
@@ -100,7 +100,7 @@ def test_early_stopping_ends_training_and_seeds_repeat(monkeypatch: pytest.Monke
     plain = sgd._Batches.epoch
     monkeypatch.setattr(sgd._Batches, "epoch", lambda *arguments: (epochs.append(1), plain(*arguments)))
     fits = [Sgd(seed).fit(x, y, 2, np.ones((1, len(x)), bool), (1e-3,)) for seed in (1, 1, 2)]
-    assert len(epochs) < 3 * sgd.MOST_EPOCHS
+    assert len(epochs) < 3 * sgd.MAX_EPOCHS
     np.testing.assert_array_equal(fits[0].weights, fits[1].weights)
     assert not np.array_equal(fits[0].weights, fits[2].weights)
     assert (fits[0].predict(x)[0, 0] == y).mean() > 0.9

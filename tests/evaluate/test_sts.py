@@ -40,10 +40,10 @@ def test_aggregations_differ_and_are_named(tmp_path: Path, how: str, expected: f
     score = task_of("sts", two_subsets(tmp_path), EvaluateSettings(aggregation=how)).score(angle_vectors)
     assert score.value == pytest.approx(expected, abs=1e-4)
     assert score.metric == f"Spearman x100, cosine, {how}"
-    assert [score.figures[f"Spearman {each}"] for each in ("all", "mean", "wmean")] == pytest.approx(
+    assert [score.metrics[f"Spearman {each}"] for each in ("all", "mean", "wmean")] == pytest.approx(
         [34.8756, 50, 42.8571], abs=1e-4
     )
-    assert (score.figures["Spearman of p"], score.figures["Spearman of q"]) == pytest.approx(
+    assert (score.metrics["Spearman of p"], score.metrics["Spearman of q"]) == pytest.approx(
         (100, 0), abs=1e-9
     )
     assert score.facts["subsets"] == {"p": 3, "q": 4}
@@ -75,7 +75,7 @@ def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path, similarit
     )
     found = peer(Peer(vectors))
     assert score.value == pytest.approx(100 * found[f"spearman_{similarity}"], abs=1e-3)
-    assert score.figures["Pearson all"] == pytest.approx(100 * found[f"pearson_{similarity}"], abs=1e-3)
+    assert score.metrics["Pearson all"] == pytest.approx(100 * found[f"pearson_{similarity}"], abs=1e-3)
 
 
 def test_angular_similarity_has_the_ranks_of_cosine(tmp_path: Path):
@@ -85,7 +85,7 @@ def test_angular_similarity_has_the_ranks_of_cosine(tmp_path: Path):
         for each in ("cosine", "angular")
     )
     assert angular.value == pytest.approx(cosine.value, abs=1e-9)
-    assert angular.figures["Pearson all"] != pytest.approx(cosine.figures["Pearson all"], abs=1e-3)
+    assert angular.metrics["Pearson all"] != pytest.approx(cosine.metrics["Pearson all"], abs=1e-3)
 
 
 def test_pairs_without_a_score_are_counted_but_not_used(tmp_path: Path):
@@ -118,8 +118,8 @@ def test_a_subset_without_variance_is_excluded_with_a_warning(tmp_path: Path):
     score = task_of(
         "sts", random_pairs(tmp_path, subset=subsets, score=scores), EvaluateSettings(aggregation="mean")
     ).score(drawn())
-    assert score.value == pytest.approx(score.figures["Spearman of varied"])
-    assert "Spearman of flat" not in score.figures
+    assert score.value == pytest.approx(score.metrics["Spearman of varied"])
+    assert "Spearman of flat" not in score.metrics
     assert "flat" in score.warnings[0]
 
 

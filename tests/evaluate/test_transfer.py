@@ -124,7 +124,7 @@ def test_features_of_pairs_are_difference_and_product(tmp_path: Path):
         features[:150], y[:150]
     )
     assert score.value == pytest.approx(100 * model.score(features[150:], y[150:]))
-    assert score.figures["F1"] == pytest.approx(100 * f1_score(y[150:], model.predict(features[150:])))
+    assert score.metrics["F1"] == pytest.approx(100 * f1_score(y[150:], model.predict(features[150:])))
     assert score.facts["features"] == "|u-v|, u*v"
 
 

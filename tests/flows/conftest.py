@@ -1,7 +1,13 @@
-"""A corpus of made-up sentences, and jobs over it."""
+"""A corpus of made-up sentences, jobs over it, and jobs in processes of their own."""
 
-from collections.abc import Callable
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,9 +16,13 @@ import pytest
 
 from pipeline.config import load_settings
 from pipeline.settings import Job
+from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.release import Releases
+from pipeline.store.store import open_store
 
 ROOT = Path(__file__).parent.parent.parent
 ON_RAY = "cluster.small_rows=0"  # even a small night starts Ray
+_JOB_TIMEOUT_S = 300.0
 WORDS = (
     *(
         "a",
@@ -83,6 +93,59 @@ def job_arguments(folder: Path, encoder: Path) -> list[str]:
         "whiten.dev_texts=50",
         f"release.root={folder / 'releases'}",
     ]
+
+
+StartJob = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start_job() -> Iterator[StartJob]:
+    """Start a job by the name of its module, in a process of its own; kill it after the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(
+        name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"jobs.{name}", "--json", *arguments],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment or {**os.environ, "MANTA_LOG": "json"},
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            kill_job(process)
+
+
+def finish_job(process: subprocess.Popen[str], code: int = 0) -> tuple[dict[str, Any], str]:
+    """Wait for the end of a job and check its exit code. Returns its JSON and its standard error."""
+    out, errors = process.communicate(timeout=_JOB_TIMEOUT_S)
+    assert process.returncode == code, errors[-3000:]
+    return dict(json.loads(out)), errors
+
+
+def kill_job(process: subprocess.Popen[str]) -> str:
+    """Kill a job with SIGKILL. Returns its standard error."""
+    process.send_signal(signal.SIGKILL)
+    return process.communicate()[1]
+
+
+def current_manifest(root: Path) -> ReleaseManifest:
+    """Load the manifest of the current release of a root."""
+    manifest = Releases(open_store(root)).current()
+    assert manifest is not None
+    return manifest
+
+
+def encoded_units(root: Path) -> dict[str, int]:
+    """List the records of finished embedding units, with their modification times in nanoseconds."""
+    return {path.name: path.stat().st_mtime_ns for path in root.glob("units/vectors/*/*.json")}
 
 
 @pytest.fixture

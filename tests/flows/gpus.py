@@ -10,7 +10,7 @@ from collections import Counter
 import psutil
 
 from pipeline.errors import ConfigError
-from pipeline.flows.workers.cluster import connect, quiet
+from pipeline.flows.workers.cluster import connect, silence_ray
 from pipeline.flows.workers.tasks import Pool
 from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages
@@ -21,7 +21,7 @@ _PATIENCE_S = 20.0
 
 
 def main() -> None:
-    quiet(False)
+    silence_ray(False)
     import ray
 
     ray.init(

@@ -31,7 +31,7 @@ def main() -> None:
     with connect(ClusterSettings(patience_s=PATIENCE_S), Stages()) as cluster:
         start = time.monotonic()
         try:
-            list(cluster.map_units(Swell(room * 3 // 2), [0], Pool(1, deaths=2)))
+            list(cluster.map_units(Swell(room * 3 // 2), [0], Pool(1, max_deaths=2)))
         except TransientError as error:
             print(
                 json.dumps(

@@ -9,10 +9,9 @@ from pathlib import Path
 
 from pipeline.device import resolve
 from pipeline.errors import DataError
-from pipeline.flows.workers.heartbeat import expect
 from pipeline.flows.workers.tasks import progress
 from pipeline.flows.workers.worker import gpu_assigned
-from pipeline.store.cache import kept
+from pipeline.store.cache import get_or_build
 from pipeline.store.store import open_store
 
 
@@ -86,11 +85,31 @@ class Long:
         return self._work
 
     def _work(self, item: int) -> int:
-        expect(self.patience_s)
+        from pipeline.flows.workers.heartbeat import set_patience  # which imports Ray
+
+        set_patience(self.patience_s)
         for row in range(10):
             time.sleep(self.seconds / 10)
             progress(row)
         return item
+
+
+@dataclass(frozen=True)
+class SlowFirst:
+    """The worker's process id. The first attempt at item 0 takes `seconds`, and leaves a mark in `folder`."""
+
+    folder: str
+    seconds: float
+
+    def start(self) -> Callable[[int], int]:
+        return self._work
+
+    def _work(self, item: int) -> int:
+        mark = Path(self.folder, "first")
+        if item == 0 and not mark.exists():
+            mark.write_text(str(os.getpid()))
+            time.sleep(self.seconds)
+        return os.getpid()
 
 
 @dataclass(frozen=True)
@@ -205,7 +224,7 @@ class Kept:
         return self._work
 
     def _work(self, item: int) -> int:
-        kept(Path(self.place), lambda copy: copy.touch(), Path.is_file)
+        get_or_build(Path(self.place), lambda copy: copy.touch(), Path.is_file)
         return item
 
 

@@ -16,7 +16,7 @@ TEXTS = [
 
 @pytest.mark.parametrize(("dtype", "cosine"), [("float32", 0.99999), ("bfloat16", 0.999), ("float16", 0.999)])
 @pytest.mark.parametrize("fused", [False, True])
-def test_vectors_agree_with_the_cpus(dtype, cosine, fused):
+def test_vectors_agree_with_those_of_the_cpu(dtype, cosine, fused):
     expected = load_encoder(EncoderSettings(), EncodeSettings()).encode(TEXTS)
     encoder = load_encoder(EncoderSettings(), EncodeSettings(dtype=dtype, compile=fused), "cuda")
     assert (encoder.encode(TEXTS) * expected).sum(axis=1).min() > cosine
@@ -25,7 +25,7 @@ def test_vectors_agree_with_the_cpus(dtype, cosine, fused):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["minilm", "mpnet", "electra"])
-def test_a_text_has_the_same_bits_whatever_is_encoded_with_it(dtype, family, tmp_path):
+def test_the_bits_of_a_text_do_not_depend_on_its_batch(dtype, family, tmp_path):
     path = "all-MiniLM-L6-v2" if family == "minilm" else str(save_folder(tmp_path, family))
     encoder = load_encoder(EncoderSettings(path=path), EncodeSettings(dtype=dtype, max_tokens=4_096), "cuda")
     order = np.random.default_rng(0).permutation(len(TEXTS))

@@ -25,7 +25,7 @@ def gradients(path: str, device: str) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet"])
-def test_gradients_agree_with_the_cpus(family, tmp_path):
+def test_gradients_agree_with_those_of_the_cpu(family, tmp_path):
     path = str(save_folder(tmp_path, family))
     expected, found = gradients(path, "cpu"), gradients(path, "cuda")
     assert expected.keys() == found.keys()
@@ -36,7 +36,7 @@ def test_gradients_agree_with_the_cpus(family, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_learns(dtype, tmp_path):
+def test_training_in_half_precision_lowers_the_loss(dtype, tmp_path):
     folder = open_folder(EncoderSettings(path=str(save_folder(tmp_path, "bert"))))
     encoder, tokens = load_trainable(folder).to("cuda"), load_tokenizer(folder.path, 64)(TEXTS)
     optimizer, scaler, losses = (

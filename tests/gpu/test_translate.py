@@ -42,12 +42,12 @@ def written(device: Device, dtype: str, method: str) -> list[str]:
 @pytest.mark.parametrize(
     ("dtype", "equal"), [("float32", 0.99), ("bfloat16", 0.7)]
 )  # of the texts: near ties fall either way
-def test_translations_agree_with_the_cpus(dtype: str, equal: float, method: str):
+def test_translations_agree_with_those_of_the_cpu(dtype: str, equal: float, method: str):
     expected, found = written(Device("cpu"), "float32", method), written(Device("cuda"), dtype, method)
     assert sum(one == other for one, other in zip(expected, found, strict=True)) >= equal * len(expected)
 
 
-def test_memory_that_is_short_halves_the_batches(monkeypatch: pytest.MonkeyPatch):
+def test_running_out_of_memory_halves_the_batches(monkeypatch: pytest.MonkeyPatch):
     free, _ = torch.cuda.mem_get_info()
     expected = written(Device("cuda"), "float32", "greedy")
     torch.cuda.empty_cache()

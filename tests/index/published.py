@@ -11,14 +11,15 @@ import pyarrow.parquet as pq
 
 from pipeline.index.build import fill, remove, train, write_index
 from pipeline.index.ids import write_ids
-from pipeline.index.merge import Part, merge_on_disk
+from pipeline.index.merge import FilledShard, merge_on_disk
 from pipeline.index.plan import plan_index
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings, IndexSettings
 from pipeline.store.base import Store, sha256_of
-from pipeline.store.manifest import EncoderFiles, IndexFiles, ReleaseManifest, ReleaseUnit
-from pipeline.store.once import stored_by_content
+from pipeline.store.manifest import EncoderFiles, IndexFiles, ReleaseManifest
+from pipeline.store.once import store_by_content
 from pipeline.store.release import Releases
+from pipeline.store.release_units import ReleaseUnit
 from pipeline.store.stored import FileRef
 from pipeline.store.units import Corpus
 from tests.index.clustered import Map
@@ -69,7 +70,7 @@ def ids_table(corpus: Sequence[str], rows: slice, ids: str | Sequence[str]) -> p
 
 def keep_corpus(store: Store) -> FileRef:
     """Store an empty corpus record, because every release names one."""
-    return stored_by_content(store, Corpus(id="", digest="", units=()).to_json(), "corpus", ".json")
+    return store_by_content(store, Corpus(id="", digest="", units=()).to_json(), "corpus", ".json")
 
 
 class Publisher:
@@ -210,7 +211,7 @@ class Publisher:
             return (self.put(self.scratch / "index.faiss", "indexes", ".faiss"),)
         merged, lists = merge_on_disk(
             [
-                Part(
+                FilledShard(
                     self.scratch / "index.faiss",
                     filled.rows,
                     filled.probe_addresses,

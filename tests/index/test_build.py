@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.index.build import fill, read_index, remove, threads, train, write_index
+from pipeline.index.build import faiss_threads, fill, read_index, remove, train, write_index
 from pipeline.index.parts import Parts
 from pipeline.index.plan import IndexPlan, plan_index
 from pipeline.index.structure import addresses_of, fingerprint, ivf_of
@@ -23,6 +23,7 @@ KINDS = [
     "PCA16,IVF16,SQ4",
     "IVF16,PQ4x4fs",
     "SQ8",
+    "IVF16,PQ4x8np,Refine(Flat)",
     "IVF16_HNSW8,Flat",
 ]
 APART = ["hnsw", "IVF16,PQ4x4fs"]  # faiss cannot remove rows from these, or not add others afterwards
@@ -54,7 +55,7 @@ def built(kind: str, transform: Map | None = None, rows: int = ROWS):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_plain_faiss_serves_the_encoders_raw_output(kind, tmp_path):
+def test_faiss_alone_searches_with_raw_vectors(kind, tmp_path):
     transform = some_map()
     index, vectors, plan = built(kind, transform)
     write_index(index, tmp_path / "index.faiss")
@@ -69,9 +70,8 @@ def test_plain_faiss_serves_the_encoders_raw_output(kind, tmp_path):
     exact = cosines(queries, vectors.raw, transform)
     best = vectors.addresses[np.argsort(-exact, axis=1)[:, :10]]
     hits = np.mean([len(np.intersect1d(a, b)) for a, b in zip(found, best, strict=True)]) / 10
-    assert hits > {"opq_ivf_pq": 0.5, "IVF16,PQ4x4fs": 0.1, "PCA16,IVF16,SQ4": 0.3, "hnsw": 0.95}.get(
-        kind, 0.97
-    )
+    limits = {"opq_ivf_pq": 0.5, "IVF16,PQ4x4fs": 0.1, "PCA16,IVF16,SQ4": 0.3, "hnsw": 0.95, "ivf_sq6": 0.9}
+    assert hits > limits.get(kind, 0.9 if plan.factory.endswith(")") else 0.97)
     if kind in ("flat", "ivf_flat"):
         np.testing.assert_allclose(scores, -np.sort(-exact, axis=1)[:, :10], atol=1e-6)
     assert (tmp_path / "index.faiss").stat().st_size == pytest.approx(plan.file_bytes, rel=0.5)
@@ -79,9 +79,9 @@ def test_plain_faiss_serves_the_encoders_raw_output(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_training_and_filling_repeat_byte_for_byte(kind):
+def test_training_and_filling_are_deterministic(kind):
     vectors, contents = clustered(1_000), []
-    with threads(1):
+    with faiss_threads(1):
         for _ in range(2):
             index = train(planned(kind, some_map(), 1_000), some_map(), vectors.raw)
             fill(index, vectors.batches())
@@ -90,7 +90,7 @@ def test_training_and_filling_repeat_byte_for_byte(kind):
 
 
 @pytest.mark.parametrize("kind", REMOVABLE)
-def test_removed_rows_are_gone_and_new_ones_are_found(kind):
+def test_removed_rows_are_not_found_and_added_ones_are(kind):
     index, vectors, _ = built(kind)
     dead = vectors.addresses[100:300]
     assert remove(index, np.append(dead, 10**15)) == 200
@@ -103,7 +103,7 @@ def test_removed_rows_are_gone_and_new_ones_are_found(kind):
 
 
 @pytest.mark.parametrize("kind", APART)
-def test_kinds_that_cannot_forget_say_so(kind):
+def test_kinds_without_removal_report_it(kind):
     index, vectors, plan = built(kind, rows=700)
     assert not plan.removable
     with pytest.raises(ConfigError, match="tombstones"):
@@ -128,7 +128,7 @@ def test_vectors_of_another_dimension_are_refused():
         train(plan, some_map(), vectors.raw)
 
 
-def test_the_fingerprint_knows_training_and_nothing_else(tmp_path):
+def test_the_fingerprint_depends_on_training_only(tmp_path):
     index, vectors, plan = built("ivf_sq8", some_map())
     before = fingerprint(index)
     ivf_of(index).nprobe = 7
@@ -159,7 +159,7 @@ def test_filling_finds_the_exact_neighbours_in_the_same_pass():
     _, vectors, plan = built("ivf_flat")
     truth = ExactTopK(vectors.queries(50), keep=15)
     filled = fill(train(plan, None, vectors.raw), vectors.batches(), truth)
-    np.testing.assert_array_equal(filled.neighbours.addresses, truth.of(vectors.batches()).addresses)
+    np.testing.assert_array_equal(filled.neighbours.addresses, truth.search(vectors.batches()).addresses)
     assert filled.rows == ROWS
     assert np.isin(filled.probe_addresses, vectors.addresses).all()
     assert len(np.unique(filled.probe_addresses >> 32)) == ROWS // 500
@@ -173,13 +173,13 @@ def test_imbalance_is_one_for_equal_lists():
 
 
 @pytest.mark.parametrize("content", [b"", b"not an index", b"IxPT\x00\x00"])
-def test_a_file_that_is_no_index_is_named(content, tmp_path):
+def test_a_file_without_an_index_is_named(content, tmp_path):
     (tmp_path / "bad.faiss").write_bytes(content)
     with pytest.raises(DataError, match=r"bad\.faiss"):
         read_index(tmp_path / "bad.faiss")
 
 
-def test_transforms_before_a_factorys_own_are_freed_once():
+def test_transforms_before_those_of_a_factory_string_are_freed_once():
     """Run in a process of its own: a transform that Python and the index both free would crash it."""
     code = """
 import gc
@@ -217,9 +217,7 @@ def lists_apart(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("how", [{"mapped": True}, {"mapped": False}, {"on_disk": True}], ids=str)
-def test_lists_outside_the_folder_of_an_index_are_never_opened(
-    lists_apart: tuple[Path, Path], how: dict[str, bool]
-):
+def test_lists_outside_the_folder_are_not_opened(lists_apart: tuple[Path, Path], how: dict[str, bool]):
     file, victim = lists_apart
     assert faiss.downcast_index(faiss.read_index(str(file))).ntotal == ROWS, (
         "faiss itself opens them, to read and to write"
@@ -229,7 +227,7 @@ def test_lists_outside_the_folder_of_an_index_are_never_opened(
     assert not [line for line in Path("/proc/self/maps").read_text().splitlines() if str(victim) in line]
 
 
-def test_lists_beside_an_index_that_is_said_to_be_one_file_are_refused(lists_apart: tuple[Path, Path]):
+def test_lists_beside_an_index_of_one_file_are_refused(lists_apart: tuple[Path, Path]):
     file, victim = lists_apart
     victim.rename(file.parent / victim.name)
     assert read_index(file, on_disk=True).ntotal == ROWS

@@ -4,13 +4,13 @@ import faiss
 import pytest
 
 from pipeline.index.build import write_index
-from pipeline.index.effort import choose_effort, effort_name, get_effort, latency
+from pipeline.index.effort import choose_effort, effort_name, get_effort, measure_latency
 from tests.index.clustered import clustered
 from tests.index.indexes import built
 
 
 @pytest.mark.parametrize(("kind", "name"), [("ivf_flat", "nprobe"), ("hnsw", "efSearch")])
-def test_the_chosen_effort_is_the_least_on_its_grid_and_the_file_keeps_it(kind, name, tmp_path):
+def test_the_smallest_sufficient_effort_is_chosen_and_stored(kind, name, tmp_path):
     index, queries, truth = built(kind, clustered(4_000))
     assert effort_name(index) == name
     effort, curve = choose_effort(index, queries, truth, 0.9)
@@ -21,7 +21,7 @@ def test_the_chosen_effort_is_the_least_on_its_grid_and_the_file_keeps_it(kind, 
     assert get_effort(faiss.read_index(str(tmp_path / "index.faiss"))) == effort
 
 
-def test_a_target_out_of_reach_takes_the_best_there_is():
+def test_an_unreachable_target_gets_the_best_effort():
     index, queries, truth = built("SQ4", clustered(2_000))
     assert choose_effort(index, queries, truth, 1.0) == (None, ())
     index, queries, truth = built("IVF20,SQ4", clustered(2_000))
@@ -31,8 +31,8 @@ def test_a_target_out_of_reach_takes_the_best_there_is():
     assert effort == min(point.effort for point in curve if point.recall_at_10 == best)
 
 
-def test_latency_is_of_single_queries():
+def test_latency_is_measured_on_single_queries():
     index, queries, _ = built("flat", clustered(1_000))
-    times = latency(index, queries, most=30)
+    times = measure_latency(index, queries, max_queries=30)
     assert times.queries == 30
     assert 0 < times.p50_ms <= times.p99_ms

@@ -7,67 +7,68 @@ import pytest
 
 from pipeline.index.gates import judge, lowest_cosine
 from pipeline.index.measure import measure
-from pipeline.index.measured import Counted, Measured, Proportion
+from pipeline.index.metrics import IndexMetrics, Proportion, RowCounts
+from pipeline.index.parts import Parts
 from pipeline.settings import GateSettings, IndexSettings
 from tests.index.clustered import clustered
 from tests.index.indexes import built
 
 
-def test_the_lowest_cosine_finds_the_one_that_moved():
+def test_the_lowest_cosine_finds_the_changed_vector():
     before = np.eye(4, dtype=np.float32)
     now = before.copy()
     now[2] = [0, 0, math.cos(0.1), math.sin(0.1)]
     assert lowest_cosine(before, 3 * now) == pytest.approx(math.cos(0.1))
 
 
-def test_a_text_without_a_vector_then_and_now_did_not_move():
+def test_a_text_without_a_vector_in_both_releases_is_unchanged():
     some = np.diag([1.0, 0.0, 1.0]).astype(np.float32)
     assert lowest_cosine(some, some) == pytest.approx(1)
     assert lowest_cosine(some, np.eye(3, dtype=np.float32)) == 0
     assert lowest_cosine(np.eye(3, dtype=np.float32), some) == 0
 
 
-def measured(**changes: object) -> Measured:
+def measured(**changes: object) -> IndexMetrics:
     """Measure a small index, and change some of the values."""
     index, queries, truth = built("ivf_flat", clustered(1_000))
-    return measure(index, queries, truth, IndexSettings(), 0.95).model_copy(update=changes)
+    return measure(Parts([index]), queries, truth, IndexSettings(), 0.95).model_copy(update=changes)
 
 
 @pytest.mark.parametrize(
     ("changes", "counted", "settings", "refused"),
     [
-        ({}, Counted(1_010, 1_000, 10), GateSettings(), set()),
-        ({}, Counted(1_010, 1_000, 9), GateSettings(), {"row_conservation"}),
-        ({"rows": 999}, Counted(1_000, 1_000, 0), GateSettings(), {"indexed_rows"}),
-        ({}, Counted(1_000, 1_000, 0, bad_vectors=1), GateSettings(), {"finite_vectors"}),
-        ({}, Counted(1_000, 1_000, 0, duplicate_ids=1), GateSettings(), {"unique_ids"}),
-        ({"duplicate_addresses": 1}, Counted(1_000, 1_000, 0), GateSettings(), {"unique_ids"}),
+        ({}, RowCounts(1_010, 1_000, 10), GateSettings(), set()),
+        ({}, RowCounts(1_010, 1_000, 9), GateSettings(), {"row_conservation"}),
+        ({"rows": 999}, RowCounts(1_000, 1_000, 0), GateSettings(), {"indexed_rows"}),
+        ({}, RowCounts(1_000, 1_000, 0, bad_vectors=1), GateSettings(), {"finite_vectors"}),
+        ({}, RowCounts(1_000, 1_000, 0, duplicate_ids=1), GateSettings(), {"unique_ids"}),
+        ({"duplicate_addresses": 1}, RowCounts(1_000, 1_000, 0), GateSettings(), {"unique_ids"}),
         (
             {"recall": {"10": Proportion.of(940, 1_000)}},
-            Counted(1_000, 1_000, 0),
+            RowCounts(1_000, 1_000, 0),
             GateSettings(),
             set(),
         ),  # 0.953 is the upper end
         (
             {"recall": {"10": Proportion.of(920, 1_000)}},
-            Counted(1_000, 1_000, 0),
+            RowCounts(1_000, 1_000, 0),
             GateSettings(),
             {"recall_at_10"},
         ),
         (
             {"recall": {"10": Proportion.of(920, 1_000)}},
-            Counted(1_000, 1_000, 0),
+            RowCounts(1_000, 1_000, 0),
             GateSettings(recall_at_10=None),
             set(),
         ),
-        ({"file_bytes": 2**30 + 1}, Counted(1_000, 1_000, 0), GateSettings(max_size_gib=1), {"size_gib"}),
-        ({}, Counted(1_000, 1_000, 0), GateSettings(p99_ms=1e-6), {"p99_ms"}),
-        ({}, Counted(2_000, 1_000, 1_000, most_quarantined=0.5), GateSettings(), set()),
-        ({}, Counted(2_001, 1_000, 1_001, most_quarantined=0.5), GateSettings(), {"quarantined"}),
-        ({}, Counted(1_000, 1_000, 0, failed_canaries=1), GateSettings(), {"canary_cosine"}),
+        ({"file_bytes": 2**30 + 1}, RowCounts(1_000, 1_000, 0), GateSettings(max_size_gib=1), {"size_gib"}),
+        ({}, RowCounts(1_000, 1_000, 0), GateSettings(p99_ms=1e-6), {"p99_ms"}),
+        ({}, RowCounts(2_000, 1_000, 1_000, max_quarantined=0.5), GateSettings(), set()),
+        ({}, RowCounts(2_001, 1_000, 1_001, max_quarantined=0.5), GateSettings(), {"quarantined"}),
+        ({}, RowCounts(1_000, 1_000, 0, failed_canaries=1), GateSettings(), {"canary_cosine"}),
     ],
 )
-def test_gates_refuse_what_they_are_there_for(changes, counted, settings, refused):
+def test_each_gate_refuses_values_beyond_its_threshold(changes, counted, settings, refused):
     gates = judge(measured(**changes), counted, settings)
     assert {name for name, gate in gates.items() if not gate.passed} == refused
     assert all(gate.sentence for gate in gates.values())
@@ -83,13 +84,13 @@ def test_gates_refuse_what_they_are_there_for(changes, counted, settings, refuse
         (0.98, "float16", 0.99, False),
     ],
 )
-def test_canaries_are_bound_by_the_arithmetic(cosine, dtype, own, passed):
+def test_the_canary_threshold_depends_on_precision_and_settings(cosine, dtype, own, passed):
     gates = judge(
-        measured(), Counted(1_000, 1_000, 0), GateSettings(canary_cosine=own), canary=cosine, dtype=dtype
+        measured(), RowCounts(1_000, 1_000, 0), GateSettings(canary_cosine=own), canary=cosine, dtype=dtype
     )
     assert gates["canary_cosine"].passed is passed
 
 
 def test_a_canary_without_a_finite_vector_is_not_compared_with_a_previous_release():
-    gate = judge(measured(), Counted(1_000, 1_000, 0, failed_canaries=3), GateSettings())["canary_cosine"]
+    gate = judge(measured(), RowCounts(1_000, 1_000, 0, failed_canaries=3), GateSettings())["canary_cosine"]
     assert gate.sentence.startswith("the encoder gives NaN or infinity for 3 canary texts; ")

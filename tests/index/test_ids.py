@@ -21,7 +21,7 @@ def unit(ordinal: int, rows: np.ndarray, ids: pa.DataType) -> pa.Table:
 
 
 @pytest.mark.parametrize("ids", [pa.int64(), pa.string()])
-def test_rows_come_back_in_the_order_asked_for(ids, tmp_path):
+def test_rows_are_returned_in_the_requested_order(ids, tmp_path):
     rng = np.random.default_rng(0)
     units = [
         unit(ordinal, np.sort(rng.choice(1_000, size=int(rng.integers(1, 300)), replace=False)), ids)
@@ -63,13 +63,13 @@ def test_a_plain_reader_sees_ascending_addresses(tmp_path):
         [],
     ],
 )
-def test_what_no_search_could_find_is_not_written(units, tmp_path):
+def test_invalid_ids_are_not_written(units, tmp_path):
     with pytest.raises(DataError, match=r"a\.arrow"):
         write_ids(tmp_path / "a.arrow", units)
 
 
 @pytest.mark.parametrize("content", [b"", b"ARROW1\0\0 and then nothing"])
-def test_a_file_that_holds_no_ids_is_named(content, tmp_path):
+def test_a_file_without_ids_is_named(content, tmp_path):
     (tmp_path / "bad.arrow").write_bytes(content)
     with pytest.raises(DataError, match=r"bad\.arrow"):
         Ids([tmp_path / "bad.arrow"])
@@ -79,7 +79,7 @@ def test_a_file_that_holds_no_ids_is_named(content, tmp_path):
         Ids([tmp_path / "other.arrow"])
 
 
-def test_offsets_that_leave_the_file_are_refused_by_a_full_look(tmp_path: Path):
+def test_a_full_check_refuses_offsets_outside_the_file(tmp_path: Path):
     """Craft a file with a valid sha256, from which taking a row would read memory outside the file."""
     data, lengths = pa.py_buffer(b"abc"), np.array([0, 1, 1_000_000, 3], dtype=np.int32)
     ids = pa.Array.from_buffers(pa.string(), 3, [None, pa.py_buffer(lengths), data])

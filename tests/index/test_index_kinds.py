@@ -20,7 +20,7 @@ ROWS = 20_000
 
 @pytest.mark.parametrize("dim", [32, 100])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_layout_is_that_of_the_index_that_faiss_makes(kind: str, dim: int):
+def test_a_layout_matches_the_index_that_faiss_builds(kind: str, dim: int):
     entry = KINDS[kind]
     for nlist in (7, 100) if entry.has_lists else (0,):
         for dims_per_byte in entry.dims_per_byte_choices:
@@ -47,9 +47,9 @@ def test_a_plan_states_the_size_of_the_file(kind: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_kinds_with_lists_keep_them_on_disk(kind: str):
+def test_only_kinds_with_lists_and_without_refinement_keep_them_on_disk(kind: str):
     settings = IndexSettings(kind=kind, on_disk="always")
-    if KINDS[kind].has_lists:
+    if KINDS[kind].mappable:
         assert plan_index(ROWS, 32, settings).on_disk
     else:
         with pytest.raises(ConfigError, match="name ivf_flat, "):

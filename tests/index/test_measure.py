@@ -20,7 +20,7 @@ from tests.index.indexes import built
         ("flat", 1, []),
     ],
 )
-def test_parts_are_measured_at_the_effort_that_they_have(kind, effort, efforts):
+def test_parts_are_measured_at_their_current_effort(kind, effort, efforts):
     vectors = clustered(1_000)
     index, queries, truth = built(kind, vectors)
     set_effort(index, effort)
@@ -35,5 +35,5 @@ def test_parts_are_measured_at_the_effort_that_they_have(kind, effort, efforts):
 
 def test_a_named_effort_is_kept():
     index, queries, truth = built("ivf_flat", clustered(1_000))
-    assert measure(index, queries, truth, IndexSettings(nprobe=7), 0.95).effort == 7
-    assert measure(index, queries, truth, IndexSettings(nprobe=999), 0.95).effort == 40
+    assert measure(Parts([index]), queries, truth, IndexSettings(nprobe=7), 0.95).effort == 7
+    assert measure(Parts([index]), queries, truth, IndexSettings(nprobe=999), 0.95).effort == 40

@@ -10,13 +10,24 @@ import pytest
 
 from pipeline.errors import DataError, SpaceMismatch
 from pipeline.index.build import fill, read_index, train, write_index
-from pipeline.index.merge import Part, count_duplicates, merge, merge_on_disk
+from pipeline.index.merge import FilledShard, count_duplicates, merge, merge_on_disk
 from pipeline.index.plan import plan_index
 from pipeline.index.structure import addresses_of, ivf_of
 from pipeline.settings import IndexSettings
 from tests.index.clustered import Vectors, clustered, some_map
 
-SHARDABLE = ["flat", "IVF20_HNSW8,Flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "SQ8", "PCA16,IVF16,SQ4"]
+SHARDABLE = [
+    "flat",
+    "IVF20_HNSW8,Flat",
+    "ivf_flat",
+    "ivf_sq8",
+    "opq_ivf_pq",
+    "ivf_rabitq_refine",
+    "ivf_rabitq_refine_fp16",
+    "SQ8",
+    "PCA16,IVF16,SQ4",
+    "IVF16,PQ4x8np,Refine(Flat)",
+]
 ON_DISK = ["ivf_flat", "ivf_sq8", "opq_ivf_pq"]
 VECTORS = clustered(2_500)
 
@@ -24,7 +35,7 @@ VECTORS = clustered(2_500)
 @functools.cache
 def trained_bytes(kind: str, seed: int) -> np.ndarray:
     """Train an empty index; returns it serialized."""
-    plan = plan_index(2_500, 28, IndexSettings(kind=kind, nlist=20 if kind in ON_DISK else None))
+    plan = plan_index(2_500, 28, IndexSettings(kind=kind, nlist=20 if "ivf" in kind else None))
     return faiss.serialize_index(train(plan, some_map(), VECTORS.raw, seed))
 
 
@@ -38,18 +49,18 @@ def copied(index):
     return faiss.deserialize_index(faiss.serialize_index(index))
 
 
-def part(folder: Path, name: str, index, vectors: Vectors) -> Part:
+def filled_shard(folder: Path, name: str, index, vectors: Vectors) -> FilledShard:
     """Fill a copy of an index with vectors, as a part in a file."""
     index = copied(index)
     filled = fill(index, vectors.batches())
     write_index(index, folder / name)
-    return Part(folder / name, filled.rows, filled.probe_addresses, filled.probe_vectors, "space")
+    return FilledShard(folder / name, filled.rows, filled.probe_addresses, filled.probe_vectors, "space")
 
 
-def three_parts(folder: Path, index) -> list[Part]:
+def three_shards(folder: Path, index) -> list[FilledShard]:
     """Fill three parts of unequal size."""
     return [
-        part(folder, f"part{n}.faiss", index, VECTORS.part(rows))
+        filled_shard(folder, f"part{n}.faiss", index, VECTORS.part(rows))
         for n, rows in enumerate((slice(0, 500), slice(500, 2_000), slice(2_000, None)))
     ]
 
@@ -75,19 +86,19 @@ def assert_equal_answers(left, right):
 
 
 @pytest.mark.parametrize("kind", SHARDABLE)
-def test_merged_parts_answer_as_one_build(kind, tmp_path):
+def test_merged_parts_answer_like_one_build(kind, tmp_path):
     index = trained(kind)
-    merged = merge(three_parts(tmp_path, index))
+    merged = merge(three_shards(tmp_path, index))
     assert_equal_answers(merged, unsharded(index))
     write_index(merged, tmp_path / "merged.faiss")
     assert_equal_answers(faiss.read_index(str(tmp_path / "merged.faiss")), unsharded(index))
 
 
 @pytest.mark.parametrize("kind", ON_DISK)
-def test_lists_on_disk_answer_as_one_build_and_can_be_moved(kind, tmp_path, capfd):
+def test_lists_on_disk_answer_like_one_build_and_can_be_moved(kind, tmp_path, capfd):
     index = trained(kind)
     (tmp_path / "built").mkdir()
-    merged, lists = merge_on_disk(three_parts(tmp_path, index), tmp_path / "built")
+    merged, lists = merge_on_disk(three_shards(tmp_path, index), tmp_path / "built")
     assert_equal_answers(merged, unsharded(index))
     write_index(merged, tmp_path / "built" / "index.faiss")
     assert lists.stat().st_size == 2_500 * (ivf_of(merged).code_size + 8)
@@ -97,22 +108,22 @@ def test_lists_on_disk_answer_as_one_build_and_can_be_moved(kind, tmp_path, capf
 
 
 @pytest.mark.parametrize("kind", ["hnsw", "IVF16,PQ4x4fs"])
-def test_kinds_that_faiss_cannot_merge_are_one_part(kind, tmp_path):
+def test_kinds_that_faiss_cannot_merge_are_built_as_one_part(kind, tmp_path):
     assert not plan_index(2_500, 28, IndexSettings(kind=kind)).shardable
-    with pytest.raises(DataError, match="in one part"):
-        merge(three_parts(tmp_path, trained(kind)))
+    with pytest.raises(DataError, match="in one shard"):
+        merge(three_shards(tmp_path, trained(kind)))
 
 
-def test_one_part_is_the_whole(tmp_path):
+def test_one_part_merges_to_itself(tmp_path):
     index = trained("ivf_flat")
-    assert_equal_answers(merge([part(tmp_path, "only.faiss", index, VECTORS)]), unsharded(index))
+    assert_equal_answers(merge([filled_shard(tmp_path, "only.faiss", index, VECTORS)]), unsharded(index))
 
 
 @pytest.mark.parametrize("kind", ["ivf_flat", "ivf_sq8", "opq_ivf_pq"])
 @pytest.mark.parametrize("join", [merge, lambda parts: merge_on_disk(parts, parts[0].path.parent)])
 def test_parts_of_another_training_are_refused(kind, join, tmp_path):
-    ours = part(tmp_path, "ours.faiss", trained(kind), VECTORS.part(slice(0, 1_000)))
-    other = part(tmp_path, "other.faiss", trained(kind, seed=5), VECTORS.part(slice(1_000, None)))
+    ours = filled_shard(tmp_path, "ours.faiss", trained(kind), VECTORS.part(slice(0, 1_000)))
+    other = filled_shard(tmp_path, "other.faiss", trained(kind, seed=5), VECTORS.part(slice(1_000, None)))
     with pytest.raises(DataError, match=r"other\.faiss: expected the training of ours\.faiss"):
         join([ours, other])
 
@@ -120,7 +131,7 @@ def test_parts_of_another_training_are_refused(kind, join, tmp_path):
 def test_a_part_under_another_whitening_is_refused(tmp_path):
     plan = plan_index(2_500, 28, IndexSettings(kind="flat"))
     parts = [
-        part(
+        filled_shard(
             tmp_path,
             f"{seed}.faiss",
             train(plan, some_map(seed=seed), VECTORS.raw),
@@ -133,28 +144,28 @@ def test_a_part_under_another_whitening_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf_sq8"])
-def test_rows_that_occur_twice_are_refused(kind, tmp_path):
+def test_repeated_rows_are_refused(kind, tmp_path):
     index = trained(kind)
     parts = [
-        part(tmp_path, "a.faiss", index, VECTORS.part(slice(0, 1_000))),
-        part(tmp_path, "b.faiss", index, VECTORS.part(slice(500, 1_500))),
+        filled_shard(tmp_path, "a.faiss", index, VECTORS.part(slice(0, 1_000))),
+        filled_shard(tmp_path, "b.faiss", index, VECTORS.part(slice(500, 1_500))),
     ]
-    with pytest.raises(DataError, match="500 twice, the first of unit 1, row"):
+    with pytest.raises(DataError, match="500 repeated, the first of them unit 1, row"):
         merge(parts)
 
 
-def test_lost_rows_are_noticed(tmp_path):
-    one = part(tmp_path, "a.faiss", trained("flat"), VECTORS)
+def test_missing_rows_are_refused(tmp_path):
+    one = filled_shard(tmp_path, "a.faiss", trained("flat"), VECTORS)
     with pytest.raises(DataError, match=r"a\.faiss: expected 2,501 rows, found 2,500"):
-        merge([Part(one.path, 2_501, one.probe_addresses, one.probe_vectors, "space")])
+        merge([FilledShard(one.path, 2_501, one.probe_addresses, one.probe_vectors, "space")])
 
 
-def test_a_part_whose_rows_are_not_where_they_should_be_is_noticed(tmp_path):
-    one = part(tmp_path, "a.faiss", trained("ivf_flat"), VECTORS)
-    with pytest.raises(DataError, match=r"the rows of a\.faiss to find themselves"):
+def test_a_part_with_rows_at_wrong_addresses_is_refused(tmp_path):
+    one = filled_shard(tmp_path, "a.faiss", trained("ivf_flat"), VECTORS)
+    with pytest.raises(DataError, match=r"of the probes of a\.faiss to be found"):
         merge(
             [
-                Part(
+                FilledShard(
                     one.path,
                     one.rows,
                     one.probe_addresses,
@@ -175,16 +186,16 @@ def test_duplicates_are_counted_as_numpy_counts_them(seed):
     assert count_duplicates([np.unique(addresses)]) == (0, None)
 
 
-def test_all_addresses_come_out_again(tmp_path):
+def test_all_addresses_can_be_read_back(tmp_path):
     for kind in ("flat", "ivf_flat"):
-        merged = merge(three_parts(tmp_path, trained(kind)))
+        merged = merge(three_shards(tmp_path, trained(kind)))
         assert np.array_equal(np.sort(np.concatenate(list(addresses_of(merged)))), VECTORS.addresses)
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf_flat"])
 @pytest.mark.parametrize("join", [merge, lambda parts: merge_on_disk(parts, Path("nowhere"))])
-def test_parts_of_two_spaces_are_refused_by_both_names(kind, join, tmp_path):
+def test_parts_of_two_spaces_are_refused_naming_both_spaces(kind, join, tmp_path):
     """Flat parts have no training, so only the space distinguishes them."""
-    ours, other, _ = three_parts(tmp_path, trained(kind))
+    ours, other, _ = three_shards(tmp_path, trained(kind))
     with pytest.raises(SpaceMismatch, match=f"vectors of space {'5' * 64}.*space {'7' * 64}"):
         join([replace(ours, space_id="5" * 64), replace(other, space_id="7" * 64)])

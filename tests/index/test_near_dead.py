@@ -6,8 +6,9 @@ import pytest
 from pipeline.index.build import fill, train
 from pipeline.index.effort import get_effort
 from pipeline.index.measure import measure
-from pipeline.index.measured import Measured
-from pipeline.index.near_dead import raise_effort, without_own_row
+from pipeline.index.metrics import IndexMetrics
+from pipeline.index.near_dead import raise_effort
+from pipeline.index.parts import Parts
 from pipeline.index.plan import plan_index
 from pipeline.index.truth import ExactTopK, Queries
 from pipeline.settings import IndexSettings
@@ -26,7 +27,7 @@ def topics(seed: int = 0) -> np.ndarray:
 
 def without_first_topic(
     kind: str, raw: np.ndarray, dead: np.ndarray, **given: int
-) -> tuple[object, Measured]:
+) -> tuple[object, IndexMetrics]:
     """Index all topics but the first, and measure with live rows and the rows `dead` as queries."""
     live = np.arange(ROWS, len(raw))
     settings = IndexSettings(kind=kind, **given)
@@ -34,8 +35,8 @@ def without_first_topic(
     fill(index, [(live, raw[live])])
     asked = np.concatenate([live[::10], dead])
     queries = Queries(asked, raw[asked])
-    truth = ExactTopK(queries).of([(live, raw[live])])
-    return index, measure(index, queries, truth, settings, 0.95)
+    truth = ExactTopK(queries).search([(live, raw[live])])
+    return index, measure(Parts([index]), queries, truth, settings, 0.95)
 
 
 def recall_of(index: object, raw: np.ndarray, asked: np.ndarray) -> float:
@@ -49,7 +50,7 @@ def recall_of(index: object, raw: np.ndarray, asked: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_effort_is_raised_until_the_wanted_recall_holds_near_deleted_rows_too(kind):
+def test_the_effort_is_raised_to_reach_the_recall_near_deleted_rows(kind):
     raw = topics()
     plain, alone = without_first_topic(kind, raw, np.zeros(0, np.int64))
     index, measured = without_first_topic(kind, raw, np.arange(0, ROWS, 5))
@@ -63,11 +64,11 @@ def test_the_effort_is_raised_until_the_wanted_recall_holds_near_deleted_rows_to
     assert measured.effort in {point.effort for point in measured.curve}
 
 
-def test_the_effort_rises_eightfold_at_most_and_not_where_nothing_is_gained():
+def test_the_effort_rises_eightfold_at_most_and_only_if_recall_rises():
     raw, dead = topics(), np.arange(0, ROWS, 5)
     index, _ = without_first_topic("ivf_flat", raw, dead, nlist=300, nprobe=1)
     asked, live = Queries(dead, raw[dead]), np.arange(ROWS, len(raw))
-    truth = ExactTopK(asked).of([(live, raw[live])])
+    truth = ExactTopK(asked).search([(live, raw[live])])
     assert raise_effort(index, asked, truth, 1.1) == 1
     assert 1 < get_effort(index) <= 8
     _, coarse = without_first_topic("IVF32,PQ4x4", raw, dead)
@@ -75,7 +76,7 @@ def test_the_effort_rises_eightfold_at_most_and_not_where_nothing_is_gained():
     assert coarse.effort < 32
 
 
-def test_an_effort_that_is_set_stays_and_few_dead_queries_raise_nothing():
+def test_a_configured_effort_and_few_dead_queries_are_not_changed():
     raw = topics()
     _, fixed = without_first_topic("ivf_flat", raw, np.arange(0, ROWS, 5), nprobe=2)
     assert (fixed.effort, fixed.raised_from) == (2, None)
@@ -85,8 +86,8 @@ def test_an_effort_that_is_set_stays_and_few_dead_queries_raise_nothing():
 
 
 @pytest.mark.parametrize("kind", ["flat", *KINDS])
-def test_queries_whose_own_row_the_index_does_not_hold_are_found(kind):
+def test_rows_outside_the_index_are_detected(kind):
     raw = topics()
     index, _ = without_first_topic(kind, raw, np.zeros(0, np.int64))
     asked = np.array([3, 2_000, 142, 143, 2_900])
-    assert without_own_row(index, Queries(asked, raw[asked])).tolist() == (asked < ROWS).tolist()
+    assert Parts([index]).holds(asked).tolist() == (asked >= ROWS).tolist()

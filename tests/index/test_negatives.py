@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pipeline.index.negatives import pick, without_positives
+from pipeline.index.negatives import pick_negatives, without_positives
 from pipeline.index.truth import NO_NEIGHBOUR, Neighbours
 from pipeline.settings.training import MineSettings
 
@@ -52,22 +52,22 @@ def allowed(found: Neighbours, positives: np.ndarray, settings: MineSettings) ->
         MineSettings(margin=-0.2, negatives=20),
     ],
 )
-def test_the_nearest_that_every_rule_leaves_are_picked(settings: MineSettings):
+def test_the_nearest_candidates_that_pass_every_rule_are_chosen(settings: MineSettings):
     found, positives = made()
     expected = [
         (row + [NO_NEIGHBOUR] * settings.negatives)[: settings.negatives]
         for row in allowed(found, positives, settings)
     ]
     np.testing.assert_array_equal(
-        pick(found, positives, np.arange(len(positives)), settings, seed=0), expected
+        pick_negatives(found, positives, np.arange(len(positives)), settings, seed=0), expected
     )
 
 
-def test_drawn_ones_are_of_those_left_each_about_as_often_and_the_same_in_any_company():
+def test_random_candidates_are_equally_likely_and_independent_of_other_pairs():
     settings = MineSettings(pick="random", margin=None, negatives=2, neighbours=4)
     found, positives = made(4_000)
     pairs = np.arange(len(positives)) + 77
-    picked = pick(found, positives, pairs, settings, seed=5)
+    picked = pick_negatives(found, positives, pairs, settings, seed=5)
     ranks = []
     for row, left in zip(picked.tolist(), allowed(found, positives, settings), strict=True):
         assert len(set(row)) == 2
@@ -75,12 +75,12 @@ def test_drawn_ones_are_of_those_left_each_about_as_often_and_the_same_in_any_co
     np.testing.assert_allclose(np.bincount(ranks) / len(ranks), 0.25, atol=0.02)  # three standard deviations
     half = slice(1, None, 2)
     np.testing.assert_array_equal(
-        pick(found[half], positives[half], pairs[half], settings, seed=5), picked[half]
+        pick_negatives(found[half], positives[half], pairs[half], settings, seed=5), picked[half]
     )
-    assert (pick(found, positives, pairs, settings, seed=6) != picked).any(axis=1).mean() > 0.7
+    assert (pick_negatives(found, positives, pairs, settings, seed=6) != picked).any(axis=1).mean() > 0.7
 
 
-def test_known_positives_leave_the_ranking():
+def test_known_positives_are_removed_from_the_ranking():
     found = Neighbours(
         np.array([[1, 2, 3, 4], [1, 2, 3, NO_NEIGHBOUR]]), np.array([[0.9, 0.8, 0.7, 0.6]] * 2, np.float32)
     )
@@ -90,10 +90,10 @@ def test_known_positives_leave_the_ranking():
     )
     settings = MineSettings(skip=1, neighbours=2, margin=None)
     np.testing.assert_array_equal(
-        pick(left, np.ones(2, np.float32), np.arange(2), settings, seed=0), [[4], [2]]
+        pick_negatives(left, np.ones(2, np.float32), np.arange(2), settings, seed=0), [[4], [2]]
     )
 
 
-def test_skipping_all_that_is_looked_at_is_refused():
+def test_skipping_every_candidate_is_refused():
     with pytest.raises(ValueError, match="skip to be below neighbours"):
         MineSettings(skip=50)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.index.build import fill, remove, train, write_index
-from pipeline.index.merge import Part, merge_on_disk
+from pipeline.index.merge import FilledShard, merge_on_disk
 from pipeline.index.parts import Parts, open_parts
 from pipeline.index.plan import plan_index
 from pipeline.index.structure import addresses_of, ivf_of, unwrap
@@ -91,7 +91,7 @@ def assert_same_answers(found, expected):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", CHANGED_IN_PLACE)
-def test_an_index_changed_in_place_answers_as_one_filled_anew(kind, seed):
+def test_an_index_changed_in_place_answers_like_a_new_one(kind, seed):
     index = filled(kind, np.arange(FIRST))
     for before, after in nights(seed):
         gone, new = np.flatnonzero(before & ~after), np.flatnonzero(after & ~before)
@@ -112,7 +112,11 @@ def base_of(kind: str, folder: Path):
         return index
     write_index(index, folder / "part.faiss")
     merged, lists = merge_on_disk(
-        [Part(folder / "part.faiss", FIRST, np.zeros(0, np.int64), np.zeros((0, 32), np.float32), "space")],
+        [
+            FilledShard(
+                folder / "part.faiss", FIRST, np.zeros(0, np.int64), np.zeros((0, 32), np.float32), "space"
+            )
+        ],
         folder,
     )
     write_index(merged, folder / "base.faiss")
@@ -122,7 +126,7 @@ def base_of(kind: str, folder: Path):
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", APART)
-def test_base_delta_and_tombstones_answer_as_one_filled_anew(kind, seed, tmp_path):
+def test_base_delta_and_tombstones_answer_like_a_new_index(kind, seed, tmp_path):
     base = base_of(kind, tmp_path)
     for _, after in nights(seed):
         tombstones = POOL.addresses[:FIRST][~after[:FIRST]]
@@ -135,7 +139,7 @@ def test_base_delta_and_tombstones_answer_as_one_filled_anew(kind, seed, tmp_pat
 
 
 @pytest.mark.parametrize("k", [1, 10, 300, 5_000])
-def test_exhaustive_parts_answer_as_numpy_does_over_the_live_rows(k):
+def test_exhaustive_parts_match_numpy_over_live_rows(k):
     live = np.random.default_rng(4).random(1_000) > 0.5
     base, delta = filled("flat", np.arange(600)), filled("flat", 600 + np.flatnonzero(live[600:]))
     scores, addresses = Parts([base, delta], POOL.addresses[:600][~live[:600]]).search(QUERIES, k)
@@ -147,7 +151,7 @@ def test_exhaustive_parts_answer_as_numpy_does_over_the_live_rows(k):
     assert (addresses[:, count:] == NO_NEIGHBOUR).all()
 
 
-def test_the_dead_are_passed_over_however_near_they_are():
+def test_dead_rows_are_skipped_however_near():
     near = np.argsort(-cosines(QUERIES[:1], POOL.raw[:FIRST], some_map())[0])
     parts = Parts([filled("ivf_flat", np.arange(FIRST))], POOL.addresses[near[:900]])
     _, addresses = parts.search(QUERIES, 10)
@@ -162,7 +166,7 @@ TOPICS, TOPIC_ROWS = 21, 143
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", ["flat", "ivf_flat", "ivf_sq8", "hnsw"])
-def test_where_a_whole_topic_was_deleted_the_nearest_rows_that_live_are_found(kind, seed):
+def test_after_deleting_a_topic_the_nearest_live_rows_are_found(kind, seed):
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(TOPICS, 32))
     raw = (np.repeat(centres, TOPIC_ROWS, axis=0) + 0.25 * rng.normal(size=(TOPICS * TOPIC_ROWS, 32))).astype(
@@ -200,7 +204,7 @@ def test_the_lists_of_all_parts_are_balanced_together():
 
 
 @pytest.mark.parametrize("kind", ["ivf_flat", "ivf_sq8", "opq_ivf_pq", "on_disk", "IVF16,PQ4x4fs"])
-def test_a_query_whose_lists_hold_too_few_rows_visits_more_until_it_has_all_it_asked_for(kind: str):
+def test_a_query_visits_more_lists_until_it_has_k_rows(kind: str):
     rows = np.arange(FIRST)
     index = filled(kind, rows)
     ivf_of(index).nprobe = 1
@@ -220,7 +224,7 @@ def test_a_query_whose_lists_hold_too_few_rows_visits_more_until_it_has_all_it_a
     assert ivf_of(index).nprobe == 1, "the effort that is set stays"
 
 
-def test_queries_that_have_enough_are_answered_as_before():
+def test_queries_with_enough_rows_are_not_affected():
     index = filled("ivf_flat", np.arange(FIRST))
     for found, expected in zip(
         Parts([index]).search_further(QUERIES, 10), Parts([index]).search(QUERIES, 10), strict=True

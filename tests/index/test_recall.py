@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pipeline.index.effort import set_effort
-from pipeline.index.measured import Proportion
+from pipeline.index.metrics import Proportion
 from pipeline.index.recall import recall
 from tests.index.clustered import clustered, cosines, some_map
 from tests.index.indexes import built
@@ -14,7 +14,7 @@ from tests.index.indexes import built
     ("kind", "effort"),
     [("ivf_flat", 1), ("ivf_flat", 2), ("ivf_flat", 40), ("PCA8,Flat", 0), ("IVF20,SQ4", 5), ("HNSW4", 16)],
 )
-def test_recall_equals_numpy_where_no_scores_are_equal(kind, effort):
+def test_recall_matches_numpy_without_ties(kind, effort):
     vectors = clustered(3_000)
     index, queries, truth = built(kind, vectors)
     set_effort(index, effort)
@@ -39,7 +39,7 @@ def test_exhaustive_search_has_recall_one_among_many_equal_texts():
         assert all(share.value == 1.0 for share in recall(index, queries, truth).values())
 
 
-def test_fewer_rows_than_asked_for_are_all_found():
+def test_recall_is_one_if_fewer_than_k_rows_are_all_found():
     index, queries, truth = built("flat", clustered(6), step=1)
     shares = recall(index, queries, truth)
     assert {k: (share.hits, share.trials) for k, share in shares.items()} == {
@@ -51,8 +51,8 @@ def test_fewer_rows_than_asked_for_are_all_found():
     assert recall(lone, queries, truth)[10].value == 1.0
 
 
-def test_answers_that_come_together_count_as_few_trials():
-    whole, apart = Proportion.of(50, 100, independent=10), Proportion.of(5, 10)
+def test_correlated_answers_count_as_few_trials():
+    whole, apart = Proportion.of(50, 100, effective_trials=10), Proportion.of(5, 10)
     assert (whole.value, whole.low, whole.high) == (apart.value, apart.low, apart.high)
     index, queries, truth = built("ivf_flat", clustered(4_000), step=8)
     set_effort(index, 2)

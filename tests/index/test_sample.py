@@ -18,14 +18,14 @@ from pipeline.index.sample import apportion, sample_rows
         ([10**12, 1], 10),
     ],
 )
-def test_shares_are_in_proportion_and_add_up(rows, total):
+def test_samples_per_unit_are_proportional_and_add_up(rows, total):
     counts = apportion(rows, total)
     assert counts.sum() == min(total, sum(rows))
     assert (counts <= rows).all()
     np.testing.assert_allclose(counts, np.array(rows) * counts.sum() / sum(rows), atol=1)
 
 
-def test_rows_do_not_depend_on_their_place_and_lie_all_over():
+def test_sampled_rows_cover_all_positions_and_do_not_depend_on_them():
     ids = np.array([f"row-{number}" for number in range(5_000)])
     shuffled = np.random.default_rng(0).permutation(ids)
     chosen = set(ids[sample_rows(pa.array(ids), 500, "train")])
@@ -35,7 +35,7 @@ def test_rows_do_not_depend_on_their_place_and_lie_all_over():
     assert np.histogram(places, bins=5, range=(0, 5_000))[0].min() > 70  # 100 expected, standard deviation 9
 
 
-def test_salts_make_independent_samples_and_integers_will_do():
+def test_salts_give_independent_samples_of_integer_ids_too():
     ids = pa.array(range(5_000))
     both = np.intersect1d(sample_rows(ids, 500, "train"), sample_rows(ids, 500, "queries"))
     assert 20 < len(both) < 90  # 50 expected, standard deviation 6

@@ -100,14 +100,14 @@ def test_vectors_and_texts_give_the_same_answers(publish, store):
     assert release.search(QUERIES[0], 4)["id"].to_pylist() == by_text["id"].to_pylist()[:4]
 
 
-def test_queries_are_normalised_as_the_corpus_was(publish, store):
+def test_queries_are_normalized_like_the_corpus(publish, store):
     publish(CORPUS)
     release = open_release(store.uri)
     assert release.search("  two dogs\t\n")["id"].equals(release.search("two dogs")["id"])
     assert release.search("two \ud800 dogs").num_rows == 10
 
 
-def test_fewer_rows_than_asked_for(publish, store):
+def test_k_above_the_number_of_rows_returns_all_rows(publish, store):
     publish(CORPUS[:7])
     release = open_release(store.uri)
     assert release.search(QUERIES, 50).num_rows == 3 * 7
@@ -121,7 +121,7 @@ def test_fewer_rows_than_asked_for(publish, store):
     ]
 
 
-def test_vectors_of_another_space_are_refused_by_both_names(publish, store):
+def test_vectors_of_another_space_are_refused_naming_both_spaces(publish, store):
     publish(CORPUS)
     release = open_release(store.uri)
     with pytest.raises(SpaceMismatch, match=f"{release.space_id}.*found space abc"):
@@ -143,13 +143,13 @@ def test_unusable_vectors_are_refused(publish, store, queries):
         open_release(store.uri).search(queries)
 
 
-def test_no_answers_are_not_asked_for(publish, store):
+def test_k_below_one_is_refused(publish, store):
     publish(CORPUS)
     with pytest.raises(ConfigError, match="at least 1"):
         open_release(store.uri).search("x", 0)
 
 
-def test_a_root_without_releases_says_so(store):
+def test_a_root_without_releases_is_refused(store):
     with pytest.raises(DataError, match="a published release"):
         pipeline.open_release(store.uri)
     with pytest.raises(DataError, match="release 3"):
@@ -192,14 +192,14 @@ def republished(publisher: Publisher, manifest: ReleaseManifest, **changes: obje
     return Releases(publisher.store).publish(candidate, str)
 
 
-def test_an_encoder_of_another_space_is_refused_by_both_names(publish, store):
+def test_an_encoder_of_another_space_is_refused_naming_both_spaces(publish, store):
     manifest = publish(CORPUS)
     republished(publish, manifest, space_id="f" * 64)
     with pytest.raises(SpaceMismatch, match=f"expected space f+, found space {manifest.space_id}"):
         open_release(store.uri).search("x")
 
 
-def test_names_that_leave_the_folder_are_refused(publish, store, monkeypatch):
+def test_file_names_outside_the_folder_are_refused(publish, store, monkeypatch):
     manifest = publish(CORPUS)
     outside = EncoderFiles(path="encoders/e", files=(FileRef(path="../../etc/passwd", sha256="0"),))
     with pytest.raises(DataError, match="a relative path below the root"):
@@ -218,30 +218,31 @@ def test_changed_tombstones_are_refused(publish, store):
         open_release(store.uri)
 
 
-def test_an_index_with_rows_too_many_is_refused(publish, store):
+def test_an_index_with_too_many_rows_is_refused(publish, store):
     manifest = publish(CORPUS)
     republished(publish, manifest, rows=329)
     with pytest.raises(DataError, match="329 live rows, found 330"):
         open_release(store.uri)
 
 
-def test_refresh_swaps_to_what_is_current(publish, store):
+def test_refresh_switches_to_the_current_release(publish, store):
     publish(CORPUS[:100])
     following, pinned = open_release(store.uri), open_release(store.uri, 1)
     following.encode(["load it"])
-    encoder = following._opened.encoder
+    encoder = following._files._encoder
     assert not following.refresh()
     publish(CORPUS)
     assert (following.refresh(), pinned.refresh()) == (True, False)
     assert (following.number, len(following), pinned.number, len(pinned)) == (2, 330, 1, 100)
-    assert following._opened.encoder is encoder
+    assert encoder is not None
+    assert following._files._encoder is encoder
     Releases(store).rollback(1)
     assert following.refresh()
     assert (following.number, len(following)) == (1, 100)
     assert following.search(QUERIES, 3).equals(pinned.search(QUERIES, 3))
 
 
-def test_base_delta_and_tombstones_answer_as_the_whole_without_the_dead(publish, store, folder, tmp_path):
+def test_base_delta_and_tombstones_answer_like_one_index_of_live_rows(publish, store, folder, tmp_path):
     dead = [*range(0, 300, 2), 329]
     publish.with_delta(CORPUS, base=300, dead=dead)
     apart = open_release(store.uri)

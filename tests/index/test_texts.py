@@ -10,7 +10,7 @@ import pytest
 from pipeline.errors import DataError
 from pipeline.index.texts import MissingTexts, Texts
 from pipeline.store.base import Store, sha256_of
-from pipeline.store.manifest import ReleaseUnit
+from pipeline.store.release_units import ReleaseUnit
 from pipeline.store.store import open_store
 from pipeline.store.stored import FileRef
 from tests.faults import FaultyProxy
@@ -49,7 +49,7 @@ def addresses(*pairs: tuple[int, int]) -> np.ndarray:
     return np.array([ordinal << 32 | row for ordinal, row in pairs], dtype=np.int64)
 
 
-def test_texts_come_in_the_order_of_their_addresses(tmp_path: Path):
+def test_texts_are_returned_in_the_order_of_addresses(tmp_path: Path):
     store = open_store(tmp_path / "root")
     texts = Texts(store, stored(store, tmp_path))
     rng = np.random.default_rng(0)
@@ -59,7 +59,7 @@ def test_texts_come_in_the_order_of_their_addresses(tmp_path: Path):
     assert texts.take(addresses()).to_pylist() == []
 
 
-def test_a_remote_unit_is_fetched_once_and_no_other(
+def test_only_needed_remote_units_are_copied_and_only_once(
     faulty: FaultyProxy, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
@@ -71,10 +71,10 @@ def test_a_remote_unit_is_fetched_once_and_no_other(
     assert faulty.calls["GET"] == 2
 
 
-def test_a_unit_that_is_not_there_is_named(tmp_path: Path):
+def test_a_missing_unit_is_named(tmp_path: Path):
     store = open_store(tmp_path / "root")
     units = stored(store, tmp_path)
-    with pytest.raises(MissingTexts, match="the corpus unit 9 of an answer"):
+    with pytest.raises(MissingTexts, match="corpus unit 9, which an answer is from"):
         Texts(store, units).take(addresses((9, 0)))
     with pytest.raises(MissingTexts, match="expected a row with number 250, found fewer rows"):
         Texts(store, units).take(addresses((7, 3), (7, 250)))

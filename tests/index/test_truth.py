@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from pipeline.index.truth import NO_NEIGHBOUR, ExactTopK, Known, Neighbours, carry
+from pipeline.index.truth import NO_NEIGHBOUR, ExactTopK, KnownRanking, Neighbours, carry_over
 from tests.index.clustered import Vectors, clustered, cosines, some_map
 
 
@@ -21,66 +21,66 @@ def oracle(vectors: Vectors, step: int, transform, keep: int) -> tuple[np.ndarra
 
 
 @pytest.mark.parametrize("transform", [None, some_map()])
-def test_neighbours_equal_those_of_numpy(transform):
+def test_neighbours_match_numpy(transform):
     vectors = clustered(3_000)
-    found = ExactTopK(vectors.queries(60), transform, keep=40).of(vectors.batches())
+    found = ExactTopK(vectors.queries(60), transform, keep=40).search(vectors.batches())
     addresses, scores = oracle(vectors, 60, transform, 40)
     np.testing.assert_allclose(found.scores, scores, atol=1e-6)
     assert (found.addresses == addresses).mean() > 0.999  # float32 may swap two of nearly equal score
 
 
 @pytest.mark.parametrize("cuts", [[1], [1_500], [10, 11, 2_900]])
-def test_parts_merge_to_the_whole(cuts):
+def test_neighbours_of_parts_merge_to_those_of_the_whole(cuts):
     vectors = clustered(3_000)
     fold = ExactTopK(vectors.queries(100), some_map(), keep=20)
-    whole = fold.of(vectors.batches(3_000))
+    whole = fold.search(vectors.batches(3_000))
     ends = [0, *cuts, 3_000]
-    parts = [fold.of(vectors.part(slice(*pair)).batches(700)) for pair in itertools.pairwise(ends)]
+    parts = [fold.search(vectors.part(slice(*pair)).batches(700)) for pair in itertools.pairwise(ends)]
     for order in (parts, parts[::-1]):
         merged = functools.reduce(fold.merge, order)
         np.testing.assert_array_equal(merged.addresses, whole.addresses)
         np.testing.assert_allclose(merged.scores, whole.scores, atol=1e-6)
 
 
-def test_equal_rows_are_ordered_by_address_and_missing_ones_are_nobody():
+def test_ties_are_ordered_by_address_and_missing_neighbours_are_minus_one():
     vectors = clustered(5)
     vectors.raw[:] = vectors.raw[0]
-    found = ExactTopK(vectors.queries(1), keep=10).of(vectors.batches(2))
+    found = ExactTopK(vectors.queries(1), keep=10).search(vectors.batches(2))
     assert isinstance(found, Neighbours)
     assert found.addresses[2].tolist() == [0, 1, 3, 4] + 6 * [NO_NEIGHBOUR]
     assert np.isneginf(found.scores[:, 4:]).all()
 
 
-def test_no_rows_leave_nobody():
+def test_without_rows_there_are_no_neighbours():
     fold = ExactTopK(clustered(10).queries(2), keep=3)
-    assert (fold.of([]).addresses == NO_NEIGHBOUR).all()
+    assert (fold.search([]).addresses == NO_NEIGHBOUR).all()
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_rankings_carried_from_night_to_night_equal_those_recomputed(seed):
+def test_incrementally_updated_rankings_equal_recomputed_ones(seed):
     """Carried rankings are exact to their last rank; if one is shorter than rank 10, all rows are searched.
 
     Queries' own rows die too.
     """
     vectors, rng = clustered(2_000, seed), np.random.default_rng(seed)
     fold, live, scans = ExactTopK(vectors.queries(40), some_map(), keep=16), np.arange(2_000) < 800, 0
-    truth = fold.of([(vectors.addresses[live], vectors.raw[live])])
+    truth = fold.search([(vectors.addresses[live], vectors.raw[live])])
     for night in range(12):
         after = live & (rng.random(2_000) > 0.05)
         after[800 + 100 * night : 800 + 100 * (night + 1)] = rng.random(100) > 0.3
         new = after & ~live
-        added = Known(fold.of([(vectors.addresses[new], vectors.raw[new])]), new.sum() - new[::40])
-        truth = carry(
+        added = KnownRanking(fold.search([(vectors.addresses[new], vectors.raw[new])]), new.sum() - new[::40])
+        truth = carry_over(
             fold,
-            Known(truth, live.sum() - live[::40]),
+            KnownRanking(truth, live.sum() - live[::40]),
             np.isin(truth.addresses, vectors.addresses[after]),
             added,
         )
-        whole = fold.of([(vectors.addresses[after], vectors.raw[after])])
+        whole = fold.search([(vectors.addresses[after], vectors.raw[after])])
         told = truth.addresses != NO_NEIGHBOUR
         np.testing.assert_array_equal(truth.addresses[told], whole.addresses[told])
         np.testing.assert_allclose(truth.scores[told], whole.scores[told], atol=1e-6)
-        known = Known(truth, after.sum() - after[::40])
+        known = KnownRanking(truth, after.sum() - after[::40])
         np.testing.assert_array_equal(known.reaches(10), told[:, :10].all(axis=1))
         if not known.reaches(10).all():
             truth, scans = whole, scans + 1
@@ -88,28 +88,28 @@ def test_rankings_carried_from_night_to_night_equal_those_recomputed(seed):
     assert 0 < scans < 12
 
 
-def test_rankings_of_few_rows_are_known_to_their_end():
+def test_rankings_of_few_rows_are_complete():
     vectors = clustered(60)
     fold, first = ExactTopK(vectors.queries(10), keep=128), vectors.part(slice(0, 20))
     own = np.arange(6) * 10
-    before, after = fold.of(first.batches()), fold.of([(vectors.addresses[5:], vectors.raw[5:])])
+    before, after = fold.search(first.batches()), fold.search([(vectors.addresses[5:], vectors.raw[5:])])
     new = vectors.part(slice(20, 60))
-    added = Known(fold.of(new.batches()), 40 - (own >= 20))
-    carried = carry(
-        fold, Known(before, 20 - (own < 20)), ~np.isin(before.addresses, vectors.addresses[:5]), added
+    added = KnownRanking(fold.search(new.batches()), 40 - (own >= 20))
+    carried = carry_over(
+        fold, KnownRanking(before, 20 - (own < 20)), ~np.isin(before.addresses, vectors.addresses[:5]), added
     )
     np.testing.assert_array_equal(carried.addresses, after.addresses)
-    assert Known(carried, 55 - (own >= 5)).reaches(100).all()
+    assert KnownRanking(carried, 55 - (own >= 5)).reaches(100).all()
 
 
-def test_a_ranking_ends_where_the_shorter_knowledge_ends():
+def test_a_merged_ranking_is_as_long_as_the_shorter_known_one():
     fold = ExactTopK(clustered(1).queries(1), keep=3)
-    before = Known(
+    before = KnownRanking(
         Neighbours(np.array([[10, 11, 12]]), np.array([[0.9, 0.8, 0.7]], np.float32)), np.array([50])
     )
-    added = Known(
+    added = KnownRanking(
         Neighbours(np.array([[20, 21, NO_NEIGHBOUR]]), np.array([[0.85, 0.1, -np.inf]], np.float32)),
         np.array([2]),
     )
-    carried = carry(fold, before, np.array([[True, False, False]]), added)
+    carried = carry_over(fold, before, np.array([[True, False, False]]), added)
     assert carried.addresses.tolist() == [[10, 20, NO_NEIGHBOUR]]  # unlisted rows may come before 21

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from pipeline.flows.workers.metrics import MetricSeries
 from tests.infra.manifests import INFRA
 
 
@@ -23,6 +24,11 @@ def queries() -> list[str]:
     return [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]] + [
         rule["expr"] for rule in alerts()
     ]
+
+
+def exported(series: MetricSeries) -> str:
+    """Name of the series in Prometheus."""
+    return f"ray_{series.name}_total" if series.kind == "Counter" else f"ray_{series.name}"
 
 
 def names(query: str) -> set[str]:

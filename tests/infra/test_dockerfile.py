@@ -39,7 +39,7 @@ def stages() -> dict[str, str]:
     }
 
 
-def test_every_instruction_is_known_and_every_argument_is_used():
+def test_every_instruction_is_valid_and_every_argument_is_used():
     assert {name for name, _ in instructions()} <= INSTRUCTIONS
     text = "\n".join(rest for name, rest in instructions() if name != "ARG")
     for argument in arguments("ARG"):
@@ -54,7 +54,7 @@ def test_the_device_is_a_build_argument_and_names_a_stage():
     assert f"--python-version {python} " in (INFRA / "lock.sh").read_text()
 
 
-def test_what_is_copied_exists_and_reaches_the_build():
+def test_copied_files_exist_and_are_not_ignored():
     kept = [
         line.removeprefix("!")
         for line in (ROOT / ".dockerignore").read_text().splitlines()
@@ -74,7 +74,7 @@ def test_what_is_copied_exists_and_reaches_the_build():
     } <= set(sources)
 
 
-def test_it_runs_as_a_user_and_passes_signals_on():
+def test_the_image_runs_as_a_user_and_forwards_signals():
     assert arguments("USER") == ["1000"]
     assert arguments("ENTRYPOINT") == ['["tini", "-g", "--"]']
     assert arguments("CMD") == ['["manta", "--help"]']
@@ -115,7 +115,7 @@ def pins() -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
 
 
-def test_pip_installs_locked_files_alone_and_asks_for_their_hashes():
+def test_pip_installs_only_locked_files_with_hashes():
     environment = dict(word.split("=") for word in " ".join(arguments("ENV")).split())
     assert environment.items() >= {"PIP_REQUIRE_HASHES": "1", "PIP_NO_DEPS": "1"}.items()
     lines = re.findall(r"(PIP_\S+ )?pip install ([^;&]+)", " ; ".join(arguments("RUN")))
@@ -127,7 +127,7 @@ def test_pip_installs_locked_files_alone_and_asks_for_their_hashes():
     assert files == [f"{HOME}/locked/{name}.txt" for name in ("torch-there", "torch", "cpu", "torch", "gpu")]
 
 
-def test_no_second_index_is_asked_beside_the_first():
+def test_pip_uses_one_package_index():
     texts = {
         file: file.read_text() for file in INFRA.rglob("*") if file.is_file() and file.suffix != ".png"
     } | {ROOT / "README.md": (ROOT / "README.md").read_text()}
@@ -137,7 +137,7 @@ def test_no_second_index_is_asked_beside_the_first():
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_locked_versions_are_those_that_were_tested_together(device: str):
+def test_locked_versions_are_the_tested_ones(device: str):
     known = pins()
     found = image(device)
     assert {
@@ -151,7 +151,7 @@ def test_locked_versions_are_those_that_were_tested_together(device: str):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_nothing_is_missing_that_the_project_and_its_packages_ask_for(device: str):
+def test_all_requirements_of_the_project_and_its_packages_are_locked(device: str):
     """Requirements of the project and of installed packages are followed; `pip check` in the image does the
     same.
     """
@@ -192,7 +192,7 @@ def asked_by(requirement: Requirement) -> list[Requirement]:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("device", DEVICES)
-def test_pip_would_take_the_files_that_are_locked(device: str, tmp_path: Path):
+def test_pip_accepts_the_locked_files_for_the_platform(device: str, tmp_path: Path):
     report = tmp_path / "report.json"
     extras = f"{ROOT}[{device},cluster,augment,lora,watch]"
     command = [

@@ -109,7 +109,7 @@ def api(program: ModuleType, kubernetes: Kubernetes, account: Path) -> Any:
 MANIFEST = yaml.safe_load((KUBERAY / "rayjob-nightly.yaml").read_text())
 
 
-def test_a_pod_that_starts_again_follows_the_night_that_it_made(
+def test_a_restarted_pod_follows_the_job_that_it_created(
     program: ModuleType, api: Any, kubernetes: Kubernetes
 ):
     running = {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}
@@ -138,14 +138,12 @@ def test_a_night_that_failed_ends_with_1(
     assert program.follow(api, MANIFEST, "manta-nightly-1") == 1
 
 
-def test_an_api_server_that_is_away_for_a_while_is_asked_again(
-    program: ModuleType, api: Any, kubernetes: Kubernetes
-):
+def test_an_unavailable_api_server_is_asked_again(program: ModuleType, api: Any, kubernetes: Kubernetes):
     kubernetes.failures = [503, 429, 500]
     assert program.follow(api, MANIFEST, "manta-nightly-1") == 0
 
 
-def test_a_refusal_is_not_asked_again_and_shows_the_answer(
+def test_a_refused_request_is_not_repeated_and_its_response_is_shown(
     program: ModuleType, api: Any, kubernetes: Kubernetes
 ):
     kubernetes.failures = [403]
@@ -153,7 +151,7 @@ def test_a_refusal_is_not_asked_again_and_shows_the_answer(
         program.follow(api, MANIFEST, "manta-nightly-1")
 
 
-def test_a_server_that_stays_away_ends_the_following(program: ModuleType, account: Path):
+def test_a_server_that_stays_unavailable_is_an_error(program: ModuleType, account: Path):
     with pytest.raises(OSError):
         program.follow(
             program.Api("http://127.0.0.1:9", account, look_s=0.01, patience_s=0.1),

@@ -60,7 +60,7 @@ def named(value: Any, key: str) -> list[Any]:
 
 
 @each("name", manifests())
-def test_fields_are_those_of_the_definitions(name: str):
+def test_every_field_exists_in_the_definition_of_its_kind(name: str):
     manifest = manifests()[name]
     assert manifest["apiVersion"] == API[manifest["kind"]]
     assert wrong(manifest, manifest["kind"], name) == []
@@ -69,7 +69,7 @@ def test_fields_are_those_of_the_definitions(name: str):
     )
 
 
-def test_a_misspelt_field_and_a_wrong_type_would_be_found():
+def test_a_misspelt_field_and_a_wrong_type_are_detected():
     job = of_kind("RayJob")[NIGHT]
     assert wrong({**job, "spec": {**job["spec"], "backofLimit": 2}}, "RayJob", "job") == [
         "job.spec.backofLimit: no field of RayJobSpec"
@@ -81,7 +81,7 @@ def test_a_misspelt_field_and_a_wrong_type_would_be_found():
 
 
 @each("name", jobs())
-def test_jobs_keep_the_rules_that_the_operator_checks(name: str):
+def test_jobs_pass_the_validation_of_the_operator(name: str):
     spec = jobs()[name]
     rules = spec["deletionStrategy"]["deletionRules"]
     assert not {"suspend", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished"} & spec.keys(), (
@@ -108,7 +108,7 @@ def test_jobs_keep_the_rules_that_the_operator_checks(name: str):
 
 
 @each("name", jobs())
-def test_what_a_job_starts_exists_and_its_settings_decode(name: str):
+def test_the_command_of_every_job_exists_with_valid_settings(name: str):
     words = shlex.split(jobs()[name]["entrypoint"])
     modules = [words[place + 1] for place, word in enumerate(words) if word == "-m"]
     configs = [words[place + 1] for place, word in enumerate(words) if word == "--config"]
@@ -135,7 +135,7 @@ def generated() -> dict[str, list[str]]:
     }
 
 
-def test_every_file_is_used_and_every_reference_is_there():
+def test_every_file_is_used_and_every_reference_exists():
     kustomization = yaml.safe_load((KUBERAY / "kustomization.yaml").read_text())
     for file in (*kustomization["resources"], *(file for files in generated().values() for file in files)):
         assert (KUBERAY / file).is_file(), file
@@ -156,7 +156,7 @@ def test_every_file_is_used_and_every_reference_is_there():
     }
 
 
-def test_every_job_of_the_command_line_that_works_on_a_cluster_has_a_manifest():
+def test_every_command_that_runs_on_a_cluster_has_a_manifest():
     started = {
         module for spec in jobs().values() for module in re.findall(r"-m (jobs\.\w+)", spec["entrypoint"])
     }
@@ -165,7 +165,7 @@ def test_every_job_of_the_command_line_that_works_on_a_cluster_has_a_manifest():
     }
 
 
-def test_one_cluster_and_one_night_are_written_alike_everywhere():
+def test_all_manifests_define_the_same_cluster_and_night():
     night = jobs()[NIGHT]
     assert all(spec == night["rayClusterSpec"] for spec in clusters().values())
     assert jobs()["raycronjob.yaml manta-nightly RayCronJob"] == night
@@ -174,7 +174,7 @@ def test_one_cluster_and_one_night_are_written_alike_everywhere():
 
 
 @each("name", clusters())
-def test_clusters_scale_by_the_new_autoscaler_and_keep_the_head_free_of_work(name: str):
+def test_clusters_use_autoscaler_v2_and_run_no_work_on_the_head(name: str):
     spec = clusters()[name]
     assert spec["enableInTreeAutoscaling"]
     assert spec["autoscalerOptions"]["version"] == "v2"
@@ -205,7 +205,7 @@ def test_clusters_scale_by_the_new_autoscaler_and_keep_the_head_free_of_work(nam
 
 
 @each("name", pods())
-def test_pods_are_bounded_and_have_what_they_mount(name: str):
+def test_pods_have_limits_and_their_mounts_exist(name: str):
     spec = pods()[name]
     assert spec["restartPolicy"] == "Never", "autoscaler v2 and the schedule's failure policy want it"
     for container in spec["containers"]:
@@ -226,7 +226,7 @@ def test_pods_are_bounded_and_have_what_they_mount(name: str):
             assert "emptyDir" in volumes["cache"]
 
 
-def test_images_are_of_this_version_and_of_the_pinned_ray():
+def test_images_have_this_version_and_the_pinned_ray():
     texts = [
         file.read_text()
         for file in (*KUBERAY.glob("*.yaml"), INFRA / "ray-cluster.yaml", INFRA / "Dockerfile")
@@ -242,7 +242,7 @@ def test_images_are_of_this_version_and_of_the_pinned_ray():
         }
 
 
-def test_the_schedule_forbids_two_nights_at_once_and_may_do_no_more_than_it_has_to():
+def test_the_schedule_forbids_concurrent_nights_and_has_minimal_permissions():
     [cron] = of_kind("CronJob").values()
     night = jobs()[NIGHT]
     assert cron["spec"]["concurrencyPolicy"] == "Forbid"
@@ -266,7 +266,7 @@ def test_the_schedule_forbids_two_nights_at_once_and_may_do_no_more_than_it_has_
     assert ROOT.joinpath("infra/kuberay/follow_rayjob.py").is_file()
 
 
-def test_machines_of_the_launcher_have_the_token_and_ask_for_it():
+def test_nodes_of_the_launcher_have_the_token_and_require_it():
     cluster = yaml.safe_load((INFRA / "ray-cluster.yaml").read_text())
     assert "--env RAY_AUTH_MODE=token" in cluster["docker"]["run_options"]
     home = re.search(r"^WORKDIR (\S+)$", (INFRA / "Dockerfile").read_text(), re.MULTILINE)[1]
@@ -284,7 +284,7 @@ def test_machines_of_the_launcher_have_the_token_and_ask_for_it():
 
 
 @each("file", ["infra/README.md", "infra/ray-cluster.yaml", "README.md"])
-def test_whoever_is_told_to_start_a_cluster_or_submit_a_job_is_told_of_the_token(file: str):
+def test_documents_on_clusters_and_submission_mention_the_token(file: str):
     text = (ROOT / file).read_text()
     first = min(
         text.index(command) for command in ("ray start --head", "ray job submit --address") if command in text

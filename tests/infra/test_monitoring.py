@@ -9,9 +9,11 @@ import yaml
 
 from pipeline.flows.workers import metrics
 from tests.infra.manifests import INFRA, of_kind, pods
-from tests.infra.queries import alerts, dashboard, names, names_used, queries
+from tests.infra.queries import alerts, dashboard, exported, names, names_used, queries
 
-SERIES = {series.exported: series for series in metrics.ALL}
+SERIES = {
+    exported(value): value for value in vars(metrics).values() if isinstance(value, metrics.MetricSeries)
+}
 RAYS_OWN = {"ray_node_mem_used", "ray_node_mem_total"}
 PANELS = {"stat", "timeseries"}
 UNITS = {"s", "none", "short", "percentunit", "rowsps"}
@@ -27,16 +29,16 @@ def test_names_are_found_in_a_query():
     assert names(query) == {"ray_a_total", "ray_b", "ray_c"}
 
 
-def test_every_series_that_is_asked_for_exists():
+def test_every_queried_metric_exists():
     assert names_used() - RAYS_OWN <= SERIES.keys()
 
 
-def test_every_series_that_nights_export_is_shown_or_watched():
-    assert SERIES.keys() - names_used() == {metrics.GATE_THRESHOLD.exported}, "for charts of one's own"
+def test_every_exported_metric_is_in_a_chart_or_an_alert():
+    assert SERIES.keys() - names_used() == {exported(metrics.GATE_THRESHOLD)}, "for charts of one's own"
 
 
 @pytest.mark.parametrize("query", queries())
-def test_queries_are_balanced_and_use_labels_that_the_series_have(query: str):
+def test_queries_are_balanced_and_use_labels_of_their_metrics(query: str):
     assert all(query.count(left) == query.count(right) for left, right in ("()", "[]", "{}"))
     assert query.count('"') % 2 == 0
     known = {
@@ -53,14 +55,14 @@ def test_queries_are_balanced_and_use_labels_that_the_series_have(query: str):
 
 
 @pytest.mark.parametrize("query", queries())
-def test_rates_are_of_counters_and_levels_of_gauges(query: str):
+def test_rates_are_taken_of_counters_only(query: str):
     for function, name in re.findall(r"(\w+)\((ray_manta_\w+)", query):
         counted = SERIES[name].kind == "Counter"
         assert function not in ("rate", "increase") or counted
         assert function != "last_over_time" or not counted
 
 
-def test_panels_have_types_ids_queries_and_places_of_their_own():
+def test_panels_have_distinct_ids_and_positions_with_types_and_queries():
     panels = dashboard()["panels"]
     assert {panel["type"] for panel in panels} <= PANELS
     assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
@@ -84,7 +86,7 @@ def overlap(one: dict[str, int], other: dict[str, int]) -> bool:
     )
 
 
-def test_the_dashboard_asks_for_its_data_source():
+def test_the_dashboard_has_a_data_source_variable():
     found = dashboard()
     [variable] = found["templating"]["list"]
     assert (variable["type"], variable["query"]) == ("datasource", "prometheus")
@@ -98,7 +100,7 @@ def test_the_dashboard_asks_for_its_data_source():
     assert found["schemaVersion"] >= 36
 
 
-def test_alerts_have_a_severity_words_and_a_place_in_the_runbook():
+def test_alerts_have_a_severity_a_description_and_a_runbook_section():
     rules = alerts()
     text = (INFRA / "README.md").read_text()
     assert len({rule["alert"] for rule in rules}) == len(rules)
@@ -117,7 +119,7 @@ def seconds(duration: str) -> int:
     return sum(int(count) * SECONDS[unit] for count, unit in DURATION.findall(duration))
 
 
-def test_scrapes_come_often_enough_for_a_gauge_that_its_process_leaves_behind():
+def test_the_scrape_interval_catches_gauges_of_ended_processes():
     [monitor] = of_kind("PodMonitor").values()
     endpoints: list[dict[str, Any]] = monitor["spec"]["podMetricsEndpoints"]
     scrape = yaml.safe_load((INFRA / "prometheus" / "scrape.yaml").read_text())
@@ -128,7 +130,7 @@ def test_scrapes_come_often_enough_for_a_gauge_that_its_process_leaves_behind():
     assert all((INFRA / "prometheus" / file).is_file() for file in scrape["rule_files"])
 
 
-def test_the_port_that_is_scraped_is_one_of_every_ray_pod():
+def test_the_scraped_port_is_open_on_every_ray_pod():
     [monitor] = of_kind("PodMonitor").values()
     wanted = {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}
     for name, spec in pods().items():

@@ -18,7 +18,7 @@ CODE = [
 ]
 
 
-def test_every_command_of_manta_exists():
+def test_every_documented_command_exists():
     command = get_command(app)
     used = {
         tuple(found.split())
@@ -31,7 +31,7 @@ def test_every_command_of_manta_exists():
         reduce(lambda group, word: group.commands[word], words, command)
 
 
-def test_every_module_that_is_run_and_every_file_exists():
+def test_every_documented_module_and_file_exists():
     for module in {found for code in CODE for found in re.findall(r"python -m (jobs\.\w+)", code)}:
         assert (ROOT / module.replace(".", "/")).with_suffix(".py").is_file(), module
     named = {
@@ -54,16 +54,16 @@ def test_every_module_that_is_run_and_every_file_exists():
         }
     ),
 )
-def test_every_setting_exists(key: str):
+def test_every_documented_setting_exists(key: str):
     reduce(lambda section, name: getattr(section, name), key.split("."), Job())
 
 
-def test_exit_codes_are_those_of_the_command_line():
+def test_documented_exit_codes_are_those_of_the_command_line():
     rows = re.findall(r"^\| (\d+) \| (.*?) \|", TEXT, re.MULTILINE)
     assert {int(code) for code, _ in rows} == {int(code) for code in re.findall(r"\b(\d+) [a-z]", EXIT_CODES)}
 
 
-def test_gates_and_reasons_are_those_of_the_code():
+def test_documented_gates_and_reasons_are_those_of_the_code():
     section = TEXT[TEXT.index("### MantaGateRefused") : TEXT.index("### MantaUnitsFailing")]
     gates = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^- (.*?):", section, re.MULTILINE))))
     judged = (ROOT / "pipeline" / "index" / "gates.py").read_text()
@@ -75,7 +75,7 @@ def test_gates_and_reasons_are_those_of_the_code():
         assert f'"{reason}"' in source
 
 
-def test_names_in_the_cluster_are_those_of_the_manifests():
+def test_documented_resource_names_are_those_of_the_manifests():
     assert set(re.findall(r"cronjob[/ ](manta-\w+)", TEXT)) == {
         cron["metadata"]["name"] for cron in of_kind("CronJob").values()
     }

@@ -23,7 +23,7 @@ each = pytest.mark.parametrize
 
 
 @each("name", containers())
-def test_a_container_is_restricted(name: str):
+def test_containers_meet_the_restricted_pod_security_standard(name: str):
     pod, container = containers()[name]
     own, shared = container["securityContext"], pod["securityContext"]
     effective = shared | own
@@ -48,7 +48,7 @@ def test_a_pod_shares_nothing_with_its_node(name: str):
 
 
 @each("name", containers())
-def test_the_root_is_read_only_and_what_is_written_is_a_volume_of_the_pod(name: str):
+def test_the_root_is_read_only_and_written_folders_are_volumes(name: str):
     pod, container = containers()[name]
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     empty = {volume["name"] for volume in pod["volumes"] if "emptyDir" in volume}
@@ -65,7 +65,7 @@ def test_the_root_is_read_only_and_what_is_written_is_a_volume_of_the_pod(name: 
 
 
 @each("name", clusters())
-def test_the_autoscaler_sees_the_logs_of_its_head(name: str):
+def test_the_autoscaler_can_read_the_logs_of_its_head(name: str):
     spec = clusters()[name]
     [head] = spec["headGroupSpec"]["template"]["spec"]["containers"]
     assert [mount for mount in spec["autoscalerOptions"]["volumeMounts"] if mount in head["volumeMounts"]]
@@ -114,13 +114,13 @@ STRANGERS: dict[str, tuple[dict[str, str], bool]] = {
 
 @each("target", labels())
 @each("stranger", STRANGERS)
-def test_strangers_reach_nothing(stranger: str, target: str):
+def test_other_pods_can_connect_to_nothing(stranger: str, target: str):
     source, inside = STRANGERS[stranger]
     assert not [name for name, port in PORTS.items() if reaches(source, inside, labels()[target], port)]
 
 
 @each("target", NODES)
-def test_nodes_reach_each_other_and_submitters_the_job_api_alone(target: str):
+def test_nodes_can_connect_to_each_other_and_submitters_to_the_job_api_only(target: str):
     found = NODES[target]
     assert all(reaches(source, True, found, port) for source in NODES.values() for port in PORTS.values())
     for name, source in OTHERS.items():
@@ -130,7 +130,7 @@ def test_nodes_reach_each_other_and_submitters_the_job_api_alone(target: str):
         ), name
 
 
-def test_the_operator_reaches_the_job_api_and_prometheus_the_figures():
+def test_the_operator_can_connect_to_the_job_api_and_prometheus_to_metrics():
     operator, prometheus = (
         {"app.kubernetes.io/component": "kuberay-operator"},
         {"app.kubernetes.io/name": "prometheus"},
@@ -146,7 +146,7 @@ def test_the_operator_reaches_the_job_api_and_prometheus_the_figures():
 
 
 @each("target", OTHERS)
-def test_the_schedule_and_submitters_are_reached_by_nobody(target: str):
+def test_nothing_can_connect_to_the_schedule_and_submitters(target: str):
     assert not [
         name
         for name, source in labels().items()

@@ -20,7 +20,7 @@ FILES = [*sorted((CONFIGS / "augment").glob("*.yaml")), *BOTH]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_its_methods_take_their_options_and_it_names_the_command_that_runs_it(file: Path):
+def test_shipped_methods_accept_their_options_and_the_named_command(file: Path):
     pytest.importorskip("py3langid")
     comment = [
         line.removeprefix("#").strip()
@@ -36,7 +36,7 @@ def test_its_methods_take_their_options_and_it_names_the_command_that_runs_it(fi
 
 
 @pytest.mark.parametrize("file", BOTH, ids=lambda file: file.stem)
-def test_it_trains_on_the_variants_that_it_makes(file: Path):
+def test_a_shipped_config_trains_on_its_own_variants(file: Path):
     job = load_settings(Job, file)
     (source,) = job.train.data
     assert source.uri == f"{job.release.root}/augmented/{job.augment.name}"
@@ -48,7 +48,7 @@ def test_it_trains_on_the_variants_that_it_makes(file: Path):
     assert made >= set(source.columns.values())
 
 
-def test_cert_s_views_come_by_way_of_chinese_and_of_german_and_equal_ones_stay():
+def test_cert_pairs_translations_through_chinese_and_german_and_keeps_equal_ones():
     job = load_settings(Job, CONFIGS / "train" / "cert.yaml")
     assert job.train.data[0].columns == {"anchor": "variant_zh", "positive": "variant_de"}
     assert (job.augment.keep.identical, job.augment.keep.duplicates) == (True, True)

@@ -55,7 +55,7 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path / "corpus.parquet"
 
 
-def test_the_command_is_a_program_of_its_own(tmp_path: Path):
+def test_the_command_is_an_executable(tmp_path: Path):
     command = [sys.executable, "-m", "jobs.cli", "search", str(tmp_path), "words"]
     ended = subprocess.run(
         command,
@@ -77,7 +77,9 @@ def test_help_names_every_command_and_the_exit_codes(manta: Manta):
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command != "releases"])
-def test_every_command_explains_itself_both_ways(command: str, manta: Manta, python_m: Callable[..., str]):
+def test_help_of_a_command_equals_help_of_its_module(
+    command: str, manta: Manta, python_m: Callable[..., str]
+):
     ours = manta(command, "--help")
     assert ours.code == 0
     assert len(ours.out.splitlines()) > 10
@@ -91,12 +93,12 @@ def test_every_command_explains_itself_both_ways(command: str, manta: Manta, pyt
 @pytest.mark.parametrize(
     "command", ["list", "show", "diff", "quarantine", "verify", "rollback", "hold", "release", "prune"]
 )
-def test_releases_explains_its_verbs(command: str, manta: Manta, python_m: Callable[..., str]):
+def test_help_of_releases_lists_its_subcommands(command: str, manta: Manta, python_m: Callable[..., str]):
     assert "ROOT" in manta("releases", command, "--help").out
     assert "ROOT" in python_m("jobs.releases", command, "--help")
 
 
-def test_print_config_gives_a_file_that_means_the_same(tmp_path: Path, manta: Manta):
+def test_the_output_of_print_config_loads_to_the_same_settings(tmp_path: Path, manta: Manta):
     printed = manta("nightly", "--print-config", "encode.unit_rows=7", "whiten.mode=off").out
     (tmp_path / "job.yaml").write_text(printed)
     assert manta("encode", "--config", str(tmp_path / "job.yaml"), "--print-config").out == printed
@@ -142,7 +144,7 @@ def test_print_config_gives_a_file_that_means_the_same(tmp_path: Path, manta: Ma
         (("evaluate", "release.root={root}"), 3, "expected a published release"),
     ],
 )
-def test_what_goes_wrong_has_its_exit_code_and_a_sentence(
+def test_every_kind_of_error_has_its_exit_code_and_a_message(
     tmp_path: Path, corpus: Path, manta: Manta, arguments: tuple[str, ...], code: int, words: str
 ):
     filled = [argument.format(corpus=corpus, root=tmp_path / "root") for argument in arguments]

@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_two_candidates_as_table_as_object_and_as_page(folder: Path, manta: Manta):
+def test_two_candidates_are_compared_in_table_json_and_page(folder: Path, manta: Manta):
     own = (
         f"evaluate.own=[{{kind: pairs, uri: {folder / 'clicks.parquet'}, columns: {{sentence1: query, "
         "sentence2: title, label: clicked}}]"
@@ -80,7 +80,7 @@ def test_two_candidates_as_table_as_object_and_as_page(folder: Path, manta: Mant
         (
             ["evaluate.tasks=", "evaluate.candidates=[release:current]"],
             2,
-            "tasks to measure the candidates on",
+            "tasks to evaluate the candidates on",
         ),
         (["evaluate.tasks=/nowhere"], 3, "check the path"),
         (["evaluate.names=[STS14]"], 3, "STS14"),
@@ -89,7 +89,7 @@ def test_two_candidates_as_table_as_object_and_as_page(folder: Path, manta: Mant
         (["evaluate.candidates=[/nowhere/model]"], 4, "/nowhere/model"),
     ],
 )
-def test_what_cannot_be_evaluated_has_its_exit_code_and_leaves_nothing_to_see(
+def test_a_failed_evaluation_has_its_exit_code_and_writes_no_page(
     folder: Path, manta: Manta, tmp_path: Path, given: list[str], code: int, words: str
 ):
     ended, shown, errors = manta(

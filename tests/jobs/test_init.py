@@ -35,7 +35,7 @@ def written(table: dict[str, list[Any]], file: str = "corpus.parquet") -> str:
     return file
 
 
-def test_what_it_writes_is_a_night_that_publishes(encoder: Path, cluster: Workers, manta: Manta):
+def test_the_written_settings_publish_a_release(encoder: Path, cluster: Workers, manta: Manta):
     texts = sentences(40)
     uri = written(
         {
@@ -110,7 +110,7 @@ def test_a_file_that_exists_is_left_alone(manta: Manta):
         ({"id": ["same", "same"], "key": [1, 2], "text": ["a", "b"]}, ("key", "text", ("text",))),
     ],
 )
-def test_columns_are_guessed_by_what_is_in_them(
+def test_columns_are_guessed_from_their_values(
     table: dict[str, list[Any]], expected: tuple[Any, ...], manta: Manta
 ):
     manta("init", written(table))
@@ -118,7 +118,7 @@ def test_columns_are_guessed_by_what_is_in_them(
     assert (corpus.id, corpus.text, corpus.keep) == expected
 
 
-def test_the_language_is_named_where_the_default_encoder_does_not_know_it(manta: Manta):
+def test_a_language_unknown_to_the_default_encoder_is_named(manta: Manta):
     pytest.importorskip("py3langid")
     with gzip.open("corpus.jsonl.gz", "wt", encoding="utf-8") as lines:
         lines.writelines(
@@ -130,7 +130,7 @@ def test_the_language_is_named_where_the_default_encoder_does_not_know_it(manta:
     assert "# The texts seem to be in de; all-MiniLM-L6-v2 knows English" in Path("night.yaml").read_text()
 
 
-def test_a_script_that_the_default_encoder_does_not_know_is_named_without_a_language(manta: Manta):
+def test_an_unknown_script_is_named_without_a_language(manta: Manta):
     """Short texts of one script, whose language is a guess; also to people who read no YAML."""
     uri = written({"id": list(range(40)), "text": [f"第{number}章 学校" for number in range(40)]})
     ended = manta("init", uri)
@@ -139,7 +139,7 @@ def test_a_script_that_the_default_encoder_does_not_know_is_named_without_a_lang
     assert "is written: 1 file, columns" in ended.out
 
 
-def test_nothing_is_remarked_where_the_encoder_fits(manta: Manta):
+def test_a_suitable_corpus_has_no_warning(manta: Manta):
     assert "knows English" not in manta("init", written({"id": [1, 2], "text": ["a dog", "two cats"]})).out
 
 
@@ -162,7 +162,7 @@ def test_nothing_is_remarked_where_the_encoder_fits(manta: Manta):
         ),
     ],
 )
-def test_a_corpus_without_an_id_or_a_text_is_data_that_cannot_be_used(
+def test_a_corpus_without_an_id_or_text_column_is_refused(
     table: dict[str, list[Any]], options: list[str], words: str, manta: Manta
 ):
     ended = manta("init", written(table), *options)
@@ -170,7 +170,7 @@ def test_a_corpus_without_an_id_or_a_text_is_data_that_cannot_be_used(
     assert words in ended.err
 
 
-def test_a_column_s_name_cannot_write_settings_and_no_secret_is_written(manta: Manta):
+def test_column_names_cannot_inject_settings_and_secrets_are_not_written(manta: Manta):
     uri = written(
         {"id": ["a", "b"], "text": ["one text", "another"], "x\nrelease: {root: elsewhere}\n#": ["p", "q"]}
     )

@@ -4,7 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from jobs.layout import cells, cut, shared, table
+from jobs.layout import cells, divide_width, table, truncate
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=40)
 
@@ -12,8 +12,8 @@ TEXTS = st.text(st.characters(codec="utf-8"), max_size=40)
 @given(TEXTS, st.integers(0, 30))
 @example("雪が川の上に積もっている", 7)
 @example("e\u0301" * 10, 5)
-def test_a_cut_text_takes_at_most_its_cells_and_begins_as_it_did(text: str, width: int):
-    shown = cut(text, width)
+def test_a_truncated_text_is_a_prefix_within_its_width(text: str, width: int):
+    shown = truncate(text, width)
     assert cell_len(shown) <= width
     assert text.startswith(shown.removesuffix("." * min(3, width)).rstrip())
     if cells(text) <= width:
@@ -21,16 +21,23 @@ def test_a_cut_text_takes_at_most_its_cells_and_begins_as_it_did(text: str, widt
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=6), st.integers(0, 300))
-def test_shares_use_the_room_that_there_is_and_no_more(wanted: list[int], room: int):
-    given_ = shared(wanted, room)
+def test_column_widths_fill_the_terminal_without_exceeding_it(wanted: list[int], room: int):
+    given_ = divide_width(wanted, room)
     assert all(0 <= found <= wish for found, wish in zip(given_, wanted, strict=True))
     assert sum(given_) <= room
     assert sum(wanted) <= room or sum(given_) > room - len(wanted), "at most rounding is lost"
 
 
 @given(st.lists(st.tuples(TEXTS, TEXTS, st.integers(0, 99).map(str)), min_size=1, max_size=4))
-def test_columns_stand_below_each_other(rows: list[tuple[str, str, str]]):
+def test_columns_are_aligned(rows: list[tuple[str, str, str]]):
     lines = table(rows, ("first", "second", "n")).split("\n")
     assert len(lines) == 1 + len(rows)
     ends = {cell_len(line) for line in lines}
     assert len(ends) == 1, "the last column is of numbers, so all lines end in one place"
+
+
+def test_columns_of_numbers_with_units_are_aligned_right():
+    rows = [("812 B", "-1,024", "99 %", "a 1"), ("1.1 TB", "3.5", "", "b 12")]
+    assert table(rows, ("size", "n", "%", "name")) == (
+        "  size       n     %  name\n 812 B  -1,024  99 %  a 1\n1.1 TB     3.5        b 12"
+    )

@@ -12,7 +12,7 @@ from tests.conftest import Ended
 from tests.store.test_release import publish
 
 
-def test_a_reason_with_a_line_break_stays_on_its_line(tmp_path: Path, manta: Callable[..., Ended]):
+def test_a_reason_with_a_line_break_is_printed_on_one_line(tmp_path: Path, manta: Callable[..., Ended]):
     root = str(tmp_path / "root")
     release = publish(open_store(root), "one")
     Releases(open_store(root)).hold(release.release, "why\nforged")

@@ -15,9 +15,10 @@ import pytest
 from rich.cells import cell_len
 
 from jobs.nightly import search_command
-from jobs.search import _shown
+from jobs.search import _format_answers
 from pipeline.config import load_settings
 from pipeline.settings import Job
+from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from tests.conftest import ROOT, Ended
 from tests.index.published import Publisher
@@ -36,7 +37,7 @@ def published(tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "root"), str(tmp_path / "apart")
 
 
-def test_commits_in_a_store_of_their_own_are_found_by_the_command_that_a_night_prints(
+def test_the_printed_search_command_finds_commits_in_a_separate_store(
     published: tuple[str, str], manta: Manta
 ):
     root, commits = published
@@ -47,7 +48,7 @@ def test_commits_in_a_store_of_their_own_are_found_by_the_command_that_a_night_p
     assert len(manta(*arguments, "--json").out.splitlines()) == 3
 
 
-def test_one_text_asked_twice_is_answered_once_each_time(published: tuple[str, str], manta: Manta):
+def test_a_repeated_query_has_an_answer_for_each_repetition(published: tuple[str, str], manta: Manta):
     root, commits = published
     shown = manta(
         "search", root, "two dogs run", "a girl reads", "two dogs run", "--commits-root", commits, "-k", "2"
@@ -64,7 +65,7 @@ def test_one_text_asked_twice_is_answered_once_each_time(published: tuple[str, s
     assert [(line["query"], line["rank"]) for line in lines] == [("two dogs run", 1), ("two dogs run", 2)] * 2
 
 
-def test_it_imports_only_what_it_needs(published: tuple[str, str]):
+def test_search_imports_only_needed_libraries(published: tuple[str, str]):
     root, commits = published
     python, question = [sys.executable, "-X", "importtime", "-m"], "a girl reads"
     command = [*python, "jobs.cli", "search", root, question, "--commits-root", commits]
@@ -94,7 +95,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(tmp_path / "root")
 
 
-def test_the_texts_of_answers_are_shown_though_no_column_was_kept(root: str, manta: Manta, tmp_path: Path):
+def test_texts_are_shown_although_no_column_was_kept(root: str, manta: Manta, tmp_path: Path):
     """By default to people, however they ask; to programs only where they ask for them."""
     (tmp_path / "q.txt").write_text("a girl reads\n")
     for asked in (["a girl reads"], ["--queries", str(tmp_path / "q.txt")]):
@@ -107,13 +108,28 @@ def test_the_texts_of_answers_are_shown_though_no_column_was_kept(root: str, man
         assert "text" not in json.loads(manta(*command, "--json").out.splitlines()[0])
 
 
+def test_a_text_that_is_kept_under_another_name_is_shown_once(root: str, manta: Manta):
+    """Its kept column shows it already."""
+    releases = Releases(open_store(root))
+    corpus = {"id": "id", "text": "body", "keep": ["body"]}
+    before = releases.get(1)
+    manifest = before.model_copy(
+        update={"parent": 1, "release": 0, "settings": {**before.settings, "corpus": corpus}}
+    )
+    releases.publish(manifest, str)
+    command = ("search", root, CORPUS[0], "-k", "1")
+    assert "text" not in manta(*command).out.split()
+    assert CORPUS[0] in manta(*command, "--texts").out
+    assert CORPUS[0] in manta(*command, "--release", "1").out
+
+
 @pytest.mark.parametrize("width", [None, 20, 80])
 def test_a_kept_column_without_a_value_is_shown_empty(width: int | None):
     lines = [{"rank": 1, "score": 0.5, "id": "a", "lang": None, "text": "None of it"}]
-    assert _shown(lines, width).count("None") == 1
+    assert _format_answers(lines, width).count("None") == 1
 
 
-def test_a_release_without_its_corpus_units_answers_and_says_so(root: str, manta: Manta):
+def test_a_release_without_corpus_units_answers_with_a_warning(root: str, manta: Manta):
     shutil.rmtree(Path(root, "units"))
     ended = manta("search", root, "a girl reads", "two dogs run", "-k", "4", "--json", "--texts")
     assert (ended.code, len(ended.out.splitlines())) == (0, 8)
@@ -135,9 +151,7 @@ def test_no_line_is_wider_than_the_terminal_and_no_id_is_cut(
     )
 
 
-def test_queries_of_a_file_are_those_of_standard_input_and_of_the_command_line(
-    root: str, manta: Manta, tmp_path: Path
-):
+def test_a_query_file_equals_standard_input_and_the_command_line(root: str, manta: Manta, tmp_path: Path):
     texts = [f"{text} {number}" for number in range(100) for text in CORPUS]
     (tmp_path / "queries.txt").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(texts).encode() + b"\n")
     pq.write_table(pa.table({"n": range(400), "query": texts}), tmp_path / "queries.parquet")
@@ -155,7 +169,7 @@ def test_queries_of_a_file_are_those_of_standard_input_and_of_the_command_line(
     assert ended.stdout == asked
 
 
-def test_blank_lines_are_left_out_counted_and_keep_their_numbers(root: str, manta: Manta, tmp_path: Path):
+def test_blank_lines_are_skipped_and_counted_in_line_numbers(root: str, manta: Manta, tmp_path: Path):
     (tmp_path / "q.txt").write_text("\ntwo dogs run\n   \na girl reads\n")
     ended = manta("search", root, "--queries", str(tmp_path / "q.txt"), "-k", "1", "--json")
     assert "text" not in json.loads(ended.out.splitlines()[0])
@@ -194,7 +208,7 @@ def test_queries_that_cannot_be_read_are_explained(
     assert sentence in ended.err
 
 
-def test_words_without_quotes_are_said_to_be_several_queries(root: str, manta: Manta):
+def test_words_without_quotes_are_reported_as_several_queries(root: str, manta: Manta):
     said = manta("search", root, "two", "dogs", "-k", "1").err
     assert (
         '2 queries of one word each: "two", "dogs". For one query of several words, put it in quotes: '
@@ -209,7 +223,7 @@ def test_fewer_answers_than_asked_for_are_explained_once(root: str, manta: Manta
     assert ended.err.splitlines() == ["7 answers were asked for, and release 1 has 4 rows"]
 
 
-def test_a_reader_who_stops_reading_ends_the_command_quietly(root: str):
+def test_a_closed_pipe_ends_the_command_quietly(root: str):
     command = f"{shlex.quote(sys.executable)} -m jobs.cli search {shlex.quote(root)} - -k 1 --json | head -1"
     many = b"two dogs run\n" * 20_000
     ended = subprocess.run(

@@ -4,33 +4,27 @@ Releases, exit codes as the job API tells them, a driver that is killed and subm
 whoever reaches the ports without the token.
 """
 
-import contextlib
 import json
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import psutil
 import pytest
 import yaml
 
-from pipeline import open_release
+from pipeline.index.search import open_release
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
-from tests.flows.conftest import ROOT, write_corpus
+from tests.flows.conftest import ROOT, encoded_units, write_corpus
+from tests.jobs.ray_head import Head, environment_of, program, ray_head, wait_until
 from tests.models.folders import save_folder
-from tests.server import free_port
 
 pytest.importorskip("opencensus", reason="job submission needs ray[default]")
 
@@ -40,174 +34,10 @@ _MOST_UPLOADED = 4 << 20  # bytes; the code is well below one MiB
 QUERIES = ["a man reads", "the lazy dog sleeps near the river"]
 
 
-@dataclass(frozen=True)
-class Head:
-    """A Ray head that was started with `ray start`: its ports by option, and its directory, in which its user
-    is at home.
-    """
-
-    ports: dict[str, int]
-    folder: Path
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.ports['dashboard-port']}"
-
-    @property
-    def token(self) -> Path:
-        return _home(self.folder) / ".ray" / "auth_token"
-
-    def environment(self) -> dict[str, str]:
-        """The environment of a user who has the token and says so."""
-        return _environment(_home(self.folder)) | {"RAY_AUTH_MODE": "token"}
-
-    def ray(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [_script("ray"), *words],
-            cwd=ROOT,
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            timeout=_PATIENCE_S,
-        )
-
-    def submit(self, name: str, entrypoint: list[str], *, wait: bool = True) -> int:
-        """The exit code of `ray job submit`."""
-        options = [
-            "--address",
-            self.address,
-            "--submission-id",
-            name,
-            "--working-dir",
-            ".",
-            *([] if wait else ["--no-wait"]),
-        ]
-        return self.ray("job", "submit", *options, "--", *entrypoint).returncode
-
-    def get(self, path: str) -> Any:
-        """Answer of the dashboard to somebody who has the token."""
-        request = Request(
-            f"{self.address}{path}", headers={"Authorization": f"Bearer {self.token.read_text()}"}
-        )
-        with urlopen(request, timeout=10) as answer:
-            return json.load(answer)
-
-    def job(self, name: str) -> dict[str, Any]:
-        """Return the facts of the job API about a job."""
-        return self.get(f"/api/jobs/{name}")
-
-    def logs(self, name: str) -> str:
-        return self.get(f"/api/jobs/{name}/logs")["logs"]
-
-    def answers(self) -> bool:
-        try:
-            return bool(self.get("/api/version"))
-        except (URLError, OSError):
-            return False
-
-    def uploaded(self) -> list[Path]:
-        """Files that --working-dir brought to the node, relative to the directory."""
-        [package] = [
-            path
-            for path in self.folder.glob("session_latest/runtime_resources/working_dir_files/*")
-            if path.is_dir()
-        ]
-        return [
-            path.relative_to(package)
-            for path in package.rglob("*")
-            if path.is_file() and "__pycache__" not in path.parts
-        ]
-
-
-def _script(name: str) -> str:
-    return str(Path(sys.executable).parent / name)
-
-
-def _home(folder: Path) -> Path:
-    return folder / "home"
-
-
-def _environment(home: Path) -> dict[str, str]:
-    """A user of this machine: the environment's programs first, no token and address of some other Ray, no
-    notices.
-    """
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    ours = {"PATH": path, "HOME": str(home), "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("RAY_A") and name != "PYTHONPATH"
-    }
-    return kept | ours
-
-
-def documented() -> str:
-    """The commands of infra/README.md up to the one that starts a head, which comes last."""
-    [block] = [
-        each
-        for each in re.findall(r"```\n(.*?)```", (ROOT / "infra/README.md").read_text(), re.DOTALL)
-        if "ray start --head" in each
-    ]
-    lines = [line.partition("  #")[0].strip() for line in block.splitlines()]
-    return "\n".join(
-        lines[: next(number for number, line in enumerate(lines) if line.startswith("ray start --head")) + 1]
-    )
-
-
 @pytest.fixture(scope="module")
 def head() -> Iterator[Head]:
-    """A head as documented, with ports of its own and CPUs, which elsewhere the other nodes have."""
-    folder = Path(tempfile.mkdtemp(prefix="manta-"))  # short: Ray puts sockets below it
-    names = (
-        "port",
-        "dashboard-port",
-        "dashboard-agent-listen-port",
-        "ray-client-server-port",
-        "metrics-export-port",
-    )
-    started = Head({name: free_port() for name in names}, folder)
-    _home(folder).mkdir()
-    options = [f"--temp-dir={folder}", "--num-cpus=2", "--object-store-memory=150000000", "--block"]
-    options += [
-        f"--{name}={port}" for name, port in started.ports.items()
-    ]  # of an option given twice the last counts
-    script = f"set -e\n{documented()} {' '.join(options)}"
-    with open(folder / "head.log", "w") as log:
-        process = subprocess.Popen(
-            ["bash", "-c", script],
-            env=_environment(_home(folder)),
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    try:
-        _wait(started.answers, process)
+    with ray_head() as started:
         yield started
-    finally:
-        _end(process, folder)
-
-
-def _wait(done: Callable[[], object], process: subprocess.Popen[bytes] | None = None) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while not done():
-        assert time.monotonic() < deadline
-        assert process is None or process.poll() is None, "the head ended"
-        time.sleep(0.05)
-
-
-def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """The head and all that runs in its directory; `ray stop` would end every Ray of the machine."""
-    ours = psutil.Process(process.pid).children(recursive=True)
-    ours += [
-        each
-        for each in psutil.process_iter(["cmdline"])
-        if any(str(folder) in word for word in each.info["cmdline"] or ())
-    ]
-    for pid in {process.pid, *(each.pid for each in ours)}:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.wait(timeout=60)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -232,11 +62,6 @@ def night(work: Path, root: str, **sections: dict[str, Any]) -> list[str]:
     file = work / f"{root}.yaml"
     file.write_text(yaml.safe_dump(job | sections))
     return ["python", "-m", "jobs.nightly", "--json", "--config", str(file)]
-
-
-def records(root: Path) -> dict[str, int]:
-    """Finished embedding units, with the time they were written."""
-    return {path.name: path.stat().st_mtime_ns for path in root.glob("units/vectors/*/*.json")}
 
 
 def units(root: Path) -> dict[str, bytes]:
@@ -276,7 +101,7 @@ def test_a_submitted_night_publishes_a_release(head: Head, undisturbed: Path):
     assert (release.manifest.release, release.manifest.rows) == (1, 600)
 
 
-def test_only_what_jobs_need_is_uploaded(head: Head, undisturbed: Path):
+def test_only_files_that_jobs_need_are_uploaded(head: Head, undisturbed: Path):
     files = head.uploaded()
     assert {
         "jobs/nightly.py",
@@ -318,14 +143,14 @@ def test_a_killed_driver_is_submitted_again_and_the_release_is_the_same(
 ):
     root, entrypoint = work / "killed", night(work, "killed")
     assert head.submit("killed", entrypoint, wait=False) == 0
-    _wait(lambda: len(records(root)) >= 3)
+    wait_until(lambda: len(encoded_units(root)) >= 3)
     os.kill(driver("killed.yaml"), signal.SIGKILL)
-    _wait(lambda: head.job("killed")["status"] == "FAILED")
+    wait_until(lambda: head.job("killed")["status"] == "FAILED")
     assert head.job("killed")["driver_exit_code"] in (-signal.SIGKILL, 128 + signal.SIGKILL)
-    before = records(root)
+    before = encoded_units(root)
     assert 3 <= len(before) < 24, "it was killed in the middle of encoding"
     assert head.submit("again", entrypoint) == 0, head.logs("again")[-3000:]
-    after = records(root)
+    after = encoded_units(root)
     assert {name: after[name] for name in before} == before, "what was finished was not encoded again"
     assert units(root) == units(undisturbed)
     assert open_release(str(root)).search(QUERIES, 10) == open_release(str(undisturbed)).search(QUERIES, 10)
@@ -340,16 +165,16 @@ ray.get(ray.remote(num_cpus=0)(lambda path: pathlib.Path(path).touch()).remote(s
 """
 
 
-def test_the_token_is_its_owners_alone(head: Head):
+def test_only_the_owner_can_read_the_token_file(head: Head):
     assert head.token.stat().st_mode & 0o077 == 0
     assert len(head.token.read_text()) >= 32
     assert head.token.read_text() not in (head.folder / "head.log").read_text()
 
 
-def test_whoever_has_the_token_may_run_code_and_nobody_else(head: Head, tmp_path: Path):
+def test_only_clients_with_the_token_can_run_code(head: Head, tmp_path: Path):
     address = f"127.0.0.1:{head.ports['port']}"
-    without = _environment(tmp_path) | {"RAY_AUTH_MODE": "disabled"}
-    wrong = _environment(tmp_path) | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+    without = environment_of(tmp_path) | {"RAY_AUTH_MODE": "disabled"}
+    wrong = environment_of(tmp_path) | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
     client = f"ray://127.0.0.1:{head.ports['ray-client-server-port']}"
     tries = {
         "a driver without a token": (without, [sys.executable, "-c", _TOUCH, address]),
@@ -357,15 +182,15 @@ def test_whoever_has_the_token_may_run_code_and_nobody_else(head: Head, tmp_path
         "a client without a token": (without, [sys.executable, "-c", _TOUCH, client]),
         "a job without a token": (
             without,
-            [_script("ray"), "job", "submit", "--address", head.address, "--", "touch"],
+            [program("ray"), "job", "submit", "--address", head.address, "--", "touch"],
         ),
         "a job with another token": (
             wrong,
-            [_script("ray"), "job", "submit", "--address", head.address, "--", "touch"],
+            [program("ray"), "job", "submit", "--address", head.address, "--", "touch"],
         ),
         "a node without a token": (
             without,
-            [_script("ray"), "start", "--block", "--address", address, "--temp-dir"],
+            [program("ray"), "start", "--block", "--address", address, "--temp-dir"],
         ),
         "a driver with the token": (head.environment(), [sys.executable, "-c", _TOUCH, address]),
     }
@@ -408,7 +233,7 @@ def test_the_job_api_takes_no_job_without_the_token(head: Head, port: str, heade
         ({"RAY_AUTH_MODE": "disabled"}, "RAY_AUTH_MODE=token"),
     ],
 )
-def test_a_command_of_ours_without_the_token_says_what_it_lacks(
+def test_a_command_without_the_token_names_the_missing_token(
     head: Head, work: Path, environment: dict[str, str], words: str
 ):
     config = night(work, "lacking", cluster={"address": f"127.0.0.1:{head.ports['port']}", "small_rows": 0})[
@@ -418,7 +243,7 @@ def test_a_command_of_ours_without_the_token_says_what_it_lacks(
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env=_environment(work) | environment,
+        env=environment_of(work) | environment,
         capture_output=True,
         text=True,
         timeout=_PATIENCE_S,

@@ -29,7 +29,7 @@ from tests.conftest import ROOT, Ended
 Manta = Callable[..., Ended]
 
 
-def test_alone_it_says_what_to_do_next_and_is_no_success(manta: Manta):
+def test_manta_without_a_command_prints_usage_and_fails(manta: Manta):
     ended = manta()
     assert ended.code == 2
     assert [
@@ -63,7 +63,7 @@ def test_settings_that_come_with_manta_are_found_by_name(
     ), "a file of that name goes before"
 
 
-def test_a_name_that_nothing_has_is_answered_with_the_nearest(manta: Manta):
+def test_an_unknown_name_gets_the_nearest_as_a_suggestion(manta: Manta):
     assert "did you mean 'quickstart'?" in manta("nightly", "--config", "quikstart").err
     missing = manta("nightly", "--config", "zzz")
     assert missing.code == 2
@@ -75,7 +75,7 @@ def test_a_name_that_nothing_has_is_answered_with_the_nearest(manta: Manta):
     [
         ("index.kind=hnws", "did you mean 'hnsw'?"),
         ("index.kind=ivf-flat", "did you mean 'ivf_flat'?"),
-        ("index.kind=HNWS32", "could not parse index string HNWS32); mend the string"),
+        ("index.kind=HNWS32", "could not parse index string HNWS32); correct the string"),
         ("whiten.mode=of", "did you mean 'off'?"),
         ("encode.dtype=float23", "did you mean 'float32'?"),
         ("encoder.exclude=[frequnt]", "did you mean 'frequent'?"),
@@ -88,7 +88,7 @@ def test_a_name_that_nothing_has_is_answered_with_the_nearest(manta: Manta):
         ('release.root="a\\0b"', "release.root: expected"),
     ],
 )
-def test_a_wrong_value_is_refused_before_any_work_with_what_was_meant(
+def test_a_wrong_value_is_refused_with_a_suggestion_before_any_work(
     given: str, words: str, encoder: Path, tmp_path: Path, manta: Manta
 ):
     pq.write_table(
@@ -106,7 +106,7 @@ def test_a_wrong_value_is_refused_before_any_work_with_what_was_meant(
     assert "faiss::" not in ended.err
 
 
-def test_a_reader_that_goes_away_is_no_defect(tmp_path: Path):
+def test_a_closed_pipe_is_not_reported_as_a_defect(tmp_path: Path):
     program = f"{sys.executable} -m manta nightly --print-config | true; echo ${{PIPESTATUS[0]}}"
     ended = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=False, timeout=60)
     assert (ended.stdout, ended.stderr) == ("0\n", "")
@@ -183,7 +183,7 @@ def test_bash_completes_commands_options_settings_values_and_files(
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh")
-def test_zsh_takes_the_same_script(tmp_path: Path, manta: Manta):
+def test_zsh_completes_with_the_script_for_bash(tmp_path: Path, manta: Manta):
     script = subprocess.run(
         [sys.executable, "-m", "manta", "completion", "zsh"],
         capture_output=True,
@@ -233,15 +233,13 @@ def test_fish_completes(line: str, expected: list[str], tmp_path: Path):
     assert sorted(found.split("\t")[0] for found in ended.stdout.splitlines()) == expected
 
 
-def test_every_setting_and_every_file_of_settings_is_completed(manta: Manta):
+def test_every_setting_and_shipped_config_is_completed(manta: Manta):
     script = manta("completion", "bash").out
     for name in ("encoder.path=", "train.optimizer.learning_rate=", "cluster.workers.max=", *named_configs()):
         assert name in script
 
 
-def test_a_machine_that_starts_no_further_thread_is_short_of_something_and_no_defect(
-    manta: Manta, tmp_path: Path
-):
+def test_a_failed_thread_start_is_a_transient_error(manta: Manta, tmp_path: Path):
     store = open_store(tmp_path)
     store.write(commit_path(1), Commit(commit=1, kind="void").to_json())
     before = threading.stack_size(1 << 46)  # more than a process can address
@@ -250,7 +248,7 @@ def test_a_machine_that_starts_no_further_thread_is_short_of_something_and_no_de
     finally:
         threading.stack_size(before)
     assert ended.code == json.loads(ended.out)["exit_code"] == 75
-    assert "error: this machine starts no further thread or process; end what else runs" in ended.err
+    assert "error: this machine starts no further thread or process; end other programs" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -261,7 +259,7 @@ def test_a_machine_that_starts_no_further_thread_is_short_of_something_and_no_de
         (errno.ENOMEM, "no memory is left"),
     ],
 )
-def test_what_the_system_refuses_for_want_of_room_may_be_tried_again(
+def test_operating_system_errors_for_lack_of_resources_are_transient(
     number: int, words: str, capfd: pytest.CaptureFixture[str]
 ):
     def work(say: Say) -> None:

@@ -77,14 +77,16 @@ def labelled(folder: Path) -> Path:
         (["encoder.path=/nowhere"], 4, "/nowhere: expected an encoder folder"),
     ],
 )
-def test_what_is_wrong_is_told_before_a_worker_starts(train: Train, given: list[str], code: int, words: str):
+def test_invalid_settings_are_reported_before_a_worker_starts(
+    train: Train, given: list[str], code: int, words: str
+):
     found, answer, said = train(*given)
     assert (found, answer["status"]) == (code, "error")
     assert words in str(answer["message"])
     assert "cluster: starts" not in said
 
 
-def test_a_label_that_is_none_is_told_before_a_worker_starts(train: Train, folder: Path):
+def test_an_unknown_label_is_reported_before_a_worker_starts(train: Train, folder: Path):
     classification = "train.objective=" + next(name for name in _names() if "label" in _columns(name))
     code, answer, said = train(f"train.data={labelled(folder)}", classification)
     assert code == 3
@@ -107,7 +109,7 @@ def _columns(name: str) -> tuple[str, ...]:
     return OBJECTIVES[name].columns
 
 
-def test_scores_of_dev_that_are_none_are_told_before_a_worker_starts(train: Train, folder: Path):
+def test_missing_dev_scores_are_reported_before_a_worker_starts(train: Train, folder: Path):
     table = pq.read_table(write_sts(folder / "sts.parquet"))
     pq.write_table(table.drop_columns("score"), folder / "unscored.parquet")
     code, answer, said = train(f"train.dev.uri={folder / 'unscored.parquet'}")

@@ -14,7 +14,7 @@ FILES = sorted((ROOT / "jobs" / "configs" / "train").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_it_loads_and_its_objectives_take_their_options(file: Path):
+def test_a_shipped_config_loads_and_its_objectives_accept_their_options(file: Path):
     job = load_settings(Job, file)
     columns, _, _ = data_requirements(job.train)
     assert columns
@@ -22,14 +22,14 @@ def test_it_loads_and_its_objectives_take_their_options(file: Path):
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_its_lengths_are_those_of_the_training_not_of_its_product(file: Path):
+def test_lengths_limit_the_training_texts_but_not_the_saved_encoder(file: Path):
     job = load_settings(Job, file)
     assert job.encoder.max_length is None
     assert all(term.options.get("limit") is None for term in job.train.objective)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_it_names_the_command_that_runs_it(file: Path):
+def test_the_command_in_the_comment_runs_the_config(file: Path):
     comment = [
         line.removeprefix("#").strip()
         for line in file.read_text(encoding="utf-8").splitlines()
@@ -41,6 +41,6 @@ def test_it_names_the_command_that_runs_it(file: Path):
 
 
 @pytest.mark.parametrize("name", ["simcse-unsupervised", "simcse-supervised", "simcse-masked-lm"])
-def test_simcse_s_layer_over_cls_is_newly_drawn_and_no_pooler_of_the_checkpoint(name: str):
+def test_simcse_trains_a_new_layer_over_cls_instead_of_the_pooler(name: str):
     job = load_settings(Job, ROOT / "jobs" / "configs" / "train" / f"{name}.yaml")
     assert (job.encoder.pooling, job.train.objective[0].options["head"]) == ("cls", "cls_mlp")

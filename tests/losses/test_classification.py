@@ -9,7 +9,7 @@ import torch
 from scipy.special import log_softmax
 
 from pipeline.errors import ConfigError, DataError, Defect, ModelError
-from pipeline.losses import FEATURES, classification, mask_words, masked_lm, pair_features
+from pipeline.losses import FEATURES, classification, mask_tokens, masked_lm, pair_features
 
 U, V = torch.tensor([[1.0, 2]], dtype=torch.float64), torch.tensor([[3.0, -1]], dtype=torch.float64)
 RNG = np.random.default_rng(0)
@@ -27,7 +27,7 @@ def test_pair_features_match_a_hand_computation():
 
 
 @pytest.mark.parametrize("chosen", [some for size in range(1, 5) for some in combinations(FEATURES, size)])
-def test_features_keep_one_order_however_they_are_listed(chosen):
+def test_features_have_a_fixed_order(chosen):
     parts = {"u": [1, 2], "v": [3, -1], "|u-v|": [2, 3], "u*v": [3, -2]}
     expected = [value for name in FEATURES if name in chosen for value in parts[name]]
     assert pair_features(U, V, chosen).tolist() == pair_features(U, V, chosen[::-1]).tolist() == [expected]
@@ -78,17 +78,18 @@ def test_without_masked_words_loss_and_gradient_are_zero():
 
 def test_losses_of_chunks_add_up_to_the_loss_of_the_batch():
     logits, words = torch.from_numpy(LOGITS), torch.from_numpy(LABELS)
-    parts = [
-        masked_lm(logits[part], words[part], total=7) for part in (slice(0, 2), slice(2, 2), slice(2, 7))
-    ]
+    parts = [masked_lm(logits[part], words[part]) for part in (slice(0, 2), slice(2, 2), slice(2, 7))]
     assert sum(parts).item() == pytest.approx(masked_lm(logits, words).item(), abs=1e-12)
-    assert masked_lm(logits, words).item() == pytest.approx(classification(logits, words).item(), abs=1e-12)
+    mean = classification(logits, words)
+    assert masked_lm(logits, words).item() / 7 == pytest.approx(mean.item(), abs=1e-12)
 
 
 def test_masking_keeps_its_rates_and_skips_special_tokens():
     ids = RNG.integers(5, 1000, size=200_000).astype(np.int32)
     maskable = RNG.random(200_000) < 0.9
-    corrupted, chosen = mask_words(ids, maskable, mask_id=4, words=1000, rng=np.random.default_rng(1))
+    corrupted, chosen = mask_tokens(
+        ids, maskable, mask_id=4, vocabulary_size=1000, rng=np.random.default_rng(1)
+    )
     assert corrupted.dtype == ids.dtype
     assert not chosen[~maskable].any()
     np.testing.assert_array_equal(corrupted[~chosen], ids[~chosen])
@@ -103,13 +104,18 @@ def test_masking_keeps_its_rates_and_skips_special_tokens():
 def test_masking_is_deterministic_per_seed_and_does_not_modify_its_input():
     ids, maskable = np.arange(60).reshape(6, 10), np.ones((6, 10), dtype=bool)
     one, two = (
-        mask_words(ids, maskable, mask_id=99, words=60, rng=np.random.default_rng(5)) for _ in range(2)
+        mask_tokens(ids, maskable, mask_id=99, vocabulary_size=60, rng=np.random.default_rng(5))
+        for _ in range(2)
     )
     np.testing.assert_array_equal(one, two)
     np.testing.assert_array_equal(ids, np.arange(60).reshape(6, 10))
-    assert not mask_words(ids, maskable, mask_id=99, words=60, rng=np.random.default_rng(5), rate=0)[1].any()
-    assert mask_words(ids, maskable, mask_id=99, words=60, rng=np.random.default_rng(5), rate=1)[1].all()
+    assert not mask_tokens(
+        ids, maskable, mask_id=99, vocabulary_size=60, rng=np.random.default_rng(5), rate=0
+    )[1].any()
+    assert mask_tokens(ids, maskable, mask_id=99, vocabulary_size=60, rng=np.random.default_rng(5), rate=1)[
+        1
+    ].all()
     with pytest.raises(ConfigError, match="masking rate"):
-        mask_words(ids, maskable, mask_id=99, words=60, rng=np.random.default_rng(5), rate=15)
+        mask_tokens(ids, maskable, mask_id=99, vocabulary_size=60, rng=np.random.default_rng(5), rate=15)
     with pytest.raises(Defect, match="one value per token"):
-        mask_words(ids, maskable[0], mask_id=99, words=60, rng=np.random.default_rng(5))
+        mask_tokens(ids, maskable[0], mask_id=99, vocabulary_size=60, rng=np.random.default_rng(5))

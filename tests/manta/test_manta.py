@@ -35,7 +35,7 @@ def python(program: str, *, cwd: Path, path: Path | None = None) -> subprocess.C
     )
 
 
-def test_each_name_is_that_of_its_module():
+def test_every_public_name_is_the_object_of_its_module():
     assert (manta.encode, manta.load_encoder, manta.open_release, manta.EncodeBlocks) == (
         encode,
         load_encoder,
@@ -61,7 +61,7 @@ def test_a_type_checker_reads_the_names_that_python_loads():
     assert (ROOT / "pipeline" / "manta" / "py.typed").is_file()
 
 
-def test_a_text_is_encoded_in_one_call_as_by_the_encoder(encoder: Path):
+def test_encode_in_one_call_equals_a_loaded_encoder(encoder: Path):
     loaded = load_encoder(str(encoder))
     vector = manta.encode("two dogs run", str(encoder))
     assert vector.shape == (loaded.dim,)
@@ -72,7 +72,7 @@ def test_a_text_is_encoded_in_one_call_as_by_the_encoder(encoder: Path):
     )
 
 
-def test_values_say_what_they_are(minilm: Encoder, encoder: Path, tmp_path: Path):
+def test_representations_name_path_size_and_settings(minilm: Encoder, encoder: Path, tmp_path: Path):
     assert repr(minilm) == "Encoder('all-MiniLM-L6-v2', 384 dimensions, max_length 256)"
     Publisher(open_store(tmp_path / "root"), encoder, tmp_path)(["two dogs run", "a girl reads"])
     release = open_release(tmp_path / "root")
@@ -97,7 +97,7 @@ def test_values_say_what_they_are(minilm: Encoder, encoder: Path, tmp_path: Path
         ("jobs/__init__.py", "jobs"),
     ],
 )
-def test_another_package_that_hides_ours_is_named(tmp_path: Path, file: str, found: str):
+def test_a_package_that_shadows_manta_is_named(tmp_path: Path, file: str, found: str):
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text("raise SystemExit('it was imported')\n")
     ended = python("import manta; manta.encode", cwd=tmp_path)
@@ -114,7 +114,7 @@ def test_another_package_that_hides_ours_is_named(tmp_path: Path, file: str, fou
     assert command.stderr.startswith(f"error: {name}: expected Manta's package")
 
 
-def test_a_module_of_jobs_says_what_hides_its_pipeline(tmp_path: Path):
+def test_a_job_names_the_package_that_shadows_pipeline(tmp_path: Path):
     (tmp_path / "pipeline").mkdir()
     (tmp_path / "pipeline" / "__init__.py").touch()
     ended = python("import jobs.nightly", cwd=tmp_path)
@@ -137,7 +137,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "installed"
 
 
-def test_a_wheel_holds_manta_once_and_all_that_is_no_module(wheel: Path):
+def test_a_wheel_holds_manta_once_and_every_data_file(wheel: Path):
     assert {"manta", "pipeline", "jobs"} == {
         path.name for path in wheel.iterdir() if not path.name.endswith(".dist-info")
     }
@@ -153,7 +153,7 @@ def test_a_wheel_holds_manta_once_and_all_that_is_no_module(wheel: Path):
     assert "manta = manta.__main__:run" in next(wheel.glob("*.dist-info/entry_points.txt")).read_text()
 
 
-def test_a_wheel_is_used_as_it_was_installed(wheel: Path, tmp_path: Path):
+def test_an_installed_wheel_is_imported_without_numpy_at_first(wheel: Path, tmp_path: Path):
     program = (
         "import manta, sys\nbefore = set(sys.modules)\nmanta.load_encoder\nimport "
         "pipeline\nprint(manta.__file__, pipeline.__file__, 'numpy' in before)"
@@ -166,5 +166,5 @@ def test_a_wheel_is_used_as_it_was_installed(wheel: Path, tmp_path: Path):
     ], ended.stderr
 
 
-def test_dir_shows_the_public_names_alone():
+def test_dir_shows_only_public_names():
     assert {name for name in dir(manta) if not name.startswith("__")} == set(manta.__all__) - {"__version__"}

@@ -1,6 +1,8 @@
 """Small random encoders of every family, made with transformers and saved as users' folders are."""
 
 import json
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,10 @@ import torch
 import transformers
 from safetensors.numpy import load_file
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from pipeline.models.folder.folder import EncoderFolder, open_folder
+from pipeline.models.inference.encoder import Encoder, load_encoder
+from pipeline.settings import EncoderSettings, EncodeSettings
 
 TEXTS = (
     "A man in a blue shirt stands on a ladder and cleans a window.",
@@ -94,15 +100,39 @@ def folder_of_language_model(folder: Path, seed: int = 0, family: str = "bert") 
 
 def word_piece(pads_second: bool = False) -> tokenizers.Tokenizer:
     """Trained on the texts above; [PAD] is id 0, or id 1 as MPNet has it."""
-    tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = (
-        normalizers.BertNormalizer(lowercase=False),
-        pre_tokenizers.BertPreTokenizer(),
-    )
-    return _trained(
-        tokenizer,
-        trainers.WordPieceTrainer(vocab_size=290, special_tokens=_specials(pads_second), show_progress=False),
-    )
+    cleaner, splitter = normalizers.BertNormalizer(lowercase=False), pre_tokenizers.BertPreTokenizer()
+    texts = map(cleaner.normalize_str, (*TEXTS, LONG))
+    words = Counter(word for text in texts for word, _ in splitter.pre_tokenize_str(text))
+    pieces = [*_specials(pads_second), *_word_pieces(words, 290 - len(_specials(pads_second)))]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = cleaner, splitter
+    tokenizer.add_special_tokens(_specials(pads_second))
+    return _framed(tokenizer)
+
+
+def _word_pieces(words: Counter[str], most: int) -> list[str]:
+    """Return characters and the most frequent merges; equal words give equal pieces.
+
+    Those of `tokenizers.trainers.WordPieceTrainer` differ from process to process.
+    """
+    split = {word: [word[0], *(f"##{letter}" for letter in word[1:])] for word in sorted(words)}
+    pieces = sorted({piece for of_word in split.values() for piece in of_word})
+    while len(pieces) < most:
+        pairs: Counter[tuple[str, str]] = Counter()
+        for word, of_word in split.items():
+            for pair in pairwise(of_word):
+                pairs[pair] += words[word]
+        if not pairs:
+            break
+        first, second = max(pairs, key=lambda pair: (pairs[pair], pair))
+        merged = first + second.removeprefix("##")
+        pieces.append(merged)
+        for of_word in split.values():
+            for start in range(len(of_word) - 2, -1, -1):
+                if of_word[start : start + 2] == [first, second]:
+                    of_word[start : start + 2] = [merged]
+    return list(dict.fromkeys(pieces))
 
 
 def byte_level() -> tokenizers.Tokenizer:
@@ -112,12 +142,11 @@ def byte_level() -> tokenizers.Tokenizer:
         decoders.ByteLevel(),
     )
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    return _trained(
-        tokenizer,
-        trainers.BpeTrainer(
-            vocab_size=298, special_tokens=_specials(True), initial_alphabet=alphabet, show_progress=False
-        ),
+    trainer = trainers.BpeTrainer(
+        vocab_size=298, special_tokens=_specials(True), initial_alphabet=alphabet, show_progress=False
     )
+    tokenizer.train_from_iterator([*TEXTS, LONG], trainer)
+    return _framed(tokenizer)
 
 
 def _specials(pads_second: bool) -> list[str]:
@@ -128,11 +157,21 @@ def _specials(pads_second: bool) -> list[str]:
     )
 
 
-def _trained(tokenizer: tokenizers.Tokenizer, trainer: trainers.Trainer) -> tokenizers.Tokenizer:
-    tokenizer.train_from_iterator([*TEXTS, LONG], trainer)
+def _framed(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Put every text between [CLS] and [SEP]."""
     ends = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
     tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
     return tokenizer
+
+
+def folder_at(path: Path | str, **settings: object) -> EncoderFolder:
+    """Open an encoder folder with these settings."""
+    return open_folder(EncoderSettings.model_validate({"path": str(path), **settings}))
+
+
+def encoder_at(path: Path | str, **settings: object) -> Encoder:
+    """Load an encoder folder for inference with these settings."""
+    return load_encoder(EncoderSettings.model_validate({"path": str(path), **settings}), EncodeSettings())
 
 
 def hidden_states(folder: Path, text: str, max_length: int = 64) -> list[torch.Tensor]:

@@ -17,12 +17,12 @@ REVERSED = torch.arange(4).flip(0)
 
 
 def actnorm(factor: float) -> Actnorm:
-    """Layer with the location and scale of the worked example."""
-    layer = Actnorm(4, factor).double()
+    """Layer with the location and `factor` times the log scale of the worked example."""
+    layer = Actnorm(4).double()
     layer.load_state_dict(
         {
             "b": torch.tensor([-0.5, 0, 0.5, 1]),
-            "s": torch.tensor([0.1, -0.1, 0, 0.2]),
+            "s": torch.tensor([0.1, -0.1, 0, 0.2]) * factor / 3,
             "varies": torch.ones(4, dtype=torch.bool),
             "initialised": torch.ones(1, dtype=torch.bool),
         }
@@ -53,14 +53,14 @@ def trained(dim: int, settings: FlowSettings, by: float = 0.1) -> Glow:
         (3.0, [0.674929, 1.481636, 3.5, 9.110594], 0.6),
     ],
 )
-def test_golden_actnorm(factor: float, expected: list[float], log_det: float):
+def test_actnorm_matches_stored_values(factor: float, expected: list[float], log_det: float):
     layer = actnorm(factor)
     np.testing.assert_allclose(layer(X).detach()[0], expected, atol=1e-6)
     assert layer.log_scale().sum().item() == pytest.approx(log_det, abs=1e-6)
     np.testing.assert_allclose(layer.inverse(layer(X)).detach(), X, atol=1e-12)
 
 
-def test_golden_step_and_likelihood():
+def test_step_and_likelihood_match_stored_values():
     g = nn.Linear(2, 2, bias=False).double()
     g.weight.data = torch.tensor([[0.5, -0.25], [0, 1]], dtype=torch.float64)
     step = FlowStep(actnorm(1.0), REVERSED, Coupling(g))
@@ -72,7 +72,7 @@ def test_golden_step_and_likelihood():
     np.testing.assert_allclose(step.inverse(z).detach(), X, atol=1e-12)
 
 
-def test_golden_initialisation():
+def test_initialisation_matches_stored_values():
     layer = Actnorm(2).double()
     out = layer(torch.tensor([[1.0, 2], [3, -2]], dtype=torch.float64)).detach()
     np.testing.assert_allclose(layer.b.detach(), [-2, 0], atol=1e-6)
@@ -80,7 +80,7 @@ def test_golden_initialisation():
     np.testing.assert_allclose(out, [[-0.999999, 1], [0.999999, -1]], atol=1e-6)
 
 
-def test_the_first_batch_comes_out_of_every_actnorm_with_mean_0_and_variance_1():
+def test_every_actnorm_standardises_the_first_batch():
     layer, x = Actnorm(16), mixed(500, 16).float() * 7 + 100
     y = layer(x).detach().double()
     np.testing.assert_allclose(y.mean(dim=0), 0, atol=1e-5)
@@ -91,7 +91,7 @@ def test_the_first_batch_comes_out_of_every_actnorm_with_mean_0_and_variance_1()
     assert torch.equal(layer.log_scale(), scale), "a second batch sets nothing"
 
 
-def test_a_constant_dimension_is_not_blown_up_and_keeps_its_scale():
+def test_a_constant_dimension_keeps_its_scale():
     x = mixed(64, 8).float() / 10
     x[:, 2], x[:, 5] = 0.25, -1e3
     layer = Actnorm(8)
@@ -145,7 +145,7 @@ def test_couplings_start_as_the_identity():
     assert not np.allclose(trained(16, FlowSettings(levels=1, depth=2))(x).detach(), once, atol=0.1)
 
 
-def test_levels_give_off_their_second_half():
+def test_every_level_splits_off_the_second_half():
     """Two levels without couplings: the second half of the first level's output comes first in z."""
     glow = Glow(8, FlowSettings(levels=2, depth=1)).double()
     x = mixed(64, 8)
@@ -155,7 +155,7 @@ def test_levels_give_off_their_second_half():
     )
 
 
-def test_equal_seeds_give_equal_weights_and_another_seed_others():
+def test_weights_depend_on_the_seed_only():
     states = [Glow(16, FlowSettings(permutation="random", seed=seed)).state_dict() for seed in (3, 3, 4)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert not torch.equal(states[0]["levels.0.0.order"], states[2]["levels.0.0.order"])
@@ -177,9 +177,9 @@ def test_a_reloaded_model_is_not_initialised_again():
 
 @pytest.mark.parametrize(
     ("dim", "levels", "remedy"),
-    [(50, 2, "at most 1"), (384, 8, "at most 7"), (33, 1, "none fits an odd dimension")],
+    [(50, 2, "at most 1"), (384, 8, "at most 7"), (33, 1, "an odd dimension allows no level")],
 )
-def test_a_dimension_that_cannot_be_halved_so_often_is_refused(dim: int, levels: int, remedy: str):
+def test_a_dimension_not_divisible_by_the_levels_is_refused(dim: int, levels: int, remedy: str):
     with pytest.raises(
         ConfigError,
         match=(

@@ -186,8 +186,8 @@ def test_a_head_of_full_width_excludes_matryoshka():
 
 def test_the_product_is_that_of_the_first_term():
     objective = built([{"name": "supervised", "options": {"head": "cls_mlp"}}, "simcse"])
-    product = objective.product()
+    product = objective.trained_model()
     assert (product.encoder, product.head, product.twin) == (objective.encoder, objective.terms[0].head, None)
     tokens = BATCH.tokens("text")
     assert torch.equal(product(tokens), product.head(objective.encoder(tokens)))
-    assert built(PLAIN, matryoshka=(2,)).product().head is None
+    assert built(PLAIN, matryoshka=(2,)).trained_model().head is None

@@ -89,7 +89,7 @@ def test_the_moving_average_matches_a_hand_computation():
         objective.encoder.words.fill_(2.0)
     for steps, expected in ((1, 1.001), (999, 1.632305)):
         for _ in range(steps):
-            objective._follow(objective.slow_encoder, objective.encoder)
+            objective._update_momentum_copy(objective.slow_encoder, objective.encoder)
         assert objective.slow_encoder.words[0, 0].item() == pytest.approx(expected, abs=1e-6)
 
 
@@ -125,12 +125,12 @@ def test_two_dropout_masks_of_one_text_make_a_pair():
 
 
 def test_batches_larger_than_the_queue_are_refused():
-    Cert.check_batch({}, 96_606, everyone=True)
-    Cert.check_batch({"queue": 4}, 4, everyone=True)
+    Cert.check_batch({}, 96_606, all_ranks=True)
+    Cert.check_batch({"queue": 4}, 4, all_ranks=True)
     with pytest.raises(ConfigError, match="at least 5, the number of keys of a batch, found 4"):
-        Cert.check_batch({"queue": 4}, 5, everyone=True)
+        Cert.check_batch({"queue": 4}, 5, all_ranks=True)
     with pytest.raises(ConfigError, match=r"train.across_ranks: expected true, because"):
-        Cert.check_batch({"queue": 4}, 4, everyone=False)
+        Cert.check_batch({"queue": 4}, 4, all_ranks=False)
     objective = Cert(Tiny(), queue=4).double()
     with pytest.raises(ConfigError, match="at least 5 rows"):
         stepped(objective, pairs(0, 5))

@@ -31,7 +31,7 @@ def test_the_loss_of_one_pair_matches_a_hand_computation():
     assert objective.loss((U, V), pairs([2])).total.item() == pytest.approx(1.054957, abs=1e-6)
 
 
-def test_features_keep_one_order_however_they_are_listed():
+def test_features_have_a_fixed_order():
     objective = Classification(
         Tiny(dim=2), features=("u*v", "|u-v|", "v", "u"), classes=8, bias=False
     ).double()

@@ -56,9 +56,9 @@ def test_both_encoders_start_equal_and_diverge_in_training():
 
 def test_the_product_is_the_second_encoder_by_default():
     objective = ContrastiveTension(Tiny())
-    assert objective.product().encoder is objective.twin
+    assert objective.trained_model().encoder is objective.twin
     first = ContrastiveTension(Tiny(), inference="first")
-    assert first.product().encoder is first.encoder
+    assert first.trained_model().encoder is first.encoder
     assert len(first.candidates()) == len(objective.candidates()) == 1
 
 
@@ -67,10 +67,10 @@ def test_the_selected_candidate_is_the_product_and_part_of_the_state():
         ContrastiveTension(Tiny(), inference="best"),
         ContrastiveTension(Tiny(), inference="best"),
     )
-    assert objective.product().encoder is objective.twin
+    assert objective.trained_model().encoder is objective.twin
     assert [candidate.encoder for candidate in objective.candidates()] == [objective.twin, objective.encoder]
     objective.select(1)
     other.load_state_dict(objective.state_dict())
-    assert other.product().encoder is other.encoder
+    assert other.trained_model().encoder is other.encoder
     objective.select(0)
-    assert objective.product().encoder is objective.twin
+    assert objective.trained_model().encoder is objective.twin

@@ -127,7 +127,7 @@ def test_a_student_with_the_teachers_similarities_has_zero_loss(teacher):
     ],
 )
 def test_batches_too_small_for_similarities_are_refused(options, rows):
-    Distillation.check_batch(options, rows, everyone=True)
+    Distillation.check_batch(options, rows, all_ranks=True)
     if options.get("match") != "embedding":
         with pytest.raises(ConfigError, match=r"3 texts or more"):
-            Distillation.check_batch(options, rows - 1, everyone=True)
+            Distillation.check_batch(options, rows - 1, all_ranks=True)

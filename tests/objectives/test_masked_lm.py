@@ -41,7 +41,7 @@ def test_the_loss_is_the_mean_over_masked_words_of_the_reference_model(folder):
     objective = MaskedLanguageModelling(opened(folder))
     batch = batch_for(objective, 10).of_rows(np.array([9, 3, 4, 5, 6, 7, 8, 0]))
     found = loss_and_backward(objective, batch).loss
-    masked, words = objective._masked, objective._plain.ids
+    masked, words = objective._masked, objective._original.ids
     model = AutoModelForMaskedLM.from_pretrained(folder).eval()
     rows = [torch.from_numpy(row).long() for row in np.split(masked.ids, masked.offsets[1:-1])]
     logits = torch.cat([model(input_ids=row[None]).logits[0] for row in rows]).detach()
@@ -56,7 +56,7 @@ def test_special_tokens_are_never_masked_and_others_at_the_rate(folder):
     torch.manual_seed(0)
     objective = MaskedLanguageModelling(opened(folder))
     objective.views(batch_for(objective, 4_000))
-    masked, words = objective._masked, objective._plain.ids
+    masked, words = objective._masked, objective._original.ids
     special = np.isin(words, (1, 2))
     assert not masked.kept[special].any()
     assert (masked.ids == words)[~masked.kept].all()
@@ -79,7 +79,7 @@ def test_a_template_is_never_masked(folder):
     torch.manual_seed(0)
     objective = MaskedLanguageModelling(opened(folder, template='The text "[X]" means [MASK].'), rate=1.0)
     objective.views(batch_for(objective, 5))
-    assert (objective._masked.kept != objective._plain.around).all()
+    assert (objective._masked.kept != objective._original.in_template).all()
 
 
 def test_it_can_use_the_texts_of_another_objective(folder):
@@ -99,7 +99,7 @@ def test_it_can_use_the_texts_of_another_objective(folder):
     assert set(whole.parts) == {"supervised.info_nce", "masked_lm.masked_lm"}
     for name, part in whole.parts.items():
         assert chunked.parts[name].item() == pytest.approx(part.item(), rel=1e-5)
-    assert objective.product().head is None
+    assert objective.trained_model().head is None
 
 
 def test_without_masked_words_the_loss_is_zero(folder):

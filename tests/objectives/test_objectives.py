@@ -30,8 +30,8 @@ def test_a_batch_tokenizes_columns_and_selects_rows():
     assert part.indices.tolist() == [2, 0]
     assert part.of_rows(np.array([1])).indices.tolist() == [0]
     assert batch.offset == 0
-    assert batch.excluded("text", torch.device("cpu")).all()
-    assert batch.excluded("anchor", torch.device("cpu")) is None
+    assert batch.false_negative_mask("text", torch.device("cpu")).all()
+    assert batch.false_negative_mask("anchor", torch.device("cpu")) is None
 
 
 def test_missing_and_short_columns_are_refused():

@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional as F
 
 from pipeline.config import load_settings
-from pipeline.errors import ConfigError, ModelError
-from pipeline.models.folder.folder import open_folder, positions_of
+from pipeline.errors import ConfigError
+from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.lora import adapt
@@ -24,43 +24,13 @@ from pipeline.settings.training import TrainSettings
 from pipeline.settings.weights import LoraSettings
 from pipeline.train.gradcache import loss_and_backward
 from pipeline.train.loop import Training, fit
-from tests.models.folders import folder_of_language_model
-from tests.models.folders import save_folder as random_folder
+from tests.objectives.prompts import BERT, TEXTS, batch, made
 from tests.objectives.tiny import assert_same, batch_of, gradients
 
 CONFIGS = Path(__file__).parents[2] / "jobs/configs/train"
-TEXTS = [
-    "Two dogs run on the grass.",
-    "A man reads.",
-    "x",
-    "A girl reads a book on the grass.",
-    "The cat's café",
-    "two dogs",
-]
-BERT = ('This sentence of "[X]" means [MASK].', 'This sentence : "[X]" means [MASK].')
+
+
 ROBERTA = ("This sentence : '[X]' means [MASK].", "The sentence : '[X]' means [MASK].")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """Return encoder folders with and without a masked language model head."""
-    top = tmp_path_factory.mktemp("encoders")
-    return {
-        "bert": folder_of_language_model(top / "bert"),
-        "roberta": folder_of_language_model(top / "roberta", family="roberta"),
-        "bare": random_folder(top / "bare", "bert"),
-    }
-
-
-def made(path, name: str, dropout: float = 0.0, **options) -> Objective:
-    torch.manual_seed(0)
-    return OBJECTIVES[name](
-        load_trainable(open_folder(EncoderSettings(path=str(path))), dropout=dropout), **options
-    )
-
-
-def batch(path, **columns) -> Batch:
-    return replace(batch_of(columns), tokenize=open_folder(EncoderSettings(path=str(path))).tokenizer())
 
 
 def read(path, template: str, texts, denoise: bool, transform: bool = False) -> torch.Tensor:
@@ -124,7 +94,7 @@ def test_bert_uses_its_language_model_head_and_others_a_new_layer(folders, famil
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_the_saved_product_encodes_as_the_paper_does_at_inference(folders, tmp_path, name, family):
     objective = made(folders[family], name)
-    product = objective.product().encoder
+    product = objective.trained_model().encoder
     saved = save_folder(product, product.folder, tmp_path / "saved")
     found = load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(TEXTS)
     template = (BERT if family == "bert" else ROBERTA)[0]
@@ -161,77 +131,6 @@ def test_chunks_with_dropout_replay_the_empty_template_too(folders, name):
     assert_same(gradients(objective), found, 1e-10)
 
 
-def test_both_templates_share_a_pass_with_one_empty_template_per_length(folders):
-    objective, seen = made(folders["bert"], "prompt"), []
-    objective.encoder.backbone.register_forward_hook(
-        lambda module, inputs, output: seen.append(len(inputs[0].tokens))
-    )
-    loss_and_backward(objective, batch(folders["bert"], text=[*TEXTS, "Two dogs run on the grass."]))
-    lengths = set(batch(folders["bert"], text=TEXTS).tokens("text").lengths.tolist())
-    assert seen == [2 * 7 + 2 * len(lengths)]
-
-
-@pytest.mark.parametrize("name", ["prompt", "prompt_supervised", "optiprompt"])
-def test_a_limit_above_the_maximal_length_is_refused(folders, name):
-    with pytest.raises(
-        ConfigError, match=r"limit of the objective.*found 63, where encoder.max_length leaves room for 62"
-    ):
-        made(folders["bert"], name, limit=63)
-
-
-@pytest.mark.parametrize("family", ["bert", "roberta"])
-@pytest.mark.parametrize("name", ["prompt", "prompt_supervised", "optiprompt"])
-@pytest.mark.parametrize("max_length", [30, 64])
-def test_without_a_limit_texts_are_read_as_far_as_the_encoder_reads(
-    folders, tmp_path, family, name, max_length
-):
-    folder = open_folder(EncoderSettings(path=str(folders[family]), max_length=max_length))
-    positions = positions_of(folder.config)
-    encoder = OBJECTIVES[name](load_trainable(folder, dropout=0.0), limit=None).product().encoder
-    assert encoder.folder.max_length == min(max_length - 2 + len(encoder.frame), positions)
-    saved, long = save_folder(encoder, encoder.folder, tmp_path / "saved"), " ".join(20 * TEXTS)
-    framed = encoder.framed(folder.tokenizer()([long]), encoder.frame)
-    expected = encoder.eval()(framed).detach()
-    product = load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings())
-    np.testing.assert_allclose(product.encode([long]), expected, atol=2e-5)
-    assert saved.tokenizer()([long]).lengths == [saved.max_length]
-
-
-def test_a_longer_second_template_leaves_fewer_positions_for_the_text(folders):
-    templates = (BERT[0], f"{5 * 'This sentence '} : {BERT[1]}")
-    objective, long = made(folders["bert"], "prompt", templates=templates, limit=None), " ".join(20 * TEXTS)
-    views = objective.views(batch(folders["bert"], text=[long, *TEXTS]))
-    assert {view.tokens.lengths.max() for view in views} == {positions_of(objective.encoder.folder.config)}
-    loss_and_backward(objective, batch(folders["bert"], text=[long, *TEXTS]))
-
-
-@pytest.mark.parametrize(
-    ("second", "message"),
-    [
-        ("a [MASK]", r"a template with \[X\] once"),
-        ("[X]", r"one \[MASK\] around a text, found 0"),
-        ("[X] [MASK] [MASK]", "found 2"),
-    ],
-)
-def test_an_incomplete_template_is_refused(folders, second, message):
-    with pytest.raises(ModelError, match=message):
-        made(folders["bert"], "prompt", templates=(BERT[0], second))
-
-
-def test_an_encoder_keeps_the_template_of_its_folder(folders, tmp_path):
-    product = made(folders["bert"], "prompt").product().encoder
-    saved = save_folder(product, product.folder, tmp_path / "saved")
-    objective = made(saved.path, "prompt_supervised", readout="none", denoise=False)
-    vectors = objective.product()(saved.tokenizer()(TEXTS))
-    np.testing.assert_allclose(
-        vectors.detach(),
-        load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(TEXTS),
-        atol=1e-5,
-    )
-    rows = batch(saved.path, anchor=TEXTS, positive=TEXTS)
-    np.testing.assert_array_equal(objective.views(rows)[0].tokens.ids, saved.tokenizer()(TEXTS).ids)
-
-
 @pytest.mark.parametrize("name", ["promptbert-unsupervised", "promptbert-supervised", "optiprompt"])
 def test_the_published_settings_train_an_encoder_that_can_be_saved_and_loaded(folders, tmp_path, name):
     job = load_settings(
@@ -255,7 +154,7 @@ def test_the_published_settings_train_an_encoder_that_can_be_saved_and_loaded(fo
     )
     found = [float(step.loss.total) for step in fit(training, itertools.repeat(rows), until=40)]
     assert np.mean(found[-5:]) < 0.8 * np.mean(found[:5])
-    product = objective.product()
+    product = objective.trained_model()
     saved = save_folder(product.encoder, product.encoder.folder, tmp_path / "saved")
     assert (saved.max_length, saved.pooling) == (product.encoder.folder.max_length, ("mask",))
     with torch.no_grad():

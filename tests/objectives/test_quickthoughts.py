@@ -82,9 +82,9 @@ def test_both_encoders_are_trained_and_concatenated_in_the_product():
     objective = QuickThoughts(Tiny()).double()
     loss_and_backward(objective, piece(6))
     assert not torch.allclose(objective.encoder.words.grad, objective.twin.words.grad)
-    assert objective.product().twin is objective.twin
-    assert objective.product().dim == 2 * objective.dim
-    alone = QuickThoughts(Tiny(), inference="first").product()
+    assert objective.trained_model().twin is objective.twin
+    assert objective.trained_model().dim == 2 * objective.dim
+    alone = QuickThoughts(Tiny(), inference="first").trained_model()
     assert (alone.twin, alone.dim) == (None, 6)
 
 
@@ -108,4 +108,4 @@ def test_one_encoder_may_serve_both_sides():
     objective = QuickThoughts(Tiny(), second="same").double()
     first, second = loss_and_backward(objective, piece(4)).reps
     assert torch.equal(first, second)
-    assert objective.product().twin is None
+    assert objective.trained_model().twin is None

@@ -39,5 +39,5 @@ def test_the_product_keeps_the_head_by_default():
         Supervised(Tiny(), head="cls_mlp", keep_head=False),
         Supervised(Tiny()),
     )
-    assert kept.product().head is kept.head
-    assert dropped.product().head is none.product().head is None
+    assert kept.trained_model().head is kept.head
+    assert dropped.trained_model().head is none.trained_model().head is None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeline.models.layers.pooling import segments
+from pipeline.models.layers.pooling import find_segments
 from pipeline.models.trainable.backbones import AtEmbedding
 from pipeline.objectives import NO_PEERS, Batch, Column, Peers
 from pipeline.text.tokens.tokens import Tokens
@@ -47,7 +47,7 @@ class Tiny(nn.Module):
         x = self.dropout(
             x
             if at_embedding is None
-            else at_embedding(x, segments(tokens.offsets[:-1], tokens.lengths, 0, torch.from_numpy))
+            else at_embedding(x, find_segments(tokens.offsets[:-1], tokens.lengths, 0, torch.from_numpy))
         )
         x = self.dropout((x @ self.layer).tanh())
         rows = torch.repeat_interleave(torch.arange(len(tokens)), lengths)

@@ -52,7 +52,9 @@ def test_the_full_covariance_of_few_rows_is_degenerate() -> None:
 @pytest.mark.parametrize("signals", [2, 5, 10])
 def test_likelihood_finds_the_directions_above_the_noise(signals: int) -> None:
     x = factors(4_000, signals)
-    chosen, (curve,) = tune_transform(WhitenSettings(k="likelihood"), Moments.of(x), held=Moments.of(x[:800]))
+    chosen, (curve,) = tune_transform(
+        WhitenSettings(k="likelihood"), Moments.of(x), held_out=Moments.of(x[:800])
+    )
     values = [value for value, _ in curve.points]
     assert abs(values.index(curve.chosen) - int(np.argmin(np.abs(np.array(values) - signals)))) <= 1
     assert chosen.k == curve.chosen
@@ -69,11 +71,11 @@ def test_after_another_step_the_likelihood_is_that_of_its_output() -> None:
     plain, (curve,) = tune_transform(
         WhitenSettings(transform="standardize+whitening", k="likelihood"),
         Moments.of(x),
-        held=Moments.of(x[:800]),
+        held_out=Moments.of(x[:800]),
     )
     scaled = (x - x.mean(axis=0)) / x.std(axis=0)
     _, (oracle,) = tune_transform(
-        WhitenSettings(k="likelihood"), Moments.of(scaled), held=Moments.of(scaled[:800])
+        WhitenSettings(k="likelihood"), Moments.of(scaled), held_out=Moments.of(scaled[:800])
     )
     assert plain.k == oracle.chosen
     np.testing.assert_allclose(

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from pipeline.errors import DataError
+from pipeline.models.layers.numerics import use_threads
 from pipeline.post import TRANSFORMS, load_transform
 from pipeline.post.flow import Flow
 from pipeline.settings import FlowSettings
 from pipeline.stats.tensors import pack, unpack
-from pipeline.train.flow import FlowFit, HeldOut, one_thread
+from pipeline.train.flow import FlowTrainer, HeldOut
 
 DIM = 24
 
@@ -25,13 +26,16 @@ def vectors(rows: int, seed: int = 0) -> np.ndarray:
 
 
 def fit(steps: int = 10, **settings: Any) -> Flow:
-    fitting, held = FlowFit(DIM, FlowSettings(**settings), torch.device("cpu")), HeldOut(vectors(200, seed=1))
+    fitting, held = (
+        FlowTrainer(DIM, FlowSettings(**settings), torch.device("cpu")),
+        HeldOut(vectors(200, seed=1)),
+    )
     rows = vectors(32 * max(1, steps))
-    fitting.begin(rows[:32], held)
+    fitting.initialize(rows[:32], held)
     for step in range(steps):
-        fitting.take(rows[32 * step : 32 * step + 32])
-    fitting.measure(held)
-    return fitting.fitted(held, len(rows), "a space")
+        fitting.train_step(rows[32 * step : 32 * step + 32])
+    fitting.evaluate(held)
+    return fitting.to_flow(held, len(rows), "a space")
 
 
 @pytest.mark.parametrize("rows", [0, 1, 255, 256, 257, 600])
@@ -80,7 +84,7 @@ def test_a_loaded_flow_has_initialized_actnorms():
 def test_another_process_writes_the_same_bytes():
     program = "from tests.post.test_flow import *; torch.set_num_threads(1); print(fit().transform_id)"
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    with one_thread():
+    with use_threads(1):
         assert told.strip() == fit().transform_id
 
 

@@ -129,7 +129,7 @@ def test_records_keep_every_key_and_value(again: Path):
             }, name
 
 
-def test_manifests_keep_every_key_and_say_the_same(again: Path):
+def test_manifests_keep_every_key_and_value(again: Path):
     same = ("space_id", "rows", "parent", "next_ordinal", "transform_id", "corpus", "ids", "dead")
     for old, new in zip(manifests(again / "root"), manifests(again / "again"), strict=True):
         assert {path for path, _ in values(old.settings)} <= {path for path, _ in values(new.settings)}
@@ -159,7 +159,7 @@ def test_an_old_root_is_read(released: Path):
     assert len(open_release(released, 1)) == 120
 
 
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("cluster", "unit_form")
 def test_an_old_root_is_extended_and_rolled_back(released: Path):
     set_corpus(Path("corpus-2"))
     assert run_night("root").status == "unchanged"
@@ -182,7 +182,7 @@ def test_an_old_root_is_extended_and_rolled_back(released: Path):
 
 
 @pytest.mark.parametrize(("setting", "space"), SPACES.items(), ids=lambda value: str(value)[:24])
-def test_spaces_keep_their_names(setting: tuple[str, Any], space: str, released: Path):
+def test_space_ids_do_not_change(setting: tuple[str, Any], space: str, released: Path):
     assert (
         open_folder(EncoderSettings(path="encoder", **dict([setting] if setting else []))).space_id == space
     )
@@ -192,7 +192,7 @@ def test_spaces_keep_their_names(setting: tuple[str, Any], space: str, released:
     ("family", "forward"),
     [("bert", PACKED), ("roberta", PACKED), ("distilbert", PACKED), ("mpnet", PACKED), ("electra", PADDED)],
 )
-def test_an_arithmetic_keeps_its_name(family: str, forward: str, tmp_path: Path):
+def test_numerics_ids_do_not_change(family: str, forward: str, tmp_path: Path):
     """Every ingredient by name: a renamed class must not make last night's vectors vectors of another
     arithmetic.
     """

@@ -4,26 +4,39 @@ from dataclasses import replace
 
 import numpy as np
 
-from pipeline.report.changes import ChangedAnswers, Neighbour, Previous, QuarantinedRow, RowChange
+from pipeline.index.metrics import CurvePoint, IndexMetrics, Latency, Proportion
+from pipeline.log import Stage
+from pipeline.report.changes import ChangedAnswers, Previous, QuarantinedRow, RowChange
 from pipeline.report.night import (
     Counts,
-    GateRow,
     Index,
     NightReport,
-    ProportionInterval,
-    QueryLatency,
-    RecallPoint,
-    SearchExample,
-    StageTime,
     Throughput,
     VectorCharts,
 )
 from pipeline.stats.sample import cosine_histogram
+from pipeline.store.answers import Answers, Hit
+from pipeline.store.manifest import Gate
 from pipeline.text.tokens.coverage import ScriptCoverage
 from tests.charts.lengths import length_histogram
 
 X = np.random.default_rng(0).normal(loc=0.3, size=(500, 16))
+_ONE = Hit(id="1", score=0.9, text="one")
 
+EXHAUSTIVE = IndexMetrics(
+    rows=300,
+    recall={"10": Proportion(hits=957, trials=1_000, value=0.957, low=0.951, high=0.962)},
+    effort=None,
+    effort_name=None,
+    curve=(),
+    latency=Latency(queries=100, p50_ms=0.1834, p99_ms=0.92),
+    queries=100,
+    duplicate_addresses=0,
+    file_bytes=32_500_000,
+    nlist=0,
+    imbalance=1.0,
+    fingerprint="f00d",
+)
 SMALLEST = NightReport(
     root="/srv/manta",
     status="published",
@@ -32,7 +45,7 @@ SMALLEST = NightReport(
     encoder="tiny",
     dim=16,
     space_id="5face" * 8,
-    index=Index("flat", "Flat", 32_500_000, ("indexes/a.faiss",)),
+    index=Index("flat", "Flat", 32_500_000, ("indexes/a.faiss",), EXHAUSTIVE),
     counts=Counts(read=300, live=300, encoded=300),
 )
 FULL = replace(
@@ -47,20 +60,26 @@ FULL = replace(
         kind="ivf_flat",
         factory="IVF64,Flat",
         ids=("ids/a.arrow",),
-        nprobe=4,
-        curve=(RecallPoint(1, 0.6, 0.05), RecallPoint(2, 0.8, 0.08), RecallPoint(4, 0.96, 0.15)),
         target=0.95,
-        recall_at_10=ProportionInterval(0.957, 0.951, 0.962),
-        recall={"recall@1": 0.99},
-        latency=QueryLatency(0.1834, 0.92),
+        measured=EXHAUSTIVE.model_copy(
+            update={
+                "recall": EXHAUSTIVE.recall | {"1": Proportion.of(99, 100)},
+                "effort": 4,
+                "effort_name": "nprobe",
+                "curve": (
+                    CurvePoint(effort=1, recall_at_10=0.6, query_ms=0.05),
+                    CurvePoint(effort=2, recall_at_10=0.8, query_ms=0.08),
+                    CurvePoint(effort=4, recall_at_10=0.96, query_ms=0.15),
+                ),
+            }
+        ),
     ),
     counts=Counts(
-        read=20_000,
+        read=19_875,
         live=19_048,
         encoded=1_204,
         reused=17_844,
         quarantined={"empty": 820, "duplicate_id": 7},
-        skipped=125,
         new=900,
         changed=304,
         deleted=55,
@@ -77,15 +96,15 @@ FULL = replace(
         QuarantinedRow("duplicate_id", "b.parquet", 3, "x", "a.parquet row 1 has it first", "twice"),
     ),
     answers=(
-        ChangedAnswers("same question", (Neighbour("1", 0.9, "one"),), (Neighbour("1", 0.9, "one"),)),
+        ChangedAnswers("same question", (_ONE,), (_ONE,)),
         ChangedAnswers(
             "other question",
-            (Neighbour("1", 0.9, "one"), Neighbour("2", 0.8, "gone answer")),
-            (Neighbour("3", 0.95, "fresh answer"), Neighbour("1", 0.9, "one")),
+            (_ONE, Hit(id="2", score=0.8, text="gone answer")),
+            (Hit(id="3", score=0.95, text="fresh answer"), _ONE),
         ),
     ),
     decisions=("Whitening is used: MRR 0.6124 raw, 0.6371 whitened.",),
-    stages=(StageTime("ingest", 2.1), StageTime("encode", 181.0, 1_204), StageTime("publish", 0.0)),
+    stages=(Stage("ingest", seconds=2.1), Stage("encode", seconds=181.0), Stage("publish")),
     throughput=Throughput(512.3, 9_120.8, {"tokenizer": 0.012, "store": 0.034}),
     lengths=length_histogram(np.array([3, 5, 9, 300]), 256),
     max_length=256,
@@ -97,20 +116,20 @@ FULL = replace(
         ("15 of 16 components are kept.",),
     ),
     examples=(
-        SearchExample(
-            "join two paths",
-            (
-                Neighbour("posixpath.join", 0.8123, "Join two or more pathname components."),
-                Neighbour("7", -0.1),
+        Answers(
+            query="join two paths",
+            hits=(
+                Hit(id="posixpath.join", score=0.8123, text="Join two or more pathname components."),
+                Hit(id="7", score=-0.1, text=""),
             ),
         ),
     ),
-    gates=(
-        GateRow("recall_at_10", 0.957, 0.95, True),
-        GateRow("canary_cosine", 0.9999998, 0.9999, True),
-        GateRow("p99_ms", None, None, True, "at most"),
-    ),
-    covered=ScriptCoverage.of(
+    gates={
+        "recall_at_10": Gate(value=0.957, threshold=0.95, passed=True),
+        "canary_cosine": Gate(value=0.9999998, threshold=0.9999, passed=True),
+        "p99_ms": Gate(value=None, threshold=None, passed=True, relation="at most"),
+    },
+    token_coverage=ScriptCoverage.of(
         {
             "script_latin_rows": 19_000,
             "script_latin_tokens": 90_000,
@@ -127,5 +146,8 @@ REFUSED = replace(
     FULL,
     status="refused",
     number=None,
-    gates=(GateRow("recall_at_10", 0.91, 0.95, False), GateRow("canary_cosine", None, 0.9999, False)),
+    gates={
+        "recall_at_10": Gate(value=0.91, threshold=0.95, passed=False),
+        "canary_cosine": Gate(value=None, threshold=0.9999, passed=False),
+    },
 )

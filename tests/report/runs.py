@@ -41,7 +41,7 @@ LINES = (
     MetricsLine(step=0, epoch=0.0, dev=81.24),
     *(line(step, dev={250: 84.5, 500: 83.1}.get(step)) for step in range(10, 501, 10)),
 )
-PRODUCT = EncoderSummary("a1" * 32, 384, 256, ("mean",), True)
+TRAINED_ENCODER = EncoderSummary("a1" * 32, 384, 256, ("mean",), True)
 SMALLEST = TrainingReport(
     name="nli",
     uri="/srv/trainings/nli",
@@ -53,7 +53,7 @@ SMALLEST = TrainingReport(
     planned=1,
     steps_per_epoch=1,
     lines=(),
-    product=PRODUCT,
+    trained_encoder=TRAINED_ENCODER,
 )
 FULL = TrainingReport(
     name="simcse-3fa9c2d1e0b7",
@@ -69,7 +69,7 @@ FULL = TrainingReport(
     planned=500,
     steps_per_epoch=100,
     lines=LINES,
-    product=PRODUCT,
+    trained_encoder=TRAINED_ENCODER,
     best_step=250,
     device="2 workers, CPU",
     created="2026-01-02 03:04 UTC",

@@ -15,7 +15,7 @@ from pipeline.report.augmentation_report import (
     AugmentedExample,
     VariantSample,
 )
-from pipeline.report.formats import marked, proportion
+from pipeline.report.formats import mark_changes, proportion
 from tests.report.pages import Page
 from tests.report.variants import FULL, LOOSE, SMALLEST, judged
 
@@ -123,7 +123,7 @@ def test_every_reason_is_explained_with_its_limits():
         "unlike": "0.6",
         "alike": "0.98",
         "language": "en",
-        "repetition": "4 words more than once",
+        "repetition": "the same 4 words more than once",
     }
     assert {reason: bound for reason, bound in expected.items() if bound not in meanings[reason]} == {}
     assert meaning("bored", report) == "a reason specific to the method"
@@ -193,16 +193,16 @@ def test_equal_warnings_of_several_labels_are_merged():
 def test_added_words_are_marked_and_removed_words_struck_through():
     text, variant = "Two men and <one> dog.", "two, men & <one> cat!"
     assert (
-        marked(variant, text)
+        mark_changes(variant, text)
         == "two, men <del>and</del> <mark>&amp;</mark> &lt;one&gt; <del>dog.</del> <mark>cat!</mark>"
     )
-    assert marked("a b", "a b") == "a b"
-    assert marked("", "<a> b") == "<del>&lt;a&gt; b</del>"
+    assert mark_changes("a b", "a b") == "a b"
+    assert mark_changes("", "<a> b") == "<del>&lt;a&gt; b</del>"
 
 
 @given(*2 * [st.lists(st.sampled_from(["a", "B", "c.", "d"]), max_size=8).map(" ".join)])
 def test_the_marked_variant_has_all_words_of_both_texts(text: str, variant: str):
-    found = str(marked(variant, text))
+    found = str(mark_changes(variant, text))
     kept = re.sub(r"<del>.*?</del>", " ", found)
     assert re.sub(r"</?mark>", "", kept).split() == variant.split()
     removed = re.sub(r"<mark>.*?</mark>", " ", found)

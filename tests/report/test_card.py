@@ -78,13 +78,15 @@ def test_the_length_of_training_texts_is_mentioned_if_the_encoder_reads_more(len
 
 
 def test_every_table_has_as_many_cells_in_each_row():
-    report = replace(FULL, name="a|b", product=replace(FULL.product, prompt="query|: ", head=True))
+    report = replace(
+        FULL, name="a|b", trained_encoder=replace(FULL.trained_encoder, prompt="query|: ", head=True)
+    )
     for table in re.findall(r"(?:^\|.*\|\n)+", card(report), re.MULTILINE):
         assert len({len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}) == 1
 
 
 def test_no_code_for_other_libraries_if_they_cannot_load_the_encoder():
-    text = card(replace(FULL, product=replace(FULL.product, elsewhere=False)))
+    text = card(replace(FULL, trained_encoder=replace(FULL.trained_encoder, is_portable=False)))
     assert "SentenceTransformer" not in text
     assert "library_name" not in front(text)
     assert "do not load it" in text
@@ -96,19 +98,23 @@ def test_a_template_needs_trust_remote_code(tmp_path: Path):
     )
     for denoise in (False, True):
         encoder = PromptedEncoder(source, "It says [X] : [MASK]", limit=12, denoise=denoise)
-        product = EncoderSummary.of(
+        trained_encoder = EncoderSummary.of(
             save_folder(encoder, encoder.folder, tmp_path / f"saved {denoise}"), head=False
         )
-        assert (product.elsewhere, product.trusted, product.head) == (False, True, denoise)
+        assert (trained_encoder.is_portable, trained_encoder.has_own_modules, trained_encoder.head) == (
+            False,
+            True,
+            denoise,
+        )
         assert 'SentenceTransformer("path/of/this/folder", trust_remote_code=True)' in card(
-            replace(FULL, product=product)
+            replace(FULL, trained_encoder=trained_encoder)
         )
 
 
 def saved(folder: Path, to: Path, pooling: str, head: bool) -> tuple[TrainingReport, Path]:
     encoder = load_trainable(open_folder(EncoderSettings(path=str(folder), pooling=pooling)))
     made = save_folder(encoder, encoder.folder, to, head=TanhHead(encoder.dim) if head else None)
-    return replace(FULL, product=EncoderSummary.of(made, head=head)), made.path
+    return replace(FULL, trained_encoder=EncoderSummary.of(made, head=head)), made.path
 
 
 def test_the_encoder_loads_as_the_card_says(tmp_path: Path):
@@ -117,13 +123,13 @@ def test_the_encoder_loads_as_the_card_says(tmp_path: Path):
     folder = folders.save_folder(tmp_path / "start", "bert")
     report, path = saved(folder, tmp_path / "encoder", "mean", head=True)
     write_card(report, path)
-    assert open_folder(EncoderSettings(path=str(path))).space_id == report.product.space_id
+    assert open_folder(EncoderSettings(path=str(path))).space_id == report.trained_encoder.space_id
     assert (path / CARD).read_text() == card(report)
     assert (
-        report.product.dim,
-        report.product.max_length,
-        report.product.pooling,
-        report.product.elsewhere,
+        report.trained_encoder.dim,
+        report.trained_encoder.max_length,
+        report.trained_encoder.pooling,
+        report.trained_encoder.is_portable,
     ) == (48, 64, ("mean",), True)
     assert "a layer after the pooling" in card(report)
     model = SentenceTransformer(str(path), device="cpu")
@@ -133,4 +139,4 @@ def test_the_encoder_loads_as_the_card_says(tmp_path: Path):
 def test_a_pooling_unknown_to_other_libraries_is_mentioned(tmp_path: Path):
     folder = folders.save_folder(tmp_path / "start", "bert")
     report, _ = saved(folder, tmp_path / "encoder", "first_last", head=False)
-    assert not report.product.elsewhere
+    assert not report.trained_encoder.is_portable

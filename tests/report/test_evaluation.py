@@ -6,20 +6,18 @@ from dataclasses import replace
 import pytest
 from markupsafe import Markup
 
-from pipeline.charts.evaluation import TaskDifference, difference_chart
-from pipeline.report.evaluation import (
+from pipeline.charts.evaluation import difference_chart
+from pipeline.evaluate.bootstrap import ScoreEstimate
+from pipeline.report.evaluation import groups, render, split_facts
+from pipeline.report.evaluation_report import (
     AverageRow,
     Chart,
     DifferingPair,
     Disagreement,
     EvaluatedCandidate,
     EvaluationReport,
-    ScoreEstimate,
     Section,
     TaskRow,
-    facts_in_words,
-    groups,
-    render,
 )
 from tests.report.pages import Page
 
@@ -54,17 +52,17 @@ PLAIN = replace(
     task="search",
     kind="retrieval",
     metric="nDCG@10 x100",
-    figures=(ScoreEstimate(40.0), ScoreEstimate(None)),
+    scores=(ScoreEstimate(40.0), ScoreEstimate(None)),
     differences=(None, ScoreEstimate(None)),
-    parts=(),
-    facts=(),
+    further_metrics=(),
+    shared_facts=(),
     description="Texts that belong to a query; 100 means that they are always first.",
 )
 SMALLEST = EvaluationReport(
     root="/srv/evaluations",
     id="ab" * 12,
     candidates=(NOW,),
-    rows=(replace(ROW, figures=(ScoreEstimate(72.37),), differences=(None,), parts=()),),
+    rows=(replace(ROW, scores=(ScoreEstimate(72.37),), differences=(None,), further_metrics=()),),
 )
 FULL = EvaluationReport(
     root="/srv/evaluations",
@@ -75,7 +73,7 @@ FULL = EvaluationReport(
     resamples=1000,
     averages=(
         AverageRow(
-            "average of the 2 measured: STS12, STS13", ("STS12", "STS13"), False, ROW.figures, ROW.differences
+            "average of the 2 measured: STS12, STS13", ("STS12", "STS13"), False, ROW.scores, ROW.differences
         ),
     ),
     missing=(("STS14", "no file sts/STS14.parquet"),),
@@ -194,15 +192,15 @@ def test_the_common_part_of_metrics_is_the_heading_of_a_group():
         replace(
             FULL,
             rows=(folds, parts),
-            averages=(AverageRow("mean", ("MR", "SST2"), True, ROW.figures, ROW.differences),),
+            averages=(AverageRow("mean", ("MR", "SST2"), True, ROW.scores, ROW.differences),),
         )
     )
-    assert (group.metric, group.rests, len(group.averages)) == (
+    assert (group.metric, group.metric_details, len(group.averages)) == (
         "accuracy x100, lbfgs",
         ("10 folds", "test part"),
         1,
     )
-    assert [group.rests for group in groups(FULL)] == [("", ""), ("",)]
+    assert [group.metric_details for group in groups(FULL)] == [("", ""), ("",)]
     assert "10 folds" in words(replace(FULL, rows=(folds, parts), averages=()))
 
 
@@ -210,7 +208,7 @@ def test_without_intervals_there_is_no_chart():
     count = replace(
         PLAIN,
         metric="pairs of at least 0.9",
-        figures=(ScoreEstimate(15.0), ScoreEstimate(19.0)),
+        scores=(ScoreEstimate(15.0), ScoreEstimate(19.0)),
         differences=(None, ScoreEstimate(4.0)),
     )
     told, silent = groups(replace(FULL, rows=(ROW, count), averages=()))
@@ -225,7 +223,7 @@ def test_one_candidate_has_no_differences():
 
 def test_dots_are_right_of_zero_if_better_and_within_their_interval():
     chart = difference_chart(
-        [("STS12", [TaskDifference(2.0, 1.0, 3.0)]), ("STS13", [TaskDifference(-1.0, None, None)])],
+        [("STS12", [ScoreEstimate(2.0, 1.0, 3.0)]), ("STS13", [ScoreEstimate(-1.0)])],
         "Spearman x100",
     )
     zero = float(re.search(r'class="zero" x1="([\d.]+)"', chart)[1])  # type: ignore[index]
@@ -245,7 +243,7 @@ def test_all_texts_are_escaped():
             FULL,
             root=evil,
             candidates=(replace(NOW, name=evil, encoder=evil, transform=evil), NEW),
-            rows=(replace(ROW, task=evil, metric=evil, parts=((evil, (1.0, 2.0)),)),),
+            rows=(replace(ROW, task=evil, metric=evil, further_metrics=((evil, (1.0, 2.0)),)),),
             missing=((evil, evil),),
             warnings=(evil,),
             settings=evil,
@@ -272,9 +270,9 @@ def test_facts_are_formatted_as_text():
         ("strengths", "0.25, 2"),
         ("without gold", "0"),
     )
-    assert facts_in_words([facts]) == (said, ())
+    assert split_facts([facts]) == (said, ())
     other = facts | {"threshold_f1": 0.5}
-    assert facts_in_words([facts, other, facts | {"threshold_f1": 0.25}]) == (
+    assert split_facts([facts, other, facts | {"threshold_f1": 0.25}]) == (
         said,
         (("threshold f1", ("", "0.5", "0.25")),),
     )

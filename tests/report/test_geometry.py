@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from pipeline.charts.geometry import COLOURS
-from pipeline.report.evaluation import EvaluatedCandidate, EvaluationReport, Section, render
+from pipeline.report.evaluation import render
+from pipeline.report.evaluation_report import EvaluatedCandidate, EvaluationReport, Section
 from pipeline.report.geometry import sections
 from pipeline.stats.geometry import Metric
 from pipeline.stats.measured import GeometryReport, Level, NamedLayers, NamedSpace

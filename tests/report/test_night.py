@@ -13,15 +13,10 @@ import pyarrow as pa
 import pytest
 
 from pipeline.post.choose import Curve
-from pipeline.report.changes import ChangedAnswers, Neighbour, Previous, QuarantinedRow, RowChange
-from pipeline.report.night import (
-    GateRow,
-    NightReport,
-    ProportionInterval,
-    QueryLatency,
-    SearchExample,
-    render,
-)
+from pipeline.report.changes import ChangedAnswers, Previous, QuarantinedRow, RowChange
+from pipeline.report.night import NightReport, render
+from pipeline.store.answers import Answers, Hit
+from pipeline.store.manifest import Gate
 from tests.report.nights import FULL, REFUSED, SMALLEST
 from tests.report.pages import Page, spaced_words_in
 
@@ -57,7 +52,7 @@ def test_values_may_be_none(name: str) -> None:
     "name", ["decisions", "stages", "examples", "gates", "changed_rows", "quarantined", "answers"]
 )
 def test_values_may_be_empty(name: str) -> None:
-    Page(render(replace(FULL, **{name: ()})))
+    Page(render(replace(FULL, **{name: type(getattr(FULL, name))()})))
 
 
 @pytest.mark.parametrize("name", ["spectrum", "spectrum_whitened", "cosines", "cosines_whitened"])
@@ -100,7 +95,7 @@ def test_tokens_are_shown_by_script_and_warnings_before_them() -> None:
     shown = words(FULL)
     assert shown.index(FULL.warnings[0]) < shown.index("Tokens")
     assert "Thai texts489090 %0 %0 %" in shown  # rows, tokens, unknown, cut, lost
-    assert "Tokens" not in words(replace(FULL, covered=None, warnings=()))
+    assert "Tokens" not in words(replace(FULL, token_coverage=None, warnings=()))
 
 
 def test_every_tile_shows_the_difference_from_the_previous_release() -> None:
@@ -122,32 +117,26 @@ def test_every_tile_shows_the_difference_from_the_previous_release() -> None:
 
 
 def test_exact_search_is_not_described_as_lossy() -> None:
-    recall = ProportionInterval(1.0, 0.999, 1.0)
-    flat, compressed = (replace(FULL.index, kind=kind, recall_at_10=recall) for kind in ("flat", "ivf_pq"))
+    flat, compressed = (replace(FULL.index, kind=kind) for kind in ("flat", "ivf_pq"))
     assert "compares each query with every row" in spaced_words(replace(FULL, index=flat))
     assert "above all if the index compresses" not in spaced_words(replace(FULL, index=flat))
     assert "above all if the index compresses" in spaced_words(replace(FULL, index=compressed))
 
 
 def test_exhaustive_search_has_a_latency_and_no_curve() -> None:
-    flat = replace(
-        FULL,
-        index=replace(
-            SMALLEST.index, latency=QueryLatency(0.5, 0.9), recall_at_10=ProportionInterval(1.0, 0.999, 1.0)
-        ),
-    )
-    shown = spaced_words(flat)
-    assert "Latency 0.5 ms" in shown
+    shown = spaced_words(replace(FULL, index=SMALLEST.index))
+    assert "Latency 0.183 ms" in shown
     assert "against the time of a query" not in shown
     assert "nprobe" not in shown
 
 
 def test_gates_are_described() -> None:
-    counted = tuple(GateRow(name, 0, 0, True, "exactly") for name in ("finite_vectors", "unique_ids"))
+    gate = Gate(value=0, threshold=0, passed=True, relation="exactly")
+    counted = dict.fromkeys(("finite_vectors", "unique_ids"), gate)
     shown = spaced_words(replace(FULL, gates=counted))
     assert "non-finite vectors 0 exactly 0 passed repeated ids 0 exactly 0 passed" in shown
     assert "finite vectors is 3; exactly 0" in spaced_words(
-        replace(FULL, gates=(GateRow("finite_vectors", 3, 0, False, "exactly"),))
+        replace(FULL, gates={"finite_vectors": gate.model_copy(update={"value": 3, "passed": False})})
     )
 
 
@@ -197,13 +186,13 @@ def test_a_transform_that_was_not_chosen_is_marked() -> None:
 
 def test_transforms_are_named_and_their_curves_drawn() -> None:
     curves = (
-        Curve("k", "MRR", 1_000, ((8, 0.4), (15, 0.6)), 15),
-        Curve("remove", "MRR", 1_000, ((0, 0.5), (1, 0.4)), 0),
+        Curve("k", "MRR", 1_000, "texts", ((8, 0.4), (15, 0.6)), 15),
+        Curve("remove", "MRR", 1_000, "texts", ((0, 0.5), (1, 0.4)), 0),
     )
     other = replace(
         FULL,
         transform="standardize+components, 16 dimensions",
-        geometry=replace(FULL.geometry, moved="transformed"),
+        geometry=replace(FULL.geometry, transformed_name="transformed"),
         curves=curves,
     )
     shown = words(other)
@@ -220,9 +209,10 @@ def test_transforms_are_named_and_their_curves_drawn() -> None:
 
 def test_all_texts_are_escaped() -> None:
     evil = "<script>alert('x')</script>\x00\u202e\ud800 & \"q\" $(rm -rf ~)"
-    hits = (SearchExample(evil, (Neighbour(evil, 0.5, evil),)),)
+    stored = evil.replace("\ud800", "")  # a stored text has no lone surrogate
+    hits = (Hit(id=stored, score=0.5, text=stored),)
     rows, away = (RowChange(evil, evil, evil),), (QuarantinedRow(evil, evil, 1, evil, evil, evil),)
-    answers = (ChangedAnswers(evil, hits[0].neighbours, ()),)
+    answers = (ChangedAnswers(evil, hits, ()),)
     report = replace(FULL, changed_rows=rows, quarantined=away, answers=answers)
     assert "script" not in Page(render(report)).names
     assert not re.search("[\u202e\x00]", render(report))
@@ -231,7 +221,7 @@ def test_all_texts_are_escaped() -> None:
         root=f"/srv/{evil}",
         encoder=evil,
         decisions=(evil,),
-        examples=hits,
+        examples=(Answers(query=stored, hits=hits),),
         settings=evil,
         packages={evil: evil},
     )
@@ -244,7 +234,8 @@ def test_all_texts_are_escaped() -> None:
 
 
 def test_long_texts_are_cut() -> None:
-    page = render(replace(FULL, examples=(SearchExample("q", (Neighbour("i", 0.5, "word " * 300_000),)),)))
+    hit = Hit(id="i", score=0.5, text="word " * 300_000)
+    page = render(replace(FULL, examples=(Answers(query="q", hits=(hit,)),)))
     assert len(page) < 60_000
     assert "word…" in page
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.report.card import card
-from pipeline.report.course import ends, on_same_rows, risen
+from pipeline.report.course import changes_on_same_rows, changes_over_steps, find_rising_loss
 from pipeline.report.training import render, verdict
 from pipeline.report.training_charts import sections
 from pipeline.report.training_report import SourceSummary, TrainingReport
@@ -181,7 +181,7 @@ def test_problems_are_warned_about(report: TrainingReport, expected: str):
     ids=["swings", "flat", "falls", "short"],
 )
 def test_a_fluctuating_or_falling_loss_does_not_rise(losses: list[float]):
-    assert risen([line(step, loss=loss) for step, loss in enumerate(losses, 1)]) is None
+    assert find_rising_loss([line(step, loss=loss) for step, loss in enumerate(losses, 1)]) is None
 
 
 def test_start_and_end_are_compared_without_a_dev_set():
@@ -189,7 +189,9 @@ def test_start_and_end_are_compared_without_a_dev_set():
         line(step, loss=2.0 - step / 100, positive_cosine=0.9 - step / 1000) for step in range(1, 101)
     )
     report = with_settings(dev={})
-    shown = {each.words.split(":")[0]: (each.start, each.end, each.better) for each in ends(lines)}
+    shown = {
+        each.label.split(":")[0]: (each.start, each.end, each.better) for each in changes_over_steps(lines)
+    }
     assert shown["loss"] == pytest.approx((2 - 0.055, 2 - 0.955, True))
     assert shown["cosine of positives"] == pytest.approx((0.9 - 0.0055, 0.9 - 0.0955, False))
     assert "Start and end" in words(replace(report, lines=lines))
@@ -224,9 +226,15 @@ def test_no_improvement_on_the_same_rows_is_warned_about():
     )
 
 
+def test_an_early_end_is_warned_about_without_a_dev_set():
+    report = without_dev({"loss": 1.25}, {"loss": 0.5})
+    (warning,) = training_warnings(replace(report, ended="the learning rate fell below 1e-06"))
+    assert warning == "It ended before its last step: the learning rate fell below 1e-06."
+
+
 def test_equal_views_without_dropout_are_not_compared():
     one = {"loss": 0.5, "alignment": 0.0, "positive_cosine": 1.0, "retrieval": 100.0, "uniformity": -2.0}
-    assert [each.name for each in on_same_rows(without_dev(one, one).lines)] == ["loss", "uniformity"]
+    assert [each.name for each in changes_on_same_rows(without_dev(one, one).lines)] == ["loss", "uniformity"]
 
 
 @pytest.mark.parametrize(

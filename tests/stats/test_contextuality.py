@@ -12,7 +12,7 @@ from pipeline.stats.contextuality import (
     layer_metrics,
 )
 from pipeline.stats.geometry import anisotropy
-from pipeline.stats.occurrences import Occurrences, Tokenized, choose_occurrences, most_occurrences
+from pipeline.stats.occurrences import Occurrences, Tokenized, choose_occurrences, occurrences_for_pairs
 
 OCCURRENCES = np.array([[1.0, 0], [1, 1], [0, 2]])
 RANDOM = np.array([[1.0, 0], [2, 1], [1, 2], [-1, 1]])
@@ -81,7 +81,7 @@ def batches(tokens: Tokenized, states: list[np.ndarray], size: int, seed: int = 
 
 def test_chosen_words_occur_in_enough_texts():
     tokens = texts()
-    chosen = choose_occurrences(tokens, contexts=5, pairs=100, most=10_000, seed=0)
+    chosen = choose_occurrences(tokens, contexts=5, pairs=100, limit=10_000, seed=0)
     expected = {
         word
         for word in range(3, 41)
@@ -92,25 +92,25 @@ def test_chosen_words_occur_in_enough_texts():
     }
     found = set()
     for word in chosen.words:
-        places = chosen.kept[word]
+        places = chosen.token_indices[word]
         assert tokens.is_word[places].all()
         assert len({*tokens.ids[places].tolist()}) == 1
         assert len({*tokens.owners[places].tolist()}) == len(places)
-        assert 5 <= len(places) <= most_occurrences(100) == 14
+        assert 5 <= len(places) <= occurrences_for_pairs(100) == 14
         found.add(int(tokens.ids[places[0]]))
     assert found == expected
-    left, right = tokens.owners[chosen.kept[chosen.pairs]].T
+    left, right = tokens.owners[chosen.token_indices[chosen.pairs]].T
     assert len(left) == 100
     assert (left != right).all()
-    assert tokens.is_word[chosen.kept[chosen.pairs]].all()
-    pool = tokens.ids[chosen.kept[chosen.pool]]
+    assert tokens.is_word[chosen.token_indices[chosen.pairs]].all()
+    pool = tokens.ids[chosen.token_indices[chosen.pool]]
     assert len({*pool.tolist()}) == len(pool) == len({*tokens.ids[tokens.is_word].tolist()})
 
 
 def test_random_pairs_are_uniform_over_words_of_different_texts():
     tokens = Tokenized(np.arange(6, dtype=np.int32), np.array([0, 1, 3, 6]), np.ones(6, bool))
-    chosen = choose_occurrences(tokens, contexts=2, pairs=60_000, most=100, seed=1)
-    left, right = chosen.kept[chosen.pairs].T
+    chosen = choose_occurrences(tokens, contexts=2, pairs=60_000, limit=100, seed=1)
+    left, right = chosen.token_indices[chosen.pairs].T
     np.testing.assert_allclose(np.bincount(left, minlength=6) / 60_000, 1 / 6, atol=0.01)
     partners = np.bincount(right[left == 0], minlength=6) / (left == 0).sum()
     np.testing.assert_allclose(partners, [0, 0.2, 0.2, 0.2, 0.2, 0.2], atol=0.02)
@@ -120,38 +120,38 @@ def test_random_pairs_are_uniform_over_words_of_different_texts():
 
 def test_words_beyond_the_memory_limit_are_left_out_at_random():
     tokens = texts(200)
-    few = choose_occurrences(tokens, contexts=5, pairs=100, most=60, seed=0)
+    few = choose_occurrences(tokens, contexts=5, pairs=100, limit=60, seed=0)
     assert 0 < sum(map(len, few.words)) <= 60
     again, other = (
-        choose_occurrences(tokens, contexts=5, pairs=100, most=60, seed=0),
-        choose_occurrences(tokens, contexts=5, pairs=100, most=60, seed=1),
+        choose_occurrences(tokens, contexts=5, pairs=100, limit=60, seed=0),
+        choose_occurrences(tokens, contexts=5, pairs=100, limit=60, seed=1),
     )
-    np.testing.assert_array_equal(few.kept, again.kept)
-    assert not np.array_equal(few.kept, other.kept)
+    np.testing.assert_array_equal(few.token_indices, again.token_indices)
+    assert not np.array_equal(few.token_indices, other.token_indices)
 
 
 @pytest.mark.parametrize("size", [1, 7, 80])
 def test_streaming_matches_the_definitions_for_any_batch_size(size: int):
     tokens, rng = texts(), np.random.default_rng(5)
     states = [(rng.normal(size=(len(tokens.ids), 6)) + level).astype(np.float32) for level in (0.0, 0.8)]
-    chosen = choose_occurrences(tokens, contexts=5, pairs=200, most=10_000, seed=2)
+    chosen = choose_occurrences(tokens, contexts=5, pairs=200, limit=10_000, seed=2)
     layers = gather_states(batches(tokens, states, size), tokens, chosen)
     for layer, whole in zip(layers, states, strict=True):
         metrics = {name: metric.value for name, metric in layer_metrics(layer, chosen, 2).items()}
-        np.testing.assert_array_equal(layer.kept, whole[chosen.kept])
+        np.testing.assert_array_equal(layer.occurrences, whole[chosen.token_indices])
         spans = [slice(*bounds) for bounds in zip(tokens.offsets, tokens.offsets[1:], strict=False)]
         np.testing.assert_allclose(layer.means, [whole[span].mean(axis=0) for span in spans], atol=1e-6)
         sentences = [whole[span][tokens.is_word[span]] for span in spans if tokens.is_word[span].sum() >= 2]
         assert metrics["intra_similarity"] == pytest.approx(
             np.mean([intra_similarity(x) for x in sentences]), abs=1e-6
         )
-        occurrences = [whole[chosen.kept[word]] for word in chosen.words]
+        occurrences = [whole[chosen.token_indices[word]] for word in chosen.words]
         similarities = [
             np.mean([cosine(a, b) for i, a in enumerate(x) for j, b in enumerate(x) if i != j])
             for x in occurrences
         ]
         assert metrics["self_similarity"] == pytest.approx(np.mean(similarities), abs=1e-6)
-        baseline = np.mean([cosine(*whole[chosen.kept[pair]]) for pair in chosen.pairs])
+        baseline = np.mean([cosine(*whole[chosen.token_indices[pair]]) for pair in chosen.pairs])
         assert metrics["word_cosine"] == pytest.approx(baseline, abs=1e-6)
         assert metrics["self_similarity_adjusted"] == pytest.approx(
             np.mean(similarities) - baseline, abs=1e-6
@@ -166,7 +166,7 @@ def test_streaming_matches_the_definitions_for_any_batch_size(size: int):
 
 def test_adjusted_self_similarity_matches_a_hand_computation():
     layer = LayerStates(7, 1, 2)
-    layer.kept[:] = np.vstack([OCCURRENCES, RANDOM])
+    layer.occurrences[:] = np.vstack([OCCURRENCES, RANDOM])
     pairs = np.array([(i, j) for i in range(3, 7) for j in range(3, 7) if i != j])
     chosen = Occurrences(np.arange(7), (np.arange(3),), pairs, np.arange(3, 7))
     metrics = layer_metrics(layer, chosen, 0)
@@ -185,7 +185,7 @@ def test_static_words_have_self_similarity_one_and_random_states_none():
         table[tokens.ids].astype(np.float32),
         rng.normal(size=(len(tokens.ids), 16)).astype(np.float32),
     )
-    chosen = choose_occurrences(tokens, contexts=5, pairs=1_000, most=100_000, seed=0)
+    chosen = choose_occurrences(tokens, contexts=5, pairs=1_000, limit=100_000, seed=0)
     layers = gather_states(batches(tokens, [static, noise], 50), tokens, chosen)
     of_static, of_noise = (layer_metrics(layer, chosen, 0) for layer in layers)
     assert of_static["self_similarity"].value == pytest.approx(1, abs=1e-6)
@@ -196,7 +196,7 @@ def test_static_words_have_self_similarity_one_and_random_states_none():
 
 def test_metrics_without_data_are_omitted():
     tokens = Tokenized(np.array([1, 2, 1, 2], np.int32), np.array([0, 2, 4]), np.zeros(4, bool))
-    chosen = choose_occurrences(tokens, contexts=2, pairs=10, most=100, seed=0)
+    chosen = choose_occurrences(tokens, contexts=2, pairs=10, limit=100, seed=0)
     (layer,) = gather_states([States(np.arange(2), (np.ones((4, 3), np.float32),))], tokens, chosen)
     assert layer_metrics(layer, chosen, 0) == {}
     assert layer.means.tolist() == [[1, 1, 1], [1, 1, 1]]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pipeline.stats.correlation import constant, pearson, spearman
+from pipeline.stats.correlation import is_constant, pearson, spearman
 
 
 def test_spearman_uses_average_ranks_for_ties():
@@ -26,8 +26,8 @@ def test_both_match_scipy_with_and_without_ties():
 def test_a_constant_sample_has_no_correlation():
     varied = np.arange(4.0)
     for same in (np.full(4, 0.3), np.array([1, 1 + 1e-16, 1, 1 - 1e-16]), np.zeros(4)):
-        assert constant(same)
+        assert is_constant(same)
         assert np.isnan(spearman(same, varied))
         assert np.isnan(pearson(varied, same))
-    assert constant(np.array([2.0]))
-    assert not constant(np.array([0.5, 0.5 + 1e-9]))
+    assert is_constant(np.array([2.0]))
+    assert not is_constant(np.array([0.5, 0.5 + 1e-9]))

@@ -140,7 +140,7 @@ def test_damaged_files_and_other_dimensions_are_refused() -> None:
 def test_mapping_moments_matches_mapping_rows() -> None:
     rng = np.random.default_rng(0)
     x, matrix, bias = rng.normal(loc=1e3, size=(500, 8)), rng.normal(size=(3, 8)), rng.normal(size=3)
-    moved, oracle = Moments.of(x).mapped(matrix, bias), Moments.of(x @ matrix.T + bias)
+    moved, oracle = Moments.of(x).transform(matrix, bias), Moments.of(x @ matrix.T + bias)
     assert moved.count == 500
     np.testing.assert_allclose(moved.mean, oracle.mean, rtol=1e-12)
     np.testing.assert_allclose(moved.scatter, oracle.scatter, rtol=1e-9)

@@ -11,7 +11,7 @@ from pipeline.store.arrays import arrow_of, numpy_of, strings_of
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "float32"])
-def test_numbers_there_and_back(dtype: str):
+def test_numbers_survive_conversion_to_arrow_and_back(dtype: str):
     values = np.arange(20, dtype=dtype)
     for each in (values, values[:0], values[3:9], values[::-3]):
         assert arrow_of(each).equals(pa.array(each))
@@ -20,7 +20,7 @@ def test_numbers_there_and_back(dtype: str):
 
 
 @pytest.mark.parametrize("texts", [[], [""], ["a", "", "雪が川", "n\u00e4chste\n"]])
-def test_texts(texts: list[str]):
+def test_texts_become_an_arrow_string_array(texts: list[str]):
     made = strings_of(texts)
     made.validate(full=True)
     assert made.equals(pa.array(texts, pa.large_string()))

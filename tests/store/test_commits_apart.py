@@ -32,7 +32,7 @@ def is_whole(releases: Releases, number: int) -> bool:
     return bool(commit["sha256"] == sha256(releases.store.read(manifest_path(number))).hexdigest())
 
 
-def test_of_publishers_at_once_one_wins_and_its_manifest_stays(releases: Releases):
+def test_one_of_several_concurrent_publishers_wins(releases: Releases):
     def run(name: str) -> str:
         try:
             return f"published {releases.publish(candidate(releases.store, name, None), str).release}"
@@ -48,18 +48,18 @@ def test_of_publishers_at_once_one_wins_and_its_manifest_stays(releases: Release
     assert current.release == 1
 
 
-def test_a_publisher_that_was_stopped_before_its_commit_leaves_a_number_unused(
+def test_a_publisher_stopped_before_its_commit_leaves_its_number_unused(
     releases: Releases, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("pipeline.store.release._GRACE_S", 0.2)
+    monkeypatch.setattr("pipeline.store.release._RESERVATION_S", 0.2)
     stopped = candidate(releases.store, "stopped", None).model_copy(update={"release": 1})
-    assert releases._is_reserved(manifest_path(1), stopped)
+    assert releases._store_manifest(stopped)
     assert releases.publish(candidate(releases.store, "next", None), str).release == 2
     assert is_whole(releases, 2)
     assert [commit.release for commit in releases.history()] == [2]
 
 
-def test_rollback_and_prune_follow_the_commits(releases: Releases):
+def test_rollback_and_prune_use_the_separate_commits(releases: Releases):
     for number, parent in ((1, None), (2, 1), (3, 2)):
         assert releases.publish(candidate(releases.store, str(number), parent), str).release == number
     assert releases.rollback(2).commit == 4

@@ -67,7 +67,7 @@ def play(store: Store, oracle: dict[str, bytes], rng: np.random.Generator, folde
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_operations_give_what_they_give_on_a_sound_store(
+def test_operations_on_a_faulty_store_equal_those_on_a_sound_one(
     store: Store, faulty: FaultyProxy, tmp_path: Path, kind: str
 ):
     faulty.faults = Faults(**{kind: SHARES.get(kind, 0.25)}, delay_s=0.8, seed=10 + KINDS.index(kind))
@@ -83,7 +83,7 @@ def test_operations_give_what_they_give_on_a_sound_store(
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "lost"])
-def test_an_outage_ends_at_the_deadline_in_words(
+def test_an_outage_is_reported_at_the_deadline(
     store: Store, faulty: FaultyProxy, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
     store.write("there", b"1234")
@@ -110,7 +110,7 @@ def test_an_outage_ends_at_the_deadline_in_words(
         )
 
 
-def test_a_creation_whose_answer_is_lost_is_known_as_ours(store: Store, faulty: FaultyProxy):
+def test_a_creation_with_a_lost_response_is_recognized_as_successful(store: Store, faulty: FaultyProxy):
     store.create("theirs", b"same bytes")
     faulty.faults = Faults(lost=1.0)
     assert store.create("ours", b"same bytes")
@@ -119,7 +119,7 @@ def test_a_creation_whose_answer_is_lost_is_known_as_ours(store: Store, faulty: 
     assert not store.create("theirs", b"same bytes")
 
 
-def test_a_large_object_goes_in_parts_and_is_created_once_all_the_same(store: Store, faulty: FaultyProxy):
+def test_a_large_object_is_uploaded_in_parts_and_created_once(store: Store, faulty: FaultyProxy):
     content = np.random.default_rng(0).bytes(LARGE)
     faulty.faults = Faults(lost=0.3, throttled=0.2, cut=0.2, seed=3)
     assert store.create("large", content)
@@ -132,7 +132,7 @@ def test_a_large_object_goes_in_parts_and_is_created_once_all_the_same(store: St
     assert store.list("")[0].stamp.endswith("-3"), "three parts"
 
 
-def test_of_many_creators_of_a_large_object_one_wins_though_answers_are_lost(
+def test_one_of_many_creators_of_a_large_object_wins_despite_lost_responses(
     store: Store, faulty: FaultyProxy
 ):
     contents = [bytes([number]) * LARGE for number in range(3)]
@@ -156,7 +156,7 @@ def test_a_large_file_is_published_from_disk_and_read_by_ranges(
     assert (tmp_path / "copy").read_bytes() == content
 
 
-def test_uploads_that_killed_writers_began_are_given_up_by_age(store: Store, faulty: FaultyProxy):
+def test_uploads_of_killed_writers_are_aborted_by_age(store: Store, faulty: FaultyProxy):
     from pipeline.store.s3_client import client
 
     bucket, _, prefix = store.uri.removeprefix("s3://").partition("/")
@@ -173,7 +173,7 @@ def test_uploads_that_killed_writers_began_are_given_up_by_age(store: Store, fau
 
 
 @pytest.mark.parametrize("missing", ["drops_conditions", "refuses_conditions"])
-def test_a_server_without_conditional_writes_is_told_apart(store: Store, faulty: FaultyProxy, missing: str):
+def test_a_server_without_conditional_writes_is_detected(store: Store, faulty: FaultyProxy, missing: str):
     check_store(store, creates_once=True)
     faulty.faults = Faults(**{missing: True})
     check_store(store, creates_once=False)
@@ -189,7 +189,9 @@ def test_a_server_without_conditional_writes_is_told_apart(store: Store, faulty:
 @pytest.mark.parametrize(
     ("fault", "words"), [("denied", "AccessDenied|403"), ("unknown", "InvalidAccessKeyId|403")]
 )
-def test_what_the_store_refuses_is_said_at_once(store: Store, faulty: FaultyProxy, fault: str, words: str):
+def test_a_refusal_of_the_store_is_reported_at_once(
+    store: Store, faulty: FaultyProxy, fault: str, words: str
+):
     faulty.faults = Faults(**{fault: 1.0})
     for operation in (
         lambda: store.read("x"),
@@ -205,7 +207,7 @@ def test_what_the_store_refuses_is_said_at_once(store: Store, faulty: FaultyProx
         assert caught.value.exit_code == 2
 
 
-def test_a_bucket_that_does_not_exist_is_named(faulty: FaultyProxy):
+def test_a_missing_bucket_is_named(faulty: FaultyProxy):
     nowhere = open_store("s3://no-such-bucket-here/prefix")
     for operation in (
         lambda: nowhere.write("x", b""),
@@ -229,7 +231,7 @@ def test_without_credentials_the_variables_are_named(faulty: FaultyProxy, tmp_pa
     assert faulty.calls.total() == 0
 
 
-def test_content_that_is_not_the_one_meant_is_refused_after_a_second_look(store: Store, faulty: FaultyProxy):
+def test_content_with_another_digest_is_refused_after_a_second_read(store: Store, faulty: FaultyProxy):
     store.write("unit", b"tampered")
     for operation in (
         lambda: store.local("unit", "0" * 64),
@@ -242,7 +244,7 @@ def test_content_that_is_not_the_one_meant_is_refused_after_a_second_look(store:
         assert faulty.calls["GET"] == before + 2
 
 
-def test_a_process_makes_no_more_calls_at_once_than_it_has_connections(
+def test_concurrent_calls_are_limited_to_the_number_of_connections(
     store: Store, faulty: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv(
@@ -255,11 +257,14 @@ def test_a_process_makes_no_more_calls_at_once_than_it_has_connections(
     assert 8 < faulty.most_at_work <= 32
 
 
-def test_listings_are_asked_for_each_time_and_whole(store: Store, faulty: FaultyProxy):
+def test_listings_are_complete_and_never_cached(store: Store, faulty: FaultyProxy):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: store.write(f"many/{number:03d}", b""), range(230)))
     other = open_store(store.uri)
     assert len(store.list("many")) == 230, "three pages of the test's server"
+    pages = list(store.pages("many"))
+    assert [entry for page in pages for entry in page] == store.list("many")
+    assert len(pages) == 3
     other.write("many/new", b"")
     assert len(store.list("many")) == 231
     other.delete("many/new")
@@ -268,7 +273,7 @@ def test_listings_are_asked_for_each_time_and_whole(store: Store, faulty: Faulty
     assert len(store.list("many")) == 230
 
 
-def test_keys_that_are_no_paths_belong_to_somebody_else(store: Store, faulty: FaultyProxy):
+def test_keys_that_are_not_valid_paths_are_ignored(store: Store, faulty: FaultyProxy):
     from pipeline.store.s3_client import client
 
     bucket, _, prefix = store.uri.removeprefix("s3://").partition("/")

@@ -16,7 +16,7 @@ import yaml
 from pipeline import config, yaml_tree
 from pipeline.errors import ConfigError, DataError, TransientError
 from pipeline.models.folder.locate import locate
-from pipeline.store.base import Store, room
+from pipeline.store.base import Store, translate_disk_errors
 from pipeline.store.store import open_store
 
 ROOT = Path(__file__).parent.parent.parent
@@ -78,7 +78,7 @@ def test_a_link_that_leads_out_of_the_root_is_not_followed(tmp_path: Path):
     assert (secret / "key").read_bytes() == b"secret"
 
 
-def test_a_root_that_is_a_link_is_as_good_as_the_place_itself(tmp_path: Path):
+def test_a_root_may_be_a_symbolic_link(tmp_path: Path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "root").symlink_to(tmp_path / "disk")
     store = open_store(tmp_path / "root")
@@ -87,9 +87,7 @@ def test_a_root_that_is_a_link_is_as_good_as_the_place_itself(tmp_path: Path):
     assert [entry.path for entry in store.list()] == ["a/b"]
 
 
-def test_keys_that_climb_out_of_an_encoder_folder_are_not_copied(
-    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_keys_with_parent_folders_are_not_copied(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from pipeline.store.s3_client import client
 
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache" / "deep"))
@@ -134,7 +132,7 @@ def test_a_uri_with_credentials_is_refused_without_showing_them(uri: str):
         "memory://a/b:c",
     ],
 )
-def test_other_uris_pass(uri: str):
+def test_uris_without_credentials_are_accepted(uri: str):
     assert open_store(uri).uri == uri
 
 
@@ -160,12 +158,12 @@ def test_settings_with_credentials_in_a_uri_end_a_job_with_2_and_are_not_shown(s
     assert not list(tmp_path.rglob("*.json"))
 
 
-def test_globs_are_no_queries():
+def test_globs_are_not_taken_for_query_strings():
     config.refuse_credentials("s3://bucket/year=202?/month=1/part-?.parquet")
     config.refuse_credentials("https://host:8080/file.parquet?version=3")
 
 
-def test_a_disk_without_room_shows_nothing_half_written(tmp_path: Path):
+def test_a_full_disk_leaves_no_partial_file(tmp_path: Path):
     """A limit on the size of files stands for the full disk: writes fail in the middle as they do there."""
     program = (
         "import resource, sys; from pathlib import Path; from pipeline.store.store import open_store\n"
@@ -196,11 +194,14 @@ def test_a_disk_without_room_shows_nothing_half_written(tmp_path: Path):
 
 
 @pytest.mark.parametrize("path", ["a", "b/c"])
-def test_a_root_that_is_a_file_is_told(tmp_path: Path, path: str):
+def test_a_root_that_is_a_file_is_named(tmp_path: Path, path: str):
     (tmp_path / "root").write_text("a file")
     with pytest.raises(ConfigError, match="expected a directory, found a file"):
         open_store(tmp_path / "root").write(path, b"x")
-    with pytest.raises(ConfigError, match="check the path and its permissions"), room("/somewhere"):
+    with (
+        pytest.raises(ConfigError, match="check the path and its permissions"),
+        translate_disk_errors("/somewhere"),
+    ):
         raise OSError(errno.EROFS, "Read-only file system")
 
 
@@ -211,17 +212,17 @@ def test_a_root_that_is_a_file_is_told(tmp_path: Path, path: str):
         RuntimeError("Error in faiss: write error: No space left on device"),
     ],
 )
-def test_a_full_disk_is_told_in_any_librarys_words(error: Exception):
-    with pytest.raises(TransientError, match="free disk space"), room("/somewhere"):
+def test_a_full_disk_is_recognized_in_errors_of_every_library(error: Exception):
+    with pytest.raises(TransientError, match="free disk space"), translate_disk_errors("/somewhere"):
         raise error
-    with pytest.raises(TransientError, match="a disk that answers"), room("/somewhere"):
+    with pytest.raises(TransientError, match="a disk that answers"), translate_disk_errors("/somewhere"):
         raise OSError(errno.EIO, "Input/output error")
-    with pytest.raises(KeyError), room("/somewhere"):
+    with pytest.raises(KeyError), translate_disk_errors("/somewhere"):
         raise KeyError("x")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-def test_a_disk_that_is_really_full(tmp_path: Path):
+def test_a_full_file_system_is_a_transient_error(tmp_path: Path):
     tmp_path.joinpath("root").mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path / "root")],
@@ -282,15 +283,17 @@ def _is_unsafe(function: str, options: dict[str | None, str]) -> bool:
     )
 
 
-def test_nothing_that_is_read_from_a_store_is_unpickled():
+def test_no_file_of_a_store_is_unpickled():
     found = [
         call
         for top in ("pipeline", "jobs")
         for source in sorted((ROOT / top).rglob("*.py"))
         for call in loads_of(source)
     ]
-    by_ray, to_a_child = "pipeline/flows/workers/ray_pool.py", "pipeline/flows/workers/local.py"
-    between_processes = (f"{by_ray}: pickle.loads(", f"{to_a_child}: pickle.loads(")  # never through a store
+    # what they load comes from another process of the job, never through a store
+    between_processes = tuple(
+        f"pipeline/flows/workers/{name}.py: pickle.loads(" for name in ("ray_pool", "local", "tasks")
+    )
     moved = [call for call in found if call.startswith(between_processes)]
     assert moved
     assert issubclass(yaml_tree._Loader, yaml.SafeLoader)

@@ -24,13 +24,13 @@ def test_a_store_with_create_once_passes(tmp_path: Path, s3: str):
         assert store.list() == [], "the probe leaves nothing"
 
 
-def test_a_store_without_create_once_is_refused_for_commits_and_good_for_data(tmp_path: Path):
+def test_a_store_without_create_once_is_refused_for_commits_only(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"release\.commits_root") as caught:
         check_store(Forgetful(str(tmp_path)), creates_once=True)
     assert caught.value.exit_code == 2
     check_store(Forgetful(str(tmp_path)), creates_once=False)
 
 
-def test_a_place_that_cannot_be_written_is_named():
+def test_an_unwritable_root_is_named():
     with pytest.raises(ConfigError, match="/proc/nothing"):
         check_store(open_store("/proc/nothing"), creates_once=True)

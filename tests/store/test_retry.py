@@ -23,7 +23,7 @@ DENIED = botocore.exceptions.ClientError({"Error": {"Code": "AccessDenied", "Mes
         OSError(16, "Please reduce your request rate."),
     ],
 )
-def test_what_may_pass_is_transient(error: Exception):
+def test_temporary_errors_are_transient(error: Exception):
     assert is_transient(error)
 
 
@@ -37,11 +37,11 @@ def test_what_may_pass_is_transient(error: Exception):
         OSError(28, "No space left on device"),
     ],
 )
-def test_what_will_not_pass_is_final(error: Exception):
+def test_permanent_errors_are_final(error: Exception):
     assert not is_transient(error)
 
 
-def test_a_call_is_repeated_until_it_answers():
+def test_a_failing_call_is_repeated_until_it_succeeds():
     answers = iter([SLOW, ConnectionResetError(), "there"])
 
     def call() -> str:
@@ -53,7 +53,7 @@ def test_a_call_is_repeated_until_it_answers():
     assert retrying(call, "s3://bucket/x") == "there"
 
 
-def test_past_the_deadline_the_store_and_the_last_error_are_named(monkeypatch: pytest.MonkeyPatch):
+def test_after_the_deadline_the_error_names_store_and_last_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MANTA_STORE_DEADLINE_S", "0.3")
 
     def call() -> None:

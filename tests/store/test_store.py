@@ -3,17 +3,21 @@
 import contextlib
 import os
 import pickle
+import shutil
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from pipeline.errors import DataError
-from pipeline.store.base import Store, checked
+from pipeline.errors import DataError, TransientError
+from pipeline.store.base import Store, normal_path
 from pipeline.store.local import LocalStore
 from pipeline.store.store import open_store
 
@@ -25,7 +29,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return open_store(f"{request.getfixturevalue('s3')}/{tmp_path.name}")
 
 
-def test_what_is_written_is_read(store: Store):
+def test_written_bytes_are_read_back(store: Store):
     store.write("a/b.bin", b"first")
     store.write("a/b.bin", b"second")
     assert store.read("a/b.bin") == b"second"
@@ -35,6 +39,17 @@ def test_what_is_written_is_read(store: Store):
     assert not store.exists("a/none")
     with pytest.raises(FileNotFoundError):
         store.read("a/none")
+
+
+def test_pages_of_a_listing_have_every_file_once(store: Store, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pipeline.store.local._PAGE", 2)
+    for name in ("a/1", "a/2", "a/3", "a/b/4", "ab/5"):
+        store.write(name, b"")
+    pages = list(store.pages("a"))
+    listed = [entry for page in pages for entry in page]
+    assert sorted(listed, key=lambda entry: entry.path) == store.list("a")
+    assert len(listed) == 4
+    assert [entry for page in store.pages("none") for entry in page] == []
 
 
 def test_a_file_is_created_once(store: Store):
@@ -84,24 +99,24 @@ def test_listings_are_sorted_recursive_and_fresh(store: Store):
     assert store.list("nowhere") == []
 
 
-def test_a_changed_file_is_refused_by_its_sha256(store: Store):
+def test_a_file_with_another_sha256_is_refused(store: Store):
     store.write("index.faiss", b"tampered")
     with pytest.raises(DataError, match=r"index\.faiss.*sha256"):
         store.local("index.faiss", "0" * 64)
 
 
 @pytest.mark.parametrize("path", ["../secret", "/etc/passwd", "a/../../b", "", "a\\..\\b", "a\0b"])
-def test_no_path_leaves_the_root(path: str):
+def test_paths_outside_the_root_are_refused(path: str):
     with pytest.raises(DataError, match="below the root"):
-        checked(path)
+        normal_path(path)
 
 
-def test_a_store_travels_by_its_uri(store: Store):
+def test_a_store_pickles_as_its_uri(store: Store):
     store.write("x", b"1")
     assert pickle.loads(pickle.dumps(store)).read("x") == b"1"
 
 
-def test_a_file_system_without_links_still_creates_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_hard_links_a_file_is_created_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def refuse(*_: object) -> None:
         raise OSError(1, "Operation not permitted")
 
@@ -112,7 +127,7 @@ def test_a_file_system_without_links_still_creates_once(tmp_path: Path, monkeypa
     assert store.read("one") == b"mine"
 
 
-def test_a_killed_writer_leaves_nothing_that_a_reader_sees(tmp_path: Path):
+def test_a_killed_writer_leaves_no_visible_file(tmp_path: Path):
     program = (
         "import os, sys; from pipeline.store.local import LocalStore\n"
         # dies after the data are durable, before the name is taken
@@ -126,7 +141,7 @@ def test_a_killed_writer_leaves_nothing_that_a_reader_sees(tmp_path: Path):
     assert open_store(tmp_path).list() == []
 
 
-def test_what_a_killed_run_left_in_scratch_is_gone_with_the_next_one(tmp_path: Path):
+def test_scratch_files_of_a_killed_run_are_deleted_by_the_next(tmp_path: Path):
     program = (
         "import os, sys; from pathlib import Path; from pipeline.store.local import LocalStore\n"
         "with LocalStore(sys.argv[1]).scratch() as scratch:\n"
@@ -139,10 +154,29 @@ def test_what_a_killed_run_left_in_scratch_is_gone_with_the_next_one(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("differs", ["host name", "process namespace"])
-def test_a_scratch_of_another_pod_on_the_same_root_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, differs: str
+def write_table(file: Path) -> None:
+    pq.write_table(pa.table({"a": [1]}), file)
+
+
+def write_to_removed_scratch(store: Store, write: Callable[[Path], None]) -> None:
+    with store.scratch() as scratch:
+        shutil.rmtree(scratch)
+        write(scratch / "file")
+
+
+@pytest.mark.parametrize("write", [write_table, Path.touch])
+@pytest.mark.parametrize("root", ["local", "s3://bucket/root"])
+def test_scratch_files_that_somebody_removes_are_a_transient_error(
+    tmp_path: Path, root: str, write: Callable[[Path], None]
 ):
+    store = open_store(tmp_path if root == "local" else root)
+    with pytest.raises(TransientError, match="temporary files of a running job, found none") as caught:
+        write_to_removed_scratch(store, write)
+    assert caught.value.exit_code == 75
+
+
+@pytest.mark.parametrize("differs", ["host name", "process namespace"])
+def test_scratch_files_of_another_pod_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, differs: str):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     here, there, living = socket.gethostname(), os.readlink, contextlib.ExitStack()
@@ -162,7 +196,7 @@ def test_a_scratch_of_another_pod_on_the_same_root_stays(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_killed_writers_left_is_swept_by_age(tmp_path: Path):
+def test_files_of_killed_writers_are_deleted_by_age(tmp_path: Path):
     (tmp_path / "units").mkdir()
     (tmp_path / "units" / ".tmp-1-abc").write_bytes(b"half")
     assert open_store(tmp_path).sweep(time.time() - 60) == 0

@@ -7,15 +7,9 @@ import pytest
 
 from pipeline.errors import DataError
 from pipeline.store.base import Store
-from pipeline.store.once import create_record, put_by_content, remembered, stored_by_content
-from pipeline.store.store import open_store
+from pipeline.store.once import create_record, load_or_make, put_by_content, store_by_content
 from pipeline.store.stored import FileRef
 from pipeline.store.units import Manifest, UnitRecord
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return open_store(tmp_path)
 
 
 def record(store: Store, name: str) -> UnitRecord:
@@ -24,14 +18,14 @@ def record(store: Store, name: str) -> UnitRecord:
     return UnitRecord(name=name, path=f"units/{name}.parquet", rows=1, bytes=4, sha256=name * 64)
 
 
-def test_the_first_of_two_records_stands(store: Store):
+def test_the_first_of_two_records_is_kept(store: Store):
     first, second = record(store, "a"), record(store, "b")
     assert create_record(store, "units/r.json", first) == first
     assert create_record(store, "units/r.json", second) == first
 
 
 @pytest.mark.parametrize("damage", ["record cut off", "data gone", "data cut off"])
-def test_a_record_that_nothing_stands_behind_is_replaced(store: Store, damage: str):
+def test_a_record_without_valid_data_is_replaced(store: Store, damage: str):
     first, second = record(store, "a"), record(store, "b")
     create_record(store, "units/r.json", first)
     if damage == "record cut off":
@@ -59,8 +53,8 @@ def test_a_truncated_record_counts_as_missing_and_a_changed_one_is_refused(store
 
 
 @pytest.mark.parametrize("name", ["moments", "quarantine"])
-def test_a_record_is_complete_while_every_file_that_it_names_is(store: Store, name: str):
-    reference = stored_by_content(store, b"twelve bytes", name, ".bin")
+def test_a_record_is_complete_if_all_its_files_are(store: Store, name: str):
+    reference = store_by_content(store, b"twelve bytes", name, ".bin")
     made = record(store, "a").model_copy(update={name: reference})
     manifest = Manifest(stage="vectors", units=(record(store, "b"), made))
     assert made.is_complete(store)
@@ -78,7 +72,7 @@ def test_references_are_found_in_fields_tuples_and_records_within(store: Store):
     assert list(manifest.references()) == [first.file, second.file, moments]
 
 
-def test_work_is_done_once_and_again_only_if_its_files_are_gone(store: Store):
+def test_work_is_repeated_only_if_its_files_are_missing(store: Store):
     calls = []
 
     def make() -> UnitRecord:
@@ -86,25 +80,23 @@ def test_work_is_done_once_and_again_only_if_its_files_are_gone(store: Store):
         return record(store, "a")
 
     for _ in range(2):
-        assert remembered(store, "units/r.json", UnitRecord, make) == record(store, "a")
+        assert load_or_make(store, "units/r.json", UnitRecord, make) == record(store, "a")
     assert len(calls) == 1
     store.delete("units/a.parquet")
-    assert remembered(store, "units/r.json", UnitRecord, make).is_complete(store)
+    assert load_or_make(store, "units/r.json", UnitRecord, make).is_complete(store)
     assert len(calls) == 2
 
 
-def test_the_record_of_a_faster_attempt_counts(store: Store):
+def test_the_record_of_the_fastest_attempt_is_used(store: Store):
     def make() -> UnitRecord:
         create_record(store, "units/r.json", record(store, "a"))
         return record(store, "b")
 
-    assert remembered(store, "units/r.json", UnitRecord, make).name == "a"
+    assert load_or_make(store, "units/r.json", UnitRecord, make).name == "a"
 
 
 @pytest.mark.parametrize(("stem", "named"), [("units/a", "units/a-{}.bin"), ("units/", "units/{}.bin")])
-def test_a_file_named_by_content_says_its_size_and_digest(
-    store: Store, tmp_path: Path, stem: str, named: str
-):
+def test_a_file_named_by_content_has_its_size_and_digest(store: Store, tmp_path: Path, stem: str, named: str):
     (tmp_path / "given.bin").write_bytes(b"content")
     reference = put_by_content(store, tmp_path / "given.bin", stem, rows=3)
     digest = hashlib.sha256(b"content").hexdigest()

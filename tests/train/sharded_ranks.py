@@ -12,7 +12,7 @@ import torch.distributed as dist
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.lora import adapt
-from pipeline.objectives import Batch, Product
+from pipeline.objectives import Batch, TrainedModel
 from pipeline.objectives.build import build_objective
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import TrainSettings
@@ -84,7 +84,7 @@ def work(rank: int, world: int, folder: Path, folders: dict[str, Path]) -> None:
             made, figures = training(name, folders, strategy), []
             course = steps(made, rank, world)
             figures.append(next(course))
-            dev, middle = DEV.score(Product(made.objective.encoder)), made.state()
+            dev, middle = DEV.score(TrainedModel(made.objective.encoder)), made.state()
             figures += course
             found[f"{name} {strategy}"] = {
                 "figures": figures,

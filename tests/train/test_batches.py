@@ -13,7 +13,7 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.objectives import NO_PEERS
 from pipeline.text.rows.batches import GlobalBatch, RankSlice, rank_rows
 from pipeline.text.tokens.tokens import Tokens
-from pipeline.train.batches import batches
+from pipeline.train.batches import rank_batches
 from pipeline.train.gather import Ranks
 from tests.objectives.tiny import texts, tokenize
 
@@ -41,7 +41,7 @@ class Counting:
                 "score": np.arange(6.0),
                 "row": np.arange(6 * step, 6 * step + 6),
             }
-            yield GlobalBatch("there", pa.table(columns), exchanged=step, mask=True)
+            yield GlobalBatch("there", pa.table(columns), exchanged=step, with_mask=True)
 
 
 class Counted:
@@ -63,7 +63,7 @@ def assert_equal(found: Tokens, expected: Tokens) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_gets_its_part_of_columns_rows_and_tokens(rank: int):
     made, rows = (
-        batches(Counting(), tokenize, start=3, share=RankSlice(rank, 2), peers=Ranks()),
+        rank_batches(Counting(), tokenize, start=3, rank_slice=RankSlice(rank, 2), peers=Ranks()),
         rank_rows(Counting(), 3, RankSlice(rank, 2)),
     )
     for _ in range(4):
@@ -80,14 +80,14 @@ def test_a_rank_gets_its_part_of_columns_rows_and_tokens(rank: int):
 
 def test_false_negatives_cover_the_gathered_candidates():
     for peers, seen in ((Ranks(), 6), (NO_PEERS, 3)):
-        made = batches(Counting(), tokenize, share=RankSlice(1, 2), peers=peers)
+        made = rank_batches(Counting(), tokenize, rank_slice=RankSlice(1, 2), peers=peers)
         assert next(made).false_negatives["anchor"].shape == (3, seen)
         made.close()
 
 
 def test_texts_are_tokenized_once():
     tokenizer = Counted()
-    made = batches(Counting(), tokenizer)
+    made = rank_batches(Counting(), tokenizer)
     batch = next(made)
     made.close()
     before, own = len(tokenizer.seen), batch.column("anchor")
@@ -105,19 +105,19 @@ def test_texts_are_tokenized_once():
 
 
 def test_an_error_is_raised_when_its_batch_is_due():
-    made = batches(Counting(bad=2), tokenize)
+    made = rank_batches(Counting(bad=2), tokenize)
     assert [next(made).rows[0], next(made).rows[0]] == [0, 6]
     with pytest.raises(DataError, match="mend them"):
         next(made)
 
 
 def workers_ahead() -> int:
-    return sum(thread.name == "manta-ahead" for thread in threading.enumerate())
+    return sum(thread.name == "manta-prefetch" for thread in threading.enumerate())
 
 
 def test_few_batches_are_prepared_and_closing_ends_the_thread():
     order, before = Counting(), workers_ahead()
-    made = batches(order, tokenize)
+    made = rank_batches(order, tokenize)
     next(made)
     deadline = time.monotonic() + 5
     while order.opened < 4 and time.monotonic() < deadline:
@@ -130,4 +130,4 @@ def test_few_batches_are_prepared_and_closing_ends_the_thread():
 
 def test_batches_that_cannot_be_split_equally_are_refused():
     with pytest.raises(ConfigError, match="share equally"):
-        batches(Counting(), tokenize, share=RankSlice(0, 4))
+        rank_batches(Counting(), tokenize, rank_slice=RankSlice(0, 4))

@@ -19,12 +19,12 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.heads import TanhHead
-from pipeline.objectives import Product
+from pipeline.objectives import TrainedModel
 from pipeline.objectives.classification import Classification
 from pipeline.objectives.weighted import Sum, Term
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.settings.training import DevSettings, Values
-from pipeline.train.dev import Best, DevSet
+from pipeline.train.dev import BestScore, DevSet
 from tests.models import folders
 from tests.objectives.tiny import texts
 from tests.train.dev_ranks import encoder_of, work
@@ -68,9 +68,9 @@ def expected(folder: Path, pairs: Path) -> float:
 
 def test_the_score_equals_an_evaluation_of_the_folder(folder: Path, pairs: Path):
     dev = DevSet.open(DevSettings(uri=str(pairs)))
-    assert dev.score(Product(encoder_of(folder))) == pytest.approx(expected(folder, pairs), abs=0.01)
-    assert pickle.loads(pickle.dumps(dev)).score(Product(encoder_of(folder))) == dev.score(
-        Product(encoder_of(folder))
+    assert dev.score(TrainedModel(encoder_of(folder))) == pytest.approx(expected(folder, pairs), abs=0.01)
+    assert pickle.loads(pickle.dumps(dev)).score(TrainedModel(encoder_of(folder))) == dev.score(
+        TrainedModel(encoder_of(folder))
     )
 
 
@@ -82,7 +82,12 @@ def test_the_score_is_that_of_the_product(folder: Path, pairs: Path):
     twin = load_trainable(open_folder(EncoderSettings(path=str(folder), pooling="cls")))
     figures = [
         dev.score(product)
-        for product in (Product(encoder), Product(encoder, head), Product(encoder, twin=twin), Product(twin))
+        for product in (
+            TrainedModel(encoder),
+            TrainedModel(encoder, head),
+            TrainedModel(encoder, twin=twin),
+            TrainedModel(twin),
+        )
     ]
     assert len(set(figures)) == 4
 
@@ -93,8 +98,8 @@ def test_scoring_does_not_change_modes_gradients_or_random_numbers(folder: Path,
     modes, state = [module.training for module in encoder.modules()], torch.get_rng_state()
     assert True in modes
     assert False in modes
-    first = dev.score(Product(encoder))
-    assert dev.score(Product(encoder)) == first  # with dropout the scores would differ
+    first = dev.score(TrainedModel(encoder))
+    assert dev.score(TrainedModel(encoder)) == first  # with dropout the scores would differ
     assert [module.training for module in encoder.modules()] == modes
     assert torch.equal(torch.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in encoder.parameters())
@@ -104,7 +109,7 @@ def test_scoring_does_not_change_modes_gradients_or_random_numbers(folder: Path,
 def test_every_sentence_is_encoded_once_longest_first(folder: Path, pairs: Path):
     encoder, lengths = encoder_of(folder), []
     encoder.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].lengths))
-    DevSet.open(DevSettings(uri=str(pairs))).score(Product(encoder))
+    DevSet.open(DevSettings(uri=str(pairs))).score(TrainedModel(encoder))
     table = pq.read_table(pairs).slice(1)
     distinct = {text or " " for side in ("sentence1", "sentence2") for text in table[side].to_pylist()}
     assert sum(map(len, lengths)) == len(distinct)
@@ -116,7 +121,7 @@ def test_every_sentence_is_encoded_once_longest_first(folder: Path, pairs: Path)
 def test_ranks_split_the_sentences_and_agree_on_the_score(folder: Path, pairs: Path, tmp_path: Path):
     dev, encoder, alone = DevSet.open(DevSettings(uri=str(pairs))), encoder_of(folder), []
     encoder.register_forward_pre_hook(lambda _, inputs: alone.append(len(inputs[0])))
-    figure = dev.score(Product(encoder))
+    figure = dev.score(TrainedModel(encoder))
     torch.multiprocessing.spawn(work, (2, tmp_path, folder, pairs), nprocs=2)
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     assert [each["figure"] for each in found] == [figure] * 2
@@ -133,7 +138,7 @@ def test_vectors_with_nan_are_refused(folder: Path, pairs: Path):
     with pytest.raises(
         DataError, match=r"finite vectors, found NaN or infinity in .* the weights have diverged"
     ):
-        DevSet.open(DevSettings(uri=str(pairs))).score(Product(encoder))
+        DevSet.open(DevSettings(uri=str(pairs))).score(TrainedModel(encoder))
     assert encoder.training
 
 
@@ -182,8 +187,8 @@ def test_columns_can_be_renamed_and_scores_have_any_scale(tmp_path: Path, folder
             uri=str(tmp_path / "dev.parquet"), columns={"sentence1": "a", "sentence2": "b", "score": "gold"}
         )
     )
-    assert dev.score(Product(encoder_of(folder))) == DevSet.open(DevSettings(uri=str(pairs))).score(
-        Product(encoder_of(folder))
+    assert dev.score(TrainedModel(encoder_of(folder))) == DevSet.open(DevSettings(uri=str(pairs))).score(
+        TrainedModel(encoder_of(folder))
     )
 
 
@@ -209,12 +214,12 @@ def test_accuracy_is_that_of_the_classifier_on_product_vectors(folder: Path, tmp
             np.concatenate([left, right, np.abs(left - right)], axis=1) @ linear.detach().numpy().T
             + objective.classifier.get_parameter("bias").detach().numpy()
         )
-        figures.append(dev.score(Product(encoder), objective))
+        figures.append(dev.score(TrainedModel(encoder), objective))
         assert figures[-1] == 100 * np.mean(logits.argmax(1) == gold)
         assert linear.grad is None
     assert len(set(figures)) > 2
     both = Sum(encoder, [Term("classification", 1.0, objective)])
-    assert dev.score(Product(encoder), both) == figures[-1]
+    assert dev.score(TrainedModel(encoder), both) == figures[-1]
 
 
 @pytest.mark.parametrize(("columns", "named", "kind", "message"), [
@@ -252,11 +257,11 @@ def test_labels_are_mapped_as_in_the_training_rows(tmp_path: Path):
 )
 def test_minilm_has_its_published_score():
     dev = DevSet.open(DevSettings(uri=str(Path(os.environ["MANTA_EVAL_DATA"]) / "sts" / "STSB-dev.parquet")))
-    assert round(dev.score(Product(load_trainable(open_folder(EncoderSettings())))), 2) == 86.72
+    assert round(dev.score(TrainedModel(load_trainable(open_folder(EncoderSettings())))), 2) == 86.72
 
 
 def test_the_best_score_is_the_earliest_of_equals_and_patience_counts():
-    best = Best(patience=2)
+    best = BestScore(patience=2)
     told = [(0, 50.0), (250, 60.0), (500, 60.0), (750, 59.0)]
     seen = []
     for step, figure in told:

@@ -6,10 +6,11 @@ import torch
 from scipy.stats import spearmanr
 
 from pipeline.errors import DataError
+from pipeline.models.layers.numerics import use_threads
 from pipeline.post.compare import DevPairs
 from pipeline.post.flow import Flow
 from pipeline.settings import FlowSettings
-from pipeline.train.flow import Diverged, FlowFit, HeldOut, one_thread
+from pipeline.train.flow import Diverged, FlowTrainer, HeldOut
 
 DIM = 32
 SETTINGS = FlowSettings(learning_rate=3e-3)
@@ -28,22 +29,22 @@ def bent(rows: int, seed: int = 0) -> np.ndarray:
 HELD = HeldOut(bent(500, seed=1))
 
 
-def run(fit: FlowFit, rows: np.ndarray, steps: range) -> FlowFit:
-    with one_thread():
+def run(fit: FlowTrainer, rows: np.ndarray, steps: range) -> FlowTrainer:
+    with use_threads(1):
         if not fit.curve:
-            fit.begin(rows[:32], HELD)
+            fit.initialize(rows[:32], HELD)
         for step in steps:
-            fit.take(rows[32 * step : 32 * step + 32])
+            fit.train_step(rows[32 * step : 32 * step + 32])
     return fit
 
 
-def fresh(settings: FlowSettings = SETTINGS) -> FlowFit:
-    return FlowFit(DIM, settings, torch.device("cpu"))
+def fresh(settings: FlowSettings = SETTINGS) -> FlowTrainer:
+    return FlowTrainer(DIM, settings, torch.device("cpu"))
 
 
 def test_training_raises_the_likelihood_of_held_out_rows():
     fit = run(fresh(), bent(9600), range(300))
-    fit.measure(HELD)
+    fit.evaluate(HELD)
     start, end = fit.curve
     assert (start.step, start.train, end.step) == (0, None, 300)
     assert end.train is not None
@@ -56,8 +57,8 @@ def test_the_curve_matches_the_flow():
     rng = np.random.default_rng(5)
     pairs = DevPairs(bent(60, seed=3), bent(60, seed=4), rng.normal(size=60))
     held = HeldOut(HELD.rows, pairs, lambda raw: 2 * raw)
-    fit.measure(held)
-    flow = fit.fitted(held, 640, "a space")
+    fit.evaluate(held)
+    flow = fit.to_flow(held, 640, "a space")
     z, left, right = flow(HELD.rows).astype(np.float64), flow(2 * pairs.left), flow(2 * pairs.right)
     log_det = sum(3 * tensor.sum() for name, tensor in flow.tensors.items() if name.endswith(".actnorm.s"))
     bits = -(-0.5 * (z**2).sum(axis=1) - DIM / 2 * np.log(2 * np.pi) + log_det).mean() / (DIM * np.log(2))
@@ -78,7 +79,7 @@ def test_a_resumed_training_has_the_same_bits(stop: int):
     run(second, rows, range(stop, 20))
     assert second.to_bytes() == whole.to_bytes()
     for fit in (whole, second):
-        fit.measure(HELD)
+        fit.evaluate(HELD)
     assert whole.curve == second.curve
 
 
@@ -86,10 +87,10 @@ def test_weight_decay_applies_to_matrices_only():
     """Use a gradient of zero, with which AdamW changes a parameter by its decay only."""
     settings = FlowSettings(learning_rate=0.1, weight_decay=0.5)
     fit = fresh(settings)
-    fit.begin(bent(32), HELD)
+    fit.initialize(bent(32), HELD)
     fit.glow.bits_per_dimension = lambda x: sum(parameter.sum() * 0 for parameter in fit.glow.parameters())  # type: ignore[method-assign]
     before = {name: value.detach().clone() for name, value in fit.glow.named_parameters()}
-    fit.take(bent(32))
+    fit.train_step(bent(32))
     for name, value in fit.glow.named_parameters():
         expected = before[name] * (1 - 0.1 * 0.5) if value.ndim == 2 else before[name]
         torch.testing.assert_close(value.detach(), expected, rtol=1e-6, atol=0)
@@ -102,15 +103,15 @@ def test_an_infinite_likelihood_ends_the_training():
         Diverged,
         match=r"found inf bits.*at step 3; lower whiten\.flow\.learning_rate",
     ):
-        fit.take(np.full((32, DIM), 1e30, np.float32))
+        fit.train_step(np.full((32, DIM), 1e30, np.float32))
     assert torch.equal(fit.glow.state_dict()["levels.0.0.actnorm.b"], weights)
     with pytest.raises(Diverged, match="held-out rows, found inf bits"):
-        fit.measure(HeldOut(np.full((32, DIM), 1e30, np.float32)))
+        fit.evaluate(HeldOut(np.full((32, DIM), 1e30, np.float32)))
 
 
 def test_equal_rows_are_refused():
     with pytest.raises(DataError, match="different rows, found 32 equal rows"):
-        fresh().begin(np.ones((32, DIM), np.float32), HELD)
+        fresh().initialize(np.ones((32, DIM), np.float32), HELD)
 
 
 def test_constant_dimensions_do_not_disturb_a_training():
@@ -118,9 +119,9 @@ def test_constant_dimensions_do_not_disturb_a_training():
     for x in (rows, held):
         x[:, [3, 20]] = 0.125, -7
     fit = run(fresh(), rows, range(200))
-    fit.measure(HeldOut(held))
+    fit.evaluate(HeldOut(held))
     assert fit.curve[-1].heldout < fit.curve[0].heldout
-    flow = fit.fitted(HeldOut(held), 6400, "a space")
+    flow = fit.to_flow(HeldOut(held), 6400, "a space")
     assert "2 of 32 dimensions have no variance and kept the scale of the others" in flow.notes
     nearly = held.copy()
     nearly[:, 20] = np.nextafter(np.float32(-7), np.float32(0))
@@ -131,7 +132,7 @@ def test_constant_dimensions_do_not_disturb_a_training():
 def test_unit_vectors_are_noted():
     unit = HELD.rows / np.linalg.norm(HELD.rows, axis=1, keepdims=True)
     fit = fresh()
-    fit.begin(unit[:32], HeldOut(unit))
-    flow = fit.fitted(HeldOut(unit), 500, "a space")
+    fit.initialize(unit[:32], HeldOut(unit))
+    flow = fit.to_flow(HeldOut(unit), 500, "a space")
     assert any("length 1" in note for note in flow.notes)
     assert isinstance(Flow.from_bytes(flow.to_bytes()), Flow)

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -104,7 +105,7 @@ def test_a_resumed_training_is_identical(
     expected = numbers(list(fit(undisturbed, rows_of(), until=STEPS)))
     drawn = torch.rand(3)
     killed = training(settings, name)
-    with Checkpoints(open_store(tmp_path), "checkpoints", CheckpointSettings()) as checkpoints:
+    with closing(Checkpoints(open_store(tmp_path), "checkpoints", CheckpointSettings())) as checkpoints:
         for step in islice(fit(killed, rows_of(), until=STEPS), 4):
             if step.number == 3:
                 checkpoints.save(3, killed.state())  # step 4 is lost

@@ -9,7 +9,7 @@ from torch import nn
 
 from pipeline.errors import Defect
 from pipeline.settings.training import OptimizerSettings
-from pipeline.train.optim import build_optimizer, gradients, scale, total_norm, trainable_parameters
+from pipeline.train.optim import build_optimizer, gradients, scale_in_place, total_norm, trainable_parameters
 
 RATE, DECAY, STEPS = 0.1, 0.01, 4
 GRADIENTS = np.random.default_rng(0).normal(size=(STEPS, 6))
@@ -92,7 +92,7 @@ def test_the_norm_is_joint_and_scaling_is_in_place():
     parameters = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(5))]
     parameters[0].grad, parameters[1].grad = torch.tensor([1.0, 2.0, 2.0]), torch.full((2, 2), 2.0)
     assert float(total_norm(gradients(parameters))) == pytest.approx(5.0)
-    scale(gradients(parameters), 0.5)
+    scale_in_place(gradients(parameters), 0.5)
     assert parameters[0].grad.tolist() == [0.5, 1.0, 1.0]
     assert float(total_norm(gradients(parameters))) == pytest.approx(2.5)
     assert float(total_norm([])) == 0.0

@@ -22,7 +22,7 @@ from pipeline.text.rows.batches import RankSlice
 from pipeline.text.rows.neighbours import NeighbourOrder
 from pipeline.text.rows.order import ShuffledOrder
 from pipeline.text.rows.pairs import open_training_rows
-from pipeline.train.batches import batches
+from pipeline.train.batches import rank_batches
 from pipeline.train.loop import Training, fit
 from pipeline.train.start import starting_encoder
 from tests.models.folder.wordfiles import minilm_table, write_words
@@ -83,7 +83,7 @@ def losses(job: Job, steps: int) -> tuple[Training, list[float]]:
     )
     ordered = (NeighbourOrder if order == "contiguous" else ShuffledOrder)(rows, settings.order)
     training = Training(objective, settings, steps=steps, steps_per_epoch=ordered.steps_per_epoch)
-    stream = batches(ordered, folder.tokenizer(), start=0, share=RankSlice(0, 1))
+    stream = rank_batches(ordered, folder.tokenizer(), start=0, rank_slice=RankSlice(0, 1))
     return training, [float(step.loss.total) for step in islice(fit(training, stream, until=steps), steps)]
 
 
@@ -98,7 +98,7 @@ def test_two_new_grus_learn_to_find_neighbours(tmp_path):
     training, found = losses(configured("quickthoughts-gru.yaml", f"train.data={data}", *small), 40)
     assert found[0] > 1.9  # untrained, with two right ones of eleven candidates
     assert np.mean(found[-5:]) < 0.7 * found[0]
-    product = training.objective.product()
+    product = training.objective.trained_model()
     assert (product.encoder.dim, product.dim) == (32, 64)
     saved, texts = (
         save_joined((product.encoder, product.twin), tmp_path / "saved"),
@@ -129,7 +129,7 @@ def test_a_new_bilstm_with_max_pooling_learns_inference(tmp_path):
     )
     training, found = losses(job, 36)
     assert np.mean(found[-6:]) < 0.8 * np.mean(found[:3])
-    assert training.objective.product().encoder.folder.pooling == ("max",)
+    assert training.objective.trained_model().encoder.folder.pooling == ("max",)
 
 
 def test_the_encoder_is_built_once_for_equal_rows_and_settings(tmp_path, capfd):

@@ -20,12 +20,19 @@ from pipeline.settings import Job
 from pipeline.settings.training import TrainSettings, WatchSettings
 from pipeline.store.base import Store
 from pipeline.store.store import open_store
-from pipeline.store.units import total
+from pipeline.store.units import sum_counts
 from pipeline.train.loop import Step
 from pipeline.train.measures import vector_metrics
 from pipeline.train.metrics import METRICS, MetricsFile, TrainingLog, read_metrics
 from pipeline.train.metrics_line import MetricsLine
-from pipeline.train.trackers import FOLDER, TensorBoard, TrackedRun, flat, open_trackers, tracker_names
+from pipeline.train.trackers import (
+    FOLDER,
+    TensorBoard,
+    TrackedRun,
+    flat_metrics,
+    open_trackers,
+    tracker_names,
+)
 from tests.objectives.tiny import batch_of
 
 EVERY, PER_EPOCH = 4, 8
@@ -85,7 +92,7 @@ def test_a_line_has_the_means_of_its_steps(store: Store):
         (4 * 640 / took, 4 * 64 / took, 0.1 * numbers.sum() / took)
     )
     assert second.counts == {"repeated": 26}  # counts of zero are omitted
-    assert total(line.counts for line in lines) == {"repeated": 36}
+    assert sum_counts(line.counts for line in lines) == {"repeated": 36}
     assert (second.rows, second.seconds) == (256, pytest.approx(took))
     found = [vector_metrics(step(number).reps, positives=True) for number in numbers]
     for name in ("alignment", "uniformity", "positive_cosine", "negative_cosine"):
@@ -153,9 +160,12 @@ def test_the_score_before_the_first_step_is_written_once(store: Store):
 
 def test_a_file_that_is_not_a_metrics_file_is_refused(store: Store):
     store.write(METRICS, b'{"step": 1, "epoch": 0.5}\n{"step": 2, "surprise": 1}\n')
-    with pytest.raises(DataError, match="one valid line of metrics per record"):
+    with pytest.raises(DataError, match="valid metrics in every line"):
         MetricsFile(store)
-    assert read_metrics(store, "nothing.jsonl") == []
+
+
+def test_a_training_without_a_metrics_file_has_no_lines(store: Store):
+    assert read_metrics(store) == []
 
 
 def test_lines_are_written_in_batches(tmp_path: Path):
@@ -247,7 +257,7 @@ def test_flat_metrics_have_one_level_of_names():
     line = MetricsLine(
         step=4, epoch=0.5, loss=1.5, parts={"info_nce": 1.0}, counts={"repeated": 2}, rows=8, seconds=2.0
     )
-    assert flat(line) == {"epoch": 0.5, "loss": 1.5, "parts/info_nce": 1.0, "counts/repeated": 2.0}
+    assert flat_metrics(line) == {"epoch": 0.5, "loss": 1.5, "parts/info_nce": 1.0, "counts/repeated": 2.0}
 
 
 def test_wandb_has_one_run_per_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,4 +1,4 @@
-"""Linear classifiers of frozen vectors, fitted many at a time: one per training part and penalty.
+"""Solvers that fit many linear classifiers at once: one for each training part and strength of the penalty.
 
 Import `build_solver` from here, and the types from `linear`.
 """
@@ -10,7 +10,7 @@ __all__ = ["build_solver"]
 
 
 def build_solver(name: str, seed: int) -> Solver:
-    """Create the solver "lbfgs" or "sgd"; the seed is that of all random choices."""
+    """Create the solver "lbfgs", which makes no random choices, or "sgd" with this seed."""
     if name == "lbfgs":
         return Lbfgs()
     from pipeline.evaluate.solvers.sgd import Sgd  # imports torch

@@ -1,4 +1,4 @@
-"""Types of linear classifiers and of the solvers that fit them."""
+"""The interface of solvers, and the linear classifiers that they fit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class LinearClassifiers:
-    """Linear classifiers of F training parts times S strengths of the penalty.
+    """Fitted linear classifiers, one for each of F training parts and S strengths of the penalty.
 
     Attributes:
-        weights: (F, S, K, d) float64; K is the number of classes, or 1 for two classes.
+        weights: (F, S, K, d) float64; K is the number of classes, but may be 1 if there are two classes.
         bias: (F, S, K) float64.
         converged: False if the solver stopped before its criterion was met.
     """
@@ -30,11 +30,11 @@ class LinearClassifiers:
 
 
 class Solver(Protocol):
-    """Method to fit logistic regressions."""
+    """A method to fit logistic regressions."""
 
     name: ClassVar[str]
     strengths: ClassVar[Sequence[float]]
-    """grid of the penalty, the strongest first"""
+    """values to choose the penalty from, the strongest penalty first"""
 
     def fit(
         self, x: np.ndarray, y: np.ndarray, classes: int, parts: np.ndarray, strengths: Sequence[float]
@@ -45,6 +45,6 @@ class Solver(Protocol):
             x: (n, d) vectors.
             y: (n,) classes from 0 to classes - 1.
             classes: number of classes.
-            parts: (F, n) bool, True for the rows of a training part; every class occurs in every part.
+            parts: (F, n) bool, True for the rows of each training part; every class occurs in every part.
             strengths: S strengths of the penalty.
         """

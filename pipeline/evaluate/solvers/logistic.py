@@ -1,9 +1,9 @@
 """L2-regularized logistic regression at its optimum, for all problems in one run of L-BFGS.
 
-The problems are all pairs of a training part and a strength. They share their rows, so that a step is two
-matrix products instead of one pass over the rows per problem. In the principal directions of the rows the
-Hessian is nearly diagonal, and equal for all problems up to the penalty. Scaled by its value for rows that
-all look alike, all problems are well conditioned, and some dozens of steps suffice for all.
+A problem is a training part with a strength of the penalty. The problems share their rows, so a step for all
+of them is two matrix products. The coordinates are the principal directions of the rows, in which the Hessian
+is nearly diagonal, and nearly equal for all problems except for the penalty. They are scaled by the inverse
+square root of its diagonal, so that all problems are well conditioned and converge in some dozens of steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,16 +16,16 @@ from scipy.special import expit
 
 from pipeline.evaluate.solvers.linear import LinearClassifiers
 
-# Largest entry of the final gradient of the mean loss, in scaled coordinates with curvature at most 1.
-GRADIENT = 1e-8
-OPTIONS = {"maxiter": 1_000, "maxfun": 2_000, "gtol": GRADIENT, "ftol": 0.0, "maxcor": 20}
+# Largest entry of the final gradient of the mean loss, in the scaled coordinates.
+GRADIENT_TOLERANCE = 1e-8
+OPTIONS = {"maxiter": 1_000, "maxfun": 2_000, "gtol": GRADIENT_TOLERANCE, "ftol": 0.0, "maxcor": 20}
 
 
 @dataclass(frozen=True)
 class Lbfgs:
-    """Minimizes |w|^2 / 2 + C * (sum of losses), as scikit-learn's LogisticRegression.
+    """Minimizes |w|^2 / 2 + C * (sum of losses), as scikit-learn's LogisticRegression does.
 
-    The bias is not penalized; two classes share one weight vector.
+    The bias is not penalized. For two classes there is one weight vector.
     """
 
     name: ClassVar[str] = "lbfgs"
@@ -40,11 +40,11 @@ class Lbfgs:
         mean = x.mean(axis=0)
         variance, axes = np.linalg.eigh((x - mean).T @ (x - mean) / len(x))
         rows = np.c_[(x - mean) @ axes, np.ones(len(x))]
-        # (d + 1, S); the bias has no penalty.
+        # (d + 1, S): each factor multiplies half of a squared weight; the bias has no penalty.
         penalty = np.outer(np.r_[np.ones(len(axes)), 0.0], 1.0 / np.asarray(strengths)) / len(x)
         proportion = np.bincount(y, minlength=classes)[classes == 2 :] / len(y)
-        # One curvature for all classes: adding the same value to every class does not change the loss, and
-        # steps that are scaled equally for all classes never go in that direction.
+        # All classes get the same curvature: adding the same value to the logits of all classes does not
+        # change the loss, and steps that are scaled equally for all classes never go in that direction.
         curvature = (proportion * (1.0 - proportion)).mean() * np.r_[np.maximum(variance, 0.0), 1.0]
         scale = 1.0 / np.sqrt(curvature[:, None] + penalty)[:, None, None]
         shape = (rows.shape[1], len(proportion), len(parts), len(strengths))
@@ -55,9 +55,9 @@ class Lbfgs:
             method="L-BFGS-B",
             options=OPTIONS,
         )
-        weights = (found.x.reshape(shape) * scale).transpose(2, 3, 1, 0)
-        plain = weights[..., :-1] @ axes.T
-        return LinearClassifiers(plain, weights[..., -1] - plain @ mean, bool(found.success))
+        principal = (found.x.reshape(shape) * scale).transpose(2, 3, 1, 0)
+        weights = principal[..., :-1] @ axes.T
+        return LinearClassifiers(weights, principal[..., -1] - weights @ mean, bool(found.success))
 
 
 def _objective(
@@ -74,39 +74,39 @@ def _objective(
         rows: (n, d + 1) principal coordinates, with a column of ones.
         y: (n,) classes.
         parts: (F, n) bool, True for the rows of a training part.
-        penalty: (d + 1, 1, 1, S) factors of the squared weights.
-        scale: (d + 1, 1, 1, S) weights per unit of the scaled coordinates.
-        shape: of the weights: (d + 1, K, F, S).
+        penalty: (d + 1, 1, 1, S); each factor multiplies half of a squared weight.
+        scale: (d + 1, 1, 1, S) by which the scaled weights are multiplied to get the weights.
+        shape: shape of the weights, (d + 1, K, F, S).
     """
-    inside = (parts.T / len(rows))[:, None, :, None]  # (n, 1, F, 1)
+    row_weights = (parts.T / len(rows))[:, None, :, None]  # (n, 1, F, 1), 0 outside of a part
 
     def objective(point: np.ndarray) -> tuple[float, np.ndarray]:
         weights = point.reshape(shape) * scale
         logits = (rows @ weights.reshape(shape[0], -1)).reshape(len(rows), *shape[1:])
-        losses, residuals = _binary(logits, y) if shape[1] == 1 else _softmax(logits, y)
-        residuals *= inside
-        slope = (rows.T @ residuals.reshape(len(rows), -1)).reshape(shape) + penalty * weights
-        value = np.vdot(losses.sum(axis=(1, 3)), inside) + 0.5 * (penalty * weights**2).sum()
-        return float(value), (slope * scale).ravel()
+        losses, residuals = _logistic_loss(logits, y) if shape[1] == 1 else _softmax_loss(logits, y)
+        residuals *= row_weights
+        gradient = (rows.T @ residuals.reshape(len(rows), -1)).reshape(shape) + penalty * weights
+        value = np.vdot(losses.sum(axis=(1, 3)), row_weights) + 0.5 * (penalty * weights**2).sum()
+        return float(value), (gradient * scale).ravel()
 
     return objective
 
 
-def _binary(logits: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return losses and their derivatives, both (n, 1, F, S)."""
+def _logistic_loss(logits: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the losses for two classes and their derivatives by the logits, both (n, 1, F, S)."""
     target = y[:, None, None, None]
     return np.logaddexp(0.0, logits) - target * logits, expit(logits) - target
 
 
-def _softmax(logits: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return losses (n, 1, F, S) and their derivatives (n, K, F, S).
+def _softmax_loss(logits: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Compute the losses (n, 1, F, S) and their derivatives by the logits (n, K, F, S).
 
-    Classes are the second dimension, so that sums over them run along contiguous memory.
+    Overwrites the logits. Classes are the second dimension, so that sums over them add contiguous memory.
     """
     logits -= logits.max(axis=1, keepdims=True)
-    own = logits[np.arange(len(y)), y]
+    label_logits = logits[np.arange(len(y)), y]
     np.exp(logits, out=logits)
     total = logits.sum(axis=1, keepdims=True)
     logits /= total
     logits[np.arange(len(y)), y] -= 1.0
-    return np.log(total) - own[:, None], logits
+    return np.log(total) - label_logits[:, None], logits

@@ -1,4 +1,4 @@
-"""Write variants of a corpus's texts: model outputs, edits, judging, manifest and page.
+"""Augment a corpus: run models, edit words, keep or reject variants, write the manifest and the page.
 
 Only jobs import from here: `augment` and its result `Augmentation`.
 """

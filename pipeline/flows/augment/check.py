@@ -12,44 +12,48 @@ from pipeline.settings import Job
 
 
 def check_augmenters(job: Job) -> tuple[NamedAugmenter, ...]:
-    """Build the augmenters of the job, and check them with their models and columns."""
-    named = build_augmenters(job.augment)
-    if not named:
+    """Build the augmenters of the job, and check their options, models and column names.
+
+    Raises:
+        ConfigError, DataError, ModelError: options, files or models cannot be used, or no variant is set.
+    """
+    augmenters = build_augmenters(job.augment)
+    if not augmenters:
         raise ConfigError(
             "augment.variants",
             "at least one variant to make",
             "none",
             "name one, such as augment.variants.crop=crop, or give a config of jobs/configs/augment",
         )
-    labels = [label for each in named for label in each.labels]
-    if twice := sorted(label for label, count in Counter(labels).items() if count > 1):
+    labels = [label for each in augmenters for label in each.labels]
+    if repeated := sorted(label for label, count in Counter(labels).items() if count > 1):
         raise ConfigError(
             "augment.variants",
-            "names that give each column once",
-            f"{', '.join(twice)} twice",
-            "rename one of them",
+            "names of variants whose columns differ",
+            f"the columns of {', '.join(repeated)} twice",
+            "rename one of the variants",
         )
-    own = {"text_key", *(column for label in labels for column in columns_of(label))}
+    written = {"text_key", *(column for label in labels for column in columns_of(label))}
     if job.corpus.text != "text":
-        own.add("text")
-    if taken := own & {job.corpus.id, *job.corpus.keep}:
+        written.add("text")
+    if clashes := written & {job.corpus.id, *job.corpus.keep}:
         raise ConfigError(
             "corpus.keep",
-            f"names other than {', '.join(sorted(taken))}, which the augmented units use",
-            "these names",
-            "rename the column",
+            "columns whose names differ from those that the augmented units get",
+            ", ".join(sorted(clashes)),
+            "rename the columns",
         )
-    for each in named:
+    for each in augmenters:
         check_keep(
             each.keep, "augment.keep" if each.settings.keep is None else f"augment.variants.{each.name}.keep"
         )
-    for each in named:
+    for each in augmenters:
         each.augmenter.check()
-    if needs_encoder(named):
+    if needs_encoder(augmenters):
         open_folder(job.encoder)
-    return named
+    return augmenters
 
 
-def needs_encoder(named: Sequence[NamedAugmenter]) -> bool:
-    """Return whether a similarity is bounded for any variant."""
-    return any(each.keep.similarity is not None for each in named)
+def needs_encoder(augmenters: Sequence[NamedAugmenter]) -> bool:
+    """Return whether any augmenter's settings bound the similarity, so that the job's encoder is needed."""
+    return any(each.keep.similarity is not None for each in augmenters)

@@ -34,169 +34,195 @@ from pipeline.store.units import Corpus, UnitRecord
 
 T = TypeVar("T")
 
-SAMPLE = 100_000  # rows of histograms and proportions: an error of at most 0.3 %, if rows are independent
-_EXAMPLES, _REJECTED = 20, 5  # texts shown, and rejected variants shown for each reason
-_EXTRA_UNITS = 2  # more units to read for a reason with too few variants in the sample
-_ROWS = 2_048  # read at once: the row groups that are written
-_RATIOS = np.arange(61) / 20
-_COSINES = np.arange(-50, 51) / 50
+# Rows for histograms and proportions: the 95 % interval of a proportion is at most +-0.3 percentage points.
+SAMPLE_ROWS = 100_000
+_EXAMPLES = 20  # texts shown
+_REJECTED_PER_REASON = 5  # rejected variants shown
+_UNITS_PER_RARE_REASON = 2  # additional units to read if the sample has too few variants with a reason
+_ROWS_AT_ONCE = 2_048  # size of the row groups of the units
+_RATIO_EDGES = np.arange(61) / 20
+_COSINE_EDGES = np.arange(-50, 51) / 50
 _PACKAGES = ("manta-embeddings", "torch", "ray", "tokenizers", "transformers", "py3langid", "pyarrow")
 
 
-def write_page(made: Augmentation, named: Sequence[NamedAugmenter], job: Job, seconds: float) -> None:
-    """Write the page of a manifest beside it. seconds: duration of the run so far."""
-    made.store.write(made.series.page(made.number), render(report_of(made, named, job, seconds)).encode())
+def write_page(result: Augmentation, augmenters: Sequence[NamedAugmenter], job: Job, seconds: float) -> None:
+    """Write the report page beside the manifest.
+
+    Args:
+        result: the result of the run.
+        augmenters: augmenters of the job.
+        job: settings of the run.
+        seconds: duration of the run so far.
+    """
+    result.store.write(
+        result.series.page(result.number), render(report_of(result, augmenters, job, seconds)).encode()
+    )
 
 
 def report_of(
-    made: Augmentation, named: Sequence[NamedAugmenter], job: Job, seconds: float, most: int = SAMPLE
+    result: Augmentation,
+    augmenters: Sequence[NamedAugmenter],
+    job: Job,
+    seconds: float,
+    sample_rows: int = SAMPLE_ROWS,
 ) -> AugmentationReport:
-    """The contents of the page.
-
-    Reads units until there are `most` rows, and of them only the columns that are shown.
-    """
-    manifest, store, data = made.manifest, made.store, _collect(made, named, most)
-    corpus = made.corpus or Corpus.read(store, manifest.corpus)
+    """Collect the contents of the page, from a sample of at most `sample_rows` rows."""
+    manifest, store, data = result.manifest, result.store, _collect(result, augmenters, sample_rows)
+    corpus = result.corpus or Corpus.read(store, manifest.corpus)
     folder = manifest.units[0].path.rpartition("/")[0] if manifest.units else ""
     return AugmentationReport(
         name=job.augment.name,
-        number=made.number,
-        uri=made.uri,
+        number=result.number,
+        uri=result.uri,
         units_uri=store.uri_of(folder) if folder else "",
         corpus=str(job.corpus.uri),
         rows=manifest.rows,
         units=len(manifest.units),
-        counts=made.rates(),
+        counts=result.outcome_counts(),
         methods=tuple(data.methods()),
-        sample=data.sample(made.rates()),
+        sample=data.sample(result.outcome_counts()),
         quarantined=corpus.counts["quarantined"],
-        changes=corpus.changes.model_dump(exclude={"unchanged"}) if made.number > 1 else {},
-        encoder=job.encoder.path if needs_encoder(named) else "",
+        changes=corpus.changes.model_dump(exclude={"unchanged"}) if result.number > 1 else {},
+        encoder=job.encoder.path if needs_encoder(augmenters) else "",
         seed=job.augment.seed,
-        model_work=made.model_work,
+        model_work=result.model_work,
         seconds=seconds,
         created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        settings_text=_settings(job, needs_encoder(named)),
+        settings_text=_settings(job, needs_encoder(augmenters)),
         packages=packages(*_PACKAGES),
     )
 
 
 def _settings(job: Job, encodes: bool) -> str:
-    """The settings that decide the variants, as YAML that can be used with --config."""
+    """Return the settings that decide the variants, as YAML for --config."""
     sections = ("corpus", "encoder", "augment") if encodes else ("corpus", "augment")
     tree = {name: getattr(job, name).model_dump(mode="json") for name in sections}
     tree["release"] = {"root": job.release.root}
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=110)
 
 
-def _collect(made: Augmentation, named: Sequence[NamedAugmenter], most: int) -> "_PageData":
-    """Collect the sample: whole units in the order of their hashes, and a few more with rare reasons."""
-    data = _PageData(named)
-    units = sorted(made.manifest.units, key=lambda unit: unit.sha256)
+def _collect(result: Augmentation, augmenters: Sequence[NamedAugmenter], sample_rows: int) -> "_PageData":
+    """Read the sample: units in the order of their hashes, then a few more units with rare reasons."""
+    data = _PageData(augmenters)
+    units = sorted(result.manifest.units, key=lambda unit: unit.sha256)
     read = 0
-    while read < len(units) and data.rows < most:
-        for batch in _batches(made.store, units[read], made.manifest.labels):
-            data.add(batch.slice(0, most - data.rows))
-            if data.rows == most:
+    while read < len(units) and data.rows < sample_rows:
+        for batch in _batches(result.store, units[read], result.manifest.labels):
+            data.add(batch.slice(0, sample_rows - data.rows))
+            if data.rows == sample_rows:
                 break
         read += 1
-    for reason, count in _by_reason(made.manifest.counts()).items():
-        holding = [unit for unit in units[read:] if _by_reason(unit.counts)[reason]]
-        for unit in sorted(holding, key=lambda unit: -_by_reason(unit.counts)[reason])[:_EXTRA_UNITS]:
-            if data.found(reason) < min(count, _REJECTED):
-                for batch in _batches(made.store, unit, made.manifest.labels):
+    for reason, count in _count_by_reason(result.manifest.counts()).items():
+        for unit in _units_with(reason, units[read:]):
+            if data.rejected_count(reason) < min(count, _REJECTED_PER_REASON):
+                for batch in _batches(result.store, unit, result.manifest.labels):
                     data.add_rejected(batch, only=reason)
     return data
+
+
+def _units_with(reason: str, units: Sequence[UnitRecord]) -> list[UnitRecord]:
+    """Return the few units with the most variants that were rejected for that reason."""
+
+    def count(unit: UnitRecord) -> int:
+        return _count_by_reason(unit.counts)[reason]
+
+    return sorted(filter(count, units), key=count, reverse=True)[:_UNITS_PER_RARE_REASON]
 
 
 def _batches(store: Store, unit: UnitRecord, labels: Sequence[str]) -> Iterator[pa.RecordBatch]:
     with pq.ParquetFile(unit.file.open(store)) as file:
         yield from file.iter_batches(
-            _ROWS, columns=["text", "text_key", *(name for label in labels for name in columns_of(label))]
+            _ROWS_AT_ONCE,
+            columns=["text", "text_key", *(name for label in labels for name in columns_of(label))],
         )
 
 
-def _by_reason(counts: Mapping[str, int]) -> Counter[str]:
-    """Number of rejected variants by reason, over all labels of a record's counts."""
-    found: Counter[str] = Counter()
+def _count_by_reason(counts: Mapping[str, int]) -> Counter[str]:
+    """Count the rejected variants by reason, from a record's counts by "label:outcome"."""
+    rejected: Counter[str] = Counter()
     for name, count in counts.items():
-        label, _, reason = name.rpartition(":")
-        if label and reason != "kept":
-            found[reason] += count
-    return found
+        label, _, outcome = name.rpartition(":")
+        if label and outcome != "kept":
+            rejected[outcome] += count
+    return rejected
 
 
-def _with_sample(
-    found: Mapping[bytes, T], keys: Sequence[bytes], at: Callable[[int], T], size: int
+def _extend_sample(
+    sample: Mapping[bytes, T], keys: Sequence[bytes], item_at: Callable[[int], T], size: int
 ) -> dict[bytes, T]:
-    """Keep the items with the `size` smallest hashes of their keys; for equal keys the first one.
+    """Keep the items with the `size` smallest hashes of their keys; of equal keys the first item.
 
     Args:
-        found: the items kept so far, by key.
+        sample: the items sampled so far, by key.
         keys: keys of more items.
-        at: returns the item at an index of `keys`; called only for items that are kept.
+        item_at: returns the item at an index of `keys`; called only for items that are kept.
         size: number of items to keep.
     """
-    indices = {key: index for index, key in reversed(list(enumerate(keys)))}
-    every = list({**dict.fromkeys(found), **dict.fromkeys(indices)})
-    chosen = [every[number] for number in sample_by_key(every, size)] if every else []
-    return {key: found[key] if key in found else at(indices[key]) for key in chosen}
+    first_index = {key: index for index, key in reversed(list(enumerate(keys)))}
+    candidates = list(dict.fromkeys([*sample, *first_index]))
+    chosen = [candidates[index] for index in sample_by_key(candidates, size)] if candidates else []
+    return {key: sample[key] if key in sample else item_at(first_index[key]) for key in chosen}
 
 
 class _PageData:
     """Contents of the page, collected batch by batch."""
 
-    def __init__(self, named: Sequence[NamedAugmenter]) -> None:
-        self.named, self.rows = named, 0
-        self._labels = [label for each in named for label in each.labels]
-        self._texts = np.zeros(len(self._labels), np.int64)
+    def __init__(self, augmenters: Sequence[NamedAugmenter]) -> None:
+        self.augmenters, self.rows = augmenters, 0
+        self._labels = [label for each in augmenters for label in each.labels]
+        # Number of texts with at least 1, 2 ... kept variants.
+        self._texts_by_kept = np.zeros(len(self._labels), np.int64)
         self._ratios, self._cosines = dict[str, VariantHistogram](), dict[str, VariantHistogram]()
         self._examples: dict[bytes, AugmentedExample] = {}
         self._rejected = defaultdict[str, dict[bytes, RejectedVariant]](dict)
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Count the rows and sample examples."""
+        """Add a batch of rows to the histograms and to the examples."""
         self.rows += batch.num_rows
-        kept = np.stack([as_mask(batch[columns_of(label)[0]].is_valid()) for label in self._labels])
-        self._texts += (kept.sum(0)[:, None] > np.arange(len(self._labels))).sum(0)
-        for each in self.named:
+        is_kept = np.stack([as_mask(batch[columns_of(label).kept].is_valid()) for label in self._labels])
+        self._texts_by_kept += (is_kept.sum(0)[:, None] > np.arange(len(self._labels))).sum(0)
+        for each in self.augmenters:
             for label in each.labels:
                 self._measure(batch, label, each)
-        self._examples = _with_sample(
+        self._examples = _extend_sample(
             self._examples, batch["text_key"].to_pylist(), partial(_example, batch, self._labels), _EXAMPLES
         )
         self.add_rejected(batch)
 
     def add_rejected(self, batch: pa.RecordBatch, only: str | None = None) -> None:
-        """Sample the rejected variants; `only` those of one reason, if it is given."""
+        """Sample the rejected variants for each reason, or for the reason `only`."""
         for label in self._labels:
-            reasons = np.array(batch[columns_of(label)[2]].to_pylist(), object)
+            reasons = np.array(batch[columns_of(label).reason].to_pylist(), object)
             for reason in {only} if only else {each for each in reasons if each is not None}:
                 rows = batch.take(pa.array(np.flatnonzero(reasons == reason)))
-                keys, rejected = rows["text_key"].to_pylist(), partial(_rejected, rows, label)
-                self._rejected[reason] = _with_sample(self._rejected[reason], keys, rejected, _REJECTED)
+                self._rejected[reason] = _extend_sample(
+                    self._rejected[reason],
+                    rows["text_key"].to_pylist(),
+                    partial(_rejected, rows, label),
+                    _REJECTED_PER_REASON,
+                )
 
-    def found(self, reason: str) -> int:
-        """Number of sampled variants that were rejected for that reason."""
+    def rejected_count(self, reason: str) -> int:
+        """Number of sampled variants that were rejected for a reason."""
         return len(self._rejected[reason])
 
-    def _measure(self, batch: pa.RecordBatch, label: str, of: NamedAugmenter) -> None:
+    def _measure(self, batch: pa.RecordBatch, label: str, augmenter: NamedAugmenter) -> None:
         """Add a label's length ratios and cosines to the histograms of its method."""
-        variant, rejected, _, similarity = (batch[column] for column in columns_of(label))
-        kept, shown = as_mask(variant.is_valid()), pc.coalesce(variant, rejected)
-        exists, measured = as_mask(shown.is_valid()), as_mask(similarity.is_valid())
-        ratios = (text_lengths(shown) / np.maximum(text_lengths(batch["text"]), 1))[exists]
-        cosines = similarity.to_numpy(zero_copy_only=False)[measured].astype(np.float64)
-        for histograms, values, is_kept, edges, bounds in (
-            (self._ratios, ratios, kept[exists], _RATIOS, of.keep.length_ratio),
-            (self._cosines, cosines, kept[measured], _COSINES, of.keep.similarity),
-        ):
-            new = VariantHistogram.of(values, is_kept, edges, bounds)
-            histograms[of.name] = histograms[of.name] + new if of.name in histograms else new
+        kept, rejected, _, similarity = (batch[column] for column in columns_of(label))
+        is_kept, variants = as_mask(kept.is_valid()), pc.coalesce(kept, rejected)
+        exists, has_cosine = as_mask(variants.is_valid()), as_mask(similarity.is_valid())
+        ratios = (text_lengths(variants) / np.maximum(text_lengths(batch["text"]), 1))[exists]
+        cosines = similarity.to_numpy(zero_copy_only=False)[has_cosine].astype(np.float64)
+        keep = augmenter.keep
+        ratio_counts = VariantHistogram.of(ratios, is_kept[exists], _RATIO_EDGES, keep.length_ratio)
+        cosine_counts = VariantHistogram.of(cosines, is_kept[has_cosine], _COSINE_EDGES, keep.similarity)
+        for histograms, counts in ((self._ratios, ratio_counts), (self._cosines, cosine_counts)):
+            so_far = histograms.get(augmenter.name)
+            histograms[augmenter.name] = so_far + counts if so_far else counts
 
     def methods(self) -> Iterator[VariantMethod]:
         """Yield each method with its histograms."""
-        for each in self.named:
+        for each in self.augmenters:
             yield VariantMethod(
                 each.name,
                 each.settings.method,
@@ -206,21 +232,32 @@ class _PageData:
                 self._cosines.get(each.name),
             )
 
-    def sample(self, rates: Mapping[str, Mapping[str, int]]) -> VariantSample:
-        """The sample, with reasons in the order of their frequency. rates: counts from the manifest."""
-        found = {reason: tuple(each.values()) for reason, each in self._rejected.items() if each}
-        total = {reason: sum(counts.get(reason, 0) for counts in rates.values()) for reason in found}
-        rejected = {reason: found[reason] for reason in sorted(total, key=lambda name: (-total[name], name))}
-        return VariantSample(self.rows, tuple(self._texts.tolist()), tuple(self._examples.values()), rejected)
+    def sample(self, outcome_counts: Mapping[str, Mapping[str, int]]) -> VariantSample:
+        """Return the sample, with the most frequent reasons first.
+
+        Args:
+            outcome_counts: number of variants of the whole corpus by label and by outcome.
+        """
+        sampled = {reason: tuple(each.values()) for reason, each in self._rejected.items() if each}
+        totals = {
+            reason: sum(counts.get(reason, 0) for counts in outcome_counts.values()) for reason in sampled
+        }
+        reasons = sorted(totals, key=lambda reason: (-totals[reason], reason))
+        return VariantSample(
+            self.rows,
+            tuple(self._texts_by_kept.tolist()),
+            tuple(self._examples.values()),
+            {reason: sampled[reason] for reason in reasons},
+        )
 
 
 def _example(batch: pa.RecordBatch, labels: Sequence[str], row: int) -> AugmentedExample:
-    made = []
+    variants = []
     for label in labels:
-        variant, rejected, reason, _ = (batch[name][row].as_py() for name in columns_of(label))
-        made.append((label, rejected if variant is None else variant, reason))
-    return AugmentedExample(batch["text"][row].as_py(), tuple(made))
+        kept, rejected, reason, _ = (batch[name][row].as_py() for name in columns_of(label))
+        variants.append((label, rejected if kept is None else kept, reason))
+    return AugmentedExample(batch["text"][row].as_py(), tuple(variants))
 
 
 def _rejected(batch: pa.RecordBatch, label: str, row: int) -> RejectedVariant:
-    return RejectedVariant(label, batch["text"][row].as_py(), batch[columns_of(label)[1]][row].as_py())
+    return RejectedVariant(label, batch["text"][row].as_py(), batch[columns_of(label).rejected][row].as_py())

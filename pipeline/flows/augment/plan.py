@@ -1,9 +1,9 @@
-"""Run the models and write the units of an augmented corpus."""
+"""Plan the folders of an augmented corpus, run its models, and write its units of variants."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import sha256
+from typing import Any
 
 from pipeline.augment import ModelAugmenter, ModelStage, ModelStats, ModelWork, NamedAugmenter
 from pipeline.config import digest_of
@@ -22,135 +22,154 @@ from pipeline.store.stored import FileRef
 from pipeline.store.units import Corpus, UnitRecord
 from pipeline.text.corpus.corpus_record import record_path
 
-_FORMAT = 1  # of the units written here
-_MODEL_COST = 10  # a model's output for a text takes this many times as long as the text's vector
-_EDITS_PER_VECTOR = 20  # edits that take as long as one vector
+_FORMAT = 1  # version of the units of variants
+# Costs in units of the time to encode one text, estimated:
+_MODEL_COST = 10  # one output of a model
+_EDITS_PER_VECTOR = 20  # this many edits of words cost as much as one vector
 
 
 @dataclass(frozen=True)
 class VariantPlan:
-    """The models and folders of a job's variants, for any corpus."""
+    """The models and folders for a job's variants, and the steps that run them; the same for every corpus."""
 
     job: Job
-    named: tuple[NamedAugmenter, ...]
+    augmenters: tuple[NamedAugmenter, ...]
 
     @cached_property
     def model_stages(self) -> Mapping[str, tuple[ModelStage, ...]]:
         """Stages of each augmenter with models, by the name of its variants."""
         return {
             each.name: each.augmenter.model_stages()
-            for each in self.named
+            for each in self.augmenters
             if isinstance(each.augmenter, ModelAugmenter)
         }
 
     @cached_property
     def folders(self) -> Mapping[str, tuple[str, ...]]:
-        """Folders for the outputs of those stages, by the name of the variants."""
+        """Folders for the outputs of the model stages, by the name of the variants."""
         return {name: stage_folders(each, self.job.augment.seed) for name, each in self.model_stages.items()}
 
     @cached_property
     def digest(self) -> str:
         """sha256 (hex) of everything that decides the variants of a row."""
-        own = [
+        variants = [
             [
                 each.name,
                 list(each.labels),
                 self.folders.get(each.name) or each.augmenter.identity(),
                 each.keep.model_dump(mode="json"),
             ]
-            for each in self.named
+            for each in self.augmenters
         ]
         return digest_of(
             [
                 _FORMAT,
                 self.job.augment.seed,
-                open_folder(self.job.encoder).space_id if needs_encoder(self.named) else None,
+                open_folder(self.job.encoder).space_id if needs_encoder(self.augmenters) else None,
                 self.job.corpus.id,
-                own,
+                variants,
             ]
         )
 
     @property
     def folder(self) -> str:
-        """Folder of the units of variants."""
+        """Folder for the units of variants."""
         return f"units/augmented/{self.digest[:16]}"
 
     def is_small(self, store: Store, corpus: Corpus) -> bool:
-        """Return whether one local process would finish before Ray has started."""
-        todo = sum(
+        """Return whether the work is so small that one local process is faster than starting Ray."""
+        missing_outputs = sum(
             total_rows(list(units_to_do(store, folder, corpus.units)))
             for folders in self.folders.values()
             for folder in folders
         )
-        variants = len(self.named) * corpus.rows
-        cost = _MODEL_COST * todo + variants // _EDITS_PER_VECTOR
-        cost += variants if needs_encoder(self.named) else 0
+        variants = len(self.augmenters) * corpus.rows
+        vectors = variants if needs_encoder(self.augmenters) else 0
+        cost = _MODEL_COST * missing_outputs + variants // _EDITS_PER_VECTOR + vectors
         return is_local(self.job.cluster) and cost <= self.job.cluster.small_rows
 
     def run_models(self, run: Run, corpus: Corpus, parent: Corpus | None) -> tuple[ModelWork, ...]:
-        """Pass every unit of the corpus through the models of each augmenter."""
-        known = {unit.ordinal: unit.sha256 for unit in parent.units} if parent is not None else {}
-        worked = []
-        for each in self.named:
+        """Pass every unit of the corpus through the models of each augmenter.
+
+        Args:
+            run: the run.
+            corpus: the corpus.
+            parent: the corpus of the previous manifest; outputs for its texts are copied.
+        """
+        earlier_units = {unit.ordinal: unit.sha256 for unit in parent.units} if parent is not None else {}
+        model_work = []
+        for each in self.augmenters:
             if not isinstance(each.augmenter, ModelAugmenter):
                 continue
             stages, folders = self.model_stages[each.name], self.folders[each.name]
-            size = len(stages) if each.augmenter.together else 1
-            for first in range(0, len(stages), size):
-                part, reads = slice(first, first + size), folders[first - 1] if first else None
-                task = MakeUnit(run.store, stages[part], folders[part], first, reads, self.job.augment, known)
-                worked.append(self._run_model_stages(run, each.name, task, corpus))
-        return tuple(worked)
+            stages_per_task = len(stages) if each.augmenter.together else 1
+            for first in range(0, len(stages), stages_per_task):
+                part = slice(first, first + stages_per_task)
+                task = MakeUnit(
+                    store=run.store,
+                    model_stages=stages[part],
+                    folders=folders[part],
+                    first_stage=first,
+                    input_folder=folders[first - 1] if first else None,
+                    settings=self.job.augment,
+                    earlier_units=earlier_units,
+                )
+                model_work.append(self._run_model_stages(run, each.name, task, corpus))
+        return tuple(model_work)
 
     def _run_model_stages(self, run: Run, name: str, task: MakeUnit, corpus: Corpus) -> ModelWork:
         title = f"{name}: {', '.join(stage.title for stage in task.model_stages)}"
         todo = list(units_to_do(task.store, task.folders[-1], corpus.units))
-        rows, stats = len(task.model_stages) * total_rows(corpus.units), ModelStats()
-        with run.stages(title, rows) as bar:
-            bar.skip(rows - len(task.model_stages) * total_rows(todo))
+        outputs = len(task.model_stages) * total_rows(corpus.units)
+        new_outputs, stats = len(task.model_stages) * total_rows(todo), ModelStats()
+        with run.stages(title, outputs) as bar:
+            bar.skip(outputs - new_outputs)
             if todo:
                 cluster = _cluster_for(self.job.cluster, [stage.model for stage in task.model_stages])
-                for _, spent in run.workers.map_units(task, todo, run.workers.pool(cluster, len(todo)), bar):
-                    stats = stats.merge(spent)
-            bar.reach(len(task.model_stages) * total_rows(todo))
+                pool = run.workers.pool(cluster, len(todo))
+                for _, unit_stats in run.workers.map_units(task, todo, pool, bar):
+                    stats = stats.merge(unit_stats)
+            bar.reach(new_outputs)
             bar.stage.note = _describe(stats)
         return ModelWork(title, stats, run.stages.seconds()[title])
 
     def write_variants(self, run: Run, corpus: Corpus) -> tuple[UnitRecord, ...]:
-        """Write the units of variants, in the corpus's order; units without a live row are left out."""
+        """Write the units of variants, and return their records in the order of the corpus.
+
+        Corpus units without a live row get none.
+        """
         store, workers = run.store, run.workers
         task = AssembleUnit(
             store,
-            self.named,
+            self.augmenters,
             {name: folders[-1] for name, folders in self.folders.items()},
             self.folder,
             self.job.augment.seed,
             self.job.corpus.id,
             corpus.dead,
-            encoder_for_workers(self.job.encoder, store, workers) if needs_encoder(self.named) else None,
+            encoder_for_workers(self.job.encoder, store, workers) if needs_encoder(self.augmenters) else None,
             workers.encode_settings(self.job.encode),
         )
         live = [unit for unit in corpus.units if unit.rows > unit.dead]
         todo = sorted(live, key=lambda unit: (-unit.bytes, unit.sha256))
-        made: dict[str, UnitRecord] = {}
+        records: dict[str, UnitRecord] = {}
         pool = workers.pool(self.job.cluster, len(todo))
         with run.stages("variants", total_rows(todo)) as bar:
             for number, record in workers.map_units(task, todo, pool, bar):
-                made[todo[number].sha256] = record
+                records[todo[number].sha256] = record
             bar.reach(total_rows(todo))
-        return tuple(made[unit.sha256] for unit in live)
+        return tuple(records[unit.sha256] for unit in live)
 
     def manifest(self, store: Store, corpus: Corpus, units: tuple[UnitRecord, ...]) -> Augmented:
-        """The manifest of a run."""
+        """Build the manifest for the written units."""
         path = record_path(corpus.id)
-        content = store.read(path)
         return Augmented(
             stage="augmented",
             units=units,
             parents=(corpus.id,),
             settings_digest=self.digest,
-            labels=tuple(label for each in self.named for label in each.labels),
-            corpus=FileRef(path=path, sha256=sha256(content).hexdigest(), bytes=len(content)),
+            labels=tuple(label for each in self.augmenters for label in each.labels),
+            corpus=FileRef.of(path, store.read(path)),
             corpus_digest=corpus.digest,
             makings=self.folders,
             settings=self.job.augment.model_dump(mode="json"),
@@ -158,21 +177,27 @@ class VariantPlan:
 
 
 def _cluster_for(cluster: ClusterSettings, models: Sequence[ModelSettings]) -> ClusterSettings:
-    """The cluster's settings for workers that hold these models; settings of a model take precedence."""
-    own = [model.model_dump(include={"cpus_per_worker", "gpus_per_worker", "workers"}) for model in models]
-    named = {name: [each[name] for each in own if each[name] is not None] for name in own[0]}
-    changes = {name: max(values) for name, values in named.items() if values}
+    """Adapt the cluster's settings to workers that hold these models.
+
+    If models set their own CPUs, GPUs or workers, the largest of these values replaces the cluster's.
+    """
+    changes: dict[str, Any] = {}
+    for name in ("cpus_per_worker", "gpus_per_worker", "workers"):
+        values = [value for model in models if (value := getattr(model, name)) is not None]
+        if values:
+            changes[name] = max(values)
     if "workers" in changes:
         changes["workers"] = WorkerSettings(min=1, max=changes["workers"])
     return cluster.model_copy(update=changes)
 
 
 def _describe(stats: ModelStats) -> str:
-    """The work of a stage as a phrase for people."""
+    """Describe the texts, speed and padding of a stage in one line for people; empty if there was no work."""
     if not stats.texts or not stats.seconds:
         return ""
     work = ModelWork("", stats, stats.seconds)
     return (
-        f"{stats.texts:,} texts; {work.per_s('texts'):,.0f} texts and {work.per_s('tokens_out'):,.0f} tokens "
+        f"{stats.texts:,} texts; {work.per_s(stats.texts):,.0f} texts and "
+        f"{work.per_s(stats.tokens_out):,.0f} tokens "
         f"written a second of a worker; padding {work.padding:.1%}"
     )

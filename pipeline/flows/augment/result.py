@@ -12,16 +12,17 @@ from pipeline.store.units import Corpus
 
 @dataclass(frozen=True)
 class Augmentation:
-    """The result of a run."""
+    """The manifest of a run, with the work of its models."""
 
     status: Literal["augmented", "unchanged"]
-    """unchanged if an earlier run had already made it"""
+    """unchanged if the newest manifest, of an earlier run, already has the same content"""
     store: Store
     series: Series
     number: int
     """number of the manifest"""
     manifest: Augmented
     corpus: Corpus | None = None
+    """None if the run did not read the corpus, because neither its files nor the settings had changed"""
     model_work: tuple[ModelWork, ...] = ()
 
     @property
@@ -34,8 +35,8 @@ class Augmentation:
         """URI of the report page."""
         return self.store.uri_of(self.series.page(self.number))
 
-    def rates(self) -> dict[str, dict[str, int]]:
-        """Variants by label: number kept, and number rejected by reason, the most frequent first."""
+    def outcome_counts(self) -> dict[str, dict[str, int]]:
+        """Count the variants of each label by outcome ("kept" or a reason), the most frequent first."""
         counts: dict[str, Counter[str]] = {label: Counter(kept=0) for label in self.manifest.labels}
         for name, count in self.manifest.counts().items():
             label, colon, outcome = name.rpartition(":")

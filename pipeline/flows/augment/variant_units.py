@@ -1,4 +1,4 @@
-"""Units of variants, one for each corpus unit: edit words or read model outputs, and judge the results."""
+"""Write a unit of variants for each corpus unit: edit words or read model outputs, and judge the results."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,29 +17,38 @@ from pipeline.augment.keep import Candidates, JudgedVariants, Vectors, judge
 from pipeline.config import digest_of
 from pipeline.flows.augment.model_units import model_columns, read_outputs
 from pipeline.flows.workers.tasks import progress
-from pipeline.flows.workers.worker import loaded
+from pipeline.flows.workers.worker import worker_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.store.arrays import one_chunk
 from pipeline.store.base import Store
-from pipeline.store.dead import Dead
-from pipeline.store.once import put_by_content, remembered
-from pipeline.store.schema import KEY, carried_name, kept_name
+from pipeline.store.dead import DeadRows
+from pipeline.store.once import load_or_make, put_by_content
+from pipeline.store.schema import KEY, original_name, stored_name
 from pipeline.store.stored import FileRef
 from pipeline.store.units import CorpusUnit, UnitRecord
 
-_ROWS = 2_048  # judged together, so that the encoder's buffers are full
-# columns of a corpus unit that are not kept columns; the last one holds the text before normalization
-_OWN = ("id", "text", "text_key", "file", "row", carried_name("text"))
-_TYPES = (pa.string(), pa.string(), pa.string(), pa.float32())
+_ROWS_AT_ONCE = 2_048  # rows whose variants are judged together, so that the encoder's buffers are full
+# columns of every corpus unit, besides those of corpus.keep; the last one holds the text before normalization
+_INGESTED_COLUMNS = ("id", "text", "text_key", "file", "row", stored_name("text"))
+_VARIANT_TYPES = (pa.string(), pa.string(), pa.string(), pa.float32())  # of the columns of `VariantColumns`
 
 
-def columns_of(label: str) -> tuple[str, str, str, str]:
-    """Names of a variant's columns.
+class VariantColumns(NamedTuple):
+    """Names of the columns of one variant, in the order in which they are stored."""
 
-    Returns:
-        The kept text, the rejected text, the reason, and the cosine with the original text.
-    """
-    return f"variant_{label}", f"rejected_{label}", f"reason_{label}", f"similarity_{label}"
+    kept: str
+    """column of the variant; null if it was rejected"""
+    rejected: str
+    """column of the variant; null if it was kept"""
+    reason: str
+    """column of the reason of the rejection"""
+    similarity: str
+    """column of the cosine with the original text"""
+
+
+def columns_of(label: str) -> VariantColumns:
+    """Return the names of the columns of a variant."""
+    return VariantColumns(f"variant_{label}", f"rejected_{label}", f"reason_{label}", f"similarity_{label}")
 
 
 @dataclass(frozen=True)
@@ -46,27 +56,29 @@ class AssembleUnit:
     """Write the variants of one corpus unit."""
 
     store: Store
-    named: tuple[NamedAugmenter, ...]
-    makings: Mapping[str, str]
-    """folders of model outputs, by the name of the variants"""
+    augmenters: tuple[NamedAugmenter, ...]
+    model_folders: Mapping[str, str]
+    """folders of the models' outputs, by the name of the variants"""
     folder: str
-    """folder for the units written here, named by everything that decides their content"""
+    """folder for the units of variants, named by a digest of everything that decides their content"""
     seed: int
     id_name: str
+    """name of the column of ids"""
     dead: FileRef | None
+    """file that lists the deleted rows of the corpus"""
     encoder: EncoderSettings | None
-    """for similarities; None if no similarity is bounded"""
+    """encoder of the similarities; None if no similarity is bounded"""
     encode: EncodeSettings
 
     def start(self) -> Callable[[CorpusUnit], UnitRecord]:
-        """Load thesauri, dead rows and encoder, and return the work on a unit."""
+        """Load thesauri, dead rows and encoder, and return the function that processes a unit."""
         edits = {
             each.name: each.augmenter.start()
-            for each in self.named
+            for each in self.augmenters
             if isinstance(each.augmenter, WordAugmenter)
         }
-        dead = Dead.load(self.store, self.dead)
-        vectors = None if self.encoder is None else loaded(self.encoder, self.encode).encode
+        dead = DeadRows(self.store, self.dead)
+        vectors = None if self.encoder is None else worker_encoder(self.encoder, self.encode).encode
 
         def work(unit: CorpusUnit) -> UnitRecord:
             dead_rows = dead.rows_of(unit.ordinal)
@@ -81,7 +93,7 @@ class AssembleUnit:
                     stored = dict(put_by_content(self.store, file, stem, counts["rows"], digits=12))
                 return UnitRecord(name=name, **stored, counts=counts, source=unit.sha256)
 
-            return remembered(self.store, f"{name}.json", UnitRecord, make)
+            return load_or_make(self.store, f"{name}.json", UnitRecord, make)
 
         return work
 
@@ -93,42 +105,49 @@ class AssembleUnit:
         edits: Mapping[str, Edit],
         vectors: Vectors | None,
     ) -> Counter[str]:
+        """Write the variants of the live rows to a file, and count the rows and the variants by outcome."""
         source = pq.read_table(unit.file.open(self.store))
         schema, counts = self._schema(source.schema), Counter(rows=unit.rows - len(dead_rows))
-        made = {name: read_outputs(self.store, folder, unit) for name, folder in self.makings.items()}
+        model_outputs = {
+            name: read_outputs(self.store, folder, unit) for name, folder in self.model_folders.items()
+        }
         live = np.ones(unit.rows, bool)
         live[dead_rows] = False
         with pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=False) as writer:
-            for start in range(0, unit.rows, _ROWS):
-                rows = pa.array(start + np.flatnonzero(live[start : start + _ROWS]))
+            for start in range(0, unit.rows, _ROWS_AT_ONCE):
+                rows = pa.array(start + np.flatnonzero(live[start : start + _ROWS_AT_ONCE]))
                 if len(rows):
                     batch = source.take(rows).combine_chunks()
-                    parts = {name: table.take(rows) for name, table in made.items()}
-                    judged = judge(one_chunk(batch["text"]), self._candidates(batch, parts, edits), vectors)
-                    for label, each in judged.items():
-                        counts.update({f"{label}:{outcome}": n for outcome, n in each.counts().items()})
+                    outputs = {name: table.take(rows) for name, table in model_outputs.items()}
+                    judged = judge(one_chunk(batch["text"]), self._candidates(batch, outputs, edits), vectors)
+                    for label, variants in judged.items():
+                        for outcome, count in variants.counts().items():
+                            counts[f"{label}:{outcome}"] += count
                     writer.write_table(self._table(batch, judged, schema))
-                progress(min(start + _ROWS, unit.rows))
+                progress(min(start + _ROWS_AT_ONCE, unit.rows))
         progress(unit.rows, last=True)
         return counts
 
     def _candidates(
-        self, batch: pa.Table, made: Mapping[str, pa.Table], edits: Mapping[str, Edit]
+        self, batch: pa.Table, model_outputs: Mapping[str, pa.Table], edits: Mapping[str, Edit]
     ) -> dict[str, Candidates]:
-        found: dict[str, Candidates] = {}
-        for each in self.named:
+        """Return the variants of a batch of rows by label, from the models' outputs or by editing words."""
+        candidates: dict[str, Candidates] = {}
+        for each in self.augmenters:
             for number, label in enumerate(each.labels):
-                if each.name in made:
-                    texts, reasons = (one_chunk(made[each.name][name]) for name in model_columns(number))
+                if each.name in model_outputs:
+                    outputs = model_outputs[each.name]
+                    texts, reasons = (one_chunk(outputs[name]) for name in model_columns(number))
                 else:
-                    texts = pa.array(
-                        self._edited(batch, each.name, number, edits[each.name]), pa.large_string()
+                    edited = self._edit_texts(batch, each.name, number, edits[each.name])
+                    texts, reasons = (
+                        pa.array(edited, pa.large_string()),
+                        pa.nulls(batch.num_rows, pa.string()),
                     )
-                    reasons = pa.nulls(batch.num_rows, pa.string())
-                found[label] = Candidates(texts, reasons, each.keep)
-        return found
+                candidates[label] = Candidates(texts, reasons, each.keep)
+        return candidates
 
-    def _edited(self, batch: pa.Table, name: str, number: int, edit: Edit) -> Iterator[str]:
+    def _edit_texts(self, batch: pa.Table, name: str, number: int, edit: Edit) -> Iterator[str]:
         generator = partial(keyed_rng, self.seed, name, number)
         return (
             " ".join(edit(text.split(), generator(row_id)))
@@ -136,22 +155,22 @@ class AssembleUnit:
         )
 
     def _schema(self, corpus: pa.Schema) -> pa.Schema:
-        kept = [corpus.field(name).with_name(kept_name(name)) for name in corpus.names if name not in _OWN]
-        own = [
+        kept = [
+            corpus.field(name).with_name(original_name(name))
+            for name in corpus.names
+            if name not in _INGESTED_COLUMNS
+        ]
+        text = [
             pa.field(self.id_name, corpus.field("id").type, nullable=False),
             pa.field("text", pa.string(), nullable=False),
             pa.field("text_key", KEY, nullable=False),
         ]
-        variants = [
-            pair
-            for each in self.named
-            for label in each.labels
-            for pair in zip(columns_of(label), _TYPES, strict=True)
-        ]
-        return pa.schema([*own, *kept, *variants])
+        labels = [label for each in self.augmenters for label in each.labels]
+        variants = [pair for label in labels for pair in zip(columns_of(label), _VARIANT_TYPES, strict=True)]
+        return pa.schema([*text, *kept, *variants])
 
     def _table(self, batch: pa.Table, judged: Mapping[str, JudgedVariants], schema: pa.Schema) -> pa.Table:
-        kept = [batch[name] for name in batch.column_names if name not in _OWN]
+        kept = [batch[name] for name in batch.column_names if name not in _INGESTED_COLUMNS]
         variants = [(each.kept, each.rejected, each.reasons, each.similarity) for each in judged.values()]
         arrays = [batch["id"], batch["text"], batch["text_key"], *kept, *chain.from_iterable(variants)]
         return pa.table(

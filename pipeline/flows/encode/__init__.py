@@ -1,4 +1,4 @@
-"""Encoding units of the corpus into units of vectors, each exactly once, with harmful texts isolated.
+"""Encode units of the corpus into units of vectors, each once, and isolate texts that kill the encoder.
 
-From outside: `encode`, `EncodeUnit`, and `EncodeBlocks` for a Ray dataset of your own.
+Other packages use `encode`, `EncodeUnit`, and `EncodeBlocks` for Ray datasets.
 """

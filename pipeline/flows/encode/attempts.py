@@ -1,21 +1,21 @@
-"""Mark the attempts at a unit, so that a unit whose attempts keep dying is noticed."""
+"""Count the attempts to encode a unit by files, so that a unit whose attempts keep dying is noticed."""
 
 import uuid
 from dataclasses import dataclass
 
 from pipeline.store.base import Store
 
-LIMIT = 3  # attempts of one run that did not end; the next one works in a child process
+MAX_ATTEMPTS = 3  # unfinished attempts of one run; the next one encodes in a child process
 
 
 @dataclass(frozen=True)
 class Attempts:
-    """The attempts at one unit.
+    """The attempts to encode one unit, as one file each beside the unit's record.
 
     Attributes:
-        store: of the unit.
+        store: store of the unit.
         record: path of the unit's record.
-        run: id of the driver's run. Marks of other runs are ignored: these may have been stopped by hand.
+        run: id of the driver's run. Attempts of other runs do not count: users may have stopped those runs.
     """
 
     store: Store
@@ -23,17 +23,17 @@ class Attempts:
     run: str
 
     def begin(self) -> int:
-        """Leave a mark. Returns the number of earlier attempts of this run that did not end."""
-        earlier = [path for path in self._marks() if f"/{self.run}-" in path]
+        """Record an attempt. Returns the number of earlier attempts of this run that did not end."""
+        earlier = [path for path in self._files() if f"/{self.run}-" in path]
         self.store.write(f"{self._folder}/{self.run}-{uuid.uuid4().hex[:12]}", b"")
         return len(earlier)
 
     def end(self) -> None:
-        """Delete all marks: the unit is done."""
-        for path in self._marks():
+        """Delete the files of all attempts: the unit is done."""
+        for path in self._files():
             self.store.delete(path)
 
-    def _marks(self) -> list[str]:
+    def _files(self) -> list[str]:
         return [entry.path for entry in self.store.list(self._folder)]
 
     @property

@@ -1,7 +1,6 @@
 """Encode the units of a corpus on a pool of workers that hold the encoder."""
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +9,9 @@ import pyarrow.compute as pc
 from pipeline.errors import DataError, ModelError
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.encode.rejected import rejected_warnings
-from pipeline.flows.encode.unit import EncodeUnit, WorkerStats, load_record, record_path
+from pipeline.flows.encode.samples import sample_folder, with_samples
+from pipeline.flows.encode.unit import EncodeUnit, load_record, record_path
+from pipeline.flows.encode.worker_stats import WorkerStats
 from pipeline.flows.rows import placed_units
 from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import Pool
@@ -18,13 +19,11 @@ from pipeline.flows.workers.worker import gpu_assigned
 from pipeline.log import Running, say
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
-from pipeline.store.base import Store
+from pipeline.store.base import Store, in_threads
 from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.units import Corpus, CorpusUnit, Manifest, UnitRecord, total
+from pipeline.store.units import Corpus, CorpusUnit, Manifest, UnitRecord, sum_counts
 from pipeline.text.corpus.normalize import normalize
 from pipeline.text.tokens.coverage import token_counts, token_warnings
-
-_READERS = 16  # small files read at once: over a network each takes a round trip
 
 
 class EncodeBlocks:
@@ -34,10 +33,10 @@ class EncodeBlocks:
     get a null vector. Batches of a few thousand rows fill the encoder's buffers well.
 
     Args:
-        encoder: settings, or the path of the encoder.
+        encoder: settings of the encoder, or its path.
         text: column to encode.
         vector: column for the vectors; it must not exist.
-        encode: settings (default: those of a night).
+        encode: settings of the encoding (default: those of a night).
     """
 
     def __init__(
@@ -51,8 +50,8 @@ class EncodeBlocks:
         from pipeline.models.inference.encoder import load_encoder
 
         settings = EncoderSettings(path=encoder) if isinstance(encoder, str) else encoder
-        arithmetic = encode or EncodeSettings()
-        self._encoder = load_encoder(settings, arithmetic, resolve(arithmetic.device, float(gpu_assigned())))
+        encode = encode or EncodeSettings()
+        self._encoder = load_encoder(settings, encode, resolve(encode.device, float(gpu_assigned())))
         self._text, self._vector = text, vector
 
     def __repr__(self) -> str:
@@ -70,7 +69,7 @@ class EncodeBlocks:
         if self._vector in block.column_names:
             raise DataError(
                 "EncodeBlocks",
-                f"no column {self._vector!r} yet, the vectors become it",
+                f"no column {self._vector!r}, which will contain the vectors",
                 found,
                 "drop it, or name another: fn_constructor_kwargs={'vector': ...}",
             )
@@ -87,25 +86,25 @@ class EncodeBlocks:
 
 
 def encode(run: Run, corpus: Corpus, before: ReleaseManifest | None = None) -> tuple[Manifest, WorkerStats]:
-    """Encode the units of the corpus that have no record yet, largest first so that none is late at the end.
+    """Encode the units of the corpus that have no record yet, the largest first to keep all workers busy.
 
     Args:
-        before: the release whose vectors are copied for equal texts, if they are of the same space and type.
+        before: the previous release. Its vectors of equal texts are copied if space and type are the same.
 
     Returns:
         The units of vectors in the order of the corpus, and the workers' timings and counters.
     """
     job, store = run.job, run.store
-    run.workers.check(job.cluster)  # even if there is nothing to encode: gates encode later
+    run.workers.check(job.cluster)  # even if there is nothing to encode here, because the gates encode later
     space_id = open_folder(job.encoder).space_id
-    made = finished(store, corpus, space_id, job)
+    records = load_records(store, corpus, job, before)
     todo = sorted(
-        (unit for unit in corpus.units if unit.sha256 not in made),
+        (unit for unit in corpus.units if unit.sha256 not in records),
         key=lambda unit: (-unit.bytes, unit.sha256),
     )
     stats = WorkerStats()
     with run.stages("encode", sum(unit.rows for unit in corpus.units)) as bar:
-        bar.skip(sum(unit.rows for unit in corpus.units if unit.sha256 in made))
+        bar.skip(sum(unit.rows for unit in corpus.units if unit.sha256 in records))
         if todo:
             pool = run.workers.wide_pool(job.cluster, len(todo))
             task = EncodeUnit(
@@ -117,31 +116,36 @@ def encode(run: Run, corpus: Corpus, before: ReleaseManifest | None = None) -> t
                 placed_units(before) if before and _can_copy(before, job, space_id) else (),
                 job.cluster.patience_s,
             )
-            records, stats = encode_units(run, task, todo, pool, bar)
-            made |= {unit.sha256: record for unit, record in zip(todo, records, strict=True)}
+            new_records, stats = encode_units(run, task, todo, pool, bar)
+            records |= {unit.sha256: record for unit, record in zip(todo, new_records, strict=True)}
         bar.reach(sum(unit.rows for unit in todo))
-        bar.stage.note = _waits(stats)
-    units = tuple(made[unit.sha256] for unit in corpus.units)
+        records = with_samples(run, records, before)
+        bar.stage.note = _waiting_note(stats)
+    units = tuple(records[unit.sha256] for unit in corpus.units)
     _warn(units, before)
-    check_any(units, job.encoder, "the whole corpus")
+    check_any_vector(units, job.encoder, "the whole corpus")
     return Manifest(stage="vectors", units=units, parents=(corpus.digest,), settings_digest=space_id), stats
 
 
 def encode_units(
     run: Run, task: EncodeUnit, units: Sequence[CorpusUnit], pool: Pool, bar: Running
 ) -> tuple[tuple[UnitRecord, ...], WorkerStats]:
-    """Run the task over the units; log warnings. Returns their records in order, and the workers' stats."""
+    """Encode the units and log warnings. Returns their records in order, and the workers' stats."""
     records, stats = {}, WorkerStats()
-    for number, (record, of_unit) in run.workers.map_units(task, units, pool, bar):
+    for number, (record, unit_stats) in run.workers.map_units(task, units, pool, bar):
         records[number] = record
-        stats = stats.merge(of_unit)
+        stats = stats.merge(unit_stats)
     for sentence in stats.warnings:
         say(sentence)
     return tuple(records[number] for number in range(len(units))), stats
 
 
-def check_any(records: Sequence[UnitRecord], encoder: EncoderSettings, texts: str) -> None:
-    """Raise ModelError if no unit has a vector. texts: description of the texts."""
+def check_any_vector(records: Sequence[UnitRecord], encoder: EncoderSettings, texts: str) -> None:
+    """Raise ModelError if no unit has a vector.
+
+    Args:
+        texts: description of the texts, for the message.
+    """
     if not any(record.rows for record in records):
         raise ModelError(
             encoder.path,
@@ -163,41 +167,72 @@ def _warn(units: Sequence[UnitRecord], before: ReleaseManifest | None) -> None:
     known = {unit.path for unit in before.units} if before is not None else set()
     counts = [unit.counts for unit in units]
     tokens = token_counts(counts, [unit.counts for unit in units if unit.path not in known])
-    sums = total(counts)
+    sums = sum_counts(counts)
     for sentence in (*token_warnings(tokens), *rejected_warnings(sums, sums.get("rows", 0))):
         say(f"warning: {sentence}")
 
 
-def waiting_rows(corpus: Corpus, job: Job, store: Store) -> int:
-    """Return the rows of units that are not encoded yet."""
-    made = finished(store, corpus, open_folder(job.encoder).space_id, job)
-    return sum(unit.rows for unit in corpus.units if unit.sha256 not in made)
+def count_unencoded_rows(
+    corpus: Corpus, job: Job, store: Store, before: ReleaseManifest | None = None
+) -> int:
+    """Return the number of rows in units that are not encoded yet.
+
+    Args:
+        before: the previous release.
+    """
+    records = load_records(store, corpus, job, before)
+    return sum(unit.rows for unit in corpus.units if unit.sha256 not in records)
 
 
-def finished(store: Store, corpus: Corpus, space_id: str, job: Job) -> dict[str, UnitRecord]:
-    """Load the records of complete units, by the sha256 of the corpus unit. Sizes come from listings."""
+def load_records(
+    store: Store, corpus: Corpus, job: Job, before: ReleaseManifest | None
+) -> dict[str, UnitRecord]:
+    """Load the records of the units that are encoded already, by the sha256 of their corpus unit.
+
+    A record is left out if one of its files is missing or has another size in the listing of its folder. If
+    this is its sample, the record comes without it.
+
+    Args:
+        before: the previous release. If it has a table of its units, their records are made from it.
+    """
+    space_id = open_folder(job.encoder).space_id
     paths = [record_path(space_id, unit, job.encode, job.corpus.id) for unit in corpus.units]
-    folders = (paths[0].rpartition("/")[0], f"moments/{space_id[:16]}", f"quarantine/{space_id[:16]}")
-    sizes = {entry.path: entry.size for folder in folders for entry in store.list(folder)}
+    folders = (
+        paths[0].rpartition("/")[0],
+        f"moments/{space_id[:16]}",
+        f"quarantine/{space_id[:16]}",
+        sample_folder(space_id),
+    )
+    sizes = {entry.path: entry.size for entries in in_threads(store.list, folders) for entry in entries}
+    known = _released_records(before, space_id)
+    others = [path for path in paths if path in sizes and path not in known]
+    found = in_threads(lambda path: load_record(store, path, space_id), others)
+    known |= dict(zip(others, found, strict=True))
 
-    def load(path: str) -> UnitRecord | None:
-        record = load_record(store, path, space_id) if path in sizes else None
+    def complete(path: str) -> UnitRecord | None:
+        record = known[path] if path in sizes else None
+        if record and record.sample and sizes.get(record.sample.path) != record.sample.bytes:
+            record = record.model_copy(update={"sample": None})
         files = record.references() if record else ()
         return record if all(sizes.get(file.path) == file.bytes for file in files) else None
 
-    with ThreadPoolExecutor(_READERS) as pool:
-        records = list(pool.map(load, paths))
+    records = map(complete, paths)
     return {unit.sha256: record for unit, record in zip(corpus.units, records, strict=True) if record}
 
 
-def _waits(stats: WorkerStats) -> str:
+def _released_records(before: ReleaseManifest | None, space_id: str) -> dict[str, UnitRecord | None]:
+    """Return the records of a release's units of vectors in a space, by their paths, if it has them."""
+    if before is None or before.space_id != space_id:
+        return {}
+    return {unit.record: record for unit in before.units if (record := unit.vectors_record())}
+
+
+def _waiting_note(stats: WorkerStats) -> str:
     """Return a note on the time that workers waited for tokenizer and store; empty if nothing was encoded."""
-    forward_s, tokenizer_s, store_s, tokens = (
-        stats.seconds.get(name, 0.0) for name in ("forward_s", "waiting_s", "store", "tokens")
-    )
-    if not (sum_s := forward_s + tokenizer_s + store_s):
+    waiting = stats.waiting_proportions()
+    if not waiting:
         return ""
     return (
-        f"{tokens:,.0f} tokens; workers waited {tokenizer_s / sum_s:.1%} for the tokenizer, "
-        f"{store_s / sum_s:.1%} for the store"
+        f"{stats.totals.get('tokens', 0):,.0f} tokens; workers waited {waiting['tokenizer']:.1%} for the "
+        f"tokenizer, {waiting['store']:.1%} for the store"
     )

@@ -1,4 +1,4 @@
-"""Copy the encoder into the release: later readers open the copy, and so do workers without a shared disk."""
+"""Copy the encoder into the store, for readers of the release and for workers that do not share a disk."""
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -14,44 +14,43 @@ from pipeline.store.base import Store
 from pipeline.store.manifest import EncoderFiles
 from pipeline.store.stored import FileRef
 
-_IN_MEMORY = 256 << 20  # bytes; larger files, such as tables of millions of words, are copied on disk
-_WRITERS = 8  # files written at once: over a network each takes a round trip
+_MAX_IN_MEMORY = 256 << 20  # bytes; larger files, such as tables of millions of words, are copied on disk
+_WRITERS = 8  # files written at once, since each write over a network waits for an answer
 
 
 def encoder_copy_path(folder: EncoderFolder) -> str:
-    """Return the path of the copy, named by all files of the encoder.
+    """Return the path of the encoder's copy, named by a digest of all its files.
 
-    Files that no vector depends on (prompts, versions) lead to another folder too.
+    Files on which no vector depends, such as prompts, count too.
     """
     return f"encoders/{digest_of(dict(folder.files))[:24]}"
 
 
 def keep_encoder(folder: EncoderFolder, store: Store) -> EncoderFiles:
-    """Copy the encoder's files into the store, unless they are there."""
-    top = encoder_copy_path(folder)
-    stored = {entry.path: entry.size for entry in store.list(top)}
+    """Copy the encoder's files into the store, except files that are there already."""
+    root = encoder_copy_path(folder)
+    stored = {entry.path: entry.size for entry in store.list(root)}
 
-    def copy(named: tuple[str, str]) -> FileRef:
-        name, sha256 = named
-        file, path = folder.file(name), f"{top}/{name}"
+    def copy(name: str) -> FileRef:
+        file, path = folder.file(name), f"{root}/{name}"
         size = file.stat().st_size
         if stored.get(path) != size:
-            if size <= _IN_MEMORY:
+            if size <= _MAX_IN_MEMORY:
                 store.write(path, file.read_bytes())
             else:
                 with store.scratch() as scratch:
                     store.put(Path(shutil.copyfile(file, scratch / file.name)), path)
-        return FileRef(path=name, sha256=sha256, bytes=size)
+        return FileRef(path=name, sha256=folder.files[name], bytes=size)
 
     with ThreadPoolExecutor(_WRITERS) as pool:
-        return EncoderFiles(path=top, files=tuple(pool.map(copy, sorted(folder.files.items()))))
+        return EncoderFiles(path=root, files=tuple(pool.map(copy, sorted(folder.files))))
 
 
 def encoder_for_workers(settings: EncoderSettings, store: Store, workers: Workers) -> EncoderSettings:
     """Return settings of the same encoder with a path that workers on any node can read.
 
-    If the store is remote, that is the release's copy, which workers read through the cache of their node. If
-    it is a directory, every node has to see it, and the encoder's folder too.
+    If the store is remote, this is the path of the copy in the store, which workers read through the cache of
+    their node. If the store is a directory, it and the encoder's folder must be visible on every node.
     """
     if "://" in settings.path or not store.shared or workers.shares_disk:
         return with_absolute_paths(settings)

@@ -1,7 +1,8 @@
 """Tasks for a few texts: sample them from the corpus, and encode them on a worker."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import pyarrow as pa
@@ -11,21 +12,26 @@ import pyarrow.parquet as pq
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import PlainTask, Pool
-from pipeline.flows.workers.worker import loaded
-from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.flows.workers.worker import worker_encoder
+from pipeline.flows.workers.workers import Workers
+from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
 from pipeline.stats.sample import sample_by_key
 from pipeline.store.base import Store
-from pipeline.store.dead import Dead
+from pipeline.store.dead import DeadRows
+from pipeline.store.schema import corpus_schema
 from pipeline.store.stored import FileRef
 from pipeline.store.units import CorpusUnit
 
-_BATCH = 65_536  # rows read together
-_SPARE = 4  # rows kept for each text wanted, since equal texts count once
+_BATCH_ROWS = 65_536  # read together
+_MIN_GROUP_UNITS = 64  # corpus units that a worker samples at once, unless there are fewer
+_MAX_GROUPS = 64
+_NO_TEXTS = corpus_schema(pa.string()).empty_table().select(["text", "text_key"])
+_ROWS_PER_TEXT = 4  # rows kept for each text to return, since equal texts are returned once
 
 
 @dataclass(frozen=True)
 class EncodeTexts:
-    """Encode texts like those of the corpus, or like queries. Returns (n, dim)."""
+    """Encode texts like texts of the corpus, or as queries. Returns (n, dim)."""
 
     encoder: EncoderSettings
     encode: EncodeSettings
@@ -33,12 +39,12 @@ class EncodeTexts:
 
     def start(self) -> Callable[[tuple[str, ...]], np.ndarray]:
         """Load the encoder; the work encodes a tuple of texts."""
-        encoder = loaded(self.encoder, self.encode)
+        encoder = worker_encoder(self.encoder, self.encode)
         return lambda texts: np.asarray(encoder.encode(list(texts), query=self.query))
 
 
 def encode_texts(run: Run, texts: tuple[str, ...], *, query: bool = False) -> np.ndarray:
-    """Encode texts on one worker, like those of the corpus or like queries. Returns (n, dim)."""
+    """Encode texts on one worker, like texts of the corpus or as queries. Returns (n, dim)."""
     task = EncodeTexts(
         encoder_for_workers(run.job.encoder, run.store, run.workers),
         run.workers.encode_settings(run.job.encode),
@@ -47,39 +53,59 @@ def encode_texts(run: Run, texts: tuple[str, ...], *, query: bool = False) -> np
     return run.workers.run(task, texts, Pool.of_one(run.job.cluster))
 
 
+def sample_texts(
+    workers: Workers, settings: ClusterSettings, sample: "SampleTexts", units: Sequence[CorpusUnit]
+) -> tuple[str, ...]:
+    """Sample different texts of the live rows of corpus units, by content key, on the index workers.
+
+    Returns:
+        At most `sample.count` texts in the order of their keys, with the same result on any cluster.
+    """
+    size = max(_MIN_GROUP_UNITS, -(-len(units) // _MAX_GROUPS))
+    groups = [tuple(units[start : start + size]) for start in range(0, len(units), size)]
+    if len(groups) == 1:  # one item starts faster without a pool of workers of its own
+        return sample.texts([workers.run(sample, groups[0], Pool(1))])
+    found = dict(workers.map_units(sample, groups, Pool(workers.index_workers(settings, len(groups)))))
+    return sample.texts([found[number] for number in range(len(groups))])
+
+
 @dataclass(frozen=True)
-class SampleTexts(PlainTask[tuple[CorpusUnit, ...], tuple[str, ...]]):
-    """Sample different texts of the live rows of corpus units, by content key.
+class SampleTexts(PlainTask[tuple[CorpusUnit, ...], pa.Table]):
+    """Find the rows of corpus units that a sample of texts may need: columns text and text_key.
 
     Attributes:
-        store: of the units.
-        count: texts to return, in the order of their keys; fewer if there are not as many.
-        characters: least length of a text.
-        dead: dead rows of the units.
+        store: store of the units.
+        count: number of texts in the sample; fewer if the units have fewer.
+        min_characters: least length of a text.
+        dead: file of the dead rows.
     """
 
     store: Store
     count: int
-    characters: int = 1
+    min_characters: int = 1
     dead: FileRef | None = None
 
-    def work(self, units: tuple[CorpusUnit, ...]) -> tuple[str, ...]:
-        best: pa.Table | None = None
-        dead = Dead.load(self.store, self.dead)
-        for unit in units:
-            start, gone = 0, dead.rows_of(unit.ordinal)
-            source = pq.ParquetFile(unit.file.open(self.store))
-            for batch in source.iter_batches(_BATCH, columns=["text", "text_key"]):
-                live = ~np.isin(np.arange(start, start + len(batch)), gone)
-                start += len(batch)
-                best = self._best(best, batch if live.all() else batch.filter(pa.array(live)))
-        return tuple(best["text"].to_pylist()[: self.count]) if best else ()
+    def texts(self, tables: Sequence[pa.Table]) -> tuple[str, ...]:
+        """Return the sampled texts, in the order of their keys, from the results for all groups of units."""
+        return tuple(reduce(self._merge_smallest, tables, _NO_TEXTS)["text"].to_pylist()[: self.count])
 
-    def _best(self, best: pa.Table | None, batch: pa.RecordBatch) -> pa.Table:
-        """Return the rows of both with the smallest keys, each key once."""
-        long = batch.filter(pc.greater_equal(pc.utf8_length(batch["text"]), self.characters))
-        rows = pa.concat_tables([*([best] if best else []), pa.Table.from_batches([long])])
-        chosen = rows.take(sample_by_key(rows["text_key"].to_pylist(), _SPARE * self.count))
-        first = {key: row for row, key in reversed(list(enumerate(chosen["text_key"].to_pylist())))}
-        # typed, since there may be no text that long
-        return chosen.take(pa.array([first[key] for key in sorted(first)], pa.int64()))
+    def work(self, units: tuple[CorpusUnit, ...]) -> pa.Table:
+        smallest = _NO_TEXTS
+        dead = DeadRows(self.store, self.dead)
+        for unit in units:
+            start, dead_rows = 0, dead.rows_of(unit.ordinal)
+            source = pq.ParquetFile(unit.file.open(self.store))
+            for batch in source.iter_batches(_BATCH_ROWS, columns=["text", "text_key"]):
+                live = ~np.isin(np.arange(start, start + len(batch)), dead_rows)
+                start += len(batch)
+                rows = pa.Table.from_batches([batch if live.all() else batch.filter(pa.array(live))])
+                smallest = self._merge_smallest(smallest, rows)
+        return smallest
+
+    def _merge_smallest(self, smallest: pa.Table, others: pa.Table) -> pa.Table:
+        """Return the rows of both tables whose keys have the smallest hashes, each key once, in key order."""
+        long_texts = others.filter(pc.greater_equal(pc.utf8_length(others["text"]), self.min_characters))
+        rows = pa.concat_tables([smallest, long_texts])
+        chosen = rows.take(sample_by_key(rows["text_key"].to_pylist(), _ROWS_PER_TEXT * self.count))
+        _, first_rows = np.unique(chosen["text_key"].to_numpy(), return_index=True)
+        return chosen.take(pa.array(first_rows))

@@ -1,22 +1,22 @@
-"""Warnings about rows that have no vector because the encoder gave none that can be used."""
+"""Warnings about rows without a vector because the encoder failed or gave an unusable one."""
 
 from collections.abc import Mapping
 
-# reasons for which the encode stage quarantines a row
+# Reasons for which the encode stage quarantines a row.
 _REASONS = ("unusable_vector", "encoder_error", "kills_worker")
-_MUCH = 0.02  # proportion of the rows that is worth a warning
+_WARN_PROPORTION = 0.02  # of the rows, above which there is a warning
 
 
 def rejected_warnings(counts: Mapping[str, int], rows: int) -> list[str]:
     """Return warnings about rows without a usable vector.
 
     Args:
-        counts: of a release or of units.
-        rows: all rows, quarantined ones included.
+        counts: counts of a release or of units.
+        rows: number of all rows, including quarantined rows.
     """
     found = {reason: counts.get(f"quarantined_{reason}", 0) for reason in _REASONS}
     count = sum(found.values())
-    if count <= _MUCH * rows:
+    if count <= _WARN_PROPORTION * rows:
         return []
     reasons = ", ".join(f"{reason} {number:,}" for reason, number in found.items() if number)
     return [

@@ -1,29 +1,40 @@
 """Copy the vectors of texts that were encoded on an earlier night.
 
-With one encoder a text has one vector, whatever its id and neighbours.
+The vector of a text depends only on the encoder and the text, not on its id or on other texts.
 """
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.flows.rows import PlacedUnit, vectors_at
+from pipeline.flows.rows import PlacedUnit
 from pipeline.store.address import ordinal_of, row_of
-from pipeline.store.base import Store
-from pipeline.store.schema import checked_space
+from pipeline.store.base import Store, in_threads
+from pipeline.store.schema import check_space, vectors_at
 from pipeline.store.units import CorpusUnit, UnitRecord
+from pipeline.text.tokens.tokens import TokenCounts
+
+if TYPE_CHECKING:
+    from pipeline.models.inference.windows import Encoded
+
+
+# Texts that an encoder of typical size encodes per second, by the kind of its device.
+_TEXTS_PER_S = {"cpu": 300.0, "cuda": 30_000.0}
 
 
 @dataclass(frozen=True, eq=False)
 class KnownVectors:
-    """Vectors (n, d) float32 of rows (n,) int64, ascending, of one unit.
+    """Vectors of some rows of a unit, which need not be encoded.
 
-    numerics: number of these vectors by the numerics that computed them.
+    Attributes:
+        rows: (n,) int64, ascending.
+        vectors: (n, d) float32.
+        numerics: number of vectors by numerics_id, "" if it is unknown.
     """
 
     rows: np.ndarray
@@ -36,38 +47,55 @@ class KnownVectors:
         return self.rows[low:high] - start, self.vectors[low:high]
 
 
-def find_known(
-    store: Store, unit: CorpusUnit, sources: Sequence[PlacedUnit], space_id: str
-) -> KnownVectors | None:
-    """Read the vectors that the unit can copy from `sources`, units in this space; None without any.
+def is_copying_faster(store: Store, unit: UnitRecord, rows: int, device: str) -> bool:
+    """Return whether `rows` vectors of the unit are sooner copied than encoded again.
 
-    Rows that no source has are left out.
+    Args:
+        device: kind of the encoder's device.
+    """
+    # the whole file is read, since its sha256 is checked
+    return rows > store.read_s(unit.bytes) * _TEXTS_PER_S[device]
+
+
+def find_known(
+    store: Store, unit: CorpusUnit, sources: Sequence[PlacedUnit], space_id: str, device: str
+) -> KnownVectors | None:
+    """Read the vectors that the unit can copy from units of an earlier release; None if there are none.
+
+    Args:
+        sources: units of vectors in the space `space_id`. Rows that none of them has are left out.
+        device: kind of the encoder's device. A unit with so few of the rows that it encodes them sooner than
+            they are read is not opened.
     """
     if unit.copies is None or not sources:
         return None
     by_ordinal = {placed.ordinal: placed.unit for placed in sources}
     table = pq.read_table(unit.copies.open(store))
     rows, addresses = table["row"].to_numpy().astype(np.int64), table["source"].to_numpy()
-    found: list[tuple[np.ndarray, np.ndarray]] = []
-    numerics: Counter[str] = Counter()
-    for ordinal in by_ordinal.keys() & set(ordinal_of(addresses).tolist()):
-        source, source_rows = by_ordinal[ordinal], row_of(addresses)
-        usable = (ordinal_of(addresses) == ordinal) & ~np.isin(source_rows, source.dropped)
-        if usable.any():
-            found.append((rows[usable], _read(store, source, source_rows[usable], space_id)))
-            numerics[source.numerics_id or ""] += int(usable.sum())
+    ordinals, source_rows = ordinal_of(addresses), row_of(addresses)
+    found: list[tuple[UnitRecord, np.ndarray]] = []  # a unit, and which of the rows are copied from it
+    for ordinal in np.unique(ordinals).tolist():
+        if source := by_ordinal.get(ordinal):
+            usable = (ordinals == ordinal) & ~np.isin(source_rows, source.dropped)
+            if usable.any() and is_copying_faster(store, source, int(usable.sum()), device):
+                found.append((source, usable))
     if not found:
         return None
-    rows, vectors = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    order = np.argsort(rows)
-    return KnownVectors(rows[order], vectors[order], numerics)
+    vectors = in_threads(lambda each: _read_vectors(store, each[0], source_rows[each[1]], space_id), found)
+    numerics: Counter[str] = Counter()
+    for source, usable in found:
+        numerics[source.numerics_id or ""] += int(usable.sum())
+    copied = np.concatenate([rows[usable] for _, usable in found])
+    order = np.argsort(copied)
+    return KnownVectors(copied[order], np.concatenate(vectors)[order], numerics)
 
 
-def _read(store: Store, unit: UnitRecord, rows: np.ndarray, space_id: str) -> np.ndarray:
-    """Return the vectors (n, d) of rows (n,) of the corpus unit that `unit` was made from."""
+def _read_vectors(store: Store, unit: UnitRecord, rows: np.ndarray, space_id: str) -> np.ndarray:
+    """Read the vectors (n, d) of rows (n,) of the corpus unit from which `unit` was encoded."""
+    # the unit has no vector for dropped rows
     positions = rows - np.searchsorted(np.asarray(unit.dropped, dtype=np.int64), rows)
     wanted, back = np.unique(positions, return_inverse=True)
-    return vectors_at(checked_space(pq.ParquetFile(unit.file.open(store)), unit.path, space_id), wanted)[back]
+    return vectors_at(check_space(pq.ParquetFile(unit.file.open(store)), unit.path, space_id), wanted)[back]
 
 
 @dataclass
@@ -77,45 +105,63 @@ class ReusingEncoder:
     encoder: Any
     known: KnownVectors
 
-    def encode_stream(self, batches: Iterable[pa.Array], on_rows: Callable[[int], None]) -> Iterator[Any]:
-        """Yield one Encoded per batch, in order.
+    def encode_stream(
+        self, batches: Iterable[pa.Array], on_rows: Callable[[int], None]
+    ) -> Iterator["Encoded"]:
+        """Yield the vectors of each batch, in order.
 
-        Copied texts are tokenized too, so that every count is that of an encoded unit.
+        Copied texts are tokenized too, so that token counts do not depend on what is copied.
         """
-        waiting: deque[tuple[pa.Array, np.ndarray, np.ndarray]] = deque()
+        # batches that the encoder has taken: texts, mask of texts to encode, vectors of the other texts
+        taken: deque[tuple[pa.Array, np.ndarray, np.ndarray]] = deque()
         copied = 0
 
-        def unknown() -> Iterator[pa.Array]:
+        def texts_to_encode() -> Iterator[pa.Array]:
             start = 0
             for texts in batches:
                 rows, vectors = self.known.within(start, start + len(texts))
                 start += len(texts)
-                rest = np.ones(len(texts), dtype=bool)
-                rest[rows] = False
-                waiting.append((texts, rest, vectors))
-                yield texts.filter(pa.array(rest))
+                is_encoded = np.ones(len(texts), dtype=bool)
+                is_encoded[rows] = False
+                taken.append((texts, is_encoded, vectors))
+                yield texts.filter(pa.array(is_encoded))
 
-        def count(rows: int) -> None:
+        def report_rows(rows: int) -> None:
             on_rows(rows + copied)
 
-        for encoded in self.encoder.encode_stream(unknown(), count):
-            texts, rest, vectors = waiting.popleft()
+        for encoded in self.encoder.encode_stream(texts_to_encode(), report_rows):
+            texts, is_encoded, vectors = taken.popleft()
             copied += len(vectors)
-            yield self._joined(encoded, texts, rest, vectors) if len(vectors) else encoded
+            yield self._merge_encoded(encoded, texts, is_encoded, vectors) if len(vectors) else encoded
 
-    def _joined(self, encoded: Any, texts: pa.Array, rest: np.ndarray, vectors: np.ndarray) -> Any:
-        """Return the Encoded of all texts. rest: mask (n,) of the texts of `encoded`."""
-        counts = self.encoder.count_tokens(texts.filter(pa.array(~rest)).to_pylist())
-        return type(encoded)(
-            _merged(encoded.vectors, rest, vectors),
-            _merged(encoded.bad, rest, np.zeros(len(vectors), dtype=bool)),
-            type(counts)(
-                *(_merged(one, rest, other) for one, other in zip(encoded.counts, counts, strict=True))
-            ),
+    def _merge_encoded(
+        self, encoded: "Encoded", texts: pa.Array, is_encoded: np.ndarray, copied: np.ndarray
+    ) -> "Encoded":
+        """Return the vectors of all texts.
+
+        Args:
+            encoded: vectors of the texts that were encoded.
+            texts: all n texts.
+            is_encoded: (n,) bool, True for the texts that were encoded.
+            copied: vectors of the other texts.
+        """
+        copied_counts = self.encoder.count_tokens(texts.filter(pa.array(~is_encoded)).to_pylist())
+        counts = TokenCounts(
+            *(
+                _merge_rows(of_encoded, is_encoded, of_copied)
+                for of_encoded, of_copied in zip(encoded.counts, copied_counts, strict=True)
+            )
+        )
+        return replace(
+            encoded,
+            vectors=_merge_rows(encoded.vectors, is_encoded, copied),
+            bad=_merge_rows(encoded.bad, is_encoded, np.zeros(len(copied), dtype=bool)),
+            counts=counts,
         )
 
 
-def _merged(encoded: np.ndarray, rest: np.ndarray, known: np.ndarray) -> np.ndarray:
-    merged = np.empty((len(rest), *encoded.shape[1:]), encoded.dtype)
-    merged[rest], merged[~rest] = encoded, known
+def _merge_rows(encoded: np.ndarray, is_encoded: np.ndarray, copied: np.ndarray) -> np.ndarray:
+    """Merge the values of encoded and of copied rows; is_encoded (n,) tells which rows are encoded."""
+    merged = np.empty((len(is_encoded), *encoded.shape[1:]), encoded.dtype)
+    merged[is_encoded], merged[~is_encoded] = encoded, copied
     return merged

@@ -1,60 +1,45 @@
-"""Encode one corpus unit: vectors, their moments and quarantined rows, as files, and a record of these."""
+"""Encode one corpus unit into files of vectors, moments and quarantined rows, and a record of these files."""
 
 import os
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.config import digest_of
 from pipeline.errors import MODEL_FAILURES, SpaceMismatch
-from pipeline.flows.encode.attempts import LIMIT, Attempts
-from pipeline.flows.encode.isolate import IsolatedEncoder
+from pipeline.flows.encode.attempts import MAX_ATTEMPTS, Attempts
+from pipeline.flows.encode.isolate import IsolatedEncoder, Rejection
 from pipeline.flows.encode.result import UnitResult
 from pipeline.flows.encode.reuse import ReusingEncoder, find_known
+from pipeline.flows.encode.samples import sample_unit
+from pipeline.flows.encode.worker_stats import WorkerStats
 from pipeline.flows.rows import PlacedUnit
 from pipeline.flows.workers.metrics import count_encoded
 from pipeline.flows.workers.tasks import progress
-from pipeline.flows.workers.worker import assigned_cpus, loaded
+from pipeline.flows.workers.worker import assigned_cpus, worker_encoder
 from pipeline.log import listening
 from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
 from pipeline.stats.moments import Moments
 from pipeline.store.base import Store
-from pipeline.store.once import create_record, put_by_content, stored_by_content, table_by_content
-from pipeline.store.schema import QUARANTINE, kept_name, vector_column, vectors_schema, writer_options
+from pipeline.store.once import create_record, put_by_content, store_by_content, store_table_by_content
+from pipeline.store.schema import QUARANTINE, original_name, vector_column, vectors_schema, writer_options
 from pipeline.store.units import CorpusUnit, UnitRecord
 
-# A child that hangs is killed after this proportion of patience_s, before its worker is taken to hang.
+if TYPE_CHECKING:
+    from pipeline.models.inference.encoder import Encoder
+
+# A child that hangs is killed after this proportion of patience_s, before its worker counts as hanging.
 _CHILD_PATIENCE = 0.8
-_READ_ROWS = 2_048  # the first vectors of a unit are computed while the rest is still being tokenized
-
-
-@dataclass
-class WorkerStats:
-    """Seconds of a worker by activity, and counters of its encoder; logged and reported, never stored."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    """sentences, each once"""
-
-    def add(self, name: str, seconds: float) -> None:
-        """Add seconds of an activity, or to a counter."""
-        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-
-    def merge(self, other: "WorkerStats") -> "WorkerStats":
-        """Return the sums, and each warning once."""
-        sums = {
-            name: self.seconds.get(name, 0.0) + other.seconds.get(name, 0.0)
-            for name in {**self.seconds, **other.seconds}
-        }
-        return WorkerStats(sums, tuple(dict.fromkeys(self.warnings + other.warnings)))
+_READ_ROWS = 2_048  # so few that the first vectors are computed while other texts are being tokenized
 
 
 @dataclass(frozen=True)
@@ -82,16 +67,16 @@ class EncodeUnit:
     run: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 
     def start(self) -> Callable[[CorpusUnit], tuple[UnitRecord, WorkerStats]]:
-        """Load the encoder; the work encodes a unit and returns its record with the seconds spent.
+        """Load the encoder. The returned function encodes a unit and returns its record and stats.
 
         Raises:
-            SpaceMismatch: the encoder of this worker makes other vectors than the driver's.
+            SpaceMismatch: the encoder on this worker gives other vectors than on the driver.
         """
         # by default each worker's tokenizer would use all cores
         os.environ.setdefault("RAYON_NUM_THREADS", str(max(self.encode.threads, assigned_cpus())))
         start = time.perf_counter()
-        with listening() as heard:
-            encoder = loaded(self.encoder, self.encode)
+        with listening() as warnings:
+            encoder = worker_encoder(self.encoder, self.encode)
         if encoder.space_id != self.space_id:
             raise SpaceMismatch(
                 f"encoder {self.encoder.path} on this worker",
@@ -100,21 +85,23 @@ class EncodeUnit:
                 "make the same files available on every node",
             )
         encoder.check()
-        loading_s = [time.perf_counter() - start]  # reported once, with the first unit
+        unreported = {"load": time.perf_counter() - start}  # the first unit reports it
 
         def work(unit: CorpusUnit) -> tuple[UnitRecord, WorkerStats]:
-            stats = WorkerStats({"load": loading_s.pop()} if loading_s else {}, tuple(heard))
+            stats = WorkerStats(dict(unreported), tuple(warnings))
+            unreported.clear()
             path = record_path(self.space_id, unit, self.encode, self.id_name)
             record = load_record(self.store, path, self.space_id)
             if record is None or not record.is_complete(self.store):
                 attempts = Attempts(self.store, path, self.run)
-                made = _Encoding(self, encoder, unit, stats).record(isolated=attempts.begin() >= LIMIT)
-                record = create_record(self.store, path, made)
+                encoding = _UnitEncoding(self, encoder, unit, stats)
+                new_record = encoding.run(isolated=attempts.begin() >= MAX_ATTEMPTS)
+                record = create_record(self.store, path, new_record)
                 attempts.end()
                 count_encoded(
                     record.rows - sum(record.copied.values()),
-                    int(stats.seconds.get("tokens", 0)),
-                    stats.seconds,
+                    int(stats.totals.get("tokens", 0)),
+                    stats.totals,
                 )
             return record, stats
 
@@ -122,15 +109,15 @@ class EncodeUnit:
 
 
 @dataclass(frozen=True)
-class _Encoding:
+class _UnitEncoding:
     """The encoding of one unit, which adds its timings to `stats`."""
 
     task: EncodeUnit
-    encoder: Any
+    encoder: "Encoder"
     unit: CorpusUnit
     stats: WorkerStats
 
-    def record(self, *, isolated: bool) -> UnitRecord:
+    def run(self, *, isolated: bool) -> UnitRecord:
         """Encode the unit, store its files, and return its record.
 
         A unit that keeps killing its worker, or whose encoding fails, is encoded in a child process, so that
@@ -139,8 +126,8 @@ class _Encoding:
         with self.task.store.scratch() as scratch:
             file = scratch / "vectors.parquet"
             try:
-                result = self._encode_in_child(file) if isolated else self._encode_here(file)
-            except pa.ArrowException:  # the corpus unit is damaged; some of Arrow's errors are ValueErrors
+                result = self._encode_in_child(file) if isolated else self._encode_in_process(file)
+            except pa.ArrowException:  # the corpus unit is damaged; some of these are MODEL_FAILURES too
                 raise
             except MODEL_FAILURES as error:
                 self.stats.warnings += (
@@ -159,39 +146,44 @@ class _Encoding:
             child = IsolatedEncoder(
                 task.encoder, task.encode, device, scratch, _CHILD_PATIENCE * task.patience_s
             )
-            # IsolatedEncoder detects a child that hangs. With last=True the rows do not count as progress, so
-            # that CPU time keeps this worker alive while the child starts again.
+            # IsolatedEncoder itself kills a child that hangs. With last=True the driver does not expect more
+            # rows, so that this worker does not count as hanging while a child starts again.
             return self._write_vectors(child, file, child.rejected, partial(progress, last=True))
 
-    def _encode_here(self, file: Path) -> UnitResult:
-        known = find_known(self.task.store, self.unit, self.task.sources, self.task.space_id)
+    def _encode_in_process(self, file: Path) -> UnitResult:
+        task = self.task
+        device = self.encoder.arithmetic.device.kind
+        known = find_known(task.store, self.unit, task.sources, task.space_id, device)
         before = asdict(self.encoder.counters)
-        result = self._write_vectors(
-            ReusingEncoder(self.encoder, known) if known else self.encoder, file, {}, progress
-        )
         if known:
+            result = self._write_vectors(ReusingEncoder(self.encoder, known), file, {}, progress)
             result.copied = dict(known.numerics)
+        else:
+            result = self._write_vectors(self.encoder, file, {}, progress)
         for name, value in asdict(self.encoder.counters).items():
             self.stats.add(name, value - before[name])
         return result
 
     def _write_vectors(
         self,
-        encoder: "StreamEncoder",
+        encoder: "Encoder | ReusingEncoder | IsolatedEncoder",
         file: Path,
-        rejected: Mapping[int, tuple[str, str]],
+        rejected: Mapping[int, Rejection],
         on_rows: Callable[[int], None],
     ) -> UnitResult:
         """Write the vectors of the unit to `file`, in row order; the encoder tokenizes one batch ahead."""
-        task, source = self.task, pq.ParquetFile(self.unit.file.open(self.task.store))
+        task = self.task
+        source = pq.ParquetFile(self.unit.file.open(task.store))
         columns = source.schema_arrow
         names = [name for name in columns.names if name not in ("text", "file", "row")]
-        kept = [
-            columns.field(name).with_name(kept_name(name)) for name in names if name not in ("id", "text_key")
+        user_columns = [
+            columns.field(name).with_name(original_name(name))
+            for name in names
+            if name not in ("id", "text_key")
         ]
         schema = vectors_schema(
             columns.field("id").with_name(task.id_name),
-            kept,
+            user_columns,
             self.encoder.dim,
             task.space_id,
             task.encode.vectors,
@@ -221,16 +213,17 @@ class _Encoding:
     def _store_files(self, file: Path, result: UnitResult) -> UnitRecord:
         """Store the unit's files and return its record.
 
-        Files are named by their content: equal work gives equal files, and other bytes never replace them.
+        Files are named by their content, so a file is never replaced by other bytes.
         """
         store, space_id, source = self.task.store, self.task.space_id, self.unit.sha256
         name, rows = f"{space_id[:16]}/{source[:24]}", result.moments.count
-        vectors = put_by_content(store, file, f"units/vectors/{name}", rows, digits=12)
+        with ThreadPoolExecutor(1) as thread:  # rows are sampled while the file is hashed and uploaded
+            sampling = thread.submit(sample_unit, store, pq.ParquetFile(file), name)
+            vectors = put_by_content(store, file, f"units/vectors/{name}", rows, digits=12)
         quarantine = None
-        if result.bad:
-            quarantine = table_by_content(
-                store, pa.Table.from_pylist(result.bad, schema=QUARANTINE), f"quarantine/{name}"
-            )
+        if result.quarantined:
+            rejected = pa.Table.from_pylist(result.quarantined, schema=QUARANTINE)
+            quarantine = store_table_by_content(store, rejected, f"quarantine/{name}")
         return UnitRecord(
             name=f"vectors/{name}",
             **dict(vectors),
@@ -240,19 +233,12 @@ class _Encoding:
             copied=result.copied,
             source=source,
             dropped=tuple(result.dropped),
-            moments=stored_by_content(
+            moments=store_by_content(
                 store, result.moments.to_bytes(), f"moments/{name}", ".safetensors", rows
             ),
             quarantine=quarantine,
+            sample=sampling.result(),
         )
-
-
-class StreamEncoder(Protocol):
-    """Interface of Encoder, ReusingEncoder and IsolatedEncoder."""
-
-    def encode_stream(self, batches: Iterable[pa.Array], on_rows: Callable[[int], None]) -> Iterator[Any]:
-        """Encode batches of texts; yield one Encoded per batch, in order."""
-        ...
 
 
 def load_record(store: Store, path: str, space_id: str) -> UnitRecord | None:
@@ -275,9 +261,9 @@ def load_record(store: Store, path: str, space_id: str) -> UnitRecord | None:
 def record_path(space_id: str, unit: UnitRecord, settings: EncodeSettings, id_name: str) -> str:
     """Return the path of the record of the corpus unit's vectors.
 
-    It does not depend on the numerics: with another number of threads nothing is encoded again.
+    The path does not depend on the numerics: after a change of encode.threads nothing is encoded again.
     """
-    kind = "" if settings.vectors == "float32" else f"-{settings.vectors}"
-    # the id column of a unit has the user's name
-    named = "" if id_name == "id" else f"-{digest_of(id_name)[:8]}"
-    return f"units/vectors/{space_id[:16]}/{unit.sha256[:24]}{kind}{named}.json"
+    dtype_suffix = "" if settings.vectors == "float32" else f"-{settings.vectors}"
+    # units of vectors call the id column by the user's name
+    id_suffix = "" if id_name == "id" else f"-{digest_of(id_name)[:8]}"
+    return f"units/vectors/{space_id[:16]}/{unit.sha256[:24]}{dtype_suffix}{id_suffix}.json"

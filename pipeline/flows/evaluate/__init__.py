@@ -1,4 +1,4 @@
-"""Comparing encoders on evaluation tasks, and measuring the geometry of their vectors.
+"""Compare encoders on evaluation tasks, and measure the geometry of their vectors.
 
-From outside: `evaluate`, `geometry`.
+Other packages import `evaluate`, `report` and `geometry`.
 """

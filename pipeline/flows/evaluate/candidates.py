@@ -1,6 +1,5 @@
 """Candidates of an evaluation: encoders and releases, resolved to a vector space and a transform."""
 
-import hashlib
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,8 +20,8 @@ from pipeline.store.verify import check_files
 
 
 @dataclass(frozen=True)
-class Contender:
-    """A resolved candidate: the encoder of its vectors, and the transform applied before comparison."""
+class ResolvedCandidate:
+    """A candidate whose vector space is known: an encoder, and the transform applied to its vectors."""
 
     name: str
     encoder: EncoderSettings
@@ -32,8 +31,8 @@ class Contender:
     transform: FileRef | None = None
     """a copy of the transform in the store of the evaluations"""
     transform_id: str | None = None
-    kind: str | None = None
-    """of the transform, for people"""
+    transform_name: str | None = None
+    """name of the kind of transform, for people"""
     k: int | None = None
     """width of the transformed vectors"""
     release: int | None = None
@@ -43,7 +42,7 @@ class Contender:
 
     @property
     def id(self) -> tuple[str, str | None]:
-        """Return space and transform, which determine every score."""
+        """Return the ids of space and transform, which together determine every score."""
         return self.space_id, self.transform_id
 
     @property
@@ -63,13 +62,13 @@ class Contender:
             "dim": self.dim,
             "bytes": self.bytes,
             "transform_id": self.transform_id,
-            "transform": self.kind,
+            "transform": self.transform_name,
             "k": self.k,
         }
 
 
-def contenders(job: Job, store: Store) -> tuple[Contender, ...]:
-    """Resolve the job's candidates in order, or its own encoder without any. Copies transforms to `store`.
+def resolve_candidates(job: Job, store: Store) -> tuple[ResolvedCandidate, ...]:
+    """Resolve the job's candidates, or the job's encoder if there are none. Copies transforms to `store`.
 
     Raises:
         ConfigError: two candidates have one name.
@@ -77,31 +76,31 @@ def contenders(job: Job, store: Store) -> tuple[Contender, ...]:
         ModelError: an encoder cannot be used.
         SpaceMismatch: a transform belongs to another space.
     """
-    given = job.evaluate.candidates or (CandidateSettings(),)
-    found = [
-        _of_release(each, job, store) if each.release is not None else _of_encoder(each, job, store)
-        for each in given
+    settings = job.evaluate.candidates or (CandidateSettings(),)
+    candidates = [
+        _resolve_release(each, job, store) if each.release is not None else _resolve_encoder(each, job, store)
+        for each in settings
     ]
-    if twice := [
-        name for name, count in Counter(each.name for each in given if each.name).items() if count > 1
-    ]:
+    name_counts = Counter(each.name for each in settings if each.name)
+    if repeated := [name for name, count in name_counts.items() if count > 1]:
         raise ConfigError(
             "evaluate.candidates",
             "names that distinguish candidates",
-            f"{twice[0]!r} twice",
+            f"{repeated[0]!r} twice",
             "name each once",
         )
+    # Number the names that were derived from equal paths or releases.
     seen = Counter[str]()
-    for number, each in enumerate(found):
+    for number, each in enumerate(candidates):
         seen[each.name] += 1
         if seen[each.name] > 1:
-            found[number] = replace(each, name=f"{each.name} ({seen[each.name]})")
-    return tuple(found)
+            candidates[number] = replace(each, name=f"{each.name} ({seen[each.name]})")
+    return tuple(candidates)
 
 
-def _plain(name: str, encoder: EncoderSettings, folder: EncoderFolder) -> Contender:
+def _without_transform(name: str, encoder: EncoderSettings, folder: EncoderFolder) -> ResolvedCandidate:
     """Return an encoder as a candidate without a transform."""
-    return Contender(
+    return ResolvedCandidate(
         name,
         encoder,
         folder.space_id,
@@ -110,52 +109,53 @@ def _plain(name: str, encoder: EncoderSettings, folder: EncoderFolder) -> Conten
     )
 
 
-def _of_encoder(given: CandidateSettings, job: Job, store: Store) -> Contender:
-    encoder = given.encoder or job.encoder
-    plain = _plain(given.name or _encoder_name(encoder), encoder, open_folder(encoder))
-    if given.transform is None:
-        return plain
-    where, (home, path) = f"transform {given.transform}", store_of(given.transform)
+def _resolve_encoder(settings: CandidateSettings, job: Job, store: Store) -> ResolvedCandidate:
+    """Resolve an encoder, with the transform of a file if one is set."""
+    encoder = settings.encoder or job.encoder
+    raw = _without_transform(settings.name or _encoder_name(encoder), encoder, open_folder(encoder))
+    if settings.transform is None:
+        return raw
+    where, (transform_store, path) = f"transform {settings.transform}", store_of(settings.transform)
     try:
-        content = home.read(path)
+        content = transform_store.read(path)
     except (FileNotFoundError, IsADirectoryError):
         raise DataError(
             where,
             "a file of a fitted transform",
             "no such file",
-            "give one of those below transforms/ of a release root",
+            "give a file below transforms/ of a release root",
         ) from None
     try:
         transform = load_transform(content)
     except DataError as error:
         raise DataError(where, error.expected, error.found, error.remedy) from None
-    if transform.space_id != plain.space_id:
+    if transform.space_id != raw.space_id:
         raise SpaceMismatch(
             where,
-            f"a transform of space {plain.space_id}, that of encoder {encoder.path}",
+            f"a transform of space {raw.space_id}, that of encoder {encoder.path}",
             f"one fitted in space {transform.space_id}",
             "fit it on vectors of this encoder (manta whiten)",
         )
-    named = plain if given.name else replace(plain, name=f"{plain.name} + {name_of(transform)}")
+    named = raw if settings.name else replace(raw, name=f"{raw.name} + {name_of(transform)}")
     return _with_transform(named, transform, content, store)
 
 
-def _of_release(given: CandidateSettings, job: Job, store: Store) -> Contender:
-    """Resolve a release, with its own copy of its encoder and the settings of its night."""
-    commits = job.release.commits_root if given.root is None else None
-    releases = Releases(open_store(given.root or job.release.root), open_store(commits) if commits else None)
-    home = releases.store
-    current = given.release == "current"
-    manifest = releases.current() if current else releases.get(int(given.release or 0))
+def _resolve_release(settings: CandidateSettings, job: Job, store: Store) -> ResolvedCandidate:
+    """Resolve a release: the copy of the encoder that it holds, its encoder settings and its transform."""
+    commits = job.release.commits_root if settings.root is None else None
+    root = open_store(settings.root or job.release.root)
+    releases = Releases(root, open_store(commits) if commits else None)
+    is_current = settings.release == "current"
+    manifest = releases.current() if is_current else releases.get(int(settings.release or 0))
     if manifest is None:
         raise DataError(
-            home.uri,
+            root.uri,
             "a published release",
             "none",
             "run `manta nightly` first, or name an encoder in evaluate.candidates",
         )
-    check_files(home, [*manifest.encoder.references(), *filter(None, [manifest.transform])])
-    where = home.uri_of(manifest.encoder.path)
+    check_files(root, [*manifest.encoder.references(), *filter(None, [manifest.transform])])
+    where = root.uri_of(manifest.encoder.path)
     try:
         encoder = EncoderSettings.model_validate({**manifest.settings.get("encoder", {}), "path": where})
     except ValidationError as error:
@@ -165,30 +165,35 @@ def _of_release(given: CandidateSettings, job: Job, store: Store) -> Contender:
             str(error.errors()[0]["loc"]),
             "evaluate it with the version that wrote it",
         ) from None
-    plain = _plain(given.name or f"release {manifest.release}", encoder, open_folder(encoder))
-    if plain.space_id != manifest.space_id:
+    name = settings.name or f"release {manifest.release}"
+    raw = _without_transform(name, encoder, open_folder(encoder))
+    if raw.space_id != manifest.space_id:
         raise SpaceMismatch(
             where,
             f"space {manifest.space_id} of release {manifest.release}",
-            f"space {plain.space_id}",
+            f"space {raw.space_id}",
             "the encoder folder is not that of the release: restore it",
         )
-    plain = replace(plain, release=manifest.release, root=home.uri)
+    raw = replace(raw, release=manifest.release, root=root.uri)
     if manifest.transform is None:
-        return plain
-    content = manifest.transform.read(home)
-    return _with_transform(plain, load_transform(content), content, store)
+        return raw
+    content = manifest.transform.read(root)
+    return _with_transform(raw, load_transform(content), content, store)
 
 
-def _with_transform(plain: Contender, transform: Transform, content: bytes, store: Store) -> Contender:
-    path = f"transforms/{transform.transform_id[:24]}.safetensors"
-    file = FileRef(
-        path=path, sha256=hashlib.sha256(content).hexdigest(), rows=transform.fitted_rows, bytes=len(content)
-    )
+def _with_transform(
+    raw: ResolvedCandidate, transform: Transform, content: bytes, store: Store
+) -> ResolvedCandidate:
+    """Add a transform to a candidate, and copy the transform's file to the store of the evaluations."""
+    file = FileRef.of(f"transforms/{transform.transform_id[:24]}.safetensors", content, transform.fitted_rows)
     if not file.is_complete(store):
-        store.write(path, content)
+        store.write(file.path, content)
     return replace(
-        plain, transform=file, transform_id=transform.transform_id, kind=name_of(transform), k=transform.k
+        raw,
+        transform=file,
+        transform_id=transform.transform_id,
+        transform_name=name_of(transform),
+        k=transform.k,
     )
 
 

@@ -1,6 +1,6 @@
-"""Evaluation of candidates on tasks.
+"""Evaluate candidates on tasks.
 
-Sentences are encoded once per space; results of earlier runs are reused.
+Sentences are encoded once for each vector space. Vectors and scores of earlier runs are reused.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,16 +10,16 @@ from itertools import product
 from pipeline.config import digest_of, to_yaml
 from pipeline.errors import ConfigError
 from pipeline.evaluate import EvaluationTask
-from pipeline.evaluate.tasks import Missing, select_tasks
-from pipeline.flows.evaluate.candidates import Contender, contenders
+from pipeline.evaluate.tasks import MissingTask, select_tasks
+from pipeline.flows.evaluate.candidates import ResolvedCandidate, resolve_candidates
 from pipeline.flows.evaluate.disagreements import disagreements
 from pipeline.flows.evaluate.geometry import measure_geometry
-from pipeline.flows.evaluate.scoring import MeasuredTask, Scored, ScoreTask, Scoring
+from pipeline.flows.evaluate.scoring import MeasuredTask, ResampledResult, ScoreTask, Scoring
 from pipeline.flows.evaluate.sentences import (
     Sentences,
     SpaceVectors,
     encode_sentences,
-    kept_vectors,
+    load_vectors,
     sentences_per_s,
 )
 from pipeline.flows.night.candidate import PACKAGES
@@ -28,16 +28,16 @@ from pipeline.flows.workers.cluster import connect, is_local, local_workers
 from pipeline.flows.workers.tasks import Pool
 from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages, counted, packages, say
-from pipeline.report.evaluation import Disagreement
+from pipeline.report.evaluation_report import Disagreement
 from pipeline.settings import Job
 from pipeline.stats.measured import GeometryReport
 from pipeline.store.base import Store
 from pipeline.store.store import open_store
 
 Key = tuple[tuple[str, str | None], str]
-"""(space and transform, task): candidates that share both share their scores"""
+"""(ids of space and transform, name of the task): candidates with equal ids share their scores"""
 
-_FEW = 2_000_000  # sentences times resamples: scored in about two seconds
+_QUICK_ROWS = 2_000_000  # sentences times resamples that one process scores in about two seconds
 _PACKAGES = (*PACKAGES, "scikit-learn", "scipy")
 
 
@@ -46,18 +46,26 @@ class Evaluation:
     """The result of an evaluation.
 
     Attributes:
-        id: digest of candidates and tasks, equal for equal evaluations.
-        numerics: for each candidate, the number of its sentence vectors by numerics.
+        id: digest of candidates, tasks and their settings, equal for equal evaluations.
+        root: URI of the folder that holds all evaluations.
+        candidates: the candidates.
+        measured: the tasks, with the results of all candidates.
+        missing: requested tasks whose files are missing.
+        numerics: for each candidate, the number of its sentence vectors by numerics_id.
         encoded: number of sentences encoded in this run.
-        settings: YAML.
+        resamples: number of bootstrap resamples.
+        settings: settings of the job, as YAML.
+        packages: versions of packages.
         speeds: for each candidate, sentences per second of one worker; None if it was never measured.
+        disagreements: pairs on which candidates differ most.
+        geometry: measures of the vector spaces; None if not requested.
     """
 
     id: str
     root: str
-    candidates: tuple[Contender, ...]
+    candidates: tuple[ResolvedCandidate, ...]
     measured: tuple[MeasuredTask, ...]
-    missing: tuple[Missing, ...]
+    missing: tuple[MissingTask, ...]
     numerics: tuple[dict[str, int], ...]
     encoded: int
     resamples: int
@@ -68,18 +76,18 @@ class Evaluation:
     geometry: GeometryReport | None
 
 
-def wanted(job: Job, *, geometry: bool = False) -> bool:
-    """Return whether candidates are to be evaluated.
+def compares_candidates(job: Job, *, geometry: bool = False) -> bool:
+    """Return whether the settings ask to evaluate candidates on tasks or on the geometry of their vectors.
 
     Raises:
-        ConfigError: there are candidates, but nothing to evaluate them on.
+        ConfigError: there are candidates, but neither tasks nor geometry to evaluate them on.
     """
     settings = job.evaluate
     measures = settings.tasks is not None or bool(settings.own) or geometry
     if settings.candidates and not measures:
         raise ConfigError(
             "evaluate.candidates",
-            "tasks to measure the candidates on",
+            "tasks to evaluate the candidates on",
             "none",
             "set evaluate.tasks to a folder of tasks or evaluate.own to your own data, or give --geometry",
         )
@@ -90,14 +98,14 @@ def evaluate(job: Job, stages: Stages, *, geometry: bool = False, verbose: bool 
     """Evaluate the job's candidates on the job's tasks.
 
     Raises:
-        ConfigError, DataError, ModelError, SpaceMismatch: as in `contenders` and `select_tasks`.
+        ConfigError, DataError, ModelError, SpaceMismatch: as in `resolve_candidates` and `select_tasks`.
     """
     store = open_store(f"{open_store(job.evaluate.root or job.release.root).uri}/evaluations")
-    candidates = contenders(job, store)
+    candidates = resolve_candidates(job, store)
     selected = select_tasks(job.evaluate)
     if selected.missing:
         say(f"missing tasks, listed at the end: {len(selected.missing)}")
-    work = _Work.of(job, store, stages, selected.tasks, candidates)
+    work = _Work.read(job, store, stages, selected.tasks, candidates)
     sampled = job.evaluate.geometry.sentences * len(work.vectors) if geometry else 0
     with (
         local_workers(work.is_small(sampled), job.cluster.patience_s) as local,
@@ -106,17 +114,17 @@ def evaluate(job: Job, stages: Stages, *, geometry: bool = False, verbose: bool 
         run = Run(job, store, workers, stages)
         work.encode(run)
         measured = work.score(run)
-        shape = measure_geometry(run, candidates) if geometry else None
-    asked = [
+        geometry_report = measure_geometry(run, candidates) if geometry else None
+    identity = [
         [[*each.id, each.name] for each in candidates],
         [[task.name, task.digest] for task in selected.tasks],
         [each.name for each in selected.missing],
         job.evaluate.bootstrap,
         job.evaluate.seed,
-        shape and shape.content_id(),
+        geometry_report and geometry_report.content_id(),
     ]
     return Evaluation(
-        id=digest_of(asked)[:24],
+        id=digest_of(identity)[:24],
         root=store.uri,
         candidates=candidates,
         measured=measured,
@@ -128,109 +136,110 @@ def evaluate(job: Job, stages: Stages, *, geometry: bool = False, verbose: bool 
         packages=packages(*_PACKAGES),
         speeds=tuple(sentences_per_s(store, each.space_id) for each in candidates),
         disagreements=disagreements(measured, [each.name for each in candidates], store),
-        geometry=shape,
+        geometry=geometry_report,
     )
 
 
 @dataclass(frozen=True)
 class _Work:
-    """The work of one evaluation.
+    """The work of one evaluation: sentences to encode, and candidates to score on tasks.
 
     Attributes:
-        store: of the evaluations.
-        tasks: to score on.
-        candidates: to score.
-        sizes: number of sentences of each task.
-        vectors: of each space, by its id.
-        new: sentences that each space lacks at the beginning.
+        job: settings of the job.
+        store: store of the evaluations.
+        tasks: the tasks.
+        candidates: the candidates.
+        sizes: number of sentences of each task, by its name.
+        vectors: sentence vectors of each space, by space_id; `encode` adds the new ones.
+        new: by space_id, the sentences that no earlier evaluation has encoded.
     """
 
     job: Job
     store: Store
     tasks: Sequence[EvaluationTask]
-    candidates: Sequence[Contender]
+    candidates: Sequence[ResolvedCandidate]
     sizes: dict[str, int]
     vectors: dict[str, SpaceVectors]
     new: dict[str, Sentences]
 
     @classmethod
-    def of(
+    def read(
         cls,
         job: Job,
         store: Store,
         stages: Stages,
         tasks: Sequence[EvaluationTask],
-        candidates: Sequence[Contender],
+        candidates: Sequence[ResolvedCandidate],
     ) -> "_Work":
         """Read the tasks, and find the sentences that are not encoded yet."""
-        sizes, given = dict[str, int](), list[str]()
+        sizes, all_texts = dict[str, int](), list[str]()
         with stages("read tasks", unit="sentences") as bar:
             for task in tasks:
                 texts = task.sentences()
                 sizes[task.name] = len(texts)
-                given += texts
+                all_texts += texts
                 bar.add(len(texts))
-            sentences = Sentences.of(given)
+            sentences = Sentences.of(all_texts)
             bar.stage.note = f"{len(sentences):,} distinct, of {counted(len(tasks), 'task')}"
-        vectors = {each.space_id: kept_vectors(store, each) for each in candidates}
-        new = {space_id: sentences.without(held.keys) for space_id, held in vectors.items()}
+        vectors = {each.space_id: load_vectors(store, each) for each in candidates}
+        new = {space_id: sentences.without(encoded.keys) for space_id, encoded in vectors.items()}
         return cls(job, store, tasks, candidates, sizes, vectors, new)
 
     def is_small(self, sampled: int) -> bool:
-        """Return whether one process of this machine finishes before Ray would have started.
-
-        That is so if there are few sentences to encode and to train classifiers on.
+        """Return whether there is so little work that one local process is faster than starting Ray.
 
         Args:
             sampled: number of sentences to measure geometry on.
         """
         if not is_local(self.job.cluster) or not self.job.cluster.small_rows:
             return False
-        trained = sum(
+        training_sentences = sum(
             self.sizes[scoring.task.name]
-            for scoring in self._scorings().values()
-            if scoring.task.kind == "transfer" and scoring.done(self.store) is None
+            for scoring in self._items().values()
+            if scoring.task.kind == "transfer" and scoring.load_result(self.store) is None
         )
-        return trained + sampled + sum(map(len, self.new.values())) <= self.job.cluster.small_rows
+        return training_sentences + sampled + sum(map(len, self.new.values())) <= self.job.cluster.small_rows
 
     def encode(self, run: Run) -> None:
-        """Encode all sentences; candidates of one space share their vectors."""
+        """Encode the new sentences, once for all candidates of a space."""
         first = {each.space_id: each for each in reversed(self.candidates)}
-        for space_id, held in list(self.vectors.items()):
-            if len(new := self.new[space_id]):
-                self.vectors[space_id] = encode_sentences(run, new, held, first[space_id])
+        for space_id, new in self.new.items():
+            if len(new):
+                self.vectors[space_id] = encode_sentences(run, new, self.vectors[space_id], first[space_id])
 
     def score(self, run: Run) -> tuple[MeasuredTask, ...]:
         """Score every candidate on every task, unless an earlier run did.
 
-        Tasks that train classifiers come first, then larger tasks before smaller ones.
+        Tasks that train classifiers come first, and large tasks before small ones, to balance the workers.
         """
-        items = self._scorings()
+        items = self._items()
         with run.stages("score", len(items), "figures") as bar:
-            made = {key: done for key, item in items.items() if (done := item.done(self.store)) is not None}
+            stored = {key: item.load_result(self.store) for key, item in items.items()}
+            results = {key: result for key, result in stored.items() if result is not None}
             todo = sorted(
-                (key for key in items if key not in made),
+                (key for key in items if key not in results),
                 key=lambda key: (items[key].task.kind == "transfer", self.sizes[key[1]]),
                 reverse=True,
             )
-            bar.skip(len(made))
-            for number, scored in self._scored([items[key] for key in todo], run.workers):
-                made[todo[number]] = scored
+            bar.skip(len(results))
+            for number, result in self._run_items([items[key] for key in todo], run.workers):
+                results[todo[number]] = result
                 bar.add(1)
         return tuple(
-            MeasuredTask(task, tuple(made[each.id, task.name] for each in self.candidates))
+            MeasuredTask(task, tuple(results[each.id, task.name] for each in self.candidates))
             for task in self.tasks
         )
 
-    def _scored(self, items: Sequence[Scoring], workers: Workers) -> Iterator[tuple[int, Scored]]:
-        """Score on the cluster, or in this process if that takes less time than to start a worker."""
+    def _run_items(self, items: Sequence[Scoring], workers: Workers) -> Iterator[tuple[int, ResampledResult]]:
+        """Score on the workers, or in this process if that takes less time than to start a worker."""
         task = ScoreTask(self.store)
-        size = sum(self.sizes[item.task.name] * (1 + item.resamples) for item in items)
-        if all(item.task.quick for item in items) and size <= _FEW:
+        rows = sum(self.sizes[item.task.name] * (1 + item.resamples) for item in items)
+        if all(item.task.quick for item in items) and rows <= _QUICK_ROWS:
             return enumerate(map(task.start(), items))
         return workers.map_units(task, items, Pool(max(1, min(workers.cpus, len(items)))))
 
-    def _scorings(self) -> dict[Key, Scoring]:
+    def _items(self) -> dict[Key, Scoring]:
+        """Return each candidate and task to score, once for candidates with the same space and transform."""
         settings = self.job.evaluate
         return {
             (each.id, task.name): Scoring(

@@ -1,4 +1,4 @@
-"""The page and the JSON object of an evaluation, and their storage."""
+"""Build the report page and the JSON object of an evaluation, and store them."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,54 +8,60 @@ from typing import Any
 import numpy as np
 
 from pipeline.config import canonical
-from pipeline.evaluate.bootstrap import interval
+from pipeline.evaluate.bootstrap import ScoreEstimate, estimate
 from pipeline.evaluate.tasks import averages
-from pipeline.flows.evaluate.candidates import Contender
+from pipeline.flows.evaluate.candidates import ResolvedCandidate
 from pipeline.flows.evaluate.evaluate import Evaluation
 from pipeline.flows.evaluate.scoring import MeasuredTask
-from pipeline.report.evaluation import (
+from pipeline.report.evaluation import render, split_facts
+from pipeline.report.evaluation_report import (
     AverageRow,
     EvaluatedCandidate,
     EvaluationReport,
-    ScoreEstimate,
     TaskRow,
-    facts_in_words,
-    render,
 )
 from pipeline.report.geometry import sections
 from pipeline.store.store import open_store
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The page and the JSON object of an evaluation, and the URIs at which they are stored."""
+class StoredEvaluation:
+    """The page and the JSON object of an evaluation, with their URIs."""
 
     page: EvaluationReport
     facts: dict[str, Any]
+    """the JSON object"""
     report: str
+    """URI of the page"""
     json: str
+    """URI of the JSON object"""
 
 
-def keep(evaluation: Evaluation, created: str) -> Kept:
-    """Store the evaluation as a page and as a JSON object, in a folder named by its id."""
+def store_evaluation(evaluation: Evaluation, created: str) -> StoredEvaluation:
+    """Store the evaluation as a page and as a JSON object, in the folder of its id.
+
+    Args:
+        evaluation: the evaluation.
+        created: date and time, as shown on the page.
+    """
     store = open_store(evaluation.root)
     page, facts = page_of(evaluation, created), facts_of(evaluation)
     report, json = f"{evaluation.id}/report.html", f"{evaluation.id}/evaluation.json"
     store.write(json, canonical(facts) + b"\n")
     store.write(report, render(page).encode())
-    return Kept(page, facts, store.uri_of(report), store.uri_of(json))
+    return StoredEvaluation(page, facts, store.uri_of(report), store.uri_of(json))
 
 
 def page_of(evaluation: Evaluation, created: str) -> EvaluationReport:
-    """Return the values of the page."""
+    """Collect the values of the page."""
     return EvaluationReport(
         root=evaluation.root,
         id=evaluation.id,
         created=created,
         candidates=tuple(map(_candidate, evaluation.candidates, evaluation.numerics, evaluation.speeds)),
         disagreements=evaluation.disagreements,
-        rows=tuple(map(_row, evaluation.measured)),
-        averages=tuple(_averages(evaluation)),
+        rows=tuple(map(_task_row, evaluation.measured)),
+        averages=tuple(_average_rows(evaluation)),
         missing=tuple((each.name, each.reason) for each in evaluation.missing),
         warnings=tuple(_warnings(evaluation)),
         resamples=evaluation.resamples,
@@ -66,9 +72,9 @@ def page_of(evaluation: Evaluation, created: str) -> EvaluationReport:
 
 
 def facts_of(evaluation: Evaluation) -> dict[str, Any]:
-    """Return the JSON object: the values of the page, and every further metric. Undefined ones are null."""
+    """Build the JSON object: the values of the page, and every further metric. Undefined values are null."""
     names = [each.name for each in evaluation.candidates]
-    rows, means = [_row(each) for each in evaluation.measured], list(_averages(evaluation))
+    rows, means = [_task_row(each) for each in evaluation.measured], list(_average_rows(evaluation))
     return {
         "id": evaluation.id,
         "resamples": evaluation.resamples,
@@ -88,10 +94,10 @@ def facts_of(evaluation: Evaluation) -> dict[str, Any]:
                 "complete": average.complete,
                 "tasks": list(average.members),
                 "candidate": name,
-                **asdict(figure),
+                **asdict(score),
             }
             for average in means
-            for name, figure in zip(names, average.figures, strict=True)
+            for name, score in zip(names, average.scores, strict=True)
         ],
         "average_differences": [
             {"label": average.label, **difference}
@@ -111,122 +117,122 @@ def facts_of(evaluation: Evaluation) -> dict[str, Any]:
 def _results(evaluation: Evaluation, rows: Sequence[TaskRow]) -> Iterator[dict[str, Any]]:
     """Yield the result of each candidate on each task as a JSON object."""
     names = [each.name for each in evaluation.candidates]
-    further = {"count", "figures", "facts", "warnings", "numerics"}
+    fields = {"count", "figures", "facts", "warnings", "numerics"}
     for row, measured in zip(rows, evaluation.measured, strict=True):
-        for name, figure, scored in zip(names, row.figures, measured.scored, strict=True):
+        for name, score, resampled in zip(names, row.scores, measured.results, strict=True):
             yield {
                 "task": row.task,
                 "kind": row.kind,
                 "candidate": name,
                 "metric": row.metric,
-                **asdict(figure),
-                **scored.result.model_dump(mode="json", include=further),
+                **asdict(score),
+                **resampled.result.model_dump(mode="json", include=fields),
             }
 
 
 def _differences(row: TaskRow | AverageRow, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the difference of each candidate but the first from the first, as JSON objects."""
-    for name, figure in zip(names, row.differences, strict=True):
-        if figure is not None:
+    """Yield the difference between each other candidate and the first one, as a JSON object."""
+    for name, difference in zip(names, row.differences, strict=True):
+        if difference is not None:
             yield {
                 "candidate": name,
                 "against": names[0],
-                **asdict(figure),
-                "excludes_zero": figure.excludes_zero,
+                **asdict(difference),
+                "excludes_zero": difference.excludes_zero,
             }
 
 
-def _candidate(contender: Contender, numerics: dict[str, int], speed: float | None) -> EvaluatedCandidate:
+def _candidate(
+    candidate: ResolvedCandidate, numerics: dict[str, int], speed: float | None
+) -> EvaluatedCandidate:
+    overrides = (f"{name}={value}" for name, value in candidate.overrides.items())
     return EvaluatedCandidate(
-        contender.name,
-        " ".join(
-            [contender.encoder.path, *(f"{name}={value}" for name, value in contender.overrides.items())]
-        ),
-        contender.dim,
-        contender.space_id,
-        f"{contender.kind} to {contender.k} components" if contender.kind else None,
-        contender.transform_id,
+        candidate.name,
+        " ".join([candidate.encoder.path, *overrides]),
+        candidate.dim,
+        candidate.space_id,
+        f"{candidate.transform_name} to {candidate.k} components" if candidate.transform_name else None,
+        candidate.transform_id,
         numerics,
-        bytes=contender.bytes,
-        width=contender.k or contender.dim,
+        bytes=candidate.bytes,
+        width=candidate.k or candidate.dim,
         sentences_per_s=speed,
     )
 
 
-def _row(measured: MeasuredTask) -> TaskRow:
-    results = [each.result for each in measured.scored]
-    draws = [each.draws.numbers() if each.draws else None for each in measured.scored]
+def _task_row(measured: MeasuredTask) -> TaskRow:
+    results = [each.result for each in measured.results]
+    draws = [each.draws.numbers() if each.draws else None for each in measured.results]
     names = dict.fromkeys(name for result in results for name in result.figures)
     return TaskRow(
         measured.task.name,
         measured.task.kind,
         results[0].metric,
         results[0].count,
-        *_figures([result.value for result in results], draws),
+        *_estimates([result.value for result in results], draws),
         tuple((name, tuple(result.figures.get(name) for result in results)) for name in names),
-        *facts_in_words([result.facts for result in results]),
+        *split_facts([result.facts for result in results]),
         measured.task.description,
     )
 
 
-def _averages(evaluation: Evaluation) -> Iterator[AverageRow]:
-    """Yield the averages that every candidate has, over the same tasks, with intervals from the resamples."""
+def _average_rows(evaluation: Evaluation) -> Iterator[AverageRow]:
+    """Yield each average over tasks, for all candidates, with intervals from the resamples."""
     measured = {each.task.name: each for each in evaluation.measured}
-    of_candidates = [
-        averages({name: each.scored[index].result.score() for name, each in measured.items()})
+    averages_by_candidate = [
+        averages({name: each.results[index].result.score() for name, each in measured.items()})
         for index in range(len(evaluation.candidates))
     ]
-    for found in zip(*of_candidates, strict=True):
-        names = found[0].members
+    for same_average in zip(*averages_by_candidate, strict=True):  # one average, as each candidate has it
+        label, names, complete = same_average[0].label, same_average[0].members, same_average[0].complete
+        if not complete:
+            label = f"average of the {len(names)} measured: {', '.join(names)}"
+        values = [each.value if math.isfinite(each.value) else None for each in same_average]
         members = [measured[name] for name in names]
-        draws = [_mean_draws(members, index) for index in range(len(found))]
-        measured_only = f"average of the {len(names)} measured: {', '.join(names)}"
-        label = found[0].label if found[0].complete else measured_only
-        yield AverageRow(
-            label,
-            names,
-            found[0].complete,
-            *_figures([each.value if math.isfinite(each.value) else None for each in found], draws),
-        )
+        draws = [_mean_draws(members, index) for index in range(len(values))]
+        yield AverageRow(label, names, complete, *_estimates(values, draws))
 
 
 def _mean_draws(members: Sequence[MeasuredTask], index: int) -> np.ndarray | None:
-    """Return (resamples,) the mean of a candidate's values, each on resamples of the task's own rows."""
-    drawn = [each.scored[index].draws for each in members]
-    return np.mean([draws.numbers() for draws in drawn if draws], axis=0) if all(drawn) else None
+    """Average a candidate's draws over tasks: (resamples,); None if a task has none."""
+    of_tasks = [each.results[index].draws for each in members]
+    return np.mean([draws.numbers() for draws in of_tasks if draws], axis=0) if all(of_tasks) else None
 
 
-def _figures(
+def _estimates(
     values: Sequence[float | None], draws: Sequence[np.ndarray | None]
 ) -> tuple[tuple[ScoreEstimate, ...], tuple[ScoreEstimate | None, ...]]:
-    """Return the values with their intervals, and their differences from the first one.
+    """Estimate the candidates' values and their differences from the first one, with intervals.
 
     Differences are paired: a resample has the same rows for every candidate.
+
+    Args:
+        values: value of each candidate; None if undefined.
+        draws: (resamples,) values of each candidate on the resamples; None without resamples.
     """
-    first, zeroth = values[0], draws[0]
+    first_value, first_draws = values[0], draws[0]
     differences = [
         _estimate(
-            None if value is None or first is None else value - first,
-            None if each is None or zeroth is None else each - zeroth,
+            None if value is None or first_value is None else value - first_value,
+            None if resampled is None or first_draws is None else resampled - first_draws,
         )
-        for value, each in zip(values[1:], draws[1:], strict=True)
+        for value, resampled in zip(values[1:], draws[1:], strict=True)
     ]
     return tuple(map(_estimate, values, draws)), (None, *differences)
 
 
 def _estimate(value: float | None, draws: np.ndarray | None) -> ScoreEstimate:
-    found = None if value is None or draws is None else interval(value, draws)
-    return ScoreEstimate(value, found.low, found.high) if found else ScoreEstimate(value)
+    return ScoreEstimate(value) if draws is None else estimate(value, draws)
 
 
 def _warnings(evaluation: Evaluation) -> Iterator[str]:
-    """Yield each warning once, with its task, and with its candidates if it is not about all."""
+    """Yield each warning once, with its task, and with its candidates if it does not concern all of them."""
     names = [each.name for each in evaluation.candidates]
     for measured in evaluation.measured:
-        task, about = measured.task.name, dict[str, list[str]]()
-        for name, scored in zip(names, measured.scored, strict=True):
-            for warning in scored.result.warnings:
-                about.setdefault(warning, []).append(name)
-        for warning, candidates in about.items():
+        task, by_warning = measured.task.name, dict[str, list[str]]()
+        for name, resampled in zip(names, measured.results, strict=True):
+            for warning in resampled.result.warnings:
+                by_warning.setdefault(warning, []).append(name)
+        for warning, candidates in by_warning.items():
             suffix = "" if len(candidates) == len(names) else f" ({', '.join(candidates)})"
             yield (warning if warning.startswith(task) else f"{task}: {warning}") + suffix

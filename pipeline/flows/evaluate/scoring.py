@@ -1,4 +1,4 @@
-"""Scores of candidates on tasks. Every score is a small file, named by everything it depends on."""
+"""Score candidates on tasks. Every result is a small file, named by a digest of everything it depends on."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,16 +10,16 @@ from pydantic_core import from_json, to_json
 
 from pipeline.config import digest_of
 from pipeline.evaluate import EvaluationTask, Score
-from pipeline.flows.evaluate.candidates import Contender
+from pipeline.flows.evaluate.candidates import ResolvedCandidate
 from pipeline.flows.evaluate.sentences import SpaceVectors
 from pipeline.flows.workers.tasks import PlainTask
 from pipeline.post import Transform, load_transform
 from pipeline.stats.tensors import pack, unpack
 from pipeline.store.base import Store
-from pipeline.store.once import remembered, stored_by_content
+from pipeline.store.once import load_or_make, store_by_content
 from pipeline.store.stored import FileRef, Stored
 
-_VERSION = 1  # of the files and their computation; with another version candidates are scored again
+_VERSION = 1  # of the files and of the computation; raise it to score candidates again
 
 
 class Result(Stored):
@@ -31,11 +31,12 @@ class Result(Stored):
     space_id: str
     transform_id: str | None
     numerics: dict[str, int]
-    """sentences of the space by the numerics that computed their vectors"""
+    """number of sentence vectors of the space by the numerics_id that computed them"""
     metric: str
     value: float | None
     count: int
     figures: dict[str, float | None] = {}
+    """`Score.metrics`"""
     facts: dict[str, Any] = {}
     warnings: tuple[str, ...] = ()
     evidence: FileRef | None = None
@@ -48,9 +49,9 @@ class Result(Stored):
 
 
 class Draws(Stored):
-    """A candidate's metric on resampled rows of a task; null where it is undefined.
+    """A candidate's metric on bootstrap resamples of a task's rows; null where it is undefined.
 
-    The same index means the same rows for every candidate.
+    Resample i has the same rows for every candidate.
     """
 
     version: int = _VERSION
@@ -62,11 +63,12 @@ class Draws(Stored):
 
 
 @dataclass(frozen=True)
-class Scored:
-    """A result and its draws; None if the task has no resamples, or none were requested."""
+class ResampledResult:
+    """A result, with the metric on resamples."""
 
     result: Result
     draws: Draws | None
+    """None if resampling is not meaningful for the task, or was not requested"""
 
 
 @dataclass(frozen=True)
@@ -74,14 +76,14 @@ class MeasuredTask:
     """A task and each candidate's result on it, in the order of the candidates."""
 
     task: EvaluationTask
-    scored: tuple[Scored, ...]
+    results: tuple[ResampledResult, ...]
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """One candidate to score on one task, with a number of resamples."""
+    """A candidate to score on a task."""
 
-    contender: Contender
+    candidate: ResolvedCandidate
     task: EvaluationTask
     vectors: SpaceVectors
     resamples: int
@@ -90,62 +92,65 @@ class Scoring:
     @property
     def path(self) -> str:
         """Return the path of the result."""
-        key = digest_of([_VERSION, self.task.digest, *self.contender.id])[:32]
-        return f"results/{self.contender.space_id[:16]}/{key}.json"
+        key = digest_of([_VERSION, self.task.digest, *self.candidate.id])[:32]
+        return f"results/{self.candidate.space_id[:16]}/{key}.json"
 
     def draws_path(self, evidence: FileRef) -> str:
         """Return the path of the draws."""
-        asked = [_VERSION, self.task.digest, evidence.sha256, self.resamples, self.seed]
-        return f"draws/{self.contender.space_id[:16]}/{digest_of(asked)[:32]}.json"
+        identity = [_VERSION, self.task.digest, evidence.sha256, self.resamples, self.seed]
+        return f"draws/{self.candidate.space_id[:16]}/{digest_of(identity)[:32]}.json"
 
-    def done(self, store: Store) -> Scored | None:
-        """Load the result of an earlier run, with its draws; None if incomplete."""
+    def load_result(self, store: Store) -> ResampledResult | None:
+        """Load the result of an earlier run with its draws; None if a file is missing or truncated."""
         result = Result.load_complete(store, self.path)
         if result is None or result.evidence is None or not self.resamples:
-            return Scored(result, None) if result else None
+            return ResampledResult(result, None) if result else None
         draws = Draws.load_intact(store, self.draws_path(result.evidence))
-        return Scored(result, draws) if draws else None
+        return ResampledResult(result, draws) if draws else None
 
 
 @dataclass(frozen=True)
-class ScoreTask(PlainTask[Scoring, Scored]):
+class ScoreTask(PlainTask[Scoring, ResampledResult]):
     """Score a candidate on a task, and on resamples of its rows, unless the store has the results."""
 
     store: Store
 
-    def work(self, scoring: Scoring) -> Scored:
-        result = remembered(self.store, scoring.path, Result, lambda: self._scored(scoring))
+    def work(self, scoring: Scoring) -> ResampledResult:
+        result = load_or_make(self.store, scoring.path, Result, lambda: self._score(scoring))
         if (evidence := result.evidence) is None or not scoring.resamples:
-            return Scored(result, None)
+            return ResampledResult(result, None)
         path = scoring.draws_path(evidence)
-        return Scored(result, remembered(self.store, path, Draws, lambda: self._drawn(scoring, evidence)))
+        return ResampledResult(
+            result, load_or_make(self.store, path, Draws, lambda: self._draw(scoring, evidence))
+        )
 
-    def _drawn(self, scoring: Scoring, reference: FileRef) -> Draws:
+    def _draw(self, scoring: Scoring, reference: FileRef) -> Draws:
+        """Compute the metric on resamples of the evidence."""
         from pipeline.evaluate.bootstrap import statistics
 
         evidence, _ = unpack(reference.read(self.store), kind="evidence")
         values = statistics(scoring.task, evidence, scoring.resamples, scoring.seed)
         return Draws(values=tuple(map(_number, values.tolist())))
 
-    def _scored(self, scoring: Scoring) -> Result:
-        contender, task, evidence = scoring.contender, scoring.task, None
-        transform = load_transform(contender.transform.read(self.store)) if contender.transform else None
-        vectors = _Transformed(scoring.vectors, transform)
+    def _score(self, scoring: Scoring) -> Result:
+        candidate, task, evidence = scoring.candidate, scoring.task, None
+        transform = load_transform(candidate.transform.read(self.store)) if candidate.transform else None
+        vectors = _TransformedVectors(scoring.vectors, transform)
         score = task.score(vectors)
         if score.evidence:
             arrays = {name: np.asarray(values) for name, values in score.evidence.items()}
-            content, stem = pack(arrays, {"kind": "evidence"}), f"evidence/{contender.space_id[:16]}/rows"
-            evidence = stored_by_content(self.store, content, stem, ".safetensors", rows=score.count)
+            content, stem = pack(arrays, {"kind": "evidence"}), f"evidence/{candidate.space_id[:16]}/rows"
+            evidence = store_by_content(self.store, content, stem, ".safetensors", rows=score.count)
         return Result(
             kind=task.kind,
             task_digest=task.digest,
-            space_id=contender.space_id,
-            transform_id=contender.transform_id,
+            space_id=candidate.space_id,
+            transform_id=candidate.transform_id,
             numerics=scoring.vectors.numerics(),
             metric=score.metric,
             value=_number(score.value),
             count=score.count,
-            figures={name: _number(value) for name, value in score.figures.items()},
+            figures={name: _number(value) for name, value in score.metrics.items()},
             facts=from_json(
                 to_json(dict(score.facts), inf_nan_mode="null", fallback=lambda value: value.tolist())
             ),
@@ -154,33 +159,36 @@ class ScoreTask(PlainTask[Scoring, Scored]):
         )
 
 
-class _Transformed:
-    """The vectors of a candidate, for a task.
+class _TransformedVectors:
+    """A function from sentences to the vectors of a candidate, which also collects warnings.
 
-    A sentence without a usable vector keeps the zero vector: its cosine with everything is 0.
+    A sentence without a usable vector has the zero vector also after the transform: its cosines are 0.
     """
 
     def __init__(self, raw: SpaceVectors, transform: Transform | None) -> None:
-        self._raw, self._transform, self._lost, self._alike = raw, transform, 0, 0
+        self._raw, self._transform = raw, transform
+        self._unusable = 0  # number of sentences without a usable vector
+        self._identical = 0  # number of sentences, if all have the same vector
 
     def __call__(self, sentences: Sequence[str]) -> np.ndarray:
-        vectors, lost = self._raw(sentences)
+        vectors, unusable = self._raw(sentences)
         if self._transform is not None:
             vectors = np.array(self._transform(vectors), np.float32)
-            vectors[lost] = 0.0
-        self._lost = max(self._lost, int(lost.sum()))
+            vectors[unusable] = 0.0
+        self._unusable = max(self._unusable, int(unusable.sum()))
         if len(set(sentences)) > 1 and (vectors == vectors[0]).all():
-            self._alike = len(sentences)
+            self._identical = len(sentences)
         return vectors
 
     def warnings(self) -> Iterator[str]:
         """Yield warnings about the vectors that were looked up."""
-        if self._lost:
+        if self._unusable:
             yield (
-                f"the encoder gave {self._lost:,} sentences no usable vector: they count as unlike everything"
+                f"the encoder gave {self._unusable:,} sentences no usable vector: "
+                "they count as unlike everything"
             )
-        if self._alike:
-            yield f"all {self._alike:,} sentences have one and the same vector: the score is meaningless"
+        if self._identical:
+            yield f"all {self._identical:,} sentences have one and the same vector: the score is meaningless"
 
 
 def _number(value: float) -> float | None:

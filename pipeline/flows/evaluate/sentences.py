@@ -1,7 +1,6 @@
-"""The sentences of all tasks, each encoded once per space and kept as units for later evaluations."""
+"""Encode the sentences of all tasks, once for each space, and store the vectors for later evaluations."""
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -13,29 +12,27 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
-from pipeline.flows.encode.encode import check_any, encode_units
+from pipeline.evaluate.source import BLANK
+from pipeline.flows.encode.encode import check_any_vector, encode_units
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.encode.unit import EncodeUnit, load_record
-from pipeline.flows.evaluate.candidates import Contender
-from pipeline.flows.rows import vectors_at
+from pipeline.flows.evaluate.candidates import ResolvedCandidate
 from pipeline.flows.run import Run
-from pipeline.store.base import Store
-from pipeline.store.once import table_by_content
-from pipeline.store.schema import checked_space, corpus_schema, writer_options
+from pipeline.store.base import Store, in_threads
+from pipeline.store.once import store_table_by_content
+from pipeline.store.schema import check_space, corpus_schema, vectors_at, writer_options
 from pipeline.store.stored import Stored
-from pipeline.store.units import CorpusUnit, UnitRecord, total
+from pipeline.store.units import CorpusUnit, UnitRecord, sum_counts
 from pipeline.text.corpus.normalize import normalize, text_keys
 
-BLANK = " "  # stands for a sentence without text: leaving out its pair would change the task
-_READERS = 16  # small files read at once, since each read over a network waits for an answer
-_PER_WORKER = 4  # units for each worker, so that none runs alone for long at the end
-_FEWEST = 256  # sentences of a unit; fewer do not fill a buffer
-_OVERHEAD = 8  # characters that a text costs beside its own, such as for its special tokens
+_UNITS_PER_WORKER = 4  # so that no worker runs alone for long at the end
+_MIN_UNIT_SENTENCES = 256  # fewer sentences do not fill the encoder's buffers
+_CHARACTERS_PER_TEXT = 8  # constant cost of a text, such as for its special tokens, in characters
 
 
 @dataclass(frozen=True)
 class Sentences:
-    """Distinct sentences as the encoder gets them, with their content keys."""
+    """Distinct normalized sentences, with their content keys."""
 
     texts: pa.Array
     keys: pa.Array
@@ -43,7 +40,7 @@ class Sentences:
     @classmethod
     def of(cls, sentences: Iterable[str]) -> "Sentences":
         """Return the distinct sentences in order of first appearance."""
-        texts = pc.unique(cleaned(sentences))
+        texts = pc.unique(clean_sentences(sentences))
         return cls(texts, text_keys(texts))
 
     def __len__(self) -> int:
@@ -55,17 +52,17 @@ class Sentences:
         return Sentences(self.texts.filter(new), self.keys.filter(new))
 
 
-def cleaned(sentences: Iterable[str] | pa.Array) -> pa.Array:
-    """Normalize sentences as in a corpus, but replace blank ones by a single space."""
+def clean_sentences(sentences: Iterable[str] | pa.Array) -> pa.Array:
+    """Normalize sentences as the texts of a corpus, but replace blank ones by a single space."""
     texts = normalize(sentences if isinstance(sentences, pa.Array) else list(sentences))
     return pc.if_else(pc.equal(pc.utf8_length(texts), 0), pa.scalar(BLANK, pa.large_string()), texts)
 
 
 @dataclass(frozen=True)
 class SpaceVectors:
-    """Vectors of sentences in one space, as the units that hold them.
+    """Vectors of sentences in one space, as references to the stored units.
 
-    A value that travels; files are opened lazily.
+    It is sent to workers, which open the files when they need them.
     """
 
     store: Store
@@ -81,13 +78,13 @@ class SpaceVectors:
         """Look up the vectors of sentences.
 
         Returns:
-            (n, dim) float32 vectors, and an (n,) mask of those that are zero since the encoder gave no usable
-            one.
+            (n, dim) float32 vectors, and (n,) bool: True if the vector is zero because the encoder gave no
+            usable one.
 
         Raises:
             DataError: a sentence was not encoded.
         """
-        positions = pc.index_in(text_keys(cleaned(sentences)), value_set=self.keys)
+        positions = pc.index_in(text_keys(clean_sentences(sentences)), value_set=self.keys)
         if positions.null_count:
             raise DataError(
                 self.store.uri,
@@ -95,135 +92,145 @@ class SpaceVectors:
                 f"none for {positions.null_count:,} of {len(positions):,}",
                 "the sentence vectors were changed while this ran: run again",
             )
-        wanted, inverse = np.unique(positions.to_numpy(), return_inverse=True)
-        return self._rows(wanted)[inverse], (wanted >= self._starts[-1])[inverse]
+        distinct, inverse = np.unique(positions.to_numpy(), return_inverse=True)
+        return self._vectors_at(distinct)[inverse], (distinct >= self._starts[-1])[inverse]
 
     def numerics(self) -> dict[str, int]:
-        """Count the vectors by the numerics that computed them."""
-        return dict(sorted(total({unit.numerics_id or "": unit.rows} for unit in self.units).items()))
+        """Count the vectors by the numerics_id that computed them."""
+        return dict(sorted(sum_counts({unit.numerics_id or "": unit.rows} for unit in self.units).items()))
 
     @cached_property
     def _starts(self) -> np.ndarray:
+        """Position of each unit's first vector in `keys`, then the number of all vectors."""
         return np.cumsum([0, *(unit.rows for unit in self.units)])
 
     @cached_property
     def keys(self) -> pa.Array:
-        """The keys of the vectors, unit by unit, then those of encoded sentences without a usable vector."""
-        with ThreadPoolExecutor(_READERS) as pool:
-            held = list(pool.map(lambda unit: self._open(unit).read(["text_key"])["text_key"], self.units))
-            lost = list(pool.map(self._lost_keys, self.units))
-        chunks = (chunk for column in held for chunk in column.chunks)
-        return pa.concat_arrays([pa.array([], pa.binary(16)), *chunks, *lost])
+        """The keys of the vectors, unit by unit, then the keys of sentences without a usable vector."""
+        columns = in_threads(lambda unit: self._open(unit).read(["text_key"])["text_key"], self.units)
+        unusable = in_threads(self._unusable_keys, self.units)
+        chunks = (chunk for column in columns for chunk in column.chunks)
+        return pa.concat_arrays([pa.array([], pa.binary(16)), *chunks, *unusable])
 
-    def _lost_keys(self, unit: UnitRecord) -> pa.Array:
+    def _unusable_keys(self, unit: UnitRecord) -> pa.Array:
+        """Read the keys of a unit's quarantined sentences, whose ids are hexadecimal keys."""
         ids = list[str]()
         if unit.quarantine is not None:
             ids = pq.read_table(unit.quarantine.open(self.store), columns=["id"])["id"].to_pylist()
         return pa.array([bytes.fromhex(key) for key in ids], pa.binary(16))
 
-    def _rows(self, wanted: np.ndarray) -> np.ndarray:
-        """Return (m, dim) float32 vectors at ascending positions in `keys`; zero after the last vector."""
-        vectors = np.zeros((len(wanted), self.dim), np.float32)
+    def _vectors_at(self, positions: np.ndarray) -> np.ndarray:
+        """Read the vectors at ascending positions in `keys`: (m, dim) float32, zero without a usable one."""
+        vectors = np.zeros((len(positions), self.dim), np.float32)
         for unit, start in zip(self.units, self._starts[:-1].tolist(), strict=True):
-            here = (wanted >= start) & (wanted < start + unit.rows)
-            if here.any():
-                vectors[here] = vectors_at(self._open(unit), wanted[here] - start)
+            in_unit = (positions >= start) & (positions < start + unit.rows)
+            if in_unit.any():
+                vectors[in_unit] = vectors_at(self._open(unit), positions[in_unit] - start)
         return vectors
 
-    def _open(self, unit: UnitRecord) -> Any:
-        return checked_space(pq.ParquetFile(unit.file.open(self.store)), unit.path, self.space_id)
+    def _open(self, unit: UnitRecord) -> pq.ParquetFile:
+        return check_space(pq.ParquetFile(unit.file.open(self.store)), unit.path, self.space_id)
 
 
-def kept_vectors(store: Store, contender: Contender) -> SpaceVectors:
-    """Load the vectors that earlier evaluations stored of the contender's space.
-
-    Incomplete units are ignored.
-    """
-    top = f"units/vectors/{contender.space_id[:16]}"
+def load_vectors(store: Store, candidate: ResolvedCandidate) -> SpaceVectors:
+    """Load the vectors that earlier evaluations stored for the candidate's space, without truncated units."""
+    folder = f"units/vectors/{candidate.space_id[:16]}"
 
     def load(path: str) -> UnitRecord | None:
-        record = load_record(store, path, contender.space_id)
+        record = load_record(store, path, candidate.space_id)
         return record if record is not None and record.is_complete(store) else None
 
-    with ThreadPoolExecutor(_READERS) as pool:
-        found = pool.map(load, (entry.path for entry in store.list(top, ".json")))
-        units = tuple(record for record in found if record is not None)
-    return SpaceVectors(store, contender.space_id, contender.dim, units)
+    records = in_threads(load, [entry.path for entry in store.list(folder, ".json")])
+    units = tuple(record for record in records if record is not None)
+    return SpaceVectors(store, candidate.space_id, candidate.dim, units)
 
 
-def encode_sentences(run: Run, new: Sentences, held: SpaceVectors, contender: Contender) -> SpaceVectors:
-    """Encode the `new` sentences, longest first, and record the speed.
+def encode_sentences(
+    run: Run, new: Sentences, earlier: SpaceVectors, candidate: ResolvedCandidate
+) -> SpaceVectors:
+    """Encode the new sentences, longest first, and record the speed.
 
-    Returns the held and the new vectors.
+    Returns:
+        The `earlier` vectors and those of the new sentences.
     """
     job, store = run.job, run.store
-    # A few sentences need no half precision.
+    # float32, because so few vectors need not be small
     settings = job.encode.model_copy(update={"vectors": "float32"})
-    pool = run.workers.wide_pool(job.cluster, max(1, len(new) // _FEWEST))
-    units = _written(new, store, settings.unit_rows, pool.size)
+    pool = run.workers.wide_pool(job.cluster, max(1, len(new) // _MIN_UNIT_SENTENCES))
+    units = _write_units(new, store, settings.unit_rows, pool.size)
     task = EncodeUnit(
         store,
-        encoder_for_workers(contender.encoder, store, run.workers),
+        encoder_for_workers(candidate.encoder, store, run.workers),
         run.workers.encode_settings(settings, pool),
-        held.space_id,
+        earlier.space_id,
         "id",
         patience_s=job.cluster.patience_s,
     )
-    with run.stages(f"encode {contender.name}", len(new), "sentences") as bar:
+    with run.stages(f"encode {candidate.name}", len(new), "sentences") as bar:
         encoded, stats = encode_units(run, task, units, pool, bar)
         bar.reach(len(new))
-    records = (*held.units, *encoded)
-    check_any(records, contender.encoder, f"{len(new):,} sentences")
-    busy_s = sum(stats.seconds.get(name, 0.0) for name in ("forward_s", "waiting_s"))
-    path, speed = _speed_path(held.space_id), Speed(sentences=len(new), busy_s=max(busy_s, 1e-9))
-    kept = Speed.load_intact(store, path)
-    if kept is None or kept.sentences <= speed.sentences:
-        store.write(path, speed.to_json())
-    return SpaceVectors(store, held.space_id, held.dim, records)
+    records = (*earlier.units, *encoded)
+    check_any_vector(records, candidate.encoder, f"{len(new):,} sentences")
+    busy_s = sum(stats.totals.get(name, 0.0) for name in ("forward_s", "waiting_s"))
+    speed_path = _speed_path(earlier.space_id)
+    largest = Speed.load_intact(store, speed_path)
+    if largest is None or largest.sentences <= len(new):
+        store.write(speed_path, Speed(sentences=len(new), busy_s=max(busy_s, 1e-9)).to_json())
+    return SpaceVectors(store, earlier.space_id, earlier.dim, records)
 
 
 class Speed(Stored):
-    """The speed of encoding: sentences, and the seconds that all workers together were busy."""
+    """The speed of encoding in one evaluation."""
 
     sentences: int
     busy_s: float
+    """seconds that workers were busy, summed over the workers"""
 
 
 def sentences_per_s(store: Store, space_id: str) -> float | None:
-    """Return the speed of one worker in the evaluation that encoded most in this space; None if unknown."""
-    kept = Speed.load_intact(store, _speed_path(space_id))
-    return kept.sentences / kept.busy_s if kept else None
+    """Return the speed of one worker in the largest evaluation of this space; None if unknown."""
+    speed = Speed.load_intact(store, _speed_path(space_id))
+    return speed.sentences / speed.busy_s if speed else None
 
 
 def _speed_path(space_id: str) -> str:
     return f"speeds/{space_id[:24]}.json"
 
 
-def _written(new: Sentences, store: Store, most: int, workers: int) -> list[CorpusUnit]:
-    """Store the sentences as units of about equal work, several for each worker, longest sentences first."""
+def _write_units(new: Sentences, store: Store, max_sentences: int, workers: int) -> list[CorpusUnit]:
+    """Store the sentences as units of about equal cost, several for each worker, longest sentences first."""
     order = np.argsort(-pc.utf8_length(new.texts).to_numpy(), kind="stable")
     texts, keys = new.texts.take(pa.array(order)), new.keys.take(pa.array(order))
-    cuts = _cuts(pc.utf8_length(texts).to_numpy(), most, workers)
+    cuts = _cuts(pc.utf8_length(texts).to_numpy(), max_sentences, workers)
     return [
-        _unit(store, texts[start:stop], keys[start:stop], number)
+        _write_unit(store, texts[start:stop], keys[start:stop], number)
         for number, (start, stop) in enumerate(pairwise(cuts))
     ]
 
 
-def _cuts(lengths: np.ndarray, most: int, workers: int) -> list[int]:
-    """Return the ends of units of about equal characters and at most `most` sentences. `lengths` descend."""
-    count = max(1, min(_PER_WORKER * workers, len(lengths) // _FEWEST))
-    work = np.cumsum(lengths + _OVERHEAD)
+def _cuts(lengths: np.ndarray, max_sentences: int, workers: int) -> list[int]:
+    """Cut sentences into units of about equal numbers of characters.
+
+    Args:
+        lengths: characters of the sentences, descending.
+        max_sentences: largest number of sentences of a unit.
+        workers: number of workers.
+
+    Returns:
+        0, then the end of each unit.
+    """
+    count = max(1, min(_UNITS_PER_WORKER * workers, len(lengths) // _MIN_UNIT_SENTENCES))
+    work = np.cumsum(lengths + _CHARACTERS_PER_TEXT)
     ends = np.searchsorted(work, work[-1] * np.arange(1, count + 1) / count) + 1
     cuts = {0}
     for start, stop in pairwise([0, *np.minimum(ends, len(lengths)).tolist()]):
-        parts = -(-(stop - start) // most)
+        parts = -(-(stop - start) // max_sentences)
         cuts.update(start + (stop - start) * part // parts for part in range(1, parts + 1))
     return sorted(cuts)
 
 
-def _unit(store: Store, texts: pa.Array, keys: pa.Array, number: int) -> CorpusUnit:
-    """Store the sentences as a unit. Ids are hexadecimal keys, which identify quarantined sentences."""
+def _write_unit(store: Store, texts: pa.Array, keys: pa.Array, number: int) -> CorpusUnit:
+    """Store the sentences as a corpus unit, with hexadecimal keys as ids."""
     schema = corpus_schema(pa.string())
     columns = [
         pa.array([key.hex() for key in keys.to_pylist()]),
@@ -232,7 +239,7 @@ def _unit(store: Store, texts: pa.Array, keys: pa.Array, number: int) -> CorpusU
         pa.repeat(pa.scalar("sentences"), len(texts)),
         pa.array(np.arange(len(texts)), pa.int64()),
     ]
-    stored = table_by_content(
+    stored = store_table_by_content(
         store,
         pa.Table.from_arrays(columns, schema=schema),
         "units/sentences/unit",

@@ -1,4 +1,4 @@
-"""Building the index of a release, or extending the one of the previous release.
+"""Build the index of a release, or extend the index of the previous release.
 
-From outside: `build`, `extend`, and the records in `records`.
+Other packages use `build`, `extend`, and the types in `records`.
 """

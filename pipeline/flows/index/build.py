@@ -1,29 +1,45 @@
-"""Build an index from units of vectors: sample and train, fill shards in parallel, merge, measure."""
+"""Build an index over units of vectors: sample and train, fill shards in parallel, merge them and measure.
+
+An index has one part, which is one file, or several parts of at most index.part_gib. A part is merged from
+shards, which are filled in parallel.
+"""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count, islice
 from typing import TypeVar
 
 import numpy as np
 
 from pipeline.config import digest_of
 from pipeline.errors import DataError
-from pipeline.flows.index.records import BuiltIndex, Shard, ShardRecord
-from pipeline.flows.index.tasks import Build, CountLive, FillShard, Finish, Train
+from pipeline.flows.index.finish_tasks import Finish, MergeShards, finish_parts
+from pipeline.flows.index.pilot import measure_kinds
+from pipeline.flows.index.records import BuiltIndex, FilledPart, Shard, TrainedIndex
+from pipeline.flows.index.tasks import Build, CountLive, FillShard, Train
 from pipeline.flows.rows import LiveRows, PlacedUnit, space_of
-from pipeline.flows.run import Run
-from pipeline.flows.workers.tasks import Pool, Task
+from pipeline.flows.run import Run, map_in_order
+from pipeline.flows.workers.tasks import Pool
 from pipeline.flows.workers.workers import Workers
-from pipeline.index.plan import IndexPlan, plan_index
-from pipeline.log import Running, packages
+from pipeline.index.plan import GIB, IndexPlan, plan_index, variants_to_measure
+from pipeline.log import packages
 from pipeline.post import Transform
-from pipeline.settings import IndexSettings, Job
+from pipeline.settings import Job
 from pipeline.store.base import Store
-from pipeline.store.once import remembered
+from pipeline.store.once import load_or_make
 from pipeline.store.stored import FileRef, Stored
 
 Record = TypeVar("Record", bound=Stored)
-Made = TypeVar("Made")
+
+
+# Training rows x lists x dimensions up to which one thread is enough: k-means takes about 20 times as many
+# operations, half a minute of one core.
+_SMALL_TRAINING = 1 << 36
+
+
+# Least rows of a shard for each list, since every shard has a copy of the lists' centroids, and least values.
+_SHARD_ROWS_PER_LIST = 32
+_SHARD_VALUES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -32,10 +48,10 @@ class IndexInput:
 
     Attributes:
         units: units of vectors, in any order.
-        dead: rows of the units that are left out.
-        transform: applied to every vector and query (default: none).
+        dead: file of the dead rows, which are left out; None if there are none.
+        transform: transform that the index applies to every vector and query; None for raw vectors.
         dim: dimension of the stored vectors.
-        previous_queries: queries of the previous release, if this index replaces its index.
+        previous_queries: queries of the previous release, if this index replaces that of a release.
     """
 
     units: tuple[PlacedUnit, ...]
@@ -44,9 +60,10 @@ class IndexInput:
     dim: int
     previous_queries: FileRef | None = None
 
-    def plan(self, rows: int, settings: IndexSettings) -> IndexPlan:
-        """Plan the index for this number of live rows."""
-        return plan_index(rows, self.transform.k if self.transform else self.dim, settings)
+    @property
+    def indexed_dim(self) -> int:
+        """Dimension of the vectors after the transform."""
+        return self.transform.k if self.transform else self.dim
 
 
 def build_index(run: Run, vectors: IndexInput) -> BuiltIndex:
@@ -57,38 +74,80 @@ def build_index(run: Run, vectors: IndexInput) -> BuiltIndex:
     """
     job, store, units, transform = run.job, run.store, vectors.units, vectors.transform
     source = LiveRows(store, space_of(units), job.corpus.id, vectors.dead)
-    filled, rows = live_units(run.workers, source, units)
-    plan = vectors.plan(rows, job.index)
-    count = shard_count(run, plan, len(filled))
+    indexed, rows = live_units(run.workers, source, units)
+    plan = _measured_plan(run, vectors, source, indexed, rows)
     identity = {
-        **index_identity(job, filled, vectors.dead, transform),
+        **index_identity(job, indexed, vectors.dead, transform),
         "plan": plan.model_dump(mode="json"),
-        "shards": count,
+        "shards": shard_count(run, plan, len(indexed), rows),
     }
     if vectors.previous_queries:
         identity["asked_before"] = vectors.previous_queries.sha256
     work = f"indexes/work/{digest_of(identity)[:24]}"
     build = Build(source, plan, job.index, job.gates, transform, work, vectors.previous_queries)
-    done = f"{work}/built.json"
-    if built := BuiltIndex.load_complete(store, done):
+    record_path = f"{work}/built.json"
+    if built := BuiltIndex.load_complete(store, record_path):
         return built
     with run.stages("train") as bar:
-        trained = run.workers.run(Train(build), filled, Pool(1))
+        pool = _training_pool(run, plan)
+        trained = run.workers.run(Train(build, int(pool.cpus)), indexed, pool)
         bar.stage.note = plan.factory
-    records = fill_shards(run, FillShard(build, trained), filled, rows, count)
-    finish = Finish(build, trained, max(placed.ordinal for placed in units) + 1)
+    parts = fill_parts(run, FillShard(build, trained), indexed, rows)
+    base_ordinals = max(placed.ordinal for placed in units) + 1
     with run.stages("merge"):
-        built = made_once(store, done, BuiltIndex, lambda: run.workers.run(finish, records, Pool(1)))
-    drop_parts(store, records)
+        built = load_or_make_racing(
+            store, record_path, BuiltIndex, lambda: _finish(run, build, trained, parts, base_ordinals)
+        )
+    delete_shards(store, parts)
     return built
+
+
+def _measured_plan(
+    run: Run, vectors: IndexInput, source: LiveRows, units: tuple[PlacedUnit, ...], rows: int
+) -> IndexPlan:
+    """Plan the index; if `auto` has to compress the vectors, after measuring kinds on a sample of them."""
+    settings, dim, target = run.job.index, vectors.indexed_dim, run.job.gates.wanted_recall
+    if not (kinds := variants_to_measure(rows, dim, settings, target)):
+        return plan_index(rows, dim, settings)
+    return plan_index(
+        rows, dim, settings, measure_kinds(run, source, units, vectors.transform, kinds), target
+    )
+
+
+def _training_pool(run: Run, plan: IndexPlan) -> Pool:
+    """Return one CPU for a small training, whose result then equals that of any other machine, or a machine.
+
+    The last bits of a training depend on its number of threads.
+    """
+    if plan.train_rows * max(1, plan.nlist) * plan.dim <= _SMALL_TRAINING:
+        return Pool(1)
+    return replace(run.workers.machine_pool(run.job.cluster), memory=4.0 * plan.train_rows * plan.dim)
+
+
+def _finish(
+    run: Run, build: Build, trained: TrainedIndex, parts: tuple[FilledPart, ...], base_ordinals: int
+) -> BuiltIndex:
+    """Merge the shards of each part, choose the search effort and measure."""
+    finish = Finish(build, trained, base_ordinals)
+    if len(parts) == 1:
+        return run.workers.run(finish, parts[0], Pool(1, memory=part_memory(build)))
+    merge = MergeShards(build, on_disk=build.plan.on_disk)
+    merged = map_in_order(run, merge, parts, memory=part_memory(build))
+    return finish_parts(run, finish, parts, merged)
+
+
+def part_memory(build: Build) -> float:
+    """Return the bytes of memory that a part takes when its file is written; 0 for lists on disk."""
+    plan = build.plan
+    return 0.0 if plan.on_disk else min(plan.file_bytes, build.settings.part_gib * GIB)
 
 
 def live_units(
     workers: Workers, source: LiveRows, units: Sequence[PlacedUnit]
 ) -> tuple[tuple[PlacedUnit, ...], int]:
-    """Return the units with live rows, and the number of these rows.
+    """Return the units that have live rows, by ordinal, and the number of these rows.
 
-    The units are in the order of their ordinals, so that addresses ascend through index and ids.
+    In this order, addresses ascend in the index and in the table of ids.
     """
     ordered = tuple(sorted(units, key=lambda placed: placed.ordinal))
     counts = tuple(placed.unit.rows for placed in ordered)
@@ -97,17 +156,25 @@ def live_units(
     return tuple(placed for placed, count in zip(ordered, counts, strict=True) if count), sum(counts)
 
 
-def shard_count(run: Run, plan: IndexPlan, units: int) -> int:
-    """Return the number of parts that so many units are filled into."""
-    if not plan.shardable:
-        return min(1, units)
-    return min(run.job.index.shards or run.workers.index_workers(run.job.cluster, max(1, units)), units)
+def shard_count(run: Run, plan: IndexPlan, units: int, rows: int) -> int:
+    """Return the number of shards to fill, at least one for each part and at most one for each unit.
+
+    It does not depend on the workers, so another cluster continues an index that was begun, and all workers
+    that a cluster adds meanwhile have work.
+
+    Args:
+        units: number of units with live rows.
+        rows: number of live rows.
+    """
+    shard_rows = max(_SHARD_VALUES // plan.dim, _SHARD_ROWS_PER_LIST * plan.nlist)
+    wanted = run.job.index.shards or -(-rows // shard_rows)
+    return min(units, max(plan.parts(rows), wanted if plan.shardable else 1))
 
 
 def index_identity(
     job: Job, units: Sequence[PlacedUnit], dead: FileRef | None, transform: Transform | None
 ) -> dict[str, object]:
-    """Return everything that determines the index over these rows."""
+    """Return everything that determines the index over the live rows of these units, as JSON."""
     return {
         "units": [[placed.ordinal, placed.unit.sha256] for placed in units],
         "dead": dead.sha256 if dead else None,
@@ -118,56 +185,69 @@ def index_identity(
     }
 
 
-def fill_shards(
-    run: Run, task: FillShard, units: tuple[PlacedUnit, ...], rows: int, count: int
-) -> tuple[ShardRecord, ...]:
-    """Fill the live rows of the units into `count` parts of the index.
+def fill_parts(run: Run, task: FillShard, units: tuple[PlacedUnit, ...], rows: int) -> tuple[FilledPart, ...]:
+    """Fill the live rows of the units into the shards of one or more parts of the index.
 
     Args:
         rows: number of live rows.
     """
+    plan = task.build.plan
+    shards_of_parts = divide_into_parts(units, plan.parts(rows), shard_count(run, plan, len(units), rows))
+    shards = [shard for of_part in shards_of_parts for shard in of_part]
     with run.stages("index", rows) as bar:
-        records = map_shards(run, task, units, count, bar)
+        records = iter(map_in_order(run, task, shards, bar))
         bar.reach(rows)
-    return records
+    return tuple(
+        FilledPart(
+            number=number,
+            next_ordinal=of_part[-1].units[-1].ordinal + 1,
+            shards=tuple(islice(records, len(of_part))),
+        )
+        for number, of_part in enumerate(shards_of_parts)
+    )
 
 
-def map_shards(
-    run: Run, task: Task[Shard, Made], units: tuple[PlacedUnit, ...], count: int, bar: Running | None = None
-) -> tuple[Made, ...]:
-    """Apply a task to `count` shards of the units, and return the results in order."""
-    shards = contiguous(units, count)
-    pool = Pool(run.workers.index_workers(run.job.cluster, len(shards)))
-    results = dict(run.workers.map_units(task, shards, pool, bar))
-    return tuple(results[number] for number in range(len(shards)))
+def load_or_make_racing(store: Store, path: str, kind: type[Record], make: Callable[[], Record]) -> Record:
+    """Load or make a record while concurrent runs may make the same.
 
-
-def made_once(store: Store, path: str, kind: type[Record], make: Callable[[], Record]) -> Record:
-    """Load or make a record as `remembered` does, also if a concurrent run removes the parts meanwhile.
-
-    Such a run has finished the same index, so its record is returned.
+    `make` fails if another run has finished the same index and deleted its shards. Then the
+    record of that run is returned.
     """
     try:
-        return remembered(store, path, kind, make)
+        return load_or_make(store, path, kind, make)
     except (FileNotFoundError, DataError):
         if record := kind.load_complete(store, path):
             return record
         raise
 
 
-def drop_parts(store: Store, records: Sequence[ShardRecord]) -> None:
-    """Delete the parts after the merge, because together they are as large as the index."""
-    for record in records:
-        store.delete(record.part.path)
+def delete_shards(store: Store, parts: Sequence[FilledPart]) -> None:
+    """Delete the merged shards, which together are as large as the index."""
+    for part in parts:
+        for shard in part.shards:
+            store.delete(shard.index.path)
 
 
-def contiguous(units: tuple[PlacedUnit, ...], count: int) -> list[Shard]:
-    """Divide units into at most `count` shards of consecutive units with about equal rows.
+def divide_into_parts(units: Sequence[PlacedUnit], parts: int, shards: int) -> tuple[tuple[Shard, ...], ...]:
+    """Divide units into parts, and each part into shards, numbered through all parts.
 
-    No shard is empty. Merged in order, the shards have the order of the units.
+    Args:
+        parts: largest number of parts.
+        shards: approximate number of shards of all parts together.
     """
+    numbers = count()
+    return tuple(
+        tuple(
+            Shard(number=next(numbers), units=of_shard)
+            for of_shard in divide_units(of_part, -(-shards // parts))
+        )
+        for of_part in divide_units(units, parts)
+    )
+
+
+def divide_units(units: Sequence[PlacedUnit], groups: int) -> list[tuple[PlacedUnit, ...]]:
+    """Divide units into at most `groups` groups of consecutive units with about equal rows, none empty."""
     ends = np.cumsum([placed.unit.rows for placed in units])
-    cuts = np.searchsorted(ends, ends[-1] * np.arange(1, count) / count, side="left") + 1
+    cuts = np.searchsorted(ends, ends[-1] * np.arange(1, groups) / groups, side="left") + 1
     runs = np.split(np.arange(len(units)), np.unique(np.minimum(cuts, len(units))))
-    parts = [tuple(units[number] for number in run) for run in runs if len(run)]
-    return [Shard(number=number, units=part) for number, part in enumerate(parts)]
+    return [tuple(units[number] for number in run) for run in runs if len(run)]

@@ -1,4 +1,4 @@
-"""Changes since last night, as the index needs them: removed and new rows, and the state of small files."""
+"""A survey before an index is extended: rows that died or revived, and whether the old files are usable."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,27 +10,28 @@ from pipeline.flows.index.records import load_queries, load_truth
 from pipeline.flows.rows import LiveRows, PlacedUnit, placed_units, row_addresses
 from pipeline.flows.workers.tasks import PlainTask
 from pipeline.store.address import ordinal_of, row_of
-from pipeline.store.dead import Dead, write_addresses
+from pipeline.store.dead import Dead, DeadRows, write_addresses
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.stored import FileRef, Stored
 
 
-class Surveyed(Stored):
-    """Results of a survey. Rows are those with a vector."""
+class SurveyResult(Stored):
+    """Result of a survey. Only rows with a vector are counted."""
 
     live: tuple[int, ...]
     """number of live rows of each unit"""
     gone: FileRef
-    """addresses that were live last night and are dead now"""
+    """addresses of the rows that were live last night and are dead now"""
     revived: int
     """number of rows that were dead last night and are live now"""
     delta: int
-    """number of live rows of units that are not in the first part"""
+    """number of live rows of units that are not in the base, the first part of the index"""
     tombstones: FileRef | None
-    """dead rows of the first part, if it is kept as it is"""
+    """addresses of the dead rows of the base, for an index whose base is not changed"""
     dead_queries: float
-    """proportion of the queries whose own row is not live"""
+    """proportion of the queries whose row in the corpus is not live"""
     unusable: str = ""
+    """reason why last night's files cannot be extended; empty if they can"""
 
     @property
     def rows(self) -> int:
@@ -39,30 +40,32 @@ class Surveyed(Stored):
 
     @property
     def tombstone_rows(self) -> int:
-        """Number of tombstones."""
+        """Number of dead rows in the base."""
         return self.tombstones.rows if self.tombstones else 0
 
 
 @dataclass(frozen=True)
-class Survey(PlainTask[tuple[PlacedUnit, ...], Surveyed]):
+class Survey(PlainTask[tuple[PlacedUnit, ...], SurveyResult]):
     """Compare last night's release with tonight's live rows.
 
     Attributes:
-        folder: directory for the results.
+        source: tonight's live rows.
+        before: last night's release.
+        folder: directory of the result's files.
     """
 
     source: LiveRows
     before: ReleaseManifest
     folder: str
 
-    def work(self, units: tuple[PlacedUnit, ...]) -> Surveyed:
+    def work(self, units: tuple[PlacedUnit, ...]) -> SurveyResult:
         store, base_ordinals = self.source.store, self.before.index.base_ordinals
         live = self.source.counts(units)
         gone, revived = self._died_and_revived(units)
-        held = Dead.load(store, self.before.tombstones).addresses
-        tombstones = Dead(np.union1d(held, gone[ordinal_of(gone) < base_ordinals]))
-        unusable, dead_queries = self._small_files(units)
-        return Surveyed(
+        old_tombstones = Dead.load(store, self.before.tombstones).addresses
+        tombstones = Dead(np.union1d(old_tombstones, gone[ordinal_of(gone) < base_ordinals]))
+        unusable, dead_queries = self._check_small_files(units)
+        return SurveyResult(
             live=live,
             gone=write_addresses(store, gone, f"{self.folder}/gone"),
             revived=revived,
@@ -75,11 +78,8 @@ class Survey(PlainTask[tuple[PlacedUnit, ...], Surveyed]):
         )
 
     def _died_and_revived(self, units: Sequence[PlacedUnit]) -> tuple[np.ndarray, int]:
-        """Return the addresses that died, ascending, and the number of rows that were revived.
-
-        A unit without a change costs one comparison.
-        """
-        dead, before = (Dead.load(self.source.store, each) for each in (self.source.dead, self.before.dead))
+        """Return the addresses of rows that died, ascending, and the number of rows that are live again."""
+        dead, before = (DeadRows(self.source.store, each) for each in (self.source.dead, self.before.dead))
         ordinals, gone, revived = {placed.ordinal for placed in units}, [np.zeros(0, dtype=np.int64)], 0
         for placed in placed_units(self.before):
             then, now = before.rows_of(placed.ordinal), dead.rows_of(placed.ordinal)
@@ -92,7 +92,7 @@ class Survey(PlainTask[tuple[PlacedUnit, ...], Surveyed]):
             revived += int((was_dead & ~is_dead).sum())
         return np.concatenate(gone), revived
 
-    def _small_files(self, units: Sequence[PlacedUnit]) -> tuple[str, float]:
+    def _check_small_files(self, units: Sequence[PlacedUnit]) -> tuple[str, float]:
         """Check last night's training, queries, exact neighbours and ids.
 
         Returns:
@@ -108,11 +108,11 @@ class Survey(PlainTask[tuple[PlacedUnit, ...], Surveyed]):
             index.trained.local(store)
             load_truth(store, index.truth)
             queries = load_queries(store, index.queries).addresses
-            then = ids_schema(self.before.ids[0].local(store))
+            old_schema = ids_schema(self.before.ids[0].local(store))
         except (FileNotFoundError, DataError) as error:
             return str(error), 0.0
         new = [placed for placed in units if placed.ordinal >= self.before.next_ordinal]
-        if new and not (now := next(self.source.ids(new[:1])).schema).equals(then):
-            names = ", ".join(then.names), ", ".join(now.names)
-            return f"ids have the columns {names[0]}, new rows {names[1]}, or of other types", 0.0
+        if new and not (new_schema := next(self.source.ids(new[:1])).schema).equals(old_schema):
+            columns = f"{', '.join(old_schema.names)}, new rows have {', '.join(new_schema.names)}"
+            return f"the columns of the ids or their types changed: old rows have {columns}", 0.0
         return "", float((~self.source.holds(units, queries)).mean())

@@ -1,4 +1,4 @@
-"""Extend last night's index: in place, or by a delta and tombstones; rebuild it if a rule asks for that."""
+"""Extend last night's index, in place or by a delta and tombstones; rebuild it if a rule demands that."""
 
 from dataclasses import dataclass, replace
 
@@ -8,35 +8,48 @@ from pipeline.flows.index import rules
 from pipeline.flows.index.build import (
     IndexInput,
     build_index,
-    drop_parts,
-    fill_shards,
+    delete_shards,
+    divide_units,
+    fill_parts,
     index_identity,
-    made_once,
-    map_shards,
+    load_or_make_racing,
+    part_memory,
     shard_count,
 )
-from pipeline.flows.index.delta import Survey, Surveyed
-from pipeline.flows.index.extend_tasks import Extension, GrowInPlace, Grown, JoinDelta
+from pipeline.flows.index.delta import Survey, SurveyResult
+from pipeline.flows.index.extend_tasks import (
+    ExtendedParts,
+    Extension,
+    GrowPart,
+    JoinTruth,
+    parts_to_grow,
+)
+from pipeline.flows.index.finish_tasks import MergeShards
 from pipeline.flows.index.measure_tasks import MeasureGrown, Measurement, SampleQueries, ScanTruth
 from pipeline.flows.index.records import BuiltIndex
 from pipeline.flows.index.rules import REBUILT
 from pipeline.flows.index.tasks import Build, FillShard
-from pipeline.flows.rows import LiveRows, space_of
-from pipeline.flows.run import Run
+from pipeline.flows.rows import LiveRows, PlacedUnit, space_of
+from pipeline.flows.run import Run, map_in_order
 from pipeline.flows.workers.tasks import Pool
-from pipeline.index.plan import GIB, IndexPlan
-from pipeline.store.manifest import Choice, ReleaseManifest
+from pipeline.index.plan import IndexPlan, plan_extension
+from pipeline.store.dead import DeadRows
+from pipeline.store.manifest import Choice, IndexPart, ReleaseManifest
 from pipeline.store.stored import FileRef, Stored
 
+# Rows of a part, as a multiple of those of a full one, up to which new rows are added to it.
+_MAX_PART_GROWTH = 1.25
+
 BuiltWithChoices = tuple[BuiltIndex, tuple[Choice, ...]]
+"""an index, and the decisions that led to it"""
 
 
 def extend_index(run: Run, vectors: IndexInput, before: ReleaseManifest) -> BuiltWithChoices:
     """Make tonight's index from that of release `before`. Work that an earlier run finished is not repeated.
 
     Args:
-        vectors: all of tonight's vectors. Old units keep their ordinals, new ones follow from
-            before.next_ordinal on. `dead` are all dead rows; before.dead are those of last night.
+        vectors: all of tonight's vectors, with all dead rows. Old units have their old ordinals, new units
+            ordinals from before.next_ordinal on.
 
     Returns:
         The index over the live rows, and every decision about it with its numbers.
@@ -45,9 +58,9 @@ def extend_index(run: Run, vectors: IndexInput, before: ReleaseManifest) -> Buil
         SpaceMismatch: the units are of two spaces, or of another space than `before`.
     """
     if (space_id := space_of(vectors.units)) != before.space_id:
-        where, expected = f"index of release {before.release}", f"vectors of space {before.space_id}"
-        remedy = "vectors of two spaces cannot be compared: build an index of its own"
-        raise SpaceMismatch(where, expected, f"space {space_id}", remedy)
+        location, expected = f"index of release {before.release}", f"vectors of space {before.space_id}"
+        remedy = "vectors of two spaces cannot be compared: build a new index"
+        raise SpaceMismatch(location, expected, f"space {space_id}", remedy)
     ordered = replace(vectors, units=tuple(sorted(vectors.units, key=lambda placed: placed.ordinal)))
     source = LiveRows(run.store, space_id, run.job.corpus.id, vectors.dead)
     try:
@@ -57,7 +70,7 @@ def extend_index(run: Run, vectors: IndexInput, before: ReleaseManifest) -> Buil
 
 
 class _Rebuild(Exception):
-    """The index has to be rebuilt, for these reasons."""
+    """The index has to be rebuilt; `choices` name the reasons."""
 
     def __init__(self, *choices: Choice) -> None:
         self.choices = choices
@@ -80,33 +93,42 @@ class _Extender:
     before: ReleaseManifest
 
     def extend(self) -> BuiltWithChoices:
-        """Extend the index. Raises _Rebuild as soon as a rule asks for it, the cheapest rules first."""
+        """Extend the index.
+
+        Rules are checked in the order of their cost. The first that demands a rebuild raises _Rebuild.
+        """
         before, vectors, settings = self.before, self.vectors, self.run.job.index
+        last = before.index
         self._check_manifest()
-        work = self._work()
-        surveyed = self.run.workers.run(Survey(self.source, before, work), vectors.units, Pool(1))
-        plan = vectors.plan(surveyed.rows, settings)
-        self._check_rows(surveyed, plan)
-        delta_reason = rules.delta_reason(plan, before.index, settings.rewrite_gib)
-        checks = [rules.quantizer_fit(before.index, surveyed.rows, None)]
+        work = self._work_directory()
+        survey = self.run.workers.run(Survey(self.source, before, work), vectors.units, Pool(1))
+        plan = plan_extension(survey.rows, vectors.indexed_dim, settings, last.kind, last.factory)
+        self._check_rows(survey, plan)
+        delta_reason = rules.delta_reason(plan, last, settings.rewrite_gib)
+        checks = [rules.quantizer_fit(last, survey.rows, None)]
         if delta_reason:
-            checks.append(rules.compaction(surveyed.delta, surveyed.tombstone_rows, surveyed.rows))
-        _rebuild_if_asked(checks)
-        extension = self._extension(surveyed, plan, work)
-        path = f"{work}/extended.json"
-        found = made_once(
-            self.run.store, path, _ExtensionRecord, lambda: self._make(extension, bool(delta_reason))
+            checks.append(rules.compaction(survey.delta, survey.tombstone_rows, survey.rows))
+        _raise_if_rebuilt(checks)
+        extension = self._extension(survey, plan, work)
+        path, with_delta = f"{work}/extended.json", bool(delta_reason)
+        record = load_or_make_racing(
+            self.run.store,
+            path,
+            _ExtensionRecord,
+            lambda: self._extend_and_measure(extension, with_delta),
         )
-        checks[0] = rules.quantizer_fit(before.index, surveyed.rows, found.built.measured)
-        _rebuild_if_asked(checks[:1])
-        return found.built, (self._describe(extension, found.built, delta_reason), *checks, found.truth)
+        checks[0] = rules.quantizer_fit(last, survey.rows, record.built.measured)
+        _raise_if_rebuilt(checks[:1])
+        new_rows = extension.live_rows_from(before.next_ordinal)
+        extended = rules.extended(record.built, survey, new_rows, delta_reason, settings.rewrite_gib)
+        return record.built, (extended, *checks, record.truth)
 
     def _check_manifest(self) -> None:
-        """Apply the rules that need only the manifest and the sizes of files."""
+        """Check the rules that need only the manifest and the sizes of files."""
         before, index, vectors, store = self.before, self.before.index, self.vectors, self.run.store
-        other = rules.changed_settings(self.run.job, before, vectors.transform, vectors.dim)
-        if other := other or rules.changed_units(vectors.units, before):
-            raise _Rebuild(other)
+        changed = rules.changed_settings(self.run.job, before, vectors.transform, vectors.dim)
+        if changed := changed or rules.changed_units(vectors.units, before):
+            raise _Rebuild(changed)
         training_files = index.trained, index.queries, index.truth
         if None in training_files or "fingerprint" not in index.settings:
             reason = f"release {before.release} was published by a version that did not store the training"
@@ -118,33 +140,34 @@ class _Extender:
                 reason = f"{file.path} has {size:,} bytes instead of {file.bytes:,}"
                 raise _Rebuild(rules.unusable_files(reason))
 
-    def _check_rows(self, surveyed: Surveyed, plan: IndexPlan) -> None:
-        """Apply the rules that need tonight's rows."""
+    def _check_rows(self, survey: SurveyResult, plan: IndexPlan) -> None:
+        """Check the rules that need tonight's rows."""
         index, rows = self.before.index, self.before.rows
-        if surveyed.unusable:
-            raise _Rebuild(rules.unusable_files(surveyed.unusable))
-        if surveyed.revived:
-            reason = f"{surveyed.revived:,} rows that were removed from it are live again"
+        if survey.unusable:
+            raise _Rebuild(rules.unusable_files(survey.unusable))
+        if survey.revived:
+            reason = f"{survey.revived:,} rows that were removed from it are live again"
             raise _Rebuild(rules.unusable_files(reason))
-        if why := rules.turnover(rows - surveyed.gone.rows, rows) or rules.changed_kind(plan, index):
-            raise _Rebuild(why)
+        if choice := rules.turnover(rows - survey.gone.rows, rows) or rules.changed_kind(plan, index):
+            raise _Rebuild(choice)
 
-    def _extension(self, surveyed: Surveyed, plan: IndexPlan, work: str) -> Extension:
+    def _extension(self, survey: SurveyResult, plan: IndexPlan, work: str) -> Extension:
+        """Return the inputs of the extension; its plan keeps last night's factory and number of lists."""
         job, index = self.run.job, self.before.index
-        same = {
+        kept_fields = {
             "factory": index.factory,
             "nlist": index.settings.get("nlist") or 0,
             "why": f"extends that of release {self.before.release}",
         }
-        plan, transform = plan.model_copy(update=same), self.vectors.transform
+        plan, transform = plan.model_copy(update=kept_fields), self.vectors.transform
         build = Build(self.source, plan, job.index, job.gates, transform, work, index.queries)
         live_units = [
-            (unit, live) for unit, live in zip(self.vectors.units, surveyed.live, strict=True) if live
+            (unit, live) for unit, live in zip(self.vectors.units, survey.live, strict=True) if live
         ]
         units, counts = zip(*live_units, strict=True)
-        return Extension(build, self.before, surveyed, units, counts)
+        return Extension(build, self.before, survey, units, counts)
 
-    def _work(self) -> str:
+    def _work_directory(self) -> str:
         """Return the directory of this extension, named by a digest of everything that determines it."""
         fields = {"index", "ids", "tombstones", "dead", "rows", "next_ordinal"}
         before = self.before.model_dump(mode="json", include=fields)
@@ -152,100 +175,125 @@ class _Extender:
         identity = index_identity(self.run.job, vectors.units, vectors.dead, vectors.transform)
         return f"indexes/work/{digest_of({**identity, 'before': before})[:24]}"
 
-    def _make(self, extension: Extension, with_delta: bool) -> _ExtensionRecord:
+    def _extend_and_measure(self, extension: Extension, with_delta: bool) -> _ExtensionRecord:
         """Extend and measure the index. Raises _Rebuild if last night's files cannot be used."""
-        grown = self._fill_delta(extension) if with_delta else self._change_in_place(extension)
-        if grown.unusable:
-            raise _Rebuild(rules.unusable_files(grown.unusable))
-        measured, truth = self._measure(extension, grown)
-        if measured.built is None:
-            raise _Rebuild(rules.unusable_files(measured.unusable))
-        return _ExtensionRecord(built=measured.built, truth=truth)
+        extended = self._fill_delta(extension) if with_delta else self._change_in_place(extension)
+        measurement, truth = self._measure(extension, extended)
+        if measurement.built is None:
+            raise _Rebuild(rules.unusable_files(measurement.unusable))
+        return _ExtensionRecord(built=measurement.built, truth=truth)
 
-    def _change_in_place(self, extension: Extension) -> Grown:
-        rows = extension.rows_since(self.before.next_ordinal)
+    def _change_in_place(self, extension: Extension) -> ExtendedParts:
+        """Remove dead rows from the parts that hold them. New rows go to the last part, or to new parts."""
+        first_added, old_parts = self.before.next_ordinal, self.before.index_parts()
+        units, rows = extension.units_from(first_added), extension.live_rows_from(first_added)
+        fits = old_parts[-1].rows + rows <= _MAX_PART_GROWTH * (extension.build.plan.part_rows or rows)
+        items = parts_to_grow(old_parts, last_takes_new_rows=fits)
+        gone = DeadRows(self.run.store, extension.survey.gone)
+        changed = [item for item in items if item.takes_new_rows or len(item.rows_in(gone))]
         with self.run.stages("extend", rows) as bar:
-            grown = self.run.workers.run(GrowInPlace(extension), None, Pool(1))
+            memory = part_memory(extension.build)
+            made = map_in_order(self.run, GrowPart(extension), changed, memory=memory)
             bar.reach(rows)
-        return grown
+        parts = dict(enumerate(old_parts))
+        for item, grown in zip(changed, made, strict=True):
+            if grown.part is None:
+                raise _Rebuild(rules.unusable_files(grown.unusable))
+            parts[item.number] = grown.part
+        added = made[-1].added if fits else None
+        new_parts: tuple[IndexPart, ...] = ()
+        if added is None:
+            new_parts, added = self._fill_parts(extension, units, rows)
+        kept = tuple(part for part in parts.values() if part.rows)
+        base_ordinals = max(self.before.index.base_ordinals, *(unit.ordinal + 1 for unit in extension.units))
+        return ExtendedParts(
+            parts=(*kept, *new_parts), added=added, first_added=first_added, base_ordinals=base_ordinals
+        )
 
-    def _fill_delta(self, extension: Extension) -> Grown:
+    def _fill_delta(self, extension: Extension) -> ExtendedParts:
         """Fill the delta from all units after the base. Last night's delta is not reused."""
-        since, build = self.before.index.base_ordinals, extension.build
-        units, rows = extension.since(since), extension.rows_since(since)
-        count = shard_count(self.run, build.plan, len(units))
-        # Shards differ with their number, so each number has a directory of its own.
-        build = replace(build, work=f"{build.work}/delta-{count}")
-        task = FillShard(build, extension.trained)
-        records = fill_shards(self.run, task, units, rows, count) if count else ()
-        with self.run.stages("extend"):
-            grown = self.run.workers.run(JoinDelta(extension), records, Pool(1))
-        drop_parts(self.run.store, records)
-        return grown
+        first_added = self.before.index.base_ordinals
+        units, rows = extension.units_from(first_added), extension.live_rows_from(first_added)
+        delta, added = self._fill_parts(extension, units, rows)
+        return ExtendedParts(
+            parts=(*self._base_parts(), *delta),
+            delta_parts=len(delta),
+            added=added,
+            first_added=first_added,
+            base_ordinals=first_added,
+            tombstones=extension.survey.tombstones,
+        )
 
-    def _measure(self, extension: Extension, grown: Grown) -> tuple[Measurement, Choice]:
-        """Measure against exact neighbours: those of last night, updated, or those of a scan of all rows.
+    def _base_parts(self) -> tuple[IndexPart, ...]:
+        parts = self.before.index_parts()
+        return tuple(part for part in parts if part.next_ordinal <= self.before.index.base_ordinals)
 
-        All rows are scanned if, for some queries, too few of last night's neighbours are live, or if too many
-        queries are dead rows.
+    def _fill_parts(
+        self, extension: Extension, units: tuple[PlacedUnit, ...], rows: int
+    ) -> tuple[tuple[IndexPart, ...], FileRef]:
+        """Fill units into parts of their own.
+
+        Returns:
+            The parts, none without units, and the file of the queries' exact neighbours among these rows.
         """
-        workers, bound = self.run.workers, rules.MOST_DEAD_QUERIES
-        dead_queries = extension.surveyed.dead_queries
-        queries, measured = extension.trained.queries, Measurement()
+        run, build, before = self.run, extension.build, self.before.index
+        # Shards differ with their number, so each number has a directory of its own.
+        shards = shard_count(run, build.plan, len(units), rows) if units else 0
+        build = replace(build, work=f"{build.work}/delta-{shards}")
+        filled = fill_parts(run, FillShard(build, extension.trained), units, rows) if units else ()
+        with run.stages("extend"):
+            merge = MergeShards(build, effort=before.settings.get("effort"))
+            parts = map_in_order(run, merge, filled, memory=part_memory(build))
+            truth = run.workers.run(JoinTruth(extension), filled, Pool(1))
+        delete_shards(run.store, filled)
+        return parts, truth
+
+    def _measure(self, extension: Extension, extended: ExtendedParts) -> tuple[Measurement, Choice]:
+        """Measure the index against the queries' exact neighbours.
+
+        Last night's neighbours are updated if possible. All rows are scanned if too few of them are live for
+        some query, or if the rows of too many queries are dead, in which case queries are sampled again.
+        """
+        workers, bound = self.run.workers, rules.MAX_DEAD_QUERIES
+        dead_queries = extension.survey.dead_queries
+        queries, measurement = extension.trained.queries, Measurement()
         with self.run.stages("measure"):
             if dead_queries <= bound:
-                measured = workers.run(MeasureGrown(extension, grown, queries), (), Pool(1))
+                measurement = MeasureGrown(extension, extended, queries).measure_on(self.run, ())
             else:
                 queries = workers.run(SampleQueries(extension.build), self.vectors.units, Pool(1))
         numbers = {
             "dead_queries": dead_queries,
             "dead_queries_bound": bound,
-            "short_queries": measured.short_queries,
+            "short_queries": measurement.short_queries,
         }
-        dead = f"{dead_queries:.1%} of the queries' own rows are dead"
-        if measured.built or measured.unusable:
-            sentence = f"exact neighbours are carried from last night; {dead} ({bound:.0%} at most)"
-            return measured, Choice(what="index truth", chosen="carried", sentence=sentence, numbers=numbers)
-        if measured.short_queries:
-            reason = f"{measured.short_queries} queries had too few live neighbours"
+        dead = f"{dead_queries:.1%} of the queries are rows that have died"
+        if measurement.built or measurement.unusable:
+            sentence = f"last night's exact neighbours were updated; {dead} ({bound:.0%} at most)"
+            return measurement, Choice(
+                what="index truth", chosen="carried", sentence=sentence, numbers=numbers
+            )
+        if measurement.short_queries:
+            reason = f"{measurement.short_queries} queries had too few live neighbours"
         else:
             reason = dead
         pieces = self._scan(extension, queries)
         with self.run.stages("measure"):
-            measured = workers.run(MeasureGrown(extension, grown, queries), pieces, Pool(1))
+            measurement = MeasureGrown(extension, extended, queries).measure_on(self.run, pieces)
         sentence = f"all rows were searched for exact neighbours: {reason}"
-        return measured, Choice(what="index truth", chosen="scanned", sentence=sentence, numbers=numbers)
+        return measurement, Choice(what="index truth", chosen="scanned", sentence=sentence, numbers=numbers)
 
     def _scan(self, extension: Extension, queries: FileRef) -> tuple[FileRef, ...]:
-        task, rows = ScanTruth(self.source, extension.build.map, queries), extension.surveyed.rows
+        """Find the queries' exact neighbours among all live rows, in several files."""
+        task, rows = ScanTruth(self.source, extension.build.affine, queries), extension.survey.rows
         count = self.run.workers.index_workers(self.run.job.cluster, len(extension.units))
         with self.run.stages("truth", rows) as bar:
-            pieces = map_shards(self.run, task, extension.units, count, bar)
+            pieces = map_in_order(self.run, task, divide_units(extension.units, count), bar)
             bar.reach(rows)
         return pieces
 
-    def _describe(self, extension: Extension, built: BuiltIndex, delta_reason: str) -> Choice:
-        """Describe whether the index was changed in place or has two parts, and why."""
-        surveyed, new = extension.surveyed, extension.rows_since(self.before.next_ordinal)
-        gone, dead = surveyed.gone.rows, surveyed.tombstone_rows
-        numbers: dict[str, float | int | None] = {
-            "rows": built.rows,
-            "new_rows": new,
-            "gone_rows": gone,
-            "parts": built.parts,
-            "file_gib": built.measured.file_bytes / GIB,
-            "rewrite_bound_gib": self.run.job.index.rewrite_gib,
-        }
-        changed = f"{new:,} rows added, {gone:,} taken out"
-        if not delta_reason:
-            sentence = f"last night's index, changed in place: {changed}"
-            return Choice(what="index", chosen="in place", sentence=sentence, numbers=numbers)
-        numbers |= {"delta_rows": surveyed.delta, "tombstones": dead}
-        sentence = f"base, delta and tombstones, since {delta_reason}: {changed}"
-        sentence += f"; the delta has {surveyed.delta:,} rows, the base {dead:,} dead ones"
-        return Choice(what="index", chosen="base and delta", sentence=sentence, numbers=numbers)
 
-
-def _rebuild_if_asked(checks: list[Choice]) -> None:
-    if refused := [choice for choice in checks if choice.chosen == REBUILT]:
-        raise _Rebuild(*refused)
+def _raise_if_rebuilt(checks: list[Choice]) -> None:
+    """Raise _Rebuild if one of the decisions is to rebuild the index."""
+    if rebuilding := [choice for choice in checks if choice.chosen == REBUILT]:
+        raise _Rebuild(*rebuilding)

@@ -1,51 +1,99 @@
-"""The work of workers to extend an index: change last night's file, or make a delta beside it."""
+"""Tasks that extend an index: change parts of last night's index, and join the neighbours in new parts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
+
+import pyarrow as pa
 
 from pipeline.errors import DataError
-from pipeline.flows.index.delta import Surveyed
-from pipeline.flows.index.records import ShardRecord, TrainedIndex, load_queries, store_truth
-from pipeline.flows.index.tasks import Build, filled_parts, with_progress
+from pipeline.flows.index.delta import SurveyResult
+from pipeline.flows.index.finish_tasks import joined_truth
+from pipeline.flows.index.records import (
+    FilledPart,
+    NumberedPart,
+    TrainedIndex,
+    load_queries,
+    numbered,
+    store_truth,
+)
+from pipeline.flows.index.tasks import Build, with_progress
 from pipeline.flows.rows import PlacedUnit
 from pipeline.flows.workers.tasks import PlainTask
 from pipeline.store.base import Store
-from pipeline.store.dead import Dead
-from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.once import put_by_content, remembered
+from pipeline.store.dead import DeadRows
+from pipeline.store.manifest import IndexPart, ReleaseManifest
+from pipeline.store.once import load_or_make, put_by_content
 from pipeline.store.stored import FileRef, Stored
 
+# Files of ids of one part, after which they are written as one without the dead rows.
+MAX_IDS_FILES = 32
 
-class Grown(Stored):
-    """The files of the extended index, before it is measured."""
 
-    files: tuple[FileRef, ...] = ()
-    ids: tuple[FileRef, ...] = ()
-    delta_ids: int = 0
-    added: FileRef | None = None
-    """the queries' exact neighbours among the live rows of units from ordinal `since` on"""
-    since: int = 0
-    base_ordinals: int = 0
+class ExtendedParts(Stored):
+    """The parts of an extended index that is not measured yet."""
+
+    parts: tuple[IndexPart, ...]
+    delta_parts: int = 0
+    """number of parts, from the end, that are the delta"""
+    added: FileRef
+    """the queries' exact neighbours among the live rows of the added units"""
+    first_added: int
+    """lowest ordinal of the added units"""
+    base_ordinals: int
     tombstones: FileRef | None = None
+
+    @property
+    def files(self) -> tuple[FileRef, ...]:
+        """Index files of all parts."""
+        return tuple(file for part in self.parts for file in part.files)
+
+    @property
+    def delta(self) -> tuple[IndexPart, ...]:
+        """The parts of the delta."""
+        return self.parts[len(self.parts) - self.delta_parts :]
+
+
+class PartToGrow(NumberedPart):
+    """A part of last night's index, and whether rows are added to it."""
+
+    takes_new_rows: bool
+    """whether the rows of tonight's units are added to this part"""
+
+
+def parts_to_grow(parts: Sequence[IndexPart], *, last_takes_new_rows: bool) -> list[PartToGrow]:
+    """Return the parts of an index; rows are added to the last one, if to any."""
+    return [
+        PartToGrow(**dict(each), takes_new_rows=last_takes_new_rows and each.number == len(parts) - 1)
+        for each in numbered(parts)
+    ]
+
+
+class GrownPart(Stored):
+    """A part without the rows that died and with new rows, or the reason why there is none."""
+
+    part: IndexPart | None = None
+    added: FileRef | None = None
+    """the queries' exact neighbours among the added rows; None if the part takes none"""
     unusable: str = ""
-    """reason why last night's files cannot be extended"""
 
     def is_complete(self, store: Store) -> bool:
-        """Return whether every file exists with its size; False if it is unusable."""
-        return self.added is not None and super().is_complete(store)
+        """Return whether every file exists with its size; False if there is no part."""
+        return self.part is not None and super().is_complete(store)
 
 
 @dataclass(frozen=True)
 class Extension:
-    """Values that all steps of one night's extension share."""
+    """Inputs of all tasks that extend one index."""
 
     build: Build
     before: ReleaseManifest
-    surveyed: Surveyed
+    survey: SurveyResult
     units: tuple[PlacedUnit, ...]
     """units with live rows, by ordinal"""
     counts: tuple[int, ...]
-    """number of live rows of each"""
+    """number of live rows of each unit"""
 
     @property
     def trained(self) -> TrainedIndex:
@@ -55,96 +103,92 @@ class Extension:
         assert index.queries is not None
         return TrainedIndex(index=index.trained, queries=index.queries)
 
-    def since(self, ordinal: int) -> tuple[PlacedUnit, ...]:
-        """Return the units from an ordinal on."""
+    def units_from(self, ordinal: int) -> tuple[PlacedUnit, ...]:
+        """Return the units whose ordinal is at least `ordinal`."""
         return tuple(placed for placed in self.units if placed.ordinal >= ordinal)
 
-    def rows_since(self, ordinal: int) -> int:
-        """Count the live rows of the units from an ordinal on."""
+    def live_rows_from(self, ordinal: int) -> int:
+        """Count the live rows of the units whose ordinal is at least `ordinal`."""
         return sum(
             count for placed, count in zip(self.units, self.counts, strict=True) if placed.ordinal >= ordinal
         )
 
 
 @dataclass(frozen=True)
-class GrowInPlace(PlainTask[None, Grown]):
-    """Remove the dead rows from last night's index, add the rows of new units, and write index and ids.
+class GrowPart(PlainTask[PartToGrow, GrownPart]):
+    """Remove the dead rows from a part of last night's index, and add the rows of new units if it takes them.
 
-    The quantizer stays.
+    The quantizer is not trained again. Ids of dead rows stay too: nobody asks for their addresses.
     """
 
     extension: Extension
 
-    def work(self, _: None) -> Grown:
+    def work(self, item: PartToGrow) -> GrownPart:
         build = self.extension.build
-        return remembered(build.store, f"{build.work}/grown.json", Grown, self._grow)
+        path = f"{build.work}/grown-{item.number:05d}.json"
+        return load_or_make(build.store, path, GrownPart, lambda: self._grow(item))
 
-    def _grow(self) -> Grown:
-        from pipeline.index.build import fill, read_index, remove, threads, write_index
-        from pipeline.index.ids import surviving, write_ids
+    def _grow(self, item: PartToGrow) -> GrownPart:
+        from pipeline.index.build import faiss_threads, fill, read_index, remove, write_index
         from pipeline.index.structure import fingerprint
         from pipeline.index.truth import ExactTopK
 
         extension, before, source = self.extension, self.extension.before, self.extension.build.source
-        store, last = source.store, before.index
+        store, ids = source.store, item.part.ids
         try:
-            index = read_index(last.files[0].local(store), mapped=False)
-            old_ids = [reference.local(store) for reference in before.ids]
+            index = read_index(item.part.files[0].local(store), mapped=False)
         except (FileNotFoundError, DataError) as error:
-            return Grown(unusable=str(error))
-        new = extension.since(before.next_ordinal)
-        gone = Dead.load(store, extension.surveyed.gone).addresses
-        truth = ExactTopK(load_queries(store, extension.trained.queries), extension.build.map)
-        with store.scratch() as scratch, threads(1):
+            return GrownPart(unusable=str(error))
+        gone = item.rows_in(DeadRows(store, extension.survey.gone))
+        new = extension.units_from(before.next_ordinal) if item.takes_new_rows else ()
+        with store.scratch() as scratch, faiss_threads(1):
             removed = remove(index, gone) if len(gone) else 0
-            filled = fill(index, with_progress(source.batches(new)), truth)
-            expected = len(gone), extension.surveyed.rows, last.settings.get("fingerprint")
-            if (removed, index.ntotal, fingerprint(index)) != expected:
-                return Grown(
-                    unusable=f"it held {removed:,} of the {len(gone):,} rows that are gone, or is not the "
-                    f"one that release {before.release} names"
+            if (removed, fingerprint(index)) != (len(gone), before.index.settings.get("fingerprint")):
+                return GrownPart(
+                    unusable=f"its file contains {removed:,} of the {len(gone):,} rows to remove, or is not "
+                    f"the file that release {before.release} describes"
                 )
+            added = None
+            if item.takes_new_rows:
+                truth = ExactTopK(load_queries(store, extension.trained.queries), extension.build.affine)
+                filled = fill(index, with_progress(source.batches(new)), truth)
+                assert filled.neighbours is not None
+                added = store_truth(store, filled.neighbours, scratch)
+            if new:
+                ids = self._ids_with(new, item, scratch)
             write_index(index, scratch / "index.faiss")
-            write_ids(scratch / "ids.arrow", chain(surviving(old_ids, gone), source.ids(new)))
-            return Grown(
+            part = IndexPart(
                 files=(put_by_content(store, scratch / "index.faiss", "indexes/", index.ntotal),),
-                ids=(put_by_content(store, scratch / "ids.arrow", "ids/", index.ntotal),),
-                added=store_truth(store, filled.neighbours, scratch),
-                since=before.next_ordinal,
-                base_ordinals=max(last.base_ordinals, *(unit.ordinal + 1 for unit in extension.units)),
+                ids=ids,
+                next_ordinal=max([item.part.next_ordinal, *(unit.ordinal + 1 for unit in new)]),
             )
+            return GrownPart(part=part, added=added)
+
+    def _ids_with(self, new: tuple[PlacedUnit, ...], item: PartToGrow, scratch: Path) -> tuple[FileRef, ...]:
+        """Return the part's files of ids with one more for new units; many files become one."""
+        from pipeline.index.ids import iter_live_ids, write_ids
+
+        ids = item.part.ids
+        source, tables = self.extension.build.source, self.extension.build.source.ids(new)
+        if merges := len(ids) >= MAX_IDS_FILES:
+            dead = item.rows_in(DeadRows(source.store, source.dead))
+            files = [reference.local(source.store) for reference in ids]
+            tables = chain(iter_live_ids(files, dead), tables)
+        write_ids(scratch / "ids.arrow", tables)
+        rows = pa.ipc.open_file(pa.memory_map(str(scratch / "ids.arrow"))).read_all().num_rows
+        written = put_by_content(source.store, scratch / "ids.arrow", "ids/", rows)
+        return (written,) if merges else (*ids, written)
 
 
 @dataclass(frozen=True)
-class JoinDelta(PlainTask[tuple[ShardRecord, ...], Grown]):
-    """Keep the base as it is, and merge the shards of all later units into one delta beside it."""
+class JoinTruth(PlainTask[tuple[FilledPart, ...], FileRef]):
+    """Join the queries' exact neighbours in the shards of several parts."""
 
     extension: Extension
 
-    def work(self, shards: tuple[ShardRecord, ...]) -> Grown:
-        from pipeline.index.build import write_index
-        from pipeline.index.effort import set_effort
-        from pipeline.index.merge import merge
-
-        before, store = self.extension.before, self.extension.build.store
-        last = before.index
-        files = last.files[:-1] if last.parts > 1 else last.files
-        ids = before.ids[: len(before.ids) - last.delta_ids]
+    def work(self, parts: tuple[FilledPart, ...]) -> FileRef:
+        store = self.extension.build.store
+        queries = load_queries(store, self.extension.trained.queries)
+        truth = joined_truth(store, [shard for part in parts for shard in part.shards], queries)
         with store.scratch() as scratch:
-            parts, truth = filled_parts(store, shards, load_queries(store, self.extension.trained.queries))
-            if parts:
-                index = merge(parts)
-                if (effort := last.settings.get("effort")) is not None:
-                    set_effort(index, effort)
-                write_index(index, scratch / "delta.faiss")
-                delta = put_by_content(store, scratch / "delta.faiss", "indexes/", index.ntotal)
-                files, ids = (*files, delta), (*ids, *(shard.ids for shard in shards))
-            return Grown(
-                files=files,
-                ids=ids,
-                delta_ids=len(shards),
-                added=store_truth(store, truth, scratch),
-                since=last.base_ordinals,
-                base_ordinals=last.base_ordinals,
-                tombstones=self.extension.surveyed.tombstones,
-            )
+            return store_truth(store, truth, scratch)

@@ -1,21 +1,28 @@
-"""The work of workers to measure an extended index, with exact neighbours that are carried or renewed."""
+"""Tasks that measure an extended index against exact neighbours, which are updated or searched again."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pipeline.errors import DataError
-from pipeline.flows.index.extend_tasks import Extension, Grown
-from pipeline.flows.index.records import BuiltIndex, Shard, load_queries, load_truth, store_truth
-from pipeline.flows.index.tasks import Build, examples, sample_queries, settings_of, with_progress
+from pipeline.flows.index.extend_tasks import ExtendedParts, Extension
+from pipeline.flows.index.finish_tasks import example_queries, reader_settings
+from pipeline.flows.index.records import BuiltIndex, joined, load_queries, load_truth, store_truth
+from pipeline.flows.index.tasks import Build, sample_queries, with_progress
 from pipeline.flows.rows import LiveRows, PlacedUnit, placed_units
-from pipeline.flows.workers.tasks import PlainTask
+from pipeline.flows.run import Run
+from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.post import Affine
 from pipeline.store.address import ordinal_of
-from pipeline.store.dead import Dead
+from pipeline.store.dead import DeadRows
 from pipeline.store.stored import FileRef, Stored
 
-_RANK = 100  # recall is reported down to it
+if TYPE_CHECKING:
+    from pipeline.index.searched_parts import SearchedParts
+    from pipeline.index.truth import Neighbours, Queries
+
+_NEIGHBOURS = 100  # exact neighbours that each query needs: the greatest k at which recall is reported
 
 
 class Measurement(Stored):
@@ -23,36 +30,38 @@ class Measurement(Stored):
 
     built: BuiltIndex | None = None
     short_queries: int = 0
-    """number of queries whose carried neighbours do not reach the rank that is needed"""
+    """number of queries with fewer exact neighbours than needed, after last night's were updated"""
     unusable: str = ""
     """reason why last night's files cannot be used"""
 
 
 @dataclass(frozen=True)
-class ScanTruth(PlainTask[Shard, FileRef]):
-    """Find the queries' exact neighbours among the live rows of a shard's units.
+class ScanTruth(PlainTask[tuple[PlacedUnit, ...], FileRef]):
+    """Find the queries' exact neighbours among the live rows of units.
 
     Attributes:
-        transform: map that the index applies before its search.
+        source: live rows.
+        transform: affine map that the index applies to vectors and queries.
+        queries: file of the queries.
     """
 
     source: LiveRows
     transform: Affine | None
     queries: FileRef
 
-    def work(self, shard: Shard) -> FileRef:
-        from pipeline.index.build import threads
+    def work(self, units: tuple[PlacedUnit, ...]) -> FileRef:
+        from pipeline.index.build import faiss_threads
         from pipeline.index.truth import ExactTopK
 
         store = self.source.store
         fold = ExactTopK(load_queries(store, self.queries), self.transform)
-        with store.scratch() as scratch, threads(1):
-            return store_truth(store, fold.of(with_progress(self.source.batches(shard.units))), scratch)
+        with store.scratch() as scratch, faiss_threads(1):
+            return store_truth(store, fold.search(with_progress(self.source.batches(units))), scratch)
 
 
 @dataclass(frozen=True)
 class SampleQueries(PlainTask[tuple[PlacedUnit, ...], FileRef]):
-    """Sample new queries over all live rows, and a few dead ones: users still ask for deleted texts."""
+    """Sample new queries over all live rows, and a few dead ones: users still search for deleted texts."""
 
     build: Build
 
@@ -65,95 +74,126 @@ class SampleQueries(PlainTask[tuple[PlacedUnit, ...], FileRef]):
 class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
     """Measure recall, latency and balance of the extended index at the effort stored in it.
 
-    The item is the exact neighbours in pieces that together cover all live rows. Without pieces no scan is
-    needed: last night's rankings without the removed rows, merged with the rankings of the new rows, are
-    exact down to the first rank that either does not know (`carry`). 128 ranks are kept where 100 are needed,
-    so at 1 % of dead rows a night a ranking lasts for weeks. If one has become shorter than 100, the index is
-    not measured, and the caller scans all rows. Queries whose own row died are still used: they were rows of
-    the corpus, and with the same queries recall can be compared from night to night.
+    The item is files of exact neighbours that together cover all live rows. Without any, last night's
+    neighbours are updated (`carry_over`): dead rows are dropped, and neighbours among the new rows are
+    merged in. The result is exact down to the first rank at which one of the two lists ends. 128 neighbours
+    are stored where 100 are needed, so at 1 % of dead rows a night they suffice for weeks. If a query has
+    fewer than 100, the index is not measured, and the caller scans all rows. A query whose own row has died
+    is still used: with the same queries, recall can be compared from night to night.
     """
 
     extension: Extension
-    grown: Grown
+    extended: ExtendedParts
     queries: FileRef
 
     def work(self, pieces: tuple[FileRef, ...]) -> Measurement:
+        from pipeline.index.parts import load_parts
+
+        return self.measure(
+            pieces,
+            lambda _: load_parts(self.extension.build.store, self.extended.files, self.extended.tombstones),
+        )
+
+    def measure_on(self, run: Run, pieces: tuple[FileRef, ...]) -> Measurement:
+        """Measure on one worker; or if there are several parts in this process, while workers search them."""
+        if len(self.extended.parts) == 1:
+            return run.workers.run(self, pieces, Pool(1))
+        from pipeline.flows.index.searched_parts import PartFiles, PartsOnWorkers
+
+        files = PartFiles(run.store, self.extended.tombstones)
+        parts, trained = self.extended.parts, self.extension.trained.index
+        return self.measure(
+            pieces, lambda queries: PartsOnWorkers(run, files, parts, trained, queries.addresses)
+        )
+
+    def measure(
+        self, pieces: tuple[FileRef, ...], open_index: Callable[["Queries"], "SearchedParts"]
+    ) -> Measurement:
+        """Measure the index.
+
+        Args:
+            open_index: opens the parts of the index, in which the queries' rows can be looked up.
+        """
+        from pipeline.index.effort import set_effort
         from pipeline.index.measure import measure_parts
         from pipeline.index.near_dead import recall_near_dead
-        from pipeline.index.parts import load_parts
-        from pipeline.index.structure import fingerprint
 
-        extension, grown = self.extension, self.grown
-        source, store, rows = extension.build.source, extension.build.store, extension.surveyed.rows
+        extension, extended = self.extension, self.extended
+        source, store, rows = extension.build.source, extension.build.store, extension.survey.rows
         queries = load_queries(store, self.queries)
-        truth, short = self._scanned(pieces, queries) if pieces else self._carried(queries)
+        truth, short = (self._merge(pieces, queries), 0) if pieces else self._update_truth(queries)
         if short:
             return Measurement(short_queries=short)
         try:
-            parts = load_parts(store, grown.files, grown.tombstones)
+            parts = open_index(queries)
         except (FileNotFoundError, DataError) as error:
             return Measurement(unusable=str(error))
-        if parts.ntotal != rows or len({fingerprint(part) for part in parts.indexes}) > 1:
+        if (effort := extension.before.index.settings.get("effort")) is not None:
+            set_effort(parts, effort)
+        if parts.ntotal != rows or len(parts.fingerprints()) > 1:
             return Measurement(
-                unusable=f"its parts hold {parts.ntotal:,} live rows of one training where {rows:,} are "
-                "expected"
+                unusable=f"its parts contain {parts.ntotal:,} live rows where {rows:,} are expected, or were "
+                "trained apart"
             )
-        own = source.holds(extension.units, queries.addresses)
+        is_live = source.holds(extension.units, queries.addresses)
         measured = measure_parts(parts, queries, truth).model_copy(
             update={
-                "file_bytes": sum(file.bytes for file in grown.files),
-                "recall_near_dead": recall_near_dead(parts, queries, truth, ~own),
+                "file_bytes": sum(file.bytes for file in extended.files),
+                "recall_near_dead": recall_near_dead(parts, queries, truth, ~is_live),
             }
         )
         with store.scratch() as scratch:
-            kept = store_truth(store, truth, scratch)
+            stored_truth = store_truth(store, truth, scratch)
         index = extension.before.index
         return Measurement(
             built=BuiltIndex(
                 kind=index.kind,
                 factory=index.factory,
                 dim=index.dim,
-                parts=1 + (grown.delta_ids > 0),
-                files=grown.files,
-                ids=grown.ids,
-                delta_ids=grown.delta_ids,
+                **joined(extended.parts),
+                delta_ids=sum(len(part.ids) for part in extended.delta),
                 rows=rows,
-                settings=settings_of(measured),
+                settings=reader_settings(measured),
                 measured=measured,
-                examples=examples(parts, queries[own]),
+                examples=example_queries(parts, queries[is_live]),
                 plan=extension.build.plan,
                 trained=extension.trained.index,
                 trained_on=index.trained_on,
                 queries=self.queries,
-                truth=kept,
-                tombstones=grown.tombstones,
-                base_ordinals=grown.base_ordinals,
+                truth=stored_truth,
+                tombstones=extended.tombstones,
+                base_ordinals=extended.base_ordinals,
             )
         )
 
-    def _carried(self, queries: Any) -> tuple[Any, int]:
-        """Return exact neighbours as far as they are known without a scan, and for how many queries they end
-        too early.
+    def _update_truth(self, queries: "Queries") -> tuple["Neighbours", int]:
+        """Update last night's exact neighbours.
+
+        Returns:
+            The neighbours, and the number of queries that have fewer of them than needed.
         """
-        from pipeline.index.truth import ExactTopK, Known, carry
+        from pipeline.index.truth import ExactTopK, KnownRanking, carry_over
 
-        extension, grown, before = self.extension, self.grown, self.extension.before
-        source, store, units = extension.build.source, extension.build.store, extension.units
+        extension, extended, before = self.extension, self.extended, self.extension.before
+        source, store, first_added = extension.build.source, extension.build.store, extended.first_added
         assert before.index.truth is not None
-        assert grown.added is not None
-        last, added = load_truth(store, before.index.truth), load_truth(store, grown.added)
-        gone = Dead.load(store, extension.surveyed.gone).holds(last.addresses)
-        stays = ~gone & (ordinal_of(last.addresses) < grown.since)
-        then = LiveRows(store, source.space_id, source.id_name, before.dead)
-        known = Known(last, before.rows - then.holds(placed_units(before), queries.addresses))
-        own = source.holds(extension.since(grown.since), queries.addresses)
-        new = Known(added, extension.rows_since(grown.since) - own)
-        truth = carry(ExactTopK(queries, extension.build.map), known, stays, new)
-        others = extension.surveyed.rows - source.holds(units, queries.addresses)
-        return truth, int((~Known(truth, others).reaches(_RANK)).sum())
+        last, added = load_truth(store, before.index.truth), load_truth(store, extended.added)
+        gone = DeadRows(store, extension.survey.gone).contains(last.addresses)
+        stays = ~gone & (ordinal_of(last.addresses) < first_added)
+        # A query that is a live row is not its own neighbour, so it has one possible neighbour less.
+        last_source = LiveRows(store, source.space_id, source.id_name, before.dead)
+        was_live = last_source.holds(placed_units(before), queries.addresses)
+        is_added = source.holds(extension.units_from(first_added), queries.addresses)
+        is_live = source.holds(extension.units, queries.addresses)
+        known = KnownRanking(last, before.rows - was_live)
+        new = KnownRanking(added, extension.live_rows_from(first_added) - is_added)
+        truth = carry_over(ExactTopK(queries, extension.build.affine), known, stays, new)
+        complete = KnownRanking(truth, extension.survey.rows - is_live).reaches(_NEIGHBOURS)
+        return truth, int((~complete).sum())
 
-    def _scanned(self, pieces: tuple[FileRef, ...], queries: Any) -> tuple[Any, int]:
+    def _merge(self, pieces: tuple[FileRef, ...], queries: "Queries") -> "Neighbours":
+        """Return the exact neighbours among all rows, from those among groups of rows."""
         from pipeline.index.truth import ExactTopK
 
         fold, store = ExactTopK(queries), self.extension.build.store
-        return functools.reduce(fold.merge, (load_truth(store, piece) for piece in pieces)), 0
+        return functools.reduce(fold.merge, (load_truth(store, piece) for piece in pieces))

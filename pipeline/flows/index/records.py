@@ -1,46 +1,89 @@
-"""Records of an index: parts, the built index, and the files of its queries with their exact neighbours."""
+"""Records of an index: its shards, the built index, its queries and their exact neighbours."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipeline.flows.rows import PlacedUnit
-from pipeline.index.measured import Measured
+from pipeline.index.metrics import IndexMetrics
 from pipeline.index.plan import IndexPlan
 from pipeline.stats.tensors import pack, unpack
 from pipeline.store.base import Store
-from pipeline.store.manifest import IndexFiles
+from pipeline.store.dead import DeadRows
+from pipeline.store.manifest import IndexFiles, IndexPart, PartLayout
 from pipeline.store.once import put_by_content
 from pipeline.store.stored import FileRef, Stored
 
+if TYPE_CHECKING:
+    from pipeline.index.truth import Neighbours, Queries
+
 
 class Shard(Stored):
-    """Units that one worker adds to one part, in order."""
+    """Units that one worker adds to an index of its own, in this order."""
 
     number: int
     units: tuple[PlacedUnit, ...]
 
 
 class TrainedIndex(Stored):
-    """The empty, trained index that all parts are filled from, and the rows that are used as queries."""
+    """The empty, trained index that all shards are filled from, and the rows that are used as queries."""
 
     index: FileRef
     queries: FileRef
 
 
 class ShardRecord(Stored):
-    """A filled part: its file, the ids of its addresses, and the queries' exact neighbours with probes."""
+    """The index that one shard fills.
 
-    part: FileRef
+    Attributes:
+        index: its file.
+        truth: exact neighbours of the queries among its rows, and a few of its rows that are searched for
+            after the merge, to check it.
+        ids: table of the ids of its rows, by address.
+        rows: number of its rows.
+    """
+
+    index: FileRef
     truth: FileRef
     ids: FileRef
     rows: int
     space_id: str
 
 
+class FilledPart(Stored):
+    """The shards that are merged into one part of the index."""
+
+    number: int
+    next_ordinal: int
+    """the first ordinal after those of its units"""
+    shards: tuple[ShardRecord, ...]
+
+
+class NumberedPart(Stored):
+    """A part of an index with its number and the lowest ordinal of its units."""
+
+    number: int
+    part: IndexPart
+    first_ordinal: int
+
+    def rows_in(self, dead: DeadRows) -> np.ndarray:
+        """Return the addresses (n,) of the dead rows that are of units of the part."""
+        return dead.between(self.first_ordinal, self.part.next_ordinal)
+
+
+def numbered(parts: Sequence[IndexPart]) -> tuple[NumberedPart, ...]:
+    """Return the parts of an index with their numbers and lowest ordinals."""
+    first_ordinals = [0, *(part.next_ordinal for part in parts)]
+    return tuple(
+        NumberedPart(number=number, part=part, first_ordinal=first_ordinals[number])
+        for number, part in enumerate(parts)
+    )
+
+
 class ExampleQuery(Stored):
-    """A row used as a query, and its nearest other rows (address, score), best first."""
+    """A row used as a query, by address, and its nearest other rows as (address, score), best first."""
 
     query: int
     neighbours: tuple[tuple[int, float], ...]
@@ -54,27 +97,43 @@ class BuiltIndex(Stored):
     dim: int
     parts: int
     files: tuple[FileRef, ...]
+    layout: tuple[PartLayout, ...] = ()
     ids: tuple[FileRef, ...]
     rows: int
-    """number of live rows: those in the files without the tombstones"""
+    """number of live rows: rows in the files that are not tombstones"""
     settings: dict[str, Any]
-    """nprobe or efSearch as stored in the file, nlist, fingerprint of the trained part"""
-    measured: Measured
+    """search effort as stored in the file (nprobe or efSearch), nlist, and fingerprint of the training"""
+    measured: IndexMetrics
     examples: tuple[ExampleQuery, ...]
     plan: IndexPlan
     trained: FileRef
     trained_on: dict[str, float | int | None]
+    """rows, imbalance, recall_at_10 and recall_near_dead after the training, to compare later nights with"""
     queries: FileRef
     truth: FileRef
     base_ordinals: int
+    """ordinals below this one belong to units in the base"""
     tombstones: FileRef | None = None
-    """dead rows that the files still hold"""
+    """addresses of dead rows that the files still contain"""
     delta_ids: int = 0
-    """number of `ids`, from the end, that belong to the second part"""
+    """number of `ids`, from the end, that belong to the delta"""
 
     def index_files(self) -> IndexFiles:
-        """Return the index as a release's manifest names it."""
+        """Return the fields that a release's manifest stores."""
         return IndexFiles.model_validate(self.model_dump(include=set(IndexFiles.model_fields)))
+
+
+def joined(parts: Sequence[IndexPart]) -> dict[str, Any]:
+    """Return the fields of `BuiltIndex` that name the files of these parts."""
+    return {
+        "parts": len(parts),
+        "files": tuple(file for part in parts for file in part.files),
+        "ids": tuple(file for part in parts for file in part.ids),
+        "layout": tuple(
+            PartLayout(files=len(part.files), ids=len(part.ids), next_ordinal=part.next_ordinal)
+            for part in parts
+        ),
+    }
 
 
 def store_queries(store: Store, addresses: np.ndarray, vectors: np.ndarray, scratch: Path) -> FileRef:
@@ -84,23 +143,23 @@ def store_queries(store: Store, addresses: np.ndarray, vectors: np.ndarray, scra
     return put_by_content(store, file, "indexes/queries", len(addresses))
 
 
-def load_queries(store: Store, reference: FileRef) -> Any:
-    """Load the `Queries` in a file."""
+def load_queries(store: Store, reference: FileRef) -> "Queries":
+    """Load the queries in a file."""
     from pipeline.index.truth import Queries
 
     tensors, _ = unpack(reference.read(store), "addresses", "vectors")
     return Queries(tensors["addresses"], tensors["vectors"])
 
 
-def load_truth(store: Store, reference: FileRef) -> Any:
-    """Load the `Neighbours` in a file."""
+def load_truth(store: Store, reference: FileRef) -> "Neighbours":
+    """Load the exact neighbours in a file."""
     from pipeline.index.truth import Neighbours
 
     tensors, _ = unpack(reference.read(store), "addresses", "scores")
     return Neighbours(tensors["addresses"], tensors["scores"])
 
 
-def store_truth(store: Store, truth: Any, scratch: Path) -> FileRef:
+def store_truth(store: Store, truth: "Neighbours", scratch: Path) -> FileRef:
     """Store exact neighbours: addresses and scores, (q, k) each."""
     file = scratch / "truth.safetensors"
     file.write_bytes(pack({"addresses": truth.addresses, "scores": truth.scores}, {}))

@@ -1,14 +1,16 @@
 """Rules that decide whether a night extends last night's index or rebuilds it.
 
-Each rule is a function that returns a `Choice` with its numbers; nothing here reads files or measures.
+A rule returns its decision as a `Choice`, with the numbers that it compared. No rule reads files or measures.
 """
 
 import re
 from collections.abc import Sequence
 
+from pipeline.flows.index.delta import SurveyResult
+from pipeline.flows.index.records import BuiltIndex
 from pipeline.flows.rows import PlacedUnit
-from pipeline.index.measured import Measured
-from pipeline.index.plan import GIB, IndexPlan
+from pipeline.index.metrics import IndexMetrics
+from pipeline.index.plan import GIB, IndexPlan, codes_of
 from pipeline.post import Transform
 from pipeline.settings import Job
 from pipeline.store.manifest import Choice, IndexFiles, ReleaseManifest
@@ -21,24 +23,25 @@ NEAR_DEAD = "search effort"
 
 # Limit of the delta as a proportion of the live rows. Every query searches the delta as well, and every night
 # fills the whole delta again.
-MOST_DELTA = 0.10
+MAX_DELTA = 0.10
 # Limit of the tombstones as a proportion of the live rows. Every query scores them and discards them.
-MOST_TOMBSTONES = 0.05
+MAX_TOMBSTONES = 0.05
 # Limit of the imbalance, relative to that after training. At one nprobe, more rows are scanned as well.
-MOST_UNEVEN = 1.25
-# Limit of the loss of recall@10 near dead rows, where queries have no close neighbours: hard for any index.
-MOST_RECALL_LOST_NEAR_DEAD = 0.1
-# Limit of the loss of recall@10 since training: three standard errors of the measurement at 500 queries.
-MOST_RECALL_LOST = 0.01
+MAX_IMBALANCE_GROWTH = 1.25
+# Limit of the loss of recall@10 near dead rows. It is wide, since queries without close neighbours are hard
+# for any index.
+MAX_RECALL_LOSS_NEAR_DEAD = 0.1
+# Limit of the loss of recall@10 since training: three standard errors of a measurement with 500 queries.
+MAX_RECALL_LOSS = 0.01
 # Limit of the growth or shrinkage of the rows since training. The number of lists should follow their square
 # root, and is then off by 1.4.
-MOST_GROWTH = 2.0
+MAX_GROWTH = 2.0
 # Least proportion of last night's rows that remain. If fewer do, removing rows is more work than adding them.
-LEAST_KEPT = 0.5
+MIN_KEPT = 0.5
 # Limit of the proportion of queries whose rows are dead. With more, queries do not represent the live rows.
-MOST_DEAD_QUERIES = 0.10
-# Settings that do not change the index itself; the effect of memory_gib shows in the plan.
-_NOT_SHAPING = {"shards", "rewrite_gib", "memory_gib"}
+MAX_DEAD_QUERIES = 0.10
+# Settings that do not change the index, or, as memory_gib, only through the plan, which is compared.
+_IGNORED_SETTINGS = {"shards", "rewrite_gib", "memory_gib", "part_gib"}
 
 
 def changed_settings(
@@ -46,7 +49,7 @@ def changed_settings(
 ) -> Choice | None:
     """Rebuild if the job asks for another index than last night's; else None."""
     previous, wanted = before.settings.get("index", {}), job.index.model_dump(mode="json")
-    names = {*previous, *wanted} - _NOT_SHAPING
+    names = {*previous, *wanted} - _IGNORED_SETTINGS
     changed = sorted(name for name in names if previous.get(name) != wanted.get(name))
     target = before.settings.get("gates", {}).get("recall_at_10")
     if changed:
@@ -81,7 +84,11 @@ def changed_kind(plan: IndexPlan, index: IndexFiles) -> Choice | None:
     The number of lists is not compared.
     """
     on_disk = lists_on_disk(index)
-    if plan.kind == index.kind and _codes(plan.factory) == _codes(index.factory) and plan.on_disk == on_disk:
+    if (
+        plan.kind == index.kind
+        and codes_of(plan.factory) == codes_of(index.factory)
+        and plan.on_disk == on_disk
+    ):
         return None
     storage = {True: "with lists on disk", False: "in memory"}
     planned, found = f"{plan.factory} {storage[plan.on_disk]}", f"{index.factory} {storage[on_disk]}"
@@ -92,7 +99,7 @@ def changed_kind(plan: IndexPlan, index: IndexFiles) -> Choice | None:
 
 def turnover(kept: int, rows_before: int) -> Choice | None:
     """Rebuild if less than half of last night's rows remain; else None."""
-    bound = LEAST_KEPT * rows_before
+    bound = MIN_KEPT * rows_before
     if kept >= bound and kept:
         return None
     sentence = f"built anew: {kept:,} of last night's {rows_before:,} rows are left"
@@ -100,45 +107,46 @@ def turnover(kept: int, rows_before: int) -> Choice | None:
 
 
 def compaction(delta: int, tombstones: int, rows: int) -> Choice:
-    """Rebuild if the delta or the tombstones are too large a proportion of the live rows."""
+    """Rebuild if the delta or the tombstones exceed their proportion of the live rows."""
     delta_share, tombstone_share = delta / rows, tombstones / rows
-    rebuilt = delta_share > MOST_DELTA or tombstone_share > MOST_TOMBSTONES
+    rebuilt = delta_share > MAX_DELTA or tombstone_share > MAX_TOMBSTONES
     sentence = (
-        f"{'built anew: ' * rebuilt}the delta has {delta_share:.2%} of the rows ({MOST_DELTA:.0%} at most), "
-        f"tombstones are {tombstone_share:.2%} ({MOST_TOMBSTONES:.0%} at most)"
+        f"{'built anew: ' * rebuilt}the delta has {delta_share:.2%} of the rows ({MAX_DELTA:.0%} at most), "
+        f"tombstones are {tombstone_share:.2%} ({MAX_TOMBSTONES:.0%} at most)"
     )
     numbers: Numbers = {
         "delta_share": delta_share,
-        "delta_bound": MOST_DELTA,
+        "delta_bound": MAX_DELTA,
         "tombstone_share": tombstone_share,
-        "tombstone_bound": MOST_TOMBSTONES,
+        "tombstone_bound": MAX_TOMBSTONES,
     }
     chosen = REBUILT if rebuilt else KEPT
     return Choice(what="index compaction", chosen=chosen, sentence=sentence, numbers=numbers)
 
 
-def quantizer_fit(index: IndexFiles, rows: int, measured: Measured | None) -> Choice:
-    """Rebuild if the quantizer no longer fits, by comparison with the values after its training.
+def quantizer_fit(index: IndexFiles, rows: int, measured: IndexMetrics | None) -> Choice:
+    """Rebuild if the quantizer no longer fits the rows.
 
-    Compared are the number of rows, the imbalance of the lists, and recall@10 at the stored effort, near dead
-    rows too. Without lists, rows may come and go, and only recall is compared.
+    The number of rows, the imbalance of the lists, and recall@10 at the stored effort, also near dead rows,
+    are compared with their values after the training. For an index without lists only recall is compared.
 
     No rule limits the proportion of rows that were added and removed since the training, because it does not
     predict whether a rebuild helps. Measured on 11 IVF-PQ indexes from which a topic of 4 to 30 % of the rows
     was deleted (nprobe 4, 600 queries in that topic): recall@10 was 0.18 to 0.35 when extended, 0.26 on
-    average, and 0.12 to 0.37 when rebuilt, 0.24 on average. Chance in training had the larger effect.
+    average, and 0.12 to 0.37 when rebuilt, 0.24 on average. Trainings with different samples differed more.
 
     Args:
-        index: last night's.
-        measured: None before the index is measured.
+        index: last night's index.
+        rows: number of tonight's live rows.
+        measured: measurements of the extended index; None before it is measured.
     """
     rows_then = int(index.trained_on.get("rows") or 0)
-    numbers: Numbers = {"rows": rows, "rows_trained_on": rows_then, "growth_bound": MOST_GROWTH}
+    numbers: Numbers = {"rows": rows, "rows_trained_on": rows_then, "growth_bound": MAX_GROWTH}
     faults = []
-    if index.settings.get("nlist") and not rows_then / MOST_GROWTH < rows < rows_then * MOST_GROWTH:
+    if index.settings.get("nlist") and not rows_then / MAX_GROWTH < rows < rows_then * MAX_GROWTH:
         faults.append(f"rows are {rows:,} and were {rows_then:,} when the quantizer was trained")
     if measured is not None:
-        faults += _lost_since_training(index, measured, numbers)
+        faults += _exceeded_limits(index, measured, numbers)
     has_quantizer = re.search("IVF|PQ|SQ", index.factory) is not None
     if faults:
         work = "trained and built anew" if has_quantizer else "built anew"
@@ -151,31 +159,31 @@ def quantizer_fit(index: IndexFiles, rows: int, measured: Measured | None) -> Ch
     return Choice(what="index training", chosen=chosen, sentence=sentence, numbers=numbers)
 
 
-def _lost_since_training(index: IndexFiles, measured: Measured, numbers: Numbers) -> list[str]:
+def _exceeded_limits(index: IndexFiles, measured: IndexMetrics, numbers: Numbers) -> list[str]:
     """Describe each metric beyond its limit, and add the compared metrics and limits to `numbers`."""
     imbalance_then, recall_then, near_then = _after_training(index)
     imbalance, recall = measured.imbalance, measured.recall["10"].value
-    most, least = imbalance_then * MOST_UNEVEN, recall_then - MOST_RECALL_LOST
+    most, least = imbalance_then * MAX_IMBALANCE_GROWTH, recall_then - MAX_RECALL_LOSS
     numbers |= {"imbalance": imbalance, "imbalance_bound": most}
     numbers |= {"recall_at_10": recall, "recall_bound": least}
     faults = []
     if imbalance > most:
-        change = f"from {imbalance_then:.3f} to {imbalance:.3f}, by more than {MOST_UNEVEN - 1:.0%}"
+        change = f"from {imbalance_then:.3f} to {imbalance:.3f}, by more than {MAX_IMBALANCE_GROWTH - 1:.0%}"
         faults.append(f"the lists' imbalance rose {change}")
     if recall < least:
-        change = f"from {recall_then:.4f} to {recall:.4f}, by more than {MOST_RECALL_LOST:g}"
+        change = f"from {recall_then:.4f} to {recall:.4f}, by more than {MAX_RECALL_LOSS:g}"
         faults.append(f"recall@10 fell {change}")
     if (near := measured.recall_near_dead) is not None:
         numbers["recall_near_dead"] = near.value
         reference = recall_then if near_then is None else min(recall_then, near_then)
-        if near.high < reference - MOST_RECALL_LOST_NEAR_DEAD:
+        if near.high < reference - MAX_RECALL_LOSS_NEAR_DEAD:
             interval = f"{near.value:.4f} (95 % interval up to {near.high:.4f})"
-            loss = f"more than {MOST_RECALL_LOST_NEAR_DEAD:g} below the {reference:.4f} after training"
+            loss = f"more than {MAX_RECALL_LOSS_NEAR_DEAD:g} below the {reference:.4f} after training"
             faults.append(f"recall@10 near dead rows is {interval}, {loss}")
     return faults
 
 
-def _kept_sentence(index: IndexFiles, measured: Measured, has_quantizer: bool) -> str:
+def _kept_sentence(index: IndexFiles, measured: IndexMetrics, has_quantizer: bool) -> str:
     imbalance_then, recall_then, _ = _after_training(index)
     recall = measured.recall["10"].value
     if not has_quantizer:
@@ -190,7 +198,7 @@ def _after_training(index: IndexFiles) -> tuple[float, float, float | None]:
     return then.get("imbalance") or 1.0, then.get("recall_at_10") or 0.0, then.get("recall_near_dead")
 
 
-def near_dead(measured: Measured, wanted: float) -> Choice | None:
+def near_dead(measured: IndexMetrics, wanted: float) -> Choice | None:
     """Record how the index answers queries near dead rows; None if there are too few such queries.
 
     Args:
@@ -202,7 +210,7 @@ def near_dead(measured: Measured, wanted: float) -> Choice | None:
     sentence = f"recall@10 near dead rows is {value:.4f} ({found.trials:,} answers); the target is {wanted:g}"
     if before:
         sentence += f"; {measured.effort_name} was raised from {before} to {effort} for it"
-    if value < wanted - MOST_RECALL_LOST_NEAR_DEAD:
+    if value < wanted - MAX_RECALL_LOSS_NEAR_DEAD:
         sentence += "; raise index.nprobe, or choose a more exact index.kind"
     numbers = {"recall_near_dead": value, "wanted": wanted, "effort": effort, "raised_from": before}
     chosen = "raised" if before else KEPT
@@ -212,7 +220,7 @@ def near_dead(measured: Measured, wanted: float) -> Choice | None:
 def near_dead_warnings(choices: Sequence[Choice]) -> list[str]:
     """Warn if a release's choices record a recall near dead rows far below the target."""
     found = [(choice, choice.numbers) for choice in choices if choice.what == NEAR_DEAD]
-    bound = MOST_RECALL_LOST_NEAR_DEAD
+    bound = MAX_RECALL_LOSS_NEAR_DEAD
     return [
         f"searches near deleted rows miss live rows: {choice.sentence}"
         for choice, numbers in found
@@ -226,9 +234,9 @@ def unusable_files(reason: str) -> Choice:
 
 
 def delta_reason(plan: IndexPlan, index: IndexFiles, rewrite_gib: float) -> str:
-    """Return why new rows get a delta beside the base; empty if they are added to last night's index."""
-    if index.parts > 1:
-        return "the index has two parts already, which only a rebuild makes one"
+    """Return the reason to put new rows into a delta; empty if they are added to last night's file."""
+    if index.delta_ids:
+        return "the index has a delta already, which only a rebuild joins with its base"
     if lists_on_disk(index):
         return "its lists are on disk"
     if not plan.removable:
@@ -239,15 +247,38 @@ def delta_reason(plan: IndexPlan, index: IndexFiles, rewrite_gib: float) -> str:
     return ""
 
 
+def extended(
+    built: BuiltIndex, survey: SurveyResult, new_rows: int, reason: str, rewrite_gib: float
+) -> Choice:
+    """Describe how last night's index was extended: changed in place, or by a delta and tombstones.
+
+    Args:
+        new_rows: number of live rows in tonight's units.
+        reason: reason for a delta; empty if the index was changed in place.
+    """
+    removed, dead = survey.gone.rows, survey.tombstone_rows
+    numbers: dict[str, float | int | None] = {
+        "rows": built.rows,
+        "new_rows": new_rows,
+        "gone_rows": removed,
+        "parts": built.parts,
+        "file_gib": built.measured.file_bytes / GIB,
+        "rewrite_bound_gib": rewrite_gib,
+    }
+    changed = f"{new_rows:,} rows added, {removed:,} removed"
+    if not reason:
+        sentence = f"last night's index, changed in place: {changed}"
+        return Choice(what="index", chosen="in place", sentence=sentence, numbers=numbers)
+    numbers |= {"delta_rows": survey.delta, "tombstones": dead}
+    sentence = f"base, delta and tombstones, since {reason}: {changed}"
+    sentence += f"; the delta has {survey.delta:,} rows, the base {dead:,} dead ones"
+    return Choice(what="index", chosen="base and delta", sentence=sentence, numbers=numbers)
+
+
 def lists_on_disk(index: IndexFiles) -> bool:
-    """Return whether the index keeps its lists in a second file."""
+    """Return whether the lists of the index are in a second file."""
     return any(file.path.endswith(".ivfdata") for file in index.files)
 
 
 def _rebuilt(sentence: str, **numbers: float | int | None) -> Choice:
     return Choice(what="index", chosen=REBUILT, sentence=sentence, numbers=numbers)
-
-
-def _codes(factory: str) -> str:
-    """Return the factory string without the coarse quantizer, which follows the number of rows."""
-    return re.sub(r"IVF\d+(_HNSW\d+)?", "IVF", factory)

@@ -1,5 +1,1 @@
-"""A night from the corpus to the published release, and everything that looks at one: plan, preflight,
-report, comparison.
-
-From outside: `nightly`, `plan`, `preflight`.
-"""
+"""Run a night, from the corpus to a published release; plan, check, report, measure and compare releases."""

@@ -9,24 +9,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.errors import DataError
-from pipeline.flows.night.asked import texts_at
-from pipeline.flows.night.gates import CANARIES, canary_of
+from pipeline.flows.night.fixed_queries import texts_at
+from pipeline.flows.night.gates import CANARIES, load_canary_vectors
 from pipeline.index.search import OpenRelease
 from pipeline.log import say
 from pipeline.stats.drift import Drift, drift
 from pipeline.stats.moments import Moments
 from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.stored import FileRef
-from pipeline.store.units import Corpus
-from pipeline.text.corpus.keys import id_hashes, read_bucket
+from pipeline.store.units import Corpus, TableBucket
+from pipeline.text.corpus.table_buckets import read_key_bucket
 
-_K = 10  # answers that are compared
-_LIVE = ("id", "text_key", "carried", "address")
+_HITS = 10  # compared for each query
+_COLUMNS = ("id", "text_key", "carried", "address")  # of a key table, that a comparison reads
 
 
 class Example(NamedTuple):
-    """One row, with its text before and after; None if it is not in that release."""
+    """A row with its text in both releases; None if the row is not in that release."""
 
     id: str
     before: str | None
@@ -34,13 +33,13 @@ class Example(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Live rows of the later release compared with those of the earlier one, by id.
+class RowDifferences:
+    """Differences between the live rows of two releases, which are matched by id.
 
     Attributes:
-        counts: number of rows that are new, changed (another text), kept (the same text and another value in
-            a kept column), deleted, unchanged.
-        examples: the first rows of each kind but the last.
+        counts: number of rows that are new, changed (the text differs), kept (only a value in a column of
+            corpus.keep differs), deleted, and unchanged.
+        examples: the first rows of each kind, except unchanged rows.
     """
 
     counts: dict[str, int]
@@ -56,7 +55,7 @@ class ComparedAnswers(NamedTuple):
 
     @property
     def shared(self) -> int:
-        """Number of ids in both."""
+        """Number of ids in both answers."""
         return len(set(self.before) & set(self.after))
 
 
@@ -65,14 +64,14 @@ class Difference:
     """The difference between two releases.
 
     Attributes:
-        drift: None if the spaces differ or moments are missing.
-        settings: values of the settings that differ, by their full names.
-        gates: values of the gates of either release.
+        drift: drift of the vectors; None if the spaces differ or moments are missing.
+        settings: (earlier, later) values of the settings that differ, by their full names.
+        gates: (earlier, later) values of all gates, by name.
     """
 
     before: ReleaseManifest
     after: ReleaseManifest
-    rows: Rows
+    rows: RowDifferences
     drift: Drift | None
     answers: tuple[ComparedAnswers, ...]
     settings: dict[str, tuple[Any, Any]]
@@ -84,116 +83,133 @@ def difference(
 ) -> Difference:
     """Compare two releases below one root, with a bucket of each key table in memory at a time.
 
+    Args:
+        before: the earlier release.
+        after: the later release.
+        store: store of both.
+        queries: texts that are searched in both releases, besides the canary texts.
+        examples: largest number of example rows of each kind.
+
     Raises:
         DataError: a table of rows, or the corpus record, of a release is missing or damaged.
     """
-    was, is_ = before.manifest, after.manifest
-    settings = _paired(*(dict(_flat(each.settings)) for each in (was, is_)))
+    earlier, later = before.manifest, after.manifest
+    settings = _pair_values(dict(_flatten(earlier.settings)), dict(_flatten(later.settings)))
     return Difference(
-        before=was,
-        after=is_,
-        rows=_rows(store, was, is_, examples),
-        drift=_drift(store, was, is_),
-        answers=tuple(_answers(before, after, store, queries)),
+        before=earlier,
+        after=later,
+        rows=_compare_rows(store, earlier, later, examples),
+        drift=_measure_drift(store, earlier, later),
+        answers=tuple(_compare_answers(before, after, store, queries)),
         settings={name: (old, new) for name, (old, new) in sorted(settings.items()) if old != new},
-        gates=_paired(*({name: gate.value for name, gate in each.gates.items()} for each in (was, is_))),
+        gates=_pair_values(_gate_values(earlier), _gate_values(later)),
     )
 
 
-def _paired(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the values of both by name; None where one has none."""
+def _gate_values(manifest: ReleaseManifest) -> dict[str, float | None]:
+    return {name: gate.value for name, gate in manifest.gates.items()}
+
+
+def _pair_values(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the (before, after) values by name; None for a name that one of them lacks."""
     return {name: (before.get(name), after.get(name)) for name in {**before, **after}}
 
 
-def _flat(settings: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield settings by their full names, such as whiten.k."""
     for name, value in settings.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{above}{name}.")
+            yield from _flatten(value, f"{prefix}{name}.")
         else:
-            yield f"{above}{name}", value
+            yield f"{prefix}{name}", value
 
 
-def _drift(store: Store, before: ReleaseManifest, after: ReleaseManifest) -> Drift | None:
+def _measure_drift(store: Store, before: ReleaseManifest, after: ReleaseManifest) -> Drift | None:
+    """Return the drift of the vectors; None if the spaces differ, or moments are missing or too few."""
     if before.moments is None or after.moments is None or before.space_id != after.space_id:
         return None
     try:
-        was, is_ = (Moments.from_bytes(each.read(store)) for each in (before.moments, after.moments))
+        earlier, later = (Moments.from_bytes(each.read(store)) for each in (before.moments, after.moments))
     except FileNotFoundError as error:
         say(f"the drift is not measured: {error.filename or error} is gone")
         return None
-    return drift(was, is_) if was.count > 1 and is_.count else None
+    return drift(earlier, later) if earlier.count > 1 and later.count else None
 
 
-def _answers(
+def _compare_answers(
     before: OpenRelease, after: OpenRelease, store: Store, queries: Sequence[str]
 ) -> Iterator[ComparedAnswers]:
-    """Compare the answers to the canary texts, by vectors that each release stored, and to the queries."""
-    kept = [canary_of(release.manifest, store) for release in (before, after)]
-    vectors = [each for each in kept if each is not None and len(each) == len(CANARIES)]
-    if len(vectors) == len(kept):
-        # Word vectors give the zero vector to some of them.
-        usable = np.flatnonzero(vectors[0].any(axis=1) & vectors[1].any(axis=1))
-        yield from _compared_answers(
-            [CANARIES[row] for row in usable], (before, after), [each[usable] for each in vectors]
+    """Compare the answers to the canary texts, whose vectors both releases stored, and to the queries."""
+    earlier, later = (load_canary_vectors(release.manifest, store) for release in (before, after))
+    if earlier is not None and later is not None and len(earlier) == len(later) == len(CANARIES):
+        # encoders of word vectors give some canary texts the zero vector
+        usable = np.flatnonzero(earlier.any(axis=1) & later.any(axis=1))
+        yield from map(
+            ComparedAnswers,
+            [CANARIES[row] for row in usable],
+            _nearest_ids(before, earlier[usable]),
+            _nearest_ids(after, later[usable]),
         )
     if queries:
-        yield from _compared_answers(
-            queries, (before, after), [each.encode(queries) for each in (before, after)]
+        yield from map(
+            ComparedAnswers,
+            queries,
+            _nearest_ids(before, before.encode(queries)),
+            _nearest_ids(after, after.encode(queries)),
         )
 
 
-def _compared_answers(
-    queries: Sequence[str], releases: Sequence[OpenRelease], vectors: Sequence[np.ndarray]
-) -> Iterator[ComparedAnswers]:
-    nearest = []
-    for release, asked in zip(releases, vectors, strict=True):
-        found = release.search(asked, _K)
-        ids, query = found["id"].cast(pa.string()).to_numpy(), found["query"].to_numpy()
-        nearest.append([tuple(ids[query == number]) for number in range(len(asked))])
-    return map(ComparedAnswers, queries, *nearest)
+def _nearest_ids(release: OpenRelease, vectors: np.ndarray) -> list[tuple[str, ...]]:
+    """Return the ids of the rows nearest to each of the query vectors (q, d), best first."""
+    found = release.search(vectors, _HITS)
+    ids, query_numbers = found["id"].cast(pa.string()).to_numpy(), found["query"].to_numpy()
+    return [tuple(ids[query_numbers == number]) for number in range(len(vectors))]
 
 
-def _rows(store: Store, before: ReleaseManifest, after: ReleaseManifest, examples: int) -> Rows:
+def _compare_rows(
+    store: Store, before: ReleaseManifest, after: ReleaseManifest, examples: int
+) -> RowDifferences:
+    """Count the rows of each kind, and read the texts of the first `examples` of each."""
     counts = dict.fromkeys(("new", "changed", "kept", "deleted", "unchanged"), 0)
-    picked: dict[str, list[dict[str, Any]]] = {name: [] for name in counts if name != "unchanged"}
-    for was, is_ in _buckets(store, before, after):
-        for name, rows in _compared_rows(was, is_).items():
-            counts[name] += rows.num_rows
-            if name in picked:
-                picked[name] += rows.slice(0, examples - len(picked[name])).to_pylist()
-    return Rows(
-        counts,
-        {
-            name: tuple(
-                Example(row["id"], _text(store, before, row["before"]), _text(store, after, row["after"]))
-                for row in rows
-            )
-            for name, rows in picked.items()
-        },
-    )
+    picked: dict[str, list[dict[str, Any]]] = {kind: [] for kind in counts if kind != "unchanged"}
+    for earlier, later in _live_rows_by_bucket(store, before, after):
+        for kind, rows in _rows_by_kind(earlier, later).items():
+            counts[kind] += rows.num_rows
+            if kind in picked:
+                picked[kind] += rows.slice(0, examples - len(picked[kind])).to_pylist()
+    shown = {
+        kind: tuple(
+            Example(row["id"], _text_at(store, before, row["before"]), _text_at(store, after, row["after"]))
+            for row in rows
+        )
+        for kind, rows in picked.items()
+    }
+    return RowDifferences(counts, shown)
 
 
-def _buckets(
+def _live_rows_by_bucket(
     store: Store, before: ReleaseManifest, after: ReleaseManifest
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
     """Yield the live rows of both releases whose ids are in one bucket."""
-    tables = [_key_tables(store, manifest) for manifest in (before, after)]
-    parts = max(map(len, tables))
-    for part in range(parts):
+    key_tables = [_key_table(store, manifest) for manifest in (before, after)]
+    buckets = max(map(len, key_tables))
+    for bucket in range(buckets):
         try:
-            was, is_ = (read_bucket(store, keys, part, parts, id_hashes) for keys in tables)
+            earlier, later = (
+                read_key_bucket(store, table, bucket, buckets, _COLUMNS) for table in key_tables
+            )
         except FileNotFoundError as error:
             raise DataError(
                 str(error.filename or error),
                 "a key table of the release",
                 "no such file",
-                "restore it, or run manta nightly, which makes that of the current release again",
+                "restore it; if it belongs to the current release, manta nightly makes it again",
             ) from None
-        yield _live(was), _live(is_)
+        yield _live_rows(earlier), _live_rows(later)
 
 
-def _key_tables(store: Store, manifest: ReleaseManifest) -> tuple[FileRef, ...]:
+def _key_table(store: Store, manifest: ReleaseManifest) -> tuple[TableBucket, ...]:
+    """Return the buckets of a release's key table."""
     try:
         corpus = Corpus.read(store, manifest.corpus)
     except FileNotFoundError:
@@ -206,48 +222,52 @@ def _key_tables(store: Store, manifest: ReleaseManifest) -> tuple[FileRef, ...]:
     if not corpus.keys:
         raise DataError(
             f"release {manifest.release}",
-            "a table of its rows",
+            "a key table",
             "none",
-            "it was published by a version that kept none: compare later releases",
+            "a version that wrote no key tables published it: compare later releases",
         )
     return corpus.keys
 
 
-def _live(table: pa.Table | None) -> pa.Table:
-    assert table is not None
-    live = table.filter(table["address"].is_valid()).select(_LIVE)
+def _live_rows(table: pa.Table | None) -> pa.Table:
+    """Return the rows of a key table that have an address, with ids as strings."""
+    assert table is not None  # as `_key_table` returns at least one file
+    live = table.filter(table["address"].is_valid())
     return live.set_column(0, "id", live["id"].cast(pa.string())).combine_chunks()
 
 
-def _compared_rows(was: pa.Table, is_: pa.Table) -> dict[str, pa.Table]:
+def _rows_by_kind(before: pa.Table, after: pa.Table) -> dict[str, pa.Table]:
     """Return tables of (id, address before, address after) by kind of difference."""
-    position = pc.index_in(is_["id"], value_set=was["id"]).combine_chunks()
-    in_both = position.is_valid()
-    both, then = is_.filter(in_both), was.take(position.drop_null())
-    text = pc.not_equal(both["text_key"], then["text_key"])
-    left, right = both["carried"], then["carried"]
-    # Null equals null.
-    kept = pc.or_(pc.fill_null(pc.not_equal(left, right), False), pc.xor(left.is_null(), right.is_null()))
-    pairs = pa.table({"id": both["id"], "before": then["address"], "after": both["address"]})
-    new = is_.filter(pc.invert(in_both))
-    gone = was.filter(pc.invert(pc.is_in(was["id"], value_set=is_["id"])))
+    positions = pc.index_in(after["id"], value_set=before["id"]).combine_chunks()
+    in_both = positions.is_valid()
+    later, earlier = after.filter(in_both), before.take(positions.drop_null())  # rows in both, aligned
+    text_differs = pc.not_equal(later["text_key"], earlier["text_key"])
+    old, new = earlier["carried"], later["carried"]
+    kept_differs = pc.or_(  # null equals null
+        pc.fill_null(pc.not_equal(old, new), False), pc.xor(old.is_null(), new.is_null())
+    )
+    pairs = pa.table({"id": later["id"], "before": earlier["address"], "after": later["address"]})
+    added = after.filter(pc.invert(in_both))
+    deleted = before.filter(pc.invert(pc.is_in(before["id"], value_set=after["id"])))
     return {
-        "new": pa.table({"id": new["id"], "before": pa.nulls(len(new), pa.int64()), "after": new["address"]}),
-        "changed": pairs.filter(text),
-        "kept": pairs.filter(pc.and_(pc.invert(text), kept)),
-        "deleted": pa.table(
-            {"id": gone["id"], "before": gone["address"], "after": pa.nulls(len(gone), pa.int64())}
+        "new": pa.table(
+            {"id": added["id"], "before": pa.nulls(len(added), pa.int64()), "after": added["address"]}
         ),
-        "unchanged": pairs.filter(pc.invert(pc.or_(text, kept))),
+        "changed": pairs.filter(text_differs),
+        "kept": pairs.filter(pc.and_(pc.invert(text_differs), kept_differs)),
+        "deleted": pa.table(
+            {"id": deleted["id"], "before": deleted["address"], "after": pa.nulls(len(deleted), pa.int64())}
+        ),
+        "unchanged": pairs.filter(pc.invert(pc.or_(text_differs, kept_differs))),
     }
 
 
-def _text(store: Store, manifest: ReleaseManifest, address: int | None) -> str | None:
+def _text_at(store: Store, manifest: ReleaseManifest, address: int | None) -> str | None:
     """Read the text at an address; None without an address, or if its unit is missing."""
     if address is None:
         return None
     try:
-        _, text = texts_at(store, manifest.units, [address]).get(address, (None, None))
+        row = texts_at(store, manifest.units, [address]).get(address)
     except FileNotFoundError:
         return None
-    return text
+    return row.text if row else None

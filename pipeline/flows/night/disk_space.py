@@ -12,6 +12,7 @@ from pipeline.flows.corpus import open_releases
 from pipeline.flows.encode.encoder_copy import encoder_copy_path
 from pipeline.flows.night.previous import changed_files, load_previous
 from pipeline.index.plan import plan_index
+from pipeline.index.sample import LEAST_SAMPLED_ROWS, SAMPLE_SIZES
 from pipeline.log import size
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
@@ -25,74 +26,92 @@ _LINE_BYTES = 100  # of one row while the corpus is read
 
 
 @dataclass(frozen=True)
-class Room:
-    """Bytes that a night writes below release.root, by purpose, and the most temporary bytes besides."""
+class SpaceEstimate:
+    """Estimate of the bytes that a night needs.
 
-    kept: Mapping[str, int]
+    Attributes:
+        stored: bytes written below release.root, by purpose.
+        scratch: largest size of its temporary files at one time.
+    """
+
+    stored: Mapping[str, int]
     scratch: int
 
     @property
     def sentence(self) -> str:
         """The sizes of all parts that are not empty."""
-        return ", ".join(
-            f"{name} {size(count)}" for name, count in {**self.kept, "scratch": self.scratch}.items() if count
-        )
+        parts = {**self.stored, "scratch": self.scratch}
+        return ", ".join(f"{name} {size(count)}" for name, count in parts.items() if count)
 
 
-def needed(job: Job, store: Store, files: Mapping[SourceFile, int]) -> Room:
-    """Estimate the space that tonight needs.
+def estimate_space(job: Job, store: Store, files: Mapping[SourceFile, int]) -> SpaceEstimate:
+    """Estimate the space that a night needs.
 
-    Files of the previous release are on the disk already and stay there. The first night of a root therefore
-    counts the index twice: tomorrow's is written beside it.
+    Files of the previous release are on the disk already, and stay there. On the first night of a root, the
+    index counts twice, because the second night needs space for its own index beside the first one.
 
     Args:
+        store: store of the results.
         files: number of rows of each input file.
     """
     folder, previous = open_folder(job.encoder), load_previous(open_releases(job))
     release = previous.release
-    fresh = changed_files(files, previous.corpus if release and release.space_id == folder.space_id else None)
-    most = job.corpus.max_rows or sum(files.values())
-    every, rows = min(sum(files.values()), most), min(sum(files[file] for file in fresh), most)
-    texts, width = sum(file.size for file in fresh), 2 if job.encode.vectors == "float16" else 4
-    moments = -(-rows // job.encode.unit_rows) * folder.dim * (folder.dim + 1) * 4  # float64, one triangle
-    index, copy = plan_index(max(every, 1), folder.dim, job.index).file_bytes, encoder_copy_path(folder)
-    sizes = {f"{copy}/{name}": folder.file(name).stat().st_size for name in folder.files}
-    kept = {
-        "vectors": rows * folder.dim * width + moments,
-        "texts": texts,
-        "tables": every * _TABLE_BYTES + (texts if job.corpus.keep else 0),
-        "index" if release else "two indexes": index if release else 2 * index,
+    same_space = release is not None and release.space_id == folder.space_id
+    new_files = changed_files(files, previous.corpus if same_space else None)
+    max_rows = job.corpus.max_rows or sum(files.values())
+    all_rows = min(sum(files.values()), max_rows)
+    new_rows = min(sum(files[file] for file in new_files), max_rows)
+    new_bytes = sum(file.size for file in new_files)
+    vector_bytes = folder.dim * (2 if job.encode.vectors == "float16" else 4)
+    new_units = -(-new_rows // job.encode.unit_rows)
+    moments_bytes = new_units * folder.dim * (folder.dim + 1) * 4  # one triangle of a float64 matrix each
+    sampled_units = new_rows // max(job.encode.unit_rows, LEAST_SAMPLED_ROWS)
+    sample_bytes = sampled_units * sum(SAMPLE_SIZES.values()) * vector_bytes
+    index = plan_index(max(all_rows, 1), folder.dim, job.index, target=job.gates.wanted_recall)
+    copy = encoder_copy_path(folder)
+    encoder_files = {f"{copy}/{name}": folder.file(name).stat().st_size for name in folder.files}
+    kept_columns = new_bytes if job.corpus.keep else 0  # not more than the files that they are read from
+    stored = {
+        "vectors": new_rows * vector_bytes + moments_bytes + sample_bytes,
+        "texts": new_bytes,
+        "tables": all_rows * _TABLE_BYTES + kept_columns,
+        "index" if release else "two indexes": index.file_bytes if release else 2 * index.file_bytes,
         "report and samples": _REPORT_BYTES + 2 * job.index.queries * folder.dim * 4,
-        "encoder": sum(count for path, count in sizes.items() if store.size(path) != count),
+        "encoder": sum(count for path, count in encoder_files.items() if store.size(path) != count),
     }
-    return Room(kept, max(texts + rows * _LINE_BYTES, index))
+    return SpaceEstimate(stored, max(new_bytes + new_rows * _LINE_BYTES, index.file_bytes))
 
 
-def check_room(room: Room, store: Store, root: str) -> str:
-    """Describe the free and the needed space.
+def check_space(estimate: SpaceEstimate, store: Store, root: str) -> str:
+    """Return a sentence on the free and the needed space.
 
     Raises:
-        ConfigError: there is too little on the root's disk, or on that of temporary files.
+        ConfigError: the disk of `root`, or the disk of temporary files, has too little free space.
     """
-    kept, free = sum(room.kept.values()), store.free_bytes()
+    stored, free = sum(estimate.stored.values()), store.free_bytes()
     if free is not None:
-        _check(
-            root,
-            kept + room.scratch,
-            free,
-            room,
-            "make room (manta releases prune), or choose another release.root",
-        )
-        return f"{size(free)} free, about {size(kept + room.scratch)} needed: {room.sentence}"
+        needed = stored + estimate.scratch
+        if free < needed:
+            raise _too_little_space(
+                root,
+                estimate,
+                needed,
+                free,
+                "make room (manta releases prune), or choose another release.root",
+            )
+        return f"{size(free)} free, about {size(needed)} needed: {estimate.sentence}"
     folder = tempfile.gettempdir()
     free = LocalStore(folder).free_bytes() or 0
-    _check(folder, room.scratch, free, room, "make room there, or set TMPDIR to a larger disk")
+    if free < estimate.scratch:
+        remedy = "make room there, or set TMPDIR to a larger disk"
+        raise _too_little_space(folder, estimate, estimate.scratch, free, remedy)
     return (
-        f"an object store: no limit known, about {size(kept)} needed; {size(free)} free for scratch in "
-        f"{folder}: {room.sentence}"
+        f"an object store: no limit known, about {size(stored)} needed; {size(free)} free for scratch in "
+        f"{folder}: {estimate.sentence}"
     )
 
 
-def _check(where: str, wanted: int, free: int, room: Room, remedy: str) -> None:
-    if free < wanted:
-        raise ConfigError(where, f"about {size(wanted)} free ({room.sentence})", size(free), remedy)
+def _too_little_space(
+    where: str, estimate: SpaceEstimate, needed: int, free: int, remedy: str
+) -> ConfigError:
+    return ConfigError(where, f"about {size(needed)} free ({estimate.sentence})", size(free), remedy)

@@ -1,37 +1,38 @@
-"""Rows that the report of a night shows with their texts: changed, quarantined, and results of searches."""
+"""Choose example rows for the report of a night: changed rows, quarantined rows and search results."""
 
 from collections.abc import Iterator
 from itertools import islice
 
 from pipeline.errors import DataError
-from pipeline.flows.night.asked import texts_at
 from pipeline.flows.night.candidate import Candidate
+from pipeline.flows.night.fixed_queries import texts_at
 from pipeline.log import say
-from pipeline.report.changes import Neighbour, QuarantinedRow, RowChange
-from pipeline.report.night import SearchExample
+from pipeline.report.changes import QuarantinedRow, RowChange
+from pipeline.store.answers import Answers, Hit
 from pipeline.store.base import Store
 from pipeline.store.changes import ChangedRow, ChangedRows
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.text.corpus.quarantine import corpus_rows, unit_rows
 
-_EACH = 3  # rows shown for a reason
-# Searched for these rows: tables of the corpus's quarantine, units with a quarantine of their own, and rows
-# of each table.
-_TABLES, _UNITS, _ROWS = 2, 20, 16_384
+_PER_REASON = 3  # quarantined rows shown for each reason
+# Limits of the search for quarantined rows.
+_MAX_CORPUS_TABLES = 2
+_MAX_UNITS = 20  # of vectors
+_MAX_TABLE_ROWS = 16_384
 
 
-def changed_rows(store: Store, candidate: Candidate, before: ReleaseManifest | None) -> Iterator[RowChange]:
+def changed_rows(store: Store, candidate: Candidate, previous: ReleaseManifest | None) -> Iterator[RowChange]:
     """Yield examples of new, changed and deleted rows; none on the first night, when all rows are new."""
-    if before is None:
+    if previous is None:
         return
     rows = _chosen_rows(store, candidate.corpus.id)
-    then = texts_at(store, before.units, [row.before for row in rows if row.before is not None])
-    now = texts_at(store, candidate.manifest.units, [row.now for row in rows if row.now is not None])
+    old_texts = texts_at(store, previous.units, [row.before for row in rows if row.before is not None])
+    new_texts = texts_at(store, candidate.manifest.units, [row.now for row in rows if row.now is not None])
     for row in rows:
-        old = None if row.before is None else then.get(row.before)
-        new = None if row.now is None else now.get(row.now)
-        if found := new or old:
-            yield RowChange(found[0], old[1] if old else None, new[1] if new else None)
+        old = None if row.before is None else old_texts.get(row.before)
+        new = None if row.now is None else new_texts.get(row.now)
+        if either := new or old:
+            yield RowChange(either.id, old.text if old else None, new.text if new else None)
 
 
 def _chosen_rows(store: Store, corpus_id: str) -> tuple[ChangedRow, ...]:
@@ -45,26 +46,30 @@ def _chosen_rows(store: Store, corpus_id: str) -> tuple[ChangedRow, ...]:
 
 
 def quarantined_rows(store: Store, candidate: Candidate) -> tuple[QuarantinedRow, ...]:
-    """Return up to three rows of each reason, in file order, from the beginning of the quarantine."""
+    """Return the first rows of each reason for quarantine, at most three, in the order of the files."""
     found: dict[str, list[QuarantinedRow]] = {}
-    of_units = (table for _, table in islice(unit_rows(store, candidate.manifest), _UNITS))
-    for table in (*islice(corpus_rows(store, candidate.corpus), _TABLES), *of_units):
-        for line in table.slice(0, _ROWS).to_pylist():
-            rows = found.setdefault(line["reason"], [])
-            if len(rows) < _EACH:
-                rows.append(QuarantinedRow(**line))
+    unit_tables = (table for _, table in islice(unit_rows(store, candidate.manifest), _MAX_UNITS))
+    for table in (*islice(corpus_rows(store, candidate.corpus), _MAX_CORPUS_TABLES), *unit_tables):
+        for row in table.slice(0, _MAX_TABLE_ROWS).to_pylist():
+            rows = found.setdefault(row["reason"], [])
+            if len(rows) < _PER_REASON:
+                rows.append(QuarantinedRow(**row))
     return tuple(row for rows in found.values() for row in rows)
 
 
-def search_examples(store: Store, candidate: Candidate) -> tuple[SearchExample, ...]:
+def search_examples(store: Store, candidate: Candidate) -> tuple[Answers, ...]:
     """Return the example queries of the index with the ids and texts of their neighbours."""
-    found = candidate.built.examples
-    wanted = {address for example in found for address, _ in ((example.query, 1.0), *example.neighbours)}
-    rows = texts_at(store, candidate.manifest.units, sorted(wanted))
+    examples = candidate.built.examples
+    addresses = {example.query for example in examples}
+    addresses |= {address for example in examples for address, _ in example.neighbours}
+    rows = texts_at(store, candidate.manifest.units, sorted(addresses))
     return tuple(
-        SearchExample(
-            rows[example.query][1],
-            tuple(Neighbour(rows[at][0], score, rows[at][1]) for at, score in example.neighbours),
+        Answers(
+            query=rows[example.query].text,
+            hits=tuple(
+                Hit(id=rows[address].id, score=score, text=rows[address].text)
+                for address, score in example.neighbours
+            ),
         )
-        for example in found
+        for example in examples
     )

@@ -5,28 +5,29 @@ from hashlib import sha256
 
 import numpy as np
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pipeline.flows.encode.probe import encode_texts
-from pipeline.flows.night.asked import ask, fixed_queries
 from pipeline.flows.night.candidate import Candidate
-from pipeline.flows.night.outside import outside_gates
+from pipeline.flows.night.fixed_queries import answer_queries, fixed_queries
 from pipeline.flows.night.overview import load_summary
 from pipeline.flows.night.report import ReleaseComparison
+from pipeline.flows.night.user_queries import user_query_gates
 from pipeline.flows.run import Run
 from pipeline.flows.workers import metrics
 from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.index.gates import judge, lowest_cosine
-from pipeline.index.measured import Counted
+from pipeline.index.metrics import RowCounts
 from pipeline.log import say
 from pipeline.stats.tensors import pack, unpack
 from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.stored import FileRef
-from pipeline.store.units import Corpus
+from pipeline.store.units import Corpus, TableBucket
+from pipeline.text.corpus.table_buckets import read_key_bucket
 from pipeline.text.tokens.coverage import ScriptCoverage
 
-# Never changed: their vectors are compared with those of the previous release, whatever its version.
+_BUCKETS_PER_WORKER = 16  # at least, because a worker starts in about the time that it reads as many
+# Texts that must never change: their vectors are compared with those of the previous release.
 CANARIES = (
     "A",
     "Yes.",
@@ -58,63 +59,70 @@ CANARIES = (
 
 
 @dataclass(frozen=True)
-class RepeatedIds(PlainTask[Corpus, int]):
-    """Count the live ids that occur again in a corpus's key table, with one bucket in memory at a time."""
+class RepeatedIds(PlainTask[TableBucket, int]):
+    """Count repeated live ids in one bucket of a corpus's key table."""
 
     store: Store
 
-    def work(self, corpus: Corpus) -> int:
-        repeated = 0
-        for bucket in corpus.keys:
-            table = pq.read_table(bucket.open(self.store), columns=["id", "address"])
-            live = table.filter(table["address"].is_valid())
-            repeated += live.num_rows - pc.count_distinct(live["id"]).as_py()
-        return repeated
+    def work(self, bucket: TableBucket) -> int:
+        table = read_key_bucket(self.store, (bucket,), 0, 1, ("id", "address"))
+        assert table is not None
+        live = table.filter(table["address"].is_valid())
+        return int(live.num_rows - pc.count_distinct(live["id"]).as_py())
+
+
+def count_repeated_ids(run: Run, corpus: Corpus) -> int:
+    """Count repeated live ids in a corpus's key table, whose buckets have no id in common."""
+    wanted = -(-len(corpus.keys) // _BUCKETS_PER_WORKER)
+    pool = Pool(run.workers.index_workers(run.job.cluster, max(1, wanted)))
+    return sum(count for _, count in run.workers.map_units(RepeatedIds(run.store), corpus.keys, pool))
 
 
 def judge_candidate(
-    run: Run, before: ReleaseManifest | None, candidate: Candidate
+    run: Run, previous: ReleaseManifest | None, candidate: Candidate
 ) -> tuple[Candidate, ReleaseComparison]:
-    """Run the gates and ask the fixed queries.
+    """Run the gates and search the fixed queries.
 
     Args:
-        before: the previous release.
+        previous: the previous release; None for the first.
 
     Returns:
         The candidate with its gates and canary vectors, and its comparison with the previous release.
     """
     job, store, manifest = run.job, run.store, candidate.manifest
     with run.stages("gates"):
-        last = load_summary(store, before.release) if before else None
-        queries = fixed_queries(store, candidate, last.answers if last else ())
-        repeated = run.workers.run(RepeatedIds(store), candidate.corpus, Pool(1))
-        vectors, asked = np.split(encode_texts(run, (*CANARIES, *queries)), [len(CANARIES)])
-        failed, canary = int((~np.isfinite(vectors).all(axis=1)).sum()), None
-        if not failed and before is not None and before.space_id == manifest.space_id:
-            then = canary_of(before, store)
-            canary = None if then is None else lowest_cosine(then, vectors)
-        counted = Counted(
+        summary = load_summary(store, previous.release) if previous else None
+        queries = fixed_queries(store, candidate, summary.answers if summary else ())
+        repeated = count_repeated_ids(run, candidate.corpus)
+        encoded = encode_texts(run, (*CANARIES, *queries))
+        canaries, query_vectors = np.split(encoded, [len(CANARIES)])
+        failed, canary_cosine = int((~np.isfinite(canaries).all(axis=1)).sum()), None
+        if not failed and previous is not None and previous.space_id == manifest.space_id:
+            previous_canaries = load_canary_vectors(previous, store)
+            if previous_canaries is not None:
+                canary_cosine = lowest_cosine(previous_canaries, canaries)
+        counts = RowCounts(
             read=manifest.counts["total"],
             vectors=manifest.rows,
             quarantined=manifest.counts["quarantined"],
-            bad_vectors=0,  # filling the index refuses any
+            bad_vectors=0,  # an index is never filled with such vectors
             duplicate_ids=repeated,
-            covered=ScriptCoverage.of(manifest.counts),
-            most_quarantined=job.corpus.max_quarantined,
+            token_coverage=ScriptCoverage.of(manifest.counts),
+            max_quarantined=job.corpus.max_quarantined,
             failed_canaries=failed,
         )
         measured, dtype = candidate.built.measured, job.encode.dtype
-        gates = judge(measured, counted, job.gates, canary=canary, dtype=dtype) | outside_gates(run, manifest)
-        update = {"gates": gates, "canary": _store_canary(store, vectors)}
-        answers = ask(run, candidate, queries, asked)
+        gates = judge(measured, counts, job.gates, canary=canary_cosine, dtype=dtype)
+        gates |= user_query_gates(run, manifest)
+        update = {"gates": gates, "canary": _store_canary_vectors(store, canaries)}
+        answers = answer_queries(run, candidate, queries, query_vectors)
     metrics.count_quarantined(manifest.counts)
     metrics.record_gates(gates)
-    return replace(candidate, manifest=manifest.model_copy(update=update)), ReleaseComparison(
-        before, last, answers
-    )
+    judged = replace(candidate, manifest=manifest.model_copy(update=update))
+    return judged, ReleaseComparison(previous, summary, answers)
 
 
-def canary_of(release: ReleaseManifest, store: Store) -> np.ndarray | None:
+def load_canary_vectors(release: ReleaseManifest, store: Store) -> np.ndarray | None:
     """Load the vectors (n, d) of the canary texts that a release stored; None without any."""
     if release.canary is None:
         return None
@@ -128,7 +136,7 @@ def canary_of(release: ReleaseManifest, store: Store) -> np.ndarray | None:
     return unpack(content, "vectors")[0]["vectors"]
 
 
-def _store_canary(store: Store, vectors: np.ndarray) -> FileRef:
+def _store_canary_vectors(store: Store, vectors: np.ndarray) -> FileRef:
     content = pack({"vectors": vectors}, {"texts": len(vectors)})
     digest = sha256(content).hexdigest()
     reference = FileRef(

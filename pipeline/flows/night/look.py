@@ -1,4 +1,4 @@
-"""A first look at a corpus: guesses at the columns of id and text, the columns to keep, and the language."""
+"""Guess the settings of a new corpus from its first rows: id, text and kept columns, and the language."""
 
 import contextlib
 import importlib.util
@@ -20,10 +20,13 @@ from pipeline.text.corpus.sources import SourceFile, list_files, open_file
 from pipeline.text.corpus.storage_errors import storage_errors
 from pipeline.text.tokens.scripts import SCRIPTS, scripts_of
 
-_FILES, _ROWS, _BATCH = 3, 1_000, 64  # the most that are read of a corpus
-_BYTES = 1 << 20  # the most that are read of a file of JSON lines
-_LONGEST_ID, _LONGEST_KEPT = 200, 200  # characters
-_MOST_KEPT = 6
+_MAX_FILES = 3
+_MAX_FILE_ROWS = 384  # read of each file
+_BATCH_ROWS = 64  # read at once of a Parquet file
+_MAX_FILE_BYTES = 1 << 20  # read of each file of JSON lines
+_MAX_ID_LENGTH = 200  # characters
+_MAX_KEPT_LENGTH = 200  # characters, on average
+_MAX_KEPT = 6  # columns besides the text
 _IDS = ("id", "_id", "doc_id", "docid", "document_id", "uuid", "guid", "key", "uri", "url", "path", "name")
 _TEXTS = (
     "text",
@@ -37,8 +40,10 @@ _TEXTS = (
     "question",
     "chunk",
 )
-_PREFERRED = 4  # factor for the lengths in a column that is named as a text
-_SURE = 0.8  # proportion of the texts that must agree in language or script
+# Factors by which the mean length of a column counts more if its name is one of _TEXTS, and less if it is the
+# name of an id: an id may be longer than a title.
+_TEXT_WEIGHT, _ID_WEIGHT = 4, 1 / 16
+_AGREEMENT = 0.8  # proportion of the texts that must have the same language or script
 
 Values = dict[str, list[Any]]
 
@@ -51,7 +56,7 @@ class CorpusLook:
         files: number of files.
         rows: number of rows that were read.
         language: ISO 639 code; None if texts differ, are few, or py3langid is not installed.
-        script: of most texts, such as latin or chinese; None if texts differ.
+        script: script of most texts, such as latin or chinese; None if texts differ.
     """
 
     files: int
@@ -69,14 +74,14 @@ def look(corpus: CorpusSettings, id_column: str | None = None, text_column: str 
 
     Args:
         corpus: its uri and format.
-        id_column: the id's column; None: guessed.
-        text_column: the text's column; None: guessed.
+        id_column: column of the ids; None to guess it.
+        text_column: column of the texts; None to guess it.
 
     Raises:
         DataError: there are no rows, a file is unreadable, or no column can be the id or the text.
     """
     files = list_files(corpus)
-    values = _sampled(files)
+    values = _sample_columns(files)
     for role, column in (("text", text_column), ("id", id_column)):
         if column is not None and column not in values:
             raise DataError(
@@ -85,8 +90,8 @@ def look(corpus: CorpusSettings, id_column: str | None = None, text_column: str 
                 f"the columns {', '.join(values) or '(none)'}",
                 f"name one of them with --{role}",
             )
-    text = text_column or _text(corpus, values, id_column)
-    id_column = id_column or _id(corpus, values, text)
+    text = text_column or _guess_text(corpus, values, id_column)
+    id_column = id_column or _guess_id(corpus, values, text)
     strings = [value for value in values[text] if isinstance(value, str)]
     return CorpusLook(
         files=len(files),
@@ -94,8 +99,8 @@ def look(corpus: CorpusSettings, id_column: str | None = None, text_column: str 
         columns=tuple(values),
         id=id_column,
         text=text,
-        keep=_kept(values, id_column, text),
-        language=_language(strings),
+        keep=_guess_kept(values, id_column, text),
+        language=_guess_language(strings),
         script=_most_common(
             [SCRIPTS[number] for number in scripts_of(pa.array(strings, pa.large_string())).tolist()]
         ),
@@ -104,49 +109,51 @@ def look(corpus: CorpusSettings, id_column: str | None = None, text_column: str 
 
 def _most_common(names: Sequence[str]) -> str | None:
     """Return the name that most of the texts have; None if they differ."""
-    [(name, count)] = Counter(names).most_common(1) or [("", 0)]
-    return name if names and count >= _SURE * len(names) else None
+    if not names:
+        return None
+    [(name, count)] = Counter(names).most_common(1)
+    return name if count >= _AGREEMENT * len(names) else None
 
 
-def _language(texts: Sequence[str]) -> str | None:
+def _guess_language(texts: Sequence[str]) -> str | None:
     if importlib.util.find_spec("py3langid") is None:
         return None
     return _most_common(languages_of([text for text in texts if len(text.split()) > 3]))
 
 
-def _sampled(files: Sequence[SourceFile]) -> Values:
+def _sample_columns(files: Sequence[SourceFile]) -> Values:
     """Return the first rows of a few files by column, with None if a row has no value."""
     rows: list[dict[str, Any]] = []
-    for file in files[:_FILES]:
+    for file in files[:_MAX_FILES]:
         with storage_errors(file.uri, ""), open_file(file) as stream:
-            read = _parquet(stream) if file.format == "parquet" else _json(stream, file.uri)
+            read = _read_parquet(stream) if file.format == "parquet" else _read_json(stream, file.uri)
             rows += [dict(file.partitions) | row for row in read]
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
 
 
-def _parquet(stream: Any) -> list[dict[str, Any]]:
+def _read_parquet(stream: Any) -> list[dict[str, Any]]:
     return [
         row
-        for batch in islice(pq.ParquetFile(stream).iter_batches(_BATCH), _ROWS // _BATCH // _FILES + 1)
+        for batch in islice(pq.ParquetFile(stream).iter_batches(_BATCH_ROWS), _MAX_FILE_ROWS // _BATCH_ROWS)
         for row in batch.to_pylist()
     ]
 
 
-def _json(stream: Any, uri: str) -> list[dict[str, Any]]:
+def _read_json(stream: Any, uri: str) -> list[dict[str, Any]]:
     """Return the objects of the first lines, without other lines, which a night quarantines."""
     rows = []
     raw = pa.CompressedInputStream(stream, "gzip") if uri.lower().endswith(".gz") else stream
-    for line in raw.read(_BYTES).split(b"\n")[: _ROWS // _FILES + 1]:
+    for line in raw.read(_MAX_FILE_BYTES).split(b"\n")[:_MAX_FILE_ROWS]:
         with contextlib.suppress(ValueError, RecursionError):  # also the last line, which may be incomplete
             rows.append(json.loads(line))
     return [row for row in rows if isinstance(row, dict)]
 
 
-def _text(corpus: CorpusSettings, values: Values, id_column: str | None) -> str:
+def _guess_text(corpus: CorpusSettings, values: Values, id_column: str | None) -> str:
     """Return the column with the longest texts, preferably one that is named as a text."""
     weights = {
-        name: _mean_length(column) * _weight(name)
+        name: _mean_length(column) * _text_weight(name)
         for name, column in values.items()
         if name != id_column and _all_of(column, (str, bytes))
     }
@@ -160,12 +167,14 @@ def _text(corpus: CorpusSettings, values: Values, id_column: str | None) -> str:
     return max(weights, key=lambda name: weights[name])
 
 
-def _weight(name: str) -> float:
-    """Rate a column's name as the name of the text; an id may be longer than a title."""
-    return _PREFERRED if name.lower() in _TEXTS else _PREFERRED**-2 if _id_rank(name) <= len(_IDS) else 1
+def _text_weight(name: str) -> float:
+    """Rate a column's name as the name of the text."""
+    if name.lower() in _TEXTS:
+        return _TEXT_WEIGHT
+    return _ID_WEIGHT if _id_rank(name) <= len(_IDS) else 1
 
 
-def _id(corpus: CorpusSettings, values: Values, text: str) -> str:
+def _guess_id(corpus: CorpusSettings, values: Values, text: str) -> str:
     """Return a column of distinct values: by its name, or the first whose values look like identifiers."""
     distinct = [name for name, column in values.items() if name != text and _may_be_ids(column)]
     if not distinct:
@@ -181,27 +190,29 @@ def _id(corpus: CorpusSettings, values: Values, text: str) -> str:
 def _id_rank(name: str) -> int:
     """Rank a column's name as the name of the id; smaller is better."""
     lower = name.lower()
-    return _IDS.index(lower) if lower in _IDS else len(_IDS) + (not lower.endswith(("id", "key")))
+    if lower in _IDS:
+        return _IDS.index(lower)
+    return len(_IDS) if lower.endswith(("id", "key")) else len(_IDS) + 1
 
 
-def _kept(values: Values, id_column: str, text: str) -> tuple[str, ...]:
-    """Return the text and short plain columns, which search results show."""
+def _guess_kept(values: Values, id_column: str, text: str) -> tuple[str, ...]:
+    """Return the columns that search results should show: the text and short plain columns."""
     reserved = {*RESULT_COLUMNS, id_column, "id"}
     short = [
         name
         for name, column in values.items()
         if name not in (text, *reserved)
         and _all_of(column, (str, int, float, date))
-        and _mean_length(column) <= _LONGEST_KEPT
+        and _mean_length(column) <= _MAX_KEPT_LENGTH
     ]
-    return tuple(name for name in (text, *short[:_MOST_KEPT]) if name not in reserved)
+    return tuple(name for name in (text, *short[:_MAX_KEPT]) if name not in reserved)
 
 
 def _may_be_ids(column: Sequence[Any]) -> bool:
     """Return whether all values are distinct integers, or distinct short strings."""
-    whole = all(type(value) is int for value in column)
-    words = all(isinstance(value, str) and 0 < len(value) <= _LONGEST_ID for value in column)
-    return (whole or words) and len(set(column)) == len(column) > 0
+    integers = all(type(value) is int for value in column)
+    strings = all(isinstance(value, str) and 0 < len(value) <= _MAX_ID_LENGTH for value in column)
+    return (integers or strings) and len(set(column)) == len(column) > 0
 
 
 def _all_of(column: Sequence[Any], types: tuple[type, ...]) -> bool:

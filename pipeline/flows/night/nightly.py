@@ -1,11 +1,11 @@
-"""The night: read, encode, transform, index, judge, publish. Unchanged parts are kept."""
+"""Run a night: read, encode, transform, index, check the gates, publish. Unchanged parts are reused."""
 
-from pipeline.flows.corpus import fill_corpus, open_releases
+from pipeline.flows.corpus import harvest_corpus, open_releases
 from pipeline.flows.encode.encoder_copy import encoder_copy_path
 from pipeline.flows.night.gates import judge_candidate
+from pipeline.flows.night.ingest_workers import ingest_workers
 from pipeline.flows.night.outcome import NightOutcome, outcome_of, publish_or_refuse
-from pipeline.flows.night.outside import outside_queries
-from pipeline.flows.night.overview import refreshed
+from pipeline.flows.night.overview import refresh_page_at_end
 from pipeline.flows.night.previous import (
     PreviousRelease,
     has_same_files,
@@ -13,7 +13,14 @@ from pipeline.flows.night.previous import (
     load_previous,
     same_release,
 )
-from pipeline.flows.night.stages import build_candidate, check_kind, ingest_corpus, is_small, warm_workers
+from pipeline.flows.night.stages import (
+    build_candidate,
+    check_index_and_transform,
+    ingest_corpus,
+    is_small,
+    warm_workers,
+)
+from pipeline.flows.night.user_queries import read_user_queries
 from pipeline.flows.run import Run
 from pipeline.flows.workers import metrics
 from pipeline.flows.workers.cluster import connect
@@ -40,27 +47,34 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
         DataError: the sequence of commits has a gap, or a file of the live release was changed.
     """
     releases = open_releases(job)
-    with refreshed(releases):
+    with refresh_page_at_end(releases):
         releases.commits.next_number()  # a damaged sequence shows before any work
-        store, previous = releases.store, load_previous(releases)
+        store = releases.store
+        previous = load_previous(releases)
         encoder = encoder_copy_path(open_folder(job.encoder))  # an unusable encoder shows before any work
-        fill_corpus(job, stages)
+        harvest_corpus(job, stages)
         damaged = is_damaged(store, previous, stages, by_content=verify)
-        same = None if damaged else same_release(job, previous, encoder)
-        if same and has_same_files(job, previous):
-            return outcome_of("unchanged", same, store.uri, {"why": "nothing changed"})
+        up_to_date = None if damaged else same_release(job, previous, encoder)
+        if up_to_date and has_same_files(job, previous):
+            return outcome_of("unchanged", up_to_date, store.uri, {"why": "nothing changed"})
         _check(job, releases, previous)
-        with lease(store), warm_workers(job, previous) as local:
-            corpus = ingest_corpus(job, releases, previous, stages)
-            if same and not corpus.anew and not corpus.changes.any:
-                return outcome_of("unchanged", same, store.uri, {"why": "files changed, but no row did"})
+        with (
+            lease(store),
+            warm_workers(job, previous) as local,
+            ingest_workers(job, previous, stages, verbose=verbose) as map_tasks,
+        ):
+            corpus = ingest_corpus(job, releases, previous, stages, map_tasks)
+            if up_to_date and not corpus.anew and not corpus.changes.any:
+                return outcome_of(
+                    "unchanged", up_to_date, store.uri, {"why": "files changed, but no row did"}
+                )
             # Local workers were started early because the night might be small; a large one needs Ray.
-            if local is not None and not is_small(job, store, corpus):
+            if local is not None and not is_small(job, store, corpus, previous):
                 local.close()
                 local = None
             with (
                 connect(job.cluster, stages, verbose=verbose, local=local) as workers,
-                metrics.failures_counted(),
+                metrics.count_failures(),
             ):
                 run = Run(job, store, workers, stages)
                 candidate = build_candidate(run, previous, corpus)
@@ -70,10 +84,10 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
 
 
 def _check(job: Job, releases: Releases, previous: PreviousRelease) -> None:
-    """Find errors that would stop the night later, and report a live release that is not the newest."""
+    """Find errors that would stop the night later; log whether the root is held or rolled back."""
     check_store(releases.commits.store, creates_once=True)  # without it two nights could both publish
-    check_kind(job, previous.release)
-    outside_queries(job.gates)  # raises for an unreadable file
+    check_index_and_transform(job, previous.release)
+    read_user_queries(job.gates)  # raises for an unreadable file
     if held := releases.commits.hold():
         then = "tonight's candidate is made and judged, but not published"
         say(f"release {held.release} is held since {held.committed_at}: {then}")

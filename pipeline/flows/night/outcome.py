@@ -1,13 +1,13 @@
-"""The end of a night: its candidate published, refused or held, with its report."""
+"""End a night: publish its candidate, or keep it unpublished if it is refused or the root is held."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any, Literal
 
 from pipeline.errors import GatesRefused, PublishConflict, RootHeld
 from pipeline.flows.night.candidate import Candidate
-from pipeline.flows.night.overview import keep_summary
+from pipeline.flows.night.overview import write_summary
 from pipeline.flows.night.report import ReleaseComparison, summarize, warnings_of
 from pipeline.flows.run import Run
 from pipeline.flows.workers import metrics
@@ -51,7 +51,7 @@ def publish_or_refuse(
     store, manifest, report = run.store, candidate.manifest, summarize(run, candidate, comparison)
     if refused := tuple(gate.sentence for gate in manifest.gates.values() if not gate.passed):
         raise GatesRefused(
-            _keep(store, candidate, replace(report, status="refused")),
+            _store_candidate(store, candidate, replace(report, status="refused")),
             refused,
             {name: gate.model_dump(mode="json") for name, gate in manifest.gates.items()},
             tuple(choice.model_dump(mode="json") for choice in manifest.choices),
@@ -59,7 +59,7 @@ def publish_or_refuse(
     try:
         published = releases.publish(manifest, lambda number: render(replace(report, number=number)))
     except RootHeld as held:
-        folder = _keep(store, candidate, replace(report, status="held"))
+        folder = _store_candidate(store, candidate, replace(report, status="held"))
         say(f"{held}; the candidate is kept at {folder}")
         facts = {
             "held_since": held.since,
@@ -71,14 +71,14 @@ def publish_or_refuse(
     except PublishConflict as conflict:
         say(str(conflict))
         return outcome_of("overtaken", releases.get(conflict.number), store.uri)
-    keep_summary(
+    write_summary(
         store,
         published,
         candidate.built.measured,
         sum(stage.seconds for stage in run.stages.finished),
         comparison.answers,
     )
-    metrics.record_release(published.release, published.rows, datetime.now().astimezone().isoformat())
+    metrics.record_release(published.release, published.rows, time.time())
     queries = {"asked": len(comparison.changes), "changed": sum(each.differ for each in comparison.changes)}
     if comparison.changes:
         say(
@@ -94,7 +94,7 @@ def outcome_of(
     """Describe a night that ended with `release` as the current one.
 
     Args:
-        facts: further ones, which take precedence.
+        facts: entries that are added to `NightOutcome.facts`, or replace some.
     """
     described: dict[str, Any] = {
         "status": status,
@@ -115,7 +115,7 @@ def outcome_of(
     return NightOutcome(status, release.release, root, described["report"], release.rows, described)
 
 
-def _keep(store: Store, candidate: Candidate, report: NightReport) -> str:
+def _store_candidate(store: Store, candidate: Candidate, report: NightReport) -> str:
     """Write the candidate's manifest and report into a folder for inspection. Returns its URI."""
     folder = f"candidates/{candidate.manifest.id[:24]}"
     store.write(f"{folder}/manifest.json", candidate.manifest.to_json())

@@ -1,25 +1,27 @@
-"""The page over all releases, index.html at the root, made of the commits and a small summary per release."""
+"""Write the page of all releases, index.html at the root, from the commits and a summary of each release."""
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from pipeline.config import digest_of
 from pipeline.errors import DataError, PipelineError
-from pipeline.index.measured import Measured
+from pipeline.index.metrics import IndexMetrics
 from pipeline.log import say
 from pipeline.store.answers import Answers
-from pipeline.store.base import Store
+from pipeline.store.base import Store, in_threads
 from pipeline.store.commits import Commit
-from pipeline.store.manifest import ReleaseManifest
-from pipeline.store.once import remembered
+from pipeline.store.manifest import ReleaseManifest, report_path
+from pipeline.store.once import load_or_make
 from pipeline.store.release import Releases
 from pipeline.store.stored import Stored
 
+if TYPE_CHECKING:
+    from pipeline.report.releases import Overview, ReleaseRow
+
 PAGE = "index.html"
-_VERSION = 1  # of the page; pages of other versions are written again
+_VERSION = 2  # of the page; pages of other versions are written again
 _EVENTS = 20  # rollbacks and holds on the page
-_READERS = 16  # small files read at once, since each read over a network waits for an answer
 _CHANGES = ("new", "changed", "deleted")
 
 
@@ -37,11 +39,11 @@ class Summary(Stored):
     seconds: float | None = None
     """duration of the night"""
     answers: tuple[Answers, ...] = ()
-    """to the fixed queries; the next night's report compares its own with them"""
+    """answers to the fixed queries, with which the next night compares its answers"""
 
     @classmethod
     def of(cls, manifest: ReleaseManifest) -> "Summary":
-        """Return what the manifest contains: of recall and latency, the values that gates judged."""
+        """Summarize a manifest. Of recall and latency it contains only values that gates measured."""
         values = {name: gate.value for name, gate in manifest.gates.items()}
         return cls(
             release=manifest.release,
@@ -59,18 +61,19 @@ def summary_path(number: int) -> str:
     return f"releases/{number:08d}/summary.json"
 
 
-def keep_summary(
+def write_summary(
     store: Store,
     manifest: ReleaseManifest,
-    measured: Measured,
+    measured: IndexMetrics,
     seconds: float,
-    answers: tuple[Answers, ...] = (),
+    answers: tuple[Answers, ...],
 ) -> None:
-    """Store the summary of a new release, with metrics that no gate judged and the duration of the night.
+    """Store the summary of a new release.
 
-    An error is logged, not raised: the page then lacks these metrics.
+    It contains the night's duration, and recall and latency even if they have no gate. An error is logged,
+    not raised: the page then lacks these values.
     """
-    night = {
+    measured_tonight = {
         "recall_at_10": measured.recall["10"].value,
         "p50_ms": round(measured.latency.p50_ms, 3),
         "p99_ms": round(measured.latency.p99_ms, 3),
@@ -78,9 +81,10 @@ def keep_summary(
         "answers": answers,
     }
     try:
-        store.write(summary_path(manifest.release), Summary.of(manifest).model_copy(update=night).to_json())
+        summary = Summary.of(manifest).model_copy(update=measured_tonight)
+        store.write(summary_path(manifest.release), summary.to_json())
     except (PipelineError, OSError) as error:
-        say(f"the summary of release {manifest.release} is not kept: {error}")
+        say(f"the summary of release {manifest.release} is not stored: {error}")
 
 
 def load_summary(store: Store, number: int) -> Summary | None:
@@ -93,87 +97,106 @@ def load_summary(store: Store, number: int) -> Summary | None:
 
 
 @contextmanager
-def refreshed(releases: Releases) -> Iterator[None]:
-    """Refresh the page after the block, unless it raises."""
+def refresh_page_at_end(releases: Releases) -> Iterator[None]:
+    """Refresh the page after the block, unless the block raises."""
     yield
-    refresh(releases)
+    refresh_page(releases)
 
 
-def refresh(releases: Releases) -> None:
+def refresh_page(releases: Releases) -> None:
     """Write the page again, atomically, if it does not show the present state of the store.
 
     An error is logged, not raised.
     """
     try:
-        _refresh(releases)
+        _write_page(releases)
     except (PipelineError, OSError) as error:
         say(f"{PAGE} is not refreshed: {error}")
 
 
-def _refresh(releases: Releases) -> None:
-    store, state = releases.store, _state(releases)  # read first: later changes make the next page differ
-    try:
-        shown = store.read(PAGE).decode(errors="replace")
-    except FileNotFoundError:
-        shown = ""
-    if f"<!-- state {state} -->" in shown or not (history := releases.history()):
+def _write_page(releases: Releases) -> None:
+    store = releases.store
+    state = _state_digest(
+        releases
+    )  # computed first, so that a commit from here on leads to another page next time
+    if _shows(store, state) or not (history := releases.history()):
         return
-    from pipeline.report.releases import Event, Overview, ReleaseRow, render  # unused by most nights
+    from pipeline.report.releases import render  # unused by most nights
 
-    def event(commit: Commit) -> Event:
-        return Event(commit.kind, int(commit.release or 0), _minute(commit.committed_at), commit.reason)
+    store.write(PAGE, render(_overview(releases, history, state)).encode())
 
-    numbers, published = releases.numbers(), {commit.release: commit for commit in reversed(history)}
-    with ThreadPoolExecutor(_READERS) as pool:
-        found = list(pool.map(lambda number: _summary(releases, number), reversed(numbers)))
-    rows = [
-        ReleaseRow(
-            number=summary.release,
-            published=_minute(published[summary.release].committed_at)
-            if summary.release in published
-            else "",
-            rows=summary.rows,
-            **{name: summary.counts.get(name, 0) for name in _CHANGES},
-            recall_at_10=summary.recall_at_10,
-            p99_ms=summary.p99_ms,
-            index_kind=summary.index_kind,
-            index_bytes=summary.index_bytes,
-            seconds=summary.seconds,
-        )
-        for summary in found
-        if summary is not None
-    ]
-    current, held = releases.current(), releases.commits.hold()
-    overview = Overview(
-        root=store.uri,
+
+def _shows(store: Store, state: str) -> bool:
+    """Return whether the stored page shows this state."""
+    try:
+        return f"<!-- state {state} -->" in store.read(PAGE).decode(errors="replace")
+    except FileNotFoundError:
+        return False
+
+
+def _overview(releases: Releases, history: Sequence[Commit], state: str) -> "Overview":
+    """Collect the values that the page shows.
+
+    Args:
+        history: all commits, the oldest first.
+    """
+    from pipeline.report.releases import Overview
+
+    numbers, first_commits = releases.numbers(), {commit.release: commit for commit in reversed(history)}
+    summaries = in_threads(lambda number: _load_or_make_summary(releases, number), reversed(numbers))
+    reports = {entry.path for entry in releases.store.list("releases", ".html")}
+    current = releases.current()
+    return Overview(
+        root=releases.store.uri,
         current=current.release if current else None,
-        held=event(held) if held else None,
-        rows=tuple(rows),
-        events=tuple(event(commit) for commit in reversed(history) if commit.kind != "publish")[:_EVENTS],
+        held=releases.commits.hold(),
+        rows=tuple(
+            _row(each, first_commits.get(each.release), report_path(each.release) in reports)
+            for each in summaries
+            if each
+        ),
+        events=tuple(commit for commit in reversed(history) if commit.kind != "publish")[:_EVENTS],
         pruned=len({commit.release for commit in history}) - len(numbers),
-        damage=str(releases.commits.damage() or ""),
+        damage=str(releases.commits.sequence_error(releases.commits.numbers()) or ""),
         state=state,
     )
-    store.write(PAGE, render(overview).encode())
 
 
-def _state(releases: Releases) -> str:
+def _row(summary: Summary, published: Commit | None, has_report: bool) -> "ReleaseRow":
+    """Return a release's line in the table.
+
+    Args:
+        published: the commit that published the release; None if it is missing.
+        has_report: False if the report of the release was deleted.
+    """
+    from pipeline.report.releases import ReleaseRow
+
+    return ReleaseRow(
+        number=summary.release,
+        published=published.committed_at if published else "",
+        rows=summary.rows,
+        has_report=has_report,
+        **{name: summary.counts.get(name, 0) for name in _CHANGES},
+        recall_at_10=summary.recall_at_10,
+        p99_ms=summary.p99_ms,
+        index_kind=summary.index_kind,
+        index_bytes=summary.index_bytes,
+        seconds=summary.seconds,
+    )
+
+
+def _state_digest(releases: Releases) -> str:
     """Return a digest of everything that the page shows, from two listings."""
-    stored = (*releases.commits.store.list("commits", ".json"), *releases.store.list("releases", ".json"))
+    stored = (*releases.commits.store.list("commits", ".json"), *releases.store.list("releases"))
     return digest_of(
         [_VERSION, releases.store.uri, [[entry.path, entry.size, entry.stamp] for entry in stored]]
     )
 
 
-def _summary(releases: Releases, number: int) -> Summary | None:
-    """Load or make the summary of a release; None if it, or the manifest that it is made of, was changed."""
+def _load_or_make_summary(releases: Releases, number: int) -> Summary | None:
+    """Load the summary of a release, or make it from its manifest; None if either is damaged."""
     store, path = releases.store, summary_path(number)
     try:
-        return remembered(store, path, Summary, lambda: Summary.of(releases.get(number)))
+        return load_or_make(store, path, Summary, lambda: Summary.of(releases.get(number)))
     except DataError:
         return None
-
-
-def _minute(committed_at: str) -> str:
-    """Return the time of a commit, in UTC, as 2026-11-22 11:24."""
-    return committed_at[:16].replace("T", " ")

@@ -1,10 +1,10 @@
-"""An estimate of a night: from file footers, sampled texts, and seconds of encoding on this machine."""
+"""Estimate a night from file footers, sampled texts, and a few seconds of encoding on this machine."""
 
 import os
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +12,7 @@ from pipeline.device import resolve
 from pipeline.errors import DataError
 from pipeline.flows.corpus import open_releases, sample_files
 from pipeline.flows.night.previous import changed_files, load_previous
-from pipeline.index.plan import IndexPlan, plan_index
+from pipeline.index.plan import IndexPlan, plan_extension, plan_index
 from pipeline.log import Running, Stages
 from pipeline.settings import CorpusSettings, Job
 from pipeline.text.corpus.corpus_record import reading_digest
@@ -23,7 +23,7 @@ from pipeline.text.corpus.sources import SourceFile, list_files
 if TYPE_CHECKING:
     from pipeline.models.inference.encoder import Encoder
 
-SECONDS = 5.0  # of measuring
+SECONDS = 5.0  # duration of the measurement
 _SAMPLED_FILES, _SAMPLED_ROWS = 8, 4_096
 _MEASURED_TEXTS = 256  # encoded at once while measuring: enough for full buffers
 _PROCESS_BYTES = 700 << 20  # a worker with torch and Ray loaded
@@ -41,6 +41,7 @@ class NightPlan:
         vector_bytes: size of the vectors of all rows.
         worker_bytes: memory of one worker.
         release: number of the live release; None before the first night.
+        recall_at_10: recall of its index, if it was measured.
         changed_files: number of files that changed since that release.
         tonight_rows: number of rows in these files, an upper bound of the rows to encode.
     """
@@ -60,6 +61,7 @@ class NightPlan:
     worker_bytes: int
     index: IndexPlan
     release: int | None = None
+    recall_at_10: float | None = None
     changed_files: int | None = None
     tonight_rows: int | None = None
 
@@ -69,7 +71,7 @@ class NightPlan:
 
 
 class _Sample(NamedTuple):
-    """Texts of a corpus, and the number of its rows; exact if every file says its own."""
+    """Sampled texts of a corpus, and the number of all rows; `exact` if each file records its number."""
 
     texts: list[str]
     rows: int
@@ -100,34 +102,35 @@ def plan(job: Job, stages: Stages, *, seconds: float = SECONDS) -> NightPlan:
                 job.encoder, job.encode, resolve(job.encode.device, job.cluster.gpus_per_worker)
             )
             sums, spent_s = _measure(encoder, texts, seconds, bar)
-    done, dim, unit_rows = sums["texts"], encoder.dim, job.encode.unit_rows
+    texts_encoded, dim = sums["texts"], encoder.dim
     weights = sum(encoder.folder.file(name).stat().st_size for name in encoder.folder.weights)
-    units = -(-rows // unit_rows)
-    most = max(1, int((os.cpu_count() or 1) / job.cluster.cpus_per_worker))
-    workers = min(job.cluster.workers.max or most, units)
-    return NightPlan(
+    units = -(-rows // job.encode.unit_rows)
+    max_workers = max(1, int((os.cpu_count() or 1) / job.cluster.cpus_per_worker))
+    workers = min(job.cluster.workers.max or max_workers, units)
+    first_night = NightPlan(
         files=len(files),
         rows=rows,
         exact=exact,
         sampled=len(texts),
-        tokens_per_row=sums["tokens"] / done,
-        truncated_share=sums["truncated"] / done,
-        unusable_share=sums["unusable"] / done,
+        tokens_per_row=sums["tokens"] / texts_encoded,
+        truncated_share=sums["truncated"] / texts_encoded,
+        unusable_share=sums["unusable"] / texts_encoded,
         units=units,
         workers=workers,
-        rows_per_s=done / spent_s,
-        encode_s=rows * spent_s / done / workers,
+        rows_per_s=texts_encoded / spent_s,
+        encode_s=rows * spent_s / texts_encoded / workers,
         vector_bytes=rows * dim * (2 if job.encode.vectors == "float16" else 4),
-        worker_bytes=_PROCESS_BYTES + 2 * weights + 3 * min(rows, unit_rows) * dim * 4,
-        index=plan_index(rows, dim, job.index),
-        **_tonight(job, corpus, files, rows),
+        worker_bytes=_PROCESS_BYTES + 2 * weights + 3 * min(rows, job.encode.unit_rows) * dim * 4,
+        index=plan_index(rows, dim, job.index, target=job.gates.wanted_recall),
     )
+    return _estimate_tonight(first_night, job, corpus, files)
 
 
 def _sample(files: list[SourceFile], corpus: CorpusSettings) -> _Sample:
     """Read texts from the beginnings of a few files, and estimate the rows of the others by their size."""
     survey = survey_files(files, corpus)
-    texts, read_bytes = list[str](), 0
+    texts: list[str] = []
+    read_bytes = 0
     sampled = sample_files(files, survey, corpus, _SAMPLED_FILES, batches=1)
     for batches in sampled:
         for batch in batches:
@@ -152,12 +155,12 @@ def _sample(files: list[SourceFile], corpus: CorpusSettings) -> _Sample:
 def _measure(
     encoder: "Encoder", texts: list[str], seconds: float, bar: Running
 ) -> tuple[Counter[str], float]:
-    """Encode the texts, again and again, for a time.
+    """Encode the texts repeatedly for at least `seconds`.
 
     Returns:
         Sums of texts, tokens, truncated and unusable texts, and the seconds that they took.
     """
-    encoder.encode(texts[:_MEASURED_TEXTS])  # the first buffers pay for preparation
+    encoder.encode(texts[:_MEASURED_TEXTS])  # not measured: the first call is slower
     sums, spent_s = Counter[str](), 0.0
     for start in cycle(range(0, len(texts), _MEASURED_TEXTS)):
         begin = time.perf_counter()
@@ -173,19 +176,28 @@ def _measure(
     return sums, spent_s
 
 
-def _tonight(job: Job, corpus: CorpusSettings, files: list[SourceFile], rows: int) -> dict[str, int]:
-    """Compare the files with those of the live release; rows are estimated by the proportion of bytes."""
+def _estimate_tonight(
+    night: NightPlan, job: Job, corpus: CorpusSettings, files: list[SourceFile]
+) -> NightPlan:
+    """Add the files that changed since the current release, and the kind and recall of its index.
+
+    The rows of the files are estimated by their proportion of the bytes.
+    """
     previous = load_previous(open_releases(job))
     if previous.release is None:
-        return {}
-    parent = previous.parent(job, 0)
-    kept = parent.corpus if not parent.rebuild_reason else None
-    if kept is not None and kept.reading != reading_digest(corpus):
-        kept = None
-    changed = changed_files(files, kept)
+        return night
+    parent = previous.parent_corpus(job, 0)
+    reused = parent.corpus if not parent.rebuild_reason else None
+    if reused is not None and reused.reading != reading_digest(corpus):
+        reused = None
+    changed = changed_files(files, reused)
     proportion = sum(file.size for file in changed) / max(1, sum(file.size for file in files))
-    return {
-        "release": previous.release.release,
-        "changed_files": len(changed),
-        "tonight_rows": round(rows * proportion),
-    }
+    index, recall_gate = previous.release.index, previous.release.gates.get("recall_at_10")
+    return replace(
+        night,
+        index=plan_extension(night.rows, index.dim, job.index, index.kind, index.factory),
+        recall_at_10=recall_gate.value if recall_gate else None,
+        release=previous.release.release,
+        changed_files=len(changed),
+        tonight_rows=round(night.rows * proportion),
+    )

@@ -1,22 +1,24 @@
-"""Checks that a night can run. Each says what it found, and the remedy if a night cannot run with it."""
+"""Check before a night whether it can run. Each check reports its findings, or an error with its remedy."""
 
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipeline.device import resolve
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.flows.corpus import sample_files
-from pipeline.flows.night.disk_space import check_room, needed
-from pipeline.flows.night.stages import check_kind
+from pipeline.flows.night.disk_space import check_space, estimate_space
+from pipeline.flows.night.stages import check_index_and_transform
+from pipeline.flows.workers.nodes import describe_resources
 from pipeline.log import Stages, counted, packages
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
 from pipeline.store.probe import check_store
 from pipeline.store.store import open_store
+from pipeline.text.corpus.keys import id_hashes
 from pipeline.text.corpus.reader import CorpusSurvey, survey_files
 from pipeline.text.corpus.sources import SourceFile, list_files
 from pipeline.text.tokens.coverage import CoverageCounter, ScriptCoverage
@@ -30,10 +32,10 @@ class Check:
     """The result of one check.
 
     Attributes:
-        name: of the check.
+        name: name of the check.
         found: description of the findings.
         problem: error with its remedy; None if a night can run.
-        warnings: about findings that do not stop a night.
+        warnings: sentences about findings that do not stop a night.
         facts: metrics for --json.
     """
 
@@ -45,35 +47,33 @@ class Check:
 
 
 def preflight(job: Job, stages: Stages, *, verbose: bool = False) -> list[Check]:
-    """Run all checks; the first problem is likely the cause of later ones.
-
-    Checks that a problem before them makes pointless are left out.
-    """
-    made, failed = list[Check](), set[str]()
+    """Run all checks, except checks that need the success of one that failed."""
+    checks, failed = list[Check](), set[str]()
     for name, needs, check in _Checks(job, stages, verbose).all():
         if failed.intersection(needs):
             continue
         try:
             found = check()
-            made.append(found if isinstance(found, Check) else Check(name, found))
+            checks.append(found if isinstance(found, Check) else Check(name, found))
         except PipelineError as error:
-            made.append(Check(name, "", str(error)))
+            checks.append(Check(name, "", str(error)))
             failed.add(name)
-    return made
+    return checks
 
 
 class _Checks:
-    """All checks of a job. The corpus is sampled by one of them, for those after it."""
+    """All checks of a job. Later checks use the rows that check "corpus" samples."""
 
     files: Sequence[SourceFile] = ()
     survey: CorpusSurvey
 
     def __init__(self, job: Job, stages: Stages, verbose: bool) -> None:
         self.job, self.stages, self.verbose = job, stages, verbose
-        self.texts, self.line_bytes = list[str](), 1
+        self.texts = list[str]()
+        self.row_bytes = 1  # the largest mean size of a row in a sampled file
 
     def all(self) -> Iterator[tuple[str, tuple[str, ...], Callable[[], str | Check]]]:
-        """Yield (name, checks without whose success it is pointless, function) of every check."""
+        """Yield (name, names of the checks that must have succeeded, function) of every check."""
         root, commits_root = self.job.release.root, self.job.release.commits_root
         yield "versions", (), self.versions
         yield "store", (), lambda: self.store(root, needs_create=commits_root is None)
@@ -89,15 +89,15 @@ class _Checks:
 
     def versions(self) -> str:
         """Check that exactly one faiss is installed."""
-        both = packages("faiss-cpu", "faiss-gpu")
-        if len(both) != 1:
+        installed = packages("faiss-cpu", "faiss-gpu")
+        if len(installed) != 1:
             raise ConfigError(
                 "packages",
                 "faiss-cpu or faiss-gpu, one of them",
-                " and ".join(both) or "neither",
+                " and ".join(installed) or "neither",
                 "pip uninstall both, then install one of the extras cpu, gpu or local",
             )
-        versions = packages("ray", "torch", "pyarrow", *both).items()
+        versions = packages("ray", "torch", "pyarrow", *installed).items()
         return ", ".join([f"Python {platform.python_version()}", *map(" ".join, versions)])
 
     def store(self, uri: str, *, needs_create: bool) -> str:
@@ -112,60 +112,70 @@ class _Checks:
 
         encoder = load_encoder(self.job.encoder, self.job.encode, resolve(self.job.encode.device))
         encoder.check()
-        folder, name = encoder.folder, str(encoder.folder.path)
+        folder = encoder.folder
+        name = str(folder.path)
         if folder.family == "words":
             name = f"{self.job.encoder.path}: {folder.config['vocab_size']:,} words"
         return f"{name}: {encoder.dim} dimensions, {encoder.max_length} tokens, space {encoder.space_id[:16]}"
 
     def index(self) -> str:
         """Check that the index can be made of the encoder's vectors."""
-        check_kind(self.job)
+        check_index_and_transform(self.job)
         return f"{self.job.index.kind}: can be made of this encoder's vectors"
 
     def corpus(self) -> str:
-        """Sample rows of a few files, check their columns and ids, and keep some of their texts."""
-        corpus, rows, good, distinct = self.job.corpus, 0, 0, 0
+        """Sample rows of a few files, and check their columns and ids. Later checks use some of the texts."""
+        corpus = self.job.corpus
+        rows, hash_batches = 0, [np.zeros(0, np.uint64)]
         self.files = list_files(corpus)
         self.survey = survey_files(self.files, corpus)
         for batches in sample_files(self.files, self.survey, corpus, _SAMPLED_FILES, _SAMPLED_BATCHES):
-            of_file = position = 0
+            file_rows = read_bytes = 0
             for batch in batches:
-                of_file, position = of_file + batch.rows, batch.position
-                good += batch.good.num_rows
-                distinct += pc.count_distinct(batch.good["id"]).as_py()
-                self.texts += batch.good["text"].to_pylist()[:: max(1, batch.good.num_rows // _SAMPLED_TEXTS)]
-            self.line_bytes = max(self.line_bytes, position // max(of_file, 1))
-            rows += of_file
-        if not good:
+                file_rows += batch.rows
+                read_bytes = batch.position
+                hash_batches.append(id_hashes(batch.good))  # 8 bytes a row, whatever the ids' lengths
+                interval = max(1, batch.good.num_rows // _SAMPLED_TEXTS)
+                self.texts += batch.good["text"].to_pylist()[::interval]
+            self.row_bytes = max(self.row_bytes, read_bytes // max(file_rows, 1))
+            rows += file_rows
+        hashes = np.concatenate(hash_batches)
+        valid = len(hashes)
+        repeated = valid - len(np.unique(hashes))
+        if not valid:
             raise ConfigError(
                 corpus.uri,
                 "rows with an id and a text",
                 f"none among the first {rows}",
                 "check corpus.id and corpus.text",
             )
-        repeated, refused = good - distinct, len(self.survey.refused)
-        ids = f"{counted(repeated, 'repeated id')} (the first of each is kept)" if repeated else "ids unique"
-        files = counted(len(self.files), "file") + (
-            f", {counted(refused, 'unusable file')}" if refused else ""
-        )
-        return f"{files}; of {counted(rows, 'sampled row')} {rows - good:,} would be quarantined, {ids}"
+        unique = "ids unique"
+        if repeated:
+            unique = f"{counted(repeated, 'repeated id')} (the first of each is kept)"
+        files = counted(len(self.files), "file")
+        if refused := len(self.survey.refused):
+            files += f", {counted(refused, 'unusable file')}"
+        return f"{files}; of {counted(rows, 'sampled row')} {rows - valid:,} would be quarantined, {unique}"
 
     def tokens(self) -> Check:
         """Check that the tokenizer knows the texts, and that the encoder's limit leaves enough of them."""
         tokenizer, counter = open_folder(self.job.encoder).tokenizer(), CoverageCounter()
         counter.add(pa.array(self.texts, pa.large_string()), tokenizer.counts(tokenizer(self.texts)))
         covered, gates, path = ScriptCoverage.of(counter.counts()), self.job.gates, self.job.encoder.path
-        texts, problems = f"{covered.total.rows:,} sampled texts", []
-        unknown = gates.unknown_tokens is not None and covered.unknown_share > gates.unknown_tokens
-        lost = gates.lost_tokens is not None and covered.lost_share > gates.lost_tokens
-        if unknown:
-            found = f"{covered.unknown_share:.1%} in {texts} ({covered.most_unknown_scripts()})"
+        texts = f"{covered.total.rows:,} sampled texts"
+        problems: list[str] = []
+        too_many_unknown = (
+            gates.unknown_tokens is not None and covered.unknown_proportion > gates.unknown_tokens
+        )
+        too_many_lost = gates.lost_tokens is not None and covered.lost_proportion > gates.lost_tokens
+        if too_many_unknown:
+            found = f"{covered.unknown_proportion:.1%} in {texts} ({covered.most_unknown_scripts()})"
             problems.append(
                 f"{path}: expected at most {gates.unknown_tokens:.0%} unknown tokens (gates.unknown_tokens), "
                 f"found {found}: use an encoder that knows the language, or raise the bound"
             )
-        if lost:
-            found = f"{covered.lost_share:.1%} in {texts} ({covered.most_lost_scripts()})"
+        if too_many_lost:
+            found = f"{covered.lost_proportion:.1%} in {texts} ({covered.most_lost_scripts()})"
             problems.append(
                 f"{path}: expected at most {gates.lost_tokens:.0%} lost tokens (gates.lost_tokens), found "
                 f"{found}: split them, raise encoder.max_length where the encoder takes more, or raise the "
@@ -175,16 +185,18 @@ class _Checks:
             "tokens",
             f"{texts}: {covered.total.sentence}",
             "; ".join(problems) or None,
-            tuple(covered.warnings(unknown=not unknown, lost=not lost)),
+            tuple(covered.warnings(unknown=not too_many_unknown, lost=not too_many_lost)),
             covered.facts(),
         )
 
     def space(self) -> str:
         """Check the disk space for a night's files, and for its temporary files."""
-        store, root, known = open_store(self.job.release.root), self.job.release.root, self.survey.rows
-        guesses = {file: file.size // self.line_bytes for file in self.files if known.get(file.name) is None}
-        counts = {file: guesses.get(file, known.get(file.name) or 0) for file in self.files}
-        return check_room(needed(self.job, store, counts), store, root)
+        root, known = self.job.release.root, self.survey.rows
+        store, counts = open_store(root), dict[SourceFile, int]()
+        for file in self.files:
+            count = known.get(file.name)
+            counts[file] = file.size // self.row_bytes if count is None else count
+        return check_space(estimate_space(self.job, store, counts), store, root)
 
     def cluster(self) -> str:
         """Check that workers can be started."""
@@ -192,4 +204,4 @@ class _Checks:
 
         with connect(self.job.cluster, self.stages, verbose=self.verbose) as workers:
             size = workers.pool(self.job.cluster, 1_000_000).size
-            return f"{workers.cpus} CPUs, {workers.gpus} GPUs: {size} encode workers"
+            return f"{describe_resources(workers.cpus, workers.gpus)}: {counted(size, 'encode worker')}"

@@ -16,8 +16,8 @@ from pipeline.store.release import Releases
 from pipeline.store.units import Corpus
 from pipeline.store.verify import Fault, bytes_to_read, content_faults, size_faults
 from pipeline.text.corpus.corpus_record import corpus_digest
-from pipeline.text.corpus.ingest import ParentCorpus
 from pipeline.text.corpus.sources import SourceFile, list_files
+from pipeline.text.corpus.tonights_files import ParentCorpus
 
 
 @dataclass(frozen=True)
@@ -25,32 +25,37 @@ class PreviousRelease:
     """The live release with its corpus; both None before the first night.
 
     Attributes:
-        lost: why there is a release without a corpus.
+        lost: reason why there is a release without a corpus.
     """
 
     release: ReleaseManifest | None = None
     corpus: Corpus | None = None
     lost: str = ""
 
-    def parent(self, job: Job, next_ordinal: int) -> ParentCorpus:
-        """Return the corpus to continue from, with the reason if none of its units can be kept."""
+    def parent_corpus(self, job: Job, next_ordinal: int) -> ParentCorpus:
+        """Return the corpus that tonight's ingestion continues from.
+
+        Args:
+            next_ordinal: first ordinal of a unit that no release has used.
+        """
         return ParentCorpus(self.corpus, next_ordinal, self._rebuild_reason(job))
 
     def _rebuild_reason(self, job: Job) -> str:
-        """Return why rows of tonight and of the release cannot share units or an index; empty if they can."""
+        """Return why tonight's release cannot reuse units of the live release; empty if it can."""
         if self.release is None or self.lost:
             return self.lost
         number, settings = self.release.release, self.release.settings
         if (space_id := open_folder(job.encoder).space_id) != self.release.space_id:
-            then = settings.get("encoder", {})
+            previous_encoder = settings.get("encoder", {})
             changed = [
                 f"encoder.{name}"
                 for name, value in job.encoder.model_dump(mode="json").items()
                 if name != "query_prompt"
-                and value != then.get(name, EncoderSettings.model_fields[name].default)
+                and value != previous_encoder.get(name, EncoderSettings.model_fields[name].default)
             ]
-            unchanged = "the settings are the same: a file of the encoder changed"
-            why = f"{', '.join(changed)} changed" if changed else unchanged
+            why = "the settings are the same: a file of the encoder changed"
+            if changed:
+                why = f"{', '.join(changed)} changed"
             spaces = f"the encoder's space is {space_id}, that of release {number} is {self.release.space_id}"
             return f"{spaces} ({why})"
         id_column = settings.get("corpus", {}).get("id")
@@ -75,20 +80,20 @@ def load_previous(releases: Releases) -> PreviousRelease:
         return PreviousRelease(release, lost=f"{where} is gone")
     try:
         return PreviousRelease(release, Corpus.from_json(content, where))
-    except DataError:  # with the published content, so another version wrote it
+    except DataError:  # its sha256 is right, so it is not damaged: another version wrote it
         return PreviousRelease(release, lost=f"{where} was written by another version")
 
 
 def is_damaged(store: Store, previous: PreviousRelease, stages: Stages, *, by_content: bool) -> bool:
-    """Return whether files of the live release are missing or of another size; tonight's stages remake them.
+    """Return whether files of the live release are missing or of another size, and log the first of them.
 
-    The first of them is logged.
+    Tonight's stages make such files again.
 
     Args:
         by_content: read every file and compare its sha256.
 
     Raises:
-        DataError: a file has the right size and another content; later stages would not notice it.
+        DataError: a file has the right size but another content, which later stages would not notice.
     """
     release = previous.release
     if release is None:
@@ -107,7 +112,7 @@ def is_damaged(store: Store, previous: PreviousRelease, stages: Stages, *, by_co
 def _content_faults(store: Store, release: ReleaseManifest, stages: Stages) -> list[Fault]:
     with stages("verify", bytes_to_read(store, release), "bytes") as bar:
         faults = content_faults(store, release, bar.add)
-    if changed := [fault for fault in faults if fault.content]:
+    if changed := [fault for fault in faults if fault.is_content_changed]:
         first, more = changed[0], f", and {len(changed) - 1:,} more files" if len(changed) > 1 else ""
         raise DataError(
             store.uri_of(first.path),
@@ -119,7 +124,9 @@ def _content_faults(store: Store, release: ReleaseManifest, stages: Stages) -> l
 
 
 def same_release(job: Job, previous: PreviousRelease, encoder: str) -> ReleaseManifest | None:
-    """Return the live release if the job would make an equal one of equal rows, else None. Opens no unit.
+    """Return the live release if encoder and settings are still those that made it, else None.
+
+    The corpus is not compared.
 
     Args:
         encoder: path of the encoder's copy in the store.
@@ -129,7 +136,7 @@ def same_release(job: Job, previous: PreviousRelease, encoder: str) -> ReleaseMa
         release is not None
         and release.space_id == open_folder(job.encoder).space_id
         and release.encoder.path == encoder
-        and _published_settings(job) == _settings_of(release)
+        and _settings_of_files(job) == _stored_settings_of_files(release)
     )
     return release if equal else None
 
@@ -146,8 +153,8 @@ def changed_files(files: Iterable[SourceFile], corpus: Corpus | None) -> list[So
     return [file for file in files if (file.name, file.size, file.stamp) not in known]
 
 
-def _published_settings(job: Job) -> dict[str, object]:
-    """Return the settings that change a release."""
+def _settings_of_files(job: Job) -> dict[str, object]:
+    """Return the settings on which the published files depend."""
     settings = job.model_dump(mode="json")
     whiten = settings["whiten"]
     for name in ("write_vectors", "flow"):  # an index never contains a flow
@@ -158,14 +165,14 @@ def _published_settings(job: Job) -> dict[str, object]:
         "whiten": whiten,
         "index": {name: value for name, value in settings["index"].items() if name != "shards"},
         "vectors": settings["encode"]["vectors"],
-        "nprobe for": settings["gates"]["recall_at_10"],
+        "recall_at_10": settings["gates"]["recall_at_10"],  # the search effort is chosen for it
         "query_prompt": settings["encoder"]["query_prompt"],
         "id": settings["corpus"]["id"],
     }
 
 
-def _settings_of(release: ReleaseManifest) -> dict[str, object]:
+def _stored_settings_of_files(release: ReleaseManifest) -> dict[str, object]:
     try:
-        return _published_settings(Job.model_validate(release.settings))
-    except ValueError:  # written by a version with other settings: build anew
+        return _settings_of_files(Job.model_validate(release.settings))
+    except ValueError:  # written by a version with other settings; not the same release
         return {}

@@ -1,4 +1,4 @@
-"""The report of a night, as the value that its page shows."""
+"""Collect the values of a night's report, which its page shows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -7,8 +7,8 @@ from datetime import datetime
 from pipeline.config import to_yaml
 from pipeline.flows.encode.rejected import rejected_warnings
 from pipeline.flows.encode.result import LENGTH_BIN
-from pipeline.flows.encode.unit import WorkerStats
-from pipeline.flows.index.rules import near_dead_warnings
+from pipeline.flows.encode.worker_stats import WorkerStats
+from pipeline.flows.index.rules import REBUILT, near_dead_warnings
 from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.night.example_rows import changed_rows, quarantined_rows, search_examples
 from pipeline.flows.night.overview import Summary
@@ -18,16 +18,11 @@ from pipeline.post import Transform
 from pipeline.post.chain import name_of
 from pipeline.post.compare import noun
 from pipeline.post.whitening import Whitening
-from pipeline.report.changes import ChangedAnswers, Neighbour, Previous
+from pipeline.report.changes import ChangedAnswers, Previous
 from pipeline.report.night import (
     Counts,
-    GateRow,
     Index,
     NightReport,
-    ProportionInterval,
-    QueryLatency,
-    RecallPoint,
-    StageTime,
     Throughput,
     VectorCharts,
 )
@@ -35,7 +30,7 @@ from pipeline.settings import Job
 from pipeline.stats.sample import PAIRS, Histogram, cosine_histogram, singular_spectrum
 from pipeline.stats.spectrum import spectrum_of
 from pipeline.stats.tensors import unpack
-from pipeline.store.answers import Answers, Hit
+from pipeline.store.answers import Answers
 from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.units import counts_under
@@ -58,19 +53,15 @@ class ReleaseComparison:
 
     @property
     def changes(self) -> tuple[ChangedAnswers, ...]:
-        """Return the answers of both releases to the queries that both were asked."""
+        """The answers of both releases to the queries that both of them answered."""
         if self.previous is None or self.summary is None:
             return ()
-        then = {each.query: each.hits for each in self.summary.answers}
+        previous_hits = {each.query: each.hits for each in self.summary.answers}
         return tuple(
-            ChangedAnswers(each.query, _neighbours(then[each.query]), _neighbours(each.hits))
+            ChangedAnswers(each.query, previous_hits[each.query], each.hits)
             for each in self.answers
-            if each.query in then
+            if each.query in previous_hits
         )
-
-
-def _neighbours(hits: tuple[Hit, ...]) -> tuple[Neighbour, ...]:
-    return tuple(Neighbour(**hit.model_dump()) for hit in hits)
 
 
 def summarize(run: Run, candidate: Candidate, comparison: ReleaseComparison) -> NightReport:
@@ -90,21 +81,18 @@ def summarize(run: Run, candidate: Candidate, comparison: ReleaseComparison) -> 
         space_id=manifest.space_id,
         transform_id=manifest.transform_id,
         transform=_transform_width(decision.transform) if decision.transform else None,
-        index=_index(candidate),
-        counts=_counts(candidate),
+        index=_index_section(candidate),
+        counts=_row_counts(candidate),
         decisions=tuple(_decisions(candidate)),
-        stages=tuple(StageTime(stage.name, stage.seconds, stage.done or None) for stage in finished),
-        throughput=_throughput(candidate.encode_stats, finished),
+        stages=tuple(finished),
+        throughput=_encode_throughput(candidate.encode_stats, finished),
         lengths=_lengths(candidate),
         max_length=candidate.folder.max_length,
         geometry=_geometry(candidate, store),
         curves=decision.curves,
         examples=search_examples(store, candidate),
-        gates=tuple(
-            GateRow(name, gate.value, gate.threshold, gate.passed, gate.relation)
-            for name, gate in manifest.gates.items()
-        ),
-        covered=ScriptCoverage.of(manifest.counts),
+        gates=manifest.gates,
+        token_coverage=ScriptCoverage.of(manifest.counts),
         warnings=warnings_of(manifest),
         settings=to_yaml(Job.model_validate(manifest.settings)),
         packages=manifest.packages,
@@ -142,30 +130,23 @@ def _previous(comparison: ReleaseComparison) -> Previous | None:
     )
 
 
-def _index(candidate: Candidate) -> Index:
-    built, measured = candidate.built, candidate.built.measured
-    at_10, latency = measured.recall["10"], measured.latency
+def _index_section(candidate: Candidate) -> Index:
+    built = candidate.built
     return Index(
         kind=built.kind,
         factory=built.factory,
         bytes=sum(file.bytes for file in built.files),
         files=tuple(file.path for file in built.files),
         ids=tuple(file.path for file in built.ids),
-        nprobe=measured.effort,
-        effort=measured.effort_name or "nprobe",
-        latency=QueryLatency(latency.p50_ms, latency.p99_ms),
-        curve=tuple(
-            RecallPoint(point.effort, point.recall_at_10, point.query_ms) for point in measured.curve
-        ),
+        measured=built.measured,
         target=candidate.manifest.settings["gates"]["recall_at_10"],
-        recall_at_10=ProportionInterval(at_10.value, at_10.low, at_10.high),
-        recall={f"recall@{k}": found.value for k, found in measured.recall.items() if k != "10"},
     )
 
 
-def _counts(candidate: Candidate) -> Counts:
+def _row_counts(candidate: Candidate) -> Counts:
+    """Return the row counts that the report shows."""
     counts = candidate.manifest.counts
-    # Skipped rows are not shown: files beyond corpus.max_rows are never read, and not part of the total.
+    # Without skipped rows: files beyond corpus.max_rows are not read, and the total does not count them.
     return Counts(
         read=counts["total"],
         live=candidate.manifest.rows,
@@ -176,7 +157,7 @@ def _counts(candidate: Candidate) -> Counts:
         changed=counts["changed"],
         deleted=counts["deleted"],
         truncated=counts["truncated"],
-        duplicate_texts=int(candidate.encode_stats.seconds.get("repeats", 0)),
+        duplicate_texts=int(candidate.encode_stats.totals.get("repeats", 0)),
     )
 
 
@@ -184,41 +165,41 @@ def _decisions(candidate: Candidate) -> Iterator[str]:
     """Yield the decisions of the night as sentences; the decision about the search effort comes last."""
     choices, measured = candidate.manifest.choices, candidate.built.measured
     for choice in choices:
-        is_whole = choice.sentence[0].isupper()
-        yield choice.sentence if is_whole else f"{choice.what.capitalize()}: {choice.sentence.rstrip('.')}."
-    if (effort := measured.effort) is None:
+        if choice.sentence[0].isupper():
+            yield choice.sentence
+        else:
+            yield f"{choice.what.capitalize()}: {choice.sentence.rstrip('.')}."
+    effort = measured.effort
+    if effort is None:
         return
     target = candidate.manifest.settings["gates"]["recall_at_10"]
-    reached, low = max(
-        [(point.recall_at_10, point.low) for point in measured.curve if point.effort == effort],
-        default=(None, 0.0),
-    )
-    extended = any(choice.what == "index" and choice.chosen != "built anew" for choice in choices)
-    if extended and reached is not None:
-        found = f"recall@10 on one half of the queries is {reached:.4f} tonight"
-        chosen = f"as chosen when the index was last built from scratch; {found}"
+    point = next((point for point in measured.curve if point.effort == effort), None)
+    was_extended = any(choice.what == "index" and choice.chosen != REBUILT for choice in choices)
+    if was_extended and point:
+        found = f"recall@10 on one half of the queries is {point.recall_at_10:.4f} tonight"
+        reason = f"as chosen when the index was last built from scratch; {found}"
     elif measured.raised_from:
-        chosen = f"raised from {measured.raised_from}, because queries near dead rows need more"
-    elif target is not None and low >= target:
-        found = f"recall@10 on one half of the queries ({reached:.4f}, at least {low:.4f})"
-        chosen = f"the smallest value whose {found} meets {target:g}"
+        reason = f"raised from {measured.raised_from}, because queries near dead rows need more"
+    elif target is not None and point and point.low >= target:
+        found = f"recall@10 on one half of the queries ({point.recall_at_10:.4f}, at least {point.low:.4f})"
+        reason = f"the smallest value whose {found} meets {target:g}"
     else:
-        chosen = "as set, or the largest value"
+        reason = "as set, or the largest value"
     yield (
-        f"{measured.effort_name} is {effort}: {chosen}. One query takes "
+        f"{measured.effort_name} is {effort}: {reason}. One query takes "
         f"{measured.latency.p50_ms:.2f} ms on one thread (p50), {measured.latency.p99_ms:.2f} ms (p99)."
     )
 
 
-def _throughput(stats: WorkerStats, finished: Sequence[Stage]) -> Throughput | None:
+def _encode_throughput(stats: WorkerStats, finished: Sequence[Stage]) -> Throughput | None:
+    """Return the speed of encoding and the time spent waiting; None if nothing was encoded."""
     encoding = next((stage for stage in finished if stage.name == "encode" and stage.done), None)
-    if encoding is None or not stats.seconds:
+    if encoding is None or not stats.totals:
         return None
-    forward, tokenizer, store = (stats.seconds.get(name, 0.0) for name in ("forward_s", "waiting_s", "store"))
-    total_s = forward + tokenizer + store
-    waiting = {"tokenizer": tokenizer / total_s, "store": store / total_s} if total_s else {}
-    rows, tokens = (count / encoding.seconds for count in (encoding.done, stats.seconds.get("tokens", 0)))
-    return Throughput(rows, tokens, waiting)
+    tokens = stats.totals.get("tokens", 0)
+    return Throughput(
+        encoding.done / encoding.seconds, tokens / encoding.seconds, stats.waiting_proportions()
+    )
 
 
 def _lengths(candidate: Candidate) -> Histogram | None:
@@ -226,41 +207,44 @@ def _lengths(candidate: Candidate) -> Histogram | None:
     counts = candidate.vectors.counts()
     if not (bins := counts_under("length_", counts)):
         return None
-    limit, cut = candidate.folder.max_length, counts.get("truncated", 0)
+    limit, truncated = candidate.folder.max_length, counts.get("truncated", 0)
     edges = [*range(0, limit, LENGTH_BIN), limit + 1, limit + 1 + LENGTH_BIN]
     heights = [0] * (len(edges) - 1)
     for start, count in bins.items():
         heights[min(int(start) // LENGTH_BIN, len(heights) - 2)] += count
-    heights[-2:] = [heights[-2] - cut, cut]
+    # so far a truncated text counts as one that is exactly as long as the limit
+    heights[-2:] = [heights[-2] - truncated, truncated]
     return Histogram(tuple(map(float, edges)), tuple(heights), counts["tokens"] / max(counts["rows"], 1))
 
 
 def _geometry(candidate: Candidate, store: Store) -> VectorCharts:
     """Compare sampled vectors before and after the fitted transform."""
-    content, decision = candidate.built.queries.read(store), candidate.decision
-    sample, fitted = unpack(content, "addresses", "vectors")[0]["vectors"], decision.fitted
+    tensors, _ = unpack(candidate.built.queries.read(store), "addresses", "vectors")
+    sample = tensors["vectors"]
     if len(sample) < 2:
         return VectorCharts()
-    notes = [f"From {len(sample):,} rows sampled by hash; {PAIRS:,} random pairs."]
+    sampling_note = f"From {len(sample):,} rows sampled by hash; {PAIRS:,} random pairs."
     raw = VectorCharts(
         spectrum=tuple(singular_spectrum(sample).tolist()),
         cosines=cosine_histogram(sample),
-        notes=tuple(notes),
+        notes=(sampling_note,),
     )
-    if not fitted:
+    decision = candidate.decision
+    if not decision.fitted:
         return raw
-    spectrum, transformed, name = spectrum_of(decision.moments), fitted(sample), name_of(fitted)
-    used = "" if decision.used else f" The {noun(name)} shown was fitted and comparison, and is not used."
-    notes.append(
+    spectrum, name = spectrum_of(decision.moments), name_of(decision.fitted)
+    transformed = decision.fitted(sample)
+    unused = "" if decision.used else f" The {noun(name)} shown was fitted for comparison, and is not used."
+    spectrum_note = (
         f"Raw vectors: rank {spectrum.rank} of {len(spectrum.eigenvalues)}, effective rank "
-        f"{spectrum.effective_rank:.0f}, condition {spectrum.condition:.2g}.{used}"
+        f"{spectrum.effective_rank:.0f}, condition {spectrum.condition:.2g}.{unused}"
     )
     return replace(
         raw,
-        moved="whitened" if name == "whitening" else "transformed",
+        transformed_name="whitened" if name == "whitening" else "transformed",
         spectrum_whitened=tuple(singular_spectrum(transformed).tolist()),
         cosines_whitened=cosine_histogram(transformed),
-        notes=tuple(notes),
+        notes=(sampling_note, spectrum_note),
     )
 
 

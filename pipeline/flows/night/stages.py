@@ -1,18 +1,18 @@
-"""The stages of a night up to a candidate. A repeated stage reuses the files that it stored before."""
+"""The stages of a night up to a candidate. A stage that is run again reuses the files that it has stored."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pipeline.errors import DataError
-from pipeline.flows.corpus import fill_corpus, open_releases, read_corpus
-from pipeline.flows.encode.encode import encode, waiting_rows
+from pipeline.flows.corpus import harvest_corpus, open_releases, read_corpus
+from pipeline.flows.encode.encode import count_unencoded_rows, encode
 from pipeline.flows.encode.encoder_copy import keep_encoder
 from pipeline.flows.encode.probe import EncodeTexts
 from pipeline.flows.index import rules
 from pipeline.flows.index.build import IndexInput, build_index
 from pipeline.flows.index.extend import extend_index
 from pipeline.flows.index.records import BuiltIndex
-from pipeline.flows.night.candidate import Candidate, CandidateParts, Live, make_manifest
+from pipeline.flows.night.candidate import Candidate, CandidateParts, LiveUnits, make_manifest
 from pipeline.flows.night.previous import PreviousRelease, load_previous
 from pipeline.flows.rows import LiveRows, place_units
 from pipeline.flows.run import Run
@@ -28,23 +28,31 @@ from pipeline.models.folder.locate import with_absolute_paths
 from pipeline.post.chain import check_transform
 from pipeline.settings import Job
 from pipeline.store.base import Store
-from pipeline.store.dead import Dead
+from pipeline.store.dead import DeadRows
 from pipeline.store.manifest import Choice, ReleaseManifest
 from pipeline.store.release import Releases
 from pipeline.store.units import Corpus, Manifest
+from pipeline.text.corpus.ingest import ingest
+from pipeline.text.corpus.task_map import TaskMap, TaskRunner, map_here
 
 _ENOUGH_ROWS = 10_000_000  # more than any kind of index needs for its training
-# Rows; rewriting a larger index takes longer than starting Ray, whose workers share the work.
-_SMALL_INDEX = 500_000
+# Local workers extend an index of at most so many rows; for more, the time to start Ray pays off.
+_SMALL_INDEX_ROWS = 500_000
 
 
-def ingest_corpus(job: Job, releases: Releases, previous: PreviousRelease, stages: Stages) -> Corpus:
+def ingest_corpus(
+    job: Job,
+    releases: Releases,
+    previous: PreviousRelease,
+    stages: Stages,
+    map_tasks: TaskMap = map_here,
+) -> Corpus:
     """Read tonight's corpus into units. Only changed files are read; rows of all others keep their units."""
+    parent = previous.parent_corpus(job, releases.next_ordinal())
     corpus = read_corpus(
-        job.corpus,
-        job.encode.unit_rows,
-        releases.store,
-        previous.parent(job, releases.next_ordinal()),
+        lambda on_progress: ingest(
+            job.corpus, job.encode.unit_rows, releases.store, parent, TaskRunner(map_tasks, on_progress)
+        ),
         stages,
     )
     if previous.release is not None:
@@ -53,8 +61,9 @@ def ingest_corpus(job: Job, releases: Releases, previous: PreviousRelease, stage
 
 
 def corpus_choice(corpus: Corpus, previous: PreviousRelease) -> Choice:
-    """Describe the changes of tonight's corpus, with their numbers."""
-    changes, first_new = corpus.changes, previous.corpus.next_ordinal if previous.corpus else 0
+    """Describe the changes of tonight's corpus since the previous release."""
+    changes = corpus.changes
+    first_new = previous.corpus.next_ordinal if previous.corpus else 0  # ordinal of the first new unit
     rows, dead = sum(unit.rows for unit in corpus.units), sum(unit.dead for unit in corpus.units)
     counted = (
         f"{changes.new:,} rows new, {changes.changed:,} changed, {changes.deleted:,} deleted, "
@@ -66,10 +75,10 @@ def corpus_choice(corpus: Corpus, previous: PreviousRelease) -> Choice:
     elif corpus.anew:
         chosen, sentence = "anew", f"all rows stand in new units, since {corpus.anew}: {counted}; {read}"
     else:
-        chosen, sentence = (
-            "kept",
+        chosen = "kept"
+        sentence = (
             f"{counted} since release {previous.release.release}; {read}, {dead:,} of the units' {rows:,} "
-            "rows are dead",
+            "rows are dead"
         )
     return Choice(
         what="corpus",
@@ -93,23 +102,25 @@ def warm_workers(job: Job, previous: PreviousRelease) -> Iterator[LocalWorkers |
     They load the encoder while the corpus is read.
     """
     release = previous.release
-    few = job.cluster.small_rows > 0 and (release is None or release.rows <= _SMALL_INDEX)
-    with local_workers(few and is_local(job.cluster), job.cluster.patience_s) as local:
+    may_suffice = job.cluster.small_rows > 0 and (release is None or release.rows <= _SMALL_INDEX_ROWS)
+    with local_workers(may_suffice and is_local(job.cluster), job.cluster.patience_s) as local:
         if local is not None and release is not None:
             local.warm(EncodeTexts(with_absolute_paths(job.encoder), local.encode_settings(job.encode)))
         yield local
 
 
-def is_small(job: Job, store: Store, corpus: Corpus) -> bool:
+def is_small(job: Job, store: Store, corpus: Corpus, previous: PreviousRelease) -> bool:
     """Return whether local workers finish tonight's work before Ray would have started."""
-    return corpus.rows <= _SMALL_INDEX and waiting_rows(corpus, job, store) <= job.cluster.small_rows
+    if corpus.rows > _SMALL_INDEX_ROWS:
+        return False
+    return count_unencoded_rows(corpus, job, store, previous.release) <= job.cluster.small_rows
 
 
-def check_kind(job: Job, previous: ReleaseManifest | None = None) -> None:
-    """Check index, transform and whiten.dev before any work is done for them.
+def check_index_and_transform(job: Job, previous: ReleaseManifest | None = None) -> None:
+    """Check the settings of index and transform, and whiten.dev, before any other work.
 
     Args:
-        previous: the release whose decision about the transform may be kept.
+        previous: the previous release, whose decision about the transform may be kept.
 
     Raises:
         ConfigError: faiss cannot make the index of this encoder's vectors, or the transform cannot be part
@@ -126,12 +137,12 @@ def build_candidate(run: Run, previous: PreviousRelease, corpus: Corpus) -> Cand
     """Encode, transform and index the corpus. Results of an earlier run are reused."""
     job, store, folder = run.job, run.store, open_folder(run.job.encoder)
     encoder = keep_encoder(folder, store)
-    vectors, timings = encode(run, corpus, previous.release)
+    vectors, stats = encode(run, corpus, previous.release)
     units = place_units(corpus, vectors)
     decision = decide_transform(
         run, LiveRows(store, folder.space_id, job.corpus.id, corpus.dead), corpus, units, previous.release
     )
-    live = Live(units, Dead.load(store, corpus.dead))
+    live = LiveUnits(units, DeadRows(store, corpus.dead))
     index, choices = _extend_or_build(
         run, IndexInput(units, corpus.dead, decision.transform, folder.dim), corpus, previous.release
     )
@@ -144,7 +155,7 @@ def build_candidate(run: Run, previous: PreviousRelease, corpus: Corpus) -> Cand
         )
     choices = (corpus_choice(corpus, previous), decision.choice(), *choices)
     manifest = make_manifest(run, previous, CandidateParts(corpus, live, decision, index, encoder, choices))
-    return Candidate(manifest, corpus, vectors, timings, decision, index, folder)
+    return Candidate(manifest, corpus, vectors, stats, decision, index, folder)
 
 
 def _extend_or_build(
@@ -158,12 +169,14 @@ def _extend_or_build(
     if previous is not None and not corpus.anew and previous.space_id == vectors.units[0].unit.space_id:
         index, choices = extend_index(run, vectors, previous)
     else:
-        index, why = build_index(run, vectors), "the vectors are of another space"
-        if previous is None or corpus.anew:
-            why = "all rows have new addresses" if previous else "the first of this root"
-        choices = (Choice(what="index", chosen="built anew", sentence=f"built anew: {why}"),)
-    if near := rules.near_dead(index.measured, run.job.gates.wanted_recall):
-        choices = (*choices, near)
+        index = build_index(run, vectors)
+        if previous is None:
+            reason = "the first of this root"
+        else:
+            reason = "all rows have new addresses" if corpus.anew else "the vectors are of another space"
+        choices = (Choice(what="index", chosen=rules.REBUILT, sentence=f"built anew: {reason}"),)
+    if near_dead := rules.near_dead(index.measured, run.job.gates.wanted_recall):
+        choices = (*choices, near_dead)
     for choice in choices:
         say(f"index: {choice.sentence}")
     for sentence in rules.near_dead_warnings(choices):
@@ -204,7 +217,7 @@ def through_whitening(
 
 def through_index(job: Job, stages: Stages, *, verbose: bool = False) -> tuple[Store, BuiltIndex]:
     """Run a night up to the index that it would publish, built and measured."""
-    check_kind(job)
+    check_index_and_transform(job)
     with _started(job, stages, verbose) as (run, previous, corpus):
         return run.store, build_candidate(run, previous, corpus).built
 
@@ -213,7 +226,7 @@ def through_index(job: Job, stages: Stages, *, verbose: bool = False) -> tuple[S
 def _started(job: Job, stages: Stages, verbose: bool) -> Iterator[tuple[Run, PreviousRelease, Corpus]]:
     """Read the corpus, then connect to workers for the duration of the block."""
     open_folder(job.encoder)  # an unusable encoder shows before any work
-    fill_corpus(job, stages)
+    harvest_corpus(job, stages)
     releases = open_releases(job)
     previous = load_previous(releases)
     corpus = ingest_corpus(job, releases, previous, stages)

@@ -1,4 +1,4 @@
-"""Training an encoder on the ranks of Ray Train, and mining hard negatives for it.
+"""Training of an encoder on Ray Train, and mining of hard negatives for it.
 
-From outside: `train`, `mine`.
+From outside: `train`.
 """

@@ -1,4 +1,4 @@
-"""Hard negatives for training pairs: texts near the anchor that are not among its positives."""
+"""Mine hard negatives for training pairs: texts near an anchor that are not its positives."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,11 +9,12 @@ import pyarrow as pa
 from pipeline.config import digest_of
 from pipeline.errors import ConfigError, DataError
 from pipeline.flows.encode.encode import encode
-from pipeline.flows.evaluate.sentences import cleaned
+from pipeline.flows.evaluate.sentences import clean_sentences
 from pipeline.flows.index.build import IndexInput, build_index
 from pipeline.flows.rows import LiveRows, place_units
 from pipeline.flows.run import Run
-from pipeline.flows.train.mine_tasks import MineUnit, PairUnits, Relate
+from pipeline.flows.train.equal_texts import Relate
+from pipeline.flows.train.mine_tasks import MineUnit, PairUnits
 from pipeline.flows.workers.tasks import Pool
 from pipeline.log import say
 from pipeline.models.folder.folder import open_folder
@@ -21,68 +22,77 @@ from pipeline.settings import CorpusSettings, EncodeSettings, Job
 from pipeline.settings.training import PairSettings
 from pipeline.store.arrays import one_chunk
 from pipeline.store.base import Store
-from pipeline.store.once import remembered, table_by_content
+from pipeline.store.once import load_or_make, store_table_by_content
 from pipeline.store.schema import corpus_schema, writer_options
 from pipeline.store.stored import FileRef, Stored
-from pipeline.store.units import Corpus, CorpusUnit, UnitRecord, total
+from pipeline.store.units import Corpus, CorpusUnit, UnitRecord, sum_counts
 from pipeline.text.corpus.normalize import NORMALIZER_VERSION, text_keys
 from pipeline.text.corpus.sift import rechunk
 from pipeline.text.rows.pairs import TrainingRows, open_training_rows
 
-_VERSION = 1  # of the mining and its files; another version mines all pairs again
+_VERSION = 1  # increased by changes of the result; all pairs are then mined again
 _ROLES = ("anchor", "positive")
-# columns in addition to those of a corpus: rows of the index are looked up by address, with their text
-_KEPT = {"anchor": (), "positive": (pa.field("text", pa.large_string(), nullable=False),)}
+# Kept column of positives: a negative is a positive of another pair, whose text is read by its address.
+_KEPT_TEXT = pa.field("text", pa.large_string(), nullable=False)
 
 
-class Mined(Stored):
-    """The result of mining one source.
+class MiningResult(Stored):
+    """Result of mining one source.
 
     Attributes:
-        files: rows of anchor, positive and negative, in the order of the pairs.
-        counts: pairs, rows, mined (pairs with a negative), unusable (pairs with a text that has no vector).
+        files: files with rows of anchor, positive and negative, in the order of the pairs.
+        counts: numbers by name: pairs; rows in the files; mined, pairs with a negative; unusable, pairs with
+            a text that has no vector.
     """
 
     files: tuple[FileRef, ...]
     counts: dict[str, int]
 
     def sentence(self, name: str) -> str:
-        """Return the result as a log line."""
-        pairs, rows, mined, unusable = (self.counts[each] for each in ("pairs", "rows", "mined", "unusable"))
-        lost = f"; {unusable:,} of these because the encoder gave a text no usable vector" if unusable else ""
+        """Return the result as a log line about the source `name`."""
+        pairs, mined, unusable = self.counts["pairs"], self.counts["mined"], self.counts["unusable"]
+        reason = (
+            f"; {unusable:,} of these because the encoder gave a text no usable vector" if unusable else ""
+        )
         return (
-            f"{name}: hard negatives for {mined:,} of {pairs:,} pairs, {rows:,} rows; "
-            f"{pairs - mined:,} pairs without one are left out{lost}"
+            f"{name}: hard negatives for {mined:,} of {pairs:,} pairs, {self.counts['rows']:,} rows; "
+            f"{pairs - mined:,} pairs without one are left out{reason}"
         )
 
 
 def mine(run: Run, sources: Sequence[PairSettings]) -> tuple[PairSettings, ...]:
     """Mine hard negatives for the pairs (anchor, positive) of each source, as Parquet files in the store.
 
-    A negative is one of the texts that the job's encoder finds near the anchor among the distinct positives
-    of the same source, chosen by train.mine. A text that is a positive of an equal anchor, or that equals the
-    anchor, is never a negative. Texts are stored as the encoder gets them.
+    The job's encoder searches near each anchor among the distinct positives of the same source; train.mine
+    decides which of the texts found become negatives. A text that is a positive of an equal anchor, or that
+    equals the anchor, is never a negative. Texts are stored as the encoder gets them.
 
     A pair becomes up to train.mine.negatives rows, in the order of the pairs; pairs without any are left out,
-    counted and reported. Results of an earlier run are reused; the number of workers does not change the
+    counted and logged. Results of an earlier run are reused; the number of workers does not change the
     result. If the kind of index rounds vectors, the cosine of a negative is that of the rounded vector.
 
-    The driver holds one unit's texts and the units' records. A worker holds the keys of 2^22 pairs, 8 bytes
-    for every repeated positive, or the memory-mapped index.
+    Memory: the driver holds the texts of one unit and the records of all units. A worker holds the keys of
+    2^22 pairs and 8 bytes for every repeated positive, or the memory-mapped index.
+
+    Args:
+        run: store, workers and job.
+        sources: sources of pairs.
+
+    Returns:
+        For each source, the settings to read its rows of anchor, positive and negative.
 
     Raises:
         ConfigError: as in `check_mining`.
         DataError: no pair has a negative left.
     """
     check_mining(run.job)
-    own = replace(
-        run, job=run.job.model_copy(update={"corpus": CorpusSettings()}), stages=run.stages.under("mine")
-    )
-    return tuple(_source(own, source) for source in sources)
+    without_corpus = run.job.model_copy(update={"corpus": CorpusSettings()})
+    mining = replace(run, job=without_corpus, stages=run.stages.under("mine"))
+    return tuple(_mine_source(mining, source) for source in sources)
 
 
 def check_mining(job: Job) -> None:
-    """Raise ConfigError if training starts from new weights, or if no objective reads negatives."""
+    """Raise ConfigError if training starts from new weights, or if the objectives read no negatives."""
     from pipeline.objectives.build import data_requirements
 
     if job.train.fresh or job.train.recurrent.cell is not None:
@@ -97,15 +107,18 @@ def check_mining(job: Job) -> None:
         raise ConfigError(
             "train.mine.enabled",
             "an objective that reads anchor, positive and negative",
-            f"{', '.join(one.name for one in job.train.objective)}: {', '.join((*columns, *optional))}",
-            "choose one, or do not mine",
+            f"{', '.join(term.name for term in job.train.objective)}: {', '.join((*columns, *optional))}",
+            "choose such an objective, or set train.mine.enabled=false",
         )
 
 
-def _source(run: Run, source: PairSettings) -> PairSettings:
+def _mine_source(run: Run, source: PairSettings) -> PairSettings:
+    """Mine one source, or load the result of an earlier run."""
     pairs = open_training_rows(source, _ROLES)
     folder = f"pairs/{_identity(run.job, pairs)}"
-    mined = remembered(run.store, f"{folder}/mined.json", Mined, lambda: _mined(run, pairs, folder))
+    mined = load_or_make(
+        run.store, f"{folder}/mined.json", MiningResult, lambda: _mine_pairs(run, pairs, folder)
+    )
     say(mined.sentence(pairs.name))
     if not mined.counts["rows"]:
         raise DataError(
@@ -119,7 +132,7 @@ def _source(run: Run, source: PairSettings) -> PairSettings:
 
 
 def _identity(job: Job, pairs: TrainingRows) -> str:
-    """Return 24 hexadecimal digits of a hash of everything that decides the negatives."""
+    """Return a hash, as 24 hexadecimal digits, of everything that the negatives depend on."""
     files = {group.file.uri: [group.file.uri, group.file.size, group.file.stamp] for group in pairs.groups}
     columns = [pairs.settings.columns.get(role, role) for role in _ROLES]
     if pairs.settings.missing == "drop":
@@ -143,17 +156,18 @@ def _identity(job: Job, pairs: TrainingRows) -> str:
     )[:24]
 
 
-def _mined(run: Run, pairs: TrainingRows, folder: str) -> Mined:
-    corpus, count = _stored(run, pairs, folder)
+def _mine_pairs(run: Run, pairs: TrainingRows, folder: str) -> MiningResult:
+    """Encode all texts, index the distinct positives, and search for every anchor."""
+    corpus, count = _store_texts(run, pairs, folder)
     positives, anchors = corpus.units[:count], corpus.units[count:]
     vectors, _ = encode(run, corpus)
     with run.stages("compare"):
-        related = run.workers.run(Relate(run.store), tuple(zip(anchors, positives, strict=True)), Pool(1))
+        equal = run.workers.run(Relate(run.store), tuple(zip(anchors, positives, strict=True)), Pool(1))
     encoder, placed = open_folder(run.job.encoder), place_units(corpus, vectors)[:count]
     task = MineUnit(
         LiveRows(run.store, encoder.space_id, run.job.corpus.id),
-        build_index(run, IndexInput(placed, related.repeats, None, encoder.dim)),
-        related.known,
+        build_index(run, IndexInput(placed, equal.repeats, None, encoder.dim)),
+        equal.known,
         run.job.train.mine,
         run.job.train.seed,
         run.workers.encode_settings(EncodeSettings()).threads,
@@ -170,41 +184,48 @@ def _mined(run: Run, pairs: TrainingRows, folder: str) -> Mined:
         )
         for number in range(count)
     ]
-    records = _searched(run, task, units)
-    return Mined(
-        files=tuple(record.file for record in records), counts=total(record.counts for record in records)
+    records = _search(run, task, units)
+    return MiningResult(
+        files=tuple(record.file for record in records), counts=sum_counts(record.counts for record in records)
     )
 
 
-def _stored(run: Run, pairs: TrainingRows, folder: str) -> tuple[Corpus, int]:
-    """Store the texts. Returns units of positives, then as many units of anchors; and their number."""
-    units = []
+def _store_texts(run: Run, pairs: TrainingRows, folder: str) -> tuple[Corpus, int]:
+    """Store the texts of all pairs as units.
+
+    Returns:
+        A corpus of units of positives followed by as many units of anchors, and the number of units of
+        positives.
+    """
+    positives, anchors = [], []
     with run.stages("read", len(pairs)) as bar:
-        for unit in _units(pairs, run.job.encode.unit_rows, run.store):
-            units.append(unit)
-            bar.add(unit[0].rows)
-    stored = [*(positives for _, positives in units), *(anchors for anchors, _ in units)]
-    numbered = tuple(unit.model_copy(update={"ordinal": ordinal}) for ordinal, unit in enumerate(stored))
-    return Corpus(id=folder, digest=folder, units=numbered), len(units)
+        for anchor_unit, positive_unit in _units(pairs, run.job.encode.unit_rows, run.store):
+            anchors.append(anchor_unit)
+            positives.append(positive_unit)
+            bar.add(anchor_unit.rows)
+    numbered = tuple(
+        unit.model_copy(update={"ordinal": ordinal}) for ordinal, unit in enumerate([*positives, *anchors])
+    )
+    return Corpus(id=folder, digest=folder, units=numbered), len(positives)
 
 
-def _searched(run: Run, task: MineUnit, units: Sequence[PairUnits]) -> list[UnitRecord]:
-    """Return the record of every unit, in order."""
+def _search(run: Run, task: MineUnit, units: Sequence[PairUnits]) -> list[UnitRecord]:
+    """Search for the negatives of every unit without a record; return the records of all, in order."""
     earlier = {unit.number: UnitRecord.load_complete(run.store, task.record(unit)) for unit in units}
-    made = {number: record for number, record in earlier.items() if record is not None}
-    todo = [unit for unit in units if unit.number not in made]
+    records = {number: record for number, record in earlier.items() if record is not None}
+    todo = [unit for unit in units if unit.number not in records]
     with run.stages("search", sum(unit.anchors.rows for unit in units)) as bar:
-        bar.skip(sum(units[number].anchors.rows for number in made))
-        for number, record in run.workers.map_units(
+        bar.skip(sum(units[number].anchors.rows for number in records))
+        for index, record in run.workers.map_units(
             task, todo, Pool(run.workers.index_workers(run.job.cluster, max(1, len(todo)))), bar
         ):
-            made[todo[number].number] = record
+            records[todo[index].number] = record
         bar.reach(sum(unit.anchors.rows for unit in todo))
-    return [made[unit.number] for unit in units]
+    return [records[unit.number] for unit in units]
 
 
 def _units(pairs: TrainingRows, unit_rows: int, store: Store) -> Iterator[tuple[CorpusUnit, CorpusUnit]]:
-    """Yield units of anchors and of positives, row for row, in the order of the files."""
+    """Store the pairs in the order of the files; yield units of anchors, each with that of its positives."""
     first = 0
     for table in rechunk(pairs.read(pairs.spans(), _ROLES), unit_rows):
         anchors, positives = (_unit(one_chunk(table[role]), role, first, store) for role in _ROLES)
@@ -213,18 +234,20 @@ def _units(pairs: TrainingRows, unit_rows: int, store: Store) -> Iterator[tuple[
 
 
 def _unit(texts: pa.Array, role: str, first: int, store: Store) -> CorpusUnit:
-    """Store the texts as a unit. A row's id is its number among the pairs."""
-    texts, rows = cleaned(texts), pa.array(np.arange(first, first + len(texts)), pa.int64())
-    schema = corpus_schema(pa.int64(), _KEPT[role])
-    columns = [
-        rows,
-        texts,
-        text_keys(texts),
-        *(texts for _ in _KEPT[role]),
-        pa.repeat(pa.scalar(role), len(texts)),
-        rows,
-    ]
-    stored = table_by_content(
+    """Store the texts as a unit.
+
+    Args:
+        texts: texts of consecutive pairs.
+        role: anchor or positive.
+        first: number of the first pair; the id of a row is the number of its pair.
+        store: store of the unit.
+    """
+    texts, rows = clean_sentences(texts), pa.array(np.arange(first, first + len(texts)), pa.int64())
+    keeps_text = role == "positive"
+    schema = corpus_schema(pa.int64(), (_KEPT_TEXT,) if keeps_text else ())
+    kept, files = (texts,) if keeps_text else (), pa.repeat(pa.scalar(role), len(texts))
+    columns = [rows, texts, text_keys(texts), *kept, files, rows]
+    stored = store_table_by_content(
         store, pa.Table.from_arrays(columns, schema=schema), "units/pairs/unit", **writer_options(schema)
     )
     return CorpusUnit(name=stored.path, **dict(stored), ordinal=0)

@@ -1,4 +1,4 @@
-"""The plan of a training, checked before anything starts: its rows in their order, and its steps."""
+"""Plan a training before it starts: check its settings, and determine its rows, their order and its steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.errors import ConfigError
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.settings.training import TrainSettings, Values
+from pipeline.settings.training import TrainSettings
 from pipeline.text.rows.batches import Order, RankSlice
 from pipeline.text.rows.mixture import AlternatingOrder, BlendedOrder, reduce_weights, rows_per_source
 from pipeline.text.rows.neighbours import NeighbourOrder
@@ -19,20 +19,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """The rows of a training in their order, and its steps. Can be pickled."""
+    """Rows of a training in their order, and its steps. Can be pickled.
+
+    Attributes:
+        order: order of the rows, which yields the batches.
+        steps: number of steps of the training.
+        counts: counts of each source: "rows" in the files, and rows that were left out, by reason.
+    """
 
     order: Order
     steps: int
     counts: tuple[Mapping[str, int], ...]
-    """for each source: rows in the files, and unlabelled rows left out"""
 
 
 def check_settings(settings: TrainSettings) -> None:
     """Check the settings without reading any row.
 
     Raises:
-        ConfigError: adapters, trackers, dev set, objective or its options are invalid, or workers cannot
-            share a batch.
+        ConfigError: invalid adapters, trackers, dev set, objectives or options; or a batch that cannot be
+            divided among the workers.
     """
     from pipeline.models.trainable.lora import check_adapters
     from pipeline.objectives.build import data_requirements
@@ -58,56 +63,63 @@ def check_length(settings: TrainSettings, encoder: EncoderFolder) -> None:
             "train.max_length",
             f"at most the {encoder.max_length} tokens of a text that the encoder reads",
             f"{settings.max_length}",
-            "lower it, or raise encoder.max_length, where the model has more positions",
+            "lower it, or raise encoder.max_length if the model has more positions",
         )
-    around = encoder.max_length - encoder.tokenizer().room
-    if settings.max_length <= around:
+    special = encoder.max_length - encoder.tokenizer().max_text_tokens
+    if settings.max_length <= special:
         raise ConfigError(
             "train.max_length",
             "room for at least one token of a text",
-            f"{settings.max_length}, of which {around} are around every text",
+            f"{settings.max_length}, of which {special} are around every text",
             "raise it",
         )
 
 
 def plan_of(settings: TrainSettings) -> Plan:
-    """Plan the training. Columns, labels and scores are checked here.
+    """Plan the training. Reads the files to check their columns, labels and scores.
 
     Raises:
-        ConfigError: as in `check_settings`, and for invalid weights.
+        ConfigError: as in `check_settings`, or weights of sources that cannot be met.
         DataError: rows that cannot be trained on.
     """
     from pipeline.objectives.build import data_requirements
 
     check_settings(settings)
-    columns, optional, order = data_requirements(settings)
-    sources = tuple(open_training_rows(source, columns, optional) for source in settings.data)
-    rows = _order(settings, sources, contiguous=order == "contiguous")
-    steps = max(1, round(settings.epochs * rows.steps_per_epoch))
-    return Plan(rows, min(steps, settings.max_steps or steps), tuple(source.counts for source in sources))
+    required = data_requirements(settings)
+    sources = tuple(
+        open_training_rows(source, required.columns, required.optional) for source in settings.data
+    )
+    order = _order(settings, sources, contiguous=required.order == "contiguous")
+    steps = max(1, round(settings.epochs * order.steps_per_epoch))
+    return Plan(order, min(steps, settings.max_steps or steps), tuple(source.counts for source in sources))
 
 
 def open_dev(settings: TrainSettings) -> "DevSet | None":
-    """Open the dev set; None if there is none. Raises DataError for an unusable file."""
+    """Open the dev set; None if the settings have none. Raises DataError for an unusable file."""
     from pipeline.train.dev import DevSet
 
     if settings.dev.uri is None:
         return None
-    return DevSet.open(settings.dev, settings.data[0].values if settings.data else Values())
+    return DevSet.open(settings.dev, settings.data[0].values if settings.data else None)
 
 
 def _order(settings: TrainSettings, sources: Sequence[TrainingRows], *, contiguous: bool) -> Order:
-    """Return one order of all rows; contiguous: a batch must be a piece of one document.
+    """Combine the sources into one order of all rows.
+
+    Args:
+        settings: settings of the training.
+        sources: rows of each source.
+        contiguous: True if a batch must be consecutive sentences of one document.
 
     Raises:
         ConfigError: contiguous sources would be blended, or weights do not divide a batch.
     """
-    kind = NeighbourOrder if contiguous else ShuffledOrder
+    order_class = NeighbourOrder if contiguous else ShuffledOrder
     weights = reduce_weights([source.settings.weight for source in sources])
     if len(sources) == 1:
-        return kind(sources[0], settings.order)
+        return order_class(sources[0], settings.order)
     if settings.mixing == "alternate":
-        orders = tuple(kind(source, settings.order) for source in sources)
+        orders = tuple(order_class(source, settings.order) for source in sources)
         return AlternatingOrder(orders, weights, settings.order.seed)
     if contiguous:
         raise ConfigError(
@@ -117,7 +129,7 @@ def _order(settings: TrainSettings, sources: Sequence[TrainingRows], *, contiguo
             "leave it out",
         )
     orders = tuple(
-        kind(source, settings.order.model_copy(update={"batch_rows": rows}))
+        order_class(source, settings.order.model_copy(update={"batch_rows": rows}))
         for source, rows in zip(sources, rows_per_source(settings.order.batch_rows, weights), strict=True)
     )
     roles = tuple(role for role in sources[0].roles if all(role in source.roles for source in sources))
@@ -126,14 +138,14 @@ def _order(settings: TrainSettings, sources: Sequence[TrainingRows], *, contiguo
 
 
 def _check_dev(settings: TrainSettings) -> None:
-    """Raise ConfigError if a setting needs scores on dev that cannot be measured."""
+    """Raise ConfigError if a setting depends on scores on dev that cannot be measured."""
     from pipeline.objectives import OBJECTIVES
 
     if settings.dev.measure == "accuracy" and not OBJECTIVES[settings.objective[0].name].classifies:
-        known = ", ".join(name for name in OBJECTIVES.names() if OBJECTIVES[name].classifies)
+        classifiers = ", ".join(name for name in OBJECTIVES.names() if OBJECTIVES[name].classifies)
         raise ConfigError(
             "train.dev.measure accuracy",
-            f"a first objective that trains a classifier ({known})",
+            f"a first objective that trains a classifier ({classifiers})",
             settings.objective[0].name,
             "measure spearman",
         )
@@ -144,31 +156,31 @@ def _check_dev(settings: TrainSettings) -> None:
             "train.dev.patience",
             "a file to measure on (train.dev.uri)",
             "none",
-            "set it, or remove train.dev.patience",
+            "set train.dev.uri, or remove train.dev.patience",
         )
     if settings.schedule.name == "plateau":
         raise ConfigError(
             "train.schedule plateau",
             "a file to measure on (train.dev.uri), because the rate depends on the score",
             "none",
-            "set it, or choose another schedule",
+            "set train.dev.uri, or choose another schedule",
         )
 
 
 def _check_rows(settings: TrainSettings) -> None:
-    """Raise ConfigError if workers cannot share a batch, or if an objective has too few rows to compare."""
+    """Raise ConfigError if a batch cannot be divided among the workers, or has too few rows to compare."""
     from pipeline.objectives import OBJECTIVES
 
     rows = settings.order.batch_rows
     first, last = RankSlice(0, settings.workers).bounds(rows)
-    seen = rows if settings.across_ranks else last - first
-    for one in settings.objective:
-        objective = OBJECTIVES[one.name]
-        objective.check_batch(one.options, seen, everyone=seen == rows)
-        if seen < objective.min_rows:
+    compared = rows if settings.across_ranks else last - first  # rows that the loss compares with each other
+    for term in settings.objective:
+        objective = OBJECTIVES[term.name]
+        objective.check_batch(term.options, compared, all_ranks=compared == rows)
+        if compared < objective.min_rows:
             raise ConfigError(
-                "train.order.batch_rows" if seen == rows else "train.order.batch_rows over train.workers",
-                f"{objective.min_rows} rows or more, since {one.name} compares them",
-                f"{seen}",
-                "make the batch larger" + ("" if seen == rows else ", or set train.across_ranks"),
+                "train.order.batch_rows" if compared == rows else "train.order.batch_rows over train.workers",
+                f"{objective.min_rows} rows or more, since {term.name} compares them",
+                f"{compared}",
+                "make the batch larger" + ("" if compared == rows else ", or set train.across_ranks"),
             )

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import DataError, ModelError
 from pipeline.flows.train.plan import Plan
-from pipeline.flows.train.product import Outcome, publish
-from pipeline.flows.train.run_folder import CHECKPOINTS, METRICS, RunFolder
+from pipeline.flows.train.publish import Outcome, publish
+from pipeline.flows.train.run_folder import CHECKPOINTS, RunFolder
 from pipeline.log import say
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings
@@ -20,26 +20,27 @@ from pipeline.settings.training import TrainSettings
 from pipeline.text.rows.batches import RankSlice
 
 if TYPE_CHECKING:
-    from pipeline.flows.train.course import TrainCourse
+    from pipeline.flows.train.resumable import ResumableTraining
     from pipeline.objectives import Batch, Objective
     from pipeline.train.dev import DevSet
     from pipeline.train.finite import NonFinite
     from pipeline.train.metrics import TrainingLog
 
 Reporter = Callable[[int, str], None]
+"""a function that shows the number of finished steps, and their metrics as text"""
 
 
 @dataclass(frozen=True)
 class TrainRank:
-    """Train an encoder on one rank.
+    """Work of one rank: train the encoder; the first rank also stores the results.
 
     Attributes:
         run: folder of the training.
-        encoder: encoder that training starts from, as workers can load it.
+        encoder: encoder that training starts from, with a path that workers can read.
         settings: settings of the training.
         plan: rows and steps.
         dev: dev set, if any.
-        begun: number of steps done before this command.
+        done_steps: number of steps done before this command.
     """
 
     run: RunFolder
@@ -47,95 +48,109 @@ class TrainRank:
     settings: TrainSettings
     plan: Plan
     dev: "DevSet | None" = None
-    begun: int = 0
+    done_steps: int = 0
 
-    def __call__(self, share: RankSlice, device: str, report: Reporter) -> None:
-        """Train to the end, and publish the product on the first rank.
+    def __call__(self, rank_slice: RankSlice, device: str, report: Reporter) -> None:
+        """Train to the end; on the first rank, publish the trained model.
+
+        Args:
+            rank_slice: this rank, and the number of ranks.
+            device: device of this rank.
+            report: called after each step.
 
         Raises:
-            DataError: a value is not finite; the batch is stored below refused/.
+            DataError: a value is not finite. The batch is stored in the folder refused/.
         """
-        from pipeline.flows.train.course import TrainCourse
+        from pipeline.flows.train.resumable import ResumableTraining
         from pipeline.train.checkpoint import Checkpoints, load_state
         from pipeline.train.loop import Training
 
-        steps, per_epoch = self.plan.steps, self.plan.order.steps_per_epoch
-        length = self.settings.max_length
-        with Checkpoints(self.run.store, CHECKPOINTS, self.settings.checkpoint) as checkpoints:
+        with closing(Checkpoints(self.run.store, CHECKPOINTS, self.settings.checkpoint)) as checkpoints:
             training = Training(
-                self._objective(), self.settings, steps=steps, steps_per_epoch=per_epoch, device=device
+                self._objective(),
+                self.settings,
+                steps=self.plan.steps,
+                steps_per_epoch=self.plan.order.steps_per_epoch,
+                device=device,
             )
-            course = TrainCourse(training, checkpoints, self.dev, steps=steps)
-            rows = self._batches(course.number, share, length)
-            with closing(rows) as batches, self._log(course, share) as log:
-                self._follow(course, share, batches, log, report)
-            chosen = course.product()
-        if share.rank == 0:
-            # a new objective, because the trained one may be sharded, on a GPU, or compiled
+            resumable = ResumableTraining(training, checkpoints, self.dev, steps=self.plan.steps)
+            batches = self._batches(resumable.number, rank_slice, self.settings.max_length)
+            with closing(batches), self._log(resumable, rank_slice) as log:
+                self._train(resumable, rank_slice, batches, log, report)
+            checkpoint = resumable.final_checkpoint()
+        if rank_slice.rank == 0:
+            # A new objective, because the trained one may be sharded, on a GPU, or compiled.
             objective = self._objective()
-            objective.load_state_dict(load_state(chosen)["objective"])
+            objective.load_state_dict(load_state(checkpoint)["objective"])
             publish(
                 self.run,
                 self.settings,
-                objective.product(),
-                Outcome(course.number, course.best, share.world, device, tuple(objective.warnings())),
+                objective.trained_model(),
+                Outcome(
+                    resumable.number, resumable.best, rank_slice.world, device, tuple(objective.warnings())
+                ),
             )
 
-    def _follow(
+    def _train(
         self,
-        course: "TrainCourse",
-        share: RankSlice,
+        resumable: "ResumableTraining",
+        rank_slice: RankSlice,
         batches: "Generator[Batch, None, None]",
         log: "TrainingLog | None",
         report: Reporter,
     ) -> None:
+        """Take all remaining steps, with their metrics and checkpoints.
+
+        `log` is None on all ranks but the first.
+        """
         from pipeline.train.finite import NonFinite
 
         try:
-            score = course.begin()
-            same_rows = {} if course.number else self._same_rows(course, share)
+            score = resumable.begin()
+            same_rows = {} if resumable.number else self._same_rows(resumable, rank_slice)
             if log is not None:
                 log.begin(score, same_rows)
-            _keep(course, log)
-            for step, score in course.steps(batches):
-                same_rows = self._same_rows(course, share) if course.ended else {}
+            _save_if_due(resumable, log)
+            for step, score in resumable.steps(batches):
+                same_rows = self._same_rows(resumable, rank_slice) if resumable.ended else {}
                 if log is not None:
                     log.add(step, score, same_rows)
-                _keep(course, log)
-                dev = "" if course.best.figure is None else f", best on dev {course.best.figure:.2f}"
-                report(step.number - self.begun, f"loss {float(step.loss.total):.4g}{dev}")
+                _save_if_due(resumable, log)
+                dev = "" if resumable.best.figure is None else f", best on dev {resumable.best.figure:.2f}"
+                report(step.number - self.done_steps, f"loss {float(step.loss.total):.4g}{dev}")
         except (NonFinite, ModelError) as error:
-            raise self._refused(error, course.number + 1) from None
+            raise self._store_refused_batch(error, resumable.number + 1) from None
 
-    def _same_rows(self, course: "TrainCourse", share: RankSlice) -> dict[str, float]:
-        """Return metrics of the batches that would follow the last step; empty with a dev set.
+    def _same_rows(self, resumable: "ResumableTraining", rank_slice: RankSlice) -> dict[str, float]:
+        """Measure metrics on the batches that would follow the last step; empty if there is a dev set.
 
-        A training that ends within its first epoch has not seen their rows. Texts are read as the trained
-        encoder will read them, whatever train.max_length is.
+        Within the first epoch the training has not seen the rows of these batches. Texts are truncated as the
+        trained encoder truncates them, not by train.max_length.
         """
         from pipeline.train.same_rows import batches_needed, measure_same_rows
 
         if self.dev is not None:
             return {}
-        with closing(self._batches(self.plan.steps, share)) as batches:
-            return measure_same_rows(
-                course.training, list(islice(batches, batches_needed(self.plan.order, self.plan.steps)))
-            )
+        count = batches_needed(self.plan.order, self.plan.steps)
+        with closing(self._batches(self.plan.steps, rank_slice)) as batches:
+            return measure_same_rows(resumable.training, list(islice(batches, count)))
 
-    def _log(self, course: "TrainCourse", share: RankSlice) -> "AbstractContextManager[TrainingLog | None]":
-        """Open the log of the first rank; None on others."""
+    def _log(
+        self, resumable: "ResumableTraining", rank_slice: RankSlice
+    ) -> "AbstractContextManager[TrainingLog | None]":
+        """Open the log on the first rank; a context with None on others."""
         from pipeline.train.metrics import MetricsFile, TrainingLog
         from pipeline.train.trackers import TrackedRun, open_trackers
 
-        if share.rank:
+        if rank_slice.rank:
             return nullcontext()
-        objective, watch = course.training.objective, self.settings.watch
+        objective, watch = resumable.training.objective, self.settings.watch
         for warning in objective.warnings():
             say(warning)
         return TrainingLog(
-            MetricsFile(self.run.store, METRICS, step=course.number),
+            MetricsFile(self.run.store, step=resumable.number),
             open_trackers(
-                watch, TrackedRun(self.run.name, self.run.store, self.run.definition, course.number)
+                watch, TrackedRun(self.run.name, self.run.store, self.run.definition, resumable.number)
             ),
             every=watch.steps,
             steps_per_epoch=self.plan.order.steps_per_epoch,
@@ -143,7 +158,7 @@ class TrainRank:
         )
 
     def _objective(self) -> "Objective":
-        """Build the objective; its weights, new ones included, are equal on every rank."""
+        """Build the objective. All weights, new ones included, are equal on every rank."""
         import torch
 
         from pipeline.models.trainable.encoder import load_trainable
@@ -158,32 +173,32 @@ class TrainRank:
         return build_objective(self.settings, encoder)
 
     def _batches(
-        self, start: int, share: RankSlice, max_length: int | None = None
+        self, start: int, rank_slice: RankSlice, max_length: int | None = None
     ) -> "Generator[Batch, None, None]":
-        """Yield this rank's batches from step `start` on.
+        """Yield this rank's batches after step `start`.
 
         Args:
-            start: first step.
-            share: rows of this rank.
-            max_length: tokens of a text that are read; None for as many as the encoder reads.
+            start: number of steps before the first batch.
+            rank_slice: this rank, and the number of ranks.
+            max_length: number of tokens to which texts are truncated; None for that of the encoder.
         """
         from pipeline.objectives import NO_PEERS
-        from pipeline.train.batches import batches
+        from pipeline.train.batches import rank_batches
         from pipeline.train.gather import Ranks
 
         folder = open_folder(self.encoder)
         tokenize = replace(folder, max_length=max_length or folder.max_length).tokenizer()
         peers = Ranks() if self.settings.across_ranks else NO_PEERS
-        return batches(self.plan.order, tokenize, start=start, share=share, peers=peers)
+        return rank_batches(self.plan.order, tokenize, start=start, rank_slice=rank_slice, peers=peers)
 
-    def _refused(self, error: "NonFinite | ModelError", step: int) -> DataError:
-        """Store the batch of all ranks, and return the error with its URI.
+    def _store_refused_batch(self, error: "NonFinite | ModelError", step: int) -> DataError:
+        """Store the rows of the step on all ranks, and return an error that names their file.
 
-        Every rank that has the error stores the batch, because the others may not come to it.
+        Every rank that has the error stores the same file, because other ranks may not notice the error.
         """
-        path, sink = f"refused/step-{step}.parquet", pa.BufferOutputStream()
-        pq.write_table(next(self.plan.order.batches(step - 1)).table, sink)
-        self.run.store.write(path, sink.getvalue().to_pybytes())
+        path, content = f"refused/step-{step}.parquet", pa.BufferOutputStream()
+        pq.write_table(next(self.plan.order.batches(step - 1)).table, content)
+        self.run.store.write(path, content.getvalue().to_pybytes())
         return DataError(
             error.where if error.where.startswith("step") else f"step {step}: {error.where}",
             error.expected,
@@ -192,9 +207,9 @@ class TrainRank:
         )
 
 
-def _keep(course: "TrainCourse", log: "TrainingLog | None") -> None:
-    """Save a checkpoint if one is due, after writing the log up to it."""
-    if course.wants_checkpoint():
+def _save_if_due(resumable: "ResumableTraining", log: "TrainingLog | None") -> None:
+    """Save a checkpoint if it is wanted, after the metrics of all steps before it."""
+    if resumable.wants_checkpoint():
         if log is not None:
             log.checkpoint()
-        course.save()
+        resumable.save()

@@ -1,4 +1,4 @@
-"""The training of an encoder: check it, run it on the cluster, continue after an interruption."""
+"""Train an encoder: check the settings, run the training on the cluster, continue after an interruption."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,69 +12,73 @@ from pipeline.flows.train.plan import Plan, check_length, check_settings, open_d
 from pipeline.flows.train.rank import TrainRank
 from pipeline.flows.train.ranks import RankGroup
 from pipeline.flows.train.run_folder import CHECKPOINTS, RUN, ResultRecord, RunFolder, RunRecord, open_run
-from pipeline.flows.train.sources import pinned
+from pipeline.flows.train.sources import resolve_manifests
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages, say
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import Job
 from pipeline.settings.training import TrainSettings
-from pipeline.store.lease import holders, lease
+from pipeline.store.lease import describe_holders, lease
 from pipeline.store.store import open_store
 
-_LEASES = "leases"  # folder below that of a training
-_MINED = "mined"  # folder below train.root, shared by trainings with the same encoder and rows
+_LEASES = "leases"  # subfolder of a training
+_MINED = "mined"  # subfolder of train.root; trainings with the same encoder and rows share its files
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A complete training; its status is "unchanged" if an earlier command completed it."""
+class CompletedTraining:
+    """A training that is complete; its status is "unchanged" if an earlier command completed it."""
 
     status: Literal["trained", "unchanged"]
     run: RunFolder
     result: ResultRecord
 
 
-def train(job: Job, stages: Stages, *, verbose: bool = False) -> Trained:
-    """Train the encoder of the job. An equal command continues where an earlier one stopped.
+def train(job: Job, stages: Stages, *, verbose: bool = False) -> CompletedTraining:
+    """Train the encoder of the job. The same command continues where an earlier one stopped.
 
     Raises:
-        ConfigError: before any worker starts, for invalid settings, a name that another training has, or a
-            cluster without room.
-        DataError: before any worker starts for unusable rows; later if a value is not finite.
-        ModelError: before any worker starts, for the encoder.
+        ConfigError: invalid settings, a name that another training has, or a cluster without room; raised
+            before any worker starts.
+        DataError: unusable rows, before any worker starts; later, values that are not finite.
+        ModelError: an unusable encoder, before any worker starts.
         TransientError: workers died more often than train.failures.
     """
-    job, run = opened(job)
+    job, run = open_training(job)
     check_length(job.train, open_folder(job.encoder))
     run.check()
     if (result := run.result()) is not None:
-        return Trained("unchanged", run, result)
-    dev, plan = open_dev(job.train), None if _mines(job) else _planned(job.train, stages)
+        return CompletedTraining("unchanged", run, result)
+    dev = open_dev(job.train)
+    # Without mining the rows are checked now, before the cluster is used.
+    plan = None if _mines(job) else _plan(job.train, stages)
     with connect(job.cluster, stages, verbose=verbose) as workers:
-        group = RankGroup.of(job.train, job.cluster)
+        group = RankGroup(job.train, job.cluster)
         group.check(workers)
-        plan = plan or _planned(_with_negatives(job, workers, stages), stages)
-        begun = begin(run, plan, _named(job), [source.uri for source in job.train.data])
-        for other in holders(run.store, _LEASES):
+        plan = plan or _plan(_with_negatives(job, workers, stages), stages)
+        done_steps = record_start(run, plan, _encoder_name(job), [source.uri for source in job.train.data])
+        for other in describe_holders(run.store, _LEASES):
             say(f"another command runs this training ({other}): each does all of it, with the same result")
         encoder = encoder_for_workers(job.encoder, open_store(job.train.root), workers)
-        with lease(run.store, _LEASES), stages("training", plan.steps - begun, "steps") as bar:
-            group.run(TrainRank(run, encoder, job.train, plan, dev, begun), bar)
-            result = run.ended()
-            bar.reach(max(result.steps - begun, 0))
-    return Trained("trained", run, result)
+        with lease(run.store, _LEASES), stages("training", plan.steps - done_steps, "steps") as bar:
+            group.run(TrainRank(run, encoder, job.train, plan, dev, done_steps), bar)
+            result = run.final_result()
+            bar.reach(max(result.steps - done_steps, 0))
+    return CompletedTraining("trained", run, result)
 
 
-def opened(job: Job) -> tuple[Job, RunFolder]:
-    """Return the job with its starting encoder and its manifests resolved, and the folder of its training.
+def open_training(job: Job) -> tuple[Job, RunFolder]:
+    """Open the training of a job.
 
-    An unfinished training continues with the manifests that it began with.
+    Returns:
+        The job with its starting encoder and its manifests resolved, and the folder of the training. If an
+        equal training is unfinished, the manifests are those that it began with, else the newest ones.
     """
-    *begun, newest = pinned(job.train)
-    for settings in begun:
+    *recorded, newest = resolve_manifests(job.train)
+    for settings in recorded:  # one of them may be this training
         try:
-            one, run = _opened(job, settings)
+            resolved, run = _open_with(job, settings)
             record = RunRecord.load_intact(run.store, RUN)
         except DataError:  # a unit of that training is missing, or its record has another version
             continue
@@ -84,11 +88,12 @@ def opened(job: Job) -> tuple[Job, RunFolder]:
                     f"training {run.name} continues with {', '.join(record.sources)}, though there is a "
                     "later manifest"
                 )
-            return one, run
-    return _opened(job, newest)
+            return resolved, run
+    return _open_with(job, newest)
 
 
-def _opened(job: Job, settings: TrainSettings) -> tuple[Job, RunFolder]:
+def _open_with(job: Job, settings: TrainSettings) -> tuple[Job, RunFolder]:
+    """Open the training of the job with these training settings."""
     job = job.model_copy(update={"train": settings})
     if settings.recurrent.cell is not None:
         from pipeline.train.start import starting_encoder
@@ -97,43 +102,47 @@ def _opened(job: Job, settings: TrainSettings) -> tuple[Job, RunFolder]:
     return job, open_run(settings, open_folder(job.encoder))
 
 
-def _named(job: Job) -> str:
+def _encoder_name(job: Job) -> str:
     """Return a readable name of the encoder that training starts from."""
-    new = job.train.recurrent
-    if new.cell is None:
+    recurrent = job.train.recurrent
+    if recurrent.cell is None:
         return job.encoder.path
-    return f"new {new.cell} ({new.directions} x {new.width}, {new.readout})"
+    return f"new {recurrent.cell} ({recurrent.directions} x {recurrent.width}, {recurrent.readout})"
 
 
-def _planned(settings: TrainSettings, stages: Stages) -> Plan:
-    with stages("data") as reading:
+def _plan(settings: TrainSettings, stages: Stages) -> Plan:
+    """Plan the training, shown as the stage "data"."""
+    with stages("data") as stage:
         plan = plan_of(settings)
-        reading.add(sum(counts["rows"] for counts in plan.counts))
+        stage.add(sum(counts["rows"] for counts in plan.counts))
     return plan
 
 
 def _mines(job: Job) -> bool:
     """Return whether hard negatives are mined first. Raises ConfigError if they cannot be."""
     if job.train.mine.enabled:
-        check_settings(job.train)  # now, because mining may take long
+        check_settings(job.train)  # all settings, because a mistake found after mining costs hours
         check_mining(job)
     return job.train.mine.enabled
 
 
 def _with_negatives(job: Job, workers: Workers, stages: Stages) -> TrainSettings:
     """Mine hard negatives, and return the training settings with the mined rows as data."""
-    kept = open_store(f"{open_store(job.train.root).uri}/{_MINED}")
-    return job.train.model_copy(update={"data": mine(Run(job, kept, workers, stages), job.train.data)})
+    store = open_store(f"{open_store(job.train.root).uri}/{_MINED}")
+    return job.train.model_copy(update={"data": mine(Run(job, store, workers, stages), job.train.data)})
 
 
-def begin(run: RunFolder, plan: Plan, encoder: str, sources: Sequence[str] = ()) -> int:
-    """Record the training. Returns the number of steps that are already done, and logs it if there are any.
+def record_start(run: RunFolder, plan: Plan, encoder: str, sources: Sequence[str] = ()) -> int:
+    """Record the training in its folder, and log whether it continues an earlier run.
 
     Args:
         run: folder of the training.
         plan: rows and steps.
         encoder: name of the encoder that training starts from.
         sources: URIs of the rows.
+
+    Returns:
+        Number of steps that are already done.
     """
     run.begin(
         RunRecord(
@@ -141,16 +150,15 @@ def begin(run: RunFolder, plan: Plan, encoder: str, sources: Sequence[str] = ())
             digest=run.digest,
             definition=run.definition,
             encoder=encoder,
-            counts=tuple(dict(each) for each in plan.counts),
+            counts=tuple(dict(counts) for counts in plan.counts),
             steps_per_epoch=plan.order.steps_per_epoch,
             steps=plan.steps,
             sources=tuple(sources),
         )
     )
-    done = max(
-        (int(entry.path.rpartition("/")[2].split("-")[1]) for entry in run.store.list(CHECKPOINTS, ".json")),
-        default=0,
-    )
+    # Records of checkpoints are named step-00000120-HASH.json.
+    names = [entry.path.rpartition("/")[2] for entry in run.store.list(CHECKPOINTS, ".json")]
+    done = max((int(name.split("-")[1]) for name in names), default=0)
     if done:
         say(f"training {run.name} continues after step {done:,} of {plan.steps:,}")
     return done

@@ -1,4 +1,4 @@
-"""Decide on the transform: keep the previous release's fit, or fit again and compare; then use it or not."""
+"""Decide whether the index uses a transform: the fit of the previous release, or a new one."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -6,8 +6,8 @@ from functools import cached_property
 from pipeline.errors import DataError
 from pipeline.flows.rows import LiveRows, PlacedUnit
 from pipeline.flows.run import Run
-from pipeline.flows.transform.dev import LEAST_TEXTS, dev_pairs, dev_task
-from pipeline.flows.transform.moments import held_moments, live_moments
+from pipeline.flows.transform.dev import MIN_TEXTS, dev_pairs, dev_task
+from pipeline.flows.transform.moments import held_out_moments, live_moments
 from pipeline.flows.transform.write import store_transform
 from pipeline.flows.workers.tasks import Pool
 from pipeline.log import Running, say
@@ -19,7 +19,7 @@ from pipeline.settings import FlowSettings, WhitenSettings
 from pipeline.stats.drift import drift
 from pipeline.stats.moments import Moments
 from pipeline.store.manifest import Choice, ReleaseManifest, Whitened
-from pipeline.store.once import stored_by_content
+from pipeline.store.once import store_by_content
 from pipeline.store.stored import FileRef
 from pipeline.store.units import Corpus
 
@@ -29,16 +29,17 @@ class Decision:
     """The fitted transform, whether the index uses it, and why.
 
     Attributes:
-        moments: of the live rows.
-        moments_ref: their file.
+        moments: moments of the live rows.
+        moments_ref: file of the moments.
         sentence: the decision with its reason.
         fitted: the transform; None if nothing could be fitted.
-        used: whether the index applies it.
-        comparison: with raw vectors, if one was made tonight.
+        used: whether the index applies the transform.
+        comparison: comparison with raw vectors; None if tonight made none.
         ref: file of the transform.
         curves: scores by which k and remove were chosen tonight.
-        since: the decision of an earlier night that is kept; None for a decision of tonight.
-        numbers: measurements that it depends on.
+        earlier: decision of an earlier night that is kept; None for a decision of tonight.
+        numbers: measurements that the decision depends on.
+        unit_moments: by unit, the file of the moments without its dead rows; None if there is none.
     """
 
     moments: Moments
@@ -49,8 +50,9 @@ class Decision:
     comparison: Comparison | None = None
     ref: FileRef | None = None
     curves: tuple[Curve, ...] = ()
-    since: Whitened | None = None
+    earlier: Whitened | None = None
     numbers: dict[str, float | int | None] = field(default_factory=dict)
+    unit_moments: tuple[FileRef | None, ...] = ()
 
     @property
     def transform(self) -> Transform | None:
@@ -59,18 +61,18 @@ class Decision:
 
     def whitened(self) -> Whitened:
         """Return the record for later nights."""
-        return self.since or Whitened(
+        return self.earlier or Whitened(
             fitted=self.ref, fitted_on=self.moments_ref, used=self.used, sentence=self.sentence
         )
 
     def choice(self) -> Choice:
-        """Return the entry of the report."""
+        """Return the decision as a release stores and a report shows it."""
         numbers = {**self.numbers, **(self.comparison.numbers() if self.comparison else {})}
         for curve in self.curves:
             numbers |= curve.numbers()
         return Choice(
             what="whitening",
-            chosen=f"{'kept' if self.since else 'decided'}, {'used' if self.used else 'not used'}",
+            chosen=f"{'kept' if self.earlier else 'decided'}, {'used' if self.used else 'not used'}",
             sentence=self.sentence,
             numbers=numbers,
         )
@@ -89,51 +91,56 @@ def decide_transform(
         DataError: too few rows for the fit and whiten.mode is `on`; with `auto` the vectors stay raw.
     """
     with run.stages("whiten") as bar:
-        moments = live_moments(run, source, units)
-        file = stored_by_content(
+        moments, unit_moments = live_moments(run, source, units, before)
+        file = store_by_content(
             source.store, moments.to_bytes(), "moments/merged", ".safetensors", rows=moments.count
         )
-        deciding = _Deciding(run, source, corpus, units, Decision(moments, file), bar)
-        decision = deciding.kept(before) if before else None
-        decision = decision or deciding.made()
+        raw = Decision(moments, file, unit_moments=unit_moments)
+        decider = _Decider(run, source, corpus, units, raw, bar)
+        decision = decider.keep_previous(before) if before else None
+        decision = decision or decider.decide()
         bar.stage.note = "used" if decision.used else "not used"
     say(decision.sentence)
     return decision
 
 
 def check_dev(settings: WhitenSettings, before: ReleaseManifest | None = None) -> None:
-    """Raise DataError for an unusable whiten.dev, before any work is done for it.
+    """Raise DataError if whiten.dev will be needed and cannot be used.
 
-    A fit of an earlier night under the same settings needs none; if that night could not fit, tonight may try
-    again.
+    It is not needed if the previous release has a fit with the same settings.
     """
-    then = _decided(settings, before) if before else None
-    if settings.dev and settings.mode != "off" and (then is None or then.fitted is None):
+    earlier = _same_decision(settings, before) if before else None
+    if settings.dev and settings.mode != "off" and (earlier is None or earlier.fitted is None):
         dev_pairs(settings.dev)
 
 
-def _decided(settings: WhitenSettings, before: ReleaseManifest) -> Whitened | None:
+def _same_decision(settings: WhitenSettings, before: ReleaseManifest) -> Whitened | None:
     """Return the previous release's decision, even a failed fit, if it has the same settings; else None."""
-    given, wanted = before.settings.get("whiten", {}), settings.model_dump(mode="json")
-    return before.whitening if _decisive(given) == _decisive(wanted) else None
+    previous, tonight = before.settings.get("whiten", {}), settings.model_dump(mode="json")
+    return before.whitening if _relevant_settings(previous) == _relevant_settings(tonight) else None
 
 
-def _decisive(settings: dict[str, object]) -> WhitenSettings | None:
-    """Return the settings that determine a decision; None for settings of another version.
+def _relevant_settings(settings: dict[str, object]) -> WhitenSettings | None:
+    """Return the settings that determine a decision, others set to constants; None if they are invalid.
 
-    Settings that an older release did not know have their defaults.
+    Settings that an older version did not have get their defaults.
     """
-    # settings without influence on a fit that a release has; max_drift concerns an existing fit only
-    others = {"write_vectors": False, "max_drift": 1.0, "flow": FlowSettings()}
+    # settings that do not change a fit that a release can have; max_drift applies to an existing fit
+    ignored = {"write_vectors": False, "max_drift": 1.0, "flow": FlowSettings()}
     try:
-        return WhitenSettings.model_validate(settings).model_copy(update=others)
+        return WhitenSettings.model_validate(settings).model_copy(update=ignored)
     except ValueError:
         return None
 
 
 @dataclass(frozen=True)
-class _Deciding:
-    """The data that a transform is fitted to and judged on. raw: the decision to use none, without reason."""
+class _Decider:
+    """Inputs of a decision.
+
+    Attributes:
+        raw: decision not to use a transform, which lacks only the reason.
+        bar: progress bar of the stage.
+    """
 
     run: Run
     source: LiveRows
@@ -146,88 +153,90 @@ class _Deciding:
     def settings(self) -> WhitenSettings:
         return self.run.job.whiten
 
-    def kept(self, before: ReleaseManifest) -> Decision | None:
+    def keep_previous(self, before: ReleaseManifest) -> Decision | None:
         """Keep the decision of the previous release.
 
-        Returns None, and logs the reason, if it must be made again.
+        Returns None, and logs the reason, if a new decision is needed.
         """
-        then = _decided(self.settings, before)
-        if then is None or then.fitted is None:
-            return self._still_unfitted(then, before.release) if then else None
+        earlier = _same_decision(self.settings, before)
+        if earlier is None or earlier.fitted is None:
+            return self._keep_unfitted(earlier, before.release) if earlier else None
         try:
-            fitted_on, fitted = then.fitted_on.read(self.source.store), then.fitted.read(self.source.store)
+            old_moments = Moments.from_bytes(earlier.fitted_on.read(self.source.store))
+            transform = load_transform(earlier.fitted.read(self.source.store))
         except FileNotFoundError as error:
             say(
                 f"the {noun(self.settings.transform)} is fitted again: {error.filename or error}, of release "
                 f"{before.release}, is gone"
             )
             return None
-        moved, transform = drift(Moments.from_bytes(fitted_on), self.raw.moments), load_transform(fitted)
-        numbers = {"shift": moved.shift, "spread": moved.spread, "outside": moved.outside}
+        change = drift(old_moments, self.raw.moments)
+        numbers = {"shift": change.shift, "spread": change.spread, "outside": change.outside}
         parts = ", ".join(f"{name} {value:.4f}" for name, value in numbers.items())
-        measured, most = f"drift {moved.distance:.4f} ({parts})", self.settings.max_drift
+        measured = f"drift {change.distance:.4f} ({parts})"
+        max_drift = self.settings.max_drift
         name = noun(name_of(transform))
-        if moved.distance > most:
+        if change.distance > max_drift:
             say(
                 f"the {name} is fitted again: {measured} since it was fitted exceeds whiten.max_drift "
-                f"{most:g}"
+                f"{max_drift:g}"
             )
             return None
-        kept = f"The {name} of release {before.release} is kept, {'used' if then.used else 'not used'}"
+        kept = f"The {name} of release {before.release} is kept, {'used' if earlier.used else 'not used'}"
         return replace(
             self.raw,
-            sentence=f"{kept}: {measured} of at most {most:g}.",
+            sentence=f"{kept}: {measured} of at most {max_drift:g}.",
             fitted=transform,
-            used=then.used,
-            ref=then.fitted,
-            since=then,
-            numbers={**numbers, "max_drift": most},
+            used=earlier.used,
+            ref=earlier.fitted,
+            earlier=earlier,
+            numbers={**numbers, "max_drift": max_drift},
         )
 
-    def _still_unfitted(self, then: Whitened, release: int) -> Decision | None:
-        """Keep the decision that nothing can be fitted, unless rows were added or the vectors drifted since.
+    def _keep_unfitted(self, earlier: Whitened, release: int) -> Decision | None:
+        """Keep the decision that nothing can be fitted, unless rows were added or vectors drifted.
 
-        Returns None if a fit is to be tried again.
+        Returns None if a fit should be tried again.
         """
-        moments, most = self.raw.moments, self.settings.max_drift
+        moments, max_drift = self.raw.moments, self.settings.max_drift
+        if self.settings.mode == "off":
+            return None
         try:
-            was = Moments.from_bytes(then.fitted_on.read(self.source.store))
-            if (
-                self.settings.mode == "off"
-                or moments.count > (1 + most) * was.count
-                or (distance := drift(was, moments).distance) > most
-            ):
-                return None
+            old_moments = Moments.from_bytes(earlier.fitted_on.read(self.source.store))
+            distance = drift(old_moments, moments).distance
         except (FileNotFoundError, DataError):  # DataError: too few rows to compute a drift
             return None
-        now = f"{moments.count:,} rows, {was.count:,} then, drift {distance:.4f} of at most {most:g}"
+        if moments.count > (1 + max_drift) * old_moments.count or distance > max_drift:
+            return None
+        rows, old_rows = moments.count, old_moments.count
+        now = f"{rows:,} rows, {old_rows:,} then, drift {distance:.4f} of at most {max_drift:g}"
         return replace(
             self.raw,
-            sentence=f"{then.sentence} No fit was tried again: {now}, as of release {release}.",
-            since=then,
-            numbers={"drift": distance, "max_drift": most, "rows": moments.count, "rows_then": was.count},
+            sentence=f"{earlier.sentence} No fit was tried again: {now}, as of release {release}.",
+            earlier=earlier,
+            numbers={"drift": distance, "max_drift": max_drift, "rows": rows, "rows_then": old_rows},
         )
 
-    def made(self) -> Decision:
-        """Fit the transform, and use it as `whiten.mode` says."""
+    def decide(self) -> Decision:
+        """Fit the transform; whiten.mode, or with `auto` a comparison, decides whether it is used."""
         settings = self.settings
-        name, on = subject(settings.transform), settings.mode == "on"
+        name, is_required = subject(settings.transform), settings.mode == "on"
         if settings.mode == "off":
             return replace(self.raw, sentence=f"{name} is off (whiten.mode).")
         if self._tunes_on_dev and self.dev is None:
             raise DataError(
                 "whiten",
-                f"at least {LEAST_TEXTS} texts of {MIN_WORDS} words or more to choose on",
+                f"at least {MIN_TEXTS} texts of {MIN_WORDS} words or more to choose on",
                 "fewer",
                 "set whiten.dev, or name numbers",
             )
         try:
-            fitted, curves = self._fitted()
+            fitted, curves = self._fit()
         except DataError as error:
-            if on:
+            if is_required:
                 raise
             return replace(self.raw, sentence=f"{name} is not used: it cannot be fitted ({error}).")
-        if fitted.shortage and on:
+        if fitted.shortage and is_required:
             raise DataError(
                 "whiten",
                 "enough rows for the fit",
@@ -237,10 +246,10 @@ class _Deciding:
         if fitted.shortage:
             return replace(self.raw, sentence=f"{name} is not used: {fitted.shortage}.")
         file = store_transform(self.source.store, fitted)
-        return self._judged(replace(self.raw, fitted=fitted, ref=file, curves=curves))
+        return self._compare_with_raw(replace(self.raw, fitted=fitted, ref=file, curves=curves))
 
-    def _judged(self, fit: Decision) -> Decision:
-        """Compare the fitted transform with raw vectors, unless `whiten.mode` is on."""
+    def _compare_with_raw(self, fit: Decision) -> Decision:
+        """Decide whether the fitted transform is used: always if whiten.mode is on, else by a comparison."""
         assert fit.fitted is not None
         name = name_of(fit.fitted)
         notes = "; ".join([*fit.fitted.notes, *(curve.sentence for curve in fit.curves)])
@@ -264,23 +273,24 @@ class _Deciding:
     def _tunes_on_dev(self) -> bool:
         return "dev" in (self.settings.k, self.settings.remove)
 
-    def _fitted(self) -> tuple[Transform, tuple[Curve, ...]]:
+    def _fit(self) -> tuple[Transform, tuple[Curve, ...]]:
         """Return the fitted transform, and the curves by which k and remove were chosen."""
-        moments, held = self.raw.moments, None
+        moments = self.raw.moments
+        held_out = None
         if self.settings.k == "likelihood":
-            held = held_moments(self.run, self.source, self.units, moments.count)
+            held_out = held_out_moments(self.run, self.source, self.units, moments.count)
         chosen, curves = tune_transform(
-            self.settings, moments, self.dev if self._tunes_on_dev else None, held
+            self.settings, moments, self.dev if self._tunes_on_dev else None, held_out
         )
         return fit_transform(moments, chosen, self.source.space_id, self._train_flow), curves
 
     @cached_property
     def dev(self) -> DevTask | None:
-        """The task to compare on."""
+        """Task on which the transform is compared with raw vectors."""
         return dev_task(self.run, self.corpus)
 
     def _train_flow(self, name: str, before: Transform | None, space_id: str) -> Transform:
-        """Train the last step, which moments do not determine."""
+        """Train a flow, the only step of a transform that is not fitted to moments."""
         from pipeline.flows.transform.train_flow import FlowTraining, train_flow
 
         training = FlowTraining(self.source, self.units, self.settings.flow, before, self.dev)

@@ -1,4 +1,4 @@
-"""The task that a transform is judged and tuned on: pairs of `whiten.dev`, else texts of the corpus."""
+"""The task on which a transform is compared and tuned: pairs of whiten.dev, else texts of the corpus."""
 
 import numpy as np
 import pyarrow as pa
@@ -6,29 +6,28 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
-from pipeline.flows.encode.probe import SampleTexts, encode_texts
+from pipeline.flows.encode.probe import SampleTexts, encode_texts, sample_texts
 from pipeline.flows.run import Run
-from pipeline.flows.workers.tasks import Pool
 from pipeline.post.compare import MIN_WORDS, DevPairs, DevTask, Halves, split_halves
 from pipeline.store.arrays import plain_type
 from pipeline.store.store import store_of
 from pipeline.store.units import Corpus
 
-LEAST_TEXTS = 10  # for a comparison
-_SHORTEST = 2 * MIN_WORDS - 1  # characters: eight words of one letter
+MIN_TEXTS = 10  # for a comparison
+_MIN_CHARACTERS = 2 * MIN_WORDS - 1  # of a text of MIN_WORDS words, which have at least one letter each
 
 
 def dev_task(run: Run, corpus: Corpus) -> DevTask | None:
-    """Encode `whiten.dev`, else halves of the corpus's own texts; None with fewer than ten of these."""
+    """Encode the pairs of whiten.dev, else halves of sampled texts; None if fewer than ten can be halved."""
     settings = run.job.whiten
     if settings.dev:
         left, right, gold = dev_pairs(settings.dev)
         vectors = encode_texts(run, (*left, *right))
         return DevPairs(vectors[: len(left)], vectors[len(left) :], gold, settings.dev)
-    sample = SampleTexts(run.store, settings.dev_texts, _SHORTEST, corpus.dead)
-    texts = run.workers.run(sample, corpus.units, Pool(1))
+    sample = SampleTexts(run.store, settings.dev_texts, _MIN_CHARACTERS, corpus.dead)
+    texts = sample_texts(run.workers, run.job.cluster, sample, corpus.units)
     halves = [pair for pair in map(split_halves, texts) if pair]
-    if len(halves) < LEAST_TEXTS:
+    if len(halves) < MIN_TEXTS:
         return None
     first, second = zip(*halves, strict=True)
     vectors = encode_texts(run, (*first, *second))
@@ -43,42 +42,45 @@ def dev_pairs(uri: str) -> tuple[tuple[str, ...], tuple[str, ...], np.ndarray]:
     Raises:
         DataError: not a Parquet file, columns missing or of another type, or scores not finite or all equal.
     """
-    where, (left, right, scores) = f"whiten.dev: {uri}", _dev_columns(uri)
+    location = f"whiten.dev: {uri}"
+    left, right, scores = _dev_columns(uri)
     numbers = np.asarray(pc.cast(scores, pa.float64(), safe=False).to_numpy())  # NaN if missing
-    gold, kept = numbers[~np.isnan(numbers)], pa.array(~np.isnan(numbers))
+    has_score = ~np.isnan(numbers)
+    gold = numbers[has_score]
     if infinite := int(np.isinf(gold).sum()):
         raise DataError(
-            where,
+            location,
             "finite scores",
             f"{infinite:,} infinite ones",
             "correct the file; a pair without a score has null there",
         )
     if len(gold) < 2 or np.ptp(gold) == 0:
         raise DataError(
-            where,
+            location,
             "at least two pairs with different scores",
             f"{len(gold):,}" if len(gold) < 2 else f"{len(gold):,} pairs, all with {gold[0]:g}",
             "give another dev file",
         )
     first, second = (
-        tuple(text or " " for text in column.filter(kept).to_pylist()) for column in (left, right)
+        tuple(text or " " for text in column.filter(pa.array(has_score)).to_pylist())
+        for column in (left, right)
     )
     return first, second, gold
 
 
 def _dev_columns(uri: str) -> tuple[pa.ChunkedArray, ...]:
     """Read the columns sentence1, sentence2 and score."""
-    wanted, where = ("sentence1", "sentence2", "score"), f"whiten.dev: {uri}"
+    wanted, location = ("sentence1", "sentence2", "score"), f"whiten.dev: {uri}"
     store, name = store_of(uri)
     try:
         table = pq.read_table(store.open(name))
     except (OSError, pa.ArrowInvalid) as error:
         raise DataError(
-            where, "a Parquet file", " ".join(f"{type(error).__name__}: {error}".split()), "check the path"
+            location, "a Parquet file", " ".join(f"{type(error).__name__}: {error}".split()), "check the path"
         ) from None
     if missing := [column for column in wanted if column not in table.column_names]:
         raise DataError(
-            where,
+            location,
             f"columns {', '.join(wanted)}",
             f"{', '.join(table.column_names)}",
             f"add {', '.join(missing)}",
@@ -87,6 +89,6 @@ def _dev_columns(uri: str) -> tuple[pa.ChunkedArray, ...]:
     texts = (pa.types.is_string(kind) or pa.types.is_large_string(kind) for kind in kinds[:2])
     if not all(texts) or not (pa.types.is_integer(kinds[2]) or pa.types.is_floating(kinds[2])):
         raise DataError(
-            where, "two columns of strings and scores as numbers", ", ".join(map(str, kinds)), "cast them"
+            location, "two columns of strings and scores as numbers", ", ".join(map(str, kinds)), "cast them"
         )
     return tuple(table[column].cast(kind) for column, kind in zip(wanted, kinds, strict=True))

@@ -1,13 +1,13 @@
-"""The order of rows in a training: one per seed and epoch, read in windows, so that memory stays bounded."""
+"""The order of rows in the training of a flow: shuffled in each epoch, read in windows of bounded size."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice
 
 import numpy as np
 
-from pipeline.flows.rows import LiveRows, PlacedUnit, row_addresses, vectors_at
-from pipeline.store.address import row_of
-from pipeline.store.dead import Dead
+from pipeline.flows.rows import LiveRows, PlacedUnit, is_live, row_addresses
+from pipeline.store.dead import DeadRows
+from pipeline.store.schema import vectors_at
 
 PIECE_ROWS = 8_192  # consecutive rows of a unit, read together: 12 MB at d = 384
 WINDOW_PIECES = 8  # pieces shuffled together, from eight parts of the corpus: 100 MB at d = 384
@@ -17,10 +17,10 @@ Prepare = Callable[[np.ndarray], np.ndarray]
 
 
 class RowOrder:
-    """Batches of the live rows of units, without those at `left_out` addresses.
+    """Shuffled batches of the live rows of units, except rows at `left_out` addresses.
 
-    The order depends only on units, seed and epoch. The pieces of all units are shuffled, and eight at a time
-    become a window whose rows are shuffled; starting at a later step reads no window before it.
+    The order depends only on units, seed and epoch. Pieces of consecutive rows are shuffled; eight pieces
+    form a window, whose rows are shuffled. To start at a later step, windows before it are not read.
 
     Raises:
         DataError: on reading, if a file is not the one recorded.
@@ -31,10 +31,10 @@ class RowOrder:
         self, source: LiveRows, units: Sequence[PlacedUnit], left_out: np.ndarray, batch_rows: int, seed: int
     ) -> None:
         self._source, self._units, self._seed = source, units, seed
-        self._left_out, self._dead = np.sort(left_out), Dead.load(source.store, source.dead)
+        self._left_out, self._dead = np.sort(left_out), DeadRows(source.store, source.dead)
         sizes = [len(self._rows(number)) for number in range(len(units))]
         self.rows = sum(sizes)
-        # (number of the unit, slice of its rows that take part)
+        # (number of the unit, slice of its rows that are trained on)
         self._pieces = [
             (number, slice(start, min(start + PIECE_ROWS, size)))
             for number, size in enumerate(sizes)
@@ -44,26 +44,27 @@ class RowOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of full batches of an epoch; the rows left over differ between epochs."""
+        """Number of full batches of an epoch; the remaining rows are skipped, others in each epoch."""
         return self.rows // self.batch_rows
 
     def batches(self, start: int, prepare: Prepare) -> Iterator[np.ndarray]:
-        """Yield vectors (batch_rows, d) of step `start` and all later ones, epoch after epoch, without end.
+        """Yield vectors (batch_rows, d) of step `start` and of all later steps, without end.
 
         Args:
             start: first step.
-            prepare: applied to each piece as it is read.
+            prepare: applied to the vectors of each piece.
         """
-        for epoch in count(start // self.steps_per_epoch):
-            done = start % self.steps_per_epoch if epoch == start // self.steps_per_epoch else 0
-            windows = self._windows(epoch, done * self.batch_rows, prepare)
-            yield from islice(_cut(windows, self.batch_rows), self.steps_per_epoch - done)
+        first_epoch, skipped_steps = divmod(start, self.steps_per_epoch)
+        for epoch in count(first_epoch):
+            windows = self._windows(epoch, skipped_steps * self.batch_rows, prepare)
+            yield from islice(_cut(windows, self.batch_rows), self.steps_per_epoch - skipped_steps)
+            skipped_steps = 0
 
     def _windows(self, epoch: int, skip: int, prepare: Prepare) -> Iterator[np.ndarray]:
         """Yield the rows of the epoch in order, without the first `skip`."""
-        drawn = np.random.default_rng((self._seed, epoch)).permutation(len(self._pieces))
-        for first in range(0, len(drawn), WINDOW_PIECES):
-            pieces = [self._pieces[number] for number in drawn[first : first + WINDOW_PIECES]]
+        piece_order = np.random.default_rng((self._seed, epoch)).permutation(len(self._pieces))
+        for first in range(0, len(piece_order), WINDOW_PIECES):
+            pieces = [self._pieces[number] for number in piece_order[first : first + WINDOW_PIECES]]
             size = sum(rows.stop - rows.start for _, rows in pieces)
             if skip < size:
                 order = np.random.default_rng((self._seed, epoch, first + 1)).permutation(size)
@@ -74,17 +75,16 @@ class RowOrder:
         return vectors_at(self._source.open(self._units[number]), self._rows(number)[rows])
 
     def _rows(self, number: int) -> np.ndarray:
-        """Return the rows of the unit's file that take part, ascending."""
-        addresses = row_addresses(self._units[number])
-        dead = self._dead.rows_of(self._units[number].ordinal)
-        return np.flatnonzero(~(np.isin(row_of(addresses), dead) | np.isin(addresses, self._left_out)))
+        """Return the rows of the unit's file that are trained on, ascending."""
+        unit = self._units[number]
+        return np.flatnonzero(is_live(unit, self._dead) & ~np.isin(row_addresses(unit), self._left_out))
 
 
 def _cut(blocks: Iterator[np.ndarray], size: int) -> Iterator[np.ndarray]:
     """Yield the rows of all blocks in batches of `size`; an incomplete batch at the end is dropped."""
     rest: np.ndarray | None = None
     for block in blocks:
-        whole = block if rest is None else np.concatenate([rest, block])
-        full = len(whole) - len(whole) % size
-        yield from (whole[start : start + size] for start in range(0, full, size))
-        rest = whole[full:].copy()
+        rows = block if rest is None else np.concatenate([rest, block])
+        end = len(rows) - len(rows) % size
+        yield from (rows[start : start + size] for start in range(0, end, size))
+        rest = rows[end:].copy()

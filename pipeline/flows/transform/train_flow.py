@@ -1,4 +1,4 @@
-"""Training of a flow (BERT-flow) on the stored vectors, by one worker that continues after a restart."""
+"""Train a flow (BERT-flow) on the stored vectors, on one worker, from the last checkpoint on."""
 
 from dataclasses import dataclass
 from hashlib import sha256
@@ -22,17 +22,18 @@ from pipeline.post.compare import DevTask
 from pipeline.post.flow import Flow
 from pipeline.settings import FlowSettings, WhitenSettings
 from pipeline.stats.tensors import unpack
-from pipeline.store.once import remembered
+from pipeline.store.once import load_or_make
 from pipeline.store.stored import FileRef, Stored
 
 if TYPE_CHECKING:
-    from pipeline.train.flow import FlowFit, HeldOut
+    from pipeline.train.flow import FlowTrainer, HeldOut
 
-_VERSION = "flow-1"  # changes with every change of the training that changes bits of its result
-_LEAST_ROWS = 10  # so few are a mistake
-_HELD_SHARE = 0.01
-_HELD_LEAST, _HELD_MOST = 512, 8_192  # rows; more would only cost time
-_POINTS = 20  # of the curve, at most, without the start
+_VERSION = "flow-1"  # change it with every change of the code that changes the result of a training
+_MIN_ROWS = 10  # fewer are a mistake of the user
+# Rows to hold out: a proportion within limits. More than the greatest number would only cost time.
+_HELD_OUT = 0.01
+_MIN_HELD_OUT, _MAX_HELD_OUT = 512, 8_192
+_CURVE_POINTS = 20  # the most points of the training curve, beside the start
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,11 @@ class FlowTraining:
     """The definition of a training.
 
     Attributes:
-        source: live rows.
-        units: their units.
-        settings: of the flow.
-        before: a fitted transform that is applied to the vectors first, as in a chain.
-        dev: a task with raw vectors, only for the curve.
+        source: reader of the live rows.
+        units: units of the live rows.
+        settings: settings of the flow.
+        before: fitted transform that is applied to the vectors before the flow; None if there is none.
+        dev: task with raw vectors, whose score the training curve shows.
     """
 
     source: LiveRows
@@ -57,10 +58,11 @@ class FlowTraining:
     def id(self) -> str:
         """Return the hexadecimal sha256 of the definition.
 
-        Equal trainings give equal flows on machines of one kind, however often checkpoints are written.
+        On machines of one kind, trainings with one id give equal flows, also with other checkpoint_steps.
         """
         units = [[placed.ordinal, placed.unit.sha256] for placed in self.units]
-        dead, before = self.source.dead and self.source.dead.sha256, self.before and self.before.transform_id
+        dead = self.source.dead and self.source.dead.sha256
+        before = self.before and self.before.transform_id
         dev = self.dev and [
             sha256(np.ascontiguousarray(part).tobytes()).hexdigest()
             for part in vars(self.dev).values()
@@ -93,7 +95,7 @@ def check_flow(settings: WhitenSettings, dim: int) -> None:
     """Check, before anything is fitted, that a flow among the steps can halve its vectors at each level.
 
     Args:
-        settings: of the transform.
+        settings: settings of the transform.
         dim: width of the encoder's vectors. A whitening before the flow gives k dimensions, or as many as the
             rank, which is not known yet.
 
@@ -118,8 +120,8 @@ class _Trained(Stored):
     transform: FileRef
 
 
-def train_flow(training: FlowTraining, workers: Workers, pool: Pool, bar: Running | None = None) -> Flow:
-    """Train the flow, from the last checkpoint on, or load it if it is finished. `bar` follows its rows.
+def train_flow(training: FlowTraining, workers: Workers, pool: Pool, bar: Running) -> Flow:
+    """Train the flow, from the last checkpoint on, or load it if it is finished. `bar` shows the rows.
 
     One worker trains, with the resources that `pool` gives to one: a step is a few dozen products with
     matrices of 32 columns and takes 3 ms at d = 384, about as long as workers would take to exchange
@@ -130,18 +132,16 @@ def train_flow(training: FlowTraining, workers: Workers, pool: Pool, bar: Runnin
         DataError: too few rows, only equal rows, or a likelihood or gradient that is not finite; nothing is
             stored.
     """
-    store, rows = training.source.store, _rows_in_all(training)
+    store, rows = training.source.store, _total_rows(training)
     record = _Trained.load_complete(store, training.record)
     if record is not None:
         return Flow.from_bytes(record.transform.read(store))
-    if bar is not None:
-        bar.expect(rows)
-    if (checkpoint := _last(training)) is not None:
+    bar.expect(rows)
+    if (checkpoint := _load_checkpoint(training)) is not None:
         say(f"the training of the flow continues after step {unpack(checkpoint)[1].get('step', 0):,}")
-    ((_, made),) = workers.map_units(TrainFlow(), [training], pool, bar)
-    if bar is not None:
-        bar.reach(rows)  # a short training may end before the driver has looked
-    return Flow.from_bytes(made.read(store))
+    ((_, file),) = workers.map_units(TrainFlow(), [training], pool, bar)
+    bar.reach(rows)  # a short training may end before its rows were shown
+    return Flow.from_bytes(file.read(store))
 
 
 @dataclass(frozen=True)
@@ -149,84 +149,89 @@ class TrainFlow(PlainTask[FlowTraining, FileRef]):
     """Train one flow to its end, on the GPU that this worker was assigned, else on the CPU."""
 
     def work(self, training: FlowTraining) -> FileRef:
-        from pipeline.train.flow import Diverged, one_thread
+        from pipeline.models.layers.numerics import use_threads
+        from pipeline.train.flow import Diverged
 
         store = training.source.store
 
         def train() -> _Trained:
-            with one_thread():
-                flow = _trained(training)
-            return _Trained(training=training.id, transform=store_transform(store, flow))
+            # Matrices as small as those of a flow gain nothing from more threads, and with one thread, sums
+            # have one order on all machines of a kind.
+            with use_threads(1):
+                return _Trained(training=training.id, transform=store_transform(store, _train(training)))
 
         try:
-            made = remembered(store, training.record, _Trained, train)
+            made = load_or_make(store, training.record, _Trained, train)
         except Diverged:
-            store.delete(training.checkpoint)  # it would diverge there again
+            store.delete(training.checkpoint)  # continued from there it would diverge again
             raise
         store.delete(training.checkpoint)
         return made.transform
 
 
-def _trained(training: FlowTraining) -> Flow:
-    """Return the flow after all steps."""
-    order, held = _laid_out(training)
-    fit, steps = _begun(training, order, held), _steps(order.rows, order.batch_rows, training.settings.epochs)
-    for batch in islice(order.batches(fit.step, training.prepare), steps - fit.step):
-        fit.take(batch)
-        progress(fit.step * order.batch_rows)
+def _train(training: FlowTraining) -> Flow:
+    """Train from the last checkpoint, or from the start, to the last step."""
+    order, held_out = _split_rows(training)
+    trainer = _resume_or_start(training, order, held_out)
+    steps = _steps(order.rows, order.batch_rows, training.settings.epochs)
+    for batch in islice(order.batches(trainer.step, training.prepare), steps - trainer.step):
+        trainer.train_step(batch)
+        progress(trainer.step * order.batch_rows)
         # at evenly spaced steps, including the last
-        if fit.step * _POINTS // steps > (fit.step - 1) * _POINTS // steps:
-            fit.measure(held)
-        if fit.step % training.settings.checkpoint_steps == 0:
-            training.source.store.write(training.checkpoint, fit.to_bytes())
+        if trainer.step * _CURVE_POINTS // steps > (trainer.step - 1) * _CURVE_POINTS // steps:
+            trainer.evaluate(held_out)
+        if trainer.step % training.settings.checkpoint_steps == 0:
+            training.source.store.write(training.checkpoint, trainer.to_bytes())
     progress(steps * order.batch_rows, last=True)
-    return fit.fitted(held, min(order.rows, steps * order.batch_rows), training.space_id)
+    return trainer.to_flow(held_out, min(order.rows, steps * order.batch_rows), training.space_id)
 
 
-def _laid_out(training: FlowTraining) -> "tuple[RowOrder, HeldOut]":
+def _split_rows(training: FlowTraining) -> "tuple[RowOrder, HeldOut]":
     """Return the rows to train on, and about 1 % of the rows, chosen by hash of id, to evaluate on."""
     from pipeline.train.flow import HeldOut
 
     source, units, settings = training.source, training.units, training.settings
-    addresses, vectors = source.sample(units, _held_rows(sum(source.counts(units))), "held out of the flow")
-    held = HeldOut(training.prepare(vectors), training.dev, training.prepare)
-    return RowOrder(source, units, addresses, settings.batch_rows, settings.seed), held
+    count = _held_out_rows(sum(source.counts(units)))
+    addresses, vectors = source.sample(units, count, "held out of the flow")
+    held_out = HeldOut(training.prepare(vectors), training.dev, training.prepare)
+    return RowOrder(source, units, addresses, settings.batch_rows, settings.seed), held_out
 
 
-def _begun(training: FlowTraining, order: RowOrder, held: "HeldOut") -> "FlowFit":
-    """Return the training at its last checkpoint, or at its start."""
-    from pipeline.train.flow import FlowFit
+def _resume_or_start(training: FlowTraining, order: RowOrder, held_out: "HeldOut") -> "FlowTrainer":
+    """Return the trainer at its last checkpoint, or at its start."""
+    from pipeline.train.flow import FlowTrainer
 
-    fit = FlowFit(held.rows.shape[1], training.settings, resolve("auto", float(gpu_assigned())).torch())
-    if (checkpoint := _last(training)) is not None:
-        fit.restore(checkpoint)
+    device = resolve("auto", float(gpu_assigned())).torch()
+    trainer = FlowTrainer(held_out.rows.shape[1], training.settings, device)
+    if (checkpoint := _load_checkpoint(training)) is not None:
+        trainer.restore(checkpoint)
     else:
-        fit.begin(next(order.batches(0, training.prepare)), held)
-    return fit
+        trainer.initialize(next(order.batches(0, training.prepare)), held_out)
+    return trainer
 
 
-def _held_rows(rows: int) -> int:
-    """Return the number of rows to hold out. Raises DataError if too few are left."""
-    if rows < _LEAST_ROWS:
+def _held_out_rows(rows: int) -> int:
+    """Return the number of rows to hold out. Raises DataError if there are too few rows to train on."""
+    if rows < _MIN_ROWS:
         raise DataError(
-            "flow", f"at least {_LEAST_ROWS} rows to train on", f"{rows}", "give more text, or use whitening"
+            "flow", f"at least {_MIN_ROWS} rows to train on", f"{rows}", "give more text, or use whitening"
         )
-    return min(max(int(_HELD_SHARE * rows), _HELD_LEAST), _HELD_MOST, rows // 5)
+    return min(max(int(_HELD_OUT * rows), _MIN_HELD_OUT), _MAX_HELD_OUT, rows // 5)
 
 
 def _steps(rows: int, batch_rows: int, epochs: float) -> int:
     return max(1, round(epochs * (rows // batch_rows)))
 
 
-def _rows_in_all(training: FlowTraining) -> int:
-    """Return the number of rows of all steps together."""
+def _total_rows(training: FlowTraining) -> int:
+    """Return the number of rows in the batches of all steps together."""
     rows = sum(training.source.counts(training.units))
-    rows -= _held_rows(rows)
+    rows -= _held_out_rows(rows)
     batch_rows = min(training.settings.batch_rows, rows)
     return batch_rows * _steps(rows, batch_rows, training.settings.epochs)
 
 
-def _last(training: FlowTraining) -> bytes | None:
+def _load_checkpoint(training: FlowTraining) -> bytes | None:
     """Load the last checkpoint; None if it is missing or unreadable."""
     try:
         unpack(checkpoint := training.source.store.read(training.checkpoint))

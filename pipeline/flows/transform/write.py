@@ -1,7 +1,6 @@
-"""Store a fitted transform; write the transformed vectors of all units (whiten.write_vectors)."""
+"""Store a fitted transform, and the transformed vectors of all units if whiten.write_vectors is set."""
 
 from dataclasses import dataclass
-from hashlib import sha256
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,8 +9,8 @@ from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.post import Transform, space_after
 from pipeline.store.base import Store
-from pipeline.store.once import put_by_content, remembered
-from pipeline.store.schema import checked_space, vector_column, vector_matrix, vectors_schema, writer_options
+from pipeline.store.once import load_or_make, put_by_content
+from pipeline.store.schema import check_space, vector_column, vector_matrix, vectors_schema, writer_options
 from pipeline.store.stored import FileRef
 from pipeline.store.units import Manifest, UnitRecord
 
@@ -19,11 +18,8 @@ from pipeline.store.units import Manifest, UnitRecord
 def store_transform(store: Store, transform: Transform) -> FileRef:
     """Store a fitted transform in a file named by its id."""
     content = transform.to_bytes()
-    reference = FileRef(
-        path=f"transforms/{transform.transform_id[:24]}.safetensors",
-        sha256=sha256(content).hexdigest(),
-        rows=transform.fitted_rows,
-        bytes=len(content),
+    reference = FileRef.of(
+        f"transforms/{transform.transform_id[:24]}.safetensors", content, transform.fitted_rows
     )
     store.write(reference.path, content)
     return reference
@@ -31,7 +27,7 @@ def store_transform(store: Store, transform: Transform) -> FileRef:
 
 @dataclass(frozen=True)
 class WhitenUnit(PlainTask[UnitRecord, UnitRecord]):
-    """Write the transformed vectors of one unit, named by the transform."""
+    """Write the transformed vectors of one unit to a new unit, whose path contains the transform's id."""
 
     store: Store
     transform: Transform
@@ -39,26 +35,26 @@ class WhitenUnit(PlainTask[UnitRecord, UnitRecord]):
     def work(self, unit: UnitRecord) -> UnitRecord:
         name = f"{self.transform.transform_id[:16]}/{unit.sha256[:24]}"
         path = f"units/whitened/{name}.json"
-        return remembered(self.store, path, UnitRecord, lambda: self._written(unit, name))
+        return load_or_make(self.store, path, UnitRecord, lambda: self._transform_unit(unit, name))
 
-    def _written(self, unit: UnitRecord, name: str) -> UnitRecord:
+    def _transform_unit(self, unit: UnitRecord, name: str) -> UnitRecord:
         with self.store.scratch() as scratch:
             file = scratch / "whitened.parquet"
-            source = checked_space(
+            source = check_space(
                 pq.ParquetFile(unit.file.open(self.store)), unit.path, self.transform.space_id
             )
-            given = source.schema_arrow
-            kept = [field for field in given if field.name not in (given.names[0], "text_key", "vector")]
+            columns = source.schema_arrow
+            kept = [field for field in columns if field.name not in (columns.names[0], "text_key", "vector")]
             space = space_after(self.transform)
-            schema = vectors_schema(given.field(0), kept, self.transform.k, space)
+            schema = vectors_schema(columns.field(0), kept, self.transform.k, space)
             with pq.ParquetWriter(file, schema, **writer_options(schema)) as writer:
                 for batch in source.iter_batches(8_192):
                     vectors = self.transform(vector_matrix(batch["vector"]))
-                    columns = [
+                    arrays = [
                         vector_column(vectors, field) if field.name == "vector" else batch[field.name]
                         for field in schema
                     ]
-                    writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+                    writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
             stored = put_by_content(self.store, file, f"units/whitened/{name}", unit.rows, digits=12)
         return UnitRecord(
             name=f"whitened/{name}",

@@ -1,4 +1,6 @@
-"""Running tasks on workers: the cluster, the pool of workers, their heartbeat, one local process, metrics.
+"""Run tasks on workers, of a Ray cluster or of one local process, and watch their progress.
 
-Nothing in here knows what a task computes. From outside: `connect`, `Workers`, `Pool`, `progress`.
+Nothing in this package depends on what a task computes. Other packages use `connect`, `Workers`, `Pool` and
+`progress`. The modules heartbeat, second_attempt, watch, ray_pool and ray_workers import Ray; `connect`
+imports them only if it connects to Ray.
 """

@@ -1,4 +1,4 @@
-"""The address of the Ray cluster to connect to, and a check that it answers."""
+"""The address of the Ray cluster to connect to, and a check that the cluster answers."""
 
 import contextlib
 import os
@@ -7,24 +7,25 @@ import socket
 from pipeline.errors import TransientError
 from pipeline.settings import ClusterSettings
 
-_ANSWER_S = 10.0  # timeout for connecting to a cluster
-_SILENT_S = 60.0  # timeout for the first bytes from the head; a busy head needs more than a moment
-# the bytes that open an HTTP/2 connection (RFC 9113, 3.4), which a gRPC server answers
-_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-NO_ADDRESS = {
+_CONNECT_S = 10.0  # timeout for opening a connection
+_FIRST_BYTES_S = 60.0  # timeout for the first bytes of the head, which may be busy
+# The bytes that open an HTTP/2 connection (RFC 9113, 3.4), which a gRPC server answers.
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+# How to use a local Ray instead, by the setting that gave the address.
+LOCAL_REMEDIES = {
     "cluster.address": "set cluster.address to null for a local one",
     "RAY_ADDRESS": "unset RAY_ADDRESS for a local one",
     "local Ray": "look at its logs below /tmp/ray",
 }
-TOKEN = (
+TOKEN_SETTINGS = (
     "RAY_AUTH_MODE=token and the cluster's token in ~/.ray/auth_token, RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN"
 )
 
 
 def address_of(settings: ClusterSettings) -> tuple[str, str]:
-    """Return the address to connect to and the setting that named it.
+    """Return the address to connect to and the setting that gives it.
 
-    Ray's own guess is never used: a stale file must not attach us to another user's cluster.
+    Ray itself would also look for a file of a running cluster, which may be stale or another user's.
     """
     if settings.address:
         return settings.address, "cluster.address"
@@ -35,37 +36,37 @@ def address_of(settings: ClusterSettings) -> tuple[str, str]:
     return "local", "local Ray"
 
 
-def no_answer(address: str, named: str, found: str) -> TransientError:
-    """Return the error for a cluster that does not answer. named: setting that names the address."""
-    token = "" if address == "local" else f"set {TOKEN} if it asks for one, "
+def no_answer_error(address: str, setting: str, found: str) -> TransientError:
+    """Return the error for a cluster that does not answer. `setting` gives its address."""
+    token = "" if address == "local" else f"set {TOKEN_SETTINGS} if it asks for one, "
     return TransientError(
-        f"{named} {address}",
+        f"{setting} {address}",
         "a Ray cluster that answers",
         found,
-        f"check host and port, start the cluster, {token}or {NO_ADDRESS[named]}",
+        f"check host and port, start the cluster, {token}or {LOCAL_REMEDIES[setting]}",
     )
 
 
-def check_answers(address: str, named: str, patience_s: float) -> None:
-    """Raise TransientError if nothing listens at a host:port, or if it listens but sends nothing.
+def check_answers(address: str, setting: str, patience_s: float) -> None:
+    """Raise TransientError if nothing listens at a host:port, or if the listener sends nothing.
 
-    Ray would wait many minutes, or forever, without a message.
+    Ray itself would wait many minutes, or forever, without a message. Other addresses are not checked.
     """
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit():
         return
     try:
-        connection = socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S)
+        connection = socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S)
     except (OSError, OverflowError) as error:
-        raise no_answer(address, named, str(error)) from None
-    silent_s = min(_SILENT_S, patience_s)
-    # a server that closes the connection may expect TLS: Ray itself finds out
+        raise no_answer_error(address, setting, str(error)) from None
+    timeout_s = min(_FIRST_BYTES_S, patience_s)
+    # a server that closes the connection may expect TLS, which Ray tries itself
     with connection, contextlib.suppress(ConnectionError):
-        connection.settimeout(silent_s)
-        connection.sendall(_GREETING)
+        connection.settimeout(timeout_s)
+        connection.sendall(_PREFACE)
         try:
             connection.recv(1)
         except TimeoutError:
-            raise no_answer(
-                address, named, f"a port that accepts connections but sends nothing for {silent_s:g} s"
+            raise no_answer_error(
+                address, setting, f"a port that accepts connections but sends nothing for {timeout_s:g} s"
             ) from None

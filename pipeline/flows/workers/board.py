@@ -1,142 +1,202 @@
-"""The actor that collects the workers' reports, and the state of a call that the driver asks it for."""
+"""The actor that collects the workers' reports, and the status of a call that the driver requests from it.
+
+A call is one pool or one task.
+"""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import median
 from typing import NamedTuple
 
-from pipeline.flows.workers.standstill import Standstill, Worker
+from pipeline.flows.workers.stall import StallTimer, WorkerProcess
+
+_SLOW_FACTOR = 2.0  # an item is slow after so many times the median duration of the finished items
+_MIN_SLOW_S = 10.0  # and not before
 
 
 class _Item:
-    """The board's entry for an item that a worker has begun."""
+    """The board's entry for an item that a worker has begun.
 
-    def __init__(self, worker: Worker, now: float) -> None:
-        self.worker, self.began, self.standstill, self.silence = worker, now, Standstill(), Standstill()
+    Attributes:
+        worker: the process that last began it or sent a heartbeat for it.
+        began: time of its start, by the clock of the board.
+        stall: seconds without progress.
+        silence: seconds without a heartbeat.
+    """
+
+    def __init__(self, worker: WorkerProcess, now: float) -> None:
+        self.worker, self.began = worker, now
+        self.stall, self.silence = StallTimer(), StallTimer()
 
 
 class Board:
     """The actor that collects reports, on the driver's node.
 
-    A call is one pool or task; an item that starts again counts from its new start.
+    The times of an item that is begun again count from its new start.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._calls: dict[str, _State] = {}
+        self._calls: dict[str, _CallState] = {}
 
     def close(self, call: str) -> None:
         """Forget the call."""
         self._calls.pop(call, None)
 
-    def sign(self, call: str, item: int | None, worker: Worker, busy: bool, moving: bool = False) -> None:
-        """Record a sign of life of a worker.
+    def record_heartbeat(
+        self, call: str, item: int | None, worker: WorkerProcess, busy: bool, transferred: bool = False
+    ) -> None:
+        """Record a heartbeat of a worker.
 
         Args:
-            call: the pool or task it works for.
+            call: the pool or task that the worker belongs to.
             item: its current item, if any.
             worker: the process.
             busy: whether it used the CPU.
-            moving: whether it transferred bytes.
+            transferred: whether it transferred bytes.
         """
-        state = self._of(call)
-        state.heard = self._clock()
+        state = self._state_of(call)
+        state.last_heartbeat = self._clock()
         if item is not None:
             # a board that was restarted does not know the item
-            at_work = state.at_work.setdefault(item, _Item(worker, state.heard))
-            at_work.silence.compute()
-            if moving:
-                at_work.standstill.move()
+            running = state.running_items.setdefault(item, _Item(worker, state.last_heartbeat))
+            running.worker = worker  # an item with a second attempt has two, of which either may hang
+            running.silence.reset()
+            if transferred:
+                running.stall.reset()
             if busy:
-                at_work.standstill.compute()
+                running.stall.record_cpu_use()
 
-    def begin(self, call: str, item: int, worker: Worker) -> None:
+    def record_start(self, call: str, item: int, worker: WorkerProcess) -> None:
         """Record that the worker has begun the item."""
-        state = self._of(call)
-        state.heard = self._clock()
-        state.at_work[item] = _Item(worker, state.heard)
+        state = self._state_of(call)
+        state.last_heartbeat = self._clock()
+        state.running_items[item] = _Item(worker, state.last_heartbeat)
+        state.begun.add(item)
+        if item in state.attempts:
+            state.attempts[item].append(worker)
 
-    def end(self, call: str, item: int) -> None:
+    def record_end(self, call: str, item: int) -> None:
         """Record that the item is done, and how long it took."""
-        state = self._of(call)
-        if (ended := state.at_work.pop(item, None)) is not None:
-            state.slowest_s = max(state.slowest_s, self._clock() - ended.began)
+        state = self._state_of(call)
+        if (ended := state.running_items.pop(item, None)) is not None:
+            state.durations_s[item] = self._clock() - ended.began
 
-    def put(self, call: str, item: int, rows: int, note: str = "", counted: bool = True) -> None:
+    def claim_slow_item(self, call: str, items: int) -> "SlowItem":
+        """Choose an item for a second attempt by a worker that has nothing else to do.
+
+        Args:
+            items: number of items of the call.
+        """
+        state = self._state_of(call)
+        unfinished = items - len(state.durations_s)
+        if len(state.begun) < items or unfinished == 0 or unfinished > items / 2:
+            return SlowItem(None, all_begun=len(state.begun) == items, all_done=unfinished == 0)
+        limit_s = max(_MIN_SLOW_S, _SLOW_FACTOR * median(state.durations_s.values()))
+        for item, running in state.running_items.items():
+            if item not in state.attempts and self._clock() - running.began > limit_s:
+                state.attempts[item] = [running.worker]
+                return SlowItem(item)
+        return SlowItem(None)
+
+    def second_attempt_workers(self, call: str) -> list[WorkerProcess]:
+        """Return the workers of all attempts at items that have a second attempt."""
+        return [worker for workers in self._state_of(call).attempts.values() for worker in workers]
+
+    def record_rows(self, call: str, item: int, rows: int, note: str = "", more: bool = True) -> None:
         """Record the rows of an item that are done, a note to show, and whether more rows follow."""
-        state = self._of(call)
+        state = self._state_of(call)
         state.rows[item], state.note = rows, note
-        if (at_work := state.at_work.get(item)) is not None:
-            at_work.standstill.report(rows, counted)
+        if (running := state.running_items.get(item)) is not None:
+            running.stall.record_rows(rows, more)
 
-    def hear(self, call: str, sentence: str) -> None:
+    def add_message(self, call: str, sentence: str) -> None:
         """Keep a sentence for the driver to print."""
-        self._of(call).messages.append(sentence)
+        self._state_of(call).messages.append(sentence)
 
     def status(self, call: str) -> "CallStatus":
-        """Return the state of the call. A board that was restarted counts from its restart."""
-        state, now = self._of(call), self._clock()
-        elapsed_s, state.asked = now - state.asked, now
-        at_work = tuple(
-            AtWork(item, each.worker, each.standstill.look(elapsed_s), each.silence.look(elapsed_s))
-            for item, each in state.at_work.items()
+        """Return the status of the call. A board that was restarted counts from its restart."""
+        state, now = self._state_of(call), self._clock()
+        elapsed_s, state.last_request = now - state.last_request, now
+        running_items = tuple(
+            RunningItem(item, each.worker, each.stall.advance(elapsed_s), each.silence.advance(elapsed_s))
+            for item, each in state.running_items.items()
         )
         messages, state.messages = tuple(state.messages), []
         return CallStatus(
-            sum(state.rows.values()),
-            None if state.heard is None else now - state.heard,
-            at_work,
-            state.slowest_s,
-            state.note,
-            messages,
+            rows=sum(state.rows.values()),
+            silent_s=None if state.last_heartbeat is None else now - state.last_heartbeat,
+            running_items=running_items,
+            slowest_s=max(state.durations_s.values(), default=0.0),
+            note=state.note,
+            messages=messages,
         )
 
-    def _of(self, call: str) -> "_State":
-        return self._calls.setdefault(call, _State(self._clock()))
+    def _state_of(self, call: str) -> "_CallState":
+        return self._calls.setdefault(call, _CallState(self._clock()))
 
 
 @dataclass
-class _State:
+class _CallState:
     """The board's state of one call.
 
     Attributes:
-        asked: when the driver last asked.
-        heard: when a worker last gave a sign of life.
+        last_request: time of the driver's last request, by the clock of the board.
+        last_heartbeat: time of the last heartbeat of any worker.
+        durations_s: seconds that each finished item took.
+        attempts: the workers of both attempts, for each item that has a second attempt.
     """
 
-    asked: float
-    heard: float | None = None
+    last_request: float
+    last_heartbeat: float | None = None
     rows: dict[int, int] = field(default_factory=dict)
-    at_work: dict[int, _Item] = field(default_factory=dict)
-    slowest_s: float = 0.0
+    running_items: dict[int, _Item] = field(default_factory=dict)
+    begun: set[int] = field(default_factory=set)
+    durations_s: dict[int, float] = field(default_factory=dict)
+    attempts: dict[int, list[WorkerProcess]] = field(default_factory=dict)
     note: str = ""
     messages: list[str] = field(default_factory=list)
 
 
-class AtWork(NamedTuple):
+class RunningItem(NamedTuple):
     """An item that a worker has begun.
 
     Attributes:
         item: its number.
         worker: the process.
-        still_s: seconds without progress.
-        silent_s: seconds without a sign of life; a long silence means that the worker is stopped or dead.
+        stalled_s: seconds without progress.
+        silent_s: seconds without a heartbeat; a long silence means that the worker is stopped or dead.
     """
 
     item: int
-    worker: Worker
-    still_s: float
+    worker: WorkerProcess
+    stalled_s: float
     silent_s: float
+
+
+class SlowItem(NamedTuple):
+    """An item that takes much longer than its peers.
+
+    Attributes:
+        item: its number; None if no item is slow.
+        all_begun: whether workers have begun all items.
+        all_done: whether all items are done.
+    """
+
+    item: int | None
+    all_begun: bool = True
+    all_done: bool = False
 
 
 @dataclass(frozen=True)
 class CallStatus:
-    """The state of a call.
+    """The status of a call.
 
     Attributes:
-        rows: done so far.
-        silent_s: seconds since a worker gave a sign of life; None if there was none since the board started.
-        at_work: items that workers have begun.
+        rows: number of rows done so far.
+        silent_s: seconds since a worker sent a heartbeat; None if there was none since the board started.
+        running_items: items that workers have begun and not finished.
         slowest_s: seconds that the slowest finished item took.
         note: the last note.
         messages: sentences since the previous request.
@@ -144,7 +204,7 @@ class CallStatus:
 
     rows: int
     silent_s: float | None
-    at_work: tuple[AtWork, ...] = ()
+    running_items: tuple[RunningItem, ...] = ()
     slowest_s: float = 0.0
     note: str = ""
     messages: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Connect to workers: a Ray cluster that is started here or named in the settings, or local workers."""
+"""Connect to workers: on a Ray cluster that exists or is started here, or local ones without Ray."""
 
 import contextlib
 import importlib
@@ -14,21 +14,25 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, TransientError
-from pipeline.flows.workers.address import NO_ADDRESS, TOKEN, address_of, check_answers, no_answer
-from pipeline.flows.workers.heartbeat import expect, open_board
+from pipeline.flows.workers.address import (
+    LOCAL_REMEDIES,
+    TOKEN_SETTINGS,
+    address_of,
+    check_answers,
+    no_answer_error,
+)
 from pipeline.flows.workers.local import LocalWorkers
-from pipeline.flows.workers.ray_workers import RayWorkers
-from pipeline.flows.workers.room import addable, nodes_alive
+from pipeline.flows.workers.nodes import addable_nodes, nodes_alive
 from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages, give_up
 from pipeline.settings import ClusterSettings
 
-_LOOK_S = 0.5
-_OBJECT_STORE = 256 << 20  # bytes: only records and model settings pass through it
-# with Ray's default of 1,000 every stage of a short night waits for new processes
-_PROCESSES = {"idle_worker_killing_time_threshold_ms": 10_000}
+_POLL_S = 0.5  # between two checks of Ray's processes
+_OBJECT_STORE_BYTES = 256 << 20  # enough, since only records and model settings pass through it
+# With Ray's default of 1,000 ms every stage of a short night would wait for new processes.
+_SYSTEM_CONFIG = {"idle_worker_killing_time_threshold_ms": 10_000}
 
-# local workers of the enclosing block: like Ray, they are connected once per process
+# Local workers of the enclosing block of `connect`. Like Ray, they are connected once per process.
 _local: LocalWorkers | None = None
 
 
@@ -57,8 +61,8 @@ def connect(
 ) -> Iterator[Workers]:
     """Connect to workers for the duration of the block: a Ray cluster, or `local` workers without Ray.
 
-    Local workers of an enclosing block are reused, and so is an existing connection to Ray. A Ray that was
-    started here is stopped afterwards.
+    Local workers of an enclosing block are reused, and so is an existing connection to Ray. A connection that
+    this call makes is closed after the block, and so is a Ray that it starts.
     """
     global _local
     if local := local or _local:
@@ -69,52 +73,56 @@ def connect(
             _local = outer
         return
     with stages("cluster"):
-        quiet(verbose)
+        silence_ray(verbose)
         import ray
 
-        mine = not ray.is_initialized()
-        if mine:
-            _start(settings, verbose)
+        from pipeline.flows.workers.heartbeat import open_board, set_patience
+        from pipeline.flows.workers.ray_workers import RayWorkers
+
+        starts_here = not ray.is_initialized()
+        if starts_here:
+            _connect_to_ray(settings, verbose)
     try:
-        with _guarded() if mine else contextlib.nullcontext():
-            expect(settings.patience_s, settings.wait_s)
+        with _abort_if_ray_dies() if starts_here else contextlib.nullcontext():
+            set_patience(settings.patience_s, settings.wait_s)
             nodes = tuple(node for _, node in nodes_alive().values())
+            free_cpus = ray.available_resources().get("CPU", 0)
             yield RayWorkers(
                 nodes,
-                bool(addable()),
-                ray.available_resources().get("CPU", 0) >= sum(node.cpus for node in nodes),
+                grows=bool(addable_nodes()),
+                idle=free_cpus >= sum(node.cpus for node in nodes),
                 board=open_board(),
             )
     finally:
-        if mine:
+        if starts_here:
             ray.shutdown()
 
 
 @contextlib.contextmanager
-def _guarded() -> Iterator[None]:
-    """Abort this process when the raylet or the GCS server that it started is gone.
+def _abort_if_ray_dies() -> Iterator[None]:
+    """Abort this process with a message if the raylet or the GCS server that it started ends.
 
-    Ray itself would end the process, 10 to 60 seconds later, with exit code 1 and without a message.
+    Ray itself would end the process 10 to 60 seconds later, with exit code 1 and without a message.
     """
     from ray._private.worker import _global_node as node
 
     over = threading.Event()
 
-    def follow() -> None:
-        while not over.wait(_LOOK_S):
-            if gone := sorted({kind for kind, _ in node.dead_processes()} & {"raylet", "gcs_server"}):
+    def watch() -> None:
+        while not over.wait(_POLL_S):
+            if ended := sorted({kind for kind, _ in node.dead_processes()} & {"raylet", "gcs_server"}):
                 node.kill_all_processes(check_alive=False, allow_graceful=False)
                 give_up(
                     TransientError(
                         "local Ray",
                         "its processes to run",
-                        f"none of {' and '.join(gone)}",
+                        f"{' and '.join(ended)} ended",
                         "free memory, or see what killed them; then run again: finished units are kept",
                     )
                 )
                 return
 
-    thread = threading.Thread(target=follow, daemon=True)
+    thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
         yield
@@ -123,44 +131,45 @@ def _guarded() -> Iterator[None]:
         thread.join()
 
 
-def _start(settings: ClusterSettings, verbose: bool) -> None:
+def _connect_to_ray(settings: ClusterSettings, verbose: bool) -> None:
+    """Connect to the cluster of the settings, or start a local one."""
     import ray
 
-    address, named = address_of(settings)
+    address, setting = address_of(settings)
     _check_directory()
-    check_answers(address, named, settings.patience_s)
+    check_answers(address, setting, settings.patience_s)
     options: dict[str, Any] = {
         "address": address,
         "log_to_driver": verbose,
         "logging_level": logging.INFO if verbose else logging.ERROR,
     }
     if address == "local":
-        _keep_token()
+        _make_token_folder_private()
         options |= {
             "include_dashboard": False,
-            "object_store_memory": _OBJECT_STORE,
-            "_system_config": _PROCESSES,
+            "object_store_memory": _OBJECT_STORE_BYTES,
+            "_system_config": _SYSTEM_CONFIG,
         }
     try:
         with (
-            _hushed(verbose) as reopen,
-            _within(settings.patience_s, address, named, reopen),
-            _own_signals(),
+            _discard_stderr(verbose) as reopen,
+            _abort_after(settings.patience_s, address, setting, reopen),
+            _restore_sigterm(),
         ):
             ray.init(**options)
     except ValueError as error:
         raise ConfigError(
-            named,
+            setting,
             "a Ray address: host:port, auto or local",
             f"{address!r} ({' '.join(str(error).split())[:200]})",
-            f"correct it, or {NO_ADDRESS[named]}",
+            f"correct it, or {LOCAL_REMEDIES[setting]}",
         ) from error
     except ray.exceptions.AuthenticationError as error:
         raise ConfigError(
-            f"{named} {address}",
+            f"{setting} {address}",
             "a token of that cluster",
             " ".join(str(error).split())[:200],
-            f"set {TOKEN}",
+            f"set {TOKEN_SETTINGS}",
         ) from error
     except Exception as error:
         # Ray raises a plain Exception for a node that is not up in time
@@ -169,31 +178,33 @@ def _start(settings: ClusterSettings, verbose: bool) -> None:
             and type(error) is not Exception
         ):
             raise
-        raise no_answer(address, named, f"{type(error).__name__}: {error}") from error
+        raise no_answer_error(address, setting, f"{type(error).__name__}: {error}") from error
 
 
-def _keep_token() -> None:
-    """Make ~/.ray private to this user: Ray writes the token of local clusters there, readable by all."""
-    with contextlib.suppress(OSError):  # without a home directory of ours Ray writes no token there either
+def _make_token_folder_private() -> None:
+    """Make ~/.ray readable by this user only: Ray stores a local cluster's token there, readable by all."""
+    with contextlib.suppress(OSError):  # Ray cannot write its token there either
         folder = Path.home() / ".ray"
         folder.mkdir(mode=0o700, exist_ok=True)
         folder.chmod(0o700)
 
 
 @contextlib.contextmanager
-def _within(patience_s: float, address: str, named: str, reopen: Callable[[], None]) -> Iterator[None]:
-    """Abort, from a thread, when the block takes longer: Ray waits forever for a head that hangs.
+def _abort_after(
+    patience_s: float, address: str, setting: str, reopen_stderr: Callable[[], None]
+) -> Iterator[None]:
+    """Abort the process if the block takes longer: Ray waits forever for a head that hangs.
 
     Args:
         patience_s: time limit.
-        address: of the cluster, for the message.
-        named: setting that names the address.
-        reopen: opens standard error, where the error is written.
+        address: address of the cluster, for the message.
+        setting: setting that gives the address.
+        reopen_stderr: opens standard error again, so that the error can be written.
     """
 
     def end() -> None:
-        reopen()
-        give_up(no_answer(address, named, f"no answer within {patience_s:g} s (cluster.patience_s)"))
+        reopen_stderr()
+        give_up(no_answer_error(address, setting, f"no answer within {patience_s:g} s (cluster.patience_s)"))
 
     timer = threading.Timer(patience_s, end)
     timer.daemon = True
@@ -202,13 +213,13 @@ def _within(patience_s: float, address: str, named: str, reopen: Callable[[], No
         yield
     finally:
         timer.cancel()
-        timer.join()  # `end`, if under way, needs standard error as it is now
+        timer.join()  # `end`, if it runs already, must write before standard error changes again
 
 
 def _check_directory() -> None:
-    """Raise ConfigError if the working directory has another package called pipeline.
+    """Raise ConfigError if the working directory contains another package called pipeline.
 
-    Ray's workers search the working directory first.
+    Ray's workers search the working directory first, so they would import that one.
     """
     directory = os.getcwd()
     found = importlib.machinery.PathFinder.find_spec("pipeline", [directory])
@@ -219,15 +230,15 @@ def _check_directory() -> None:
     if not any(Path(folder, this_file).is_file() for folder in folders):
         raise ConfigError(
             directory,
-            "no other package called pipeline, since Ray's workers import from here first",
+            "no other package called pipeline, which Ray's workers would import in place of this one",
             str(next(iter(folders), found.origin)),
             "run in another directory, or rename it",
         )
 
 
 @contextlib.contextmanager
-def _own_signals() -> Iterator[None]:
-    """Restore the SIGTERM handler after the block: Ray's own ends the process without a message."""
+def _restore_sigterm() -> Iterator[None]:
+    """Restore the SIGTERM handler after the block: the handler of Ray ends the process without a message."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -241,7 +252,7 @@ def is_local(settings: ClusterSettings) -> bool:
     return address_of(settings)[0] == "local" and not settings.gpus_per_worker
 
 
-def quiet(verbose: bool) -> None:
+def silence_ray(verbose: bool) -> None:
     """Turn off Ray's progress bars, notices and usage statistics, unless `verbose`.
 
     Call it before `import ray`, which reads the environment.
@@ -251,35 +262,36 @@ def quiet(verbose: bool) -> None:
         return
     os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    # our restarts are counted and limited: see watch.py
+    # `watch.Watch` counts and limits restarts, so Ray's line about infinite retries is wrong here
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "infinite retries remaining")
-    # the future default of Ray, without its warning
+    # Ray's future default; set here, Ray does not warn that it will change
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     warnings.filterwarnings("ignore", module="ray")
-    importlib.import_module("ray.data")  # configures its loggers, so ours come after it
+    importlib.import_module("ray.data")  # its import sets the levels of the loggers, so import it first
     for name in ("ray", "ray.data", "ray.train"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 @contextlib.contextmanager
-def _hushed(verbose: bool) -> Iterator[Callable[[], None]]:
-    """Discard standard error during the block, where Ray's native part prints its log level.
+def _discard_stderr(verbose: bool) -> Iterator[Callable[[], None]]:
+    """Discard standard error during the block, unless `verbose`: Ray prints its log level there.
 
-    Failures are raised, not printed. Yields a function that opens standard error earlier, from any thread.
+    Nothing else is lost, since failures are raised. Yields a function that opens standard error again before
+    the end of the block, and that any thread may call.
     """
     if verbose:
         yield lambda: None
         return
     sys.stderr.flush()
-    kept, devnull = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    stderr, devnull = os.dup(2), os.open(os.devnull, os.O_WRONLY)
 
     def reopen() -> None:
-        os.dup2(kept, 2)
+        os.dup2(stderr, 2)
 
     try:
         os.dup2(devnull, 2)
         yield reopen
     finally:
         reopen()
-        os.close(kept)
+        os.close(stderr)
         os.close(devnull)

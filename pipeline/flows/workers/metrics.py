@@ -9,7 +9,6 @@ import contextlib
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Literal
 
 from pipeline.errors import GatesRefused, PipelineError
@@ -19,21 +18,20 @@ from pipeline.store.units import counts_under
 
 @dataclass(frozen=True)
 class MetricSeries:
-    """One name in Prometheus, with its labels."""
+    """A metric with its labels, under one name in Prometheus.
+
+    Attributes:
+        name: name without the prefix and suffix that Ray adds.
+    """
 
     kind: Literal["Counter", "Gauge"]
     name: str
     description: str
     labels: tuple[str, ...] = ()
 
-    @property
-    def exported(self) -> str:
-        """The name that Prometheus sees."""
-        return f"ray_{self.name}_total" if self.kind == "Counter" else f"ray_{self.name}"
-
     def record(self, value: float, **labels: str) -> None:
         """Add to a counter, or set a gauge."""
-        ray = sys.modules.get("ray")  # a night in which nothing changed never imports it
+        ray = sys.modules.get("ray")  # not imported by a night in which nothing changed
         if ray is None or not ray.is_initialized():
             return
         from ray.util import metrics
@@ -43,7 +41,7 @@ class MetricSeries:
         )
         if self.kind == "Gauge":
             metric.set(value, tags=labels)
-        elif value > 0:  # Ray refuses to add nothing
+        elif value > 0:  # Ray refuses 0
             metric.inc(value, tags=labels)
 
 
@@ -61,7 +59,7 @@ UNITS = MetricSeries(
     "items of work that workers finished, or started again after a process died",
     ("task", "outcome"),
 )
-QUARANTINED = MetricSeries("Counter", "manta_quarantined_rows", "rows that a night set aside", ("reason",))
+QUARANTINED = MetricSeries("Counter", "manta_quarantined_rows", "rows that a night quarantined", ("reason",))
 NIGHTS = MetricSeries("Counter", "manta_nights", "finished nights by outcome", ("outcome", "exit_code"))
 RELEASE = MetricSeries("Gauge", "manta_release_number", "number of the current release")
 PUBLISHED = MetricSeries(
@@ -76,37 +74,27 @@ GATE_PASSED = MetricSeries(
     "Gauge", "manta_gate_passed", "1 if the last candidate passed the gate, else 0", ("gate",)
 )
 
-ALL = (
-    ROWS,
-    TOKENS,
-    SECONDS,
-    UNITS,
-    QUARANTINED,
-    NIGHTS,
-    RELEASE,
-    PUBLISHED,
-    LIVE_ROWS,
-    GATE_VALUE,
-    GATE_THRESHOLD,
-    GATE_PASSED,
-)
-
-# keys of `WorkerStats.seconds`, with their value of the label `doing`
+# Label `doing` of SECONDS, by the key in `WorkerStats.totals`.
 ACTIVITIES = {"forward_s": "device", "waiting_s": "tokenizer", "store": "store", "load": "model"}
 
 
 def count_unit(task: str, outcome: Literal["done", "failed", "restarted"]) -> None:
-    """Count one item of a pool, on the worker, by the name of its task.
+    """Count one item of a pool. Called on the worker.
 
     Args:
         task: class name of the task.
-        outcome: failed: with a PipelineError; restarted: the process that worked on it had died.
+        outcome: "failed" if the task raised a PipelineError; "restarted" if the process that ran it before
+            has died.
     """
     UNITS.record(1, task=task, outcome=outcome)
 
 
 def count_encoded(rows: int, tokens: int, seconds: Mapping[str, float]) -> None:
-    """Count one encoded unit, on the worker. seconds: as in `WorkerStats`; other keys are ignored."""
+    """Count the rows and tokens of one encoded unit, and the worker's time. Called on the worker.
+
+    Args:
+        seconds: seconds by activity, as in `WorkerStats`; keys that are not in ACTIVITIES are ignored.
+    """
     ROWS.record(rows)
     TOKENS.record(tokens)
     for name, doing in ACTIVITIES.items():
@@ -114,7 +102,11 @@ def count_encoded(rows: int, tokens: int, seconds: Mapping[str, float]) -> None:
 
 
 def count_quarantined(counts: Mapping[str, int]) -> None:
-    """Count a night's quarantined rows, on the driver, from the counts `quarantined_<reason>`."""
+    """Count a night's quarantined rows by reason. Called on the driver.
+
+    Args:
+        counts: counts of the release, of which those called `quarantined_<reason>` are used.
+    """
     for reason, rows in counts_under("quarantined_", counts).items():
         QUARANTINED.record(rows, reason=reason)
 
@@ -129,22 +121,25 @@ def record_gates(gates: Mapping[str, Gate]) -> None:
             GATE_THRESHOLD.record(float(gate.threshold), gate=name)
 
 
-def record_release(number: int, rows: int, committed_at: str) -> None:
-    """Record the current release. committed_at: ISO 8601, from its commit; empty if unknown."""
+def record_release(number: int, rows: int, committed_at: float) -> None:
+    """Record the current release.
+
+    Args:
+        committed_at: Unix time of its commit.
+    """
     RELEASE.record(number)
     LIVE_ROWS.record(rows)
-    if committed_at:
-        PUBLISHED.record(datetime.fromisoformat(committed_at).timestamp())
+    PUBLISHED.record(committed_at)
 
 
 def count_night(outcome: str, exit_code: int = 0) -> None:
-    """Count the end of a night, with its exit code, before the driver disconnects from Ray."""
+    """Count a finished night, with its exit code. Call it while the driver is connected to Ray."""
     NIGHTS.record(1, outcome=outcome, exit_code=str(exit_code))
 
 
 @contextlib.contextmanager
-def failures_counted() -> Iterator[None]:
-    """Count the night as refused or failed if the block raises a PipelineError; the error propagates."""
+def count_failures() -> Iterator[None]:
+    """Count the night as refused or failed if the block raises a PipelineError, which propagates."""
     try:
         yield
     except PipelineError as error:

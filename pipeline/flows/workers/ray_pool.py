@@ -10,174 +10,198 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import ray
 
 from pipeline.errors import PipelineError, TransientError
 from pipeline.flows.workers.heartbeat import Call
 from pipeline.flows.workers.metrics import count_unit
-from pipeline.flows.workers.tasks import Pool, Task, listen
-from pipeline.flows.workers.watch import Watch, watched
-from pipeline.flows.workers.workers import Item, Made
+from pipeline.flows.workers.second_attempt import STAND_BY, StandBy, stand_by_rows
+from pipeline.flows.workers.tasks import Item, Pool, Result, Task, load_result, set_progress_listener
+from pipeline.flows.workers.watch import Watch, watch_call
 from pipeline.log import Running
 
-_LOOK_S = 1.0
-_REPORT_S = 0.2
-_LATE_S = 10.0  # for Ray Data to end a call that was given up
-_ENDS_S = 10.0  # for Ray Data's loop to end
+_POLL_S = 1.0  # between two checks of the watch while a result is awaited
+_REPORT_S = 0.2  # between two reports of an item's rows
+_FAIL_S = 10.0  # for Ray Data to fail a call that was given up, before the error is raised here
+_JOIN_S = 10.0  # for the thread that reads Ray Data's results to end
+_STAND_BY_S = 5.0  # for workers that stand by to see that all items are done
 
 Row = TypeVar("Row")
 
 
 class _Worker:
-    """One actor of a pool; Ray Data constructs it once per process.
+    """Actor of a pool; Ray Data constructs one per process.
 
-    A PipelineError comes back as a value, since Ray's wrapping would lose its type.
+    A PipelineError is returned as a result, because Ray would wrap a raised one and lose its type.
     """
 
-    def __init__(self, task: bytes, call: Call) -> None:
-        self._task, self._call = task, call
-        self._work: Callable[[Any], Any] | None = None
-        self._alive = call.live()
+    def __init__(self, task: bytes, call: Call, stand_by: StandBy) -> None:
+        self._task, self._call, self._stand_by = task, call, stand_by
+        call.start_heartbeats()
+
+    @cached_property
+    def _work(self) -> Callable[[Any], Any]:
+        work: Callable[[Any], Any] = pickle.loads(self._task).start()
+        return work
 
     def __call__(self, batch: pa.Table) -> pa.Table:
-        items = zip(batch["number"].to_pylist(), batch["item"].to_pylist(), strict=True)
-        made = [_attempt(self._task, partial(self._make, number), item) for number, item in items]
-        return pa.table({"number": batch["number"], "made": made})
+        number, item = batch["number"][0].as_py(), batch["item"][0].as_py()
+        if number == STAND_BY:
+            slow = self._stand_by.await_slow_item()
+            if slow is None:
+                return pa.table({"number": [STAND_BY], "result": [b""]})
+            number, item = slow, self._stand_by.load(slow)
+        result = _run_and_count(self._task, partial(self._run_item, number), item)
+        return pa.table({"number": [number], "result": [result]})
 
-    def _make(self, number: int, item: bytes) -> Any:
-        _begin(self._call, number, self._task)
-        if self._work is None:
-            self._work = pickle.loads(self._task).start()
-        made = self._work(pickle.loads(item))
-        self._call.end(number)
-        return made
+    def _run_item(self, number: int, item: bytes) -> Any:
+        _begin_item(self._call, number, self._task)
+        result = self._work(pickle.loads(item))
+        self._call.record_end(number)
+        return result
 
 
-def _begin(call: Call, number: int, task: bytes) -> None:
+def _begin_item(call: Call, number: int, task: bytes) -> None:
     """Count the start, and from now on send the item's progress to the board, a few times a second."""
-    if call.begin(number) > 1:
-        count_unit(_name(task), "restarted")
-    sent = 0.0
+    if call.record_start(number) > 1:
+        count_unit(_task_name(task), "restarted")
+    reported_at = 0.0
 
-    def report(rows: int, counted: bool) -> None:
-        nonlocal sent
-        if not counted or time.monotonic() - sent >= _REPORT_S:
-            sent = time.monotonic()
-            call.put(number, rows, counted=counted)
+    def report(rows: int, more: bool) -> None:
+        nonlocal reported_at
+        if not more or time.monotonic() - reported_at >= _REPORT_S:
+            reported_at = time.monotonic()
+            call.report_rows(number, rows, more=more)
 
-    listen(report)
+    set_progress_listener(report)
 
 
-def _attempt(task: bytes, work: Callable[[bytes], Any], item: bytes) -> bytes:
+def _run_and_count(task: bytes, work: Callable[[bytes], Any], item: bytes) -> bytes:
+    """Do the work and count its outcome. Returns the pickled result or the pickled PipelineError."""
     try:
-        made = work(item)
+        result = work(item)
     except PipelineError as error:
-        count_unit(_name(task), "failed")
+        count_unit(_task_name(task), "failed")
         return pickle.dumps(error)
-    count_unit(_name(task), "done")
-    return pickle.dumps(made)
+    count_unit(_task_name(task), "done")
+    return pickle.dumps(result)
 
 
-def _name(task: bytes) -> str:
+def _task_name(task: bytes) -> str:
     return type(pickle.loads(task)).__name__
 
 
-def _opened(made: bytes) -> Any:
-    value = pickle.loads(made)
-    if isinstance(value, PipelineError):
-        raise value
-    return value
-
-
 def map_on_ray(
-    task: Task[Item, Made], items: Sequence[Item], pool: Pool, bar: Running | None = None
-) -> Iterator[tuple[int, Made]]:
-    """Apply the task to every item on actors of Ray Data, as `Workers.map_units` promises."""
+    task: Task[Item, Result], items: Sequence[Item], pool: Pool, bar: Running | None = None
+) -> Iterator[tuple[int, Result]]:
+    """Implement `Workers.map_units` with actors of Ray Data."""
     if not items:
         return
-    import ray
-
-    with watched(type(task).__name__, pool.needs, pool.deaths, bar) as (call, watch):
+    with watch_call(type(task).__name__, pool.demand, pool.max_deaths, bar) as (call, watch):
         try:
-            for row in _watched_rows(_dataset(task, items, pool, call, watch), watch):
-                yield row["number"], _opened(row["made"])
+            dataset, missing = _dataset(task, items, pool, call, watch), set(range(len(items)))
+            for row in _watched_rows(dataset, watch, missing):
+                yield row["number"], load_result(row["result"])
         except ray.exceptions.RayError as error:
-            raise lost_worker(error) from error
+            raise as_worker_error(error) from error
 
 
-def _watched_rows(dataset: Any, watch: Watch) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a dataset as they come.
+def _watched_rows(dataset: Any, watch: Watch, missing: set[int]) -> Iterator[dict[str, Any]]:
+    """Yield the first row of each item as it comes, until none is missing or the watch gives up.
 
-    They are read in a thread: Ray Data itself waits forever for actors that cannot start.
+    A thread reads them, because Ray Data itself would wait forever for actors that cannot start.
+
+    Args:
+        missing: numbers of the items; emptied.
     """
-    made: queue.SimpleQueue[dict[str, Any] | BaseException | None] = queue.SimpleQueue()
+    rows: queue.SimpleQueue[dict[str, Any] | BaseException | None] = queue.SimpleQueue()
 
     def run() -> None:
         try:
-            for row in dataset.iter_rows():
-                made.put(row)
-            made.put(None)
+            # with prefetching, a row would not come before the one after it is there
+            for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
+                for row in batch.to_pylist():
+                    rows.put(row)
+            rows.put(None)
         except BaseException as error:  # raised in the caller's thread
-            made.put(error)
+            rows.put(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
-        while (row := _next(made, watch)) is not None:
+        while missing:
+            if (row := _next_row(rows, watch)) is None:
+                raise _lost_items_error(missing)
             if isinstance(row, BaseException):
                 raise row
-            yield row
+            if row["number"] in missing:  # else of a stand-by, or of an attempt that came second
+                missing.remove(row["number"])
+                yield row
+        thread.join(_STAND_BY_S)
     finally:
-        watch.stop()  # Ray Data's loop ends at its next step
-        thread.join(_ENDS_S)
+        is_stuck = not missing and thread.is_alive()
+        watch.stop()  # which also ends Ray Data's loop, at its next step
+        thread.join(_JOIN_S)
+        if is_stuck:
+            watch.kill_second_attempts()
 
 
-def _next(made: queue.SimpleQueue[Row], watch: Watch) -> Row:
-    """Wait for the next value. Raises the error for which the watch gives up."""
+def _next_row(rows: queue.SimpleQueue[Row], watch: Watch) -> Row:
+    """Wait for the next row. Raises the error of the watch if it gives up."""
     while True:
         with contextlib.suppress(queue.Empty):
-            return made.get(timeout=_LOOK_S)
-        watch.check(late_s=_LATE_S)
+            return rows.get(timeout=_POLL_S)
+        watch.check(grace_s=_FAIL_S)
 
 
-def _dataset(task: Task[Item, Made], items: Sequence[Item], pool: Pool, call: Call, watch: Watch) -> Any:
-    import ray
-    from ray.data import ActorPoolStrategy
+def _dataset(task: Task[Item, Result], items: Sequence[Item], pool: Pool, call: Call, watch: Watch) -> Any:
+    """Return the Ray Dataset whose rows are the numbers of the items with their pickled results."""
+    # slow to import, and not needed in the process of a worker
+    from ray.data import ActorPoolStrategy, from_items
 
     rows = [{"number": number, "item": pickle.dumps(item)} for number, item in enumerate(items)]
     least, most, first = pool.of_items(len(rows))
-    made = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+    stand_bys = stand_by_rows(len(rows), most)
+    pickled = ray.put([row["item"] for row in rows]) if stand_bys else None
+    stand_by = StandBy(call, pickled, len(rows))
+    rows += [{"number": STAND_BY, "item": b""}] * stand_bys
+    dataset = from_items(rows, override_num_blocks=len(rows)).map_batches(
         _Worker,
         batch_size=1,
         batch_format="pyarrow",
-        fn_constructor_args=(pickle.dumps(task), call),
+        fn_constructor_args=(pickle.dumps(task), call, stand_by),
         compute=ActorPoolStrategy(
             min_size=least, max_size=most, initial_size=first, max_tasks_in_flight_per_actor=1
         ),
         num_cpus=pool.cpus,
         num_gpus=pool.gpus or None,
+        memory=pool.memory or None,
     )
-    context = made.context
-    # with one item in flight per actor no pool is busier than that
+    context = dataset.context
+    # at one item per actor, the utilization that makes Ray Data add actors is never above 1
     context.autoscaling_config.actor_pool_util_upscaling_threshold = 1.0
-    context.execution_no_progress_timeout_s = -1  # a long unit is not stalled; the watch decides that
-    # models load with the first item, so an actor dies at its start only if it is killed from outside
-    context.max_consecutive_actor_init_deaths = pool.deaths
-    _Patience.watch = watch
-    context.custom_execution_callback_classes = [_Patience]
-    return made
+    context.execution_no_progress_timeout_s = -1  # only the watch decides whether an item hangs
+    # an actor loads nothing at its start, so it dies there only if it is killed from outside
+    context.max_consecutive_actor_init_deaths = pool.max_deaths
+    _WatchCallback.watch = watch
+    context.custom_execution_callback_classes = [_WatchCallback]
+    return dataset
 
 
-class _Patience:
-    """End Ray Data's loop when the watch gives up. Ray Data creates one per execution."""
+class _WatchCallback:
+    """End Ray Data's loop when the watch gives up.
+
+    Ray Data takes the class and creates one object per execution, which finds its watch in `watch`.
+    """
 
     watch: Watch | None = None
 
     def __init__(self) -> None:
-        self._watch = _Patience.watch
+        self._watch = _WatchCallback.watch
 
     def before_execution_starts(self, executor: Any) -> None: ...
 
@@ -190,52 +214,58 @@ class _Patience:
     def after_execution_fails(self, executor: Any, error: Exception) -> None: ...
 
 
-def run_on_ray(task: Task[Item, Made], item: Item, pool: Pool) -> Made:
-    """Apply the task to one item as a Ray task, as `Workers.run` promises."""
-    import ray
-
-    remote = ray.remote(_run).options(num_cpus=pool.cpus, num_gpus=pool.gpus or None, max_retries=-1)
-    with watched(type(task).__name__, pool.needs, pool.deaths) as (call, watch):
-        made = remote.remote(pickle.dumps(task), pickle.dumps(item), call)
+def run_on_ray(task: Task[Item, Result], item: Item, pool: Pool) -> Result:
+    """Implement `Workers.run` with a Ray task."""
+    remote = ray.remote(_run_task).options(
+        num_cpus=pool.cpus, num_gpus=pool.gpus or None, memory=pool.memory or None, max_retries=-1
+    )
+    with watch_call(type(task).__name__, pool.demand, pool.max_deaths) as (call, watch):
+        reference = remote.remote(pickle.dumps(task), pickle.dumps(item), call)
         try:
-            _wait(made, watch)
-            result: Made = _opened(ray.get(made))
+            _wait(reference, watch)
+            result: Result = load_result(ray.get(reference))
         except ray.exceptions.RayError as error:
-            raise lost_worker(error) from error
+            raise as_worker_error(error) from error
     return result
 
 
-def _wait(made: Any, watch: Watch) -> None:
-    import ray
-
-    while not ray.wait([made], timeout=_LOOK_S)[0]:
+def _wait(reference: Any, watch: Watch) -> None:
+    """Wait for the result of a Ray task; cancel the task if the watch gives up."""
+    while not ray.wait([reference], timeout=_POLL_S)[0]:
         try:
             watch.check()
         except PipelineError:
-            ray.cancel(made, force=True)
+            ray.cancel(reference, force=True)
             raise
 
 
-def _run(task: bytes, item: bytes, call: Call) -> bytes:
-    def work(packed: bytes) -> Any:
-        _begin(call, 0, task)
-        return pickle.loads(task).start()(pickle.loads(packed))
+def _run_task(task: bytes, item: bytes, call: Call) -> bytes:
+    def work(pickled: bytes) -> Any:
+        _begin_item(call, 0, task)
+        return pickle.loads(task).start()(pickle.loads(pickled))
 
-    with call.alive():
-        return _attempt(task, work, item)
+    with call.heartbeats():
+        return _run_and_count(task, work, item)
 
 
-def lost_worker(error: Exception) -> Exception:
-    """Return a TransientError with a remedy for a worker that Ray gave up on, else the error itself."""
-    import ray
+def _lost_items_error(items: set[int]) -> TransientError:
+    return TransientError(
+        "a pool of workers",
+        "a result of every item",
+        f"none of items {', '.join(map(str, sorted(items)))}",
+        "run again: finished units are kept; if it repeats, look at the logs below /tmp/ray",
+    )
 
-    lost = (
+
+def as_worker_error(error: Exception) -> Exception:
+    """Return a TransientError with a remedy if Ray gave up on a worker; return any other error unchanged."""
+    worker_losses = (
         ray.exceptions.WorkerCrashedError,
         ray.exceptions.ActorDiedError,
         ray.exceptions.NodeDiedError,
         ray.exceptions.OutOfMemoryError,
     )
-    if not isinstance(error, lost):
+    if not isinstance(error, worker_losses):
         return error
     return TransientError(
         "a worker process",

@@ -1,17 +1,22 @@
 """Workers on a Ray cluster."""
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import ray
+
+from pipeline.flows.workers.nodes import REMEDY_SMALLER, Node, ResourceDemand
 from pipeline.flows.workers.ray_pool import map_on_ray, run_on_ray
-from pipeline.flows.workers.room import SMALLER, Needs, Node
-from pipeline.flows.workers.tasks import Pool, Task
-from pipeline.flows.workers.workers import Item, Made, Workers
+from pipeline.flows.workers.tasks import Item, Pool, Result, Task
+from pipeline.flows.workers.workers import Workers
 from pipeline.log import Running
 from pipeline.settings import ClusterSettings, EncodeSettings
 
-_SAY_HOW_MANY = "set cluster.workers.max, and the cluster's autoscaler adds nodes for them"
+_IDLE_WITHIN_S = 10.0  # time that the workers of the previous stage have to end
+_POLL_S = 0.2  # between two checks of the CPUs in use
+_REMEDY_SET_MAX = "set cluster.workers.max, and the cluster's autoscaler adds nodes for them"
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,7 @@ class RayWorkers(Workers):
     """Run tasks on Ray actors.
 
     Attributes:
+        nodes: nodes of the cluster when the connection was made.
         grows: whether an autoscaler can add nodes.
         idle: whether no CPU was in use when the connection was made.
         board: the handle that keeps the board alive as long as the connection.
@@ -31,44 +37,72 @@ class RayWorkers(Workers):
     shares_disk = False  # nodes of a cluster have disks of their own
 
     def map_units(
-        self, task: Task[Item, Made], items: Sequence[Item], pool: Pool, bar: Running | None = None
-    ) -> Iterator[tuple[int, Made]]:
+        self, task: Task[Item, Result], items: Sequence[Item], pool: Pool, bar: Running | None = None
+    ) -> Iterator[tuple[int, Result]]:
         return map_on_ray(task, items, pool, bar)
 
-    def run(self, task: Task[Item, Made], item: Item, pool: Pool) -> Made:
+    def run(self, task: Task[Item, Result], item: Item, pool: Pool) -> Result:
         return run_on_ray(task, item, pool)
 
     def pool(self, settings: ClusterSettings, work: int) -> Pool:
-        """Return workers.min to workers.max workers; if the cluster cannot grow, at most as many as fit."""
-        needs = Needs(settings.cpus_per_worker, settings.gpus_per_worker, settings.workers.min or 1)
-        fit = needs.fit(self.nodes)
-        asked, wanted = settings.workers, settings.workers.max or max(fit, settings.workers.min or 1)
-        if not fit and not (self.grows and (asked.min or asked.max)):
-            raise needs.too_large(self.nodes, remedy=_SAY_HOW_MANY if self.grows else SMALLER)
-        least = asked.min or (1 if asked.max else wanted)
+        """Return a pool of cluster.workers.min to cluster.workers.max workers, at most one per unit of work.
+
+        Without workers.max, the pool has as many workers as fit. If the cluster cannot grow, it never has
+        more than that.
+        """
+        minimum, maximum = settings.workers.min, settings.workers.max
+        demand = ResourceDemand(settings.cpus_per_worker, settings.gpus_per_worker, minimum or 1)
+        fit = demand.fit(self.nodes)
+        if not fit and not (self.grows and (minimum or maximum)):
+            remedy = _REMEDY_SET_MAX if self.grows else REMEDY_SMALLER
+            raise demand.too_large_error(self.nodes, remedy=remedy)
+        most = maximum or max(fit, minimum or 1)
+        least = minimum or (1 if maximum else most)
         if not self.grows:
-            if fit < needs.workers:
-                raise needs.too_few(self.nodes)
-            wanted, least = min(wanted, fit), min(least, fit)
-        most = max(1, min(wanted, work))
+            if fit < demand.workers:
+                raise demand.too_few_error(self.nodes)
+            most, least = min(most, fit), min(least, fit)
+        most = max(1, min(most, work))
         least, now = min(least, most), max(1, min(fit, most))
-        return Pool(most, needs.cpus, needs.gpus, least=least, now=now, demanded=min(needs.workers, most))
+        return Pool(most, demand.cpus, demand.gpus, least=least, now=now, required=min(demand.workers, most))
 
     def wide_pool(self, settings: ClusterSettings, work: int) -> Pool:
-        """Widen workers, but not on GPUs, below a set maximum, or on a cluster that can grow or is in use."""
+        """Return `pool`; if cores would be idle, each worker gets a multiple of cluster.cpus_per_worker.
+
+        Workers with GPUs, a set cluster.workers.max, and clusters that can grow or are in use are left as
+        they are.
+        """
         pool = self.pool(settings, work)
         if settings.gpus_per_worker or settings.workers.max is not None or self.grows or not self.idle:
             return pool
-        times = 1
-        while Needs(pool.cpus * (times + 1), 0).fit(self.nodes) >= pool.size:
-            times += 1
-        return replace(pool, cpus=pool.cpus * times, times=times)
+        widening = 1
+        while ResourceDemand(pool.cpus * (widening + 1), 0).fit(self.nodes) >= pool.size:
+            widening += 1
+        return replace(pool, cpus=pool.cpus * widening, widening=widening)
+
+    def machine_pool(self, settings: ClusterSettings) -> Pool:
+        gpus = 1.0 if settings.gpus_per_worker else 0.0
+        largest = max((node.cpus for node in self.nodes if node.gpus >= gpus), default=0.0)
+        if largest > settings.cpus_per_worker and _becomes_idle():
+            return Pool(1, largest, gpus)
+        return Pool(1, settings.cpus_per_worker, settings.gpus_per_worker)
 
     def index_workers(self, settings: ClusterSettings, work: int) -> int:
-        """Return at most as many workers as a cluster that cannot grow has CPUs."""
-        asked = settings.index_workers or self.cpus
-        return max(1, min(asked if self.grows else min(asked, self.cpus), work))
+        """Return cluster.index_workers, at most one per shard, and one per CPU if the cluster cannot grow."""
+        wanted = settings.index_workers or self.cpus
+        return max(1, min(wanted if self.grows else min(wanted, self.cpus), work))
 
     def encode_settings(self, encode: EncodeSettings, pool: Pool | None = None) -> EncodeSettings:
-        """Multiply the threads as the pool multiplies the CPUs of its workers."""
-        return encode.model_copy(update={"threads": encode.threads * (pool.times if pool is not None else 1)})
+        """Multiply encode.threads by the same factor as the CPUs of the pool's workers."""
+        factor = 1 if pool is None else pool.widening
+        return encode.model_copy(update={"threads": encode.threads * factor})
+
+
+def _becomes_idle() -> bool:
+    """Return whether all CPUs of the cluster are free within a few seconds, as workers of the job end."""
+    deadline = time.monotonic() + _IDLE_WITHIN_S
+    while ray.available_resources().get("CPU", 0.0) < ray.cluster_resources().get("CPU", 0.0):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True

@@ -1,39 +1,43 @@
-"""Tasks: values that travel to a worker and run there, and the resources that their workers need."""
+"""Tasks, which are pickled and run by workers, and the pools of workers that run them."""
 
 import abc
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from pipeline.flows.workers.room import Needs
+from pipeline.errors import PipelineError
+from pipeline.flows.workers.nodes import ResourceDemand
 from pipeline.settings import ClusterSettings
 
-_DEATHS = 20  # at one item in one run: nodes come and go, but nothing dies this often by chance
+# Processes that may die at one item in one run: nodes come and go, but no item dies this often by chance.
+_MAX_DEATHS = 20
 
 Item = TypeVar("Item")
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 Item_contra = TypeVar("Item_contra", contravariant=True)
-Made_co = TypeVar("Made_co", covariant=True)
-Listener = Callable[[int, bool], None]
+Result_co = TypeVar("Result_co", covariant=True)
+ProgressListener = Callable[[int, bool], None]
+"""called with the number of rows done, and whether more rows follow"""
+_listener: ProgressListener = lambda rows, more: None  # noqa: E731
 
 
-class Task(Protocol[Item_contra, Made_co]):
-    """A value that travels to a worker. `start` runs once there, loads the models and returns the work."""
+class Task(Protocol[Item_contra, Result_co]):
+    """A picklable value that a worker runs: `start` once per process, then the returned function per item."""
 
-    def start(self) -> Callable[[Item_contra], Made_co]:
-        """Load the models and return the work for one item."""
-        ...
+    def start(self) -> Callable[[Item_contra], Result_co]:
+        """Load the models. Returns the function that does the work for one item."""
 
 
-class PlainTask(abc.ABC, Generic[Item, Made]):
+class PlainTask(abc.ABC, Generic[Item, Result]):
     """A task that loads nothing before its first item."""
 
-    def start(self) -> Callable[[Item], Made]:
+    def start(self) -> Callable[[Item], Result]:
         """Return `work`."""
         return self.work
 
     @abc.abstractmethod
-    def work(self, item: Item, /) -> Made:
+    def work(self, item: Item, /) -> Result:
         """Do the work for one item."""
 
 
@@ -44,14 +48,15 @@ class Pool:
     Lost workers are replaced and their items repeated; finished items are kept.
 
     Attributes:
-        size: the most workers.
-        cpus: CPUs of each.
-        gpus: GPUs of each; may be a fraction.
-        least: the fewest workers (default: `size`).
+        size: greatest number of workers.
+        cpus: CPUs of each worker.
+        gpus: GPUs of each worker; may be a fraction.
+        least: least number of workers (default: `size`).
         now: workers to begin with (default: `size`); more come while there is work and room for them.
-        demanded: workers that must find room within cluster.wait_s.
-        deaths: processes that may die at one item before the run is given up.
-        times: `cpus` as a multiple of cluster.cpus_per_worker, where a small corpus has cores to spare.
+        required: number of workers that must find room within cluster.wait_s.
+        max_deaths: number of processes that may die at one item before the run is given up.
+        memory: bytes that Ray reserves for each worker; 0 for workers that take less than others leave free.
+        widening: `cpus` as a multiple of cluster.cpus_per_worker; above 1 if cores would be idle otherwise.
     """
 
     size: int
@@ -59,9 +64,10 @@ class Pool:
     gpus: float = 0.0
     least: int | None = None
     now: int | None = None
-    demanded: int = 1
-    deaths: int = _DEATHS
-    times: int = 1
+    required: int = 1
+    max_deaths: int = _MAX_DEATHS
+    memory: float = 0.0
+    widening: int = 1
 
     @classmethod
     def of_one(cls, settings: ClusterSettings) -> "Pool":
@@ -69,36 +75,35 @@ class Pool:
         return cls(1, settings.cpus_per_worker, settings.gpus_per_worker)
 
     def of_items(self, count: int) -> tuple[int, int, int]:
-        """Return (fewest workers, most workers, workers at the beginning) for `count` items."""
+        """Return the numbers (least, most, at the beginning) of workers for `count` items."""
         most = max(1, min(self.size, count))
         least = min(self.least or self.size, most)
         return least, most, max(least, min(self.now or self.size, most))
 
     @property
-    def needs(self) -> Needs:
-        """The resources that one worker takes, and the workers that must find room."""
-        return Needs(self.cpus, self.gpus, self.demanded)
+    def demand(self) -> ResourceDemand:
+        """The resources of each worker, and the number of workers that must find room."""
+        return ResourceDemand(self.cpus, self.gpus, self.required, self.memory)
+
+
+def load_result(pickled: bytes) -> Any:
+    """Return the result of an item, or raise the PipelineError that its worker returned in its place."""
+    result = pickle.loads(pickled)
+    if isinstance(result, PipelineError):
+        raise result
+    return result
 
 
 def progress(rows: int, *, last: bool = False) -> None:
-    """Report that `rows` rows of the current item are done, for the driver to show. Never waits, never fails.
+    """Report to the driver that `rows` rows of the current item are done. Does not wait, and does not fail.
 
-    From the first call to the `last` one the number must keep changing: an item that makes no progress for
-    too long counts as hanging.
+    From the first call to the `last` one the number must keep changing: an item whose number stays the same
+    for too long counts as hanging.
     """
     _listener(rows, not last)
 
 
-def listen(listener: Listener) -> None:
-    """Send the progress of this process to `listener(rows, more)` from now on.
-
-    more: whether more rows follow.
-    """
+def set_progress_listener(listener: ProgressListener) -> None:
+    """Send the progress of this process to `listener` from now on."""
     global _listener
     _listener = listener
-
-
-def _ignore(rows: int, more: bool) -> None: ...
-
-
-_listener: Listener = _ignore

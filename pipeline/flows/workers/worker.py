@@ -11,26 +11,26 @@ if TYPE_CHECKING:
     from pipeline.models.inference.encoder import Encoder
 
 
-def loaded(encoder: EncoderSettings, encode: EncodeSettings) -> "Encoder":
-    """Return the encoder on the device that this worker was assigned."""
-    return _loaded(encoder, encode, gpu_assigned())
+def worker_encoder(encoder: EncoderSettings, encode: EncodeSettings) -> "Encoder":
+    """Load the encoder on the device that this worker was assigned, or return it if it is loaded."""
+    return _load_encoder(encoder, encode, gpu_assigned())
 
 
 @functools.lru_cache(maxsize=1)
-def _loaded(encoder: EncoderSettings, encode: EncodeSettings, gpu: bool) -> "Encoder":
+def _load_encoder(encoder: EncoderSettings, encode: EncodeSettings, gpu: bool) -> "Encoder":
     from pipeline.models.inference.encoder import load_encoder
 
     return load_encoder(encoder, encode, resolve(encode.device, float(gpu)))
 
 
 def gpu_assigned() -> bool:
-    """Return whether Ray assigned a GPU to this worker: torch sees all GPUs of the node."""
+    """Return whether Ray assigned a GPU to this worker. Torch cannot say: it sees all GPUs of the node."""
     ray = sys.modules.get("ray")
     return bool(ray and ray.is_initialized() and ray.get_gpu_ids())
 
 
 def assigned_cpus() -> int:
-    """Return the whole CPUs that Ray reserved for this worker, at least one; one outside Ray workers."""
+    """Return the number of CPUs, rounded down, that Ray reserved for this worker; at least 1."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized() or ray.get_runtime_context().worker.mode != ray.WORKER_MODE:
         return 1

@@ -1,25 +1,22 @@
-"""The interface to whatever executes tasks: workers of a Ray cluster, or one process of this machine."""
+"""The interface of workers, which run tasks: on a Ray cluster, or in one process of this machine."""
 
 import abc
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
-from pipeline.flows.workers.room import Node
-from pipeline.flows.workers.tasks import Pool, Task
+from pipeline.flows.workers.nodes import Node
+from pipeline.flows.workers.tasks import Item, Pool, Result, Task
 from pipeline.log import Running
 from pipeline.settings import ClusterSettings, EncodeSettings
 
-Item = TypeVar("Item")
-Made = TypeVar("Made")
-
 
 class Workers(abc.ABC):
-    """Executes tasks. `connect` yields one; nothing else needs to know which kind it is.
+    """Runs tasks. `connect` yields an implementation, which callers use by this interface only.
 
     Attributes:
         nodes: nodes of the cluster when the connection was made.
-        grows: whether more nodes may come.
-        shares_disk: whether every worker sees the disk of this machine.
+        grows: whether nodes may be added.
+        shares_disk: whether every worker can read the disk of this machine.
     """
 
     nodes: tuple[Node, ...]
@@ -38,48 +35,53 @@ class Workers(abc.ABC):
 
     @abc.abstractmethod
     def map_units(
-        self, task: Task[Item, Made], items: Sequence[Item], pool: Pool, bar: Running | None = None
-    ) -> Iterator[tuple[int, Made]]:
+        self, task: Task[Item, Result], items: Sequence[Item], pool: Pool, bar: Running | None = None
+    ) -> Iterator[tuple[int, Result]]:
         """Apply the task to every item, one at a time per worker.
 
         Args:
-            items: begun in this order.
-            pool: number and size of the workers.
-            bar: follows the rows that tasks report.
+            items: the items, which are begun in this order.
+            pool: number and resources of the workers.
+            bar: progress bar that shows the rows that tasks report.
 
         Yields:
-            (number of the item, result), as items finish.
+            (number of the item, result), in the order in which items finish.
 
         Raises:
-            PipelineError: as the task raised it; the run ends.
-            TransientError: process after process died at one item, or hung and was killed; or no worker of
-                the pool could be placed, or none was left, for longer than cluster.patience_s.
-            ConfigError: a worker fits no node, at once or, where the cluster can grow, after cluster.wait_s.
+            PipelineError: the task raised it; no further items are begun.
+            TransientError: too many processes died at one item, or hung and were killed; no worker was alive
+                for longer than cluster.patience_s; or no node had room for one within cluster.wait_s.
+            ConfigError: a worker fits neither a node of the cluster nor one that can be added.
         """
 
     @abc.abstractmethod
-    def run(self, task: Task[Item, Made], item: Item, pool: Pool) -> Made:
+    def run(self, task: Task[Item, Result], item: Item, pool: Pool) -> Result:
         """Apply the task to one item on one worker. Raises the errors of `map_units`."""
 
     @abc.abstractmethod
     def pool(self, settings: ClusterSettings, work: int) -> Pool:
-        """Return a pool of encode workers for `work` units, at most one per unit.
+        """Return a pool of encode workers for `work` units, with at most one worker per unit.
 
         Raises:
-            ConfigError: fewer workers than workers.min, or none, fit the nodes, and no more nodes can come.
+            ConfigError: the cluster cannot grow, and fewer workers than cluster.workers.min, or none, fit.
         """
 
     def check(self, settings: ClusterSettings) -> None:
-        """Raise the ConfigError of `pool`, unless a node that may still come could change it."""
+        """Raise the ConfigError of `pool` before there is work, unless the cluster can grow."""
         if not self.grows:
             self.pool(settings, 1)
 
     def wide_pool(self, settings: ClusterSettings, work: int) -> Pool:
-        """Return `pool` with more CPUs for each worker if there is more room than work.
-
-        A small corpus then uses all cores.
-        """
+        """Return `pool`, with more CPUs for each worker if a small corpus would leave cores idle."""
         return self.pool(settings, work)
+
+    @abc.abstractmethod
+    def machine_pool(self, settings: ClusterSettings) -> Pool:
+        """Return a pool of one worker with all CPUs of a machine, for work that no other worker can share.
+
+        The worker has a GPU if the job's workers have GPUs. It has only cluster.cpus_per_worker CPUs if
+        other jobs use the cluster at the time.
+        """
 
     @abc.abstractmethod
     def index_workers(self, settings: ClusterSettings, work: int) -> int:
@@ -87,11 +89,11 @@ class Workers(abc.ABC):
 
     @abc.abstractmethod
     def encode_settings(self, encode: EncodeSettings, pool: Pool | None = None) -> EncodeSettings:
-        """Return the settings of an encoder on a worker, with as many threads as the worker has cores.
+        """Return the settings of an encoder on a worker, with threads for all of its cores.
 
-        The number of threads changes no bit of a vector.
+        Vectors do not depend on the number of threads, not even in their last bit.
 
         Args:
             encode: settings of the job.
-            pool: the workers (default: of cluster.cpus_per_worker).
+            pool: pool of the worker (default: workers with cluster.cpus_per_worker CPUs each).
         """

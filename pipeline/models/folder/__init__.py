@@ -1,4 +1,4 @@
-"""Reading encoder folders: which modules, which files, which settings. Nothing in here imports torch.
+"""Read encoder folders: their modules, files and settings. No module imports torch at import time.
 
 From outside: `open_folder`, `EncoderFolder`.
 """

@@ -1,6 +1,6 @@
-"""Several encoders as one, with concatenated vectors: a folder with one folder per encoder.
+"""Open a folder of several encoders whose vectors are concatenated; it has one folder per encoder.
 
-QuickThoughts (Logeswaran & Lee 2018) concatenates its two encoders, [f; g].
+QuickThoughts (Logeswaran & Lee 2018) concatenates the vectors of its two encoders, [f; g].
 """
 
 from collections.abc import Callable
@@ -16,11 +16,20 @@ from pipeline.store.cache import digest_of_file
 
 PART_FOLDERS = ("0_First", "1_Second")
 JOINED_CONFIG = {"model_type": JOINED, "parts": list(PART_FOLDERS)}
-"""config.json of such a folder; its model_type keeps other libraries from loading a part as the whole"""
+"""config.json of such a folder; because of its model_type, no other library loads one part for all of them"""
 _CONFIG = "config.json"
-_READING = (
-    *("family", "max_length", "pooling", "prompt", "query_prompt", "lower", "cuts", "template"),
-    *("ends_sentences", "include_prompt"),
+# fields of EncoderFolder that decide how texts are read
+_READING_FIELDS = (
+    "family",
+    "max_length",
+    "pooling",
+    "prompt",
+    "query_prompt",
+    "lower",
+    "truncation_side",
+    "template",
+    "ends_sentences",
+    "include_prompt",
 )
 
 
@@ -29,22 +38,25 @@ def open_joined(
 ) -> EncoderFolder:
     """Open a folder of several encoders.
 
-    Settings override those of each part. The vectors are normalized if the settings say so or, by default, if
-    those of all parts are.
+    The settings apply to each part. The concatenated vectors are normalized if the settings say so or, by
+    default, if those of all parts are.
 
     Raises:
         ModelError: a part cannot be opened, or the parts read texts differently.
     """
-    raw = False if settings.normalize is False else None  # true normalizes the whole, not each part
+    # true normalizes the concatenated vectors, not those of each part
+    normalize_parts = False if settings.normalize is False else None
     parts = {
-        name: open_part(settings.model_copy(update={"path": str(path / name), "normalize": raw}))
-        for name in _names(path)
+        name: open_part(settings.model_copy(update={"path": str(path / name), "normalize": normalize_parts}))
+        for name in _part_names(path)
     }
     first, *others = parts.values()
     for other in others:
-        _check_alike(first, other)
-    by_default = all(part.normalize for part in parts.values())
-    tail = ("normalize",) if settings.normalize or (settings.normalize is None and by_default) else ()
+        _check_same_reading(first, other)
+    normalize = settings.normalize
+    if normalize is None:
+        normalize = all(part.normalize for part in parts.values())
+    tail = ("normalize",) if normalize else ()
     return replace(
         first,
         path=path,
@@ -61,7 +73,7 @@ def open_joined(
     )
 
 
-def _names(path: Path) -> list[str]:
+def _part_names(path: Path) -> list[str]:
     names = read_json(path / _CONFIG, required=True).get("parts")
     if isinstance(names, list):
         check_inside(path / _CONFIG, names)
@@ -69,30 +81,32 @@ def _names(path: Path) -> list[str]:
             return names
     raise ModelError(
         str(path / _CONFIG),
-        "the names of two folders or more beside it as parts",
+        "the names of two or more folders next to this file as parts",
         repr(names),
         "restore the folder",
     )
 
 
-def _check_alike(first: EncoderFolder, other: EncoderFolder) -> None:
-    """Check that two parts read texts alike: all parts get the tokens of the first one."""
+def _check_same_reading(first: EncoderFolder, other: EncoderFolder) -> None:
+    """Check that two parts read texts the same way, because all parts get the tokens of the first one."""
     if first.averages.counts:
         raise ModelError(
             "encoder.frequencies",
             "none for concatenated encoders",
             str(first.averages.counts),
-            "set it to null, or name one of the parts",
+            "set it to null, or encoder.path to the folder of one part",
         )
-    different = [name.replace("_", " ") for name in _READING if getattr(first, name) != getattr(other, name)]
+    different = [
+        name.replace("_", " ") for name in _READING_FIELDS if getattr(first, name) != getattr(other, name)
+    ]
     if _tokenizer_files(first) != _tokenizer_files(other):
         different.append("tokenizer")
     if different:
         raise ModelError(
             str(other.path),
             f"the same {', '.join(different)} as {first.path.name}",
-            "others",
-            "join encoders that read texts alike",
+            "other ones",
+            "join encoders that read texts the same way",
         )
 
 

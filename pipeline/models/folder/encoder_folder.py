@@ -13,8 +13,8 @@ from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from pipeline.text.tokens.templates import apply_template
 from pipeline.text.tokens.tokens import Side, Tokenizer
 
-ENDS_SENTENCES = "ensure_final_punctuation"  # our key among a folder's settings
-MASKED = ("mask",)  # the pooling of encoders that read a template's mask token; it is not concatenated
+ENDS_SENTENCES = "ensure_final_punctuation"  # key that this project adds to sentence_bert_config.json
+MASKED = ("mask",)  # pooling of encoders that read a template's mask token; never concatenated with others
 JOINED = "manta-joined"  # model_type of a folder with several encoders
 PACKED_FAMILIES = {
     "bert": "bert",
@@ -33,23 +33,26 @@ class EncoderFolder:
 
     path: Path
     family: str
-    """bert, roberta, distilbert or mpnet for the packed forward pass, words for word vectors, recurrent for
-    a recurrent encoder, else other"""
+    """bert, roberta, distilbert or mpnet for the packed forward pass; words for word vectors; recurrent for a
+    recurrent encoder; otherwise other"""
     dim: int
     max_length: int
     pooling: tuple[str, ...]
     """names of POOLINGS; several are concatenated"""
     include_prompt: bool
+    """tokens of the prompt are pooled"""
     tail: tuple[Module, ...]
     """modules after the pooling, in order"""
     prompt: str
     query_prompt: str
     lower: bool
-    cuts: Side
-    """side from which tokens that do not fit are removed"""
+    """texts are lowercased"""
+    truncation_side: Side
+    """side of a text that is truncated if it has more than max_length tokens"""
     transformer: str
     """folder of config.json, relative to `path`; "" is the folder itself"""
     weights: tuple[str, ...]
+    """weight files of the transformer, relative to `path`; an index comes after its files"""
     files: Mapping[str, str] = field(repr=False)
     """relative path -> sha256 of all files that loading needs; a copy of them is the same encoder"""
     config: Mapping[str, Any] = field(repr=False)
@@ -57,10 +60,11 @@ class EncoderFolder:
     template: str | None = None
     """template that texts are put into, unless the folder's tokenizer does so itself"""
     ends_sentences: bool = False
-    """whether a text without final punctuation gets a full stop"""
+    """a text without final punctuation gets a full stop"""
     parts: tuple["EncoderFolder", ...] = ()
-    """encoders whose vectors are concatenated, if there are several; the fields above then hold for each"""
+    """encoders whose vectors are concatenated; empty for a single encoder. All of them read texts alike"""
     space_id: str = ""
+    """hash of everything that must be equal for two vectors to be comparable"""
 
     def tokenizer(self) -> Tokenizer:
         """Load the tokenizer, with prompt and template.
@@ -68,16 +72,23 @@ class EncoderFolder:
         Raises:
             ModelError: it cannot be loaded, or has no mask token for its template.
         """
-        folder = self.path / self.transformer
-        load = {"words": load_words, "recurrent": load_sequences}.get(self.family, load_tokenizer)
+        folder = self.transformer_path
+        load_by_family = {"words": load_words, "recurrent": load_sequences}
+        load = load_by_family.get(self.family, load_tokenizer)
         tokenizer = replace(
-            load(folder, self.max_length, prompt=self.prompt, lower=self.lower, cuts=self.cuts),
+            load(
+                folder,
+                self.max_length,
+                prompt=self.prompt,
+                lower=self.lower,
+                truncation_side=self.truncation_side,
+            ),
             ends_sentences=self.ends_sentences,
         )
-        masked = self.pooling == MASKED
-        if not masked and self.template is None:
+        is_masked = self.pooling == MASKED
+        if not is_masked and self.template is None:
             return tokenizer
-        return apply_template(tokenizer, folder, self.template, masked=masked)
+        return apply_template(tokenizer, folder, self.template, masked=is_masked)
 
     @property
     def whole_words(self) -> bool:
@@ -90,10 +101,11 @@ class EncoderFolder:
         return "normalize" in self.tail
 
     def file(self, relative: str) -> Path:
-        """Path of one of `files`. Word counts may be stored outside; a copy of the encoder includes them."""
+        """Return the path of one of `files`. Word counts may be outside the folder; a copy includes them."""
         counts = self.averages.counts
         return counts if counts and relative == FREQUENCIES else self.path / relative
 
-    def beside_config(self, name: str) -> Path:
-        """Path of a file of the transformer module, such as tokenizer.json."""
-        return self.path / self.transformer / name
+    @property
+    def transformer_path(self) -> Path:
+        """Folder of config.json and the tokenizer."""
+        return self.path / self.transformer

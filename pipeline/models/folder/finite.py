@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 def check_finite(where: str, name: str, tensor: "Tensor") -> None:
     """Check that a floating-point tensor is finite.
 
-    One bad row of a word table spoils only the texts with that token, so encoding a few sentences would not
-    find it. The sum of a tensor with NaN or infinity is not finite, and takes a twentieth of the time of
-    testing each value. A finite tensor whose sum overflows is tested value by value.
+    A bad row of a word table affects only texts with that token, so encoding a few sentences would not find
+    it. The sum of a tensor with NaN or infinity is not finite, and takes a twentieth of the time of testing
+    each value. Only if the sum is not finite, which may also be an overflow, is each value tested.
 
     Raises:
-        ModelError: names the tensor and counts its rows that are not finite; for a vector, its values.
+        ModelError: it is not; the message names the tensor and counts its bad rows, or values of a vector.
     """
     import torch
 
@@ -27,10 +27,10 @@ def check_finite(where: str, name: str, tensor: "Tensor") -> None:
         return
     bad = ~torch.isfinite(tensor)
     if count := int((bad.flatten(1).any(dim=1) if bad.dim() > 1 else bad).sum()):
-        of = f"{tensor.shape[0] if bad.dim() else 1:,} {'rows' if bad.dim() > 1 else 'values'}"
+        total = f"{tensor.shape[0] if bad.dim() else 1:,} {'rows' if bad.dim() > 1 else 'values'}"
         raise ModelError(
             where,
             f"finite numbers in {name}",
-            f"NaN or infinity in {count:,} of {of}",
+            f"NaN or infinity in {count:,} of {total}",
             "fetch its files again",
         )

@@ -1,9 +1,10 @@
-"""Word counts: a Parquet file with the columns word and count.
+"""Read word counts: a Parquet file with the columns word and count.
 
 Imports neither torch nor transformers.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +14,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import ModelError
-from pipeline.store.arrays import plain_type
+from pipeline.store.arrays import is_text, plain_type
 from pipeline.store.store import open_store
 from pipeline.text.corpus.listing import local_path
 
 FREQUENCIES = "frequencies.parquet"  # name of the file in a copied encoder folder
-_BATCH = 16_384
+_BATCH_ROWS = 16_384
 _KEY = "encoder.frequencies"
 
 
@@ -33,13 +34,8 @@ class Frequencies:
 
     def batches(self) -> Iterator[tuple[list[str], np.ndarray]]:
         """Yield words and their counts, one batch at a time."""
-        for start in range(0, len(self.words), _BATCH):
-            yield self.words.slice(start, _BATCH).to_pylist(), self.counts[start : start + _BATCH]
-
-    @property
-    def total(self) -> float:
-        """Sum of all counts."""
-        return float(self.counts.sum())
+        for start in range(0, len(self.words), _BATCH_ROWS):
+            yield self.words.slice(start, _BATCH_ROWS).to_pylist(), self.counts[start : start + _BATCH_ROWS]
 
 
 def locate_frequencies(path: str) -> Path:
@@ -48,18 +44,16 @@ def locate_frequencies(path: str) -> Path:
     Raises:
         ModelError: there is no such file.
     """
-    try:
-        local = local_path(path)
-        if local is None:
-            parent, _, name = path.rpartition("/")
-            return open_store(parent).local(name)
-    except FileNotFoundError:
-        local = None
-    if local is None or not Path(local).is_file():
-        raise ModelError(
-            _KEY, "a Parquet file with the columns word and count", f"no such file {path}", "check it"
-        )
-    return Path(local)
+    local = local_path(path)
+    if local is not None and Path(local).is_file():
+        return Path(local)
+    if local is None:
+        folder, _, name = path.rpartition("/")
+        with suppress(FileNotFoundError):
+            return open_store(folder).local(name)
+    raise ModelError(
+        _KEY, "a Parquet file with the columns word and count", f"no such file {path}", "correct the path"
+    )
 
 
 def read_frequencies(file: Path) -> Frequencies:
@@ -70,23 +64,24 @@ def read_frequencies(file: Path) -> Frequencies:
             or not finite.
     """
     try:
-        table = pq.ParquetFile(file)
-        names = table.schema_arrow.names
+        parquet = pq.ParquetFile(file)
+        names = parquet.schema_arrow.names
         if missing := [name for name in ("word", "count") if name not in names]:
             raise _unusable(
                 file, "the columns word and count", f"no {missing[0]} among {', '.join(names[:8])}"
             )
-        words, counts = table.read(columns=["word", "count"]).select(["word", "count"]).columns
+        table = parquet.read(columns=["word", "count"])
+        words, counts = table["word"], table["count"]
     except (pa.ArrowException, OSError) as error:
         raise _unusable(file, "a readable Parquet file", " ".join(str(error).split())[:200]) from None
-    if missing := words.null_count + counts.null_count:
-        raise _unusable(file, "a word and a count in every row", f"{missing} missing")
-    kind, number = plain_type(words.type), plain_type(counts.type)
-    strings = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    if not strings or not (pa.types.is_integer(number) or pa.types.is_floating(number)):
+    if nulls := words.null_count + counts.null_count:
+        raise _unusable(file, "a word and a count in every row", f"{nulls} missing")
+    count_type = plain_type(counts.type)
+    are_numbers = pa.types.is_integer(count_type) or pa.types.is_floating(count_type)
+    if not (is_text(words.type) and are_numbers):
         raise _unusable(file, "words as strings and counts as numbers", f"{words.type} and {counts.type}")
     words = words.cast(pa.string())
-    values = np.asarray(pc.cast(counts.cast(number), pa.float64(), safe=False).to_numpy())
+    values = np.asarray(pc.cast(counts.cast(count_type), pa.float64(), safe=False).to_numpy())
     bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
     expected = "counts from 0 on, not all of them 0"
     if len(bad):

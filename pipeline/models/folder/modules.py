@@ -1,4 +1,4 @@
-"""Modules of an encoder folder, as sentence-transformers writes them: the pooling, and layers after it.
+"""Read the modules of an encoder folder of sentence-transformers: the pooling, and layers after it.
 
 Imports neither torch nor transformers.
 """
@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.values import check_values
 from pipeline.models.layers.pooling import POOLINGS, ST_FLAGS, ST_NAMES
 
-OWN_MODULES = "template_modules"  # Python file with modules of ours in a folder
-_OWN = {f"{OWN_MODULES}.MaskPooling": "Pooling", f"{OWN_MODULES}.Denoise": "Denoising"}
+OWN_MODULES = "template_modules"  # name of the Python file in a folder that has modules of this project
+_OWN_KINDS = {f"{OWN_MODULES}.MaskPooling": "Pooling", f"{OWN_MODULES}.Denoise": "Denoising"}
 _KINDS = ("Dense", "Normalize", "Pooling", "Transformer")  # of sentence-transformers
-_SIZES = (
+_SIZES = (  # keys of config.json
     *("hidden_size", "dim", "num_hidden_layers", "n_layers", "num_attention_heads", "n_heads"),
     *("intermediate_size", "hidden_dim", "vocab_size", "max_position_embeddings"),
 )
@@ -38,52 +38,60 @@ class Dense:
 
 @dataclass(frozen=True)
 class Denoising:
-    """Subtraction of the vector of a bare template, by the text's length (Jiang et al. 2022, section 4.3).
+    """Subtract the vector of the template without a text (PromptBERT, Jiang et al. 2022, section 4.3).
 
-    A module of ours: in sentence-transformers, no vector depends on a length.
+    The subtracted vector depends on the text's length. sentence-transformers has no such module.
     """
 
     weights: str
     """path in the folder"""
     width: int
     activation: str | None
-    """of a layer that both vectors go through first; None: there is none"""
+    """activation of a dense layer that is applied to both vectors first; None: there is no such layer"""
     epsilon: float
-    """of that layer's normalization"""
+    """epsilon of that layer's normalization"""
     shortest: int
     """tokens of an empty text in its template"""
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Keep the first `width` components, without normalizing again.
+class Truncation:
+    """Keep the first `width` components, without normalizing again (Matryoshka, Kusupati et al. 2022).
 
-    truncate_dim of sentence-transformers; Matryoshka (Kusupati et al. 2022).
+    sentence-transformers has it as truncate_dim.
     """
 
     width: int
 
 
-Module = Dense | Denoising | Cut | str
+Module = Dense | Denoising | Truncation | str
 """a module after the pooling; the only string is "normalize" """
+
+
+class ModuleEntry(NamedTuple):
+    """Entry of modules.json."""
+
+    kind: str
+    folder: str
+    """relative path; "" is the encoder's folder itself"""
 
 
 def read_json(file: Path, required: bool = False) -> dict[str, Any]:
     """Read the mapping in a JSON file of a model folder; {} if there is no file and none is required.
 
     Raises:
-        ModelError: the file is missing or damaged, or a value has another type than its readers rely on.
+        ModelError: the file is missing or damaged, or a value has a wrong type.
     """
     try:
         value = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except FileNotFoundError:
         if not required:
             return {}
-        beside = ", ".join(sorted(entry.name for entry in file.parent.glob("*"))[:8])
+        other_files = ", ".join(sorted(entry.name for entry in file.parent.glob("*"))[:8])
         raise ModelError(
             str(file),
             "a model's configuration",
-            f"no such file beside {beside or 'an empty or missing folder'}",
+            f"no such file; the folder has {other_files or 'no files, or does not exist'}",
             "give a Hugging Face or sentence-transformers folder",
         ) from None
     except (OSError, ValueError, RecursionError) as error:
@@ -109,7 +117,7 @@ def check_numbers(file: Path, config: dict[str, Any]) -> None:
     for name in _SIZES:
         if name in config and (type(config[name]) is not int or not 1 <= config[name] < 2**31):
             raise ModelError(
-                str(file), f"{name} as a number from 1 on", repr(config[name]), "restore the file"
+                str(file), f"{name} as a whole number, 1 or more", repr(config[name]), "restore the file"
             )
     pad, words = config.get("pad_token_id"), config.get("vocab_size", 2**31)
     if pad is not None and (type(pad) is not int or not 0 <= pad < words):
@@ -127,13 +135,13 @@ def check_inside(file: Path, names: Iterable[Any]) -> None:
         ModelError: a name is not a relative path without "..".
     """
     for name in names:
-        inside = isinstance(name, str) and not {"\\", "\0"} & set(name)
-        if not inside or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        is_plain = isinstance(name, str) and not {"\\", "\0"} & set(name)
+        if not is_plain or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise ModelError(str(file), "names of files in the folder", repr(name), "restore the file")
 
 
-def modules_of(path: Path) -> list[tuple[str, str]]:
-    """List (kind, folder) of each module in order; [] for a plain Hugging Face folder.
+def modules_of(path: Path) -> list[ModuleEntry]:
+    """List the modules of an encoder's folder in order; [] for a plain Hugging Face folder.
 
     Raises:
         ModelError: modules.json is damaged, or names modules that are not supported.
@@ -141,21 +149,13 @@ def modules_of(path: Path) -> list[tuple[str, str]]:
     file = path / "modules.json"
     if not file.is_file():
         return []
-    with _complete(file, "a list of modules with type and path"):
-        named = [
+    with _refuse_invalid(file, "a list of modules with type and path"):
+        entries = [
             (str(entry["type"]), str(entry["path"])) for entry in json.loads(file.read_text(encoding="utf-8"))
         ]
-    check_inside(file, (folder for _, folder in named))
-    modules = [(_OWN.get(name, name.rpartition(".")[2]), folder) for name, folder in named]
-    for (name, _), (kind, _) in zip(named, modules, strict=True):
-        if name not in _OWN and not (kind in _KINDS and name.startswith("sentence_transformers.")):
-            raise ModelError(
-                str(file),
-                f"modules among {', '.join(_KINDS)}",
-                f"the module {name}",
-                "use an encoder made of these modules",
-            )
-    kinds = [kind for kind, _ in modules]
+    check_inside(file, (folder for _, folder in entries))
+    modules = [ModuleEntry(_kind(file, class_name), folder) for class_name, folder in entries]
+    kinds = [module.kind for module in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or {"Transformer", "Pooling"} & set(kinds[2:]):
         raise ModelError(
             str(file),
@@ -166,7 +166,22 @@ def modules_of(path: Path) -> list[tuple[str, str]]:
     return modules
 
 
-def pooling_of(path: Path, modules: list[tuple[str, str]]) -> tuple[tuple[str, ...], bool]:
+def _kind(file: Path, class_name: str) -> str:
+    """Return the kind of a module by its type in modules.json, the name of its class."""
+    if class_name in _OWN_KINDS:
+        return _OWN_KINDS[class_name]
+    kind = class_name.rpartition(".")[2]
+    if kind in _KINDS and class_name.startswith("sentence_transformers."):
+        return kind
+    raise ModelError(
+        str(file),
+        f"modules among {', '.join(_KINDS)}",
+        f"the module {class_name}",
+        "use an encoder made of these modules",
+    )
+
+
+def pooling_of(path: Path, modules: list[ModuleEntry]) -> tuple[tuple[str, ...], bool]:
     """Read the names of the poolings and whether prompt tokens are pooled; mean for a plain folder.
 
     Raises:
@@ -174,11 +189,11 @@ def pooling_of(path: Path, modules: list[tuple[str, str]]) -> tuple[tuple[str, .
     """
     if not modules:
         return ("mean",), True
-    file = path / modules[1][1] / "config.json"
+    file = path / modules[1].folder / "config.json"
     config = read_json(file, required=True)
     if (modes := config.get("pooling_mode")) is not None:
         names = [modes] if isinstance(modes, str) else modes
-        # a trained encoder's folder has our name of a pooling that sentence-transformers does not know
+        # a trained encoder's folder has this project's name for a pooling unknown to sentence-transformers
         known = [*ST_NAMES, *(pooling.name for pooling in POOLINGS.values() if not pooling.st_name)]
         if unknown := [name for name in names if name not in known]:
             raise ModelError(
@@ -193,40 +208,41 @@ def pooling_of(path: Path, modules: list[tuple[str, str]]) -> tuple[tuple[str, .
     return pooling, bool(config.get("include_prompt", True))
 
 
-def tail_of(path: Path, modules: list[tuple[str, str]], normalize: bool | None) -> list[Module]:
+def tail_of(path: Path, modules: list[ModuleEntry], normalize: bool | None) -> list[Module]:
     """Read the modules after the pooling, in order.
 
     Args:
-        path: the folder.
+        path: the encoder's folder.
         modules: from `modules_of`.
         normalize: False leaves out the folder's Normalize modules, True adds one at the end if there is none.
 
     Raises:
         ModelError: the configuration of a module is damaged or not supported.
     """
-    read: dict[str, Callable[[Path, str], Module]] = {"Dense": _dense, "Denoising": _denoise}
+    readers: dict[str, Callable[[Path, str], Module]] = {"Dense": _read_dense, "Denoising": _read_denoising}
     tail: list[Module] = [
-        read[kind](path, folder) if kind in read else "normalize" for kind, folder in modules[2:]
+        readers[kind](path, folder) if kind in readers else "normalize" for kind, folder in modules[2:]
     ]
     if normalize is False:
         tail = [module for module in tail if module != "normalize"]
     file = path / "config_sentence_transformers.json"
     width = read_json(file).get("truncate_dim")
-    if width is not None and (type(width) is not int or width < 1):
-        raise ModelError(
-            str(file),
-            "truncate_dim as a number of dimensions, 1 or more",
-            repr(width),
-            "correct it, or remove that line",
-        )
     if width is not None:
-        tail.append(Cut(width))
+        if type(width) is not int or width < 1:
+            raise ModelError(
+                str(file),
+                "truncate_dim as a whole number, 1 or more",
+                repr(width),
+                "correct it, or remove that line",
+            )
+        tail.append(Truncation(width))
     if normalize and tail[-1:] != ["normalize"]:
         tail.append("normalize")
     return tail
 
 
-def _dense(path: Path, folder: str) -> Dense:
+def _read_dense(path: Path, folder: str) -> Dense:
+    """Read the configuration of a Dense module in a subfolder of the encoder."""
     file = path / folder / "config.json"
     config = read_json(file, required=True)
     names = [name for name in ("model.safetensors", "pytorch_model.bin") if (path / folder / name).is_file()]
@@ -245,35 +261,35 @@ def _dense(path: Path, folder: str) -> Dense:
                 repr(config[key]),
                 "use an encoder whose Dense works on the sentence embedding",
             )
-    with _complete(file, "in_features and out_features"):
-        dense = Dense(
-            f"{folder}/{names[0]}",
-            int(config["in_features"]),
-            int(config["out_features"]),
-            bool(config.get("bias", True)),
-            str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2],
-            bool(config.get("use_residual", False)),
+    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    with _refuse_invalid(file, "in_features and out_features"):
+        return Dense(
+            weights=f"{folder}/{names[0]}",
+            in_features=int(config["in_features"]),
+            out_features=int(config["out_features"]),
+            bias=bool(config.get("bias", True)),
+            activation=activation.rpartition(".")[2],
+            residual=bool(config.get("use_residual", False)),
         )
-    return dense
 
 
-def _denoise(path: Path, folder: str) -> Denoising:
+def _read_denoising(path: Path, folder: str) -> Denoising:
+    """Read the configuration of a Denoise module, which this project writes."""
     file = path / folder / "config.json"
     config = read_json(file, required=True)
-    with _complete(file, "width, activation, epsilon and shortest"):
-        denoising = Denoising(
-            f"{folder}/model.safetensors",
-            int(config["width"]),
-            config["activation"],
-            float(config["epsilon"]),
-            int(config["shortest"]),
+    with _refuse_invalid(file, "width, activation, epsilon and shortest"):
+        return Denoising(
+            weights=f"{folder}/model.safetensors",
+            width=int(config["width"]),
+            activation=config["activation"],
+            epsilon=float(config["epsilon"]),
+            shortest=int(config["shortest"]),
         )
-    return denoising
 
 
 @contextmanager
-def _complete(file: Path, expected: str) -> Iterator[None]:
-    """Raise ModelError if the block misses a key or a value has another type."""
+def _refuse_invalid(file: Path, expected: str) -> Iterator[None]:
+    """Raise ModelError if the block raises because a key is missing or a value has a wrong type."""
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -16,9 +16,9 @@ from pipeline.models.folder.finite import check_finite
 from pipeline.models.folder.modules import read_json
 
 OFFLINE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-"""arguments of every `from_pretrained`; without the latter, transformers asks on the terminal whether to run
-a folder's code"""
-_AGAIN = "fetch its files again, or use another model"
+"""arguments of every `from_pretrained`; unless trust_remote_code is False, transformers asks on the terminal
+whether to run a folder's code"""
+_FETCH_AGAIN = "fetch its files again, or use another model"
 _LOADING_ERRORS = (
     OSError,
     ValueError,
@@ -36,25 +36,26 @@ _PORTS = {
     "NomicBertModel": "nomic_bert",
     "XLMRobertaLoRA": "jina_embeddings_v3",
 }
-"""model_type of transformers' own port, by class or model_type of published remote code"""
+"""model_type of the implementation in transformers, by class or model_type of code that models are published
+with"""
 
 
 def check_code(folder: Path, auto: str = "AutoModel") -> None:
-    """Check that a folder's model needs no code from elsewhere. Imports nothing.
+    """Check that a folder's model needs no code outside transformers, without importing it.
 
     Args:
-        folder: of the model.
-        auto: the transformers class that will load the model; code for other classes is ignored.
+        folder: folder of the model.
+        auto: name of the transformers class that will load the model; code for other classes is ignored.
 
     Raises:
         ModelError: the model comes with code, fetches its attention kernel from the hub, or is an adapter to
-            another model. The message names the code and, if there is one, transformers' own port.
+            another model. The message names the code, and the implementation in transformers if it has one.
     """
-    where, config = folder / "config.json", read_json(folder / "config.json")
-    for name, value in _attentions(config):
+    file, config = folder / "config.json", read_json(folder / "config.json")
+    for name, value in _attention_settings(config):
         if "/" in value:
             raise ModelError(
-                str(where),
+                str(file),
                 "an attention that is part of transformers",
                 f"{name} {value!r}, a repository of code",
                 "remove that line",
@@ -67,15 +68,15 @@ def check_code(folder: Path, auto: str = "AutoModel") -> None:
             f"an adapter to {read_json(adapter).get('base_model_name_or_path')!r}",
             "merge it (peft's merge_and_unload) and save the model",
         )
-    kind, code = str(config.get("model_type")), config.get("auto_map")
+    model_type, code = str(config.get("model_type")), config.get("auto_map")
     remote = (code.get("AutoModel") or code.get(auto)) if isinstance(code, dict) else code
-    # folders for a port keep naming the code that it replaces
-    if remote and kind not in _PORTS.values():
-        raise _no_code(where, f"auto_map, which names the code {remote}", kind, str(remote))
+    # folders for an implementation in transformers still name the code that it replaces
+    if remote and model_type not in _PORTS.values():
+        raise _needs_code(file, f"auto_map, which names the code {remote}", model_type, str(remote))
 
 
-def _attentions(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield name and value of each attention that a configuration chooses, for the model or a part of it."""
+def _attention_settings(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each setting that chooses an attention, for the model or a part of it."""
     parts = [("", config)]
     while parts:
         prefix, part = parts.pop()
@@ -87,42 +88,42 @@ def _attentions(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _check_known(folder: Path, auto: str = "AutoModel") -> None:
-    """Check that transformers can load a model without code; it would ask for that of an unknown type."""
+    """Check that transformers has the model_type; for an unknown one, it would ask whether to run code."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     check_code(folder, auto)
-    kind = str(read_json(folder / "config.json", required=True).get("model_type"))
-    if kind not in CONFIG_MAPPING:
-        raise _no_code(folder / "config.json", f"model_type {kind!r}", kind, "")
+    model_type = str(read_json(folder / "config.json", required=True).get("model_type"))
+    if model_type not in CONFIG_MAPPING:
+        raise _needs_code(folder / "config.json", f"model_type {model_type!r}", model_type, "")
 
 
-def _no_code(where: Path, found: str, kind: str, remote: str) -> ModelError:
-    port = next((port for name, port in _PORTS.items() if name == kind or name in remote), None)
+def _needs_code(file: Path, found: str, model_type: str, remote: str) -> ModelError:
+    port = next((port for name, port in _PORTS.items() if name == model_type or name in remote), None)
     return ModelError(
-        str(where),
+        str(file),
         "a model that is part of transformers, since code from a folder is not run",
         found,
-        f"use a copy that was saved with transformers' own port of it (model_type {port}, no auto_map)"
+        f"use a copy that was saved with its implementation in transformers (model_type {port}, no auto_map)"
         if port
         else "use an encoder whose architecture is part of transformers",
     )
 
 
-def load_whole(
+def load_complete(
     auto: Any,
     folder: Path,
-    wanted: str,
+    expected: str,
     *,
     unused: Collection[str] = (),
-    remedy: str = _AGAIN,
+    remedy: str = _FETCH_AGAIN,
     **options: Any,
 ) -> Any:
     """Load a model and check that all of its weights were stored.
 
     Args:
         auto: the transformers class that loads it.
-        folder: of the model.
-        wanted: the kind of model, for errors.
+        folder: folder of the model.
+        expected: the kind of model, for errors.
         unused: prefixes of weights that may be missing, as their outputs are not used.
         remedy: what to do if the folder cannot be loaded, for errors.
         options: further arguments of `from_pretrained`.
@@ -133,10 +134,10 @@ def load_whole(
     """
     _check_known(folder, auto.__name__)
     try:
-        with _without_table():
+        with _hide_loading_table():
             model, report = auto.from_pretrained(str(folder), **OFFLINE, **options, output_loading_info=True)
     except _LOADING_ERRORS as error:
-        raise ModelError(str(folder), wanted, one_line(error), remedy) from None
+        raise ModelError(str(folder), expected, one_line(error), remedy) from None
     missing = sorted(
         name
         for name in report["missing_keys"]
@@ -145,7 +146,10 @@ def load_whole(
     if missing:
         shown = f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}"
         raise ModelError(
-            str(folder), f"{wanted}, with all its weights", f"{len(missing)} weights missing: {shown}", remedy
+            str(folder),
+            f"{expected}, with all its weights",
+            f"{len(missing)} weights missing: {shown}",
+            remedy,
         )
     for name, parameter in model.named_parameters():
         if not name.startswith(tuple(unused)):
@@ -154,7 +158,7 @@ def load_whole(
 
 
 @contextlib.contextmanager
-def _without_table() -> Iterator[None]:
+def _hide_loading_table() -> Iterator[None]:
     """Hide transformers' table of missing and unexpected weights, unless its verbosity is info or debug."""
     from transformers import logging
 
@@ -180,7 +184,7 @@ def load_config(folder: Path) -> Any:
         return AutoConfig.from_pretrained(str(folder), **OFFLINE)
     except _LOADING_ERRORS as error:
         raise ModelError(
-            str(folder), "a config.json that transformers reads", one_line(error), _AGAIN
+            str(folder), "a config.json that transformers reads", one_line(error), _FETCH_AGAIN
         ) from None
 
 
@@ -189,7 +193,7 @@ def load_pretrained_tokenizer(folder: Path) -> Any:
 
     Raises:
         ModelError: files are damaged or missing.
-        ImportError: names a package that the tokenizer needs.
+        ImportError: a package that the tokenizer needs is missing.
     """
     from transformers import AutoTokenizer
 
@@ -199,7 +203,7 @@ def load_pretrained_tokenizer(folder: Path) -> Any:
     except ImportError:
         raise
     except Exception as error:
-        # the tokenizers library raises the bare class
+        # the tokenizers library raises Exception itself
         if not isinstance(error, _LOADING_ERRORS) and type(error) is not Exception:
             raise
         raise ModelError(
@@ -208,5 +212,5 @@ def load_pretrained_tokenizer(folder: Path) -> Any:
 
 
 def one_line(error: Exception) -> str:
-    """Type and message of an error in one line of at most 200 characters."""
+    """Return type and message of an error in one line of at most 200 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -1,4 +1,4 @@
-"""Tokens that averages leave out.
+"""Find the tokens that an average of token vectors leaves out, such as punctuation.
 
 Static token embeddings are biased by frequency, subwords, case and punctuation (Jiang et al. 2022,
 PromptBERT).
@@ -13,13 +13,13 @@ from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.frequencies import Frequencies, read_frequencies
 from pipeline.text.tokens.tokens import Tokenizer
 
-_CONTINUES = "##"  # WordPiece: before a piece that continues a word
-# byte-level BPE (RoBERTa) and SentencePiece (XLM-R): before a piece that begins a word
-_BYTES, _SPACES = "\u0120", "\u2581"
+_CONTINUATION = "##"  # of WordPiece, before a piece that continues a word
+_BPE_SPACE = "\u0120"  # of byte-level BPE (RoBERTa), before a piece that begins a word
+_SENTENCEPIECE_SPACE = "\u2581"  # of SentencePiece (XLM-R), before a piece that begins a word
 
 
 def load_filter(folder: EncoderFolder, tokenizer: Tokenizer) -> np.ndarray | None:
-    """Mask of the tokens that averages use, (vocabulary,) bool; None if there is no filter.
+    """Return a mask of the tokens that averages use, (vocabulary,) bool; None if there is no filter.
 
     Every filter also leaves out the tokenizer's special tokens.
 
@@ -29,82 +29,89 @@ def load_filter(folder: EncoderFolder, tokenizer: Tokenizer) -> np.ndarray | Non
     averages = folder.averages
     if not averages.exclude:
         return None
-    kept = kept_tokens(tokenizer, averages.exclude, words=folder.whole_words)
+    kept = unfiltered_tokens(tokenizer, averages.exclude, words=folder.whole_words)
     if averages.frequent and averages.counts:
-        common = _commonest(
+        frequent = _most_frequent(
             tokenizer, read_frequencies(averages.counts), folder.whole_words, averages.frequent
         )
-        kept[common] = False
+        kept[frequent] = False
     return kept
 
 
-def kept_tokens(tokenizer: Tokenizer, exclude: tuple[str, ...], *, words: bool) -> np.ndarray:
-    """Mask (vocabulary,) bool of the tokens that are neither special nor excluded by their spelling.
+def unfiltered_tokens(tokenizer: Tokenizer, exclude: tuple[str, ...], *, words: bool) -> np.ndarray:
+    """Return a mask of the tokens that are neither special nor excluded by their spelling.
 
     Args:
         tokenizer: has the vocabulary.
         exclude: names of filters; `frequent` is ignored.
-        words: each token is a whole word, so that none is a subword.
+        words: True if each token is a whole word, so that none is a subword.
+
+    Returns:
+        (vocabulary,) bool.
     """
     vocabulary = tokenizer.vocabulary()
     marker = None if words else _marker(vocabulary)
     kept = np.ones(max(vocabulary.values(), default=-1) + 1, dtype=bool)
     kept[[*tokenizer.prefix, *tokenizer.suffix]] = False
-    text = _spelling(marker)
+    spelling = _spelling(marker)
     tests: dict[str, Callable[[str], bool]] = {
         "subword": lambda token: _is_subword(token, marker),
-        "case": lambda token: text(token) != text(token).lower(),
-        "punctuation": lambda token: _is_punctuation(text(token)),
+        "case": lambda token: spelling(token) != spelling(token).lower(),
+        "punctuation": lambda token: _is_punctuation(spelling(token)),
     }
     for name in set(exclude) & set(tests):
-        kept[[number for token, number in vocabulary.items() if tests[name](token)]] = False
+        kept[[token_id for token, token_id in vocabulary.items() if tests[name](token)]] = False
     return kept
 
 
 def _marker(vocabulary: Mapping[str, int]) -> str | None:
-    """Marker of the most tokens; in each kind of vocabulary, a few tokens begin with that of another."""
+    """Return the marker that most tokens begin with; a few tokens begin with that of another kind."""
     counts = {
         marker: sum(token.startswith(marker) for token in vocabulary)
-        for marker in (_CONTINUES, _BYTES, _SPACES)
+        for marker in (_CONTINUATION, _BPE_SPACE, _SENTENCEPIECE_SPACE)
     }
     marker = max(counts, key=counts.__getitem__)
     return marker if counts[marker] else None
 
 
 def _is_subword(token: str, marker: str | None) -> bool:
-    """True for subwords as published: without a leading-space marker, also a text's first word and signs."""
-    if marker == _CONTINUES:
-        return token.startswith(_CONTINUES) and token != _CONTINUES
+    """Return whether a token is a subword, as Jiang et al. count them.
+
+    If the marker begins words, the first word of a text and punctuation count as subwords, too.
+    """
+    if marker == _CONTINUATION:
+        return token.startswith(_CONTINUATION) and token != _CONTINUATION
     return marker is not None and not token.startswith(marker)
 
 
 def _spelling(marker: str | None) -> Callable[[str], str]:
     """Return a function from a token to the characters of the text that it represents."""
-    if marker == _BYTES:
+    if marker == _BPE_SPACE:
         from tokenizers import decoders
 
         decoder = decoders.ByteLevel()
         return lambda token: str(decoder.decode([token])).strip()
-    if marker == _CONTINUES:
-        return lambda token: token.removeprefix(_CONTINUES) or token
-    return lambda token: token.removeprefix(_SPACES) if marker == _SPACES else token
+    if marker == _CONTINUATION:
+        return lambda token: token.removeprefix(_CONTINUATION) or token
+    return lambda token: token.removeprefix(_SENTENCEPIECE_SPACE) if marker == _SENTENCEPIECE_SPACE else token
 
 
 def _is_punctuation(text: str) -> bool:
-    """True if all characters are signs; false for some bytes of a character, which decode to U+FFFD."""
-    return bool(text) and all(unicodedata.category(sign)[0] in "PS" and sign != "\ufffd" for sign in text)
+    """Return whether all characters are punctuation or symbols, and none is U+FFFD, for an incomplete one."""
+    return bool(text) and all(unicodedata.category(char)[0] in "PS" and char != "\ufffd" for char in text)
 
 
-def _commonest(tokenizer: Tokenizer, counts: Frequencies, words: bool, most: int) -> np.ndarray:
-    """Ids of the `most` commonest tokens, without special ones, of the words as they occur inside a text."""
+def _most_frequent(tokenizer: Tokenizer, counts: Frequencies, words: bool, number: int) -> np.ndarray:
+    """Return the ids of the `number` most frequent tokens, without special ones, by the counts of words."""
     vocabulary = tokenizer.vocabulary()
-    spaced = not words and _marker(vocabulary) == _BYTES
+    # inside a text, a space precedes each word and belongs to its first token
+    has_spaces = not words and _marker(vocabulary) == _BPE_SPACE
     totals = np.zeros(max(vocabulary.values(), default=-1) + 1)
-    for batch, numbers in counts.batches():
-        rows = tokenizer.pieces([f" {word}" for word in batch] if spaced else batch)
+    for batch, word_counts in counts.batches():
+        rows = tokenizer.text_ids([f" {word}" for word in batch] if has_spaces else batch)
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        ids = np.fromiter((number for row in rows for number in row), np.int64, int(lengths.sum()))
-        totals += np.bincount(ids, np.repeat(numbers, lengths), minlength=len(totals))
+        ids = np.fromiter((token_id for row in rows for token_id in row), np.int64, int(lengths.sum()))
+        totals += np.bincount(ids, np.repeat(word_counts, lengths), minlength=len(totals))
     totals[[*tokenizer.prefix, *tokenizer.suffix]] = 0
-    commonest = np.argsort(-totals, kind="stable")[:most]
-    return commonest[totals[commonest] > 0]
+    ids_by_count = np.argsort(-totals, kind="stable")[:number]
+    return ids_by_count[totals[ids_by_count] > 0]

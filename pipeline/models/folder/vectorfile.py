@@ -1,4 +1,4 @@
-"""Read files of word vectors in batches: GloVe's text, word2vec's text and binary forms, plain or gzip.
+"""Read files of word vectors in batches: GloVe's text, word2vec's text and binary forms, plain or gzipped.
 
 Imports neither torch nor transformers.
 """
@@ -18,13 +18,14 @@ import pyarrow as pa
 
 from pipeline.errors import ModelError
 
-_BATCH_BYTES = 1 << 20  # of vectors held at once; as text they take twenty times as much
-_LONGEST_LINE = 1 << 20  # bytes; 300 numbers take 3,000
-_NUMBER = 64  # bytes of a number in a text at most
-_WIDEST = 1 << 16  # dimensions; published vectors have 1,024 at most
-_PIECE = 2 << 20  # of a binary file read at once
+_BATCH_BYTES = 1 << 20  # of the vectors of a batch; as text they take twenty times as much memory
+_MAX_LINE_BYTES = 1 << 20  # a line of 300 numbers has 3,000
+_MAX_NUMBER_BYTES = 64  # of a number in a text file
+_MAX_WORD_BYTES = 1 << 10  # of the first word, by whose line text and binary form are distinguished
+_MAX_DIM = 1 << 16  # published vectors have at most 1,024 dimensions
+_CHUNK_BYTES = 2 << 20  # of a binary file that are read at once
 _HEADER = re.compile(rb"(\d+) (\d+)\s*")
-_OTHER_FILES = {  # by their first bytes: name and remedy
+_OTHER_FILES = {  # name and remedy by the first bytes of a file
     b"PK\x03\x04": ("a zip archive", "unpack it first"),
     b"\xba\x16O/": ("fastText's own binary form", "give the .vec file instead"),
     b"\x93NUMPY": ("a NumPy array", "save words and vectors as text"),
@@ -42,7 +43,7 @@ class Layout:
     form: Literal["text", "binary"]
     dim: int
     count: int | None
-    """words by the file's first line; None: it has none (GloVe)"""
+    """number of words that the first line states; None: the file has no such line (GloVe)"""
 
 
 def read_vectors(file: Path, name: str) -> Iterator[Words]:
@@ -50,7 +51,7 @@ def read_vectors(file: Path, name: str) -> Iterator[Words]:
 
     Args:
         file: local path.
-        name: of the file in errors.
+        name: name of the file, for errors.
 
     Raises:
         ModelError: a line or word does not have `dim` finite numbers, or the first line has the wrong count.
@@ -58,14 +59,14 @@ def read_vectors(file: Path, name: str) -> Iterator[Words]:
     try:
         layout = read_layout(file, name)
         found = 0
-        with _opened(file) as stream:
-            read = _text if layout.form == "text" else _binary
+        with _open(file) as stream:
+            read = _read_text if layout.form == "text" else _read_binary
             for words, vectors in read(stream, layout, name):
                 found += len(words)
                 yield words, vectors
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ModelError(
-            name, "a whole gzip file", " ".join(str(error).split()), "fetch the file again"
+            name, "a complete gzip file", " ".join(str(error).split()), "fetch the file again"
         ) from None
     except OSError as error:
         raise ModelError(
@@ -84,10 +85,10 @@ def read_layout(file: Path, name: str) -> Layout:
     """Detect the layout by the beginning of the file, regardless of its name.
 
     Raises:
-        ModelError: the file is not one of word vectors.
+        ModelError: the file does not have word vectors.
     """
-    with _opened(file) as stream:
-        first = stream.readline(_LONGEST_LINE)
+    with _open(file) as stream:
+        first = stream.readline(_MAX_LINE_BYTES)
         for magic, (found, remedy) in _OTHER_FILES.items():
             if first.startswith(magic):
                 raise ModelError(
@@ -95,41 +96,44 @@ def read_layout(file: Path, name: str) -> Layout:
                 )
         header = _HEADER.fullmatch(first)
         if header is None:
-            return Layout("text", _width(first, name), None)
+            return Layout("text", _count_numbers(first, name), None)
         count, dim = (int(number) for number in header.groups())
-        if not 0 < dim <= _WIDEST:
+        if not 0 < dim <= _MAX_DIM:
             raise ModelError(
                 f"{name}: line 1",
                 "the number of words and their dimension",
                 f"dimension {dim:,}",
                 "give another file",
             )
-        second = stream.read(_NUMBER * (dim + 16)).split(b"\n", 1)[0].rsplit(None, dim)
-        is_text = len(second) == dim + 1 and _numbers(second[1:]) is not None
+        line = stream.read(_MAX_WORD_BYTES + _MAX_NUMBER_BYTES * dim).split(b"\n", 1)[0]
+        second = line.rsplit(None, dim)
+        is_text = len(second) == dim + 1 and _parse_numbers(second[1:]) is not None
         return Layout("text" if is_text else "binary", dim, count)
 
 
-def _opened(file: Path) -> BinaryIO:
+def _open(file: Path) -> BinaryIO:
     with file.open("rb") as stream:
-        packed = stream.read(2) == b"\x1f\x8b"
-    return cast(BinaryIO, gzip.open(file)) if packed else file.open("rb")
+        is_gzip = stream.read(2) == b"\x1f\x8b"
+    return cast(BinaryIO, gzip.open(file)) if is_gzip else file.open("rb")
 
 
-def _width(first: bytes, name: str) -> int:
+def _count_numbers(first: bytes, name: str) -> int:
     """Count the numbers after the first word of a file without a header."""
     fields = first.split()[1:]
-    count = next((n for n, field in enumerate(reversed(fields)) if _numbers([field]) is None), len(fields))
-    if count < 2 or len(first) == _LONGEST_LINE:
+    count = next(
+        (n for n, field in enumerate(reversed(fields)) if _parse_numbers([field]) is None), len(fields)
+    )
+    if count < 2 or len(first) == _MAX_LINE_BYTES:
         raise ModelError(
             f"{name}: line 1",
             "a word and its numbers, or the two numbers of word2vec's first line",
-            _shown(first),
+            _excerpt(first),
             "give a file of word vectors, or the folder that holds config.json and the weights",
         )
     return count
 
 
-def _numbers(fields: list[bytes]) -> np.ndarray | None:
+def _parse_numbers(fields: list[bytes]) -> np.ndarray | None:
     """Parse finite numbers, float32; None if a field is something else."""
     try:
         numbers = pa.array(fields, pa.string()).cast(pa.float32()).to_numpy(zero_copy_only=False)
@@ -138,40 +142,42 @@ def _numbers(fields: list[bytes]) -> np.ndarray | None:
     return numbers if np.isfinite(numbers).all() else None
 
 
-def _text(stream: BinaryIO, layout: Layout, name: str) -> Iterator[Words]:
-    headers = 0 if layout.count is None else 1
-    lines = enumerate(iter(partial(stream.readline, _LONGEST_LINE), b""), 1)
-    rows = ((number, line) for number, line in lines if number > headers and not line.isspace())
-    at_once = -(-_BATCH_BYTES // (4 * layout.dim))
-    while batch := list(islice(rows, at_once)):
-        yield _parsed(batch, layout.dim, name)
+def _read_text(stream: BinaryIO, layout: Layout, name: str) -> Iterator[Words]:
+    """Read GloVe's or word2vec's text form: one line per word, the word and then its numbers."""
+    header_lines = 0 if layout.count is None else 1
+    lines = enumerate(iter(partial(stream.readline, _MAX_LINE_BYTES), b""), 1)
+    rows = ((number, line) for number, line in lines if number > header_lines and not line.isspace())
+    batch_rows = -(-_BATCH_BYTES // (4 * layout.dim))
+    while batch := list(islice(rows, batch_rows)):
+        yield _parse_lines(batch, layout.dim, name)
 
 
-def _parsed(rows: list[tuple[int, bytes]], dim: int, name: str) -> Words:
-    """Parse lines, given with their numbers; all vectors at once."""
+def _parse_lines(rows: list[tuple[int, bytes]], dim: int, name: str) -> Words:
+    """Parse numbered lines, the vectors of all of them at once."""
     words: list[bytes] = []
     fields: list[bytes] = []
     for number, line in rows:
         parts = line.rsplit(None, dim)  # from the right: GloVe has words that contain spaces
-        spaced = b" " in parts[0]
-        if len(parts) != dim + 1 or (spaced and _numbers([parts[0].rsplit()[-1]]) is not None):
+        # a number before the last dim ones is not part of a word: the line has too many numbers
+        too_many = b" " in parts[0] and _parse_numbers([parts[0].rsplit()[-1]]) is not None
+        if len(parts) != dim + 1 or too_many:
             raise _malformed(f"{name}: line {number}", dim, line)
         words.append(parts[0].strip())
         fields += parts[1:]
-    numbers = _numbers(fields)
+    numbers = _parse_numbers(fields)
     if numbers is None:
-        index, wrong = next((i, field) for i, field in enumerate(fields) if _numbers([field]) is None)
+        index, wrong = next((i, field) for i, field in enumerate(fields) if _parse_numbers([field]) is None)
         row = index // dim
         raise _malformed(f"{name}: line {rows[row][0]}", dim, words[row] + b" ... " + wrong)
-    return [_decoded(word) for word in words], numbers.reshape(-1, dim)
+    return [_decode_word(word) for word in words], numbers.reshape(-1, dim)
 
 
-def _binary(stream: BinaryIO, layout: Layout, name: str) -> Iterator[Words]:
+def _read_binary(stream: BinaryIO, layout: Layout, name: str) -> Iterator[Words]:
     """Read word2vec's binary form: a word, a space, dim little-endian float32, often a line end."""
-    stream.readline()
+    stream.readline()  # the header
     size, rest, number = 4 * layout.dim, b"", 0
-    while piece := stream.read(_PIECE):
-        buffer, start = rest + piece, 0
+    while chunk := stream.read(_CHUNK_BYTES):
+        buffer, start = rest + chunk, 0
         words: list[bytes] = []
         vectors: list[bytes] = []
         while (space := buffer.find(b" ", start)) >= 0 and space + 1 + size <= len(buffer):
@@ -180,7 +186,7 @@ def _binary(stream: BinaryIO, layout: Layout, name: str) -> Iterator[Words]:
             start = space + 1 + size
         rest = buffer[start:]
         if words:
-            yield _checked(words, vectors, number, layout.dim, name)
+            yield _decode_batch(words, vectors, number, layout.dim, name)
             number += len(words)
     if rest.strip():
         raise ModelError(
@@ -191,8 +197,16 @@ def _binary(stream: BinaryIO, layout: Layout, name: str) -> Iterator[Words]:
         )
 
 
-def _checked(words: list[bytes], vectors: list[bytes], before: int, dim: int, name: str) -> Words:
-    """Decode words and vectors; `before` words came earlier in the file."""
+def _decode_batch(words: list[bytes], vectors: list[bytes], before: int, dim: int, name: str) -> Words:
+    """Decode words and vectors.
+
+    Args:
+        words: bytes of each word.
+        vectors: bytes of each vector.
+        before: number of words earlier in the file, for errors.
+        dim: dimension of the vectors.
+        name: name of the file, for errors.
+    """
     numbers = np.frombuffer(b"".join(vectors), "<f4").reshape(-1, dim)
     bad = ~np.isfinite(numbers).all(axis=1) | [not word or b"\n" in word for word in words]
     if bad.any():
@@ -200,21 +214,21 @@ def _checked(words: list[bytes], vectors: list[bytes], before: int, dim: int, na
         raise ModelError(
             f"{name}: word {before + row + 1}",
             f"a word and {dim} finite numbers, as in word2vec's binary form after its first line",
-            _shown(words[row]),
+            _excerpt(words[row]),
             "check the first line's two numbers, or fetch the file again",
         )
-    return [_decoded(word) for word in words], numbers
+    return [_decode_word(word) for word in words], numbers
 
 
-def _decoded(word: bytes) -> str:
-    """Decode a word; some published files cut words inside a character, and no text contains such a word."""
+def _decode_word(word: bytes) -> str:
+    """Decode a word. Some published files have words truncated inside a character, which no text contains."""
     return word.decode("utf-8", "replace")
 
 
 def _malformed(where: str, dim: int, line: bytes) -> ModelError:
-    return ModelError(where, f"a word and {dim} finite numbers", _shown(line), "correct or remove it")
+    return ModelError(where, f"a word and {dim} finite numbers", _excerpt(line), "correct or remove it")
 
 
-def _shown(line: bytes) -> str:
+def _excerpt(line: bytes) -> str:
     text = line[:60].decode("utf-8", "replace").rstrip()
     return f"{text!a}{'...' if len(line) > 60 else ''}"

@@ -1,11 +1,11 @@
-"""Weight files of a folder."""
+"""Find the weight files of a model folder."""
 
 from pathlib import Path
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.modules import check_inside, read_json
 
-# safetensors before .bin, one file before an index of several
+# in the order of preference
 _NAMES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -29,23 +29,23 @@ def weights_of(path: Path, transformer: str) -> tuple[str, ...]:
             "give a folder with weights",
         )
     file = path / transformer / name
-    parts = _parts(file) if name.endswith(".index.json") else []
+    parts = _files_of_index(file) if name.endswith(".index.json") else []
     if missing := [part for part in parts if not (file.parent / part).is_file()]:
         raise ModelError(str(file), "every file of its weight_map", f"no {missing[0]}", "restore the file")
-    return tuple(joined(transformer, part) for part in (*parts, name))
+    return tuple(path_inside(transformer, part) for part in (*parts, name))
 
 
-def _parts(index: Path) -> list[str]:
-    """Files that an index of weights names, relative to its folder."""
-    named = read_json(index).get("weight_map")
-    if not isinstance(named, dict) or not named:
+def _files_of_index(index: Path) -> list[str]:
+    """List the files that an index of weights names, relative to its folder."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(
-            str(index), "a weight_map from tensors to files", repr(named)[:80], "restore the file"
+            str(index), "a weight_map from tensors to files", repr(weight_map)[:80], "restore the file"
         )
-    check_inside(index, named.values())
-    return sorted(set(named.values()))
+    check_inside(index, weight_map.values())
+    return sorted(set(weight_map.values()))
 
 
-def joined(folder: str, name: str) -> str:
-    """Relative path of a file in a subfolder; "" is the folder itself."""
+def path_inside(folder: str, name: str) -> str:
+    """Return the relative path of a file in a subfolder; "" is the folder itself."""
     return f"{folder}/{name}" if folder else name

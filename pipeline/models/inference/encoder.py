@@ -1,10 +1,9 @@
-"""Encoding of texts: tokenize ahead, plan packed buffers, run them, return the rows in input order."""
+"""Encode texts: tokenize ahead, plan the forward passes, run them, return the vectors in input order."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +27,7 @@ from pipeline.models.layers.pooling import Segments, layers_of, pool
 from pipeline.models.layers.post_pooling import FixedRows, apply_tail, load_mlp, load_tail
 from pipeline.models.layers.transfer import to_host
 from pipeline.models.layers.weights import open_checkpoint
-from pipeline.prefetch import ahead
+from pipeline.prefetch import prefetch
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.text.tokens.tokens import TokenCounts, Tokenizer, Tokens
 
@@ -36,10 +35,10 @@ if TYPE_CHECKING:
     from pipeline.models.inference.hidden_states import HiddenStates
 
 _SMALLEST_BUFFER = 16  # tokens; with fewer rows, matrix kernels switch to slower variants
-_PENDING = 4  # copies from the GPU at the same time
-_PLAIN = ("A sentence to try the encoder with.", "Another one.")
+_MAX_PENDING = 4  # copies from the GPU that may be under way at the same time
+_CHECK_TEXTS = ("A sentence to try the encoder with.", "Another one.")
 
-Report = Callable[[float], None]  # called with the proportion that is computed, up to 1
+OnProgress = Callable[[float], None]  # called with the proportion of the tokens that are encoded, up to 1
 
 
 class Encoder:
@@ -66,10 +65,10 @@ class Encoder:
             self._model, self._mlp = (
                 (self._parts[0]._model, None)
                 if self._parts
-                else _load(folder, self.arithmetic, self._tokenizer)
+                else _load_backbone(folder, self.arithmetic, self._tokenizer)
             )
             self._tail = load_tail(folder, fixed_rows=True).to(self.arithmetic.torch_device)
-        self._kept = load_filter(folder, self._tokenizer)
+        self._is_pooled = load_filter(folder, self._tokenizer)  # by token id; None: all tokens are
         self._query_tokenizer = replace(self._tokenizer, prompt=folder.query_prompt)
 
     def __repr__(self) -> str:
@@ -91,8 +90,8 @@ class Encoder:
 
         Args:
             texts: a string; or n strings: a sequence, NumPy or pyarrow array, or pandas or Polars series.
-            query: put the query prompt before the texts and use the smallest buffers that hold them.
-                Vectors are then equal to about 1e-5 instead of bit for bit.
+            query: put the query prompt before the texts and use the smallest buffer that holds them. A
+                text's vector then depends on the other texts by rounding, about 1e-5.
 
         Returns:
             float32, (dim,) for a string, else (n, dim) in input order.
@@ -104,7 +103,7 @@ class Encoder:
         batch = [texts] if isinstance(texts, str) else as_strings(texts)
         window = Window.of([batch], tokenizer)
         max_tokens = self._small_buffer(window.tokens) if query else self.max_tokens
-        vectors = self._encoded(window, max_tokens, tokenizer).vectors
+        vectors = self._encode_window(window, max_tokens, tokenizer).vectors
         return vectors[0] if isinstance(texts, str) else vectors
 
     def check(self) -> None:
@@ -113,22 +112,22 @@ class Encoder:
         Raises:
             ModelError: the encoder raises, or gives NaN, infinity or zeros.
         """
-        where = self.folder.path
+        path = str(self.folder.path)
         remedy = "fetch the model's files again, check encode.dtype, or use another encoder"
         try:
-            vectors = self.encode(_PLAIN)
+            vectors = self.encode(_CHECK_TEXTS)
         except MODEL_FAILURES as error:
             raise ModelError(
-                str(where),
+                path,
                 "an encoder that encodes a plain sentence",
                 f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
                 remedy,
             ) from error
         if not np.isfinite(vectors).all():
-            raise ModelError(str(where), "finite vectors", f"NaN or infinity for {_PLAIN[0]!r}", remedy)
+            raise ModelError(path, "finite vectors", f"NaN or infinity for {_CHECK_TEXTS[0]!r}", remedy)
         # an encoder of whole words may know none of these words
         if not self.folder.whole_words and not vectors.any(axis=1).all():
-            raise ModelError(str(where), "vectors that are not zero", f"zeros for {_PLAIN[0]!r}", remedy)
+            raise ModelError(path, "vectors that are not zero", f"zeros for {_CHECK_TEXTS[0]!r}", remedy)
 
     def count_tokens(self, texts: Sequence[str]) -> TokenCounts:
         """Count the tokens of n texts as they would be encoded, without encoding them."""
@@ -153,42 +152,47 @@ class Encoder:
         return HiddenStates(self._model, replace(self._tokenizer, mask=None), self.folder, self.max_tokens)
 
     def encode_stream(
-        self, batches: Iterable[pa.Array | Sequence[str]], tell: Callable[[int], None] | None = None
+        self, batches: Iterable[pa.Array | Sequence[str]], on_rows: Callable[[int], None] | None = None
     ) -> Iterator[Encoded]:
         """Encode batches of texts; yield one Encoded per batch, in order.
 
         A thread reads and tokenizes ahead. Batches in a window of `encode.window_rows` rows share buffers.
 
         Args:
-            batches: of strings.
-            tell: called after each buffer with an estimate of the rows encoded so far, from their tokens.
+            batches: sequences of strings.
+            on_rows: called after each forward pass with an estimate of the number of rows encoded so far.
         """
-        done = 0
-        tokenized = (Window.of(window, self._tokenizer) for window in windows(batches, self._window_rows))
-        with closing(ahead(tokenized)) as ready:
-            while (window := self._waited(ready)) is not None:
-                report = partial(_report_rows, tell, done, len(window.inverse)) if tell is not None else None
-                yield from self._encoded(window, self.max_tokens, self._tokenizer, report).split(window.rows)
-                done += len(window.inverse)
+        done = rows = 0
 
-    def _waited(self, ready: Iterator[Window]) -> Window | None:
-        began = time.perf_counter()
-        window = next(ready, None)
-        self.counters.waiting_s += time.perf_counter() - began
-        return window
+        def on_progress(proportion: float) -> None:
+            if on_rows is not None:
+                on_rows(done + int(proportion * rows))
+
+        tokenized = (Window.of(window, self._tokenizer) for window in windows(batches, self._window_rows))
+        with closing(prefetch(tokenized)) as ready:
+            began = time.perf_counter()
+            for window in ready:
+                self.counters.waiting_s += time.perf_counter() - began
+                rows = len(window.inverse)
+                encoded = self._encode_window(window, self.max_tokens, self._tokenizer, on_progress)
+                yield from encoded.split(window.rows)
+                done += rows
+                began = time.perf_counter()
 
     def _small_buffer(self, tokens: Tokens) -> int:
-        """Smallest power of two that holds all tokens: few shapes, as the first use of a shape is slow."""
+        """Smallest power of two that holds all tokens: few sizes, as the first use of each is slow."""
         return min(self.max_tokens, 1 << (max(len(tokens.ids), _SMALLEST_BUFFER) - 1).bit_length())
 
-    def _encoded(
-        self, window: Window, max_tokens: int, tokenizer: Tokenizer, report: Report | None = None
+    def _encode_window(
+        self, window: Window, max_tokens: int, tokenizer: Tokenizer, on_progress: OnProgress | None = None
     ) -> Encoded:
-        began, tokens, inverse = time.perf_counter(), window.tokens, window.inverse
-        if self._kept is not None:
-            tokens = replace(tokens, kept=self._kept[tokens.ids])
+        """Encode the distinct texts of a window, and return one vector for each of its rows."""
+        began = time.perf_counter()
+        tokens, inverse = window.tokens, window.inverse
+        if self._is_pooled is not None:
+            tokens = replace(tokens, kept=self._is_pooled[tokens.ids])
         skip = 0 if self.folder.include_prompt else tokenizer.prompt_tokens
-        vectors = self._vectors(tokens, max_tokens, skip, report)
+        vectors = self._compute(tokens, max_tokens, skip, on_progress)
         self.counters.forward_s += time.perf_counter() - began
         self.counters.texts += len(inverse)
         self.counters.repeats += len(inverse) - len(tokens)
@@ -196,16 +200,17 @@ class Encoder:
         bad = ~np.isfinite(vectors).all(axis=1) | ~vectors.any(axis=1)
         return Encoded(vectors[inverse], bad[inverse], tokenizer.counts(tokens).of_rows(inverse))
 
-    def _vectors(self, tokens: Tokens, max_tokens: int, skip: int, report: Report | None) -> np.ndarray:
-        """Encode into (texts, dim) float32; if the GPU runs out of memory, halve max_tokens for good."""
+    def _compute(
+        self, tokens: Tokens, max_tokens: int, skip: int, on_progress: OnProgress | None
+    ) -> np.ndarray:
+        """Encode into (texts, dim) float32; if the GPU lacks memory, start over with half max_tokens."""
         while True:
-            try:
-                return self._run(tokens, max_tokens, skip, report)
-            except torch.OutOfMemoryError:  # of a GPU only; a CPU without memory raises another error
-                pass  # the memory of the failed pass is free only after this handler
-            max_tokens = self._halve(max_tokens)
+            with suppress(torch.OutOfMemoryError):  # of a GPU; a CPU without memory raises another error
+                return self._run_passes(tokens, max_tokens, skip, on_progress)
+            max_tokens = self._halve(max_tokens)  # after the handler, which holds memory of the failed pass
 
     def _halve(self, max_tokens: int) -> int:
+        """Halve max_tokens, for this and later windows. ModelError if no text of max_length would fit."""
         if max_tokens // 2 < (_SMALLEST_BUFFER if isinstance(self._model, PaddedModel) else self.max_length):
             raise ModelError(
                 str(self.arithmetic.device),
@@ -217,21 +222,24 @@ class Encoder:
         self.arithmetic = replace(self.arithmetic, max_tokens=min(self.max_tokens, max_tokens // 2))
         return max_tokens // 2
 
-    def _run(self, tokens: Tokens, max_tokens: int, skip: int, report: Report | None) -> np.ndarray:
+    def _run_passes(
+        self, tokens: Tokens, max_tokens: int, skip: int, on_progress: OnProgress | None
+    ) -> np.ndarray:
+        """Run the planned forward passes; copies to the host overlap with the following passes."""
         vectors = np.zeros((len(tokens), self.dim), np.float32)
         computed, total = 0, max(1, int(tokens.lengths.sum()))
-        pending: list[tuple[np.ndarray, Callable[[], np.ndarray]]] = []
+        pending: list[tuple[np.ndarray, Callable[[], np.ndarray]]] = []  # rows, and a wait for their vectors
         with torch.inference_mode(), use_threads(self._threads):
             for rows in self._model.plan(tokens.lengths, max_tokens):
                 pending.append((rows, to_host(self._forward(tokens, rows, max_tokens, skip))))
-                if len(pending) > _PENDING:
-                    oldest, ready = pending.pop(0)
-                    vectors[oldest] = ready()
+                if len(pending) > _MAX_PENDING:
+                    oldest, wait = pending.pop(0)
+                    vectors[oldest] = wait()
                 computed += int(tokens.lengths[rows].sum())
-                if report is not None:
-                    report(computed / total)
-            for rows, ready in pending:
-                vectors[rows] = ready()
+                if on_progress is not None:
+                    on_progress(computed / total)
+            for rows, wait in pending:
+                vectors[rows] = wait()
         return vectors
 
     def _forward(self, tokens: Tokens, rows: np.ndarray, max_tokens: int, skip: int) -> Tensor:
@@ -239,18 +247,18 @@ class Encoder:
         if self._parts:
             x = torch.cat([part._forward(tokens, rows, max_tokens, skip) for part in self._parts], dim=-1)
         else:
-            x = self._states_pooled(tokens, rows, max_tokens, skip)
+            x = self._pool_states(tokens, rows, max_tokens, skip)
         return apply_tail(self._tail, x, tokens.lengths[rows])
 
-    def _states_pooled(self, tokens: Tokens, rows: np.ndarray, max_tokens: int, skip: int) -> Tensor:
-        """Pooled hidden states of the texts `rows`, the input of the modules after the pooling."""
+    def _pool_states(self, tokens: Tokens, rows: np.ndarray, max_tokens: int, skip: int) -> Tensor:
+        """Compute and pool the hidden states of the texts `rows`, for the modules after the pooling."""
         wanted = layers_of(self.folder.pooling, self._model.layers)
-        states, where = self._model.states(tokens, rows, wanted, max_tokens, skip)
-        self.counters.filling += len(states[min(wanted)]) - int(tokens.lengths[rows].sum())
-        return torch.cat([self._pooled(name, states, where) for name in self.folder.pooling], dim=-1)
+        states, segments = self._model.states(tokens, rows, wanted, max_tokens, skip)
+        self.counters.padding += len(states[min(wanted)]) - int(tokens.lengths[rows].sum())
+        return torch.cat([self._pool(name, states, segments) for name in self.folder.pooling], dim=-1)
 
-    def _pooled(self, name: str, states: dict[int, Tensor], where: Segments) -> Tensor:
-        pooled = pool(name, states, self._model.layers, where)
+    def _pool(self, name: str, states: dict[int, Tensor], segments: Segments) -> Tensor:
+        pooled = pool(name, states, self._model.layers, segments)
         return self._mlp(pooled) if name == "cls_mlp" and self._mlp is not None else pooled
 
 
@@ -274,25 +282,17 @@ def load_encoder(
     return Encoder(open_folder(settings), encode, resolve(device), settings.path)
 
 
-def _report_rows(report: Callable[[int], None], done: int, rows: int, proportion: float) -> None:
-    """Report `done` rows plus a proportion of `rows` more."""
-    report(done + int(proportion * rows))
-
-
-def _load(
+def _load_backbone(
     folder: EncoderFolder, arithmetic: Arithmetic, tokenizer: Tokenizer
 ) -> tuple[Model, nn.Module | None]:
-    """Load the backbone and the layer of cls_mlp, None for other poolings."""
+    """Load the backbone, and the layer of the pooling cls_mlp, or None without that pooling."""
     checkpoint = open_checkpoint(folder)
     if folder.family == "words":
         return BagModel(folder, checkpoint, arithmetic, tokenizer), None
     if folder.family == "recurrent":
         return SteppedModel(folder, checkpoint, arithmetic), None
-    model: Model = (
-        PaddedModel(folder, arithmetic)
-        if folder.family == "other"
-        else PackedModel(folder, checkpoint, arithmetic)
-    )
+    is_packed = folder.family != "other"
+    model = PackedModel(folder, checkpoint, arithmetic) if is_packed else PaddedModel(folder, arithmetic)
     if "cls_mlp" not in folder.pooling:
         return model, None
     return model, FixedRows(load_mlp(checkpoint, model.width)).to(arithmetic.torch_device)

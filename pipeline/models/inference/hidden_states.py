@@ -1,4 +1,4 @@
-"""Hidden states of an encoder: all tokens, layer by layer, and the word table."""
+"""Compute hidden states of an encoder for analysis: every token, layer by layer, and the word table."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,20 +6,20 @@ import numpy as np
 import torch
 
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.folder.token_filter import kept_tokens
+from pipeline.models.folder.token_filter import unfiltered_tokens
 from pipeline.models.inference.model import Model
 from pipeline.models.layers.pooling import TABLE_STATE
 from pipeline.stats.contextuality import States
 from pipeline.stats.occurrences import Tokenized
 from pipeline.text.tokens.tokens import Tokenizer, Tokens
 
-_MAX_TOKENS = 8_192  # per pass; its layers are all in host memory: 0.8 GB for 25 layers of width 1,024
+_MAX_TOKENS = 8_192  # per pass; the states of all layers are in host memory: 0.8 GB for 25 of width 1,024
 
 
 class HiddenStates:
     """Hidden states H[0] (embedding layer) to H[layers] of a transformer encoder.
 
-    They come from the forward pass that computes the encoder's vectors.
+    The forward pass is the same as for the encoder's vectors.
     """
 
     def __init__(self, model: Model, tokenizer: Tokenizer, folder: EncoderFolder, max_tokens: int) -> None:
@@ -35,7 +35,7 @@ class HiddenStates:
     def states(self, tokens: Tokens) -> Iterator[States]:
         """Yield the states of all layers, float32, one forward pass at a time.
 
-        All tokens of a text are included, special ones too; texts without tokens are skipped.
+        All tokens of a text are included, also special ones; texts without tokens are skipped.
         """
         for rows in self._model.plan(tokens.lengths, self._max_tokens):
             yield States(rows, self._states(tokens, rows, list(range(self.layers + 1))))
@@ -45,23 +45,25 @@ class HiddenStates:
 
         A piece of a word counts as a word.
         """
-        worded = kept_tokens(self._tokenizer, ("punctuation",), words=self._folder.whole_words)
-        inside, lengths = tokens.positions, tokens.lengths
-        before = max(len(self._tokenizer.prefix), self._tokenizer.prompt_tokens)
-        text = (inside >= before) & (inside < np.repeat(lengths - len(self._tokenizer.suffix), lengths))
-        return Tokenized(tokens.ids, tokens.offsets, worded[tokens.ids] & text)
+        is_word = unfiltered_tokens(self._tokenizer, ("punctuation",), words=self._folder.whole_words)
+        starts = max(len(self._tokenizer.prefix), self._tokenizer.prompt_tokens)
+        ends = np.repeat(tokens.lengths - len(self._tokenizer.suffix), tokens.lengths)
+        in_text = (starts <= tokens.positions) & (tokens.positions < ends)
+        return Tokenized(tokens.ids, tokens.offsets, is_word[tokens.ids] & in_text)
 
     def table(self, ids: np.ndarray) -> np.ndarray:
         """Look up rows of the word table: (m, d) float32 for token ids (m,)."""
         rows = np.zeros((len(ids), self._table_width), np.float32)
+        # as texts of max_length tokens, the longest that the model accepts
         offsets = np.append(np.arange(0, len(ids), self._folder.max_length), len(ids))
         tokens = Tokens(ids.astype(np.int32), offsets, np.zeros(len(offsets) - 1, dtype=bool))
         for texts in self._model.plan(tokens.lengths, self._max_tokens):
-            chosen = np.concatenate([np.arange(offsets[text], offsets[text + 1]) for text in texts])
-            (rows[chosen],) = self._states(tokens, texts, [TABLE_STATE])
+            indices = np.concatenate([np.arange(offsets[text], offsets[text + 1]) for text in texts])
+            (rows[indices],) = self._states(tokens, texts, [TABLE_STATE])
         return rows
 
     def _states(self, tokens: Tokens, rows: np.ndarray, numbers: list[int]) -> tuple[np.ndarray, ...]:
+        """Compute the hidden states (tokens, d) of these numbers for the texts `rows`."""
         with torch.inference_mode():
-            states, where = self._model.states(tokens, rows, set(numbers), self._max_tokens, 0)
-            return tuple(states[number][where.indices].float().cpu().numpy() for number in numbers)
+            states, segments = self._model.states(tokens, rows, set(numbers), self._max_tokens, 0)
+            return tuple(states[number][segments.indices].float().cpu().numpy() for number in numbers)

@@ -1,10 +1,10 @@
-"""Base class of backbones for inference."""
+"""Base class of the backbones that inference runs: tokens in, hidden states out."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.models.layers.pooling import Segments, segments
+from pipeline.models.layers.pooling import Segments, find_segments
 from pipeline.models.layers.transfer import to_device
 from pipeline.text.tokens.budget import plan_buffers
 from pipeline.text.tokens.tokens import Tokens
@@ -14,6 +14,7 @@ class Model:
     """Backbone of an encoder: packed, padded, recurrent, or a word table without layers."""
 
     width: int
+    """values of a hidden state"""
     layers: int
     device: torch.device
 
@@ -25,7 +26,7 @@ class Model:
             max_tokens: limit of one pass.
 
         Returns:
-            Row numbers of the texts of each pass, by decreasing length; texts without tokens are in none.
+            Row numbers of the texts of each pass, by decreasing length; texts without tokens are left out.
         """
         return plan_buffers(lengths, max_tokens)
 
@@ -37,8 +38,8 @@ class Model:
         Args:
             tokens: all texts.
             rows: numbers of the texts to compute, from `plan`.
-            wanted: numbers of the layers, as `layers_of` gives them.
-            max_tokens: limit that `plan` got.
+            wanted: numbers of the hidden states, as `layers_of` gives them.
+            max_tokens: the limit given to `plan`.
             skip: leading tokens of each text that are not pooled.
 
         Returns:
@@ -46,7 +47,7 @@ class Model:
         """
         part = tokens.of_rows(rows)
         states, starts = self.forward(part, wanted, max_tokens)
-        return states, segments(starts, part.lengths, skip, self.put, part.kept)
+        return states, find_segments(starts, part.lengths, skip, self.put, part.kept)
 
     def forward(
         self, tokens: Tokens, wanted: set[int], max_tokens: int

@@ -1,4 +1,4 @@
-"""Encoding in one call: the encoder is loaded at the first call and cached for the next ones."""
+"""Encode texts in one call, with an encoder that is loaded at the first call and cached."""
 
 import functools
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import numpy as np
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings
 
-_loaded = functools.lru_cache(maxsize=2)(load_encoder)  # two, to compare them
+_load_cached = functools.lru_cache(maxsize=2)(load_encoder)  # two, so that a caller can compare them
 
 
 def encode(
@@ -34,4 +34,4 @@ def encode(
         ModelError: the encoder cannot be used; the message names file, expected and found.
     """
     settings = EncoderSettings(path=encoder) if isinstance(encoder, str) else encoder
-    return _loaded(settings, device=device).encode(texts, query=query)
+    return _load_cached(settings, device=device).encode(texts, query=query)

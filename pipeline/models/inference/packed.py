@@ -1,6 +1,6 @@
 """Packed (unpadded) forward pass of BERT, RoBERTa, XLM-RoBERTa, DistilBERT and MPNet.
 
-Every layer computes flat (T, d) tokens with T fixed, so the shapes do not depend on the texts.
+Every layer computes (T, d) with the same number of tokens T, so that shapes do not depend on the texts.
 """
 
 from collections.abc import Callable
@@ -83,7 +83,7 @@ class PackedModel(Model):
         ids = np.full(max_tokens, self.shape.pad_id, np.int64)
         ids[: len(tokens.ids)] = tokens.ids
         positions = np.full(max_tokens, self.shape.pad_id if self.shape.counts_from_pad else 0, np.int64)
-        positions[: len(tokens.ids)] = self.shape.position_rows(tokens)
+        positions[: len(tokens.ids)] = self.shape.position_ids(tokens)
         words = F.embedding(self.put(ids), self._tables[0])
         x = self._norm(words + F.embedding(self.put(positions), self._tables[1]))
         states = {0: x} | ({TABLE_STATE: words} if TABLE_STATE in wanted else {})
@@ -102,7 +102,7 @@ class PackedModel(Model):
             return partial(
                 attend_groups, groups=_groups(tokens.lengths, starts), heads=heads, bias=self._bias
             )
-        # the padding counts as texts, too
+        # the bounds have to cover the buffer, so its padding is divided into texts, too
         ends = [*range(len(tokens.ids), max_tokens, self._longest), max_tokens]
         return partial(
             attend_varlen,
@@ -112,7 +112,7 @@ class PackedModel(Model):
         )
 
     def _embeddings(self, checkpoint: Checkpoint) -> tuple[Tensor, Tensor]:
-        """Tables of words and positions; positions include token type 0, which all tokens have."""
+        """Load the tables of words and positions; the latter include token type 0, which all tokens have."""
 
         def table(name: str, rows: int) -> Tensor:
             return checkpoint.tensor(f"embeddings.{name}_embeddings.weight", (rows, self.width))
@@ -123,18 +123,21 @@ class PackedModel(Model):
         return self._on_device(words), self._on_device(positions)
 
     def _layer(self, checkpoint: Checkpoint, names: Names, number: int) -> PackedLayer:
-        at, width, inner = names.layer.format(i=number), self.width, self.shape.inner
+        prefix, width, inner = names.layer.format(i=number), self.width, self.shape.inner
         weights, biases = zip(
-            *(checkpoint.linear(at + name, width, width) for name in (names.query, names.key, names.value)),
+            *(
+                checkpoint.linear(prefix + name, width, width)
+                for name in (names.query, names.key, names.value)
+            ),
             strict=True,
         )
         return PackedLayer(
             qkv=self._linear(torch.cat(weights), torch.cat(biases)),
-            output=self._linear(*checkpoint.linear(at + names.output, width, width)),
-            output_norm=self._layer_norm(checkpoint, at + names.output_norm),
-            up=self._linear(*checkpoint.linear(at + names.up, width, inner), self.shape.activation),
-            down=self._linear(*checkpoint.linear(at + names.down, inner, width)),
-            down_norm=self._layer_norm(checkpoint, at + names.down_norm),
+            output=self._linear(*checkpoint.linear(prefix + names.output, width, width)),
+            output_norm=self._layer_norm(checkpoint, prefix + names.output_norm),
+            up=self._linear(*checkpoint.linear(prefix + names.up, width, inner), self.shape.activation),
+            down=self._linear(*checkpoint.linear(prefix + names.down, inner, width)),
+            down_norm=self._layer_norm(checkpoint, prefix + names.down_norm),
         )
 
     def _linear(self, weight: Tensor, bias: Tensor, activation: str | None = None) -> Linear:

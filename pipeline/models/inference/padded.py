@@ -8,14 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.folder.pretrained import load_config, load_whole
+from pipeline.models.folder.pretrained import load_complete, load_config
 from pipeline.models.inference.model import Model
 from pipeline.models.layers.numerics import Arithmetic
 from pipeline.models.layers.pooling import TABLE_STATE
 from pipeline.text.tokens.budget import longest_first
 from pipeline.text.tokens.tokens import Tokens
 
-_STEP = 16  # lengths are padded to multiples of it: few shapes, and less than 16 wasted tokens per text
+_LENGTH_MULTIPLE = 16  # lengths are padded to multiples: few shapes, less than 16 wasted tokens per text
 _ENCODER_ONLY = ("t5", "mt5", "umt5")  # sentence encoders of these types are stored without their decoder
 
 
@@ -23,8 +23,8 @@ class PaddedModel(Model):
     """Transformers model on a device.
 
     All batches of texts padded to L tokens have the same number of rows, max_tokens // L but at least
-    one, filled up with dummy rows. As in the packed forward pass, the shapes, and so the bits of a
-    text, do not depend on the other texts. A text may be longer than max_tokens.
+    one; dummy rows fill a batch up. Shapes, and therefore a text's bits, do not depend on the other texts,
+    as in the packed forward pass. A text may be longer than max_tokens.
     """
 
     def __init__(self, folder: EncoderFolder, arithmetic: Arithmetic) -> None:
@@ -40,7 +40,7 @@ class PaddedModel(Model):
         """Group texts into forward passes of one padded length each; see `Model.plan`."""
         order = longest_first(lengths)
         order = order[lengths[order] > 0]
-        padded = self._padded(lengths[order])
+        padded = self._padded_lengths(lengths[order])
         batches: list[np.ndarray] = []
         for length in np.unique(padded)[::-1]:
             chosen, rows = order[padded == length], max(1, max_tokens // int(length))
@@ -51,22 +51,25 @@ class PaddedModel(Model):
         self, tokens: Tokens, wanted: set[int], max_tokens: int
     ) -> tuple[dict[int, Tensor], np.ndarray]:
         """Compute the hidden states (batch * L, d) of texts of one padded length L."""
-        lengths, width = tokens.lengths, int(self._padded(tokens.lengths[:1])[0])
-        real = np.arange(width) < lengths[:, None]
+        lengths, width = tokens.lengths, int(self._padded_lengths(tokens.lengths[:1])[0])
+        is_token = np.arange(width) < lengths[:, None]
         ids = np.full((max(1, max_tokens // width), width), self._pad_id, np.int64)
-        ids[: len(real)][real] = tokens.ids
+        ids[: len(is_token)][is_token] = tokens.ids
         mask = np.zeros_like(ids)
         mask[:, 0] = 1  # a dummy row attends to one token: attention over no token gives NaN
-        mask[: len(real)] = real
+        mask[: len(is_token)] = is_token
         inputs = {"input_ids": self.put(ids), "attention_mask": self.put(mask)}
         return hidden_states(self._model, inputs, wanted), np.arange(len(lengths)) * width
 
-    def _padded(self, lengths: np.ndarray) -> np.ndarray:
-        return np.minimum(-(-lengths // _STEP) * _STEP, max(self._longest, int(lengths.max(initial=0))))
+    def _padded_lengths(self, lengths: np.ndarray) -> np.ndarray:
+        return np.minimum(
+            -(-lengths // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE,
+            max(self._longest, int(lengths.max(initial=0))),
+        )
 
 
 def encoder_of(model: Any) -> Any:
-    """The encoder of a transformers model that may have a decoder, too."""
+    """Return the encoder of a transformers model that may have a decoder, too."""
     return model.get_encoder() if model.config.is_encoder_decoder else model
 
 
@@ -74,7 +77,7 @@ def hidden_states(encoder: Any, inputs: dict[str, Tensor], wanted: set[int]) -> 
     """Run a transformers encoder.
 
     Args:
-        encoder: of transformers.
+        encoder: model of transformers.
         inputs: arguments of its call, (rows, L) each.
         wanted: numbers of hidden states, as `layers_of` gives them.
 
@@ -86,8 +89,8 @@ def hidden_states(encoder: Any, inputs: dict[str, Tensor], wanted: set[int]) -> 
     if TABLE_STATE in wanted:  # the table itself: some models scale its rows before the first layer
         states[TABLE_STATE] = F.embedding(inputs["input_ids"], encoder.get_input_embeddings().weight)
     if wanted - {TABLE_STATE}:
-        inner = bool(wanted - {TABLE_STATE, last})
-        output = encoder(**inputs, output_hidden_states=inner, return_dict=True)
+        needs_inner = bool(wanted - {TABLE_STATE, last})
+        output = encoder(**inputs, output_hidden_states=needs_inner, return_dict=True)
         states |= dict(enumerate(output.hidden_states or ())) | {last: output.last_hidden_state}
     return {number: states[number].flatten(0, 1) for number in wanted}
 
@@ -96,9 +99,9 @@ def load_model(folder: EncoderFolder, dtype: torch.dtype, dropout: float | None 
     """Load the transformers model of a folder.
 
     Args:
-        folder: of the encoder.
-        dtype: of the weights.
-        dropout: rate of all dropout layers; None: as in config.json.
+        folder: the encoder's folder.
+        dtype: type of the weights.
+        dropout: rate of all dropout layers; None: the rates of config.json.
 
     Raises:
         ModelError: transformers cannot load it, or weights are missing.
@@ -110,7 +113,7 @@ def load_model(folder: EncoderFolder, dtype: torch.dtype, dropout: float | None 
     for name, value in config.to_dict().items():
         if dropout is not None and isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
             setattr(config, name, dropout)
-    return load_whole(
+    return load_complete(
         transformers.AutoModelForTextEncoding
         if config.model_type in _ENCODER_ONLY
         else transformers.AutoModel,

@@ -11,13 +11,13 @@ from pipeline.models.layers.attention_pooling import AttentionPooling, max_per_t
 from pipeline.models.layers.linear import Linear
 from pipeline.models.layers.numerics import Arithmetic
 from pipeline.models.layers.pooling import TABLE_STATE
-from pipeline.models.layers.recurrence import State, alike
+from pipeline.models.layers.recurrence import State, elementwise
 from pipeline.models.layers.weights import Checkpoint
 from pipeline.models.trainable.recurrent import Direction, load_recurrent
 from pipeline.text.tokens.budget import longest_first
 from pipeline.text.tokens.tokens import Tokens
 
-_BLOCK = 16  # steps whose inputs are multiplied at once
+_BLOCK = 16  # steps whose inputs are multiplied by their weights in one product
 
 
 class SteppedModel(Model):
@@ -32,71 +32,76 @@ class SteppedModel(Model):
         self.width, self.layers = backbone.width, backbone.layers
         self.device = arithmetic.torch_device
         self._layers, self._directions = backbone.shape.layers, backbone.shape.directions
-        self._words, self._of_layer = backbone.words, backbone.of_layer
-        self._prepared: dict[tuple[int, int, int], _Prepared] = {}
-        self._attentive, self._readouts = backbone.attentive, dict[int, _PreparedReadout]()
+        self._words, self._layer_directions = backbone.word_table, backbone.layer_directions
+        self._prepared: dict[tuple[int, int, int], _PreparedDirection] = {}
+        self._attention = backbone.attentive
+        self._prepared_attentions: dict[int, _PreparedAttention] = {}
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
         """Group texts such that a block of steps has at most max_tokens tokens; see `Model.plan`."""
         order = longest_first(lengths)
-        order, rows = order[lengths[order] > 0], _rows(max_tokens)
+        order, rows = order[lengths[order] > 0], _texts_per_pass(max_tokens)
         return [order[start : start + rows] for start in range(0, len(order), rows)]
 
     def forward(
         self, tokens: Tokens, wanted: set[int], max_tokens: int
     ) -> tuple[dict[int, Tensor], np.ndarray]:
         """Compute the hidden states (texts * steps, d), text after text."""
-        ids, reverse = map(self.put, _grids(tokens, _rows(max_tokens)))
+        ids, reverse = map(self.put, _arrange_by_step(tokens, _texts_per_pass(max_tokens)))
         x = F.embedding(ids, self._words)
         states = {TABLE_STATE: x, 0: x}
         for number in range(1, min(self._layers, max(0, *wanted)) + 1):
             x = states[number] = self._layer(number, x, reverse, int(tokens.lengths.max()))
-        if self._attentive is not None and self.layers in wanted:
-            states[self.layers] = self._weighted(self._attentive, x, tokens)
+        if self._attention is not None and self.layers in wanted:
+            states[self.layers] = self._apply_attention(self._attention, x, tokens)
         return (
             {number: states[number].transpose(0, 1).flatten(0, 1) for number in wanted},
             np.arange(len(tokens)) * len(ids),
         )
 
-    def _weighted(self, readout: AttentionPooling, x: Tensor, tokens: Tokens) -> Tensor:
-        """Apply attention pooling weights: (steps, rows, contexts * size) for x (steps, rows, size)."""
+    def _apply_attention(self, attention: AttentionPooling, x: Tensor, tokens: Tokens) -> Tensor:
+        """Multiply states x (steps, rows, size) by attention weights: (steps, rows, contexts * size)."""
         steps, rows = x.shape[:2]
-        if rows not in self._readouts:
-            self._readouts[rows] = _PreparedReadout(readout, rows)
+        if rows not in self._prepared_attentions:
+            self._prepared_attentions[rows] = _PreparedAttention(attention, rows)
         words = self.put(tokens.positions), self.put(tokens.owners)
-        weights = self._readouts[rows](x, words, self.put(tokens.lengths))
-        found = x.new_zeros(steps, rows, weights.shape[1])
-        found[words] = weights
-        return found
+        word_states = self._prepared_attentions[rows](x, words, self.put(tokens.lengths))
+        weighted = x.new_zeros(steps, rows, word_states.shape[1])
+        weighted[words] = word_states
+        return weighted
 
     def _layer(self, number: int, x: Tensor, reverse: Tensor, longest: int) -> Tensor:
-        """Compute a layer: (steps, rows, d) for x (steps, rows, inner); zero behind the longest text."""
+        """Compute a layer: x (steps, rows, inner) -> (steps, rows, d), zero from step `longest` on."""
         rows = x.shape[1]
         columns = torch.arange(rows, device=x.device)
-        found = [self._direction(number, 0, rows)(x, longest)]
+        states = [self._direction(number, 0, rows)(x, longest)]
         if self._directions == 2:
-            found.append(self._direction(number, 1, rows)(x[reverse, columns], longest)[reverse, columns])
-        return torch.cat(found, dim=2)
+            states.append(self._direction(number, 1, rows)(x[reverse, columns], longest)[reverse, columns])
+        return torch.cat(states, dim=2)
 
-    def _direction(self, number: int, direction: int, rows: int) -> "_Prepared":
+    def _direction(self, number: int, direction: int, rows: int) -> "_PreparedDirection":
+        """Return a direction of a layer, prepared once for this number of texts."""
         key = number, direction, rows
         if key not in self._prepared:
-            self._prepared[key] = _Prepared(self._of_layer(number)[direction], rows)
+            self._prepared[key] = _PreparedDirection(self._layer_directions(number)[direction], rows)
         return self._prepared[key]
 
 
-class _Prepared:
+class _PreparedDirection:
     """Weights of one direction of a layer, prepared for a fixed number of texts."""
 
     def __init__(self, direction: Direction, rows: int) -> None:
         self._cell, self._rows, self._width = direction.cell, rows, direction.width
-        self._input = _prepared_linear(direction.input, _BLOCK * rows)
-        self._products = self._cell.products(direction.recurrent.detach(), rows)
+        self._input = _prepare_linear(direction.input, _BLOCK * rows)
+        self._products = self._cell.prepare(direction.recurrent.detach(), rows)
 
     def __call__(self, x: Tensor, longest: int) -> Tensor:
-        """Compute (steps, rows, width) states for x (steps, rows, inner); steps is a multiple of _BLOCK."""
+        """Compute (steps, rows, width) states for x (steps, rows, inner); steps is a multiple of _BLOCK.
+
+        States from step `longest` on are not computed, and are zero.
+        """
         states = x.new_zeros(len(x), self._rows, self._width)
-        state: State = tuple(x.new_zeros(self._rows, self._width) for _ in range(self._cell.memories))
+        state: State = tuple(x.new_zeros(self._rows, self._width) for _ in range(self._cell.state_tensors))
         for start in range(0, longest, _BLOCK):
             inputs = self._input(x[start : start + _BLOCK].flatten(0, 1)).view(_BLOCK, self._rows, -1)
             for step in range(start, min(longest, start + _BLOCK)):
@@ -105,13 +110,13 @@ class _Prepared:
         return states
 
 
-class _PreparedReadout:
+class _PreparedAttention:
     """Weights of an attention pooling layer, prepared for a fixed number of texts."""
 
-    def __init__(self, readout: AttentionPooling, rows: int) -> None:
+    def __init__(self, attention: AttentionPooling, rows: int) -> None:
         self._rows = _BLOCK * rows
-        self._inner = _prepared_linear(readout.inner, self._rows)
-        self._contexts = _prepared_linear(readout.contexts, self._rows)
+        self._inner = _prepare_linear(attention.inner, self._rows)
+        self._contexts = _prepare_linear(attention.contexts, self._rows)
 
     def __call__(self, x: Tensor, words: tuple[Tensor, Tensor], counts: Tensor) -> Tensor:
         """Compute the same as `AttentionPooling`.
@@ -126,35 +131,35 @@ class _PreparedReadout:
         """
         scores = torch.cat(
             [
-                self._contexts(alike(torch.tanh, self._inner(block)))
+                self._contexts(elementwise(torch.tanh, self._inner(block)))
                 for block in x.flatten(0, 1).split(self._rows)
             ]
         ).view(*x.shape[:2], -1)
-        top = scores.new_zeros(scores.shape[1:])
-        top[: len(counts)] = max_per_text(scores[words], counts)
-        return weight_states(x[words], alike(torch.exp, scores - top)[words], counts)
+        highest = scores.new_zeros(scores.shape[1:])
+        highest[: len(counts)] = max_per_text(scores[words], counts)
+        return weight_states(x[words], elementwise(torch.exp, scores - highest)[words], counts)
 
 
-def _prepared_linear(layer: nn.Linear, rows: int) -> Linear:
+def _prepare_linear(layer: nn.Linear, rows: int) -> Linear:
     return Linear(layer.weight.detach(), None if layer.bias is None else layer.bias.detach(), rows=rows)
 
 
-def _rows(max_tokens: int) -> int:
-    """Texts per pass: the largest power of two whose blocks of steps fit, so vector registers are full."""
+def _texts_per_pass(max_tokens: int) -> int:
+    """Number of texts whose blocks of steps fit: a power of two, so that vector registers are full."""
     return 1 << (max(1, max_tokens // _BLOCK).bit_length() - 1)
 
 
-def _grids(tokens: Tokens, rows: int) -> tuple[np.ndarray, np.ndarray]:
+def _arrange_by_step(tokens: Tokens, rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Arrange the tokens of texts by step.
 
     Returns:
-        Token id at each step of each text, (steps, rows) int64, 0 behind the text's end; and, in the
-        same shape, the step that replaces each one if the text is read backwards.
+        Token id at each step of each text, (steps, rows) int64, 0 after the text's end; and, in the
+        same shape, the step whose token is read at each step if the text is read backwards.
     """
     lengths = np.zeros(rows, np.int64)
     lengths[: len(tokens)] = tokens.lengths
     steps = np.arange(-(-int(lengths.max()) // _BLOCK) * _BLOCK)[:, None]
-    inside = steps < lengths
-    ids = np.zeros(inside.shape, np.int64)
-    ids.T[inside.T] = tokens.ids
-    return ids, np.where(inside, lengths - 1 - steps, steps)
+    is_token = steps < lengths
+    ids = np.zeros(is_token.shape, np.int64)
+    ids.T[is_token.T] = tokens.ids
+    return ids, np.where(is_token, lengths - 1 - steps, steps)

@@ -1,4 +1,4 @@
-"""Texts in, vectors out: batches grouped into windows that are tokenized at once, and what comes back."""
+"""Windows: batches of texts that are tokenized and encoded together, and the vectors of each batch."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.text.tokens.budget import distinct
+from pipeline.text.tokens.budget import deduplicate
 from pipeline.text.tokens.tokens import TokenCounts, Tokenizer, Tokens
 
-# rows; windows double from here on, so that the forward pass starts early and the tokenizer works ahead
+# rows of the first window; it is small so that the forward pass starts early, and the next ones grow so that
+# the tokenizer stays ahead of it
 _FIRST_WINDOW = 2_048
 
 
@@ -39,7 +40,7 @@ class Counters:
     repeats: int = 0
     """texts that were not encoded because their window contains the same text already"""
     tokens: int = 0
-    filling: int = 0
+    padding: int = 0
     """padding tokens that were computed"""
     waiting_s: float = 0.0
     """time spent waiting for tokenized texts"""
@@ -60,20 +61,20 @@ class Window:
     @classmethod
     def of(cls, batches: Sequence[list[str]], tokenizer: Tokenizer) -> "Window":
         """Tokenize each distinct text of some batches."""
-        unique, inverse = distinct([text for batch in batches for text in batch])
+        unique, inverse = deduplicate([text for batch in batches for text in batch])
         return cls([len(batch) for batch in batches], tokenizer(unique), inverse)
 
 
 def windows(batches: Iterable[pa.Array | Sequence[str]], max_rows: int) -> Iterator[list[list[str]]]:
     """Group whole batches into windows, which double in size up to about `max_rows` rows."""
     window: list[list[str]] = []
-    rows, enough = 0, min(_FIRST_WINDOW, max_rows)
+    rows, target = 0, min(_FIRST_WINDOW, max_rows)
     for batch in batches:
         window.append(_to_list(batch))
         rows += len(window[-1])
-        if rows >= enough:
+        if rows >= target:
             yield window
-            window, rows, enough = [], 0, min(2 * enough, max_rows)
+            window, rows, target = [], 0, min(2 * target, max_rows)
     if window:
         yield window
 
@@ -84,8 +85,11 @@ def as_strings(texts: Iterable[Any]) -> list[str]:
     Raises:
         TypeError: it is not a sequence, or a text is not a string; the message has position and type.
     """
-    unordered = isinstance(texts, (bytes, bytearray, Mapping, set, frozenset))
-    if unordered or not isinstance(texts, Iterable) or getattr(texts, "ndim", 1) == 0:
+    if (
+        isinstance(texts, (bytes, bytearray, Mapping, set, frozenset))
+        or not isinstance(texts, Iterable)
+        or getattr(texts, "ndim", 1) == 0  # an array of a single value
+    ):
         raise TypeError(f"texts: expected a string or a sequence of strings, found {type(texts).__name__}")
     rows = _to_list(texts)
     for number, text in enumerate(rows):

@@ -1,4 +1,4 @@
-"""Backbone of averaged word vectors, without layers, optionally with SIF weights (Arora et al. 2017)."""
+"""Backbone of encoders that average word vectors, optionally with SIF weights (Arora et al. 2017)."""
 
 import numpy as np
 import torch.nn.functional as F
@@ -24,8 +24,8 @@ class BagModel(Model):
     ) -> None:
         self.width, self.layers = int(folder.config["hidden_size"]), 0
         self.device = arithmetic.torch_device
-        shape = (int(folder.config["vocab_size"]), self.width)
-        self._table = checkpoint.tensor(TABLE, shape).to(arithmetic.torch_device)
+        table = checkpoint.tensor(TABLE, (int(folder.config["vocab_size"]), self.width))
+        self._table = table.to(arithmetic.torch_device)
         self._weights: Tensor | None = None
         averages = folder.averages
         if averages.sif is not None and averages.counts is not None:
@@ -37,7 +37,7 @@ class BagModel(Model):
     def forward(
         self, tokens: Tokens, wanted: set[int], max_tokens: int
     ) -> tuple[dict[int, Tensor], np.ndarray]:
-        """Look up the weighted word vectors (tokens, d), the same for each number."""
+        """Look up the weighted word vectors (tokens, d); without layers, all hidden states are the same."""
         ids = self.put(tokens.ids)
         x = F.embedding(ids, self._table)
         if self._weights is not None:
@@ -59,8 +59,8 @@ def sif_weights(tokenizer: Tokenizer, frequencies: Frequencies, a: float, *, low
     """
     vocabulary = tokenizer.vocabulary()
     counts = np.zeros(len(vocabulary))
-    for words, numbers in frequencies.batches():
+    for words, word_counts in frequencies.batches():
         ids = np.array([vocabulary.get(word.lower() if lower else word, -1) for word in words])
-        known = ids >= 0
-        np.add.at(counts, ids[known], numbers[known])
-    return np.asarray(a / (a + counts / frequencies.total))
+        is_known = ids >= 0
+        np.add.at(counts, ids[is_known], word_counts[is_known])
+    return np.asarray(a / (a + counts / frequencies.counts.sum()))

@@ -1,4 +1,4 @@
 """Parts that inference and training share: attention, pooling and the modules after it, recurrence, weights.
 
-`pooling` and its table are read without torch. From outside: `pooling`, `post_pooling`, `weights`.
+Importing `pooling` does not import torch. From outside: `pooling`, `post_pooling`, `weights`.
 """

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# 64 captions of 6 to 40 tokens with dropout, one thread, forward and backward of a layer: 10.8 ms in
-# 4 blocks, 12.2 in 8, 13.6 by equal length, 25.3 in one; two views of them: 25.3 ms in 4 blocks,
-# 24.3 in 8, 27.6 by equal length, 70.1 in one
+# Texts of a block. Forward and backward pass of a layer with dropout on one thread, for 64 captions of 6 to
+# 40 tokens: 10.8 ms in 4 blocks, 12.2 in 8, 13.6 in one block per length, 25.3 in one block. For 128: 25.3 ms
+# in 4 blocks, 24.3 in 8, 27.6 in one block per length, 70.1 in one block.
 _BLOCK_TEXTS = 16
-_MAX_BLOCKS = 8  # a GPU starts kernels for each
+_MAX_BLOCKS = 8  # each block costs further kernel launches on a GPU
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,20 @@ def attend_groups(qkv: Tensor, groups: tuple[Group, ...], heads: int, bias: Tens
         bias: (heads, L, L), added to the scaled products; L is at least the longest length.
 
     Returns:
-        (T, d), zero for tokens behind the last group.
+        (T, d), zero for tokens after the last group.
     """
     width = qkv.shape[1] // 3
-    mixed, end = qkv.new_empty(len(qkv), width), 0
+    outputs = qkv.new_empty(len(qkv), width)
+    end = 0
     for group in groups:
-        start, length, end = group.start, group.length, group.start + group.count * group.length
+        start, length = group.start, group.length
+        end = start + group.count * length
         q, k, v = qkv[start:end].view(group.count, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
         mask = None if bias is None else bias[None, :, :length, :length].to(qkv.dtype)
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        mixed[start:end] = attended.transpose(1, 2).reshape(end - start, width)
-    mixed[end:] = 0
-    return mixed
+        outputs[start:end] = attended.transpose(1, 2).reshape(end - start, width)
+    outputs[end:] = 0
+    return outputs
 
 
 def attend_varlen(qkv: Tensor, bounds: Tensor, longest: int, heads: int) -> Tensor:
@@ -68,20 +70,24 @@ def attend_varlen(qkv: Tensor, bounds: Tensor, longest: int, heads: int) -> Tens
 
     tokens, width = qkv.shape[0], qkv.shape[1] // 3
     q, k, v = qkv.view(tokens, 3, heads, width // heads).unbind(1)
-    # one split: otherwise the kernel's number of splits, and so a text's bits, depend on the other texts
-    mixed = varlen_attn(q, k, v, bounds, bounds, longest, longest, num_splits=1)
-    assert isinstance(mixed, Tensor)  # a pair only if auxiliary outputs are requested
-    return mixed.reshape(tokens, width)
+    # otherwise the kernel's number of splits, and with it a text's bits, depends on the other texts
+    attended = varlen_attn(q, k, v, bounds, bounds, longest, longest, num_splits=1)
+    assert isinstance(attended, Tensor)  # a tuple only if auxiliary outputs are requested
+    return attended.reshape(tokens, width)
 
 
 @dataclass(frozen=True)
 class Block:
-    """Adjacent texts of similar length (tokens start to stop), padded to the longest for attention only."""
+    """Adjacent texts of similar length, which attention pads to the longest of them."""
 
     start: int
+    """first token of the block"""
     stop: int
+    """token after the last one of the block"""
     texts: int
+    """number of texts"""
     longest: int
+    """tokens of the longest text"""
     positions: Tensor | None
     """(tokens,) int64 index of each token among texts * longest padded ones; None if no text is padded"""
     mask: Tensor | None
@@ -104,12 +110,18 @@ def blocks_of(lengths: np.ndarray, put: Callable[[np.ndarray], Tensor]) -> tuple
 
 
 def _block(lengths: np.ndarray, stop: int, put: Callable[[np.ndarray], Tensor]) -> Block:
+    """Describe the block of texts of these lengths that ends before token `stop`."""
     total, longest = int(lengths.sum()), int(lengths[0])
     if lengths[-1] == longest:
-        return Block(stop - total, stop, len(lengths), longest, None, None)
-    real = np.arange(longest) < lengths[:, None]
+        return Block(stop - total, stop, len(lengths), longest, positions=None, mask=None)
+    is_token = np.arange(longest) < lengths[:, None]
     return Block(
-        stop - total, stop, len(lengths), longest, put(np.flatnonzero(real)), put(real[:, None, None])
+        start=stop - total,
+        stop=stop,
+        texts=len(lengths),
+        longest=longest,
+        positions=put(np.flatnonzero(is_token)),
+        mask=put(is_token[:, None, None]),
     )
 
 
@@ -138,22 +150,25 @@ def attend_blocks(
 def _attend_block(
     qkv: tuple[Tensor, Tensor, Tensor], block: Block, heads: int, dropout: float, bias: Tensor | None
 ) -> Tensor:
+    """Attend within each text of a block: (tokens of the block, d)."""
     width, size = qkv[0].shape[1], block.texts * block.longest
 
-    def padded(x: Tensor) -> Tensor:
+    def pad(x: Tensor) -> Tensor:
+        # (T, d) -> (texts, heads, longest, d / heads)
         x = x[block.start : block.stop]
         x = x if block.positions is None else x.new_zeros(size, width).index_copy(0, block.positions, x)
         return x.view(block.texts, block.longest, heads, width // heads).transpose(1, 2)
 
-    q, k, v = map(padded, qkv)
+    q, k, v = map(pad, qkv)
     attended = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=_mask(block, bias, q.dtype), dropout_p=dropout
+        q, k, v, attn_mask=_attention_mask(block, bias, q.dtype), dropout_p=dropout
     )
-    mixed = attended.transpose(1, 2).reshape(size, width)
-    return mixed if block.positions is None else mixed[block.positions]
+    flat = attended.transpose(1, 2).reshape(size, width)
+    return flat if block.positions is None else flat[block.positions]
 
 
-def _mask(block: Block, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def _attention_mask(block: Block, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Combine the padding mask and the bias into the `attn_mask` of scaled_dot_product_attention."""
     if bias is None:
         return block.mask
     added = bias[None, :, : block.longest, : block.longest].to(dtype)
@@ -171,18 +186,19 @@ def relative_bias(table: Tensor, length: int, *, max_distance: int = 128) -> Ten
     Returns:
         (heads, length, length)
     """
-    position = torch.arange(length)
-    bucket = _bucket(position[None, :] - position[:, None], len(table), max_distance)
-    return table[bucket].permute(2, 0, 1).contiguous()
+    positions = torch.arange(length)
+    buckets = _bucket(positions[None, :] - positions[:, None], len(table), max_distance)
+    return table[buckets].permute(2, 0, 1).contiguous()
 
 
 def _bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
     """Bucket of each distance: one half of the buckets for each direction.
 
-    Of a direction's buckets, half hold one distance each; the others are logarithmic up to `max_distance`.
+    The first half of a direction's buckets hold one distance each. The limits of the others grow
+    logarithmically up to `max_distance`.
     """
     half, exact = buckets // 2, buckets // 4
     size = distance.abs()
-    scale = torch.log(size.float() / exact) / math.log(max_distance / exact) * (half - exact)
-    far = torch.clamp(exact + scale.clamp(min=0).long(), max=half - 1)
+    logarithmic = torch.log(size.float() / exact) / math.log(max_distance / exact) * (half - exact)
+    far = torch.clamp(exact + logarithmic.clamp(min=0).long(), max=half - 1)
     return (distance > 0).long() * half + torch.where(size < exact, size, far)

@@ -12,6 +12,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
 }
+# by activation: the last arguments of mkldnn._linear_pointwise (operation, scalars, variant of the operation)
 _ONEDNN: dict[str | None, tuple[str, list[Any], str]] = {
     None: ("none", [], ""),
     "gelu": ("gelu", [], "none"),  # the erf form
@@ -49,7 +50,7 @@ class Linear:
 class TrainableLinear(nn.Linear):
     """`x @ weight.T + bias` for x (rows, inner), with oneDNN forward and backward if it is available.
 
-    180 against 96 GFLOP/s of `nn.Linear` on a Zen 5 core.
+    It reaches 180 GFLOP/s on a Zen 5 core, `nn.Linear` 96.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -75,11 +76,11 @@ class _OneDnnLinear(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         return (
-            _product(gradient, weight.T.contiguous()) if of_x else None,
-            _product(gradient.T.contiguous(), x.T.contiguous()) if of_weight else None,
-            gradient.sum(0) if of_bias else None,
+            _product(gradient, weight.T.contiguous()) if needs_x else None,
+            _product(gradient.T.contiguous(), x.T.contiguous()) if needs_weight else None,
+            gradient.sum(0) if needs_bias else None,
         )
 
 
@@ -90,7 +91,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def is_onednn(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether linear layers of this dtype on this device use oneDNN.
 
-    Half precision does only if the processor has instructions for it.
+    Layers in half precision use it only if the processor has instructions for that type.
     """
     if (
         device.type != "cpu"

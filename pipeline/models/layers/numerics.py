@@ -1,4 +1,4 @@
-"""Numerical settings of the forward pass: everything that can change a vector's bits, and its identity."""
+"""Numerical settings of the forward pass, which can change a vector's bits, and the hash over them."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from pipeline.log import say
 from pipeline.models.layers.linear import is_onednn
 from pipeline.settings import Dtype, EncodeSettings
 
-_VERSION = "packed-1"  # changes with any change of the models' code that changes bits
+_VERSION = "packed-1"  # to be changed whenever a change of the models' code changes bits
 _MAX_TOKENS = {"cpu": 1_024, "cuda": 32_768}  # CPU: 512 to 2,048 are equally fast, more is slower
 
 
@@ -30,7 +30,7 @@ class Arithmetic:
     device: Device
     dtype: Dtype
     max_tokens: int
-    """rows of every linear layer"""
+    """size of a forward pass; smaller ones are padded, because the size of a product can change bits"""
     fused: bool
     """normalization fused with the residual sum by a compiled kernel (GPU)"""
 
@@ -45,7 +45,14 @@ class Arithmetic:
         return cast(torch.dtype, getattr(torch, self.dtype))
 
     def numerics_id(self, model: str) -> str:
-        """Hash everything that can change a bit: sha256 (hex). model: class name of the forward pass."""
+        """Hash everything that can change a vector's bits.
+
+        Args:
+            model: class name of the model that computes the forward pass.
+
+        Returns:
+            sha256 (hex).
+        """
         return digest_of(
             {
                 "version": _VERSION,

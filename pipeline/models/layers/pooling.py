@@ -1,7 +1,7 @@
 """Pooling: one vector per text from the token states of packed texts, in float32.
 
-Each vector depends on the text's own tokens only. `POOLINGS` has one entry per pooling. It is read without
-torch, which is imported where states are pooled.
+Each vector depends on the text's own tokens only. `POOLINGS` has one entry per pooling. Importing this module
+does not import torch, so that settings are checked quickly.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,9 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import Tensor
 
-TABLE_STATE = -1  # number of the word table's rows; 0 is the embedding layer's output, 1 the first layer's
+# Hidden states have numbers: 0 is the embedding layer's output, 1 the first layer's. This one stands for the
+# rows of the word table.
+TABLE_STATE = -1
 
 
 @dataclass(frozen=True)
@@ -37,29 +39,29 @@ class Segments:
 
 @dataclass(frozen=True)
 class Pooling:
-    """One pooling: the states it reads, the vector it makes of them, and the encoders that can have it."""
+    """One pooling: the states that it reads, how it reduces them, and the encoders that allow it."""
 
     name: str
     reduce: "Callable[[Tensor, Segments], Tensor]"
     """maps the states (tokens, d) of a buffer and its pooled tokens to vectors (n, out)"""
     layers: tuple[int, ...] | None = (-1,)
-    """numbers of one hidden state or of two to average, counted from the last one if negative; None: the rows
-    of the word table"""
+    """number of the hidden state to read, or of two to average; negative numbers count from the last one.
+    None: the rows of the word table"""
     token: Literal["first", "last", "mask"] | None = None
-    """the one token that is read; None: it reads several, of which `encoder.exclude` can leave some out"""
+    """the only token that is read; None: all tokens that `encoder.exclude` does not leave out"""
     words: bool = False
-    """word vectors, which have one layer and no token that represents the text, can have it"""
+    """allowed for word vectors, which have one layer and no token that represents the text"""
     recurrent: bool = False
-    """recurrent encoders, whose word vectors and layers differ in width, can have it"""
+    """allowed for recurrent encoders, whose word vectors and layers differ in width"""
     sif: bool = False
-    """`encoder.sif` can weight its tokens"""
+    """allowed with `encoder.sif`, which weights tokens"""
     st_name: str | None = None
     """`pooling_mode` in a configuration of sentence-transformers; None: that library has no such pooling"""
     st_flag: str | None = None
     """key in the older form of that configuration, one flag per pooling, after `pooling_mode_`"""
 
 
-def segments(
+def find_segments(
     starts: np.ndarray,
     lengths: np.ndarray,
     skip: int,
@@ -71,9 +73,10 @@ def segments(
     Args:
         starts: (n,) first token of each text in the buffer.
         lengths: (n,) tokens of each text, at least 1.
-        skip: tokens at the beginning (a prompt) that are not pooled, unless the text has no others.
+        skip: number of leading tokens (a prompt) that are not pooled, unless the text has no others.
         put: copies an array to the device.
-        kept: (tokens,) bool, text after text: tokens to pool. A text without any pools all of its tokens.
+        kept: (tokens,) bool, text after text: True for tokens to pool, None for all. If it is False for all
+            tokens of a text, all of them are pooled.
     """
     skipped = np.where(lengths > skip, skip, 0)
     counts = lengths - skipped
@@ -83,7 +86,8 @@ def segments(
     if kept is not None:
         owners = np.repeat(np.arange(len(counts)), counts)
         chosen = kept[positions + np.repeat(np.cumsum(lengths) - lengths, counts)]
-        chosen = chosen | (np.bincount(owners, chosen, len(counts)) == 0)[owners]
+        has_none = np.bincount(owners, chosen, len(counts)) == 0
+        chosen = chosen | has_none[owners]
         counts = np.bincount(owners[chosen], minlength=len(counts))
         positions, indices = positions[chosen], indices[chosen]
     return Segments(
@@ -103,27 +107,29 @@ def layers_of(poolings: Sequence[str], layers: int) -> set[int]:
     return {number for name in poolings for number in _numbers(POOLINGS[name], layers)}
 
 
-def pool(name: str, states: "Mapping[int, Tensor]", layers: int, where: Segments) -> "Tensor":
+def pool(name: str, states: "Mapping[int, Tensor]", layers: int, segments: Segments) -> "Tensor":
     """Pool hidden states into one vector per text.
 
-    Sums run token after token, so a text's bits do not depend on the other texts. `cls_mlp` equals
-    `cls` here; its layer is applied later.
+    Sums run token after token, so a text's bits do not depend on the other texts. `cls_mlp` pools like `cls`;
+    the caller applies its layer.
 
     Args:
-        name: of the pooling.
+        name: key of POOLINGS.
         states: hidden states (tokens, d) by number.
         layers: number of layers of the model.
-        where: tokens to pool.
+        segments: tokens to pool.
 
     Returns:
         (n, out) float32, or float64 for float64 states.
     """
     chosen = [states[number] for number in _numbers(POOLINGS[name], layers)]
-    averaged = chosen[0] if len(chosen) == 1 else (wide(chosen[0]) + wide(chosen[1])) / 2
-    return POOLINGS[name].reduce(averaged, where)
+    averaged = (
+        chosen[0] if len(chosen) == 1 else (at_least_float32(chosen[0]) + at_least_float32(chosen[1])) / 2
+    )
+    return POOLINGS[name].reduce(averaged, segments)
 
 
-def wide(x: "Tensor") -> "Tensor":
+def at_least_float32(x: "Tensor") -> "Tensor":
     """Convert to float32; float64 stays float64."""
     import torch
 
@@ -134,51 +140,56 @@ def _numbers(pooling: Pooling, layers: int) -> list[int]:
     return [TABLE_STATE] if pooling.layers is None else [number % (layers + 1) for number in pooling.layers]
 
 
-def _first(states: "Tensor", where: Segments) -> "Tensor":
-    return wide(states[where.firsts])
+def _first(states: "Tensor", segments: Segments) -> "Tensor":
+    return at_least_float32(states[segments.firsts])
 
 
-def _last(states: "Tensor", where: Segments) -> "Tensor":
-    return wide(states[where.lasts])
+def _last(states: "Tensor", segments: Segments) -> "Tensor":
+    return at_least_float32(states[segments.lasts])
 
 
-def _masked(states: "Tensor", where: Segments) -> "Tensor":
-    assert len(where.indices) == len(where.firsts), "texts without a template"
-    return wide(states[where.indices])
+def _masked(states: "Tensor", segments: Segments) -> "Tensor":
+    assert len(segments.indices) == len(segments.firsts), "one mask token per text, as a template has"
+    return at_least_float32(states[segments.indices])
 
 
-def _ends(states: "Tensor", where: Segments) -> "Tensor":
+def _ends(states: "Tensor", segments: Segments) -> "Tensor":
     """Last state of each of the two directions, whose states are side by side."""
     import torch
 
-    onward, backward = states.chunk(2, dim=1)
-    return torch.cat([_last(onward, where), _first(backward, where)], dim=1)
+    forwards, backwards = states.chunk(2, dim=1)
+    return torch.cat([_last(forwards, segments), _first(backwards, segments)], dim=1)
 
 
-def _mean(states: "Tensor", where: Segments) -> "Tensor":
-    return _over_texts("sum", wide(states[where.indices]), where) / where.counts[:, None].float()
+def _mean(states: "Tensor", segments: Segments) -> "Tensor":
+    return _sum(states, segments) / segments.counts[:, None].float()
 
 
-def _sqrt_len(states: "Tensor", where: Segments) -> "Tensor":
-    return _over_texts("sum", wide(states[where.indices]), where) / where.counts[:, None].float().sqrt()
+def _sqrt_len(states: "Tensor", segments: Segments) -> "Tensor":
+    return _sum(states, segments) / segments.counts[:, None].float().sqrt()
 
 
-def _weighted_mean(states: "Tensor", where: Segments) -> "Tensor":
-    """Weights grow with the position, which counts the prompt (Muennighoff 2022)."""
-    weights = (where.positions + 1).float()[:, None]
-    sums = _over_texts("sum", wide(states[where.indices]) * weights, where)
-    return sums / _over_texts("sum", weights, where)
+def _sum(states: "Tensor", segments: Segments) -> "Tensor":
+    return _over_texts("sum", at_least_float32(states[segments.indices]), segments)
 
 
-def _max(states: "Tensor", where: Segments) -> "Tensor":
-    return _over_texts("max", wide(states[where.indices]), where)
+def _weighted_mean(states: "Tensor", segments: Segments) -> "Tensor":
+    """Average with weights that grow with the position, the prompt's included (Muennighoff 2022)."""
+    weights = (segments.positions + 1).float()[:, None]
+    sums = _over_texts("sum", at_least_float32(states[segments.indices]) * weights, segments)
+    return sums / _over_texts("sum", weights, segments)
 
 
-def _over_texts(operation: str, tokens: "Tensor", where: Segments) -> "Tensor":
-    """Reduce over each text, (n, d). `unsafe` skips a check of the counts that would wait for the GPU."""
+def _max(states: "Tensor", segments: Segments) -> "Tensor":
+    return _over_texts("max", at_least_float32(states[segments.indices]), segments)
+
+
+def _over_texts(operation: str, tokens: "Tensor", segments: Segments) -> "Tensor":
+    """Reduce the tokens of each text to one row: (n, d)."""
     import torch
 
-    return torch.segment_reduce(tokens, operation, lengths=where.counts, axis=0, unsafe=True)
+    # unsafe: without a check of the counts, which would wait for the GPU
+    return torch.segment_reduce(tokens, operation, lengths=segments.counts, axis=0, unsafe=True)
 
 
 # poolings of sentence-transformers in the order in which it concatenates them

@@ -1,6 +1,6 @@
-"""Modules after the pooling, in float32: Dense layers, normalization, cuts, denoising of template vectors.
+"""Modules after the pooling, in float32: dense layers, normalization, truncation, template denoising.
 
-Parameters have the names of sentence-transformers.
+Their parameters have the names that sentence-transformers gives them.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.folder.modules import Cut, Denoising, Dense, Module
+from pipeline.models.folder.modules import Denoising, Dense, Module, Truncation
 from pipeline.models.layers import linear
 from pipeline.models.layers.weights import Checkpoint, open_files
 
-_ROWS = 64  # per matrix product
+_ROWS = 64  # of each matrix product, see FixedRows
 _STD = 0.02  # of new weights, as in BERT
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "Identity": lambda x: x,
@@ -40,17 +40,17 @@ def draw_weights(layer: nn.Linear) -> nn.Linear:
 class DenseModule(nn.Module):
     """`activation(x @ weight.T + bias)`, plus x or its projection if the module is residual."""
 
-    def __init__(self, described: Dense) -> None:
+    def __init__(self, config: Dense) -> None:
         super().__init__()
-        inner, outer = described.in_features, described.out_features
-        self.described = described
-        self.linear = nn.Linear(inner, outer, described.bias)
-        self.residual = nn.Linear(inner, outer, False) if described.residual and inner != outer else None
+        inner, outer = config.in_features, config.out_features
+        self.config = config
+        self.linear = nn.Linear(inner, outer, config.bias)
+        self.residual = nn.Linear(inner, outer, False) if config.residual and inner != outer else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, out) for (n, in)."""
-        y = ACTIVATIONS[self.described.activation](self.linear(x))
-        if not self.described.residual:
+        """Return (n, out) for x (n, in)."""
+        y = ACTIVATIONS[self.config.activation](self.linear(x))
+        if not self.config.residual:
             return y
         return y + (x if self.residual is None else self.residual(x))
 
@@ -65,11 +65,11 @@ class Normalize(nn.Module):
     """Scale rows to length one; a zero row stays zero."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, d) for (n, d)."""
+        """Return (n, d) for x (n, d)."""
         return F.normalize(x, dim=-1)
 
 
-class CutModule(nn.Module):
+class TruncationModule(nn.Module):
     """Keep the first `width` components."""
 
     def __init__(self, width: int) -> None:
@@ -77,12 +77,12 @@ class CutModule(nn.Module):
         self.width = width
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, width) for (n, d)."""
+        """Return (n, width) for x (n, d)."""
         return x[:, : self.width]
 
 
 class DenoiseTransform(nn.Module):
-    """norm(activation(W h + b)), the layer between the states and the words of a masked language model."""
+    """norm(activation(W h + b)), the layer before the decoder in the head of a masked language model."""
 
     def __init__(self, width: int, activation: str, epsilon: float) -> None:
         super().__init__()
@@ -90,30 +90,38 @@ class DenoiseTransform(nn.Module):
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, d) for (n, d)."""
+        """Return (n, d) for x (n, d)."""
         return self.norm(linear.ACTIVATIONS[self.activation](self.dense(x)))
 
 
 class DenoiseModule(nn.Module):
-    """`transform(x)` minus the vector of the bare template, looked up by the text's length.
+    """Subtract the vector of the empty template from `transform(x)`.
 
-    PromptBERT (Jiang et al. 2022), section 4.3.
+    The table has this vector for each length of text, because the positions of the template's tokens depend
+    on the length. PromptBERT (Jiang et al. 2022), section 4.3.
     """
 
     table: Tensor
 
     def __init__(self, transform: nn.Module | None, table: Tensor, shortest: int) -> None:
-        """Use a table (lengths, d) whose first row is for texts of `shortest` tokens."""
+        """Use a transform and a table.
+
+        Args:
+            transform: applied to the vectors, as it was to the table; None: no transform.
+            table: (lengths, d) vectors of the template alone, by the text's number of tokens.
+            shortest: number of tokens of the first row.
+        """
         super().__init__()
         self.transform, self.shortest = transform, shortest
         self.register_buffer("table", table)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """(n, d) for (n, d) of texts with `lengths` (n,) tokens."""
-        return (x if self.transform is None else self.transform(x)) - self.table[lengths - self.shortest]
+        """Return (n, d) for x (n, d) of texts with `lengths` (n,) tokens."""
+        transformed = x if self.transform is None else self.transform(x)
+        return transformed - self.table[lengths - self.shortest]
 
-    def described(self) -> Denoising:
-        """Describe the module as its folder's config.json does; without the path of its weights."""
+    def config(self) -> Denoising:
+        """Return the module's configuration for config.json; the path of its weights is empty."""
         assert isinstance(self.transform, DenoiseTransform | None)
         width = self.table.shape[1]
         if self.transform is None:
@@ -132,7 +140,7 @@ class FixedRows(nn.Module):
         self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, out) for (n, d)."""
+        """Return (n, out) for x (n, d)."""
         padded = F.pad(x, (0, 0, 0, -len(x) % _ROWS))
         return torch.cat([self.inner(part) for part in padded.split(_ROWS)])[: len(x)]
 
@@ -141,13 +149,13 @@ def load_tail(folder: EncoderFolder, *, fixed_rows: bool = False) -> nn.ModuleLi
     """Load the modules after the pooling, to be applied by `apply_tail`.
 
     Args:
-        folder: of the encoder.
+        folder: the encoder's folder.
         fixed_rows: apply linear layers through `FixedRows`, for inference.
 
     Raises:
         ModelError: a module cannot be used, or its weights do not match its configuration.
     """
-    tail = nn.ModuleList(_loaded(folder, module) for module in folder.tail)
+    tail = nn.ModuleList(_load_module(folder, module) for module in folder.tail)
     if fixed_rows:
         for number, module in enumerate(tail):
             if isinstance(module, DenseModule):
@@ -169,13 +177,15 @@ def apply_tail(tail: Iterable[nn.Module], x: Tensor, lengths: np.ndarray) -> Ten
         (n, out)
     """
     for module in tail:
-        more = (torch.from_numpy(lengths).to(x.device),) if isinstance(module, DenoiseModule) else ()
-        x = module(x, *more)
+        if isinstance(module, DenoiseModule):
+            x = module(x, torch.from_numpy(lengths).to(x.device))
+        else:
+            x = module(x)
     return x
 
 
 def mlp_name(weights: Checkpoint) -> str | None:
-    """Name of the `cls_mlp` layer in the weights, complete or not; None if there is no such layer."""
+    """Return the name of the `cls_mlp` layer; None if the weights have neither its weight nor its bias."""
     return next(
         (name for name in _MLP_HEADS if f"{name}.weight" in weights or f"{name}.bias" in weights), None
     )
@@ -200,31 +210,33 @@ def load_mlp(checkpoint: Checkpoint, width: int) -> DenseModule:
     return layer
 
 
-def _loaded(folder: EncoderFolder, module: Module) -> nn.Module:
-    if isinstance(module, str):
-        return Normalize()
-    if isinstance(module, Cut):
-        return CutModule(module.width)
-    return _dense(folder, module) if isinstance(module, Dense) else _denoise(folder, module)
+def _load_module(folder: EncoderFolder, module: Module) -> nn.Module:
+    if isinstance(module, Dense):
+        return _load_dense(folder, module)
+    if isinstance(module, Denoising):
+        return _load_denoise(folder, module)
+    if isinstance(module, Truncation):
+        return TruncationModule(module.width)
+    return Normalize()  # the module is "normalize"
 
 
-def _dense(folder: EncoderFolder, described: Dense) -> DenseModule:
-    if described.activation not in ACTIVATIONS:
+def _load_dense(folder: EncoderFolder, config: Dense) -> DenseModule:
+    if config.activation not in ACTIVATIONS:
         raise ModelError(
-            str(folder.file(described.weights).parent / "config.json"),
+            str(folder.file(config.weights).parent / "config.json"),
             f"an activation among {', '.join(ACTIVATIONS)}",
-            described.activation,
+            config.activation,
             "use an encoder with one of these",
         )
-    module = DenseModule(described)
-    _weights(folder, described).fill(module)
+    module = DenseModule(config)
+    _open_weights(folder, config).fill(module)
     return module
 
 
-def _denoise(folder: EncoderFolder, described: Denoising) -> DenoiseModule:
-    weights = _weights(folder, described)
+def _load_denoise(folder: EncoderFolder, config: Denoising) -> DenoiseModule:
+    weights = _open_weights(folder, config)
     table = weights.tensor("table")
-    longest = described.shortest + len(table) - 1
+    longest = config.shortest + len(table) - 1
     if folder.max_length > longest:
         raise ModelError(
             "encoder.max_length",
@@ -232,13 +244,13 @@ def _denoise(folder: EncoderFolder, described: Denoising) -> DenoiseModule:
             str(folder.max_length),
             "lower it",
         )
-    if described.activation is None:
-        return DenoiseModule(None, table, described.shortest)
-    transform = DenoiseTransform(described.width, described.activation, described.epsilon)
+    if config.activation is None:
+        return DenoiseModule(None, table, config.shortest)
+    transform = DenoiseTransform(config.width, config.activation, config.epsilon)
     weights.fill(transform, "transform.")
-    return DenoiseModule(transform, table, described.shortest)
+    return DenoiseModule(transform, table, config.shortest)
 
 
-def _weights(folder: EncoderFolder, described: Dense | Denoising) -> Checkpoint:
-    file = folder.file(described.weights)
+def _open_weights(folder: EncoderFolder, config: Dense | Denoising) -> Checkpoint:
+    file = folder.file(config.weights)
     return open_files(str(file), [file])

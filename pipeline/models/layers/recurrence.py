@@ -2,12 +2,14 @@
 
 GRU as in Skip-Thought (Kiros et al. 2015) and LSTM (Hochreiter & Schmidhuber 1997). Texts are sorted
 by decreasing length; rows are ordered by step: first step 0 of all texts, then step 1 of the texts
-that have one, and so on, so nothing is computed behind the end of a text. The inputs of all steps are
-multiplied by the weights in one product before the first step, and the gradient of the recurrent
-weights is one product after the last step.
+that have one, and so on, so nothing is computed behind the end of a text. One product before the first
+step multiplies the inputs of all steps by their weights, and one product after the last step gives the
+gradient of the recurrent weights.
 
 torch.nn.GRU is another function: it applies the reset gate after the matrix, and its z is the
 proportion of the old state, not of the new one.
+
+Names such as `grad_h` hold the gradient of h.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from pipeline.models.layers.linear import Linear
 
-_PIECE = 16_384  # values: too few for torch to split among threads, and a multiple of any vector register
+_PIECE = 16_384  # values; too few for torch to split among threads, and a multiple of any vector register
 
 State = tuple[Tensor, ...]
 """h (n, d) of n texts; an LSTM also has c (n, d)"""
@@ -32,19 +34,22 @@ class Cell:
     """
 
     gates: int
-    memories: int
+    state_tensors: int
     """number of tensors in a state"""
-    biased: bool
+    has_biases: bool
     """the cell's equations have biases"""
 
-    def parts(self, recurrent: Tensor) -> tuple[Tensor, ...]:
+    def split(self, recurrent: Tensor) -> tuple[Tensor, ...]:
         """Split the recurrent weights into the matrices that multiply states."""
         return (recurrent,)
 
-    def products(self, recurrent: Tensor, rows: int, *, transposed: bool = False) -> tuple[Linear, ...]:
-        """Prepare the matrices for about `rows` texts; transposed ones multiply gradients in `back`."""
+    def prepare(self, recurrent: Tensor, rows: int, *, transposed: bool = False) -> tuple[Linear, ...]:
+        """Prepare the matrices that `split` gives for products with about `rows` rows.
+
+        Transposed ones multiply gradients, in `step_back`.
+        """
         return tuple(
-            Linear(part.T if transposed else part, None, rows=rows) for part in self.parts(recurrent)
+            Linear(part.T if transposed else part, None, rows=rows) for part in self.split(recurrent)
         )
 
     def step(self, x: Tensor, before: State, products: tuple[Linear, ...]) -> tuple[Tensor, State]:
@@ -53,24 +58,31 @@ class Cell:
         Args:
             x: (n, gates * d) inputs multiplied by their weights.
             before: state of the n texts.
-            products: from `products`.
+            products: layers from `prepare`.
 
         Returns:
             Activations of the gates (n, gates * d) and the new state.
         """
         raise NotImplementedError
 
-    def back(
+    def step_back(
         self, gates: Tensor, before: State, now: State, gradient: State, products: tuple[Linear, ...]
     ) -> tuple[Tensor, State]:
-        """Propagate the gradient of the state `now` through one step.
+        """Propagate the gradient of the new state back through one step.
+
+        Args:
+            gates: (n, gates * d) activations of the gates, from `step`.
+            before: state before the step.
+            now: state after it.
+            gradient: gradient of the state after it.
+            products: transposed layers from `prepare`.
 
         Returns:
             Gradient of x (n, gates * d) and gradient of the state before.
         """
         raise NotImplementedError
 
-    def of_recurrent(self, gradients: Tensor, gates: Tensor, before: Tensor) -> Tensor:
+    def recurrent_gradient(self, gradients: Tensor, gates: Tensor, before: Tensor) -> Tensor:
         """Gradient of the recurrent weights, (gates * d, d), summed over all steps.
 
         Args:
@@ -87,32 +99,33 @@ class Gru(Cell):
     r = sigmoid(Wr x + Ur h), z = sigmoid(Wz x + Uz h), g = tanh(W x + U (r h)), h' = (1 - z) h + z g.
     """
 
-    gates, memories, biased = 3, 1, False
+    gates, state_tensors, has_biases = 3, 1, False
 
-    def parts(self, recurrent: Tensor) -> tuple[Tensor, ...]:
+    def split(self, recurrent: Tensor) -> tuple[Tensor, ...]:
         width = recurrent.shape[1]
         return recurrent[: 2 * width], recurrent[2 * width :]
 
     def step(self, x: Tensor, before: State, products: tuple[Linear, ...]) -> tuple[Tensor, State]:
         (h,), width = before, before[0].shape[1]
-        gated, proposed = products
-        rz = alike(torch.sigmoid, x[:, : 2 * width] + gated(h))
+        for_gates, for_g = products
+        rz = elementwise(torch.sigmoid, x[:, : 2 * width] + for_gates(h))
         r, z = rz.split(width, dim=1)
-        g = alike(torch.tanh, x[:, 2 * width :] + proposed(r * h))
+        g = elementwise(torch.tanh, x[:, 2 * width :] + for_g(r * h))
         return torch.cat([rz, g], dim=1), ((1 - z) * h + z * g,)
 
-    def back(
+    def step_back(
         self, gates: Tensor, before: State, now: State, gradient: State, products: tuple[Linear, ...]
     ) -> tuple[Tensor, State]:
-        (h,), (of_h,) = before, gradient
-        gated, proposed = products
+        (h,), (grad_h,) = before, gradient
+        for_gates, for_g = products
         r, z, g = gates.split(h.shape[1], dim=1)
-        of_g = of_h * z * (1 - g * g)
-        of_rh = proposed(of_g)
-        of_gates = torch.cat([of_rh * h * r * (1 - r), of_h * (g - h) * z * (1 - z)], dim=1)
-        return torch.cat([of_gates, of_g], dim=1), (of_h * (1 - z) + of_rh * r + gated(of_gates),)
+        grad_g = grad_h * z * (1 - g * g)
+        grad_rh = for_g(grad_g)
+        grad_gates = torch.cat([grad_rh * h * r * (1 - r), grad_h * (g - h) * z * (1 - z)], dim=1)
+        grad_before = grad_h * (1 - z) + grad_rh * r + for_gates(grad_gates)
+        return torch.cat([grad_gates, grad_g], dim=1), (grad_before,)
 
-    def of_recurrent(self, gradients: Tensor, gates: Tensor, before: Tensor) -> Tensor:
+    def recurrent_gradient(self, gradients: Tensor, gates: Tensor, before: Tensor) -> Tensor:
         width = before.shape[1]
         return torch.cat(
             [
@@ -128,34 +141,35 @@ class Lstm(Cell):
     i, f, o = sigmoid(W x + U h + b) each, g = tanh(W x + U h + b), c' = f c + i g, h' = o tanh(c').
     """
 
-    gates, memories, biased = 4, 2, True
+    gates, state_tensors, has_biases = 4, 2, True
 
     def step(self, x: Tensor, before: State, products: tuple[Linear, ...]) -> tuple[Tensor, State]:
         (h, c), (product,) = before, products
         width = h.shape[1]
         inner = x + product(h)
-        ifo, g = alike(torch.sigmoid, inner[:, : 3 * width]), alike(torch.tanh, inner[:, 3 * width :])
+        ifo = elementwise(torch.sigmoid, inner[:, : 3 * width])
+        g = elementwise(torch.tanh, inner[:, 3 * width :])
         i, f, o = ifo.split(width, dim=1)
         c = f * c + i * g
-        return torch.cat([ifo, g], dim=1), (o * alike(torch.tanh, c), c)
+        return torch.cat([ifo, g], dim=1), (o * elementwise(torch.tanh, c), c)
 
-    def back(
+    def step_back(
         self, gates: Tensor, before: State, now: State, gradient: State, products: tuple[Linear, ...]
     ) -> tuple[Tensor, State]:
-        (_, c_before), (_, c), (of_h, of_c), (product,) = before, now, gradient, products
+        (_, c_before), (_, c), (grad_h, grad_c), (product,) = before, now, gradient, products
         i, f, o, g = gates.split(c.shape[1], dim=1)
         tanh_c = torch.tanh(c)
-        of_c = of_c + of_h * o * (1 - tanh_c * tanh_c)
-        of_gates = torch.cat(
+        grad_c = grad_c + grad_h * o * (1 - tanh_c * tanh_c)
+        grad_gates = torch.cat(
             [
-                of_c * g * i * (1 - i),
-                of_c * c_before * f * (1 - f),
-                of_h * tanh_c * o * (1 - o),
-                of_c * i * (1 - g * g),
+                grad_c * g * i * (1 - i),
+                grad_c * c_before * f * (1 - f),
+                grad_h * tanh_c * o * (1 - o),
+                grad_c * i * (1 - g * g),
             ],
             dim=1,
         )
-        return of_gates, (product(of_gates), of_c * f)
+        return grad_gates, (product(grad_gates), grad_c * f)
 
 
 CELLS: dict[str, Cell] = {"gru": Gru(), "lstm": Lstm()}
@@ -179,62 +193,66 @@ def recurrence(cell: Cell, x: Tensor, recurrent: Tensor, sizes: Sequence[int]) -
 
 
 class _Recurrence(torch.autograd.Function):
-    """Loop over the steps. Autograd would keep a graph for each step and sum one weight gradient per step."""
+    """Loop over the steps and its gradient. Autograd would keep a graph and a weight gradient per step."""
 
     @staticmethod
     def forward(ctx: Any, cell: Cell, x: Tensor, recurrent: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        products, width = cell.products(recurrent, sizes[0]), recurrent.shape[1]
-        gates, memories = torch.empty_like(x), [x.new_empty(len(x), width) for _ in range(cell.memories)]
-        state: State = tuple(x.new_zeros(sizes[0], width) for _ in range(cell.memories))
+        products, width = cell.prepare(recurrent, sizes[0]), recurrent.shape[1]
+        gates = torch.empty_like(x)
+        states = [x.new_empty(len(x), width) for _ in range(cell.state_tensors)]
+        state: State = tuple(x.new_zeros(sizes[0], width) for _ in range(cell.state_tensors))
         start = 0
         for size in sizes:
-            here = slice(start, start := start + size)
-            gates[here], state = cell.step(x[here], tuple(part[:size] for part in state), products)
-            for memory, part in zip(memories, state, strict=True):
-                memory[here] = part
-        ctx.save_for_backward(recurrent, gates, *memories)
+            rows = slice(start, start + size)
+            gates[rows], state = cell.step(x[rows], tuple(part[:size] for part in state), products)
+            for all_steps, part in zip(states, state, strict=True):
+                all_steps[rows] = part
+            start += size
+        ctx.save_for_backward(recurrent, gates, *states)
         ctx.cell, ctx.sizes = cell, sizes
-        return memories[0]
+        return states[0]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor, None]:
         cell, sizes = ctx.cell, ctx.sizes
-        recurrent, gates, *memories = ctx.saved_tensors
-        products = cell.products(recurrent, sizes[0], transposed=True)
-        befores = [_before(memory, sizes) for memory in memories]
-        gradients = torch.empty_like(gates)
-        state = [gates.new_zeros(sizes[0], recurrent.shape[1]) for _ in memories]
+        recurrent, gates, *states = ctx.saved_tensors
+        products = cell.prepare(recurrent, sizes[0], transposed=True)
+        states_before = [_shift_by_a_step(each, sizes) for each in states]
+        grad_x = torch.empty_like(gates)
+        grad_state = [gates.new_zeros(sizes[0], recurrent.shape[1]) for _ in states]
         end = len(gates)
         for size in reversed(sizes):
-            here = slice(end := end - size, end + size)
-            coming = (state[0][:size] + gradient[here], *(part[:size] for part in state[1:]))
-            gradients[here], going = cell.back(
-                gates[here],
-                tuple(part[here] for part in befores),
-                tuple(part[here] for part in memories),
-                coming,
+            rows = slice(end - size, end)
+            # h is an output of this step and an input of the next one, so its gradients add up
+            grad_now = (grad_state[0][:size] + gradient[rows], *(part[:size] for part in grad_state[1:]))
+            grad_x[rows], grad_before = cell.step_back(
+                gates[rows],
+                tuple(part[rows] for part in states_before),
+                tuple(part[rows] for part in states),
+                grad_now,
                 products,
             )
-            for part, new in zip(state, going, strict=True):
+            for part, new in zip(grad_state, grad_before, strict=True):
                 part[:size] = new
-        return None, gradients, cell.of_recurrent(gradients, gates, befores[0]), None
+            end -= size
+        return None, grad_x, cell.recurrent_gradient(grad_x, gates, states_before[0]), None
 
 
-def _before(memory: Tensor, sizes: Sequence[int]) -> Tensor:
-    """State before each step, (T, d), for the states (T, d) after each step."""
-    parts, start = [memory.new_zeros(sizes[0], memory.shape[1])], 0
-    for size, following in pairwise(sizes):
-        parts.append(memory[start : start + following])
+def _shift_by_a_step(states: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return the state before each step, (T, d), for the states (T, d) after each step."""
+    parts, start = [states.new_zeros(sizes[0], states.shape[1])], 0
+    for size, next_size in pairwise(sizes):
+        parts.append(states[start : start + next_size])
         start += size
     return torch.cat(parts)
 
 
-def alike(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Apply an elementwise function such that a value's bits do not depend on its position.
 
-    Without the pieces, torch computes the values at the end of a thread's part by scalar instead of
-    vector instructions, which may round differently.
+    torch computes the last values of each thread's part by scalar instead of vector instructions, which may
+    round differently. Pieces that a single thread computes whole avoid that.
     """
     if x.device.type != "cpu" or x.numel() <= _PIECE:
         return function(x.contiguous())

@@ -1,4 +1,4 @@
-"""Sizes of the packed families' models, and the rows that their tokens have in the position table."""
+"""Sizes of a packed family's model, read from config.json, and the position ids of its tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,30 +10,34 @@ from pipeline.text.tokens.tokens import Tokens
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a family's model, by neutral names."""
+    """Sizes of a model, under names that do not depend on its family."""
 
     width: int
     inner: int
+    """width of the feed-forward layer"""
     heads: int
     layers: int
     vocabulary: int
     positions: int
+    """rows of the position table"""
     token_types: int
+    """rows of the table of token types; 0: the family has none"""
     epsilon: float
+    """of the layer normalizations"""
     activation: str
     counts_from_pad: bool
-    """positions start behind the padding index and leave out padding tokens (RoBERTa, MPNet)"""
+    """position ids start after the padding id and do not count padding tokens (RoBERTa, MPNet)"""
     pad_id: int
 
-    def position_rows(self, tokens: Tokens) -> np.ndarray:
+    def position_ids(self, tokens: Tokens) -> np.ndarray:
         """Row of the position table for each token, (tokens,)."""
         if not self.counts_from_pad:
             return tokens.positions
-        # a padding token that is written out in the text has the padding position, as in fairseq
-        real = tokens.ids != self.pad_id
-        counted, starts = np.cumsum(real), tokens.offsets[:-1]
-        before = counted[starts] - real[starts]
-        return (counted - before[tokens.owners]) * real + self.pad_id
+        # a padding token that the text itself contains has the padding position, as in fairseq
+        is_counted = tokens.ids != self.pad_id
+        counts, starts = np.cumsum(is_counted), tokens.offsets[:-1]
+        before_text = counts[starts] - is_counted[starts]
+        return (counts - before_text[tokens.owners]) * is_counted + self.pad_id
 
 
 def shape_of(family: str, config: Mapping[str, object]) -> Shape:

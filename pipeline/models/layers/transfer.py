@@ -1,4 +1,4 @@
-"""Copies between host and device that do not wait for a GPU."""
+"""Copies between host and device that let a GPU go on computing."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Tensors of a model folder by family-neutral names."""
+"""Tensors of a model's weight files, under names without the prefix that a checkpoint adds."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass
@@ -14,8 +14,10 @@ from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.finite import check_finite
 
-# in a checkpoint, the prefix of this name is the prefix of all of the encoder's tensors
+# every encoder has this tensor; what precedes this name in a checkpoint precedes all of the encoder's tensors
 _ANCHOR = "embeddings.word_embeddings.weight"
+
+_OLD_NAMES = {"gamma": "weight", "beta": "bias"}
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ NAMES: Mapping[str, Names] = {
 
 
 def tensor_names(family: str, layers: int, *, token_types: bool) -> list[str]:
-    """Neutral names of all tensors of an encoder of a packed family."""
+    """List the names, without prefix, of all tensors of an encoder of a packed family."""
     tables = ["word", "position", *(["token_type"] if token_types else [])]
     layer, *names = astuple(NAMES[family])
     parts = [layer.format(i=number) + name for number in range(layers) for name in names]
@@ -85,17 +87,25 @@ def tensor_names(family: str, layers: int, *, token_types: bool) -> list[str]:
 
 
 class Checkpoint:
-    """Tensors by neutral name, read one at a time.
+    """Tensors by name, read one at a time.
 
-    Neutral names have no prefix (bert., roberta. ...); the old names gamma and beta are weight and bias.
+    Names have no prefix (bert., roberta. ...), and the old names gamma and beta are weight and bias.
     """
 
-    def __init__(self, where: str, load: Mapping[str, Callable[[], Tensor]]) -> None:
+    def __init__(self, path: str, load: Mapping[str, Callable[[], Tensor]]) -> None:
+        """Index the tensors by their names without prefix; none is read yet.
+
+        Args:
+            path: path of the model, for errors.
+            load: function that reads a tensor, by the tensor's name in the file.
+        """
         prefix = next((name.removesuffix(_ANCHOR) for name in load if name.endswith(_ANCHOR)), "")
-        self._where = where
-        self._load = {_modern(name.removeprefix(prefix)): read for name, read in load.items()}
-        self.names = {_modern(name.removeprefix(prefix)): name for name in load if name.startswith(prefix)}
-        """neutral name -> name in the file, for the encoder's tensors; without those of other heads"""
+        self._path = path
+        self._load = {_current_name(name.removeprefix(prefix)): read for name, read in load.items()}
+        self.names = {
+            _current_name(name.removeprefix(prefix)): name for name in load if name.startswith(prefix)
+        }
+        """name in the file by name without prefix, for the encoder's tensors only, not those of heads"""
 
     def __contains__(self, name: str) -> bool:
         return name in self._load
@@ -104,7 +114,7 @@ class Checkpoint:
         """Read a tensor as float32.
 
         Args:
-            name: neutral name.
+            name: name without prefix.
             shape: expected shape; None for any.
 
         Raises:
@@ -114,17 +124,21 @@ class Checkpoint:
         found = self.raw(name)
         if shape is not None and tuple(found.shape) != shape:
             raise ModelError(
-                self._where,
+                self._path,
                 f"{name} of shape {shape}",
                 str(tuple(found.shape)),
                 "check that weights and config.json belong together",
             )
         found = found.to(torch.float32)
-        check_finite(self._where, name, found)
+        check_finite(self._path, name, found)
         return found
 
     def fill(self, module: nn.Module, prefix: str = "") -> None:
-        """Load all parameters of a module, float32. prefix: of their neutral names.
+        """Load all parameters of a module as float32.
+
+        Args:
+            module: module to fill; its parameters may be on the meta device.
+            prefix: precedes the parameters' names among the tensors.
 
         Raises:
             ModelError: as `tensor` does.
@@ -132,7 +146,8 @@ class Checkpoint:
         parameters = dict(module.named_parameters())
         self.check_present(prefix + name for name in parameters)
         found = {
-            name: self.tensor(prefix + name, tuple(each.shape)).clone() for name, each in parameters.items()
+            name: self.tensor(prefix + name, tuple(parameter.shape)).clone()
+            for name, parameter in parameters.items()
         }
         module.load_state_dict(found, strict=False, assign=True)  # not strict: buffers keep their values
 
@@ -146,15 +161,15 @@ class Checkpoint:
         if missing := [name for name in wanted if name not in self._load]:
             shown = f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}"
             raise ModelError(
-                self._where,
+                self._path,
                 f"the {len(wanted)} tensors of the model" if len(wanted) > 1 else f"a tensor {wanted[0]}",
                 f"{len(missing)} missing: {shown} "
-                f"(of {len(self._load)} there, the first are {', '.join(sorted(self._load)[:3])})",
+                f"(the weights have {len(self._load)} tensors, first {', '.join(sorted(self._load)[:3])})",
                 "check that weights and config.json belong together",
             )
 
     def raw(self, name: str) -> Tensor:
-        """Read a tensor that exists, unchecked and in its own type."""
+        """Read a tensor without checks, in the type in which it is stored."""
         return self._load[name]()
 
     def linear(self, name: str, inner: int, outer: int) -> tuple[Tensor, Tensor]:
@@ -170,12 +185,17 @@ def open_checkpoint(folder: EncoderFolder) -> Checkpoint:
     )
 
 
-def open_files(where: str, files: Iterable[Path]) -> Checkpoint:
-    """Open several files of weights. where: path of their model, for errors."""
+def open_files(path: str, files: Iterable[Path]) -> Checkpoint:
+    """Open several files of weights as one checkpoint.
+
+    Args:
+        path: path of the model, for errors.
+        files: safetensors files, or .bin files.
+    """
     readers: dict[str, Callable[[], Tensor]] = {}
     for file in files:
         readers |= _from_safetensors(file) if file.suffix == ".safetensors" else _from_pickle(file)
-    return Checkpoint(where, readers)
+    return Checkpoint(path, readers)
 
 
 def _from_safetensors(file: Path) -> dict[str, Callable[[], Tensor]]:
@@ -185,7 +205,7 @@ def _from_safetensors(file: Path) -> dict[str, Callable[[], Tensor]]:
         return {name: partial(opened.get_tensor, name) for name in names}
     except (SafetensorError, OSError) as error:
         raise ModelError(
-            str(file), "a whole safetensors file", " ".join(str(error).split()), "fetch the file again"
+            str(file), "a complete safetensors file", " ".join(str(error).split()), "fetch the file again"
         ) from None
 
 
@@ -203,7 +223,9 @@ def _from_pickle(file: Path) -> dict[str, Callable[[], Tensor]]:
     return {name: tensor.detach for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
 
 
-def _modern(name: str) -> str:
+def _current_name(name: str) -> str:
     """Rename a norm's gamma and beta, as in checkpoints converted from TensorFlow, to weight and bias."""
-    stem, _, last = name.rpartition(".")
-    return f"{stem}.{ {'gamma': 'weight', 'beta': 'bias'}.get(last, last) }" if "LayerNorm" in stem else name
+    module, _, parameter = name.rpartition(".")
+    if "LayerNorm" not in module:
+        return name
+    return f"{module}.{_OLD_NAMES.get(parameter, parameter)}"

@@ -1,4 +1,4 @@
-"""Encoders that can be trained, what is trained beside them, and how they are saved as folders.
+"""Trainable encoders, heads and templates that are trained with them, and saving as encoder folders.
 
-From outside: `TrainableEncoder`, `save`.
+From outside: `TrainableEncoder`, `save_folder`.
 """

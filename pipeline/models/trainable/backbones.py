@@ -1,11 +1,13 @@
-"""Forward passes that can be trained: a request, and the hidden states that a backbone returns for it."""
+"""Interface of trainable backbones: a request for a forward pass, and the hidden states that answer it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from pipeline.errors import ModelError
 from pipeline.models.layers.pooling import Segments
@@ -13,8 +15,8 @@ from pipeline.models.layers.transfer import to_device
 from pipeline.text.tokens.tokens import Tokens
 
 AtEmbedding = Callable[[Tensor, Segments], Tensor]
-"""Change of the embedding layer's output: (H[0] (tokens, d), the rows of each text) -> the input (tokens, d)
-of the first layer. Prompt and special tokens are included; only rows that the segments name are used."""
+"""Function that changes the embedding layer's output before the first layer. It gets the output (tokens, d)
+and the rows of each text in it, prompt and special tokens included, and returns (tokens, d)."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class ForwardRequest:
     tokens: Tokens
     """texts of at least one token each"""
     wanted: set[int]
-    """numbers of hidden states, as in `pool`"""
+    """numbers of hidden states, as `layers_of` gives them"""
     skip: int = 0
     """leading tokens of each text that are not pooled"""
     positions: np.ndarray | None = None
@@ -33,30 +35,31 @@ class ForwardRequest:
 
 
 class Backbone(nn.Module):
-    """Model without pooling. Precision, checkpointing and compilation change neither the names of its
-    parameters nor their float32.
+    """Model without pooling.
+
+    Half precision, checkpointing and compilation change neither the names of its parameters nor their type,
+    float32.
     """
 
     width: int
     """values of a hidden state"""
     layers: int
     checkpointing = False
-    """compute activations of the layers again in the backward pass, with the same dropout, instead of keeping
-    them"""
+    """compute activations again in the backward pass, with the same dropout, instead of storing them"""
     precision = torch.float32
-    """of matrix products, through autocast if it is half; sums over the layers and normalizations stay
-    float32"""
+    """type of matrix products; half precision works through autocast, which leaves normalizations and the
+    sums over layers in float32"""
 
     def __call__(self, request: ForwardRequest) -> tuple[dict[int, Tensor], Segments]:
         """Return hidden states of the wanted numbers, and the rows of each text in them."""
-        kind, half = next(self.parameters()).device.type, self.precision != torch.float32
-        with torch.autocast(kind, self.precision if half else None, enabled=half):
-            found: tuple[dict[int, Tensor], Segments] = super().__call__(request)
-        return found
+        device, is_half = next(self.parameters()).device.type, self.precision != torch.float32
+        with torch.autocast(device, self.precision if is_half else None, enabled=is_half):
+            states: tuple[dict[int, Tensor], Segments] = super().__call__(request)
+        return states
 
     @property
-    def words(self) -> Tensor:
-        """(vocabulary, d) rows of the word table, which a language model's decoder shares."""
+    def word_table(self) -> Tensor:
+        """Word embeddings (vocabulary, d), which the head of a language model shares."""
         raise NotImplementedError
 
     @property
@@ -69,10 +72,20 @@ class Backbone(nn.Module):
         raise NotImplementedError
 
     def compile_layers(self) -> None:
-        """Compile the layers, in place. Raises ModelError if the backbone has none that can be compiled."""
+        """Compile the layers in place.
+
+        Raises:
+            ModelError: the backbone has no layers that can be compiled.
+        """
         raise ModelError(
-            type(self).__name__, "layers that can be compiled", "none", "leave train.compile out"
+            type(self).__name__, "layers that can be compiled", "none", "set train.compile to false"
         )
+
+    def _run_layer(self, layer: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        """Call a layer, under activation checkpointing if that is set."""
+        if self.checkpointing and torch.is_grad_enabled():
+            return cast(Tensor, checkpoint(layer, *arguments, use_reentrant=False))
+        return layer(*arguments)
 
     def _put(self, values: np.ndarray) -> Tensor:
         return to_device(values, next(self.parameters()).device)

@@ -1,4 +1,4 @@
-"""Encoders that can be trained: from token ids to vectors, with gradients to every parameter that is used."""
+"""Trainable encoders: from token ids to vectors, with gradients of every parameter that is used."""
 
 import numpy as np
 import torch
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.layers.pooling import layers_of, pool, wide
+from pipeline.models.layers.pooling import at_least_float32, layers_of, pool
 from pipeline.models.layers.post_pooling import DenseModule, apply_tail, load_tail, mlp_name
 from pipeline.models.layers.weights import Checkpoint, open_checkpoint
 from pipeline.models.trainable.backbones import AtEmbedding, Backbone, ForwardRequest
@@ -20,9 +20,14 @@ from pipeline.text.tokens.tokens import Tokens
 class TrainableEncoder(nn.Module):
     """Backbone, pooling and the modules after it.
 
-    The backbone's parameters have the names of the checkpoint, without its prefix. In eval() its vectors are
-    those of `Encoder` on the folder; in train() every dropout of the architecture draws from torch's
-    generator.
+    The backbone's parameters have the names of the checkpoint, without its prefix. In eval() the vectors are
+    those of `Encoder` for the folder; in train() all dropout layers draw from torch's generator.
+
+    Args:
+        folder: folder of the encoder.
+        backbone: model without pooling.
+        mlp: layer of the pooling cls_mlp; None for other poolings.
+        skip: leading tokens of each text, those of the prompt, that are not pooled.
     """
 
     def __init__(self, folder: EncoderFolder, backbone: Backbone, mlp: DenseModule | None, skip: int) -> None:
@@ -42,26 +47,27 @@ class TrainableEncoder(nn.Module):
                 None: 0, 1, 2 ...
             at_embedding: change of the embedding layer's output before the first layer.
         """
-        pooled = self.pooled(tokens, positions=positions, at_embedding=at_embedding)
+        pooled = self.pool_states(tokens, positions=positions, at_embedding=at_embedding)
         return apply_tail(self.tail, pooled, tokens.lengths)
 
-    def pooled(
+    def pool_states(
         self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
     ) -> Tensor:
-        """Return the (n, width) pooled states, before the modules that follow."""
-        layers, parts = self.backbone.layers, []
+        """Compute the (n, width) pooled states, the input of the modules after the pooling."""
+        layers, vectors = self.backbone.layers, []
         wanted = layers_of(self.folder.pooling, layers)
-        states, where = self.backbone(ForwardRequest(tokens, wanted, self._skip, positions, at_embedding))
+        states, segments = self.backbone(ForwardRequest(tokens, wanted, self._skip, positions, at_embedding))
         for name in self.folder.pooling:
-            part = pool(name, states, layers, where)
-            parts.append(self.mlp(part) if name == "cls_mlp" and self.mlp is not None else part)
-        return torch.cat(parts, dim=-1)
+            pooled = pool(name, states, layers, segments)
+            vectors.append(self.mlp(pooled) if name == "cls_mlp" and self.mlp is not None else pooled)
+        return torch.cat(vectors, dim=-1)
 
     def states(self, tokens: Tokens) -> Tensor:
-        """Return the (tokens, width) last hidden states of all tokens, in their order, in float32."""
-        plain, last = Tokens(tokens.ids, tokens.offsets, tokens.truncated), self.backbone.layers
-        states, where = self.backbone(ForwardRequest(plain, {last}))
-        return wide(states[last][where.indices])
+        """Compute the last hidden states of all tokens, in their order: (tokens, width) float32."""
+        # without `kept`, which would leave out the tokens that are not pooled
+        all_tokens, last = Tokens(tokens.ids, tokens.offsets, tokens.truncated), self.backbone.layers
+        states, segments = self.backbone(ForwardRequest(all_tokens, {last}))
+        return at_least_float32(states[last][segments.indices])
 
     def draw(self) -> "TrainableEncoder":
         """Draw new weights for all modules from torch's generator. Returns the encoder itself."""
@@ -77,12 +83,12 @@ def load_trainable(
 ) -> TrainableEncoder:
     """Load the encoder of a folder, in float32 and in train().
 
-    A cls_mlp pooling whose layer is not among the weights gets a new one from torch's generator.
+    If the pooling is cls_mlp and the weights have no such layer, a new one is drawn from torch's generator.
 
     Args:
-        folder: of the encoder.
+        folder: the encoder's folder.
         dropout: all dropout rates; None for those of config.json.
-        fresh: draw new weights.
+        fresh: draw new weights instead of those of the folder.
 
     Raises:
         ModelError: the folder has word vectors or several encoders, or cannot be used.
@@ -91,7 +97,7 @@ def load_trainable(
         raise ModelError(
             str(folder.path),
             "one encoder to train",
-            f"{len(folder.parts)} side by side",
+            f"{len(folder.parts)} concatenated encoders",
             f"name one of its parts: {folder.parts[0].path}",
         )
     if folder.family == "words":

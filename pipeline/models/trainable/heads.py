@@ -1,4 +1,4 @@
-"""Layers after an encoder's pooling: in its folder, or between its vectors and a loss."""
+"""Heads: layers after an encoder's pooling, as a part of the encoder or for the loss only."""
 
 from typing import Literal
 
@@ -14,7 +14,9 @@ class TanhHead(DenseModule):
     """tanh(W h + b), (n, dim) -> (n, dim), with new weights (SimCSE: Gao et al. 2021, section 6.3)."""
 
     def __init__(self, dim: int) -> None:
-        super().__init__(Dense("", dim, dim, True, "Tanh", False))
+        super().__init__(
+            Dense("", in_features=dim, out_features=dim, bias=True, activation="Tanh", residual=False)
+        )
         self.draw()
 
 

@@ -1,16 +1,15 @@
-"""Low-rank adapters, trained in place of a backbone's weights through peft (LoRA: Hu et al. 2022).
+"""Low-rank adapters, trained instead of a backbone's weights, through peft (LoRA: Hu et al. 2022).
 
-A saved encoder has them merged into its weights.
+When an encoder is saved, its adapters are merged into the weights.
 """
 
 import copy
-import difflib
 import importlib.util
 from typing import Any
 
 from torch import nn
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, did_you_mean
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.weights import NAMES
 from pipeline.models.trainable.encoder import TrainableEncoder
@@ -21,7 +20,11 @@ _ADAPTER = "lora_A"  # peft's name for the first matrix of an adapter
 
 
 def check_adapters(settings: TrainSettings) -> None:
-    """Raise ConfigError if adapters are wanted, and peft is missing or training starts from new weights."""
+    """Check that adapters can be trained, if the settings ask for them.
+
+    Raises:
+        ConfigError: peft is missing, or training starts from new weights.
+    """
     if settings.lora.rank is None:
         return
     if importlib.util.find_spec("peft") is None:
@@ -29,14 +32,14 @@ def check_adapters(settings: TrainSettings) -> None:
             "train.lora.rank",
             "the package peft",
             "none",
-            "pip install 'manta-embeddings[lora]', or leave train.lora out",
+            "pip install 'manta-embeddings[lora]', or set train.lora.rank to null",
         )
     if settings.fresh or settings.recurrent.cell is not None:
         raise ConfigError(
             "train.lora.rank",
             "trained weights to adapt",
             f"new ones ({'train.fresh' if settings.fresh else 'train.recurrent'})",
-            "leave one of them out: adapters alone cannot make up for random weights",
+            "set one of the two only: adapters alone cannot make up for random weights",
         )
 
 
@@ -44,10 +47,10 @@ def adapt(encoder: TrainableEncoder, settings: LoraSettings) -> None:
     """Add adapters to linear layers of the backbone, and freeze its own weights; heads are trained.
 
     An adapter starts as zero, so the vectors do not change; its first matrix is drawn from torch's generator.
-    Has no effect if `rank` is None.
+    Without a `rank`, nothing changes.
 
     Raises:
-        ConfigError: a target is not the end of the name of any linear layer.
+        ConfigError: no linear layer has a name that ends with one of the targets.
     """
     if settings.rank is None:
         return
@@ -72,8 +75,8 @@ def is_adapted(encoder: nn.Module) -> bool:
     return any(hasattr(module, _ADAPTER) for module in encoder.modules())
 
 
-def merged(encoder: TrainableEncoder) -> TrainableEncoder:
-    """Return a copy of the encoder with adapters merged into its weights, or the encoder if it has none."""
+def merge_adapters(encoder: TrainableEncoder) -> TrainableEncoder:
+    """Return a copy of the encoder with adapters merged into its weights; without adapters, the encoder."""
     if not is_adapted(encoder):
         return encoder
     plain = copy.deepcopy(encoder)
@@ -89,38 +92,40 @@ def merged(encoder: TrainableEncoder) -> TrainableEncoder:
 def _query_and_value(folder: EncoderFolder, layers: list[str]) -> tuple[str, ...]:
     """Return the ends of the names of query and value projections.
 
-    ConfigError if they are not known for the architecture.
+    Raises:
+        ConfigError: they are not known for the architecture.
     """
     if folder.family in NAMES:
         names = NAMES[folder.family]
         return names.query, names.value
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 
-    kind = str(folder.config.get("model_type"))
-    if kind not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING:
+    model_type = str(folder.config.get("model_type"))
+    if model_type not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING:
         raise ConfigError(
             "train.lora.targets",
             "the layers to adapt",
-            f"none named, and no default for {kind}",
+            f"none, and there is no default for {model_type}",
             f"name some of {_name_endings(layers)}",
         )
-    return tuple(TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING[kind])
+    return tuple(TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING[model_type])
 
 
 def _layers_ending_in(target: str, layers: list[str]) -> list[str]:
+    """Select the layers whose last name parts are `target`. Raises ConfigError if there are none."""
     found = [name for name in layers if name == target or name.endswith(f".{target}")]
     if not found:
-        near = difflib.get_close_matches(target, {name.rpartition(".")[2] for name in layers}, n=1)
+        last_parts = {name.rpartition(".")[2] for name in layers}
         raise ConfigError(
             "train.lora.targets",
             f"linear layers that end with {target}",
             "none",
-            f"did you mean {near[0]}?" if near else f"name some of {_name_endings(layers)}",
+            did_you_mean(target, last_parts, f"name some of {_name_endings(layers)}"),
         )
     return found
 
 
 def _name_endings(layers: list[str]) -> str:
-    """Return the different last two parts of names."""
-    ends = sorted({".".join(name.split(".")[-2:]) for name in layers})
-    return ", ".join(ends) or "none: the encoder has no linear layers"
+    """List the last two parts of the names of layers, for a message."""
+    endings = sorted({".".join(name.split(".")[-2:]) for name in layers})
+    return ", ".join(endings) or "none: the encoder has no linear layers"

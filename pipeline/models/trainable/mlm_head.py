@@ -1,4 +1,4 @@
-"""Heads of masked language models: from the last state of a token to scores of all words."""
+"""Heads of masked language models: from the last hidden state of a token to logits of all words."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +15,14 @@ _STD = 0.02  # of new weights, as in BERT
 
 @dataclass(frozen=True)
 class _Names:
-    """Names of the layer and the norm, without ".weight" and ".bias", and of the words' bias in a family."""
+    """Names of the head's tensors in a family."""
 
     dense: str
+    """prefix of the weight and the bias of the layer"""
     norm: str
+    """prefix of the weight and the bias of its normalization"""
     bias: tuple[str, ...]
+    """names that the bias of the vocabulary has had"""
 
 
 _NAMES = (
@@ -40,13 +43,22 @@ _NAMES = (
 
 
 class LanguageHead(nn.Module):
-    """logits = norm(activation(W h + b)) words^T + bias (Devlin et al. 2019), with the encoder's word table
-    (tied: Press & Wolf 2017).
+    """logits = norm(activation(W h + b)) words^T + bias (Devlin et al. 2019).
+
+    `words` is the encoder's table of word embeddings (tied weights, Press & Wolf 2017).
     """
 
-    def __init__(self, width: int, words: Sequence[int], epsilon: float, activation: str) -> None:
+    def __init__(self, width: int, table_shape: Sequence[int], epsilon: float, activation: str) -> None:
+        """Draw new weights.
+
+        Args:
+            width: values of a hidden state.
+            table_shape: shape of the word table, (vocabulary, inner).
+            epsilon: epsilon of the normalization.
+            activation: key of ACTIVATIONS.
+        """
         super().__init__()
-        vocabulary, inner = words
+        vocabulary, inner = table_shape
         self.dense, self.norm = nn.Linear(width, inner), nn.LayerNorm(inner, epsilon)
         self.bias = nn.Parameter(self.dense.bias.new_zeros(vocabulary))
         self.activation = activation  # a name, which can be pickled
@@ -54,7 +66,7 @@ class LanguageHead(nn.Module):
         nn.init.zeros_(self.dense.bias)
 
     def transform(self, states: Tensor) -> Tensor:
-        """Return (m, inner) vectors, to be compared with the words, for states (m, width)."""
+        """Return (m, inner) vectors, whose dot products with the words are logits, for states (m, width)."""
         return self.norm(ACTIVATIONS[self.activation](self.dense(states)))
 
     def forward(self, states: Tensor, words: Tensor) -> Tensor:
@@ -65,23 +77,24 @@ class LanguageHead(nn.Module):
 def load_language_head(encoder: TrainableEncoder) -> LanguageHead:
     """Load the head among the weights of the encoder's folder, or draw a new one from torch's generator.
 
-    It is on the encoder's device.
+    The head is on the encoder's device.
 
     Raises:
         ModelError: a part of the head is missing, or its sizes are not those of the encoder.
     """
-    config, words, weights = encoder.folder.config, encoder.backbone.words, open_checkpoint(encoder.folder)
+    config, weights = encoder.folder.config, open_checkpoint(encoder.folder)
+    word_table = encoder.backbone.word_table
     names = _names_in(weights)
     activation = str(config.get("activation") or config.get("hidden_act") or "gelu")
     head = LanguageHead(
         encoder.backbone.width,
-        words.shape,
+        word_table.shape,
         float(config.get("layer_norm_eps") or 1e-12),
         activation if activation in ACTIVATIONS else "gelu",
     )
     if names is not None:
-        head.load_state_dict(_read(weights, names, head))
-    return head.to(words.device)
+        head.load_state_dict(_read_head(weights, names, head))
+    return head.to(word_table.device)
 
 
 def has_language_head(encoder: TrainableEncoder) -> bool:
@@ -98,11 +111,14 @@ def _names_in(weights: Checkpoint) -> _Names | None:
     return None
 
 
-def _read(weights: Checkpoint, names: _Names, head: LanguageHead) -> dict[str, Tensor]:
-    where = {"bias": next((name for name in names.bias if name in weights), names.bias[0])} | {
-        f"{own}.{part}": f"{name}.{part}"
-        for own, name in (("dense", names.dense), ("norm", names.norm))
-        for part in ("weight", "bias")
+def _read_head(weights: Checkpoint, names: _Names, head: LanguageHead) -> dict[str, Tensor]:
+    """Read the tensors of the head, by the names of its parameters."""
+    stored = {"bias": next((name for name in names.bias if name in weights), names.bias[0])}
+    for module, name in (("dense", names.dense), ("norm", names.norm)):
+        for part in ("weight", "bias"):
+            stored[f"{module}.{part}"] = f"{name}.{part}"
+    weights.check_present(stored.values())
+    return {
+        parameter: weights.tensor(name, tuple(head.get_parameter(parameter).shape))
+        for parameter, name in stored.items()
     }
-    weights.check_present(where.values())
-    return {own: weights.tensor(name, tuple(head.get_parameter(own).shape)) for own, name in where.items()}

@@ -1,21 +1,20 @@
-"""Packed forward passes that can be trained, under the checkpoint's own parameter names."""
+"""Trainable backbone of the packed families, under the checkpoint's own parameter names."""
 
 import functools
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.attention import Block, attend_blocks, blocks_of, relative_bias
 from pipeline.models.layers.linear import ACTIVATIONS, TrainableLinear
-from pipeline.models.layers.pooling import TABLE_STATE, Segments, segments
+from pipeline.models.layers.pooling import TABLE_STATE, Segments, find_segments
 from pipeline.models.layers.shape import Shape, shape_of
 from pipeline.models.layers.weights import NAMES, Checkpoint, Names
 from pipeline.models.trainable.backbones import Backbone, ForwardRequest
@@ -37,20 +36,24 @@ class Rates:
 
 
 def rates_of(folder: EncoderFolder, dropout: float | None) -> Rates:
-    """Return the rates of config.json, or `dropout` for all that the family has."""
+    """Return the rates of config.json, or the rate `dropout` wherever the family has dropout."""
 
     def rate(*names: str) -> float:
+        if dropout is not None:
+            return dropout
         given = (folder.config[name] for name in names if folder.config.get(name) is not None)
-        return float(next(given, 0.1)) if dropout is None else dropout
+        return float(next(given, 0.1))
 
     hidden = rate("hidden_dropout_prob", "dropout")
     attention = rate("attention_probs_dropout_prob", "attention_dropout")
-    return Rates(hidden, attention, 0.0 if folder.family == "distilbert" else hidden, hidden)
+    output = 0.0 if folder.family == "distilbert" else hidden
+    return Rates(embedding=hidden, attention=attention, output=output, feed_forward=hidden)
 
 
 class Layer(nn.Module):
-    """One post-norm Transformer layer (Vaswani et al. 2017); its modules have the family's names and can be
-    replaced by adapted ones.
+    """One post-norm Transformer layer (Vaswani et al. 2017).
+
+    Its modules have the family's names, so that LoRA can replace them.
 
     Attributes:
         compiled: compile the operations between the matrix products; the products have kernels of their own.
@@ -61,24 +64,32 @@ class Layer(nn.Module):
         self.compiled, self._heads, self._names, self._rates = False, shape.heads, names, rates
         self._activation = ACTIVATIONS[shape.activation]
         width, inner = shape.width, shape.inner
-        sizes = dict.fromkeys((names.query, names.key, names.value, names.output), (width, width))
-        for name, size in {**sizes, names.up: (width, inner), names.down: (inner, width)}.items():
-            _plant(self, name, TrainableLinear(*size, device="meta"))
+        for name in (names.query, names.key, names.value, names.output):
+            _add_module(self, name, TrainableLinear(width, width, device="meta"))
+        _add_module(self, names.up, TrainableLinear(width, inner, device="meta"))
+        _add_module(self, names.down, TrainableLinear(inner, width, device="meta"))
         for name in (names.output_norm, names.down_norm):
-            _plant(self, name, nn.LayerNorm(width, shape.epsilon, device="meta"))
+            _add_module(self, name, nn.LayerNorm(width, shape.epsilon, device="meta"))
 
     def forward(self, x: Tensor, blocks: tuple[Block, ...], bias: Tensor | None) -> Tensor:
-        """Return (T, d) for (T, d)."""
-        names, rates, part = self._names, self._rates, self.get_submodule
-        query, key, value = (part(name)(x) for name in (names.query, names.key, names.value))
-        rate = rates.attention if self.training else 0.0
-        mixed = attend_blocks((query, key, value), blocks, self._heads, rate, bias)
-        x = self._added(x, part(names.output)(mixed), names.output_norm, rates.output)
-        inner = self._maybe_compiled(self._activation)(part(names.up)(x))
-        return self._added(x, part(names.down)(inner), names.down_norm, rates.feed_forward)
+        """Return (T, d) states for x (T, d).
 
-    def _added(self, x: Tensor, update: Tensor, name: str, rate: float) -> Tensor:
-        norm: Any = self.get_submodule(name)
+        Args:
+            x: states of the texts, text after text.
+            blocks: texts that attention pads together.
+            bias: see `attend_blocks`.
+        """
+        names, rates, module = self._names, self._rates, self.get_submodule
+        query, key, value = (module(name)(x) for name in (names.query, names.key, names.value))
+        rate = rates.attention if self.training else 0.0
+        attended = attend_blocks((query, key, value), blocks, self._heads, rate, bias)
+        x = self._add_and_norm(x, module(names.output)(attended), names.output_norm, rates.output)
+        inner = self._maybe_compiled(self._activation)(module(names.up)(x))
+        return self._add_and_norm(x, module(names.down)(inner), names.down_norm, rates.feed_forward)
+
+    def _add_and_norm(self, x: Tensor, update: Tensor, norm_name: str, rate: float) -> Tensor:
+        """Add the output of a sublayer, after dropout, and normalize the sum."""
+        norm: Any = self.get_submodule(norm_name)
         parameters = norm.weight, norm.bias, norm.eps
         return self._maybe_compiled(_norm_of_sum)(x, update, parameters, rate if self.training else 0.0)
 
@@ -108,41 +119,43 @@ class PackedBackbone(Backbone):
         super().__init__()
         self.shape, names = shape_of(folder.family, folder.config), NAMES[folder.family]
         self.width, self.layers = self.shape.width, self.shape.layers
-        self._rates, self._where = rates, str(folder.path)
-        self._deviation = float(folder.config.get("initializer_range", 0.02))
+        self._rates, self._path = rates, str(folder.path)
+        self._initializer_std = float(folder.config.get("initializer_range", 0.02))
         self._names = [names.layer.format(i=number).rstrip(".") for number in range(self.layers)]
-        self._plant_embeddings()
+        self._add_embeddings()
         for name in self._names:
-            _plant(self, name, Layer(self.shape, names, rates))
-        self._relative = folder.family == "mpnet"
-        if self._relative:
+            _add_module(self, name, Layer(self.shape, names, rates))
+        self._has_relative_bias = folder.family == "mpnet"
+        if self._has_relative_bias:
             buckets = int(folder.config.get("relative_attention_num_buckets", 32))
             table = nn.Embedding(buckets, self.shape.heads, device="meta")
-            _plant(self, "encoder.relative_attention_bias", table)
+            _add_module(self, "encoder.relative_attention_bias", table)
         weights.fill(self)
 
     def forward(self, request: ForwardRequest) -> tuple[dict[int, Tensor], Segments]:
         """Return hidden states (T, d) of the wanted numbers, and the rows of each text in them."""
         order = longest_first(request.tokens.lengths)
-        ids, positions, everything = self._laid_out(request, order)
+        ids, positions, all_tokens = self._arrange(request, order)
         blocks = blocks_of(request.tokens.lengths[order], self._put)
-        words = self._part("word_embeddings")(ids)
-        x = self._embedded(words, positions)
-        x = x if request.at_embedding is None else request.at_embedding(x, everything)
-        states, bias, where = {TABLE_STATE: words, 0: x}, None, everything
-        if self._relative:
+        words = self._embedding_module("word_embeddings")(ids)
+        x = self._embed(words, positions)
+        if request.at_embedding is not None:
+            x = request.at_embedding(x, all_tokens)
+        states, bias = {TABLE_STATE: words, 0: x}, None
+        if self._has_relative_bias:
             table: Any = self.get_submodule("encoder.relative_attention_bias")
             bias = relative_bias(table.weight, blocks[0].longest)
         for number, name in enumerate(self._names[: max(0, *request.wanted)], start=1):
-            x = states[number] = self._run(self.get_submodule(name), x, blocks, bias)
+            x = states[number] = self._run_layer(self.get_submodule(name), x, blocks, bias)
+        segments = all_tokens
         if request.skip or request.tokens.kept is not None:
-            where = self._segments(request.tokens, order, request.skip)
-        return {number: states[number] for number in request.wanted}, where
+            segments = self._find_segments(request.tokens, order, request.skip)
+        return {number: states[number] for number in request.wanted}, segments
 
     @property
-    def words(self) -> Tensor:
-        """(vocabulary, d) rows of the word table."""
-        return self._part("word_embeddings").weight
+    def word_table(self) -> Tensor:
+        """Word embeddings (vocabulary, d)."""
+        return self._embedding_module("word_embeddings").weight
 
     @property
     def has_dropout(self) -> bool:
@@ -162,7 +175,7 @@ class PackedBackbone(Backbone):
         """
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
-                nn.init.normal_(module.weight, std=self._deviation)
+                nn.init.normal_(module.weight, std=self._initializer_std)
             if isinstance(module, nn.Embedding) and module.padding_idx is not None:
                 nn.init.zeros_(module.weight[module.padding_idx])
             if isinstance(module, nn.LayerNorm):
@@ -170,45 +183,50 @@ class PackedBackbone(Backbone):
             if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
-    def _run(self, layer: nn.Module, x: Tensor, blocks: tuple[Block, ...], bias: Tensor | None) -> Tensor:
-        if self.checkpointing and torch.is_grad_enabled():
-            return checkpoint(layer, x, blocks, bias, use_reentrant=False)
-        return layer(x, blocks, bias)
+    def _arrange(self, request: ForwardRequest, order: np.ndarray) -> tuple[Tensor, Tensor, Segments]:
+        """Arrange the texts for the forward pass.
 
-    def _laid_out(self, request: ForwardRequest, order: np.ndarray) -> tuple[Tensor, Tensor, Segments]:
-        """Return (T,) ids and (T,) rows of the position table, longest texts first, and the rows of each
-        text, in the order of the call.
+        Args:
+            request: texts and, if not the usual ones, positions.
+            order: indices of the texts, longest first.
+
+        Returns:
+            (T,) token ids and (T,) position ids in that order, and the rows of each text in the order of the
+            call.
         """
         tokens, shape = request.tokens, self.shape
-        part = tokens.of_rows(order)
+        ordered = tokens.of_rows(order)
         if request.positions is None:
-            positions = shape.position_rows(part)
+            positions = shape.position_ids(ordered)
         else:
-            indices = np.arange(len(part.ids)) + (tokens.offsets[order] - part.offsets[:-1])[part.owners]
+            indices = tokens.offsets[order][ordered.owners] + ordered.positions
             first = shape.pad_id + 1 if shape.counts_from_pad else 0
             positions = np.asarray(request.positions, np.int64)[indices] + first
         if positions.min() < 0 or positions.max() >= shape.positions:
             raise ModelError(
-                self._where,
+                self._path,
                 f"rows 0 to {shape.positions - 1} of the position table",
                 f"{positions.min()} to {positions.max()}",
-                "shorten the texts, or give positions inside the table",
+                "lower encoder.max_length, or use positions within the table",
             )
-        plain = Tokens(tokens.ids, tokens.offsets, tokens.truncated)
-        return self._put(part.ids.astype(np.int64)), self._put(positions), self._segments(plain, order, 0)
+        segments = self._find_segments(replace(tokens, kept=None), order, 0)
+        return self._put(ordered.ids.astype(np.int64)), self._put(positions), segments
 
-    def _segments(self, tokens: Tokens, order: np.ndarray, skip: int) -> Segments:
+    def _find_segments(self, tokens: Tokens, order: np.ndarray, skip: int) -> Segments:
+        """Find the rows of each text, in the order of the call, for texts computed in another order."""
         lengths, starts = tokens.lengths, np.empty(len(order), np.int64)
         starts[order] = np.cumsum(lengths[order]) - lengths[order]
-        return segments(starts, lengths, skip, self._put, tokens.kept)
+        return find_segments(starts, lengths, skip, self._put, tokens.kept)
 
-    def _embedded(self, words: Tensor, positions: Tensor) -> Tensor:
-        x = words + self._part("position_embeddings")(positions)
+    def _embed(self, words: Tensor, positions: Tensor) -> Tensor:
+        """Return the output of the embedding layer for word embeddings (T, d) and positions (T,)."""
+        x = words + self._embedding_module("position_embeddings")(positions)
         if self.shape.token_types:
-            x = x + self._part("token_type_embeddings").weight[0]  # every token has type 0
-        return F.dropout(self._part("LayerNorm")(x), self._rates.embedding, self.training)
+            x = x + self._embedding_module("token_type_embeddings").weight[0]  # every token has type 0
+        return F.dropout(self._embedding_module("LayerNorm")(x), self._rates.embedding, self.training)
 
-    def _plant_embeddings(self) -> None:
+    def _add_embeddings(self) -> None:
+        """Add the modules of the embedding layer, without values."""
         shape, width = self.shape, self.width
         pad_id = shape.pad_id if shape.counts_from_pad else None
         parts: dict[str, nn.Module] = {
@@ -219,17 +237,17 @@ class PackedBackbone(Backbone):
             parts["token_type_embeddings"] = nn.Embedding(shape.token_types, width, device="meta")
         parts["LayerNorm"] = nn.LayerNorm(width, shape.epsilon, device="meta")
         for name, module in parts.items():
-            _plant(self, f"embeddings.{name}", module)
+            _add_module(self, f"embeddings.{name}", module)
 
-    def _part(self, name: str) -> Any:
+    def _embedding_module(self, name: str) -> Any:
         return self.get_submodule(f"embeddings.{name}")
 
 
-def _plant(root: nn.Module, name: str, module: nn.Module) -> None:
+def _add_module(root: nn.Module, name: str, module: nn.Module) -> None:
     """Add the module under its dotted name; parents that do not exist become empty modules."""
-    *path, last = name.split(".")
-    for part in path:
-        if part not in root._modules:
-            root.add_module(part, nn.Module())
-        root = root.get_submodule(part)
+    *parents, last = name.split(".")
+    for parent in parents:
+        if parent not in root._modules:
+            root.add_module(parent, nn.Module())
+        root = root.get_submodule(parent)
     root.add_module(last, module)

@@ -1,5 +1,6 @@
-"""Encoders whose vector is the state of a template's mask, with or without template denoising (PromptBERT:
-Jiang et al. 2022).
+"""Encoders that pool the mask token of a template, with or without template denoising.
+
+PromptBERT (Jiang et al. 2022).
 """
 
 from dataclasses import replace
@@ -20,21 +21,22 @@ from pipeline.models.layers.post_pooling import (
     apply_tail,
 )
 from pipeline.models.trainable.backbones import AtEmbedding
-from pipeline.models.trainable.denoise import lengths_to, without_texts
+from pipeline.models.trainable.denoise import remove_texts, texts_up_to
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.mlm_head import load_language_head
 from pipeline.text.tokens.templates import TemplateFrame, template_frame
 from pipeline.text.tokens.tokens import Tokens
 
-_ANY = 1 << 20  # tokens; more than any template has
+_NO_LIMIT = 1 << 20  # tokens; more than any template has
 
 
 class PromptedEncoder(TrainableEncoder):
-    """`transform(h) - transform(h_hat)`, then a head: h is the state of the mask, h_hat that of the template
-    without text, with the positions that its tokens have with the text.
+    """Encoder of texts in a template: `transform(h) - transform(h_hat)`, then a head.
 
-    h_hat is computed in the same pass, once for each template and length of text; in train() it has dropout
-    of its own, and a gradient. In eval() it depends on the length only, so a saved folder has a table of it.
+    h is the state of the mask token; h_hat is that state in the template without the text, where the other
+    tokens keep their positions. h_hat is computed in the same pass, once for each template and length of
+    text. In train() it has its own dropout, and a gradient. In eval() it depends on the length only, so a
+    saved folder has a table of it.
     """
 
     def __init__(
@@ -49,29 +51,29 @@ class PromptedEncoder(TrainableEncoder):
         """Share the backbone of `encoder`.
 
         Args:
-            encoder: to take the folder and the backbone from.
-            template: with [X] and [MASK]; None for that of the folder.
-            limit: largest number of tokens of a text, without the template; None for as many as the folder
-                reads, if its positions hold the template too.
+            encoder: encoder that gives the folder and the backbone.
+            template: template with [X] and [MASK]; None: the folder's template.
+            limit: largest number of tokens of a text, without the template; None: the folder's limit, or less
+                if the model has too few positions for the template, too.
             denoise: subtract the state of the template without text.
-            readout: transform of the states before the difference, or a head for the vectors.
+            readout: transform of the states before the subtraction, or a head for the vectors.
 
         Raises:
-            ModelError: the folder cannot have the template.
-            ConfigError: the limit is above that of the folder.
+            ModelError: the template does not fit the folder.
+            ConfigError: the limit is above the folder's.
         """
-        start = encoder.folder.tokenizer()
-        if limit is not None and limit > start.room:
+        tokenizer = encoder.folder.tokenizer()
+        if limit is not None and limit > tokenizer.max_text_tokens:
             raise ConfigError(
                 "limit of the objective",
                 "as many tokens of a text as the encoder reads, or fewer",
-                f"{limit}, where encoder.max_length leaves room for {start.room}",
+                f"{limit}, where encoder.max_length leaves room for {tokenizer.max_text_tokens}",
                 "lower it, or raise encoder.max_length",
             )
         folder = apply_template(encoder.folder, template, limit)
         super().__init__(replace(folder, dim=encoder.backbone.width), encoder.backbone, None, 0)
         self.frame, self.denoise = template_frame(folder.tokenizer()), denoise
-        self._specials = (len(start.prefix), len(start.suffix))
+        self._special_counts = (len(tokenizer.prefix), len(tokenizer.suffix))
         self.transform = readout if isinstance(readout, DenoiseTransform) else None
         self.tail = nn.ModuleList([readout] if isinstance(readout, DenseModule) else [])
         if folder.normalize:
@@ -82,54 +84,67 @@ class PromptedEncoder(TrainableEncoder):
         """Largest number of tokens of a text, without the template."""
         return self.folder.max_length - len(self.frame)
 
-    def framed(self, tokens: Tokens, frame: TemplateFrame) -> Tokens:
+    def put_into(self, tokens: Tokens, frame: TemplateFrame) -> Tokens:
         """Truncate texts to the limit, and put them into a frame.
 
-        `tokens` are those of the tokenizer of the encoder that this one was made from.
+        Args:
+            tokens: texts as the tokenizer of the original encoder returns them.
+            frame: tokens of a template.
         """
         limit = min(self.limit, positions_of(self.folder.config) - len(frame))
-        return frame.around(tokens, self._specials, limit=limit, cuts=self.folder.cuts)
+        return frame.apply(
+            tokens, self._special_counts, limit=limit, truncation_side=self.folder.truncation_side
+        )
 
     def frame_of(self, template: str) -> TemplateFrame:
-        """Return the frame of another template."""
-        return template_frame(replace(self.folder, template=template, max_length=_ANY).tokenizer())
+        """Return the tokens of another template. Raises ModelError if it leaves no position for a text."""
+        frame = template_frame(replace(self.folder, template=template, max_length=_NO_LIMIT).tokenizer())
+        _check_room(self.folder, frame)
+        return frame
 
     def forward(
         self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
     ) -> Tensor:
-        """Encode texts in a template of this or another length: (n, dim) vectors.
+        """Encode texts that are in this template or another one: (n, dim) vectors.
 
-        `positions` and `at_embedding` are those of `TrainableEncoder`.
+        See `TrainableEncoder.forward` for the arguments.
         """
         if not self.denoise:
-            x = self._read(self.pooled(tokens, positions=positions, at_embedding=at_embedding))
+            x = self._transform_states(
+                self.pool_states(tokens, positions=positions, at_embedding=at_embedding)
+            )
             return apply_tail(self.tail, x, tokens.lengths)
-        alone, alone_positions, templates = without_texts(tokens, positions)
-        own = tokens.positions if positions is None else positions
-        joined, positions = Tokens.joined([tokens, alone]), np.concatenate([own, alone_positions])
-        x = self._read(self.pooled(joined, positions=positions, at_embedding=at_embedding))
-        subtracted = x[len(tokens) :][torch.from_numpy(templates).to(x.device)]
-        return apply_tail(self.tail, x[: len(tokens)] - subtracted, tokens.lengths)
+        if positions is None:
+            positions = tokens.positions
+        templates = remove_texts(tokens, positions)
+        pooled = self.pool_states(
+            Tokens.joined([tokens, templates.tokens]),
+            positions=np.concatenate([positions, templates.positions]),
+            at_embedding=at_embedding,
+        )
+        h, h_hat = self._transform_states(pooled).split([len(tokens), len(templates.tokens)])
+        x = h - h_hat[torch.from_numpy(templates.index_of_text).to(h.device)]
+        return apply_tail(self.tail, x, tokens.lengths)
 
     def denoising(self) -> DenoiseModule | None:
-        """Return the module of a folder: the transform, and the vector to subtract for each length of text.
+        """Return the module to save: the transform, and the vector to subtract for each length of text.
 
-        None without denoising and transform.
+        None if there is neither denoising nor a transform.
         """
         if not self.denoise and self.transform is None:
             return None
-        alone, positions, _ = without_texts(
-            self.frame.around(lengths_to(self.limit), (0, 0), limit=self.limit)
-        )
+        templates = remove_texts(self.frame.apply(texts_up_to(self.limit), (0, 0), limit=self.limit))
         modes = {module: module.training for module in self.modules()}
+        self.eval()
         with torch.no_grad():
-            table = self.eval()._read(self.pooled(alone, positions=positions)).float().cpu()
+            pooled = self.pool_states(templates.tokens, positions=templates.positions)
+            table = self._transform_states(pooled).float().cpu()
         for module, training in modes.items():
             module.training = training
         table = table if self.denoise else torch.zeros_like(table)
         return DenoiseModule(self.transform, table, len(self.frame))
 
-    def _read(self, x: Tensor) -> Tensor:
+    def _transform_states(self, x: Tensor) -> Tensor:
         return x if self.transform is None else self.transform(x)
 
 
@@ -137,18 +152,18 @@ def apply_template(folder: EncoderFolder, template: str | None, limit: int | Non
     """Return the folder with the template around texts of at most `limit` tokens, and mask pooling.
 
     Args:
-        folder: without layers after the pooling.
-        template: None for that of the folder.
-        limit: tokens of a text; None for as many as the folder reads, if its positions hold the template too.
+        folder: encoder's folder, without layers after the pooling.
+        template: template with [X] and [MASK]; None: the folder's template.
+        limit: tokens of a text; None: the folder's limit, or less if the model has too few positions.
 
     Raises:
         ModelError: the folder has layers after the pooling, or too few positions.
     """
-    if any(not isinstance(module, str) for module in folder.tail):
+    if any(module != "normalize" for module in folder.tail):
         raise ModelError(
             str(folder.path),
-            "an encoder without layers after the pooling, to read a template",
-            "some",
+            "an encoder without layers after the pooling, for use with a template",
+            "layers after the pooling",
             "start from another encoder",
         )
     plain = replace(
@@ -157,26 +172,42 @@ def apply_template(folder: EncoderFolder, template: str | None, limit: int | Non
         pooling=MASKED,
         include_prompt=True,
         averages=Averages(),
-        max_length=_ANY,
+        max_length=_NO_LIMIT,
     )
-    around, positions = len(template_frame(plain.tokenizer())), positions_of(folder.config)
-    whole = min(folder.tokenizer().room + around, positions) if limit is None else limit + around
-    if whole > positions:
+    frame = template_frame(plain.tokenizer())
+    _check_room(folder, frame)
+    frame_length, positions = len(frame), positions_of(folder.config)
+    if limit is None:
+        max_length = min(folder.tokenizer().max_text_tokens + frame_length, positions)
+    else:
+        max_length = limit + frame_length
+    if max_length > positions:
         raise ModelError(
             str(folder.path),
             f"at most the {positions} positions of the model",
-            f"{whole} with the template",
+            f"{max_length} with the template",
             "lower limit",
         )
-    return replace(plain, max_length=whole, tail=("normalize",) if folder.normalize else ())
+    return replace(plain, max_length=max_length, tail=("normalize",) if folder.normalize else ())
 
 
 def transform_of(encoder: TrainableEncoder) -> DenoiseTransform:
-    """Return the layer before the words of the folder's masked language model, or a new one if it has none.
+    """Return the transform in the head of the folder's masked language model, or a new one if it has no head.
 
-    It is on the encoder's device.
+    The transform is on the encoder's device.
     """
     head = load_language_head(encoder)
-    made = DenoiseTransform(encoder.backbone.width, head.activation, head.norm.eps)
-    made.dense, made.norm = head.dense, head.norm
-    return made
+    transform = DenoiseTransform(encoder.backbone.width, head.activation, head.norm.eps)
+    transform.dense, transform.norm = head.dense, head.norm
+    return transform
+
+
+def _check_room(folder: EncoderFolder, frame: TemplateFrame) -> None:
+    """Raise ModelError if a template leaves no position of the model for a text."""
+    if len(frame) >= (positions := positions_of(folder.config)):
+        raise ModelError(
+            str(folder.path),
+            f"a template of fewer tokens than the {positions} positions of the model",
+            f"a template of {len(frame)} tokens",
+            "use a shorter template",
+        )

@@ -1,11 +1,11 @@
-"""Saving of trained encoders as folders for this project, sentence-transformers and embedding servers."""
+"""Save trained encoders as folders for this project, sentence-transformers and embedding servers."""
 
 import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -17,11 +17,11 @@ from pipeline.models.folder.encoder_folder import ENDS_SENTENCES, MASKED, Encode
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.modules import OWN_MODULES, read_json
 from pipeline.models.layers.pooling import POOLINGS, ST_FLAGS
-from pipeline.models.layers.post_pooling import CutModule, DenoiseModule, DenseModule, mlp_name
+from pipeline.models.layers.post_pooling import DenoiseModule, DenseModule, TruncationModule, mlp_name
 from pipeline.models.layers.weights import open_checkpoint
 from pipeline.models.trainable import template_modules
 from pipeline.models.trainable.encoder import TrainableEncoder
-from pipeline.models.trainable.lora import merged
+from pipeline.models.trainable.lora import merge_adapters
 from pipeline.models.trainable.padded_backbone import PaddedBackbone
 from pipeline.models.trainable.prompted import PromptedEncoder
 from pipeline.models.trainable.soft_prompt import WORDS_TABLE, LearnedTemplate
@@ -31,35 +31,42 @@ from pipeline.text.tokens.templates import add_tokens, wrap_tokenizer
 _WEIGHTS = "model.safetensors"
 # files of the starting folder that are rewritten instead of copied
 _REWRITTEN = ("config.json", "modules.json", "config_sentence_transformers.json")
-_MODULES = "sentence_transformers.models."  # known to every version of that library, and to servers
+_ST_MODULES = "sentence_transformers.models."  # known to every version of that library, and to servers
 # Classes of template_modules by the kind of module that they replace in folders with mask pooling.
 _TEMPLATE_CLASSES = {"Pooling": "MaskPooling", "Denoise": "Denoise"}
 # sentence-transformers looks for this name first, also in folders of other families than BERT.
 _ST_CONFIG = "sentence_bert_config.json"
 
 
+class _SavedModule(NamedTuple):
+    """Contents of the folder of a module."""
+
+    kind: str
+    """class name in sentence-transformers, or key of _TEMPLATE_CLASSES"""
+    config: dict[str, Any]
+    tensors: Mapping[str, Tensor]
+
+
 def save_folder(
     encoder: TrainableEncoder, folder: EncoderFolder, path: Path | str, *, head: DenseModule | None = None
 ) -> EncoderFolder:
-    """Save the encoder, as it is in eval(), in float32, and open the new folder.
+    """Save the encoder as float32, as it computes in eval(), and open the new folder.
 
-    The folder appears complete or not at all.
-
-    Adapters are merged into the weights. A cls_mlp layer becomes a Dense module if it is the only pooling. A
-    pooling without a name in sentence-transformers gets the name of this project, which that library refuses;
-    mask pooling works there with trust_remote_code.
+    The folder appears complete or not at all. Adapters are merged into the weights. If cls_mlp is the only
+    pooling, its layer becomes a Dense module. A pooling that sentence-transformers does not have keeps
+    its name, which that library refuses; mask pooling works there with trust_remote_code.
 
     Args:
-        encoder: to save.
+        encoder: encoder to save.
         folder: folder that the encoder was loaded from, with the overrides of the settings. It gives config,
             tokenizer, prompts and max_length.
-        path: of the new folder.
-        head: head of an objective to add as a last Dense module, or None.
+        path: path of the new folder.
+        head: head of an objective to add as the last Dense module; None: no head.
 
     Raises:
         ModelError: `path` exists.
     """
-    plain = merged(encoder)
+    plain = merge_adapters(encoder)
     return _create_folder(path, lambda scratch: _write(plain, folder, scratch, head))
 
 
@@ -87,26 +94,27 @@ def _create_folder(path: Path | str, write: Callable[[Path], None]) -> EncoderFo
         raise ModelError(str(target), "a new path", "an existing one", "name another, or remove it")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
-        written = Path(scratch) / target.name
-        written.mkdir()
-        write(written)
-        # safetensors gives permissions to the owner only, but a server may have another user
-        for file in written.rglob("*.safetensors"):
-            file.chmod((written / "config.json").stat().st_mode)
-        open_folder(EncoderSettings(path=str(written)))  # raises an error if it cannot be loaded
-        written.rename(target)
+        folder = Path(scratch) / target.name
+        folder.mkdir()
+        write(folder)
+        # safetensors gives permissions to the owner only, but a server may run as another user
+        for file in folder.rglob("*.safetensors"):
+            file.chmod((folder / "config.json").stat().st_mode)
+        open_folder(EncoderSettings(path=str(folder)))  # raises ModelError if it cannot be opened
+        folder.rename(target)
     return open_folder(EncoderSettings(path=str(target)))
 
 
 def _write(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, head: DenseModule | None) -> None:
+    """Write all files of the encoder into the empty folder `to`."""
     _copy_tokenizer(folder, to)
-    words = _write_template(encoder, folder, to)
-    _write_weights(encoder, folder, to, words)
+    word_table = _write_template(encoder, folder, to)
+    _write_weights(encoder, folder, to, word_table)
     changed: dict[str, Any] = {key: "float32" for key in ("dtype", "torch_dtype") if key in folder.config}
-    if words:
-        changed["vocab_size"] = max(map(len, words.values()))
+    if word_table is not None:
+        changed["vocab_size"] = len(word_table)
     write_json(to / "config.json", dict(folder.config) | changed)
-    config = read_json(folder.beside_config(_ST_CONFIG))
+    config = read_json(folder.transformer_path / _ST_CONFIG)
     config.pop("processing_kwargs", None)  # because its max_length takes precedence over max_seq_length
     config |= {"max_seq_length": folder.max_length, "do_lower_case": folder.lower}
     write_json(to / _ST_CONFIG, config | ({ENDS_SENTENCES: True} if folder.ends_sentences else {}))
@@ -119,61 +127,64 @@ def _write_modules(
 ) -> None:
     """Write modules.json, and a folder for each module after the transformer."""
     pooling, layers = _layers(encoder, head)
-    configs = list(map(_layer_config, layers))
-    kinds = ["Transformer", "Pooling", *(kind for kind, _ in configs)]
-    names = ["", *(f"{number}_{kind}" for number, kind in enumerate(kinds[1:], start=1))]
-    types = {kind: _MODULES + kind for kind in kinds}
+    own_types: dict[str, str] = {}
     pooling_config = _pooling_config(pooling, encoder.backbone.width, folder.include_prompt)
     if folder.pooling == MASKED:
         pooling_config["mask"] = folder.tokenizer().mask  # position of the template's mask
         # sentence-transformers has no such modules, and loads them from this file of the folder
         shutil.copyfile(template_modules.__file__, to / f"{OWN_MODULES}.py")
-        types |= {kind: f"{OWN_MODULES}.{name}" for kind, name in _TEMPLATE_CLASSES.items()}
-    write_json(to / names[1] / "config.json", pooling_config)
-    for layer, name, (_, config) in zip(layers, names[2:], configs, strict=True):
-        (to / name).mkdir()
-        if config:
-            write_json(to / name / "config.json", config)
-            _save_tensors(layer.state_dict(), to / name / _WEIGHTS)
-    entries = [
-        {"idx": number, "name": str(number), "path": name, "type": types[kind]}
-        for number, (name, kind) in enumerate(zip(names, kinds, strict=True))
+        own_types = {kind: f"{OWN_MODULES}.{name}" for kind, name in _TEMPLATE_CLASSES.items()}
+    modules = [_SavedModule("Pooling", pooling_config, {}), *map(_saved_module, layers)]
+    entries: list[dict[str, object]] = [
+        {"idx": 0, "name": "0", "path": "", "type": f"{_ST_MODULES}Transformer"}
     ]
+    for number, module in enumerate(modules, start=1):
+        path = f"{number}_{module.kind}"
+        (to / path).mkdir()
+        if module.config:
+            write_json(to / path / "config.json", module.config)
+        if module.tensors:
+            _save_tensors(module.tensors, to / path / _WEIGHTS)
+        type_name = own_types.get(module.kind, _ST_MODULES + module.kind)
+        entries.append({"idx": number, "name": str(number), "path": path, "type": type_name})
     write_json(to / "modules.json", entries)
 
 
-def _write_template(encoder: TrainableEncoder, folder: EncoderFolder, to: Path) -> dict[str, Tensor]:
+def _write_template(encoder: TrainableEncoder, folder: EncoderFolder, to: Path) -> Tensor | None:
     """Make the saved tokenizer wrap each text in the template.
 
     Free vectors of a learned template become new words: tokens of the tokenizer and rows of the word table.
 
     Returns:
-        The word table with the new rows, by its name in the checkpoint; empty without free vectors.
+        The word table with the new rows; None if there are no new words.
     """
     if folder.template is None:
-        return {}
+        return None
     if not isinstance(encoder, LearnedTemplate):
-        wrap_tokenizer(to, *folder.tokenizer().around)
-        return {}
+        tokenizer = folder.tokenizer()
+        wrap_tokenizer(to, tokenizer.prefix, tokenizer.suffix)
+        return None
     new_ids = add_tokens(to, encoder.free_vectors)
-    template, before = tuple(encoder.template_ids(new_ids).tolist()), len(encoder.frame.prefix)
-    wrap_tokenizer(to, template[:before], template[before:])
-    return {f"{WORDS_TABLE}.weight": encoder.words.table_with(new_ids)}
+    template, prefix_length = tuple(encoder.template_ids(new_ids).tolist()), len(encoder.frame.prefix)
+    wrap_tokenizer(to, template[:prefix_length], template[prefix_length:])
+    return encoder.words.table_with(new_ids)
 
 
 def _write_weights(
-    encoder: TrainableEncoder, folder: EncoderFolder, to: Path, words: Mapping[str, Tensor]
+    encoder: TrainableEncoder, folder: EncoderFolder, to: Path, word_table: Tensor | None
 ) -> None:
     """Write the weights under their names in the checkpoint that the encoder was loaded from.
 
-    Weights of the checkpoint that the encoder does not have, such as a pooler, are copied. `words` replaces
-    the backbone's word table.
+    Weights of the checkpoint that the encoder does not have, such as a pooler, are copied. `word_table`
+    replaces the backbone's, unless it is None.
     """
     if isinstance(encoder.backbone, PaddedBackbone):
         encoder.backbone.model.save_pretrained(to, max_shard_size="1000GB")  # one file
         return
     checkpoint = open_checkpoint(folder)
-    trained: dict[str, Tensor] = dict(encoder.backbone.named_parameters()) | dict(words)
+    trained: dict[str, Tensor] = dict(encoder.backbone.named_parameters())
+    if word_table is not None:
+        trained[f"{WORDS_TABLE}.weight"] = word_table
     if encoder.mlp is not None and (name := mlp_name(checkpoint)):
         trained |= {f"{name}.{part}": value for part, value in encoder.mlp.linear.named_parameters()}
     tensors = {
@@ -219,7 +230,7 @@ def _prompts_config(folder: EncoderFolder) -> dict[str, Any]:
 def _layers(
     encoder: TrainableEncoder, head: DenseModule | None
 ) -> tuple[tuple[str, ...], list[torch.nn.Module]]:
-    """Return the pooling and the modules after it, with heads as Dense modules."""
+    """Return the poolings to save, and the modules after them, with heads as Dense modules."""
     pooling, layers = encoder.folder.pooling, list(encoder.tail)
     if encoder.mlp is not None and pooling == ("cls_mlp",):
         pooling, layers = ("cls",), [encoder.mlp, *layers]
@@ -231,45 +242,48 @@ def _layers(
             "train with one pooling",
         )
     denoising = encoder.denoising() if isinstance(encoder, PromptedEncoder) else None
-    # A cut is not a module: config_sentence_transformers.json has the number of dimensions.
-    layers = [layer for layer in layers if not isinstance(layer, CutModule)]
+    # sentence-transformers has no module for truncation: it reads the number of dimensions from
+    # config_sentence_transformers.json.
+    layers = [layer for layer in layers if not isinstance(layer, TruncationModule)]
     return pooling, [layer for layer in (denoising, *layers, head) if layer is not None]
 
 
 def _pooling_config(pooling: Sequence[str], width: int, include_prompt: bool) -> dict[str, Any]:
-    """Return the config of the pooling.
+    """Return the config.json of the pooling.
 
-    It has a flag for each mode, which every version of sentence-transformers and servers read. If a mode has
-    no flag, or the order of the modes is not that of the flags, it has a list of modes instead.
+    It has a flag for each pooling, which servers and every version of sentence-transformers read. If a
+    pooling has no flag, or their order is not that of the flags, it has a list of poolings instead.
     """
     config: dict[str, Any] = {"word_embedding_dimension": width, "include_prompt": include_prompt}
-    if list(pooling) == [mode for mode in ST_FLAGS.values() if mode in pooling]:
-        return config | {flag: mode in pooling for flag, mode in ST_FLAGS.items()}
-    return config | {"pooling_mode": [POOLINGS[mode].st_name or mode for mode in pooling]}
+    if list(pooling) == [name for name in ST_FLAGS.values() if name in pooling]:
+        return config | {flag: name in pooling for flag, name in ST_FLAGS.items()}
+    return config | {"pooling_mode": [POOLINGS[name].st_name or name for name in pooling]}
 
 
-def _layer_config(layer: torch.nn.Module) -> tuple[str, dict[str, Any]]:
-    """Return the kind of a module, and its config; empty for a module without weights."""
+def _saved_module(layer: torch.nn.Module) -> _SavedModule:
+    """Return the files of a layer after the pooling."""
     if isinstance(layer, DenseModule):
-        dense = layer.described
+        dense = layer.config
         module = "linear" if dense.activation == "Identity" else "activation"
-        config = {
+        config: dict[str, object] = {
             "in_features": dense.in_features,
             "out_features": dense.out_features,
             "bias": dense.bias,
             "activation_function": f"torch.nn.modules.{module}.{dense.activation}",
         }
-        return "Dense", config | ({"use_residual": True} if dense.residual else {})
+        config |= {"use_residual": True} if dense.residual else {}
+        return _SavedModule("Dense", config, layer.state_dict())
     if isinstance(layer, DenoiseModule):
-        denoising = layer.described()
-        return "Denoise", {
+        denoising = layer.config()
+        config = {
             "width": denoising.width,
             "activation": denoising.activation,
             "epsilon": denoising.epsilon,
             "shortest": denoising.shortest,
             "longest": denoising.shortest + len(layer.table) - 1,
         }
-    return "Normalize", {}
+        return _SavedModule("Denoise", config, layer.state_dict())
+    return _SavedModule("Normalize", {}, {})
 
 
 def write_json(file: Path, value: object) -> None:

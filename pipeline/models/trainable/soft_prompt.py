@@ -1,5 +1,6 @@
-"""Soft prompts: templates of vectors that are trained while the encoder is frozen (OptiPrompt: Zhong et al.
-2021; as in PromptBERT, Jiang et al. 2022).
+"""Soft prompts: templates of free vectors, which are trained while the encoder is frozen.
+
+OptiPrompt (Zhong et al. 2021), as used in PromptBERT (Jiang et al. 2022).
 """
 
 from collections.abc import Sequence
@@ -23,30 +24,33 @@ WORDS_TABLE = "embeddings.word_embeddings"
 
 
 class LearnedWords(nn.Embedding):
-    """Word table with additional rows, which start as copies of some of its own."""
+    """Word table with additional rows, which start as copies of other rows."""
 
-    def __init__(self, own: nn.Embedding, ids: Sequence[int]) -> None:
-        super().__init__(own.num_embeddings, own.embedding_dim, own.padding_idx, _weight=own.weight)
-        self.weight = own.weight
-        self.added = nn.Parameter(own.weight.detach()[list(ids)].clone())
+    def __init__(self, table: nn.Embedding, ids: Sequence[int]) -> None:
+        """Share the weights of `table`, and add a copy of each of its rows `ids`."""
+        super().__init__(table.num_embeddings, table.embedding_dim, table.padding_idx, _weight=table.weight)
+        self.weight = table.weight
+        self.added = nn.Parameter(table.weight.detach()[list(ids)].clone())
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return (tokens, d) rows for ids (tokens,); ids from num_embeddings on are those of added rows."""
-        new = ids - self.num_embeddings
+        """Return (tokens, d) rows for ids (tokens,); num_embeddings is the id of the first added row."""
+        added_index = ids - self.num_embeddings
         words = F.embedding(ids.clamp(max=self.num_embeddings - 1), self.weight, self.padding_idx)
-        return torch.where((new >= 0)[:, None], F.embedding(new.clamp(min=0), self.added), words)
+        added = F.embedding(added_index.clamp(min=0), self.added)
+        return torch.where((added_index >= 0)[:, None], added, words)
 
     def table_with(self, ids: Sequence[int]) -> Tensor:
         """Return one table that has the added rows at these ids."""
-        whole = F.pad(self.weight.detach(), (0, 0, 0, max(0, max(ids, default=-1) + 1 - self.num_embeddings)))
-        whole[list(ids)] = self.added.detach()
-        return whole
+        missing = max(0, max(ids, default=-1) + 1 - self.num_embeddings)
+        table = F.pad(self.weight.detach(), (0, 0, 0, missing))
+        table[list(ids)] = self.added.detach()
+        return table
 
 
 class LearnedTemplate(PromptedEncoder):
-    """Encoder that pools the mask of a template of free vectors, which start as a manual template's words.
+    """Encoder that pools the mask of a template of free vectors, which start as a given template's words.
 
-    Tokens have the ids of the manual template.
+    In the tokens that it encodes, the template has the ids of the given template.
     """
 
     def __init__(
@@ -57,23 +61,25 @@ class LearnedTemplate(PromptedEncoder):
         limit: int | None,
         transform: DenoiseTransform | None = None,
     ) -> None:
-        """Add the free vectors to the backbone of `encoder`, unless it has them. Arguments as for
-        `PromptedEncoder`.
+        """Add the free vectors to the backbone of `encoder`, unless it has them already.
+
+        See `PromptedEncoder` for the arguments.
 
         Raises:
-            ModelError: the backbone is not one of the packed families.
+            ModelError: the backbone is not of a packed family.
         """
         super().__init__(encoder, template, limit=limit, denoise=False, readout=transform)
         if not isinstance(self.backbone, PackedBackbone):
             raise ModelError(
                 str(self.folder.path),
-                "one of the packed families for a template of free vectors",
+                "an encoder of a packed family (BERT, RoBERTa, ...), for a template of free vectors",
                 str(self.folder.config.get("model_type")),
                 "use BERT or RoBERTa",
             )
-        ids, (before, behind) = np.array([*self.frame.prefix, *self.frame.suffix]), self._specials
-        free = np.arange(len(ids))[before : len(ids) - behind]
-        self._free = free[free != self.frame.mask_place]
+        ids = np.array([*self.frame.prefix, *self.frame.suffix])
+        before, after = self._special_counts
+        indices = np.arange(len(ids))[before : len(ids) - after]
+        self._free = indices[indices != self.frame.mask_index]  # of the template's words, not its mask
         table = cast(nn.Embedding, self.backbone.get_submodule(WORDS_TABLE))
         if not isinstance(table, LearnedWords):
             table = LearnedWords(table, ids[self._free].tolist())
@@ -82,23 +88,23 @@ class LearnedTemplate(PromptedEncoder):
 
     @property
     def words(self) -> LearnedWords:
-        """The word table."""
+        """Word table with the free vectors."""
         return cast(LearnedWords, self.backbone.get_submodule(WORDS_TABLE))
 
-    def pooled(
+    def pool_states(
         self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
     ) -> Tensor:
-        """Return (n, width) states of the mask, with free vectors in place of the manual template's words."""
-        assert tokens.around is not None
+        """Compute the (n, width) states of the mask, with free vectors instead of the template's words."""
+        assert tokens.in_template is not None
         ids = tokens.ids.copy()
-        ids[tokens.around] = np.tile(self._ids, len(tokens))
-        return super().pooled(replace(tokens, ids=ids), positions=positions, at_embedding=at_embedding)
+        ids[tokens.in_template] = np.tile(self._ids, len(tokens))
+        return super().pool_states(replace(tokens, ids=ids), positions=positions, at_embedding=at_embedding)
 
     def template_ids(self, ids: Sequence[int]) -> np.ndarray:
-        """Return (template,) ids of the whole template, with one of `ids` in place of each of its words."""
-        whole = np.array([*self.frame.prefix, *self.frame.suffix], np.int32)
-        whole[self._free] = ids
-        return whole
+        """Return the (template,) ids of the template, with one of `ids` instead of each of its words."""
+        template = np.array([*self.frame.prefix, *self.frame.suffix], np.int32)
+        template[self._free] = ids
+        return template
 
     @property
     def free_vectors(self) -> int:

@@ -1,9 +1,7 @@
-"""Modules of sentence-transformers for encoders that read the mask token of a template (PromptBERT, Jiang et
-al. 2022).
+"""Modules of sentence-transformers for encoders that pool the mask token of a template (PromptBERT).
 
-A copy of this file is stored in every folder of such an encoder. It imports nothing of the program that wrote
-it, so that sentence-transformers alone can load the folder: SentenceTransformer(folder,
-trust_remote_code=True).
+Jiang et al. 2022. Every folder of such an encoder has a copy of this file, which imports nothing of the
+project that wrote it: SentenceTransformer(folder, trust_remote_code=True) loads the folder.
 """
 
 import json
@@ -21,7 +19,7 @@ _ACTIVATIONS = {
 }
 
 
-class _Configured(nn.Module):
+class _ConfiguredModule(nn.Module):
     """A module with a config.json."""
 
     def __init__(self, **config: Any) -> None:
@@ -43,38 +41,38 @@ class _Configured(nn.Module):
             save_file(self.state_dict(), Path(output_path) / "model.safetensors")
 
     @classmethod
-    def load(cls, input_path: str) -> "_Configured":
+    def load(cls, input_path: str) -> "_ConfiguredModule":
         """Load a module that `save` wrote."""
-        made = cls(**json.loads((Path(input_path) / "config.json").read_text(encoding="utf-8")))
+        module = cls(**json.loads((Path(input_path) / "config.json").read_text(encoding="utf-8")))
         weights = Path(input_path) / "model.safetensors"
         if weights.is_file():
-            made.load_state_dict(load_file(weights))
-        return made
+            module.load_state_dict(load_file(weights))
+        return module
 
 
-class MaskPooling(_Configured):
+class MaskPooling(_ConfiguredModule):
     """Pooling to the hidden state of the template's mask token.
 
-    The setting `mask` is the index of that token: from a text's first token, or from its end if negative. A
-    text that spells out a mask token itself changes nothing.
+    `mask` in config.json is the index of that token: from a text's first token, or from its end if negative.
+    It does not matter whether the text itself contains a mask token.
     """
 
     def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
         """Set sentence_embedding (B, D) to the hidden state (B, T, D) at the template's mask."""
-        real, mask = features["attention_mask"], int(self.config["mask"])
-        first = real.argmax(dim=1)  # padding may be on either side
-        indices = first + (mask if mask >= 0 else real.sum(dim=1) + mask)
+        attention_mask, mask = features["attention_mask"], int(self.config["mask"])
+        first = attention_mask.argmax(dim=1)  # padding may be on either side
+        indices = first + (mask if mask >= 0 else attention_mask.sum(dim=1) + mask)
         features["sentence_embedding"] = features["token_embeddings"][
             torch.arange(len(indices), device=indices.device), indices
         ]
         return features
 
 
-class Denoise(_Configured):
-    """Subtraction of the vector that the template alone has at a text's length.
+class Denoise(_ConfiguredModule):
+    """Subtraction of the vector of the template without a text, which depends on the text's length.
 
-    If the folder has the dense layer of a masked language model's head, the vector goes through it first; the
-    table was made through it too.
+    If there is a transform, the dense layer of a masked language model's head, it is applied to the text's
+    vector first; the vectors of the table are its outputs already.
     """
 
     def __init__(
@@ -91,7 +89,7 @@ class Denoise(_Configured):
         )
 
     def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Replace sentence_embedding (B, D) by itself minus the template's own vector."""
+        """Subtract the vector of the template from sentence_embedding (B, D)."""
         x = features["sentence_embedding"]
         if self.transform is not None:
             x = self.transform["norm"](_ACTIVATIONS[self.config["activation"]](self.transform["dense"](x)))

@@ -13,13 +13,13 @@ from torch import Tensor
 from pipeline.models.layers.transfer import to_device
 from pipeline.models.translation.decode_choice import TokenChoice, choice_of
 from pipeline.models.translation.decode_rules import Rules
-from pipeline.models.translation.decode_steps import Course, Stepper
+from pipeline.models.translation.decode_steps import DecoderState, Stepper
 from pipeline.settings.augment import DecodingSettings
 from pipeline.text.tokens.budget import longest_first
 
-# proportion of finished rows from which on it pays to copy the remaining rows of a batch together
+# proportion of finished rows from which on removing them from the batch saves more time than it costs
 _DROP_PROPORTION = 1 / 16
-# steps between two checks for finished rows on a GPU, where a check waits for every kernel launched so far
+# steps between two checks for finished rows on a GPU, because a check waits for all kernels launched so far
 _CHECK_EVERY = 4
 
 
@@ -28,11 +28,12 @@ class Request:
     """One text to translate and the bounds on the length of its translations."""
 
     ids: Sequence[int]
+    """source tokens"""
     min_tokens: int
     """minimum length of a translation, end of sentence included"""
     max_tokens: int
     uniforms: np.ndarray | None = None
-    """(hypotheses, max_tokens) random numbers in [0, 1) for sampling; None otherwise"""
+    """(hypotheses, max_tokens) random numbers in [0, 1), if translations are sampled; else None"""
 
 
 def plan(lengths: Sequence[int], batch_tokens: int, copies: int = 1) -> list[np.ndarray]:
@@ -56,7 +57,7 @@ def plan(lengths: Sequence[int], batch_tokens: int, copies: int = 1) -> list[np.
 
 
 @torch.inference_mode()
-def write(
+def decode_batch(
     stepper: Stepper,
     rules: Rules,
     requests: Sequence[Request],
@@ -70,49 +71,61 @@ def write(
         sentence, unless it was truncated at max_tokens.
     """
     copies = decoding.hypotheses
-    ids, mask = padded([request.ids for request in requests], rules.pad, device)
+    ids, mask = pad_rows([request.ids for request in requests], rules.pad, device)
     bounds = [(request.min_tokens, request.max_tokens) for request in requests for _ in range(copies)]
-    writing = _Writing(rules, bounds, device)
-    uniforms = _uniforms(requests, writing.longest, device)
-    writing.run(stepper.begin(ids, mask, copies), choice_of(decoding), uniforms)
-    rows = writing.rows()
+    batch = _Batch(rules, bounds, device)
+    uniforms = _uniforms(requests, batch.longest, device)
+    batch.run(stepper.begin(ids, mask, copies), choice_of(decoding), uniforms)
+    rows = batch.rows()
     return [rows[start : start + copies] for start in range(0, len(rows), copies)]
 
 
-class _Writing:
-    """Rows of one batch and the tokens written so far, until all rows are finished."""
+class _Batch:
+    """Rows of one batch and the tokens decoded so far, until all rows are finished."""
 
     def __init__(self, rules: Rules, bounds: Sequence[tuple[int, int]], device: torch.device) -> None:
-        """Start all rows; bounds: minimum and maximum tokens of each row."""
-        least, self._limits = [row[0] for row in bounds], [row[1] for row in bounds]
-        self.longest, self._rules, self._highest_min = max(self._limits), rules, max(least)
-        self._min, self._max = torch.tensor(least, device=device), torch.tensor(self._limits, device=device)
+        """Start all rows.
+
+        Args:
+            rules: rules of the model.
+            bounds: minimum and maximum number of tokens of each row.
+            device: device of the model.
+        """
+        minima, self._limits = [row[0] for row in bounds], [row[1] for row in bounds]
+        self.longest, self._rules, self._highest_min = max(self._limits), rules, max(minima)
+        self._min, self._max = torch.tensor(minima, device=device), torch.tensor(self._limits, device=device)
         self._ends = torch.tensor(rules.ends, device=device)
+        # indices of the rows that are still decoded; _min, _max and _done have one value for each of them
         self._alive = torch.arange(len(bounds), device=device)
         self._done = torch.zeros(len(bounds), dtype=torch.bool, device=device)
-        self._written = torch.full((self.longest + 1, len(bounds)), rules.pad, device=device)
-        self._written[0] = rules.start
+        self._tokens = torch.full((self.longest + 1, len(bounds)), rules.pad, device=device)
+        self._tokens[0] = rules.start
 
-    def run(self, course: Course, choose: TokenChoice, uniforms: Tensor | None) -> None:
-        """Write tokens until every row is finished; uniforms: (longest, rows) random numbers, if sampled."""
-        tokens, every = self._written[0], _CHECK_EVERY if self._written.is_cuda else 1
+    def run(self, state: DecoderState, choose: TokenChoice, uniforms: Tensor | None) -> None:
+        """Decode tokens until every row is finished; uniforms: (longest, rows) random numbers, if sampled."""
+        tokens = self._tokens[0]
+        check_every = _CHECK_EVERY if tokens.is_cuda else 1
         for step in range(self.longest):
-            drawn = uniforms[step, self._alive] if uniforms is not None else None
-            tokens = self._next(course.scores(tokens), step, choose, drawn)
-            self._written[step + 1].index_copy_(0, self._alive, tokens)
+            step_uniforms = uniforms[step, self._alive] if uniforms is not None else None
+            tokens = self._next_tokens(state.scores(tokens), step, choose, step_uniforms)
+            self._tokens[step + 1].index_copy_(0, self._alive, tokens)
             self._done |= torch.isin(tokens, self._ends) | (self._max == step + 1)
-            if (step + 1) % every == 0 and (remaining := self._drop_finished()) is not None:
-                if not len(remaining):
-                    return
-                course.keep(remaining)
-                tokens = tokens[remaining]
+            if (step + 1) % check_every:
+                continue
+            remaining = self._drop_finished()
+            if remaining is None:
+                continue
+            if not len(remaining):
+                return
+            state.keep(remaining)
+            tokens = tokens[remaining]
 
-    def _next(self, scores: Tensor, step: int, choose: TokenChoice, uniforms: Tensor | None) -> Tensor:
+    def _next_tokens(self, scores: Tensor, step: int, choose: TokenChoice, uniforms: Tensor | None) -> Tensor:
         if step == 0 and self._rules.first is not None:
             return torch.full_like(self._alive, self._rules.first)
         minimum = self._min if step < self._highest_min else None
         scores = self._rules.apply(
-            scores.float(), step, minimum, lambda: self._written[: step + 1, self._alive].T
+            scores.float(), step, minimum, lambda: self._tokens[: step + 1, self._alive].T
         )
         tokens = choose(scores, uniforms)
         if self._rules.forced_end is not None:
@@ -130,18 +143,18 @@ class _Writing:
         return remaining
 
     def rows(self) -> list[list[int]]:
-        """Tokens of each row up to its first end of sentence, or up to its limit."""
-        ends, written = set(self._rules.ends), self._written[1:].T.tolist()
-        return [cut(row[:limit], ends) for row, limit in zip(written, self._limits, strict=True)]
+        """Return the tokens of each row up to its first end of sentence, or up to its limit."""
+        ends, rows = set(self._rules.ends), self._tokens[1:].T.tolist()
+        return [cut(row[:limit], ends) for row, limit in zip(rows, self._limits, strict=True)]
 
 
 def cut(tokens: list[int], ends: set[int]) -> list[int]:
-    """Cut a row after its first end of sentence, if it has one."""
+    """Truncate a row after its first end of sentence, if it has one."""
     end = next((index for index, token in enumerate(tokens) if token in ends), len(tokens))
     return tokens[: end + 1]
 
 
-def padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def pad_rows(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Pad rows at the end and copy them to the device without waiting.
 
     Returns:
@@ -155,14 +168,14 @@ def padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tup
 
 
 def _uniforms(requests: Sequence[Request], longest: int, device: torch.device) -> Tensor | None:
-    """Random numbers of all rows, (longest, rows) float32 below 1; None if the batch is not sampled."""
+    """Return the random numbers of all rows, (longest, rows) float32; None if the batch is not sampled."""
     columns = [
-        own[: request.max_tokens]
+        uniforms[: request.max_tokens]
         for request in requests
         if request.uniforms is not None
-        for own in request.uniforms
+        for uniforms in request.uniforms
     ]
     numbers = np.zeros((longest, len(columns)), np.float32)
-    for column, own in enumerate(columns):
-        numbers[: len(own), column] = np.minimum(own, 1 - 2**-24)
+    for column, uniforms in enumerate(columns):
+        numbers[: len(uniforms), column] = np.minimum(uniforms, 1 - 2**-24)  # below 1 in float32, too
     return to_device(numbers, device) if columns else None

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.models.translation.decode import Request, cut, padded
+from pipeline.models.translation.decode import Request, cut, pad_rows
 from pipeline.models.translation.decode_rules import Rules
 from pipeline.settings.augment import DecodingSettings
 
 
-class Bounds:
+class LengthBounds:
     """Logits processor of transformers that keeps each row of a batch within its own length bounds.
 
     A translation therefore does not depend on the other texts of its batch.
@@ -27,16 +27,16 @@ class Bounds:
         """Forbid the end token before min_tokens and force it at max_tokens.
 
         Args:
-            tokens: (n, t) written so far, start token included.
-            scores: (n, V) of the next token.
+            tokens: (n, t) tokens so far, start token included.
+            scores: (n, V) scores of the next token.
         """
-        written = tokens.shape[1] - 1  # without the start token
-        early, last = self._min > written, self._max <= written + 1
-        end = scores.new_full(scores.shape[1:], -torch.inf)
-        end[self._ends[0]] = 0.0
-        kept = scores.clone()
-        kept[:, self._ends] = scores[:, self._ends].masked_fill(early[:, None], -torch.inf)
-        return torch.where(last[:, None], end, kept)
+        length = tokens.shape[1] - 1  # without the start token
+        is_early, is_last = self._min > length, self._max <= length + 1
+        only_end = scores.new_full(scores.shape[1:], -torch.inf)
+        only_end[self._ends[0]] = 0.0
+        bounded = scores.clone()
+        bounded[:, self._ends] = scores[:, self._ends].masked_fill(is_early[:, None], -torch.inf)
+        return torch.where(is_last[:, None], only_end, bounded)
 
 
 @torch.inference_mode()
@@ -50,8 +50,8 @@ def search(
     """
     from transformers import LogitsProcessorList
 
-    ids, mask = padded([request.ids for request in requests], rules.pad, device)
-    bounds = Bounds(rules, requests, decoding.beams, device)
+    ids, mask = pad_rows([request.ids for request in requests], rules.pad, device)
+    bounds = LengthBounds(rules, requests, decoding.beams, device)
     longest = max(request.max_tokens for request in requests)
     found = model.generate(
         input_ids=ids,
@@ -60,17 +60,18 @@ def search(
         logits_processor=LogitsProcessorList([bounds]),  # type: ignore[no-untyped-call, unused-ignore]
     )
     ends = set(rules.ends)
-    rows, count = [cut(row[1:], ends) for row in found.tolist()], decoding.hypotheses
+    rows = [cut(row[1:], ends) for row in found.tolist()]  # without the start token
+    count = decoding.hypotheses
     return [rows[start : start + count] for start in range(0, len(rows), count)]
 
 
 def _configuration(model: Any, rules: Rules, decoding: DecodingSettings, longest: int) -> Any:
     """Copy the model's generation config and apply the settings and language rules.
 
-    The length of each translation is limited by `Bounds`, not here.
+    The length of each translation is limited by `LengthBounds`, not here.
     """
-    own = copy.deepcopy(model.generation_config)
-    own.update(
+    config = copy.deepcopy(model.generation_config)
+    config.update(
         num_beams=decoding.beams,
         num_return_sequences=decoding.hypotheses,
         length_penalty=decoding.length_penalty,
@@ -87,4 +88,4 @@ def _configuration(model: Any, rules: Rules, decoding: DecodingSettings, longest
         return_dict_in_generate=False,
         use_cache=True,
     )
-    return own
+    return config

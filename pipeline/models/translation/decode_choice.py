@@ -8,8 +8,9 @@ from torch import Tensor
 
 from pipeline.settings.augment import DecodingSettings
 
-# tokens summed as one block: one running sum over the whole vocabulary is slower and less exact
+# tokens of a block: block by block, a running sum over the vocabulary is faster and more exact
 _BLOCK = 64
+_FIRST_LIKELIEST = 64  # tokens that are tried first for top_p
 
 
 class TokenChoice(Protocol):
@@ -48,55 +49,56 @@ def sample(scores: Tensor, uniforms: Tensor | None, decoding: DecodingSettings) 
     if decoding.temperature != 1.0:
         scores = scores / decoding.temperature
     if decoding.top_k is None and decoding.top_p >= 1.0:
-        return _inverse(torch.softmax(scores, -1), uniforms)
+        return _sample_vocabulary(torch.softmax(scores, -1), uniforms)
     if decoding.top_k is not None:
         best, tokens = scores.topk(min(decoding.top_k, scores.shape[-1]), dim=-1)
-        chances = torch.softmax(best, -1)
+        probabilities = torch.softmax(best, -1)
     else:
-        chances, tokens = _likeliest(torch.softmax(scores, -1), decoding.top_p)
+        probabilities, tokens = _likeliest(torch.softmax(scores, -1), decoding.top_p)
     if decoding.top_p < 1.0:
-        before = chances.cumsum(-1) - chances  # probability of all tokens that are more likely
-        chances = chances * (before < decoding.top_p)
-    return tokens.gather(1, _first_above(chances, uniforms)[:, None])[:, 0]
+        before = probabilities.cumsum(-1) - probabilities  # probability of all more likely tokens
+        probabilities = probabilities * (before < decoding.top_p)
+    return tokens.gather(1, _sample_index(probabilities, uniforms)[:, None])[:, 0]
 
 
-def _likeliest(chances: Tensor, mass: float) -> tuple[Tensor, Tensor]:
-    """Return the most likely tokens of each row, at least enough to cover the probability `mass`.
+def _likeliest(probabilities: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+    """Return the most likely tokens of each row, enough for their probabilities to sum to `top_p`.
 
-    Sorting the whole vocabulary costs more than a decoding step, so it is the last resort.
+    More and more tokens are tried, because sorting the whole vocabulary costs more than a decoding step.
 
     Returns:
         Probabilities, decreasing, and token ids, each (n, k).
     """
-    count, size = 64, chances.shape[-1]
+    count, size = _FIRST_LIKELIEST, probabilities.shape[-1]
     while count < size:
-        best, tokens = chances.topk(count, dim=-1)
-        if bool((best.sum(-1) >= mass).all()):
+        best, tokens = probabilities.topk(count, dim=-1)
+        if bool((best.sum(-1) >= top_p).all()):
             return best, tokens
         count *= 8
-    return torch.sort(chances, stable=True, dim=-1, descending=True)
+    return torch.sort(probabilities, stable=True, dim=-1, descending=True)
 
 
-def _inverse(chances: Tensor, uniforms: Tensor) -> Tensor:
-    """Return the result of `_first_above` for a whole vocabulary: find a block of tokens, then the token."""
-    rows, size = chances.shape
-    padded = torch.nn.functional.pad(chances, (0, -size % _BLOCK)).view(rows, -1, _BLOCK)
+def _sample_vocabulary(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+    """Sample an index as `_sample_index` does, from many probabilities: first a block, then a token of it."""
+    rows, size = probabilities.shape
+    padded = torch.nn.functional.pad(probabilities, (0, -size % _BLOCK)).view(rows, -1, _BLOCK)
     blocks = padded.sum(-1)
-    block = _first_above(blocks, uniforms)
+    block = _sample_index(blocks, uniforms)
     sums = blocks.cumsum(-1)
     before = (sums - blocks).gather(1, block[:, None])[:, 0]
-    inside = padded[torch.arange(rows, device=chances.device), block]
-    rest = ((uniforms * sums[:, -1] - before) / inside.sum(-1)).clamp(0, 1 - 2**-24)
-    return block * _BLOCK + _first_above(inside, rest)
+    in_block = padded[torch.arange(rows, device=probabilities.device), block]
+    # the part of the random number that lies within the block, scaled to [0, 1)
+    rest = ((uniforms * sums[:, -1] - before) / in_block.sum(-1)).clamp(0, 1 - 2**-24)
+    return block * _BLOCK + _sample_index(in_block, rest)
 
 
-def _first_above(chances: Tensor, uniforms: Tensor) -> Tensor:
-    """Return the first index of each row (n, k) whose running sum exceeds uniform * sum.
+def _sample_index(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+    """Return the first index of each row (n, k) whose running sum exceeds uniform * sum of the row.
 
-    It never has probability 0.
+    The value at the index is never 0.
     """
-    sums = chances.cumsum(-1)
-    passed = (sums <= uniforms[:, None] * sums[:, -1:]).sum(-1)
-    # rounding may put the threshold behind the last token of positive probability
-    last = chances.shape[-1] - 1 - (chances.flip(-1) > 0).int().argmax(-1)
-    return torch.minimum(passed, last)
+    sums = probabilities.cumsum(-1)
+    index = (sums <= uniforms[:, None] * sums[:, -1:]).sum(-1)
+    # after rounding, the running sum may never exceed the threshold
+    last = probabilities.shape[-1] - 1 - (probabilities.flip(-1) > 0).int().argmax(-1)
+    return torch.minimum(index, last)

@@ -1,9 +1,8 @@
-"""Sequence-to-sequence models: their folders, languages, tokenizers and weights.
+"""Open and load sequence-to-sequence models: their folders, languages, tokenizers and weights.
 
 torch and transformers are imported only where a model or a tokenizer is loaded.
 """
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,11 +11,11 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from pipeline.errors import ConfigError, ModelError
+from pipeline.errors import ConfigError, ModelError, did_you_mean
 from pipeline.models.folder.folder import positions_of
 from pipeline.models.folder.locate import locate
 from pipeline.models.folder.modules import read_json
-from pipeline.models.folder.pretrained import check_code, load_pretrained_tokenizer, load_whole, one_line
+from pipeline.models.folder.pretrained import check_code, load_complete, load_pretrained_tokenizer, one_line
 from pipeline.models.folder.weight_files import weights_of
 from pipeline.settings.augment import TranslatorSettings
 from pipeline.store.cache import digest_of_file
@@ -36,12 +35,12 @@ _TOKENIZER_FILES = (
     "spiece.model",
     "tokenizer.model",
 )
-_MULTILINGUAL = ("m2m_100", "mbart", "nllb-moe")  # their tokenizers have a code for every language
+_MULTILINGUAL = ("m2m_100", "mbart", "nllb-moe")  # model types whose tokenizers have language codes
 _OTHER_TASKS = re.compile(r"Classification|QuestionAnswering|EncoderModel|ForCausalLM")
-_CODE = re.compile(r"__([a-z]{2,3})__|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})")  # of M2M100; of NLLB and mBART
-_OUTPUT_BIAS = "final_logits_bias"  # a buffer of Marian, BART and mBART, which Marian's training changes
-_NO_LIMIT = 100_000  # tokenizers without a limit write 1e30
-_PLAIN_LIMIT = 512  # of a model without a limit of its own, such as T5 with relative positions
+_LANGUAGE_TOKEN = re.compile(r"__([a-z]{2,3})__|([a-z]{2,3}_[A-Z][A-Za-z]{1,3})")  # M2M100; NLLB, mBART
+_OUTPUT_BIAS = "final_logits_bias"  # a buffer of Marian, BART and mBART; Marian's training changes it
+_NO_LIMIT = 100_000  # tokens; files of tokenizers without a limit have 1e30
+_DEFAULT_LIMIT = 512  # tokens, for a model without a limit, such as T5 with its relative positions
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,8 @@ class TranslatorFolder:
 
     def digests(self) -> dict[str, JsonValue]:
         """Hash the files that the model's translations depend on: sha256 by file name."""
-        names = ("config.json", "generation_config.json", *_TOKENIZER_FILES, *self.weights)
-        files = {name: self.path / name for name in sorted(names)}
-        return {name: digest_of_file(file) for name, file in files.items() if file.is_file()}
+        names = sorted(("config.json", "generation_config.json", *_TOKENIZER_FILES, *self.weights))
+        return {name: digest_of_file(self.path / name) for name in names if (self.path / name).is_file()}
 
 
 def open_translator(settings: TranslatorSettings) -> TranslatorFolder:
@@ -70,7 +68,7 @@ def open_translator(settings: TranslatorSettings) -> TranslatorFolder:
         ModelError: there is no model at the path, or it is not a sequence-to-sequence model.
         ConfigError: max_length is above the model's positions.
     """
-    path = _located(settings.path)
+    path = _locate_folder(settings.path)
     config = read_json(path / "config.json", required=True)
     check_code(path, "AutoModelForSeq2SeqLM")
     architectures = [str(name) for name in config.get("architectures") or ()]
@@ -82,30 +80,34 @@ def open_translator(settings: TranslatorSettings) -> TranslatorFolder:
             ", ".join(architectures) or str(config.get("model_type", "no model_type")),
             "give a translation model",
         )
-    source, target = _positions(config, "encoder"), _positions(config, "decoder")
-    if settings.max_length is not None and settings.max_length > source:
+    source_positions = _positions(config, "encoder")
+    if settings.max_length is not None and settings.max_length > source_positions:
         raise ConfigError(
             f"max_length of {settings.path}",
-            f"at most the {source:,} positions of the model",
+            f"at most the {source_positions:,} positions of the model",
             f"{settings.max_length:,}",
             "lower it",
         )
     return TranslatorFolder(
-        path, config, settings.max_length or _read_at_most(path, source), target, weights_of(path, "")
+        path=path,
+        config=config,
+        longest=settings.max_length or _source_limit(path, source_positions),
+        positions=_positions(config, "decoder"),
+        weights=weights_of(path, ""),
     )
 
 
 def check_languages(folder: TranslatorFolder, settings: TranslatorSettings) -> None:
-    """Refuse unknown and missing languages.
+    """Check the languages of the settings.
 
     Loads the tokenizer (and transformers) only if the settings name a language or the model is multilingual.
 
     Raises:
-        ConfigError: see `load_wording`.
+        ConfigError: a language is unknown or missing; see `open_tokenizer`.
     """
-    named = settings.source or settings.target or settings.prefix.startswith(">>")
-    if named or folder.config.get("model_type") in _MULTILINGUAL:
-        load_wording(folder, settings)
+    names_language = settings.source or settings.target or settings.prefix.startswith(">>")
+    if names_language or folder.config.get("model_type") in _MULTILINGUAL:
+        open_tokenizer(folder, settings)
 
 
 def check_weights(folder: TranslatorFolder) -> None:
@@ -116,28 +118,24 @@ def check_weights(folder: TranslatorFolder) -> None:
     """
     from safetensors import SafetensorError, safe_open
 
-    for name in folder.weights:
-        if name.endswith(".safetensors"):
-            try:
-                with safe_open(str(folder.path / name), framework="np"):
-                    pass
-            except (SafetensorError, OSError) as error:
-                raise ModelError(
-                    str(folder.path / name),
-                    "a whole safetensors file",
-                    " ".join(str(error).split()),
-                    "fetch the file again",
-                ) from None
+    for file in (folder.path / name for name in folder.weights if name.endswith(".safetensors")):
+        try:
+            with safe_open(str(file), framework="np"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ModelError(
+                str(file), "a complete safetensors file", one_line(error), "fetch the file again"
+            ) from None
 
 
 @dataclass(frozen=True)
-class Wording:
+class TranslationTokenizer:
     """Tokenizer of a translation model, set to its source and target language."""
 
     tokenizer: Any
     prefix: str
     first: int | None
-    """token of the target language, if every translation begins with it"""
+    """token of the target language, if it is the first token of every translation"""
     start: int | None
     """token of the target language, if it is the decoder start token (mBART-25)"""
 
@@ -145,28 +143,28 @@ class Wording:
         """Return the token ids of each text, special tokens included, not truncated."""
         if not texts:
             return []
-        found: list[list[int]] = self.tokenizer(
+        ids: list[list[int]] = self.tokenizer(
             [self.prefix + text for text in texts],
             truncation=False,
             padding=False,
             return_attention_mask=False,
             verbose=False,
         )["input_ids"]
-        return found
+        return ids
 
     def texts(self, tokens: Sequence[Sequence[int]]) -> list[str]:
-        """Return the text of each translation, given its tokens; special tokens are skipped."""
+        """Decode the tokens of each translation to text, without special tokens."""
         rows = [list(ids) for ids in tokens]
         if self.first is not None:
             rows = [ids[1:] if ids[:1] == [self.first] else ids for ids in rows]
         return [text.strip() for text in self.tokenizer.batch_decode(rows, skip_special_tokens=True)]
 
 
-def load_wording(folder: TranslatorFolder, settings: TranslatorSettings) -> Wording:
+def open_tokenizer(folder: TranslatorFolder, settings: TranslatorSettings) -> TranslationTokenizer:
     """Load the tokenizer and set it to the languages of `settings`.
 
     Raises:
-        ConfigError: a language is unknown (with similar codes), is missing, or the model has no languages.
+        ConfigError: a language is unknown or missing, or is set for a model without languages.
         ModelError: transformers cannot load the tokenizer.
     """
     try:
@@ -178,16 +176,17 @@ def load_wording(folder: TranslatorFolder, settings: TranslatorSettings) -> Word
             one_line(error),
             'pip install "manta-embeddings[augment]", which has sentencepiece',
         ) from None
-    codes = _codes(tokenizer)
+    codes = _language_codes(tokenizer)
     for role in ("source", "target"):
-        _check_code(role, settings, codes)
+        _check_language(role, settings, codes)
     _check_prefix(settings, tokenizer)
     if settings.source is not None:
         tokenizer.src_lang = settings.source
     target = codes.get(settings.target) if settings.target is not None else None
     # mBART-25 has the language as decoder start token, all others as first token of the translation
-    starts = type(tokenizer).__name__.startswith("MBartTokenizer")
-    return Wording(tokenizer, settings.prefix, None if starts else target, target if starts else None)
+    is_start = type(tokenizer).__name__.startswith("MBartTokenizer")
+    first, start = (None, target) if is_start else (target, None)
+    return TranslationTokenizer(tokenizer, settings.prefix, first, start)
 
 
 def load_model(folder: TranslatorFolder, dtype: Any) -> Any:
@@ -200,15 +199,17 @@ def load_model(folder: TranslatorFolder, dtype: Any) -> Any:
 
     from pipeline.models.layers.weights import open_files
 
-    wanted = "a model that AutoModelForSeq2SeqLM loads"
-    model = load_whole(AutoModelForSeq2SeqLM, folder.path, wanted, dtype=dtype).eval()
+    model = load_complete(
+        AutoModelForSeq2SeqLM, folder.path, "a model that AutoModelForSeq2SeqLM loads", dtype=dtype
+    ).eval()
     if _OUTPUT_BIAS in model.state_dict():  # transformers sets it to zero without a warning if it is missing
         files = [folder.path / name for name in folder.weights if not name.endswith(".index.json")]
         open_files(str(folder.path), files).check_present([_OUTPUT_BIAS])
     return model
 
 
-def _located(path: str) -> Path:
+def _locate_folder(path: str) -> Path:
+    """Return the local folder of a model, with errors that speak of translation models."""
     if "://" not in path and Path(path).expanduser().is_file():
         raise ModelError(
             path, "the folder of a translation model", "a file", "give the folder that contains it"
@@ -225,41 +226,42 @@ def _located(path: str) -> Path:
 
 
 def _positions(config: Mapping[str, Any], side: str) -> int:
-    """Return the positions of one side: LED has a key per side, an encoder-decoder pair nested values."""
-    own = config.get(side)
-    named = config.get(f"max_{side}_position_embeddings")
-    return int(named or positions_of(own if isinstance(own, dict) else config))
+    """Return the positions of encoder or decoder; EncoderDecoderModel nests their configurations."""
+    nested = config.get(side)
+    positions = config.get(f"max_{side}_position_embeddings")
+    return int(positions or positions_of(nested if isinstance(nested, dict) else config))
 
 
-def _read_at_most(path: Path, positions: int) -> int:
-    named = read_json(path / "tokenizer_config.json").get("model_max_length")
-    known = [int(limit) for limit in (named, positions) if limit and limit < _NO_LIMIT]
-    return min(known, default=_PLAIN_LIMIT)
+def _source_limit(path: Path, positions: int) -> int:
+    """Return the limit of source tokens: the smaller one of the tokenizer's and the number of positions."""
+    tokenizer_limit = read_json(path / "tokenizer_config.json").get("model_max_length")
+    limits = [int(limit) for limit in (tokenizer_limit, positions) if limit and limit < _NO_LIMIT]
+    return min(limits, default=_DEFAULT_LIMIT)
 
 
-def _codes(tokenizer: Any) -> dict[str, int]:
+def _language_codes(tokenizer: Any) -> dict[str, int]:
     """Return the token id of each language code of the tokenizer; empty for a model of one language pair."""
     if not hasattr(tokenizer, "src_lang"):
         return {}
-    if named := getattr(tokenizer, "lang_code_to_id", None):
-        return {str(code): int(number) for code, number in named.items()}
+    if ids := getattr(tokenizer, "lang_code_to_id", None):
+        return {str(code): int(token_id) for code, token_id in ids.items()}
     special = [str(token) for token in (*tokenizer.all_special_tokens, *tokenizer.get_added_vocab())]
     return {
         token: int(tokenizer.convert_tokens_to_ids(token))
         for token in dict.fromkeys(special)
-        if _CODE.fullmatch(token)
+        if _LANGUAGE_TOKEN.fullmatch(token)
     }
 
 
-def _check_code(role: str, settings: TranslatorSettings, codes: Mapping[str, int]) -> None:
-    value = getattr(settings, role)
-    where = f"{role} of {settings.path}"
+def _check_language(role: str, settings: TranslatorSettings, codes: Mapping[str, int]) -> None:
+    """Raise ConfigError unless the setting `role`, source or target, fits the model's language codes."""
+    value, where = getattr(settings, role), f"{role} of {settings.path}"
     if value is None and codes:
         raise ConfigError(
             where,
             "a language code, as the model has several languages",
             "none",
-            f"set {role}, for instance {_some(codes)}",
+            f"set {role}, for instance {_list_codes(codes)}",
         )
     if value is not None and not codes:
         raise ConfigError(
@@ -269,7 +271,7 @@ def _check_code(role: str, settings: TranslatorSettings, codes: Mapping[str, int
             "leave it out; some models take the language from prefix instead",
         )
     if value is not None and value not in codes:
-        raise ConfigError(where, "a language code of the model", repr(value), _near(value, codes))
+        raise ConfigError(where, "a language code of the model", repr(value), _suggest(value, codes))
 
 
 def _check_prefix(settings: TranslatorSettings, tokenizer: Any) -> None:
@@ -281,18 +283,18 @@ def _check_prefix(settings: TranslatorSettings, tokenizer: Any) -> None:
             f"prefix of {settings.path}",
             "the code of a target language of the model",
             repr(settings.prefix),
-            _near(code, known),
+            _suggest(code, known),
         )
 
 
-def _near(value: str, codes: Mapping[str, int] | Sequence[str]) -> str:
-    """Suggest codes similar to `value`; all codes if none is."""
-    near = difflib.get_close_matches(value, list(codes), n=3, cutoff=0.5)
-    near = near or [code for code in codes if code.startswith(value[:2])][:3]
-    return f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {_some(codes)}"
+def _suggest(value: str, codes: Mapping[str, int] | Sequence[str]) -> str:
+    """Suggest codes that are similar to `value`, or begin like it; all codes if there are none."""
+    alike = [code for code in codes if code.startswith(value[:2])][:3]
+    otherwise = f"did you mean {' or '.join(map(repr, alike))}?" if alike else f"known: {_list_codes(codes)}"
+    return did_you_mean(value, codes, otherwise, most=3)
 
 
-def _some(codes: Mapping[str, int] | Sequence[str]) -> str:
+def _list_codes(codes: Mapping[str, int] | Sequence[str]) -> str:
     """List the first eight codes and the number of all; "none" if there are none."""
     names = sorted(codes)
     return ", ".join(names[:8]) + (f" ... ({len(names)} in all)" if len(names) > 8 else "") or "none"

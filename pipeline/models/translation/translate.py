@@ -1,4 +1,4 @@
-"""Translation of texts by one loaded model."""
+"""Translate texts with one loaded model."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -8,30 +8,31 @@ import torch
 
 from pipeline.device import Device
 from pipeline.errors import ModelError
-from pipeline.models.translation.decode import Request, plan, write
+from pipeline.models.translation.decode import Request, decode_batch, plan
 from pipeline.models.translation.decode_beam import search
 from pipeline.models.translation.decode_fused import FusedStepper, is_fused
 from pipeline.models.translation.decode_rules import rules_of
 from pipeline.models.translation.decode_steps import GeneralStepper
-from pipeline.models.translation.seq2seq import TranslatorFolder, load_model, load_wording
+from pipeline.models.translation.seq2seq import TranslatorFolder, load_model, open_tokenizer
 from pipeline.settings.augment import TranslatorSettings
 
 BATCH_TOKENS = {"cpu": 2_048, "cuda": 16_384}
-# (index of a text, max_tokens) -> (hypotheses, max_tokens) random numbers in [0, 1)
 Uniforms = Callable[[int, int], np.ndarray]
+"""Function that draws random numbers in [0, 1) for a text: (its index, max_tokens) -> an array of shape
+(hypotheses, max_tokens)"""
 
 
 class Translator:
-    """Translation model with its tokenizer (`wording`) and decoding settings, on one device."""
+    """Translation model with its tokenizer and decoding settings, on one device."""
 
     def __init__(
         self, folder: TranslatorFolder, settings: TranslatorSettings, device: Device, dtype: str
     ) -> None:
-        self.longest, self._positions, self._where = folder.longest, folder.positions, str(folder.path)
+        self.longest, self._positions, self._path = folder.longest, folder.positions, str(folder.path)
         self._decoding, self._device = settings.decoding, device.torch()
-        self.wording = load_wording(folder, settings)
+        self.tokenizer = open_tokenizer(folder, settings)
         self._model: Any = load_model(folder, getattr(torch, dtype)).to(self._device)
-        self._rules = rules_of(self._model, self.wording.first, self.wording.start, self._where)
+        self._rules = rules_of(self._model, self.tokenizer.first, self.tokenizer.start, self._path)
         self._stepper = FusedStepper(self._model) if is_fused(self._model) else GeneralStepper(self._model)
         self.batch_tokens = settings.batch_tokens or BATCH_TOKENS[device.kind]
         self.copies = self._decoding.beams if self._decoding.method == "beam" else self._decoding.hypotheses
@@ -45,9 +46,9 @@ class Translator:
             uniforms: random numbers for sampling; None for greedy decoding and beam search.
         """
         decoding = self._decoding
-        most = max(1, min(int(decoding.max_ratio * len(ids) + decoding.max_extra), self._positions))
-        least = min(int(decoding.min_ratio * len(ids)), most)
-        return Request(ids, least, most, uniforms(index, most) if uniforms else None)
+        max_tokens = max(1, min(int(decoding.max_ratio * len(ids) + decoding.max_extra), self._positions))
+        min_tokens = min(int(decoding.min_ratio * len(ids)), max_tokens)
+        return Request(ids, min_tokens, max_tokens, uniforms(index, max_tokens) if uniforms else None)
 
     def __call__(self, requests: Sequence[Request]) -> Iterator[tuple[np.ndarray, list[list[list[int]]]]]:
         """Translate in batches, longest texts first. Halves batch_tokens whenever the GPU runs out of memory.
@@ -56,32 +57,33 @@ class Translator:
             Indices of the requests of a batch, and for each of them the tokens of its hypotheses.
 
         Raises:
-            ModelError: the device has not enough memory for one text.
+            ModelError: the device does not have enough memory for one text.
         """
         batches = plan([len(request.ids) for request in requests], self.batch_tokens, self.copies)
         while batches:
-            hypotheses = self._batch([requests[index] for index in batches[0]])
+            hypotheses = self._decode([requests[index] for index in batches[0]])
             if hypotheses is not None:
                 yield batches.pop(0), hypotheses
                 continue
             self._halve(len(batches[0]))
-            rest = np.concatenate(batches)
-            lengths = [len(requests[index].ids) for index in rest]
-            batches = [rest[part] for part in plan(lengths, self.batch_tokens, self.copies)]
+            remaining = np.concatenate(batches)
+            lengths = [len(requests[index].ids) for index in remaining]
+            batches = [remaining[part] for part in plan(lengths, self.batch_tokens, self.copies)]
 
-    def _batch(self, requests: list[Request]) -> list[list[list[int]]] | None:
+    def _decode(self, requests: list[Request]) -> list[list[list[int]]] | None:
         """Decode one batch; None if the GPU ran out of memory (a CPU without memory raises another error)."""
         try:
             if self._decoding.method == "beam":
                 return search(self._model, self._rules, requests, self._decoding, self._device)
-            return write(self._stepper, self._rules, requests, self._decoding, self._device)
+            return decode_batch(self._stepper, self._rules, requests, self._decoding, self._device)
         except torch.OutOfMemoryError:
             return None
 
-    def _halve(self, rows: int) -> None:
-        if rows == 1:
+    def _halve(self, texts: int) -> None:
+        """Halve batch_tokens after a batch of `texts` texts; raise ModelError if it was a single one."""
+        if texts == 1:
             raise ModelError(
-                self._where,
+                self._path,
                 f"memory of {self._device} for one text",
                 f"out of memory with one text of at most {self.longest} tokens",
                 "lower max_length, hypotheses or beams, or use a larger device",

@@ -1,10 +1,11 @@
-"""The types that all files of a corpus agree on, and the errors for files that do not fit."""
+"""Find the column types that all files of a corpus agree on, and the files that do not fit them."""
 
 import difflib
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
 from pipeline.errors import DataError
@@ -13,18 +14,19 @@ from pipeline.store.arrays import is_text, plain_type
 from pipeline.store.schema import corpus_schema
 from pipeline.text.corpus.sources import SourceFile
 
-MAX_LEAVES = 256  # of a kept column in JSON: each is a column in memory, even if most rows have no value
+# Leaves of the type of a kept JSON column: each takes memory like a column, even if most rows have no value.
+MAX_LEAVES = 256
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Types of the corpus's id column and of its kept columns."""
+    """Types of a corpus's id column and of its kept columns (corpus.keep)."""
 
     id: pa.DataType
     """string, int64 or uint64"""
     kept: tuple[pa.Field, ...] = ()
-    partly: bool = False
-    """whether a nested type leaves out keys because there are too many"""
+    leaves_out_keys: bool = False
+    """whether a nested type lacks keys of the files, because there are too many"""
 
     @property
     def schema(self) -> pa.Schema:
@@ -33,41 +35,62 @@ class Columns:
 
 
 @dataclass(frozen=True)
+class RowGroups:
+    """Consecutive row groups of a Parquet file."""
+
+    first: int
+    """index of the first row group"""
+    stop: int
+    """index after that of the last one"""
+    first_row: int
+    """number of the first row in the file"""
+    rows: int
+    size: int
+    """bytes of the columns to read"""
+
+    def has_any(self, rows: np.ndarray) -> bool:
+        """Return whether any of the rows, given by their numbers in the file, is in these row groups."""
+        return bool(((rows >= self.first_row) & (rows < self.first_row + self.rows)).any())
+
+
+@dataclass(frozen=True)
 class FileColumns:
     """Columns of one file."""
 
     file: SourceFile
     types: dict[str, pa.DataType]
-    """types of the id and of the kept columns; null if no value shows the type"""
+    """types of the id and of the kept columns; the null type if a column has no values"""
     rows: int | None = None
     """number of rows; None if only reading the file shows it"""
     negative_ids: bool = True
     """whether an id may be negative"""
-    known: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
     """names of all columns"""
     absent: frozenset[str] = frozenset()
-    """wanted columns that no row has"""
-    partly: frozenset[str] = frozenset()
-    """nested columns with values that their type does not hold"""
+    """columns named in the settings that no row has"""
+    incomplete: frozenset[str] = frozenset()
+    """nested columns whose type lacks keys of the file, because there are too many"""
+    divisions: tuple[RowGroups, ...] = ()
+    """all row groups of a Parquet file, divided so that several workers can read a large file"""
 
 
-def id_type(found: pa.DataType) -> pa.DataType | None:
-    """The id type of a column: string, int64 or uint64.
+def id_type(column_type: pa.DataType) -> pa.DataType | None:
+    """Return the type of ids from a column of the given type: string, int64 or uint64.
 
     Returns:
-        The type; null for a column without values; None if the column cannot hold ids.
+        The type; the null type for a column without values; None if the column cannot hold ids.
     """
-    found = plain_type(found)
-    if is_text(found):
+    column_type = plain_type(column_type)
+    if is_text(column_type):
         return pa.string()
-    if pa.types.is_integer(found):
-        return pa.uint64() if pa.types.is_uint64(found) else pa.int64()
-    return found if pa.types.is_null(found) else None
+    if pa.types.is_integer(column_type):
+        return pa.uint64() if pa.types.is_uint64(column_type) else pa.int64()
+    return column_type if pa.types.is_null(column_type) else None
 
 
-def missing_column(file: SourceFile, setting: str, column: str, known: Iterable[str]) -> DataError:
-    """The error for a column that a file does not have."""
-    names = list(dict.fromkeys(known))
+def missing_column(file: SourceFile, setting: str, column: str, names: Iterable[str]) -> DataError:
+    """Create the error for a column that a file does not have; `names` are the columns that it has."""
+    names = list(dict.fromkeys(names))
     near = difflib.get_close_matches(column, names, n=1)
     return file.error(
         f"a column {column!r} ({setting})",
@@ -77,7 +100,7 @@ def missing_column(file: SourceFile, setting: str, column: str, known: Iterable[
 
 
 def wrong_column_type(file: SourceFile, setting: str, column: str, expected: str, found: object) -> DataError:
-    """The error for a column of a wrong type."""
+    """Create the error for a column of a wrong type."""
     return file.error(
         f"column {column!r} ({setting}) of type {expected}",
         str(found),
@@ -86,75 +109,82 @@ def wrong_column_type(file: SourceFile, setting: str, column: str, expected: str
 
 
 def agree_on_columns(
-    seen: Sequence[FileColumns], corpus: CorpusSettings
+    files: Sequence[FileColumns], corpus: CorpusSettings
 ) -> tuple[Columns, dict[str, DataError]]:
-    """Find the types that the files of a corpus have in common.
+    """Find types for the columns of a corpus that hold the values of all its files.
 
-    The first file decides between string and integer ids; numbers widen. A JSON file is never refused for a
-    kept column: values that do not fit, or are missing, become null when they are read.
+    The first file decides between string and integer ids. A JSON file is never refused for a kept column:
+    values that do not fit, or are missing, become null when they are read.
 
     Returns:
-        (the types, the errors of files that do not fit by file name).
+        The types, and the error of each file that does not fit, by the file's name.
 
     Raises:
-        DataError: no file has a kept column.
+        DataError: no file has one of the kept columns.
     """
-    chosen, refused = _agree_on_id(seen, corpus)
-    kept, partly = [], any(one.partly for one in seen)
+    id_column_type, refused = _agree_on_id(files, corpus)
+    kept, leaves_out_keys = [], any(each.incomplete for each in files)
     for name in corpus.keep:
-        if seen and all(name in one.absent for one in seen):
-            raise missing_column(seen[0].file, "corpus.keep", name, seen[0].known)
-        kind = chosen if name == corpus.id else pa.null()
-        for one in () if name == corpus.id else seen:
+        if name == corpus.id:
+            kept.append(pa.field(name, id_column_type))
+            continue
+        if files and all(name in each.absent for each in files):
+            raise missing_column(files[0].file, "corpus.keep", name, files[0].names)
+        kind = pa.null()
+        for each in files:
+            is_parquet = each.file.format == "parquet"
             try:
-                wider = common_type(kind, plain_type(one.types[name]))
-                fits = one.file.format == "parquet" or count_leaves(wider) <= MAX_LEAVES
-                kind, partly = (wider, partly) if fits else (kind, True)
+                wider = common_type(kind, plain_type(each.types[name]))
             except pa.ArrowTypeError:
-                if one.file.format == "parquet":
+                if is_parquet:
                     expected = f"{kind}, as in earlier files"
-                    error = wrong_column_type(one.file, "corpus.keep", name, expected, one.types[name])
-                    refused.setdefault(one.file.name, error)
+                    error = wrong_column_type(each.file, "corpus.keep", name, expected, each.types[name])
+                    refused.setdefault(each.file.name, error)
+                continue
+            if is_parquet or count_leaves(wider) <= MAX_LEAVES:
+                kind = wider
+            else:
+                leaves_out_keys = True
         kept.append(pa.field(name, pa.string() if pa.types.is_null(kind) else kind))
-    return Columns(chosen, tuple(kept), partly), refused
+    return Columns(id_column_type, tuple(kept), leaves_out_keys), refused
 
 
 def _agree_on_id(
-    seen: Sequence[FileColumns], corpus: CorpusSettings
+    files: Sequence[FileColumns], corpus: CorpusSettings
 ) -> tuple[pa.DataType, dict[str, DataError]]:
-    """The id type, and the errors of files that do not fit.
+    """Return the type of the ids, and the error of each file that does not fit, by the file's name.
 
-    uint64 if a file needs it and no file may have negative ids; otherwise ids of 2^63 and above are rejected
-    when they are read.
+    Integer ids are uint64 if a file needs it and no file may have negative ids. Otherwise they are int64, and
+    ids of 2^63 and above are rejected when they are read.
     """
-    kinds = {one.file: "string" if is_text(one.types[corpus.id]) else "integer" for one in seen}
-    known = [one for one in seen if not pa.types.is_null(one.types[corpus.id])]
-    if not known:
+    with_ids = [each for each in files if not pa.types.is_null(each.types[corpus.id])]
+    if not with_ids:
         return pa.string(), {}
-    first = kinds[known[0].file]
-    fitting = [one for one in known if kinds[one.file] == first]
-    expected = f"{first}, as in {known[0].file.name}"
+    kinds = {each.file: "string" if is_text(each.types[corpus.id]) else "integer" for each in with_ids}
+    first = kinds[with_ids[0].file]
+    fitting = [each for each in with_ids if kinds[each.file] == first]
+    expected = f"{first}, as in {with_ids[0].file.name}"
     refused = {
-        one.file.name: wrong_column_type(one.file, "corpus.id", corpus.id, expected, kinds[one.file])
-        for one in known
-        if kinds[one.file] != first
+        each.file.name: wrong_column_type(each.file, "corpus.id", corpus.id, expected, kinds[each.file])
+        for each in with_ids
+        if kinds[each.file] != first
     }
     if first == "string":
         return pa.string(), refused
-    large = any(pa.types.is_uint64(one.types[corpus.id]) for one in fitting)
-    unsigned = large and not any(one.negative_ids for one in fitting)
-    return pa.uint64() if unsigned else pa.int64(), refused
+    has_large_ids = any(pa.types.is_uint64(each.types[corpus.id]) for each in fitting)
+    has_negative_ids = any(each.negative_ids for each in fitting)
+    return pa.uint64() if has_large_ids and not has_negative_ids else pa.int64(), refused
 
 
 def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """The type that holds the values of both types. ArrowTypeError if there is none."""
+    """Return the type that holds the values of both types; raise ArrowTypeError if there is none."""
     schemas = [pa.schema([("value", kind)]) for kind in (one, other)]
     return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
 
 
 @functools.lru_cache(maxsize=64)
 def count_leaves(kind: pa.DataType) -> int:
-    """Number of leaves of a type: the columns that it takes in Arrow's memory."""
+    """Count the leaves of a type: the arrays without children that a column of the type has in memory."""
     if not kind.num_fields:
         return 1
     return sum(count_leaves(kind.field(index).type) for index in range(kind.num_fields))
@@ -163,7 +193,7 @@ def count_leaves(kind: pa.DataType) -> int:
 def cast_column(
     column: pa.ChunkedArray, kind: pa.DataType, file: SourceFile, setting: str, name: str
 ) -> pa.ChunkedArray:
-    """Cast a column to the type that the files agreed on. DataError if a value does not fit."""
+    """Cast a column to the type that the files agree on; raise DataError if a value does not fit."""
     try:
         return column.cast(kind)
     except pa.ArrowInvalid as error:

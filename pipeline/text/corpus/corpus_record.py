@@ -1,25 +1,28 @@
-"""Identity and record of a corpus: digests of its input, loading it, and checking how many rows are good."""
+"""Digests that identify a corpus, and checks of its record: is it complete, are enough of its rows good."""
 
 from pipeline.config import digest_of
 from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
-from pipeline.store.base import Store
+from pipeline.store.base import Store, in_threads
 from pipeline.store.units import Corpus, counts_under
 from pipeline.text.corpus.normalize import NORMALIZER_VERSION
 from pipeline.text.corpus.sources import SourceFile
 
+# Increased with every change of the temporary files, of the sizes of buckets, and of how items are formed.
+_WORK_VERSION = 3
+
 
 def reading_digest(corpus: CorpusSettings) -> str:
-    """sha256 (hex) of the settings that decide how rows are read.
+    """Return the sha256 (hex) of the settings that decide how rows are read.
 
-    If it changes, unchanged files are read again.
+    If it changes, unchanged files have to be read again.
     """
     settings = corpus.model_dump(mode="json", include={"id", "text", "keep", "max_rows", "bad_files"})
     return digest_of({"corpus": settings, "normalizer": NORMALIZER_VERSION})
 
 
 def corpus_digest(corpus: CorpusSettings, files: list[SourceFile]) -> str:
-    """sha256 (hex) of everything that decides the corpus's rows; equal digests mean equal rows."""
+    """Return the sha256 (hex) of everything that decides a corpus's rows: equal digests mean equal rows."""
     used = {corpus.id, corpus.text, *corpus.keep}
     listing = [
         [
@@ -31,46 +34,66 @@ def corpus_digest(corpus: CorpusSettings, files: list[SourceFile]) -> str:
     return digest_of({"reading": reading_digest(corpus), "files": listing})
 
 
+def tables_folder(corpus_id: str) -> str:
+    """Return the folder of a corpus's tables."""
+    return f"keys/{corpus_id}"
+
+
+def work_folder(corpus_id: str) -> str:
+    """Return the folder of the files that are needed only until a corpus's record is written.
+
+    A run continues from the files that an earlier run left there, if it divides the work in the same way.
+    """
+    return f"{tables_folder(corpus_id)}/work/{_WORK_VERSION}"
+
+
 def record_path(corpus_id: str) -> str:
-    """Path of a corpus's record, which `ingest` writes last."""
-    return f"keys/{corpus_id}/corpus.json"
+    """Return the path of a corpus's record, which `ingest` writes last."""
+    return f"{tables_folder(corpus_id)}/corpus.json"
+
+
+def store_record(store: Store, record: Corpus) -> None:
+    """Create the record; replace an earlier run's if it is corrupt or its files are incomplete."""
+    path, content = record_path(record.id), record.to_json()
+    if not store.create(path, content) and not load_complete_corpus(store, record.id):
+        store.write(path, content)
 
 
 def load_complete_corpus(store: Store, corpus_id: str) -> Corpus | None:
     """Load the corpus that an earlier run wrote; None if a file of it is missing or truncated."""
     try:
-        found = Corpus.load(store, record_path(corpus_id))
-    except DataError:  # truncated on a file system without hard links
+        record = Corpus.load(store, record_path(corpus_id))
+    except DataError:  # truncated, by a crash on a file system without hard links
         return None
-    return found if found is not None and not first_missing_file(store, found) else None
+    return record if record is not None and not first_missing_file(store, record) else None
 
 
 def first_missing_file(store: Store, corpus: Corpus) -> str | None:
-    """Path of a file of the corpus that is missing or has another size; None if all are complete."""
+    """Return the path of a file of the corpus that is missing or has another size; None if none is."""
     needed = {reference.path: reference.bytes for reference in corpus.references()}
     folders = sorted({path.rpartition("/")[0] for path in needed})
-    present = {entry.path: entry.size for folder in folders for entry in store.list(folder)}
+    present = {entry.path: entry.size for entries in in_threads(store.list, folders) for entry in entries}
     return next((path for path, size in needed.items() if present.get(path) != size), None)
 
 
-def check_good_rows(made: Corpus, corpus: CorpusSettings, store: Store) -> None:
-    """DataError if no row is good, or more than corpus.max_quarantined of the rows are quarantined."""
-    rows, good, bad = (made.counts[name] for name in ("rows", "good", "quarantined"))
-    listed = f"see {store.uri_of(made.quarantine.path)}" if made.quarantine else "check corpus.uri"
-    quarantined = counts_under("quarantined_", made.counts)
+def check_good_rows(record: Corpus, corpus: CorpusSettings, store: Store) -> None:
+    """Raise DataError if no row is good, or more than corpus.max_quarantined of the rows are quarantined."""
+    rows, good, bad = (record.counts[name] for name in ("rows", "good", "quarantined"))
+    remedy = f"see {store.uri_of(record.quarantine.path)}" if record.quarantine else "check corpus.uri"
+    quarantined = counts_under("quarantined_", record.counts)
     reasons = ", ".join(f"{reason} {count}" for reason, count in quarantined.items())
     if not good:
-        skipped = f", {made.counts['bad_files']} unusable files" if "bad_files" in made.counts else ""
+        skipped = f", {record.counts['bad_files']} unusable files" if "bad_files" in record.counts else ""
         raise DataError(
             corpus.uri,
             "at least one row with an id and a text",
             f"{rows} rows{f' ({reasons})' if reasons else ''}{skipped}",
-            listed,
+            remedy,
         )
     if bad > corpus.max_quarantined * rows:
         raise DataError(
             corpus.uri,
             f"at most {corpus.max_quarantined:.0%} bad rows (corpus.max_quarantined)",
             f"{bad} of {rows} rows ({reasons})",
-            f"{listed}, then fix the corpus or raise corpus.max_quarantined",
+            f"{remedy}, then fix the corpus or raise corpus.max_quarantined",
         )

@@ -1,4 +1,4 @@
-"""Parse the docstrings of one Python file."""
+"""Parse the docstrings of one Python file into rows for a corpus."""
 
 import ast
 import inspect
@@ -10,27 +10,27 @@ from pathlib import Path
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
-_MIN_WORDS = 4
+_MIN_WORDS = 4  # of a docstring's first paragraph; shorter ones are left out
 _MAX_SIGNATURE = 160  # characters
-# An indented string after a colon, as in `def f():`, that begins with a capital letter.
-_DOCUMENTED = re.compile(rb':\s*\n\s+[rRuU]?(?:"""|\'\'\')\s*[A-Z]')
+# Start of a docstring: an indented string after a colon, as in `def f():`, that begins with a capital letter.
+_HAS_DOCSTRING = re.compile(rb':\s*\n\s+[rRuU]?(?:"""|\'\'\')\s*[A-Z]')
 _IMPORTS_PRIVATE = re.compile(rb"from +(?:\.|[\w.]+\.)_\w")
 _DIRECTIVE = re.compile(r"^(\.\.|:|>>>|[-=~*#]{3}|copyright\b)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Docstring:
-    """The first paragraph of a docstring."""
+    """The first paragraph of one docstring, with the definition that it belongs to."""
 
     id: str
-    """dotted name"""
+    """dotted name of the definition"""
     text: str
     """the paragraph on one line"""
     kind: str
     """function, class, method or module"""
     signature: str
     package: str
-    """top-level name"""
+    """top-level package of the module"""
 
 
 @dataclass(frozen=True)
@@ -44,37 +44,38 @@ class PythonFile:
 def parse_docstrings(module: PythonFile) -> Iterator[Docstring]:
     """Yield the docstrings of one file: functions and classes, then methods, then the module.
 
-    A package's `__init__` also gives the definitions that it imports from private modules.
+    The definitions that a package's `__init__` imports from private modules count as its own. Nested classes
+    are left out.
     """
     tree = _parse(module.path)
     if tree is None:
         return
     nodes = [*_definitions(tree.body), *_private_imports(tree, module)]
     package = module.name.split(".")[0]
-    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
-    named = [(node.name, node, "class" if node in classes else "function") for node in nodes]
-    methods = [
-        (f"{node.name}.{each.name}", each, "method") for node in classes for each in _definitions(node.body)
-    ]
-    for name, node, kind in [*named, *methods]:
-        nested = kind == "method" and isinstance(node, ast.ClassDef)
-        if not nested and (text := _first_paragraph(node)):
-            yield Docstring(f"{module.name}.{name}", text, kind, _signature(node), package)
+    for node in nodes:
+        if text := _first_paragraph(node):
+            kind = "class" if isinstance(node, ast.ClassDef) else "function"
+            yield Docstring(f"{module.name}.{node.name}", text, kind, _signature(node), package)
+    for node in nodes:
+        for method in _definitions(node.body) if isinstance(node, ast.ClassDef) else ():
+            if not isinstance(method, ast.ClassDef) and (text := _first_paragraph(method)):
+                name = f"{module.name}.{node.name}.{method.name}"
+                yield Docstring(name, text, "method", _signature(method), package)
     if text := _first_paragraph(tree):
         yield Docstring(module.name, text, "module", "", package)
 
 
 def _parse(path: Path) -> ast.Module | None:
-    """Parse a file; None if it has no docstring or cannot be parsed (MemoryError: nested too deeply)."""
+    """Parse a file; None if it has no docstring or cannot be parsed."""
     try:
         content = path.read_bytes()
-        imports = path.name == "__init__.py" and _IMPORTS_PRIVATE.search(content)
-        if not _DOCUMENTED.search(content) and not imports:
+        imports_private = path.name == "__init__.py" and _IMPORTS_PRIVATE.search(content)
+        if not _HAS_DOCSTRING.search(content) and not imports_private:
             return None  # parsing takes most of the time, and one file in three has no docstring
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in other people's code
             return ast.parse(content)
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deeply
         return None
 
 
@@ -84,15 +85,25 @@ def _private_imports(tree: ast.Module, module: PythonFile) -> Iterator[Definitio
     An example is `from ._logistic import LogisticRegression`.
     """
     for node in tree.body if module.path.name == "__init__.py" else ():
-        if isinstance(node, ast.ImportFrom) and node.module and node.level <= 1:
-            # relative to the package: `from ._a import b` and `from package._a import b` are both `_a`
-            inside = node.module if node.level else node.module.removeprefix(f"{module.name}.")
-            in_package = node.level or inside != node.module
-            if in_package and inside.startswith("_") and inside.replace(".", "").isidentifier():
-                names = {alias.name for alias in node.names if alias.asname in (None, alias.name)}
-                private = _parse(module.path.parent / f"{inside.replace('.', '/')}.py")
-                found = _definitions(private.body) if private else ()
-                yield from (each for each in found if "*" in names or each.name in names)
+        name = _private_module(node, module.name) if isinstance(node, ast.ImportFrom) else None
+        private = _parse(module.path.parent / f"{name.replace('.', '/')}.py") if name else None
+        if isinstance(node, ast.ImportFrom) and private is not None:
+            names = {alias.name for alias in node.names if alias.asname in (None, alias.name)}
+            definitions = _definitions(private.body)
+            yield from (each for each in definitions if "*" in names or each.name in names)
+
+
+def _private_module(node: ast.ImportFrom, package: str) -> str | None:
+    """Return the private module of the package that a statement imports from, as a name relative to it.
+
+    It is "_a" for `from ._a import b` and for `from package._a import b`; None for other modules.
+    """
+    if not node.module or node.level > 1:
+        return None
+    name = node.module if node.level else node.module.removeprefix(f"{package}.")
+    in_package = node.level == 1 or name != node.module
+    is_private = name.startswith("_") and name.replace(".", "").isidentifier()
+    return name if in_package and is_private else None
 
 
 def _definitions(body: list[ast.stmt]) -> Iterator[Definition]:
@@ -101,8 +112,8 @@ def _definitions(body: list[ast.stmt]) -> Iterator[Definition]:
         if isinstance(node, Definition) and not node.name.startswith("_"):
             yield node
         elif isinstance(node, ast.If | ast.Try):
-            handlers = [line for handler in getattr(node, "handlers", []) for line in handler.body]
-            yield from _definitions([*node.body, *handlers, *node.orelse])
+            in_handlers = [each for handler in getattr(node, "handlers", []) for each in handler.body]
+            yield from _definitions([*node.body, *in_handlers, *node.orelse])
 
 
 def _first_paragraph(node: Definition | ast.Module) -> str | None:
@@ -116,5 +127,6 @@ def _first_paragraph(node: Definition | ast.Module) -> str | None:
 
 
 def _signature(node: Definition) -> str:
-    inside = ", ".join(map(ast.unparse, node.bases if isinstance(node, ast.ClassDef) else [node.args]))
-    return f"{node.name}({inside})".encode(errors="replace").decode()[:_MAX_SIGNATURE]
+    """Return the name with the arguments, or the base classes, in parentheses."""
+    arguments = ", ".join(map(ast.unparse, node.bases if isinstance(node, ast.ClassDef) else [node.args]))
+    return f"{node.name}({arguments})".encode(errors="replace").decode()[:_MAX_SIGNATURE]

@@ -1,38 +1,36 @@
 """Ingest a corpus for a night: read the files that changed, write new units, and quarantine bad rows.
 
-Memory holds one bucket of ids, one unit, and eight bytes for every dead row.
+Memory holds a few buckets of ids, one unit, and the names and counts of all files.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pipeline.config import digest_of
+from pipeline.errors import TransientError
 from pipeline.settings import CorpusSettings
 from pipeline.store.base import Store
+from pipeline.store.local import ScratchStore
 from pipeline.store.units import Corpus
+from pipeline.text.corpus.corpus_parts import TABLES_VERSION
 from pipeline.text.corpus.corpus_record import (
     check_good_rows,
     corpus_digest,
     first_missing_file,
     load_complete_corpus,
+    work_folder,
 )
-from pipeline.text.corpus.ingestion import TABLES_VERSION, Ingestion
-from pipeline.text.corpus.read_pass import OnProgress
+from pipeline.text.corpus.ingestion import Ingestion
 from pipeline.text.corpus.sources import list_files
+from pipeline.text.corpus.task_map import TaskRunner, WorkFolder, map_here
+from pipeline.text.corpus.tonights_files import ParentCorpus, inspect_files
 
-_MAX_DEAD = 0.3  # of the units' rows: they cost space, memory, and time whenever a unit is read
-_MAX_UNITS = 2  # times as many units as full ones would be, and
-_SMALL_UNITS = 200  # this many: nightly additions make small units, each a file to open
-
-
-@dataclass(frozen=True)
-class ParentCorpus:
-    """The corpus of the previous night, to continue from."""
-
-    corpus: Corpus | None = None
-    next_ordinal: int = 0
-    """the first unit number that no release has used"""
-    rebuild_reason: str = ""
-    """why none of its units can be kept; empty if they can"""
+# All units are rebuilt if more than this proportion of their rows is dead: dead rows cost space, memory, and
+# time whenever a unit is read.
+_MAX_DEAD = 0.3
+# All units are rebuilt if there are more than _SMALL_UNITS and more than _MAX_UNITS times as many as full
+# units would be: every night adds small units, and each is a file to open.
+_MAX_UNITS = 2
+_SMALL_UNITS = 200
 
 
 def ingest(
@@ -40,20 +38,19 @@ def ingest(
     unit_rows: int,
     store: Store,
     parent: ParentCorpus | None = None,
-    *,
-    on_progress: OnProgress = lambda rows, size: None,
+    runner: TaskRunner = TaskRunner(),
 ) -> Corpus:
-    """Write the corpus as units in `store`: the parent's units with their dead rows, and units of new rows.
+    """Write a corpus to `store`: keep the parent's units, mark their dead rows, and write units of new rows.
 
     Only files that changed are read. Rows are taken in the order of (file name, row). Equal input, parent and
-    settings give the same bytes; a corpus that is complete already is not written again.
+    settings give the same bytes; a corpus that is already complete is not written again.
 
     Args:
-        corpus: the files and columns.
-        unit_rows: rows of a unit at most.
-        store: the store for units and tables.
-        parent: the previous night's corpus, if there is one.
-        on_progress: called with the rows and the input bytes read so far.
+        corpus: settings that name the files and columns.
+        unit_rows: largest number of rows of a unit.
+        store: store of the units and tables.
+        parent: the previous night's corpus; None if there is none.
+        runner: runs the tasks that the work is divided into.
 
     Raises:
         DataError: a file is unusable (unless corpus.bad_files=skip), no row is good, or more than
@@ -61,45 +58,62 @@ def ingest(
         TransientError: a file changed while it was read.
     """
     files = list_files(corpus)
-    digest, usable = corpus_digest(corpus, files), _usable(parent or ParentCorpus(), store)
-    known = [usable.corpus and usable.corpus.id, usable.next_ordinal, usable.rebuild_reason]
-    corpus_id = digest_of([TABLES_VERSION, digest, *known, unit_rows])
-    complete = load_complete_corpus(store, corpus_id)
-    if complete is None:
+    digest, parent = corpus_digest(corpus, files), _usable_parent(parent or ParentCorpus(), store)
+    parent_facts = [parent.corpus and parent.corpus.id, parent.next_ordinal, parent.rebuild_reason]
+    corpus_id = digest_of([TABLES_VERSION, digest, *parent_facts, unit_rows])
+    record = load_complete_corpus(store, corpus_id)
+    if record is None:
         with store.scratch() as scratch:
-            complete = Ingestion(
-                corpus=corpus,
+            work = ScratchStore(str(scratch)) if runner.map_tasks is map_here else store
+            ingestion = Ingestion(
+                tonight=inspect_files(corpus, files, parent, store, runner.map_tasks),
                 unit_rows=unit_rows,
                 store=store,
+                work=WorkFolder(work, work_folder(corpus_id)),
                 scratch=scratch,
+                map_tasks=runner.map_tasks,
                 digest=digest,
                 corpus_id=corpus_id,
-                files=files,
-                parent=usable.corpus,
-                next_ordinal=usable.next_ordinal,
-                rebuild_reason=usable.rebuild_reason,
-                on_progress=on_progress,
-            ).run()
-    check_good_rows(complete, corpus, store)
-    return complete
+                next_ordinal=parent.next_ordinal,
+                on_progress=runner.on_progress,
+            )
+            record = _run(ingestion)
+    check_good_rows(record, corpus, store)
+    return record
 
 
-def _usable(parent: ParentCorpus, store: Store) -> ParentCorpus:
-    """The parent with the reason to rebuild all units, if any, and without a corpus that cannot be used."""
+def _run(ingestion: Ingestion) -> Corpus:
+    """Run an ingestion and remove its temporary files.
+
+    If another run of the same ingestion removes them first, its record is returned.
+    """
+    try:
+        record = ingestion.run()
+    except (FileNotFoundError, TransientError):
+        finished = load_complete_corpus(ingestion.store, ingestion.corpus_id)
+        if finished is None:
+            raise
+        record = finished
+    ingestion.remove_work()
+    return record
+
+
+def _usable_parent(parent: ParentCorpus, store: Store) -> ParentCorpus:
+    """Return the parent without its corpus if that cannot be used, and with the reason to rebuild, if any."""
     corpus = parent.corpus
     if corpus is None:
         return parent
-    # the reasons are part of the corpus's id: other words would make another id of the same corpus
+    # Do not reword the reasons: they are part of the corpus's id.
     if corpus.version != TABLES_VERSION:
         return ParentCorpus(None, parent.next_ordinal, "the corpus before was kept by another version")
     if missing := first_missing_file(store, corpus):
         return ParentCorpus(None, parent.next_ordinal, f"the corpus before lacks {missing}")
     rows, dead = sum(unit.rows for unit in corpus.units), sum(unit.dead for unit in corpus.units)
     fullest = max((unit.rows for unit in corpus.units), default=1)
-    most = max(_SMALL_UNITS, _MAX_UNITS * -(-rows // fullest))
+    max_units = max(_SMALL_UNITS, _MAX_UNITS * -(-rows // fullest))
     reason = parent.rebuild_reason
     if not reason and dead > _MAX_DEAD * rows:
         reason = f"{dead / rows:.0%} of the units' rows were dead ({_MAX_DEAD:.0%} at most)"
-    if not reason and len(corpus.units) > most:
-        reason = f"{len(corpus.units)} units, many of them small ({most} at most)"
+    if not reason and len(corpus.units) > max_units:
+        reason = f"{len(corpus.units)} units, many of them small ({max_units} at most)"
     return replace(parent, rebuild_reason=reason)

@@ -1,243 +1,296 @@
-"""The work of one ingestion, from the changed files to the corpus's record."""
+"""The steps of one ingestion: maps over files, buckets of ids, groups of buckets, and buckets of texts.
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
+The driver plans the items of each map from the sums of the map before, and writes the record last.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-
-from pipeline.errors import Defect, TransientError
-from pipeline.settings import CorpusSettings
-from pipeline.store.address import ordinal_of
-from pipeline.store.base import Store
-from pipeline.store.changes import ChangedRow, ChangedRows
-from pipeline.store.dead import Dead
-from pipeline.store.units import Corpus, CorpusUnit, InputFile, total
-from pipeline.text.corpus.bucket_pass import BucketPass
-from pipeline.text.corpus.corpus_record import (
-    check_good_rows,
-    load_complete_corpus,
-    reading_digest,
-    record_path,
+from pipeline.errors import TransientError
+from pipeline.store.base import Store, in_threads, sha256_of
+from pipeline.store.changes import ChangedRows
+from pipeline.store.dead import write_address_pieces
+from pipeline.store.stored import FileRef
+from pipeline.store.units import Corpus, CorpusUnit, TableBucket
+from pipeline.text.corpus.bucket_plan import bucket_bytes, group_buckets
+from pipeline.text.corpus.corpus_parts import (
+    IngestOutcome,
+    choose_changed_rows,
+    dead_addresses,
+    extend_keys,
+    gather_quarantine,
+    input_files,
+    keep_units,
+    make_record,
 )
-from pipeline.text.corpus.quarantine import QuarantineFile
-from pipeline.text.corpus.read_pass import CHANGED_REMEDY, OnProgress, ReadPass
-from pipeline.text.corpus.reader import CorpusSurvey, survey_files
-from pipeline.text.corpus.resolve_ids import ABSENT, quarantine_duplicates
-from pipeline.text.corpus.sources import SourceFile, is_unchanged
-from pipeline.text.corpus.tables import Tables
-from pipeline.text.corpus.unit_writer import UnitWriter
-
-TABLES_VERSION = 2  # a corpus with tables of another version is rebuilt
+from pipeline.text.corpus.corpus_record import check_good_rows, store_record, tables_folder
+from pipeline.text.corpus.keys import bucket_count
+from pipeline.text.corpus.lines import ReadPart
+from pipeline.text.corpus.read_files import FileToRead, ReadFiles, ReadRecord, group_by_bytes
+from pipeline.text.corpus.resolve_bucket import BucketRecord, ResolveBucket
+from pipeline.text.corpus.revive_rows import CHANGED_REMEDY, ReviveRows, files_of_rows
+from pipeline.text.corpus.sorted_rows import (
+    DeadRange,
+    DuplicateRange,
+    SortDead,
+    SortDuplicates,
+    row_ranges,
+    unit_ranges,
+)
+from pipeline.text.corpus.sources import is_unchanged
+from pipeline.text.corpus.table_buckets import extend_bucket
+from pipeline.text.corpus.task_map import (
+    IngestTask,
+    OnProgress,
+    TaskMap,
+    WorkFolder,
+    ignore_progress,
+    map_here,
+)
+from pipeline.text.corpus.text_table import GatherCopies, ResolveTexts, UnitsToCopyTo
+from pipeline.text.corpus.tonights_files import TonightsFiles
+from pipeline.text.corpus.write_units import BucketGroup, GroupRecord, WriteUnits
 
 
 @dataclass
 class Ingestion:
-    """One ingestion."""
+    """One run of `ingest`: its arguments, and the state of its steps."""
 
-    corpus: CorpusSettings
+    tonight: TonightsFiles
     unit_rows: int
     store: Store
+    work: WorkFolder
+    """folder of temporary files"""
     scratch: Path
+    map_tasks: TaskMap
     digest: str
+    """digest of the input; see `corpus_digest`"""
     corpus_id: str
-    files: list[SourceFile]
-    parent: Corpus | None
     next_ordinal: int
-    rebuild_reason: str
-    """why all rows get new addresses; empty if the parent's units are kept"""
     on_progress: OnProgress
-    kept: dict[str, InputFile] = field(init=False)
-    """files that are not read tonight, by name"""
-    bad: QuarantineFile = field(init=False)
 
     def run(self) -> Corpus:
         """Write units, tables and quarantine, then the record."""
-        self.kept = self._unchanged_files()
-        survey = self._survey()
-        if self._reuse and survey.columns.schema != self._parent_schema:
-            self.rebuild_reason = "id or kept columns, or their types, have changed"
-            self.kept = {}
-            survey = self._survey()
-        self.bad = QuarantineFile(self.scratch / "quarantine.parquet")
-        self._carry_quarantine()
-        read = self._read(survey)
-        buckets = BucketPass(self.store, self.scratch, self.parent, self.names, list(self.kept), self._reuse)
-        buckets.resolve(read, kept_rows=sum(file.good for file in self.kept.values()))
+        read = self._read()
+        buckets = self._resolve(read)
+        revived = self._revive(buckets)
         self._check_unchanged()
-        return self._commit(read, buckets, self._write_units(read, buckets))
-
-    @property
-    def _reuse(self) -> bool:
-        """Return whether unchanged rows keep their addresses."""
-        return self.parent is not None and not self.rebuild_reason
-
-    @cached_property
-    def names(self) -> list[str]:
-        """Names of the files in tonight's listing."""
-        return [file.name for file in self.files]
-
-    @cached_property
-    def _parent_schema(self) -> pa.Schema:
-        assert self.parent is not None
-        return pq.ParquetFile(self.parent.units[0].file.open(self.store)).schema_arrow.remove_metadata()
-
-    def _unchanged_files(self) -> dict[str, InputFile]:
-        """Files that need not be read.
-
-        With a limit of rows there are none, because the rows read of a file depend on the files before it.
-        """
-        if (
-            self.parent is None
-            or self.rebuild_reason
-            or self.corpus.max_rows is not None
-            or self.parent.reading != reading_digest(self.corpus)
-        ):
-            return {}
-        known = {(file.name, file.size, file.stamp): file for file in self.parent.files}
-        found = (known.get((file.name, file.size, file.stamp)) for file in self.files)
-        return {file.name: file for file in found if file}
-
-    def _survey(self) -> CorpusSurvey:
-        """Inspect the files to be read; their types must fit those of the files that are kept."""
-        files = [file for file in self.files if file.name not in self.kept]
-        return survey_files(files, self.corpus, self._parent_schema if self.kept else None)
-
-    def _carry_quarantine(self) -> None:
-        """Copy the quarantined rows of kept files, except duplicate ids, which are resolved again."""
-        before = self.parent.quarantine if self.parent else None
-        if before is None or not self.kept:
-            return
-        names = pa.array(list(self.kept), pa.string())
-        for batch in pq.ParquetFile(before.open(self.store)).iter_batches():
-            other = pc.not_equal(batch["reason"], "duplicate_id")
-            kept = pc.and_(pc.is_in(batch["file"], value_set=names), other)
-            self.bad.add(pa.Table.from_batches([batch]).filter(kept))
-
-    def _read(self, survey: CorpusSurvey) -> ReadPass:
-        index = {name: number for number, name in enumerate(self.names)}
-        read = ReadPass(self.corpus, survey, index, self.scratch, self.bad, self.on_progress)
-        read.read([file for file in self.files if file.name not in self.kept], self.unit_rows)
-        return read
-
-    def _write_units(self, read: ReadPass, buckets: BucketPass) -> UnitWriter:
-        revived = buckets.revived()
-        positions = read.rows + revived.num_rows
-        writer = UnitWriter(
-            self.store, self.scratch, read.schema, self.unit_rows, self.next_ordinal, positions
+        kept, dead = self._keep_units(buckets)
+        groups = self._group(read, buckets, revived)
+        text_buckets = self._count_text_buckets(buckets, kept)
+        written = self._write_units(read, groups, revived, text_buckets)
+        texts, new_units = self._resolve_texts(groups, written, kept, text_buckets)
+        changed = ChangedRows(rows=tuple(choose_changed_rows(written)))
+        self.store.write(ChangedRows.path(self.corpus_id), changed.to_json())
+        outcome = IngestOutcome(
+            read=read,
+            buckets=buckets,
+            units=(*kept, *new_units),
+            keys=extend_keys(self.tonight.keys, buckets, written),
+            texts=texts,
+            dead=dead,
+            duplicates=self._sort_duplicates(read, buckets),
         )
-        writer.write(read, buckets.wanted, self._read_revived(read, revived) if revived.num_rows else ())
-        return writer
+        return self._commit(outcome)
 
-    def _read_revived(self, read: ReadPass, revived: pa.Table) -> Iterator[pa.Table]:
-        """Read rows of unchanged files that lost their id on an earlier night and are live now."""
-        for number in np.unique(revived["file"].to_numpy()).tolist():
-            wanted = revived.filter(pc.equal(revived["file"], number)).sort_by("row")
-            rows = read.rows_of(self.files[number], wanted["row"].to_numpy())
-            if rows["text_key"] != wanted["text_key"]:
-                raise TransientError(
-                    self.files[number].uri, "the texts that it had before", "other texts", CHANGED_REMEDY
-                )
-            yield rows.append_column("position", wanted["position"])
-        self._check_unchanged()
+    def remove_work(self) -> None:
+        """Remove the temporary files."""
+        store = self.work.store
+        in_threads(store.delete, [entry.path for entry in store.list(self.work.path)])
+
+    def _map(self, task: IngestTask, items: Sequence[Any]) -> list[Any]:
+        """Apply a task to all items. Returns the results in the order of the items."""
+        results = dict(self.map_tasks(task, items))
+        return [results[number] for number in range(len(items))]
+
+    def _read(self) -> list[ReadRecord]:
+        """Read the files that changed."""
+        items = group_by_bytes(self.tonight.to_read, together=self.tonight.corpus.max_rows is not None)
+        rows = size = 0
+
+        def report(rows_of_item: int, bytes_of_item: int) -> None:
+            self.on_progress(rows + rows_of_item, size + bytes_of_item)
+
+        is_here = self.map_tasks is map_here
+        listener = report if is_here else ignore_progress  # other processes cannot call it
+        task = ReadFiles(
+            self.work,
+            self.tonight.corpus,
+            self.tonight.survey.columns,
+            self.tonight.partitions,
+            listener,
+        )
+        records: dict[int, ReadRecord] = {}
+        for number, record in self.map_tasks(task, items):
+            records[number] = record
+            rows += sum(file.rows for file in record.inputs)
+            size += sum(each.size for each in items[number].files)
+            if not is_here:
+                self.on_progress(rows, size)
+        return [records[number] for number in range(len(items))]
+
+    def _resolve(self, read: Sequence[ReadRecord]) -> list[BucketRecord]:
+        """Resolve the ids of all buckets."""
+        parts = _parts(read)
+        buckets = self.tonight.count_buckets(sum(part.rows for part in parts))
+        task = ResolveBucket(
+            self.work,
+            parts,
+            self.tonight.partitions,
+            buckets,
+            self.store,
+            self.tonight.keys,
+            self.tonight.id_type,
+            self.tonight.names,
+            tuple(self.tonight.unchanged),
+            self.tonight.reuse,
+            unit_ranges(self.old_units),
+            row_ranges(input_files(self.tonight, read)),
+        )
+        return self._map(task, range(buckets))
+
+    def _keep_units(self, buckets: Sequence[BucketRecord]) -> tuple[list[CorpusUnit], FileRef | None]:
+        """Return the previous corpus's units that still have live rows, and the file of their dead rows."""
+        parent = self.tonight.parent
+        if parent is None or not self.tonight.reuse:
+            return [], None
+        new, starts = tuple(each.dead for each in buckets if each.dead), unit_ranges(parent.units)
+        dead = list[DeadRange]()
+        if new or parent.dead:
+            dead = self._map(SortDead(self.work, self.store, parent.dead, new, starts), range(len(starts)))
+        kept = keep_units(parent, dead)
+        addresses = dead_addresses(self.work.store, dead, kept)
+        stem = f"{tables_folder(self.corpus_id)}/dead"
+        return kept, write_address_pieces(self.store, self.scratch, addresses, stem)
+
+    def _sort_duplicates(
+        self, read: Sequence[ReadRecord], buckets: Sequence[BucketRecord]
+    ) -> Sequence[DuplicateRange]:
+        """Return the rows with duplicate ids, as rows of the quarantine."""
+        found = tuple(each.duplicates for each in buckets if each.duplicates)
+        if not found:
+            return ()
+        task = SortDuplicates(self.work, found, self.tonight.id_type, self.tonight.names)
+        return self._map(task, range(len(row_ranges(input_files(self.tonight, read)))))
+
+    def _revive(self, buckets: Sequence[BucketRecord]) -> tuple[ReadPart, ...]:
+        """Read the rows of unchanged files that were duplicates on an earlier night and are live now."""
+        revived = tuple(bucket.revived for bucket in buckets if bucket.revived)
+        if not revived:
+            return ()
+        indices = files_of_rows(self.work.store, revived)
+        files = [FileToRead(self.tonight.files[index], index, None) for index in indices]
+        task = ReviveRows(self.work, self.tonight.corpus, self.tonight.survey.columns, len(buckets), revived)
+        return _parts(self._map(task, group_by_bytes(files, together=False)))
 
     def _check_unchanged(self) -> None:
-        if not is_unchanged(self.files, self.corpus):
+        if not is_unchanged(self.tonight.files, self.tonight.corpus):
+            self.remove_work()  # another run must not continue from it
             raise TransientError(
-                self.corpus.uri,
+                self.tonight.corpus.uri,
                 "files that do not change",
                 "files that changed while they were read",
                 CHANGED_REMEDY,
             )
 
-    def _commit(self, read: ReadPass, buckets: BucketPass, writer: UnitWriter) -> Corpus:
-        """Write the tables, then the record."""
-        tables = Tables(self.store, self.scratch, f"keys/{self.corpus_id}")
-        kept_units, dead = self._kept_units(buckets)
-        ordinals = np.array([unit.ordinal for unit in kept_units], dtype=np.int64)
-        texts, new_units = tables.texts(writer, self.parent.texts if self.parent else (), ordinals)
-        units = (*kept_units, *new_units)
-        reasons = self._close_quarantine(buckets)
-        path, bad = f"quarantine/{self.corpus_id}.parquet", sum(reasons.values())
-        inputs = {**self.kept, **read.inputs}
-        files = tuple(inputs[name] for name in self.names)
-        made = Corpus(
-            version=TABLES_VERSION,
-            id=self.corpus_id,
-            digest=self.digest,
-            reading=reading_digest(self.corpus),
-            parent=self.parent.id if self.parent else None,
-            anew=self.rebuild_reason,
-            units=units,
-            keys=tuple(tables.keys(buckets.files, writer, self.names)),
-            texts=tuple(texts),
-            dead=Dead(dead).store_in(self.store, f"keys/{self.corpus_id}/dead"),
-            quarantine=tables.put(self.bad.path, path, bad) if reasons else None,
-            files=files,
-            read_files=len(read.inputs),
-            changes=buckets.changes,
-            counts=self._counts(files, units, reasons.get("duplicate_id", 0)),
-            id_type=str(read.schema.field("id").type),
+    def _group(
+        self, read: Sequence[ReadRecord], buckets: Sequence[BucketRecord], revived: Sequence[ReadPart]
+    ) -> list[BucketGroup]:
+        """Divide the buckets into groups whose new rows are written together."""
+        sizes = bucket_bytes(self.work.store, _parts(read), self.tonight.partitions, len(buckets))
+        revived_sizes = bucket_bytes(self.work.store, revived, len(buckets), len(buckets))
+        return group_buckets(buckets, sizes, revived_sizes, self.unit_rows, self.next_ordinal)
+
+    def _count_text_buckets(self, buckets: Sequence[BucketRecord], kept: Sequence[CorpusUnit]) -> int:
+        old = self.tonight.parent.texts if self.tonight.parent else ()
+        old_rows = sum(unit.rows for unit in self.old_units) if kept else 0
+        return max(bucket_count(sum(bucket.rows_written for bucket in buckets) + old_rows), len(old))
+
+    @property
+    def old_units(self) -> tuple[CorpusUnit, ...]:
+        """Units of the previous corpus."""
+        return self.tonight.parent.units if self.tonight.parent else ()
+
+    def _write_units(
+        self,
+        read: Sequence[ReadRecord],
+        groups: Sequence[BucketGroup],
+        revived: tuple[ReadPart, ...],
+        text_buckets: int,
+    ) -> list[GroupRecord]:
+        """Write the new units and the key tables."""
+        task = WriteUnits(
+            self.work,
+            self.store,
+            tables_folder(self.corpus_id),
+            self.tonight.schema,
+            self.tonight.names,
+            _parts(read),
+            self.tonight.partitions,
+            revived,
+            sum(len(group.buckets) for group in groups),
+            text_buckets,
+            self.unit_rows,
         )
-        check_good_rows(made, self.corpus, self.store)
-        changed = tuple(_changed_rows(buckets, writer))
-        self.store.write(ChangedRows.path(self.corpus_id), ChangedRows(rows=changed).to_json())
-        self._write_record(made)
-        return made
+        return self._map(task, groups)
 
-    def _write_record(self, made: Corpus) -> None:
-        """Create the record; replace it if an earlier run's is damaged or its files are incomplete."""
-        path, content = record_path(self.corpus_id), made.to_json()
-        if not self.store.create(path, content) and not load_complete_corpus(self.store, self.corpus_id):
-            self.store.write(path, content)
+    def _resolve_texts(
+        self,
+        groups: Sequence[BucketGroup],
+        written: Sequence[GroupRecord],
+        kept: Sequence[CorpusUnit],
+        buckets: int,
+    ) -> tuple[tuple[TableBucket, ...], tuple[CorpusUnit, ...]]:
+        """Write the text table, and for each new unit the rows whose text was encoded before.
 
-    def _kept_units(self, buckets: BucketPass) -> tuple[list[CorpusUnit], np.ndarray]:
-        """(units of the parent that still have live rows, all dead addresses in them)."""
-        if self.parent is None or not self._reuse:
-            return [], np.zeros(0, dtype=np.int64)
-        dead = np.sort(np.concatenate([Dead.load(self.store, self.parent.dead).addresses, *buckets.dead]))
-        ordinals, counts = np.unique(ordinal_of(dead), return_counts=True)
-        dead_rows = dict(zip(ordinals.tolist(), counts.tolist(), strict=True))
-        updated = [
-            unit.model_copy(update={"dead": dead_rows.get(unit.ordinal, 0), "copies": None})
-            for unit in self.parent.units
+        Returns:
+            The buckets of the table, and the new units, which refer to their rows that can be copied.
+        """
+        old = self.tonight.parent.texts if self.tonight.parent else ()
+        task = ResolveTexts(
+            self.work,
+            self.store,
+            tables_folder(self.corpus_id),
+            buckets,
+            tuple(group.texts for group in written),
+            tuple(group.first_ordinal for group in groups),
+            old,
+            tuple(unit.ordinal for unit in self.old_units),
+            tuple(unit.ordinal for unit in kept),
+        )
+        resolved = self._map(task, range(buckets))
+        sources = tuple(each.sources for each in resolved)
+        tables = tuple(
+            extend_bucket(old, number, each.table, is_base=each.is_base)
+            for number, each in enumerate(resolved)
+        )
+        items = [
+            UnitsToCopyTo(group.number, record.units) for group, record in zip(groups, written, strict=True)
         ]
-        kept = [unit for unit in updated if unit.dead < unit.rows]
-        return kept, dead[np.isin(ordinal_of(dead), [unit.ordinal for unit in kept])]
+        if any(each.rows for each in sources):
+            copies = GatherCopies(self.work, self.store, tables_folder(self.corpus_id), sources)
+            return tables, tuple(unit for record in self._map(copies, items) for unit in record.units)
+        return tables, tuple(unit for item in items for unit in item.units)
 
-    def _close_quarantine(self, buckets: BucketPass) -> dict[str, int]:
-        """Add the duplicate ids, and return the number of quarantined rows by reason."""
-        if any(table.num_rows for table in buckets.duplicates):
-            names = pa.array(self.names, pa.string())
-            self.bad.add(quarantine_duplicates(pa.concat_tables(buckets.duplicates), names))
-        return self.bad.close()
-
-    def _counts(
-        self, files: Iterable[InputFile], units: Iterable[CorpusUnit], duplicates: int
-    ) -> dict[str, int]:
-        names = ("rows", "skipped", "quarantined")
-        sums = total({name: getattr(file, name) for name in names} | file.notes for file in files)
-        sums["good"] = sum(unit.rows - unit.dead for unit in units)
-        sums["quarantined"] += duplicates
-        if duplicates:
-            sums["quarantined_duplicate_id"] = duplicates
-        if sums["rows"] != sums["good"] + sums["quarantined"]:
-            raise Defect(
-                self.corpus.uri,
-                f"{sums['rows']} rows = good + quarantined",
-                f"{sums['good']} + {sums['quarantined']}",
-                "report this with the corpus",
-            )
-        return dict(sorted(sums.items()))
+    def _commit(self, outcome: IngestOutcome) -> Corpus:
+        """Write the quarantine, then the record."""
+        tonight, file = self.tonight, self.scratch / "quarantine.parquet"
+        reasons = gather_quarantine(tonight, outcome, self.store, self.work.store, file)
+        quarantine = None
+        if reasons:
+            path, size = f"quarantine/{self.corpus_id}.parquet", file.stat().st_size
+            quarantine = FileRef(path=path, sha256=sha256_of(file), rows=sum(reasons.values()), bytes=size)
+            self.store.put(file, path)
+        record = make_record(tonight, outcome, reasons.get("duplicate_id", 0)).model_copy(
+            update={"id": self.corpus_id, "digest": self.digest, "quarantine": quarantine}
+        )
+        check_good_rows(record, tonight.corpus, self.store)
+        store_record(self.store, record)
+        return record
 
 
-def _changed_rows(buckets: BucketPass, writer: UnitWriter) -> Iterator[ChangedRow]:
-    """Yield the examples of changes with the addresses of their rows."""
-    for examples in buckets.examples:
-        for before, position in zip(examples.before.tolist(), examples.now.tolist(), strict=True):
-            now = None if position == ABSENT else int(writer.addresses(np.array([position]))[0])
-            yield ChangedRow(before=None if before == ABSENT else before, now=now)
+def _parts(records: Sequence[ReadRecord]) -> tuple[ReadPart, ...]:
+    """Return the parts of all items, in the order of (file, row)."""
+    return tuple(part for record in records for part in record.parts)

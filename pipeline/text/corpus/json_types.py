@@ -21,7 +21,7 @@ from pipeline.text.corpus.sources import SourceFile
 
 @dataclass
 class TypeInspection:
-    """The types of a file's id and kept columns, found by adding block after block."""
+    """Types of a file's id and kept columns; `add` widens them by the values of one more block."""
 
     file: SourceFile
     corpus: CorpusSettings
@@ -31,13 +31,12 @@ class TypeInspection:
     wrong_id: Any = None
     """an id that is neither a string nor an integer"""
     present: set[str] = field(default_factory=set)
-    """columns that an object has"""
-    partly: set[str] = field(default_factory=set)
-    """nested columns with values that their types do not hold"""
-    negative: bool = False
-    """whether an id is negative"""
-    large: bool = False
-    """whether an id is 2^63 or above"""
+    """columns that at least one object has"""
+    incomplete: set[str] = field(default_factory=set)
+    """nested columns whose type lacks keys of the file, because there are too many"""
+    has_negative_id: bool = False
+    has_large_id: bool = False
+    """whether an id is 2^63 or above, so that it needs uint64"""
 
     def __post_init__(self) -> None:
         self.types = dict.fromkeys((self.corpus.id, *self.corpus.keep), pa.null())
@@ -57,20 +56,24 @@ class TypeInspection:
         if self.example is not None and self._has_known_types(block):
             return
         parsed = (parse_line(line)[0] for line in block.lines.split(b"\n") if line.strip())
-        objects = [one for one in parsed if one is not None]
+        objects = [each for each in parsed if each is not None]
         if objects and self.example is None:
             self.example = objects[0]
             self._check_text(objects)
         self._add_ids(objects)
-        for one in objects:
-            self.present |= self.types.keys() & one.keys()
+        for each in objects:
+            self.present |= self.types.keys() & each.keys()
             for name in self.types.keys() - {self.corpus.id}:
-                self.types[name], held = widen_type(self.types[name], one.get(name))
-                if not held and pa.types.is_nested(self.types[name]):
-                    self.partly.add(name)
+                self.types[name], fits = widen_type(self.types[name], each.get(name))
+                if not fits and pa.types.is_nested(self.types[name]):
+                    self.incomplete.add(name)
 
     def columns(self) -> FileColumns:
-        """The columns found so far. DataError if no object has an id, or none has an id of a valid type."""
+        """Return the columns found so far.
+
+        Raises:
+            DataError: no object has an id, or none has an id of a valid type.
+        """
         example = self.example or {}
         absent = (
             frozenset(self.types) - self.present - self.file.partitions.keys() if example else frozenset()
@@ -90,20 +93,22 @@ class TypeInspection:
             for name, kind in self.types.items()
         }
         if pa.types.is_integer(types[self.corpus.id]):
-            types[self.corpus.id] = pa.uint64() if self.large and not self.negative else pa.int64()
+            types[self.corpus.id] = (
+                pa.uint64() if self.has_large_id and not self.has_negative_id else pa.int64()
+            )
         return FileColumns(
             self.file,
             types,
-            negative_ids=self.negative,
-            known=(*self.file.partitions, *example),
+            negative_ids=self.has_negative_id,
+            names=(*self.file.partitions, *example),
             absent=absent,
-            partly=frozenset(self.partly),
+            incomplete=frozenset(self.incomplete),
         )
 
     def _has_known_types(self, block: JsonBlock) -> bool:
-        """Return whether Arrow can parse the block with the types found so far, so that it cannot widen them.
+        """Return whether Arrow can parse the block with the types found so far: it cannot widen them then.
 
-        Nested types always need a look, because Arrow ignores keys that a type lacks.
+        Always False for nested types: Arrow ignores keys that a type lacks, so that it would miss new keys.
         """
         if any(pa.types.is_nested(kind) for kind in self.types.values()):
             return False
@@ -112,14 +117,15 @@ class TypeInspection:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             return False
         if pa.types.is_uint64(self.types[self.corpus.id]):
-            self.large |= (pc.max(table[self.corpus.id]).as_py() or 0) >= 2**63
+            self.has_large_id |= (pc.max(table[self.corpus.id]).as_py() or 0) >= 2**63
         return True
 
     def _check_text(self, objects: list[dict[str, Any]]) -> None:
+        """Raise DataError if no object of the first block has the text column, or none has a string in it."""
         name = self.corpus.text
-        if name not in self.file.partitions and not any(name in one for one in objects):
+        if name not in self.file.partitions and not any(name in each for each in objects):
             raise missing_column(self.file, "corpus.text", name, [*self.file.partitions, *objects[0]])
-        texts = [one[name] for one in objects if one.get(name) is not None]
+        texts = [each[name] for each in objects if each.get(name) is not None]
         if texts and not any(isinstance(text, str) for text in texts):
             raise wrong_column_type(self.file, "corpus.text", name, "string", type(texts[0]).__name__)
 
@@ -129,14 +135,15 @@ class TypeInspection:
         Integers are uint64 until one is negative.
         """
         name = self.corpus.id
-        values = [one[name] for one in objects if one.get(name) is not None]
-        strings, numbers = sum(isinstance(one, str) for one in values), list(filter(is_integer, values))
+        values = [each[name] for each in objects if each.get(name) is not None]
+        strings = [value for value in values if isinstance(value, str)]
+        numbers = [value for value in values if is_integer(value)]
         if pa.types.is_null(self.types[name]) and (strings or numbers):
-            self.types[name] = pa.string() if strings >= len(numbers) else pa.uint64()
+            self.types[name] = pa.string() if len(strings) >= len(numbers) else pa.uint64()
         elif values and self.wrong_id is None:
             self.wrong_id = values[0]
         if not pa.types.is_integer(self.types[name]):
             return
-        self.negative |= any(-(2**63) <= number < 0 for number in numbers)
-        self.large |= any(2**63 <= number < 2**64 for number in numbers)
-        self.types[name] = pa.int64() if self.negative else pa.uint64()
+        self.has_negative_id |= any(-(2**63) <= number < 0 for number in numbers)
+        self.has_large_id |= any(2**63 <= number < 2**64 for number in numbers)
+        self.types[name] = pa.int64() if self.has_negative_id else pa.uint64()

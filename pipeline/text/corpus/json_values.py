@@ -1,7 +1,4 @@
-"""Parse JSON lines, check the values of ids, and convert those of kept columns.
-
-Arrow parses a block at once, Python one line. A kept column has a type of bounded size that holds its values.
-"""
+"""Parse JSON: whole blocks of lines by Arrow, single lines by Python, and convert values to column types."""
 
 import contextlib
 import json
@@ -21,7 +18,7 @@ MAX_DEPTH = 32  # levels of a nested value: Arrow and Parquet recurse at each le
 
 @dataclass(frozen=True)
 class JsonBlock:
-    """Lines of a file, each of them complete."""
+    """Consecutive, complete lines of a file."""
 
     lines: bytes
     first: int
@@ -31,7 +28,7 @@ class JsonBlock:
 
 
 def parse_block(lines: bytes, types: dict[str, pa.DataType]) -> pa.Table:
-    """The objects' values under the keys of `types`.
+    """Parse lines of JSON objects into a table with a column for each key of `types`; other keys are ignored.
 
     Raises:
         pa.ArrowInvalid, pa.ArrowNotImplementedError: a value has another type, or a line is not valid JSON.
@@ -47,7 +44,7 @@ def parse_line(line: bytes) -> tuple[dict[str, Any] | None, str, str]:
     """Parse one line.
 
     Returns:
-        (object, "", ""), or (None, reason, detail) if the line is not a JSON object.
+        (object, "", "") for a JSON object; else (None, reason, detail), as `RejectedRow` has them.
     """
     try:
         value = json.loads(line.decode())
@@ -76,17 +73,17 @@ def is_integer(value: Any) -> bool:
 
 
 def show_value(value: Any) -> str:
-    """The beginning of a value, as JSON."""
+    """Return the first 60 characters of a value as JSON, for messages."""
     return json.dumps(value)[:60]
 
 
 def convert_value(value: Any, kind: pa.DataType) -> tuple[Any, bool]:
     """Convert a value to a type by the rules of Arrow's parser.
 
-    3 is a double, 3.0 is not an integer, true is neither.
+    3 is a valid double, but 3.0 is not a valid integer, and true is neither.
 
     Returns:
-        (the converted value, True), or (None, False) if the value does not fit.
+        (converted value, True), or (None, False) if the value does not fit.
     """
     if value is None:
         return None, True
@@ -105,6 +102,7 @@ def convert_value(value: Any, kind: pa.DataType) -> tuple[Any, bool]:
 
 
 def _try_convert(convert: Callable[[], Any]) -> tuple[Any, bool]:
+    """Return (result, True), or (None, False) if Arrow cannot convert the value."""
     try:
         return convert(), True
     except (pa.ArrowException, OverflowError):
@@ -115,15 +113,15 @@ def widen_type(kind: pa.DataType, value: Any) -> tuple[pa.DataType, bool]:
     """Widen a type so that it also holds a value: null becomes any type, an integer becomes a double.
 
     Returns:
-        (the wider type, True), or (the type itself, False) if no type of bounded size holds both.
+        (wider type, True), or (the type itself, False) if no type with at most MAX_LEAVES leaves holds both.
     """
     if value is None:
         return kind, True
-    full = pa.types.is_nested(kind) and count_leaves(kind) >= MAX_LEAVES
-    if is_bounded(value) and (not full or _has_fields(kind, value)):
+    is_full = pa.types.is_nested(kind) and count_leaves(kind) >= MAX_LEAVES
+    if is_bounded(value) and (not is_full or _has_fields(kind, value)):
         with contextlib.suppress(pa.ArrowException, OverflowError):
-            found = pa.infer_type([value])
-            wider = kind if found == kind else common_type(kind, found)
+            value_type = pa.infer_type([value])
+            wider = kind if value_type == kind else common_type(kind, value_type)
             if count_leaves(wider) <= MAX_LEAVES:
                 return wider, True
     return kind, False
@@ -134,20 +132,20 @@ def is_bounded(value: Any) -> bool:
     paths: set[tuple[str | None, ...]] = set()
     remaining: list[tuple[Any, tuple[str | None, ...]]] = [(value, ())]
     while remaining:
-        one, path = remaining.pop()
+        node, path = remaining.pop()
         if len(path) > MAX_DEPTH or len(paths) > MAX_LEAVES:
             return False
-        if isinstance(one, dict) and one:
-            remaining += [(each, (*path, key)) for key, each in one.items()]
-        elif isinstance(one, list) and one:
-            remaining += [(each, (*path, None)) for each in one]
+        if isinstance(node, dict) and node:
+            remaining += [(child, (*path, key)) for key, child in node.items()]
+        elif isinstance(node, list) and node:
+            remaining += [(child, (*path, None)) for child in node]
         else:
             paths.add(path)
     return len(paths) <= MAX_LEAVES
 
 
 def _has_fields(kind: pa.DataType, value: Any) -> bool:
-    """Return whether the type has a field for every key of the value."""
+    """Return whether the type has a field for every key of the value, at all levels."""
     if isinstance(value, dict) and pa.types.is_struct(kind):
         return all(
             (index := kind.get_field_index(key)) >= 0 and _has_fields(kind.field(index).type, each)

@@ -1,7 +1,7 @@
 """Refuse Delta and Iceberg tables as a corpus.
 
-They look like folders of Parquet files, but only their logs say which files have live rows; removed rows are
-still in the folder.
+They look like folders of Parquet files, but these still hold removed rows: only the table's log says which
+files are live.
 """
 
 import re
@@ -14,7 +14,7 @@ _MARKERS = {
     "Iceberg": re.compile(r"(?P<top>(?:.*/)?)metadata/[^/]*\.metadata\.json(?:\.gz)?"),
 }
 LOG_FOLDERS = ("_delta_log", "metadata")
-"""folders of the logs"""
+"""Names of the folders that hold the logs."""
 _REMEDIES = {
     "Delta": "write its current rows to Parquet files first, for instance with deltalake: "
     "pyarrow.parquet.write_table(DeltaTable(uri).to_pyarrow_table(), file)",
@@ -28,8 +28,8 @@ def refuse_tables(uri: str, names: Iterable[str], parquet_files: Sequence[str]) 
 
     Args:
         uri: the folder that all names are relative to.
-        names: all files below it, hidden ones included.
-        parquet_files: the files that would be read.
+        names: names of all files below the folder, hidden ones included.
+        parquet_files: names of the files that would be read.
     """
     for name in names:
         for kind, marker in _MARKERS.items():
@@ -46,7 +46,7 @@ def refuse_tables(uri: str, names: Iterable[str], parquet_files: Sequence[str]) 
 def possible_table_roots(base: str) -> Iterator[str]:
     """Yield `base` and the folders above it that may be the root of a table.
 
-    The data of a table is in a folder named data, or in folders of partitions.
+    A table keeps its files in a folder named data, or in folders of partitions (key=value).
     """
     yield base
     while base.rpartition("/")[2] == "data" or "=" in base.rpartition("/")[2]:

@@ -19,7 +19,7 @@ class FoundFile:
     """A file of a listing."""
 
     path: str
-    """without a scheme"""
+    """path without the scheme of the URI"""
     uri: str
     size: int
     stamp: str
@@ -28,19 +28,19 @@ class FoundFile:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files found."""
+    """Files that a path, glob or directory names."""
 
     base: str
-    """directory that names are relative to"""
-    found: list[FoundFile]
+    """directory that the names of the files are relative to"""
+    files: list[FoundFile]
     single: bool = False
-    """whether the URI names the file itself"""
+    """whether the URI is that of a file, the only one in `files`"""
 
 
 def local_path(uri: str) -> str | None:
-    """Absolute path of a local URI; None for another scheme."""
-    scheme, sign, rest = uri.partition("://")
-    if not sign:
+    """Return the absolute path of a local URI; None for another scheme."""
+    scheme, separator, rest = uri.partition("://")
+    if not separator:
         return os.path.abspath(os.path.expanduser(uri))
     return os.path.abspath(unquote(rest.removeprefix("localhost"))) if scheme in ("file", "local") else None
 
@@ -63,21 +63,21 @@ def list_remote(uri: str) -> Listing:
         except ConfigError as error:
             if "NoSuchBucket" not in error.found:
                 raise
-            # a missing corpus, like a missing directory
+            # A missing bucket is an error of the data, like a missing directory.
             raise DataError(uri, error.expected, error.found, "check corpus.uri") from None
     system, path = _filesystem(uri)
-    magic = glob.has_magic(path)
-    search = system.glob if magic else system.find
+    is_glob = glob.has_magic(path)
+    search = system.glob if is_glob else system.find
     found = [
         FoundFile(name, system.unstrip_protocol(name), int(status["size"]), _remote_stamp(status))
         for name, status in retrying(lambda: search(path, detail=True), uri).items()
         if status.get("type") != "directory" and not name.endswith("/")
     ]
-    if magic:
+    if is_glob:
         return Listing(_fixed_part(path), found)
-    if [one.path for one in found] == [path]:
+    if [file.path for file in found] == [path]:
         return Listing(path.rpartition("/")[0], found, single=True)
-    return Listing(path, [one for one in found if one.path.startswith(path + "/")])
+    return Listing(path, [file for file in found if file.path.startswith(path + "/")])
 
 
 def _list_s3(uri: str) -> Listing:
@@ -87,15 +87,15 @@ def _list_s3(uri: str) -> Listing:
     from pipeline.store.s3 import S3Store
 
     scheme, _, path = uri.partition("://")
-    magic = glob.has_magic(path)
-    base = _fixed_part(path) if magic else path
-    wanted = re.compile(glob_translate(path)) if magic else None
+    is_glob = glob.has_magic(path)
+    base = _fixed_part(path) if is_glob else path
+    pattern = re.compile(glob_translate(path)) if is_glob else None
     found = [
-        FoundFile(f"{base}/{one.path}", f"{scheme}://{base}/{one.path}", one.size, one.stamp)
-        for one in S3Store(f"{scheme}://{base}").list()
-        if not wanted or wanted.fullmatch(f"{base}/{one.path}")
+        FoundFile(f"{base}/{entry.path}", f"{scheme}://{base}/{entry.path}", entry.size, entry.stamp)
+        for entry in S3Store(f"{scheme}://{base}").list()
+        if not pattern or pattern.fullmatch(f"{base}/{entry.path}")
     ]
-    if found or magic or "/" not in path:
+    if found or is_glob or "/" not in path:
         return Listing(base, found)
     parent, _, name = path.rpartition("/")
     single = S3Store(f"{scheme}://{parent}").entry(name)
@@ -105,7 +105,7 @@ def _list_s3(uri: str) -> Listing:
 
 
 def _filesystem(uri: str) -> tuple[Any, str]:
-    """(file system, path) of a URI, by fsspec."""
+    """Return the fsspec file system and the path of a URI."""
     import fsspec
 
     refuse_credentials(uri)
@@ -122,7 +122,7 @@ def _filesystem(uri: str) -> tuple[Any, str]:
 
 
 def _walk(top: str) -> Iterator[FoundFile]:
-    """Yield the files below `top`. Links are followed; a directory that is reached twice is read once."""
+    """Yield the files below `top`. Links are followed, but no directory is read twice."""
     seen = set()
     for directory, folders, names in os.walk(top, followlinks=True):
         status = os.stat(directory)
@@ -135,25 +135,26 @@ def _walk(top: str) -> Iterator[FoundFile]:
 
 
 def _stat(path: str) -> FoundFile:
+    """Return a local file with its size, and its modification time as the stamp."""
     status = os.stat(path)
     return FoundFile(path, path, status.st_size, str(status.st_mtime_ns))
 
 
 def _remote_stamp(status: dict[str, Any]) -> str:
-    """The etag or another value that changes with the content; empty if the file system has none."""
+    """Return the etag or another value that changes with the content; empty if the file system has none."""
     names = ("ETag", "etag", "md5Hash", "LastModified", "last_modified", "mtime", "updated", "created")
     return next((str(status[name]).strip('"') for name in names if status.get(name)), "")
 
 
 def _fixed_part(pattern: str) -> str:
-    """The directory before the first wildcard of a glob."""
+    """Return the directory that precedes the first wildcard of a glob."""
     parts = PurePosixPath(pattern).parts
     wild = next((index for index, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
     return str(PurePosixPath(*parts[:wild])) if wild else ""
 
 
 def local_names(directory: str) -> list[str]:
-    """Names of the files directly in a directory; none if there is no such directory."""
+    """Return the names of the files directly in a directory; none if it does not exist."""
     try:
         with os.scandir(directory) as entries:
             return [entry.name for entry in entries if entry.is_file()]
@@ -162,18 +163,18 @@ def local_names(directory: str) -> list[str]:
 
 
 def remote_names(top: str, folder: str) -> Iterable[str]:
-    """Names of the files directly in a folder of an object store."""
+    """Return the names of the files directly in a folder of an object store; none if it does not exist."""
     if top.startswith(("s3://", "s3a://")):
         from pipeline.store.s3 import S3Store
 
         return S3Store(top).names(folder)
     system, path = _filesystem(f"{top}/{folder}")
 
-    def listed() -> list[dict[str, Any]]:
+    def entries() -> list[dict[str, Any]]:
         try:
             return list(system.ls(path, detail=True))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    files = (each for each in retrying(listed, top) if each.get("type") != "directory")
+    files = (each for each in retrying(entries, top) if each.get("type") != "directory")
     return [each["name"].rpartition("/")[2] for each in files]

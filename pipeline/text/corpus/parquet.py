@@ -1,4 +1,4 @@
-"""Read the rows of a Parquet file: only the columns wanted, in batches of bounded size."""
+"""Read the rows of a Parquet file: only the columns that the settings name, in batches of bounded size."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -9,10 +9,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.settings import CorpusSettings
-from pipeline.store.schema import carried_name
+from pipeline.store.schema import stored_name
 from pipeline.text.corpus.columns import (
     Columns,
     FileColumns,
+    RowGroups,
     cast_column,
     id_type,
     missing_column,
@@ -20,80 +21,105 @@ from pipeline.text.corpus.columns import (
     wrong_column_type,
 )
 from pipeline.text.corpus.sift import RawBatch
-from pipeline.text.corpus.sources import SourceFile, open_file
+from pipeline.text.corpus.sources import LARGE_BYTES, SourceFile, open_file, open_ranges
 from pipeline.text.corpus.storage_errors import storage_errors
 
-_MAX_ROWS, _MAX_BYTES = 16_384, 32 << 20  # of one batch that is returned
-_FIRST_ROWS = 16  # read first: a footer does not show the size of values that a dictionary stores once
-_MAX_STEP_ROWS = 1_024  # read at once later: the size of rows is checked after each step
-_TOO_HEAVY = 2  # times _MAX_BYTES in one step: the following steps read fewer rows
-_BUFFER = 1 << 20  # bytes read ahead per column
+_MAX_ROWS, _MAX_BYTES = 16_384, 32 << 20  # limits of one batch that `read` yields
+_FIRST_ROWS = 16  # in the first step: the footer does not show how large decoded dictionary values are
+_MAX_STEP_ROWS = 1_024  # in later steps; the size of the rows is checked after each step
+_SHRINK_FACTOR = 2  # a step of more than this many times _MAX_BYTES makes the following steps smaller
+_READ_AHEAD_BYTES = 4 << 20  # per column: a request reads as much of a large object
+# Limits of the row groups that are read together; a larger row group is read by itself.
+_DIVISION_BYTES = 256 << 20
+_DIVISION_ROWS = 1 << 22
 
 
 def inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns:
-    """Find types and number of rows from the file's footer.
+    """Find the types of the columns and the number of rows from the file's footer.
 
     Raises:
         DataError: the file cannot be read, or a column is missing or has a wrong type.
     """
-    with storage_errors(file.uri), open_file(file) as stream:
+    with storage_errors(file.uri), open_ranges(file) as stream:
         opened = pq.ParquetFile(stream)
         schema, rows = opened.schema_arrow, opened.metadata.num_rows
-    repeats = Counter(schema.names)
-    types = {name: kind for name, kind in zip(schema.names, schema.types, strict=True) if repeats[name] == 1}
+    counts = Counter(schema.names)  # a name that occurs twice is ambiguous
+    types = {name: kind for name, kind in zip(schema.names, schema.types, strict=True) if counts[name] == 1}
     types = {**dict.fromkeys(file.partitions, pa.string()), **types}
     kept = (("corpus.keep", name) for name in corpus.keep)
     for setting, name in (("corpus.id", corpus.id), ("corpus.text", corpus.text), *kept):
         if name not in types:
             raise missing_column(file, setting, name, types)
-    found = id_type(types[corpus.id])
-    if found is None:
+    type_of_ids = id_type(types[corpus.id])
+    if type_of_ids is None:
         raise wrong_column_type(file, "corpus.id", corpus.id, "string or integer", types[corpus.id])
-    text = plain_type(types[corpus.text])
-    if not (_has_offsets(text) or pa.types.is_fixed_size_binary(text) or pa.types.is_null(text)):
+    text_type = plain_type(types[corpus.text])
+    is_text = _has_offsets(text_type) or pa.types.is_fixed_size_binary(text_type)
+    if not (is_text or pa.types.is_null(text_type)):
         raise wrong_column_type(
             file, "corpus.text", corpus.text, "string (or binary holding UTF-8)", types[corpus.text]
         )
-    wanted = {name: types[name] for name in corpus.keep} | {corpus.id: found}
-    return FileColumns(file, wanted, rows, _may_be_negative(opened.metadata, corpus.id, types[corpus.id]))
+    wanted = {name: types[name] for name in corpus.keep} | {corpus.id: type_of_ids}
+    is_negative = _may_be_negative(opened.metadata, corpus.id, type_of_ids)
+    divisions = _divide(opened.metadata, [corpus.id, corpus.text, *corpus.keep])
+    return FileColumns(file, wanted, rows, is_negative, divisions=divisions)
+
+
+def _divide(metadata: pq.FileMetaData, wanted: list[str]) -> tuple[RowGroups, ...]:
+    """Divide row groups by the bytes and rows of the wanted columns alone."""
+    indices, divisions, first_row = _column_indices(metadata, wanted), list[RowGroups](), 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        size = sum(group.column(index).total_compressed_size for index in indices)
+        last = divisions[-1] if divisions else None
+        if last and last.size + size <= _DIVISION_BYTES and last.rows + group.num_rows <= _DIVISION_ROWS:
+            rows, size = last.rows + group.num_rows, last.size + size
+            divisions[-1] = RowGroups(last.first, number + 1, last.first_row, rows, size)
+        else:
+            divisions.append(RowGroups(number, number + 1, first_row, group.num_rows, size))
+        first_row += group.num_rows
+    return tuple(divisions)
 
 
 def _may_be_negative(metadata: pq.FileMetaData, name: str, kind: pa.DataType) -> bool:
-    """Return whether a column of integers may hold a negative value, by the footer's statistics."""
-    if pa.types.is_unsigned_integer(kind):
+    """Return whether a column may hold a negative integer, by the footer's statistics."""
+    if not pa.types.is_signed_integer(kind):
         return False
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     chunks = [group.column(index) for index in _column_indices(metadata, [name]) for group in groups]
     known = [chunk.statistics for chunk in chunks if chunk.is_stats_set and chunk.statistics.has_min_max]
-    if len(known) < len(chunks):
-        return True
-    return pa.types.is_integer(kind) and any(statistics.min < 0 for statistics in known)
+    return len(known) < len(chunks) or any(statistics.min < 0 for statistics in known)
 
 
-def read(file: SourceFile, corpus: CorpusSettings, columns: Columns) -> Iterator[RawBatch]:
-    """Yield all rows in the order of the file."""
-    with storage_errors(file.uri), open_file(file) as stream:
-        opened = pq.ParquetFile(stream, buffer_size=_BUFFER, pre_buffer=False)
+def read(
+    file: SourceFile, corpus: CorpusSettings, columns: Columns, groups: RowGroups | None = None
+) -> Iterator[RawBatch]:
+    """Yield the rows of some row groups, or of all, in the order of the file."""
+    is_large = file.size > LARGE_BYTES
+    with storage_errors(file.uri), (open_ranges if is_large else open_file)(file) as stream:
+        opened = pq.ParquetFile(stream, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False)
         dictionary_reader = pq.ParquetFile(
-            stream, metadata=opened.metadata, buffer_size=_BUFFER, pre_buffer=False
+            stream, metadata=opened.metadata, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False
         )
         names = dict.fromkeys((corpus.id, corpus.text, *corpus.keep))
         wanted = [name for name in names if name in opened.schema_arrow.names]
-        total, start = opened.metadata.num_rows, 0
-        for table in _tables(opened, dictionary_reader, wanted):
-            position = file.size * (start + len(table)) // max(total, 1)
-            yield RawBatch(_raw_table(table, start, file, corpus, columns), position)
-            start += len(table)
-    if start != total:
+        metadata = opened.metadata
+        groups = groups or RowGroups(0, metadata.num_row_groups, 0, metadata.num_rows, file.size)
+        done = 0
+        for table in _read_tables(opened, dictionary_reader, wanted, range(groups.first, groups.stop)):
+            position = groups.size * (done + len(table)) // max(groups.rows, 1)
+            yield RawBatch(_raw_table(table, groups.first_row + done, file, corpus, columns), position)
+            done += len(table)
+    if done != groups.rows:
         raise file.error(
-            f"{total} rows, as its footer says", f"{start}", "the file is damaged: write it again"
+            f"{groups.rows} rows, as its footer says", f"{done}", "the file is damaged: write it again"
         )
 
 
 def _raw_table(
     table: pa.Table, start: int, file: SourceFile, corpus: CorpusSettings, columns: Columns
 ) -> pa.Table:
-    """The rows in the form of `RawBatch`; `start` is the number of the first one."""
+    """Return the rows as `RawBatch.rows` has them; `start` is the number of the first row."""
     count = table.num_rows
 
     def column(name: str) -> pa.ChunkedArray:
@@ -102,7 +128,7 @@ def _raw_table(
         return pa.chunked_array([pa.repeat(pa.scalar(file.partitions[name], pa.string()), count)])
 
     kept = {
-        carried_name(field.name): cast_column(column(field.name), field.type, file, "corpus.keep", field.name)
+        stored_name(field.name): cast_column(column(field.name), field.type, file, "corpus.keep", field.name)
         for field in columns.kept
     }
     ids = cast_column(column(corpus.id), columns.id, file, "corpus.id", corpus.id)
@@ -110,36 +136,38 @@ def _raw_table(
     return pa.table({"id": ids, "text": column(corpus.text), **kept, "row": rows})
 
 
-def _tables(
-    opened: pq.ParquetFile, dictionary_reader: pq.ParquetFile, wanted: list[str]
+def _read_tables(
+    opened: pq.ParquetFile, dictionary_reader: pq.ParquetFile, wanted: list[str], groups: range
 ) -> Iterator[pa.Table]:
     """Yield all rows in order, in tables of at most _MAX_ROWS rows and about _MAX_BYTES bytes."""
-    waiting: list[pa.RecordBatch] = []
-    rows = weight = 0
-    for step in _read_steps(opened, dictionary_reader, wanted):
-        for batch, added in _split_by_bytes(step):
-            if waiting and (rows + len(batch) > _MAX_ROWS or weight + added > _MAX_BYTES):
-                yield pa.Table.from_batches(waiting)
-                waiting, rows, weight = [], 0, 0
-            waiting.append(batch)
-            rows, weight = rows + len(batch), weight + added
-    if waiting:
-        yield pa.Table.from_batches(waiting)
+    pending: list[pa.RecordBatch] = []
+    rows = size = 0
+    for step in _read_steps(opened, dictionary_reader, wanted, groups):
+        for batch, batch_size in _split_by_bytes(step):
+            if pending and (rows + len(batch) > _MAX_ROWS or size + batch_size > _MAX_BYTES):
+                yield pa.Table.from_batches(pending)
+                pending, rows, size = [], 0, 0
+            pending.append(batch)
+            rows, size = rows + len(batch), size + batch_size
+    if pending:
+        yield pa.Table.from_batches(pending)
 
 
 def _split_by_bytes(batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Yield the rows in parts of about _MAX_BYTES, each with its bytes.
+    """Yield the rows in parts of about _MAX_BYTES, each with its size in bytes when it is decoded.
 
-    Values of a dictionary are counted once for every row, as they are when the rows are decoded.
+    A decoded part holds a dictionary's value once for every row that has it.
     """
     coded = [column for column in batch.columns if pa.types.is_dictionary(column.type)]
     if not coded:
         yield batch, batch.nbytes
         return
-    fixed = sum(column.indices.nbytes for column in coded)
-    fixed += sum(column.nbytes for column in batch.columns if not pa.types.is_dictionary(column.type))
-    each = fixed // len(batch) + sum(map(_value_lengths, coded))
-    ends, start = np.cumsum(each), 0
+    without_values = sum(column.indices.nbytes for column in coded)
+    without_values += sum(
+        column.nbytes for column in batch.columns if not pa.types.is_dictionary(column.type)
+    )
+    row_sizes = without_values // len(batch) + sum(map(_value_lengths, coded))
+    ends, start = np.cumsum(row_sizes), 0
     while start < len(batch):
         before = int(ends[start - 1]) if start else 0
         stop = max(start + 1, int(np.searchsorted(ends, before + _MAX_BYTES, side="right")))
@@ -148,7 +176,7 @@ def _split_by_bytes(batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int
 
 
 def _value_lengths(column: pa.DictionaryArray) -> np.ndarray:
-    """(n,) int64: bytes of each row's value; 0 for null and for values of fixed width.
+    """Return (n,) int64: the size in bytes of each row's value; 0 for null and for values of fixed width.
 
     The time depends on the number of rows, not on the size of the dictionary.
     """
@@ -163,24 +191,29 @@ def _value_lengths(column: pa.DictionaryArray) -> np.ndarray:
 
 
 def _has_offsets(kind: pa.DataType) -> bool:
+    """Return whether a type is string or binary with values of variable length."""
     types = pa.types
     checks = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
     return any(check(kind) for check in checks)
 
 
 def _read_steps(
-    opened: pq.ParquetFile, dictionary_reader: pq.ParquetFile, wanted: list[str]
+    opened: pq.ParquetFile, dictionary_reader: pq.ParquetFile, wanted: list[str], groups: range
 ) -> Iterator[pa.RecordBatch]:
-    """Yield all rows in order, as many at once as should fit.
+    """Yield all rows in order, in batches that are expected to fit in memory.
 
-    Arrow stores each value of a dictionary column once, but copies the whole dictionary into every batch:
-    such columns are read by a reader of their own, in large batches whatever the size of the other columns.
+    Arrow copies the dictionary of a dictionary column into every batch. Therefore these columns have their
+    own reader, which reads large batches even if the other columns allow small ones only.
     """
     types = dict(zip(opened.schema_arrow.names, opened.schema_arrow.types, strict=True))
     coded = [name for name in wanted if pa.types.is_dictionary(types[name])]
     plain = [name for name in wanted if name not in coded]
-    steps = _plain_steps(opened, plain), _dictionary_steps(dictionary_reader, coded)
-    yield from _join(*steps) if coded and plain else steps[0 if plain else 1]
+    plain_steps = _plain_steps(opened, plain, groups)
+    dictionary_steps = _dictionary_steps(dictionary_reader, coded, groups)
+    if coded and plain:
+        yield from _join(plain_steps, dictionary_steps)
+    else:
+        yield from plain_steps if plain else dictionary_steps
 
 
 def _join(left: Iterator[pa.RecordBatch], right: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -188,59 +221,62 @@ def _join(left: Iterator[pa.RecordBatch], right: Iterator[pa.RecordBatch]) -> It
 
     A batch ends where a batch of either stream ends.
     """
-    one, other = next(left, None), next(right, None)
-    while one is not None and other is not None:
-        rows = min(len(one), len(other))
-        columns = [*one.slice(0, rows).columns, *other.slice(0, rows).columns]
-        yield pa.RecordBatch.from_arrays(columns, names=[*one.schema.names, *other.schema.names])
-        one = one.slice(rows) if rows < len(one) else next(left, None)
-        other = other.slice(rows) if rows < len(other) else next(right, None)
+    a, b = next(left, None), next(right, None)
+    while a is not None and b is not None:
+        rows = min(len(a), len(b))
+        columns = [*a.slice(0, rows).columns, *b.slice(0, rows).columns]
+        yield pa.RecordBatch.from_arrays(columns, names=[*a.schema.names, *b.schema.names])
+        a = a.slice(rows) if rows < len(a) else next(left, None)
+        b = b.slice(rows) if rows < len(b) else next(right, None)
 
 
-def _dictionary_steps(opened: pq.ParquetFile, wanted: list[str]) -> Iterator[pa.RecordBatch]:
+def _dictionary_steps(opened: pq.ParquetFile, wanted: list[str], groups: range) -> Iterator[pa.RecordBatch]:
+    """Yield all rows in order, as many at once as should fit by the average size of a row."""
     indices = _column_indices(opened.metadata, wanted)
-    for group in range(opened.num_row_groups):
+    for group in groups:
         size = _batch_rows(opened.metadata.row_group(group), indices)
         batches = opened.iter_batches(batch_size=size, row_groups=[group], columns=wanted)
         yield from (batch for batch in batches if len(batch))
 
 
-def _plain_steps(opened: pq.ParquetFile, wanted: list[str]) -> Iterator[pa.RecordBatch]:
+def _plain_steps(opened: pq.ParquetFile, wanted: list[str], groups: range) -> Iterator[pa.RecordBatch]:
     """Yield all rows in order: a few first, then as many at once as should fit, fewer if rows become larger.
 
-    Arrow reads a row group in batches of one size; for another size it starts again, and the rows already
-    read are skipped. After the first step the size only falls within a row group, each time by half or more,
-    so that happens a dozen times at most. The next row group begins with the size that the last batch allows.
+    Arrow reads a row group in batches of one size. For another size the row group is read again from its
+    start, and the rows that were already yielded are skipped. After the first step the size only falls within
+    a row group, by half or more each time, so that this happens a dozen times at most.
     """
-    fitting, first, indices = _FIRST_ROWS, True, _column_indices(opened.metadata, wanted)
-    for group in range(opened.num_row_groups):
-        most = min(_MAX_STEP_ROWS, _batch_rows(opened.metadata.row_group(group), indices))
-        size = min(fitting, most)
-        done, remaining = 0, opened.metadata.row_group(group).num_rows
-        while remaining:
+    fitting_rows, is_first, indices = _FIRST_ROWS, True, _column_indices(opened.metadata, wanted)
+    for group in groups:
+        metadata = opened.metadata.row_group(group)
+        max_rows = min(_MAX_STEP_ROWS, _batch_rows(metadata, indices))
+        step_rows = min(fitting_rows, max_rows)
+        done = 0
+        while done < metadata.num_rows:
             skip = done
-            for batch in opened.iter_batches(batch_size=size, row_groups=[group], columns=wanted):
-                rest = batch.slice(min(skip, len(batch)))
-                skip -= len(batch) - len(rest)
-                if not len(rest):
+            for batch in opened.iter_batches(batch_size=step_rows, row_groups=[group], columns=wanted):
+                new = batch.slice(min(skip, len(batch)))
+                skip -= len(batch) - len(new)
+                if not len(new):
                     continue
-                yield rest
-                done, remaining = done + len(rest), remaining - len(rest)
-                fitting = max(1, min(_MAX_STEP_ROWS, _MAX_BYTES * len(batch) // max(batch.nbytes, 1)))
-                if first or (fitting < size and batch.nbytes > _TOO_HEAVY * _MAX_BYTES):
-                    size, first = min(fitting, most), False
+                yield new
+                done += len(new)
+                fitting_rows = max(1, min(_MAX_STEP_ROWS, _MAX_BYTES * len(batch) // max(batch.nbytes, 1)))
+                is_too_large = fitting_rows < step_rows and batch.nbytes > _SHRINK_FACTOR * _MAX_BYTES
+                if is_first or is_too_large:
+                    step_rows, is_first = min(fitting_rows, max_rows), False
                     break
             else:
-                break
+                break  # the end of the row group; `read` reports rows that are missing
 
 
 def _batch_rows(group: pq.RowGroupMetaData, indices: list[int]) -> int:
-    """Rows that fill _MAX_BYTES, by the average size of a row in the footer."""
+    """Return the number of rows that fill _MAX_BYTES, by the average size of a row in the footer."""
     size = sum(group.column(index).total_uncompressed_size for index in indices)
     return max(1, min(_MAX_ROWS, _MAX_BYTES * max(group.num_rows, 1) // max(size, 1)))
 
 
 def _column_indices(metadata: pq.FileMetaData, wanted: list[str]) -> list[int]:
-    """Indices of the wanted columns in a row group, including those inside nested columns."""
+    """Return the indices of the wanted columns in a row group, including those inside nested columns."""
     paths = (metadata.schema.column(index).path for index in range(metadata.num_columns))
     return [index for index, path in enumerate(paths) if path in wanted or path.split(".")[0] in wanted]

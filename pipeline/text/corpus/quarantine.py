@@ -1,4 +1,4 @@
-"""Quarantined rows: input rows that cannot be encoded, each with its reason, in a Parquet file for people."""
+"""Write and list quarantined rows: rows that cannot be encoded, each with its reason, in a Parquet file."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -12,15 +12,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
-from pipeline.store.base import Store
+from pipeline.store.base import Store, in_threads
 from pipeline.store.dead import Dead
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.schema import QUARANTINE, writer_options
+from pipeline.store.stored import FileRef
 from pipeline.store.units import Corpus
 from pipeline.text.corpus.normalize import replace_surrogates
 
 _EXCERPT = 200  # characters of a text that are stored
-_GROUP_ROWS = 8_192
+_GROUP_ROWS = 8_192  # rows of a Parquet row group
+_READERS = 16  # files of units read concurrently
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class RejectedRow:
     """One quarantined input row."""
 
     row: int
-    """number in the file; -1 for the file as a whole"""
+    """number of the row in its file; -1 for the whole file"""
     reason: str
     detail: str = ""
     id: str | None = None
@@ -36,47 +38,48 @@ class RejectedRow:
 
 
 def quarantine(file: str, rejected: Iterable[RejectedRow]) -> pa.Table:
-    """The rejected rows of a file as a quarantine table, sorted by row number."""
+    """Return the rejected rows of a file as a quarantine table, sorted by row number."""
     rows = [
         {
             "file": file,
-            "row": one.row,
-            "id": one.id and replace_surrogates(one.id),
-            "reason": one.reason,
-            "detail": one.detail or None,
-            "excerpt": one.text and replace_surrogates(one.text[:_EXCERPT]),
+            "row": each.row,
+            "id": each.id and replace_surrogates(each.id),
+            "reason": each.reason,
+            "detail": each.detail or None,
+            "excerpt": each.text and replace_surrogates(each.text[:_EXCERPT]),
         }
-        for one in sorted(rejected, key=lambda one: one.row)
+        for each in sorted(rejected, key=lambda each: each.row)
     ]
     return pa.Table.from_pylist(rows, QUARANTINE)
 
 
 class QuarantineFile:
-    """Write quarantined rows to a scratch file.
+    """Writer of quarantined rows to a local Parquet file.
 
-    Row groups have a fixed length, so equal rows give equal bytes.
+    All row groups but the last have the same length, so that equal rows give equal bytes.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._writer = pq.ParquetWriter(path, QUARANTINE, **writer_options(QUARANTINE))
-        self._waiting: list[pa.Table] = []
+        self._pending: list[pa.Table] = []
         self._reasons: Counter[str] = Counter()
 
     def add(self, rows: pa.Table) -> None:
         """Append the rows of a quarantine table."""
         self._reasons.update(rows["reason"].to_pylist())
-        self._waiting.append(rows)
-        if sum(map(len, self._waiting)) >= _GROUP_ROWS:
-            held = pa.concat_tables(self._waiting)
-            whole = len(held) // _GROUP_ROWS * _GROUP_ROWS
-            self._writer.write_table(held.slice(0, whole).combine_chunks(), row_group_size=_GROUP_ROWS)
-            self._waiting = [held.slice(whole)]
+        self._pending.append(rows)
+        if sum(map(len, self._pending)) >= _GROUP_ROWS:
+            pending = pa.concat_tables(self._pending)
+            in_full_groups = len(pending) // _GROUP_ROWS * _GROUP_ROWS
+            full_groups = pending.slice(0, in_full_groups).combine_chunks()
+            self._writer.write_table(full_groups, row_group_size=_GROUP_ROWS)
+            self._pending = [pending.slice(in_full_groups)]
 
     def close(self) -> dict[str, int]:
         """Finish the file and return the number of rows by reason."""
-        if any(map(len, self._waiting)):
-            self._writer.write_table(pa.concat_tables(self._waiting).combine_chunks())
+        if any(map(len, self._pending)):
+            self._writer.write_table(pa.concat_tables(self._pending).combine_chunks())
         self._writer.close()
         return dict(sorted(self._reasons.items()))
 
@@ -84,16 +87,16 @@ class QuarantineFile:
 def list_quarantined(
     store: Store, manifest: ReleaseManifest, reason: str | None, limit: int
 ) -> tuple[dict[str, int], list[dict[str, Any]], tuple[str, ...]]:
-    """List the rows that a release leaves out: rows of the corpus, then live texts without a usable vector.
+    """List the rows that a release leaves out: rejected input rows, and live texts without a vector.
 
     Args:
         store: the release's store.
         manifest: the release's manifest.
-        reason: show only rows quarantined for this reason; None: for every reason.
-        limit: rows shown for each reason.
+        reason: reason to show rows of; None shows rows of every reason.
+        limit: number of rows shown for each reason.
 
     Returns:
-        (number of rows by reason, the rows shown, URIs of the files that list all rows).
+        The number of rows by reason, the rows to show, and the URIs of the files that hold all rows.
 
     Raises:
         DataError: a file is missing or has changed.
@@ -115,13 +118,13 @@ def list_quarantined(
             "no such file",
             "restore it, or run manta nightly, which writes it again",
         ) from None
-    most_first = {name: counts[name] for name in sorted(counts, key=lambda name: (-counts[name], name))}
-    rows = [row for name in most_first if reason in (None, name) for row in shown[name]]
-    return most_first, rows, tuple(files)
+    by_count = {name: counts[name] for name in sorted(counts, key=lambda name: (-counts[name], name))}
+    rows = [row for name in by_count if reason in (None, name) for row in shown[name]]
+    return by_count, rows, tuple(files)
 
 
 def _all_rows(store: Store, manifest: ReleaseManifest) -> Iterator[tuple[str, pa.Table]]:
-    """Yield (URI of a file, some of its rows), without rows whose text is no longer in the corpus."""
+    """Yield (URI of a file, some of its rows); rows whose text is no longer in the corpus are left out."""
     corpus = Corpus.read(store, manifest.corpus)
     if corpus.quarantine is not None:
         yield from ((store.uri_of(corpus.quarantine.path), rows) for rows in corpus_rows(store, corpus))
@@ -136,14 +139,22 @@ def corpus_rows(store: Store, corpus: Corpus) -> Iterator[pa.Table]:
 
 
 def unit_rows(store: Store, manifest: ReleaseManifest) -> Iterator[tuple[str, pa.Table]]:
-    """Yield (URI of a file, its rows), by unit: live texts without a usable vector.
+    """Yield (URI of a file, rows of it) by unit: live texts whose vector could not be computed.
 
     Files without a live row are not opened.
     """
     dead = Dead.load(store, manifest.dead)
-    for unit in manifest.units:
-        live = ~np.isin(unit.dropped, dead.rows_of(unit.ordinal))
-        if unit.quarantine is not None and live.any():
-            table = pq.read_table(unit.quarantine.open(store))
-            # the table and unit.dropped are in the same order
-            yield store.uri_of(unit.quarantine.path), table.filter(pa.array(live))
+    # The rows of a file are in the order of the unit's `dropped`.
+    masks = (
+        (unit.quarantine, ~np.isin(unit.dropped, dead.rows_of(unit.ordinal)))
+        for unit in manifest.units
+        if unit.quarantine is not None
+    )
+    files = [(file, live) for file, live in masks if live.any()]
+
+    def read(file_and_live: tuple[FileRef, np.ndarray]) -> tuple[str, pa.Table]:
+        file, live = file_and_live
+        return store.uri_of(file.path), pq.read_table(file.open(store)).filter(pa.array(live))
+
+    for start in range(0, len(files), _READERS):
+        yield from in_threads(read, files[start : start + _READERS], _READERS)

@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -12,22 +12,22 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.store.arrays import is_text
 from pipeline.store.store import store_of
 
-_BATCH = 256  # rows of a Parquet file in memory
-_PARQUET = (".parquet", ".parq", ".pq")
-_NAMES = ("query", "text")  # columns that hold queries where a Parquet file has several columns of strings
+_BATCH_ROWS = 256  # rows of a Parquet file in memory
+_PARQUET_SUFFIXES = (".parquet", ".parq", ".pq")
+_QUERY_COLUMNS = ("query", "text")  # names tried, in this order, if a file has several columns of strings
 
 
 def is_parquet(file: str) -> bool:
-    """Return whether the file is read as Parquet, by its name."""
-    return file.lower().endswith(_PARQUET)
+    """Return whether a file is Parquet, by the suffix of its name."""
+    return file.lower().endswith(_PARQUET_SUFFIXES)
 
 
 def read_texts(file: str, column: str | None = None) -> Iterator[str]:
-    """Yield every line of a text file or every row of a Parquet column; blank ones too.
+    """Yield every line of a text file, or every value of a Parquet column; blank ones too.
 
     Args:
         file: a path or a URI.
-        column: column of a Parquet file; None: its only column of strings, or query, or text.
+        column: column of a Parquet file; None selects its only column of strings, or query, or text.
 
     Raises:
         ConfigError: there is no such file.
@@ -42,7 +42,7 @@ def read_texts(file: str, column: str | None = None) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _open(file: str) -> Iterator[Any]:
-    """Open a file for reading. ConfigError if it is missing, DataError if it cannot be read."""
+    """Open a file for reading; raise ConfigError if it is missing, DataError if it cannot be read."""
     remedy = "check the path and its permissions"
     try:
         if "://" in file:
@@ -61,7 +61,7 @@ def _open(file: str) -> Iterator[Any]:
 
 
 def read_lines(stream: Iterable[bytes] | BinaryIO | pa.NativeFile, name: str) -> Iterator[str]:
-    """Yield lines of UTF-8 without their ends and without a byte order mark. DataError for invalid UTF-8."""
+    """Yield lines without line ends and byte order mark; raise DataError for bytes that are not UTF-8."""
     lines = io.BufferedReader(stream) if isinstance(stream, pa.NativeFile) else stream
     for number, line in enumerate(lines, 1):
         try:
@@ -76,21 +76,25 @@ def read_lines(stream: Iterable[bytes] | BinaryIO | pa.NativeFile, name: str) ->
 
 
 def _read_column(stream: Any, name: str, column: str | None) -> Iterator[str]:
-    opened = pq.ParquetFile(stream)
-    chosen = _query_column(opened.schema_arrow, name, column)
-    for batch in opened.iter_batches(batch_size=_BATCH, columns=[chosen]):
+    """Yield the values of the column of queries; null becomes the empty string."""
+    reader = pq.ParquetFile(stream)
+    query_column = _query_column(reader.schema_arrow, name, column)
+    for batch in reader.iter_batches(batch_size=_BATCH_ROWS, columns=[query_column]):
         yield from (text or "" for text in batch.column(0).cast(pa.large_string()).to_pylist())
 
 
-def _query_column(schema: pa.Schema, name: str, column: str | None) -> str:
-    """The column of queries: the named one, else the only column of strings, else query or text."""
+def _query_column(schema: pa.Schema, file: str, column: str | None) -> str:
+    """Return the column of queries: `column`, else the only column of strings, else query or text."""
     strings = [field.name for field in schema if is_text(field.type)]
-    wanted = [column] if column is not None else strings if len(strings) == 1 else _NAMES
-    if (found := next((each for each in wanted if each in strings), None)) is None:
+    if column is not None:
+        candidates: Sequence[str] = [column]
+    else:
+        candidates = strings if len(strings) == 1 else _QUERY_COLUMNS
+    if (query_column := next((name for name in candidates if name in strings), None)) is None:
         raise DataError(
-            name,
+            file,
             "one column of strings, or query or text" if column is None else f"a column {column} of strings",
             ", ".join(schema.names) or "no columns",
             "name the column with --column",
         )
-    return found
+    return query_column

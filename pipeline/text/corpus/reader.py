@@ -1,7 +1,6 @@
-"""Read files of every format as batches of sifted rows."""
+"""Inspect and read files of every format; rows come in batches, separated into good and bad ones."""
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -9,50 +8,72 @@ import pyarrow as pa
 
 from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
-from pipeline.store.schema import carried_name
+from pipeline.store.base import in_threads
+from pipeline.store.schema import stored_name
 from pipeline.text.corpus import jsonl, parquet
-from pipeline.text.corpus.columns import Columns, FileColumns, agree_on_columns
+from pipeline.text.corpus.columns import Columns, FileColumns, RowGroups, agree_on_columns
 from pipeline.text.corpus.sift import SourceBatch, sift
 from pipeline.text.corpus.sources import Format, SourceFile
+from pipeline.text.corpus.task_map import TaskMap, map_here
 
 _FORMATS: dict[Format, ModuleType] = {"parquet": parquet, "jsonl": jsonl}
-_INSPECTORS = 16  # files opened at once: over a network, each needs two round trips
+# Limits of the files that one task inspects: it reads JSON lines as a whole if columns are kept.
+_INSPECTED_FILES = 1_000
+_INSPECTED_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class CorpusSurvey:
-    """The result of inspecting every file."""
+    """Result of inspecting every file."""
 
     columns: Columns
     """the types that the files agree on"""
     rows: dict[str, int | None]
-    """number of rows by file name; None if only reading shows it"""
+    """number of rows by file name; None if only reading the file shows it"""
     refused: dict[str, DataError]
     """the error of each file that cannot be used, by its name"""
+    divisions: dict[str, tuple[RowGroups, ...]]
+    """parts of a Parquet file that several workers can read, by file name"""
+
+
+@dataclass(frozen=True)
+class InspectFiles:
+    """Inspect some files. Returns the columns of each file, or the error if it cannot be used."""
+
+    corpus: CorpusSettings
+
+    def start(self) -> Callable[[Sequence[SourceFile]], list[FileColumns | DataError]]:
+        """Return the function that inspects files: sixteen at once, because each is a round trip."""
+        return lambda files: in_threads(lambda file: _inspect(file, self.corpus), files)
 
 
 def survey_files(
-    files: Sequence[SourceFile], corpus: CorpusSettings, before: pa.Schema | None = None
+    files: Sequence[SourceFile],
+    corpus: CorpusSettings,
+    before: pa.Schema | None = None,
+    map_tasks: TaskMap = map_here,
 ) -> CorpusSurvey:
-    """Inspect files, so that an unusable one shows before the first row is read.
+    """Find the column types and the unusable files before the first row is read.
 
-    The types come from Parquet footers and from the first lines of JSON files, or all their lines if there
-    are kept columns.
+    The types come from Parquet footers and from the first lines of JSON files, or from all their lines if
+    there are kept columns.
 
     Args:
         files: the files to read.
-        corpus: names the columns.
-        before: schema of the units that hold the corpus's other files, which are not inspected.
+        corpus: settings that name the columns.
+        before: schema of units that hold unchanged files of the corpus, which are not inspected again.
+        map_tasks: function that applies the task to groups of files.
 
     Raises:
-        DataError: a file is unusable and corpus.bad_files is error; the first such file's error.
+        DataError: a file is unusable and corpus.bad_files is error; the error is that of the first such file.
     """
-    with ThreadPoolExecutor(_INSPECTORS) as pool:
-        inspected = list(pool.map(lambda file: _inspect(file, corpus), files))
-    found = [result for result in inspected if isinstance(result, FileColumns)]
+    groups = _group(files)
+    found = dict(map_tasks(InspectFiles(corpus), groups))
+    inspected = [result for number in range(len(groups)) for result in found[number]]
+    usable = [result for result in inspected if isinstance(result, FileColumns)]
     if before is not None:
-        found.insert(0, _columns_of_units(before, corpus))
-    columns, misfits = agree_on_columns(found, corpus)
+        usable.insert(0, _columns_of_units(before, corpus))
+    columns, misfits = agree_on_columns(usable, corpus)
     refused = misfits | {
         file.name: result
         for file, result in zip(files, inspected, strict=True)
@@ -60,35 +81,55 @@ def survey_files(
     }
     if refused and corpus.bad_files == "error":
         raise next(refused[file.name] for file in files if file.name in refused)
-    rows = {one.file.name: one.rows for one in found if one.file.name not in refused}
-    return CorpusSurvey(columns, rows, refused)
+    good = [each for each in usable if each.file.name not in refused]
+    rows = {each.file.name: each.rows for each in good}
+    divisions = {each.file.name: each.divisions for each in good}
+    return CorpusSurvey(columns, rows, refused, divisions)
+
+
+def _group(files: Sequence[SourceFile]) -> list[list[SourceFile]]:
+    """Divide files into groups that are inspected together, by their sizes only."""
+    groups, size = list[list[SourceFile]](), 0
+    for file in files:
+        if groups and len(groups[-1]) < _INSPECTED_FILES and size + file.size <= _INSPECTED_BYTES:
+            groups[-1].append(file)
+            size += file.size
+        else:
+            groups.append([file])
+            size = file.size
+    return groups
 
 
 def read_batches(
-    file: SourceFile, corpus: CorpusSettings, columns: Columns | None = None
+    file: SourceFile,
+    corpus: CorpusSettings,
+    columns: Columns | None = None,
+    groups: RowGroups | None = None,
 ) -> Iterator[SourceBatch]:
-    """Yield all rows of one file in order, good or bad.
+    """Yield the rows of one file in order, good or bad.
 
     Args:
         file: the file.
-        corpus: names the columns.
-        columns: from the survey; None: from this file only.
+        corpus: settings that name the columns.
+        columns: types that `survey_files` found; None finds them from this file alone.
+        groups: row groups to read of a Parquet file; None reads the whole file.
     """
-    for raw in _FORMATS[file.format].read(file, corpus, columns or survey_files([file], corpus).columns):
+    columns = columns or survey_files([file], corpus).columns
+    for raw in _FORMATS[file.format].read(file, corpus, columns, groups):
         yield sift(raw, file)
 
 
 def _columns_of_units(before: pa.Schema, corpus: CorpusSettings) -> FileColumns:
-    """The columns of the files that are already in units, as those of one file."""
+    """Return the columns of the unchanged files, which are already in units, as those of one file."""
     stored = dict(zip(before.names, before.types, strict=True))
-    types = {name: stored.get(carried_name(name), pa.null()) for name in corpus.keep}
+    types = {name: stored.get(stored_name(name), pa.null()) for name in corpus.keep}
     return FileColumns(
         SourceFile("the files before", corpus.uri, 0, "", "parquet"), types | {corpus.id: stored["id"]}
     )
 
 
 def _inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns | DataError:
-    """The columns of a file, or the error why it cannot be used."""
+    """Return the columns of a file, or the error if it cannot be used."""
     try:
         return _FORMATS[file.format].inspect(file, corpus)
     except DataError as error:

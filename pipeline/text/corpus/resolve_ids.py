@@ -1,4 +1,4 @@
-"""Resolve the ids of one bucket: which row of an id is live, which keeps its address, and what changed."""
+"""Resolve the ids of one bucket: find the live row of each id, reuse its address, and count the changes."""
 
 from dataclasses import dataclass
 
@@ -12,15 +12,15 @@ from pipeline.store.units import Changes
 from pipeline.text.corpus.keys import text_hashes
 
 _NO_KEY = pa.scalar(b"\0" * 16, KEY)
-ABSENT = -1  # in place of a file, a position or an address
-EXAMPLES = 5  # rows of each kind of change that are kept for the report
+ABSENT = -1  # stands for a missing file index, position or address
+EXAMPLES = 5  # rows of each kind of change that the report shows
 
 
 def line_schema(id_type: pa.DataType) -> pa.Schema:
-    """Schema of lines: one for each row of the input, before its address is known.
+    """Return the schema of lines. A line stands for one good row of the input while ids are resolved.
 
-    The column file is the index in tonight's listing, ABSENT if the file is gone or was read again; position
-    is the index among the rows read tonight, ABSENT for other rows.
+    Its column `file` is the file's index in tonight's listing, ABSENT if the file is gone or was read again.
+    `position` is the row's index among the rows of its bucket that were read tonight, ABSENT for other rows.
     """
     return pa.schema(
         [
@@ -35,73 +35,66 @@ def line_schema(id_type: pa.DataType) -> pa.Schema:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class ChangeExamples:
-    """Examples of one kind of change: the rows with the smallest text keys."""
+def resolved_schema(id_type: pa.DataType) -> pa.Schema:
+    """Return the schema of `ResolvedIds.lines`."""
+    return line_schema(id_type).append(pa.field("duplicate", pa.bool_()))
 
-    keys: np.ndarray
-    """(n,) uint64, ascending"""
-    before: np.ndarray
-    """(n,) int64: addresses in the previous corpus, ABSENT for new rows"""
-    now: np.ndarray
-    """(n,) int64: indices into `ResolvedBucket.lines`, later positions; ABSENT for deleted rows"""
 
-    @classmethod
-    def of(cls, keys: np.ndarray, before: np.ndarray, now: np.ndarray) -> "ChangeExamples":
-        """Choose the `EXAMPLES` rows with the smallest keys. All arrays are parallel."""
-        chosen = np.argsort(keys, kind="stable")[:EXAMPLES]
-        return cls(keys[chosen], before[chosen], now[chosen])
+def choose_examples(keys: np.ndarray, before: np.ndarray, now: np.ndarray) -> list[tuple[int, int, int]]:
+    """Choose the EXAMPLES rows with the smallest keys.
 
-    def with_positions(self, positions: np.ndarray) -> "ChangeExamples":
-        """Replace every index in `now` by the position at that index."""
-        now = self.now.copy()
-        now[now != ABSENT] = positions[now[now != ABSENT]]
-        return ChangeExamples(self.keys, self.before, now)
+    Args:
+        keys: (n,) uint64.
+        before: (n,) int64: addresses in the previous corpus, ABSENT for new rows.
+        now: (n,) int64: indices into `ResolvedIds.lines`, ABSENT for deleted rows.
+    """
+    chosen = np.argsort(keys, kind="stable")[:EXAMPLES]
+    return list(zip(*(values[chosen].tolist() for values in (keys, before, now)), strict=True))
 
-    def __add__(self, other: "ChangeExamples") -> "ChangeExamples":
-        return ChangeExamples.of(
-            np.concatenate([self.keys, other.keys]),
-            np.concatenate([self.before, other.before]),
-            np.concatenate([self.now, other.now]),
-        )
+
+def duplicate_schema(id_type: pa.DataType) -> pa.Schema:
+    """Return the schema of `ResolvedIds.duplicates`."""
+    fields = [line_schema(id_type).field(name) for name in ("id", "file", "row")]
+    return pa.schema([*fields, pa.field("winner_file", pa.int32()), pa.field("winner_row", pa.int64())])
 
 
 @dataclass(frozen=True, eq=False)
-class ResolvedBucket:
+class ResolvedIds:
     """The lines of one bucket with their ids resolved."""
 
     lines: pa.Table
-    """sorted by (id, file, row); the column duplicate marks rows that lost their id to an earlier row; an
-    address that is not null is final
+    """sorted by (id, file, row); the column `duplicate` marks rows whose id an earlier row has, and `address`
+    is set for rows that keep theirs
     """
-    wanted: np.ndarray
-    """indices in `lines` of live rows that need a row in a unit"""
+    to_write: np.ndarray
+    """indices in `lines` of live rows that have to be written to a new unit"""
     dead: np.ndarray
     """addresses that are no longer live"""
     winners: np.ndarray
     """for each line, the index of the first line with its id"""
     changes: Changes
-    examples: tuple[ChangeExamples, ChangeExamples, ChangeExamples]
-    """examples of new, changed and deleted rows"""
+    examples: tuple[list[tuple[int, int, int]], ...]
+    """`choose_examples` of the new, the changed and the deleted rows"""
 
     def duplicates(self) -> pa.Table:
-        """Rows that lost their id (id, file, row), and the row that has it (winner_file, winner_row)."""
-        lost = np.flatnonzero(self.lines["duplicate"].to_numpy())
+        """Return the duplicate rows (id, file, row), each with winner_file and winner_row of its id."""
+        indices = np.flatnonzero(self.lines["duplicate"].to_numpy())
         rows = self.lines.select(["id", "file", "row"])
-        own, winner = rows.take(pa.array(lost)), rows.take(pa.array(self.winners[lost]))
-        return own.append_column("winner_file", winner["file"]).append_column("winner_row", winner["row"])
+        duplicates, winners = rows.take(pa.array(indices)), rows.take(pa.array(self.winners[indices]))
+        duplicates = duplicates.append_column("winner_file", winners["file"])
+        return duplicates.append_column("winner_row", winners["row"])
 
 
 class _Comparison:
-    """The winners of tonight's ids beside last night's live rows.
+    """Comparison of tonight's winners, the first row of each id, with last night's live rows.
 
     Attributes:
         winners: tonight's winners.
-        lines: index of each winner among the lines.
+        lines: (n,) index of each winner among the lines.
         live: last night's live rows.
-        index: index of the live row with each winner's id, 0 if there is none.
-        known: whether there is a live row with the winner's id.
-        same: whether that row's text and kept columns are equal too.
+        index: (n,) index of the live row with the winner's id; 0 if there is none.
+        known: (n,) bool, True if there is a live row with the winner's id.
+        same: (n,) bool, True if the text and the kept columns of that row are equal to the winner's.
     """
 
     def __init__(self, winners: pa.Table, lines: np.ndarray, live: pa.Table) -> None:
@@ -112,25 +105,26 @@ class _Comparison:
         self.same = self.known & _equal(winners, live, self.index)
 
     def changes(self) -> Changes:
+        """Count new, changed, unchanged and deleted rows."""
         known, same = int(self.known.sum()), int(self.same.sum())
         new, deleted = len(self.known) - known, self.live.num_rows - known
         return Changes(new=new, changed=known - same, unchanged=same, deleted=deleted)
 
-    def examples(self) -> tuple[ChangeExamples, ChangeExamples, ChangeExamples]:
-        """Examples of new, changed and deleted rows."""
+    def examples(self) -> tuple[list[tuple[int, int, int]], ...]:
+        """Return examples of new, changed and deleted rows."""
         keys, addresses = text_hashes(self.winners), self.live["address"].to_numpy()
         new, changed = np.flatnonzero(~self.known), np.flatnonzero(self.known & ~self.same)
         deleted = np.ones(len(addresses), dtype=bool)
         deleted[self.index[self.known]] = False
         before = addresses[deleted]
         return (
-            ChangeExamples.of(keys[new], np.full(len(new), ABSENT), self.lines[new]),
-            ChangeExamples.of(keys[changed], addresses[self.index[changed]], self.lines[changed]),
-            ChangeExamples.of(text_hashes(self.live)[deleted], before, np.full(len(before), ABSENT)),
+            choose_examples(keys[new], np.full(len(new), ABSENT), self.lines[new]),
+            choose_examples(keys[changed], addresses[self.index[changed]], self.lines[changed]),
+            choose_examples(text_hashes(self.live)[deleted], before, np.full(len(before), ABSENT)),
         )
 
 
-def resolve_bucket(before: pa.Table, now: pa.Table, *, reuse: bool) -> ResolvedBucket:
+def resolve_ids(before: pa.Table, now: pa.Table, *, reuse: bool) -> ResolvedIds:
     """Resolve the ids of one bucket.
 
     If several rows share an id, the first by (file, row) wins, regardless of the previous night. A winner
@@ -138,38 +132,39 @@ def resolve_bucket(before: pa.Table, now: pa.Table, *, reuse: bool) -> ResolvedB
     another file.
 
     Args:
-        before: last night's lines (`line_schema`); the lines of files that were not read tonight are still
-            valid.
+        before: last night's lines (`line_schema`); those whose `file` is not ABSENT are still valid.
         now: lines of the files read tonight.
-        reuse: False gives every live row a new address; the comparison then only counts the changes.
+        reuse: False gives every live row a new address; changes are counted all the same.
     """
     lines = pa.concat_tables([before.filter(pc.greater_equal(before["file"], 0)), now.cast(before.schema)])
     lines = lines.sort_by([("id", "ascending"), ("file", "ascending"), ("row", "ascending")]).combine_chunks()
     ids = one_chunk(lines["id"])
-    first = np.append(True, pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False))[: len(ids)]
+    differs = pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
+    is_winner = np.append(True, differs)[: len(ids)]  # the first line of its id; no element without lines
     live = before.filter(before["address"].is_valid()).combine_chunks()
-    compared = _Comparison(lines.filter(pa.array(first)).combine_chunks(), np.flatnonzero(first), live)
+    winners = lines.filter(pa.array(is_winner)).combine_chunks()
+    comparison = _Comparison(winners, np.flatnonzero(is_winner), live)
 
-    keeps = compared.same & reuse
-    held = live["address"].to_numpy()
-    address = np.full(lines.num_rows, ABSENT, dtype=np.int64)
-    address[compared.lines[keeps]] = held[compared.index[keeps]]
-    dead = np.full(len(held), reuse)
-    dead[compared.index[keeps]] = False
-    addresses = pa.array(address, mask=address == ABSENT)
-    lines = lines.set_column(lines.schema.get_field_index("address"), "address", addresses)
-    return ResolvedBucket(
-        lines.append_column("duplicate", pa.array(~first)),
-        compared.lines[~keeps],
-        held[dead],
-        np.maximum.accumulate(np.where(first, np.arange(len(first)), 0)),
-        compared.changes(),
-        compared.examples(),
+    keeps = comparison.same & reuse
+    live_addresses = live["address"].to_numpy()
+    addresses = np.full(lines.num_rows, ABSENT, dtype=np.int64)
+    addresses[comparison.lines[keeps]] = live_addresses[comparison.index[keeps]]
+    is_dead = np.full(len(live_addresses), reuse)
+    is_dead[comparison.index[keeps]] = False
+    address_column = pa.array(addresses, mask=addresses == ABSENT)
+    lines = lines.set_column(lines.schema.get_field_index("address"), "address", address_column)
+    return ResolvedIds(
+        lines=lines.append_column("duplicate", pa.array(~is_winner)),
+        to_write=comparison.lines[~keeps],
+        dead=live_addresses[is_dead],
+        winners=np.maximum.accumulate(np.where(is_winner, np.arange(len(is_winner)), 0)),
+        changes=comparison.changes(),
+        examples=comparison.examples(),
     )
 
 
 def _equal(winners: pa.Table, live: pa.Table, index: np.ndarray) -> np.ndarray:
-    """Return whether text and kept columns of each winner equal those of the live row at `index`."""
+    """Return (n,) bool: True if a winner's text and kept columns equal those of live row `index`."""
     if not live.num_rows:
         return np.zeros(winners.num_rows, dtype=bool)
     other = live.select(["text_key", "carried"]).take(pa.array(index))
@@ -181,10 +176,10 @@ def _equal(winners: pa.Table, live: pa.Table, index: np.ndarray) -> np.ndarray:
 
 
 def quarantine_duplicates(duplicates: pa.Table, names: pa.Array) -> pa.Table:
-    """Duplicate rows as a quarantine table, sorted by file and row.
+    """Return duplicate rows as a quarantine table, sorted by file and row.
 
     Args:
-        duplicates: rows of `ResolvedBucket.duplicates`.
+        duplicates: table as `ResolvedIds.duplicates` returns it.
         names: names of the files in tonight's listing.
     """
     rows = duplicates.sort_by([("file", "ascending"), ("row", "ascending")]).combine_chunks()

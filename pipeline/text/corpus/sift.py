@@ -1,4 +1,4 @@
-"""Separate the rows of a batch into texts to encode and rows to quarantine, each with its reason."""
+"""Separate the rows of a batch into good rows and rows to quarantine, each with its reason."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,32 +16,34 @@ from pipeline.text.corpus.sources import SourceFile
 
 @dataclass(frozen=True)
 class RawBatch:
-    """Rows as a reader found them."""
+    """Rows as the reader of a file format returns them, before they are checked."""
 
     rows: pa.Table
-    """id (of the agreed type), text (string or binary), kept columns, and row"""
+    """id (of the type that all files agree on), text (string or binary), kept columns, and row number"""
     position: int
     """input bytes read so far"""
     rejected: Sequence[RejectedRow] = ()
     """rows that the reader could not parse"""
     surrogates: Sequence[int] = ()
     """numbers of the rows whose text had lone surrogates"""
-    dropped: Sequence[int] = ()
-    """numbers of the rows with a kept value that did not fit, once for each such value"""
+    nulled: Sequence[int] = ()
+    """numbers of the rows with a kept value that did not fit and became null, once for each such value"""
 
 
 @dataclass(frozen=True)
 class SourceBatch:
-    """Input rows, each in one of two tables."""
+    """Rows of a file, separated into good and bad ones."""
 
     good: pa.Table
-    """id, text (normalized), kept columns, and row"""
+    """id, text (normalized), kept columns, and row number"""
     bad: pa.Table
-    """a quarantine table, by row"""
+    """a quarantine table, sorted by row number"""
     position: int = 0
+    """input bytes read so far"""
     surrogates: tuple[int, ...] = ()
-    dropped: tuple[int, ...] = ()
-    """as in `RawBatch`, of the good rows"""
+    """numbers of the good rows whose text had lone surrogates"""
+    nulled: tuple[int, ...] = ()
+    """numbers of the good rows with a kept value that became null, once for each such value"""
 
     @property
     def rows(self) -> int:
@@ -49,13 +51,17 @@ class SourceBatch:
         return self.good.num_rows + self.bad.num_rows
 
     def head(self, count: int) -> "SourceBatch":
-        """The first `count` rows by row number."""
+        """Return the first `count` rows by row number."""
         if count >= self.rows:
             return self
-        last = np.sort(np.concatenate([self.good["row"].to_numpy(), self.bad["row"].to_numpy()]))[count]
-        good, bad = (table.filter(pc.less(table["row"], int(last))) for table in (self.good, self.bad))
-        odd = (tuple(row for row in rows if row < last) for rows in (self.surrogates, self.dropped))
-        return SourceBatch(good, bad, self.position, *odd)
+        end = np.sort(np.concatenate([self.good["row"].to_numpy(), self.bad["row"].to_numpy()]))[count]
+        return SourceBatch(
+            good=self.good.filter(pc.less(self.good["row"], int(end))),
+            bad=self.bad.filter(pc.less(self.bad["row"], int(end))),
+            position=self.position,
+            surrogates=tuple(row for row in self.surrogates if row < end),
+            nulled=tuple(row for row in self.nulled if row < end),
+        )
 
 
 def sift(raw: RawBatch, file: SourceFile) -> SourceBatch:
@@ -64,26 +70,31 @@ def sift(raw: RawBatch, file: SourceFile) -> SourceBatch:
     A rejected row has the first reason that applies: invalid_utf8, null_id, empty.
     """
     table = raw.rows.combine_chunks()
-    utf8 = {
+    valid_by_column = {
         name: valid_utf8(one_chunk(table[name]))
         for name in table.column_names
         if name == "text" or is_text(table[name].type)
     }
-    decoded, text = np.logical_and.reduce(list(utf8.values())), one_chunk(table["text"])
-    if not decoded.all():
-        text = pc.if_else(pa.array(decoded), text.cast(pa.large_binary()), None)
+    is_valid, text = np.logical_and.reduce(list(valid_by_column.values())), one_chunk(table["text"])
+    if not is_valid.all():  # null instead of bytes that cannot be cast to a string
+        text = pc.if_else(pa.array(is_valid), text.cast(pa.large_binary()), None)
     texts = normalize(text)
     has_id = table["id"].is_valid().to_numpy()
-    filled = pc.fill_null(pc.greater(pc.binary_length(texts), 0), False).to_numpy(zero_copy_only=False)
-    good = decoded & has_id & filled
+    has_text = pc.fill_null(pc.greater(pc.binary_length(texts), 0), False).to_numpy(zero_copy_only=False)
+    good = is_valid & has_id & has_text
     rejected = raw.rejected
     if not good.all():
-        valid = {name: mask[~good] for name, mask in utf8.items()}
-        rejected = (*rejected, *_reasons(table.filter(pa.array(~good)), valid))
+        valid_by_column = {name: valid[~good] for name, valid in valid_by_column.items()}
+        rejected = (*rejected, *_reasons(table.filter(pa.array(~good)), valid_by_column))
     table = table.set_column(table.schema.get_field_index("text"), "text", texts).filter(pa.array(good))
-    rows = set(table["row"].to_pylist()) if raw.surrogates or raw.dropped else set()
-    odd = (tuple(row for row in found if row in rows) for found in (raw.surrogates, raw.dropped))
-    sifted = SourceBatch(table, quarantine(file.name, rejected), raw.position, *odd)
+    good_rows = set(table["row"].to_pylist()) if raw.surrogates or raw.nulled else set()
+    sifted = SourceBatch(
+        good=table,
+        bad=quarantine(file.name, rejected),
+        position=raw.position,
+        surrogates=tuple(row for row in raw.surrogates if row in good_rows),
+        nulled=tuple(row for row in raw.nulled if row in good_rows),
+    )
     if sifted.rows != raw.rows.num_rows + len(raw.rejected):
         raise Defect(
             file.uri,
@@ -94,52 +105,59 @@ def sift(raw: RawBatch, file: SourceFile) -> SourceBatch:
     return sifted
 
 
-def _reasons(bad: pa.Table, utf8: dict[str, np.ndarray]) -> Iterator[RejectedRow]:
-    """Yield each bad row with its reason."""
-    rows = zip(bad["row"].to_pylist(), _shown(bad["id"]), _shown(bad["text"]), strict=True)
+def _reasons(bad: pa.Table, valid_by_column: dict[str, np.ndarray]) -> Iterator[RejectedRow]:
+    """Yield each bad row with its reason.
+
+    Args:
+        bad: n rows.
+        valid_by_column: (n,) bool for each column of strings, False for values that are not valid UTF-8.
+    """
+    rows = zip(bad["row"].to_pylist(), _readable(bad["id"]), _readable(bad["text"]), strict=True)
     for index, (row, row_id, text) in enumerate(rows):
-        broken = [name for name, valid in utf8.items() if not valid[index]]
-        if broken:
-            yield RejectedRow(row, "invalid_utf8", f"column {', '.join(broken)}", row_id, text)
+        invalid = [name for name, is_valid in valid_by_column.items() if not is_valid[index]]
+        if invalid:
+            yield RejectedRow(row, "invalid_utf8", f"column {', '.join(invalid)}", row_id, text)
         else:
             yield RejectedRow(row, "null_id" if row_id is None else "empty", "", row_id, text)
 
 
-def rechunk(tables: Iterable[pa.Table], rows: int, most_bytes: int | None = None) -> Iterator[pa.Table]:
+def rechunk(tables: Iterable[pa.Table], rows: int, max_bytes: int | None = None) -> Iterator[pa.Table]:
     """Yield the same rows in tables of exactly `rows` rows, each in one chunk; the last may be shorter.
 
-    A table is shorter too if the column text would exceed `most_bytes`. Its end depends on the rows only, not
-    on the tables in which they came.
+    A table is also shorter if the column text would exceed `max_bytes`. The result depends on the rows only,
+    not on how the input divides them into tables.
     """
-    waiting: list[pa.Table] = []
-    held_rows = held_bytes = 0
+    pending: list[pa.Table] = []
+    pending_rows = pending_bytes = 0
     for table in tables:
         while table.num_rows:
-            lengths = np.zeros(table.num_rows, dtype=np.int64)
-            if most_bytes is not None and "text" in table.column_names:
-                lengths = pc.binary_length(table["text"]).to_numpy()
-            fits = int(np.searchsorted(np.cumsum(lengths), (most_bytes or 0) - held_bytes, side="right"))
-            take = min(rows - held_rows, max(fits, 0 if held_rows else 1), table.num_rows)
+            take = min(rows - pending_rows, table.num_rows)
+            if max_bytes is not None and "text" in table.column_names:
+                bytes_up_to = np.cumsum(pc.binary_length(table["text"]).to_numpy())
+                fitting = int(np.searchsorted(bytes_up_to, max_bytes - pending_bytes, side="right"))
+                # A text that is longer than max_bytes is a table of its own.
+                take = min(take, fitting if pending_rows else max(fitting, 1))
+                pending_bytes += int(bytes_up_to[take - 1]) if take else 0
             if take:
-                waiting.append(table.slice(0, take))
-            held_rows, held_bytes = held_rows + take, held_bytes + int(lengths[:take].sum())
-            if take < table.num_rows or held_rows == rows:
-                held_rows = held_bytes = 0
-                yield _join(waiting)
+                pending.append(table.slice(0, take))
+                pending_rows += take
+            if take < table.num_rows or pending_rows == rows:
+                pending_rows = pending_bytes = 0
+                yield _join(pending)
             table = table.slice(take)
-    if waiting:
-        yield _join(waiting)
+    if pending:
+        yield _join(pending)
 
 
-def _join(waiting: list[pa.Table]) -> pa.Table:
-    """Join the tables and empty the list, so that only the caller holds the rows."""
-    joined = pa.concat_tables(waiting).combine_chunks()
-    waiting.clear()
+def _join(pending: list[pa.Table]) -> pa.Table:
+    """Concatenate the tables and empty the list, so that only the caller holds the rows."""
+    joined = pa.concat_tables(pending).combine_chunks()
+    pending.clear()
     return joined
 
 
-def _shown(column: pa.ChunkedArray) -> list[str | None]:
-    """Values as strings for people."""
+def _readable(column: pa.ChunkedArray) -> list[str | None]:
+    """Return the values as strings, with U+FFFD for bytes that are not valid UTF-8."""
     if pa.types.is_integer(column.type) or pa.types.is_null(column.type):
         return [None if value is None else str(value) for value in column.to_pylist()]
     encoded = column.cast(pa.large_binary()).to_pylist()

@@ -1,4 +1,4 @@
-"""The files of a corpus: one file, a glob, or a directory with hive partitions, on disk or in a store."""
+"""List the files of a corpus: one file, a glob, or a directory with hive partitions, local or remote."""
 
 import glob
 import hashlib
@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
+from pipeline.store.range_reader import RangeReader
 from pipeline.store.store import open_store
 from pipeline.text.corpus.lakes import LOG_FOLDERS, possible_table_roots, refuse_tables
 from pipeline.text.corpus.listing import (
@@ -30,8 +31,9 @@ _SUFFIXES: dict[Format, tuple[str, ...]] = {
     "parquet": (".parquet", ".parq", ".pq"),
     "jsonl": (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz"),
 }
+LARGE_BYTES = 256 << 20  # of a file that is read as a whole
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-_PIECE_BYTES = 8 << 20  # read at once when a file is hashed
+_PIECE_BYTES = 8 << 20  # bytes of a file that are hashed at once
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class SourceFile:
     """One input file."""
 
     name: str
-    """path below the corpus directory, separated by /; decides the order of files, and is stored with every
-    row
+    """path below the corpus directory, with / between folders; decides the order of the files, and is stored
+    with every row
     """
     uri: str
     size: int
@@ -48,17 +50,17 @@ class SourceFile:
     """changes whenever the content changes"""
     format: Format
     modified: str = ""
-    """the stamp of the listing"""
+    """etag or modification time from the listing; the same as `stamp` unless that is a hash of the content"""
     partitions: dict[str, str | None] = field(default_factory=dict, hash=False)
-    """values of the key=value directories of the whole path"""
+    """values of the key=value directories in the path, by key"""
 
     def error(self, expected: str, found: str, remedy: str) -> DataError:
-        """A DataError about this file."""
+        """Create a DataError about this file."""
         return DataError(self.uri, expected, found, remedy)
 
 
 def list_files(corpus: CorpusSettings) -> list[SourceFile]:
-    """List the files of a corpus by name.
+    """List the files of a corpus, sorted by name.
 
     Names that begin with . or _ and files with other suffixes are left out. The stamp is the etag or the
     modification time in ns; with `corpus.fingerprint: full` it is the sha256 of the content.
@@ -70,14 +72,14 @@ def list_files(corpus: CorpusSettings) -> list[SourceFile]:
     with storage_errors(corpus.uri):
         listing = list_remote(corpus.uri) if path is None else list_local(path)
     named = {
-        Path(one.path).relative_to(listing.base).as_posix() if listing.base else one.path: one
-        for one in listing.found
+        Path(found.path).relative_to(listing.base).as_posix() if listing.base else found.path: found
+        for found in listing.files
     }
     if invalid := next((name for name in named if has_surrogates(name)), None):
         raise DataError(corpus.uri, "file names in UTF-8", ascii(invalid), "rename the file")
     files = [
-        SourceFile(name, one.uri, one.size, one.stamp, kind, one.stamp, _partitions(one.path))
-        for name, one in sorted(named.items())
+        SourceFile(name, found.uri, found.size, found.stamp, kind, found.stamp, _partitions(found.path))
+        for name, found in sorted(named.items())
         if (listing.single or not _is_hidden(name))
         and (kind := _file_format(name, corpus.format, listing.single))
     ]
@@ -85,20 +87,32 @@ def list_files(corpus: CorpusSettings) -> list[SourceFile]:
         raise _no_files(corpus, sorted(named))
     if parquet := [file.name for file in files if file.format == "parquet"]:
         _refuse_lake_tables(corpus.uri, listing, named, parquet)
-    full = corpus.fingerprint == "full"
-    return [_with_content_stamp(file) if full or not file.stamp else file for file in files]
+    hash_all = corpus.fingerprint == "full"
+    return [_with_content_stamp(file) if hash_all or not file.stamp else file for file in files]
 
 
 def open_file(file: SourceFile) -> pa.NativeFile:
-    """Open a file for seeking and reading.
+    """Open a file to be read from its beginning to its end.
 
-    Objects up to 256 MiB are read in one request, larger ones by ranges.
+    Objects up to LARGE_BYTES are read in one request, larger ones by ranges with read-ahead.
     """
     path = local_path(file.uri)
     if path is not None:
         return pa.OSFile(path)
     parent, name = file.uri.rsplit("/", 1)
-    return open_store(parent).open(name)
+    store = open_store(parent)
+    return pa.BufferReader(store.read(name)) if file.size <= LARGE_BYTES else store.open(name)
+
+
+def open_ranges(file: SourceFile) -> pa.NativeFile:
+    """Open a file for random access. Each read of an object is a request for a range of it."""
+    path = local_path(file.uri)
+    if path is not None:
+        return pa.OSFile(path)
+    parent, name = file.uri.rsplit("/", 1)
+    store = open_store(parent)
+    reader = RangeReader(lambda start, stop: store.read_range(name, start, stop).to_pybytes(), file.size)
+    return pa.PythonFile(reader, mode="r")
 
 
 def is_unchanged(files: list[SourceFile], corpus: CorpusSettings) -> bool:
@@ -112,22 +126,24 @@ def _is_hidden(name: str) -> bool:
     return any(part.startswith((".", "_")) for part in name.split("/"))
 
 
-def _file_format(name: str, wanted: str, exact: bool) -> Format | None:
-    """The format of a file by its suffix; None if it is not a file of the corpus.
+def _file_format(name: str, setting: str, single: bool) -> Format | None:
+    """Return the format of a file by its suffix; None if it is not a file of the corpus.
 
-    If a format is set, a file without a suffix counts too, and so does the only file that the URI names
-    (exact).
+    Args:
+        name: name of the file.
+        setting: corpus.format; unless it is auto, it also applies to files without a suffix.
+        single: True if corpus.uri names this file; corpus.format then applies whatever its suffix.
     """
     last = name.rsplit("/", 1)[-1].lower()
-    for kind, endings in _SUFFIXES.items():
-        named = wanted == kind and (exact or "." not in last)
-        if named or (wanted in ("auto", kind) and last.endswith(endings)):
+    for kind, suffixes in _SUFFIXES.items():
+        is_set = setting == kind and (single or "." not in last)
+        if is_set or (setting in ("auto", kind) and last.endswith(suffixes)):
             return kind
     return None
 
 
 def _partitions(path: str) -> dict[str, str | None]:
-    """Values of the key=value directories of a path, those of the URI included.
+    """Return the values of the key=value directories in a path, by key.
 
     If a key occurs several times, the innermost directory counts.
     """
@@ -136,31 +152,35 @@ def _partitions(path: str) -> dict[str, str | None]:
 
 
 def _with_content_stamp(file: SourceFile) -> SourceFile:
-    found = hashlib.sha256()
+    """Return the file with the sha256 of its content as the stamp."""
+    digest = hashlib.sha256()
     with storage_errors(file.uri), open_file(file) as stream:
         while piece := stream.read(_PIECE_BYTES):
-            found.update(piece)
-    return replace(file, stamp=f"sha256:{found.hexdigest()}")
+            digest.update(piece)
+    return replace(file, stamp=f"sha256:{digest.hexdigest()}")
 
 
-def _refuse_lake_tables(uri: str, listing: Listing, names: Iterable[str], taken: list[str]) -> None:
-    """Raise a DataError if the files, or their folder, are part of a Delta or Iceberg table."""
-    refuse_tables(uri.rstrip("/"), names, taken)
-    local, (scheme, sign, _) = local_path(uri) is not None, uri.partition("://")
+def _refuse_lake_tables(uri: str, listing: Listing, names: Iterable[str], parquet: list[str]) -> None:
+    """Raise a DataError if Parquet files of a listing are part of a Delta or Iceberg table.
+
+    The table's log may be among the listed `names`, or in a folder above them.
+    """
+    refuse_tables(uri.rstrip("/"), names, parquet)
+    is_local, (scheme, separator, _) = local_path(uri) is not None, uri.partition("://")
     for base in possible_table_roots(listing.base):
         if base == listing.base and not (listing.single or glob.has_magic(uri)):
-            continue  # all its files were listed
-        top = base if local else f"{scheme}{sign}{base}"
+            continue  # `names` has all its files
+        root = base if is_local else f"{scheme}{separator}{base}"
         for folder in LOG_FOLDERS:
-            with storage_errors(top):
-                inside = local_names(f"{top}/{folder}") if local else remote_names(top, folder)
-            refuse_tables(top, (f"{folder}/{name}" for name in inside), taken)
+            with storage_errors(root):
+                in_folder = local_names(f"{root}/{folder}") if is_local else remote_names(root, folder)
+            refuse_tables(root, (f"{folder}/{name}" for name in in_folder), parquet)
 
 
 def _no_files(corpus: CorpusSettings, names: list[str]) -> DataError:
-    """The error for a corpus without files."""
-    allowed = [suffixes for kind, suffixes in _SUFFIXES.items() if corpus.format in ("auto", kind)]
-    endings = [suffix for suffixes in allowed for suffix in suffixes]
+    """Create the error for a corpus without files."""
+    formats = [kind for kind in _SUFFIXES if corpus.format in ("auto", kind)]
+    endings = [suffix for kind in formats for suffix in _SUFFIXES[kind]]
     shown = f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
     return DataError(
         corpus.uri,

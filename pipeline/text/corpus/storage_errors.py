@@ -14,11 +14,11 @@ from pipeline.store.retry import is_transient
 def storage_errors(
     where: str, leave_out: str = "; corpus.bad_files=skip leaves such files out"
 ) -> Iterator[None]:
-    """Turn errors of storage into errors of the project.
+    """Turn errors of storage in the block into errors of the project.
 
     Args:
         where: the file or folder, for the message.
-        leave_out: end of the remedy: what can be done instead of fixing the file.
+        leave_out: end of the remedy, which says how to leave the file out instead of fixing it.
 
     Raises:
         TransientError: trying again may help (exit code 75).
@@ -50,6 +50,6 @@ def storage_errors(
 
 
 def _error_types() -> tuple[type[Exception], ...]:
-    """Errors of the system and of Arrow, and of the S3 client if it is loaded: they are not OSErrors."""
+    """Return the errors of the system, of Arrow, and of the S3 client if it is loaded."""
     module = sys.modules.get("botocore.exceptions")
     return (OSError, pa.ArrowException, *((module.BotoCoreError, module.ClientError) if module else ()))

@@ -1,4 +1,4 @@
-"""Training files that a manifest of `manta augment` lists, or the newest manifest of a folder."""
+"""Find the training files that `manta augment` wrote, from its manifest or a folder of manifests."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from pipeline.text.corpus.sources import SourceFile
 from pipeline.text.corpus.storage_errors import storage_errors
 
 _SUFFIX = ".json"
-# Local files up to this total are hashed before a training, in half a second; else only sizes are checked.
+# Local files of up to this total size are hashed, in half a second; of others only sizes are checked.
 _MAX_HASHED_BYTES = 256 << 20
 _REMEDY = "run manta augment again, which restores missing units, or name another manifest"
 
@@ -26,30 +26,25 @@ def newest_manifest(uri: str) -> str | None:
     series = Series(open_store(root), PurePosixPath(path).name)
     with storage_errors(uri, ""):
         numbers = series.numbers()
-    return f"{root}/{series.path(numbers[-1])}" if numbers else None
+    return f"{root}/{series.path(max(numbers))}" if numbers else None
 
 
 def is_manifest(uri: str) -> bool:
-    """Return whether a URI can only be a manifest, by its file name."""
+    """Return whether a URI names a manifest, by its suffix."""
     return uri.endswith(_SUFFIX)
 
 
-def manifest_folder(uri: str) -> str | None:
-    """Absolute path or URI of a manifest's folder; None if the URI is not a manifest."""
-    return _resolve(uri).rpartition("/")[0] if is_manifest(uri) else None
-
-
-def same_folder(left: str, right: str) -> bool:
-    """Return whether two URIs, which may be relative paths or contain links, name the same folder."""
-    return _resolve(left) == _resolve(right)
+def is_manifest_in(uri: str, folder: str) -> bool:
+    """Return whether a URI names a manifest directly in a folder; local paths may be relative or links."""
+    return is_manifest(uri) and _resolve(uri).rpartition("/")[0] == _resolve(folder)
 
 
 def manifest_units(uri: str) -> list[SourceFile]:
-    """List the Parquet files of a manifest, in its order, with the sha256 of each as its stamp.
+    """List the Parquet files of a manifest, in its order. The stamp of each file is its sha256.
 
     Raises:
-        DataError: the manifest is missing or damaged, or a unit is missing, has another size or, on a local
-            disk and if the units are small enough to be hashed, another content.
+        DataError: the manifest is missing or damaged, or a unit is missing or has another size. Units on a
+            local disk are also hashed if they are small enough; then also for another content.
     """
     root, path = _split_uri(uri)
     store = open_store(root)
@@ -84,7 +79,7 @@ def _load_manifest(store: Store, path: str, uri: str) -> Augmented:
         raise DataError(
             uri,
             "a manifest with units",
-            "none: the corpus had no row",
+            "none, because the corpus had no row",
             "check the corpus, and run manta augment again",
         )
     return manifest

@@ -1,4 +1,4 @@
-"""Batches of training rows: global ones as an order deals them out, and the slice of each for one rank."""
+"""Batches of training rows: the global batch of each step, and the slice of it that one rank trains on."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pipeline.errors import ConfigError
 from pipeline.settings.training import TEXTS
 from pipeline.store.arrays import is_text
-from pipeline.text.rows.false_negatives import false_negatives, repeated, text_codes
+from pipeline.text.rows.false_negatives import false_negatives, repeats_earlier_row, text_codes
 from pipeline.text.rows.roles import BLANK, COMPARED
 
 
@@ -24,8 +24,8 @@ class GlobalBatch:
     """columns named by role, and `row`"""
     exchanged: int = 0
     """rows that changed places with a row of another batch"""
-    mask: bool = False
-    """whether the false negatives are wanted"""
+    with_mask: bool = False
+    """whether the ranks need a mask of the false negatives"""
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -62,10 +62,10 @@ class RankRows:
     another batch, to reduce the repeated ones; blank: texts that were missing or are a single blank.
     """
     false_negatives: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Role (text or anchor) -> (n, m) bool: candidate j has the same meaning as row i without being its own.
+    """Role (text or anchor) -> (n, m) bool: candidate j is a false negative of row i.
 
-    The candidates are those of all ranks, or of this rank only; see `false_negatives.false_negatives`. Empty
-    unless the batch asks for a mask.
+    The candidates are the m rows of all ranks, or of this rank only, and their hard negatives; see
+    `false_negatives.false_negatives`. Empty if the batch needs no mask.
     """
 
     def __len__(self) -> int:
@@ -80,10 +80,11 @@ class RankSlice:
     world: int = 1
 
     def bounds(self, batch_rows: int) -> tuple[int, int]:
-        """(first row, end) of the slice. ConfigError if the batch cannot be divided equally."""
+        """(first row, end) of the slice. Raises ConfigError if the batch cannot be divided equally."""
         if batch_rows % self.world:
-            less, more = batch_rows - batch_rows % self.world, batch_rows + -batch_rows % self.world
-            sizes = f"{less} or {more}" if less else f"{more}"
+            below = batch_rows - batch_rows % self.world
+            above = below + self.world
+            sizes = f"{below} or {above}" if below else f"{above}"
             raise ConfigError(
                 "batch",
                 f"a number of rows that {self.world} workers can share equally",
@@ -95,40 +96,43 @@ class RankSlice:
 
 
 def rank_rows(
-    order: Order, start: int, share: RankSlice = RankSlice(), *, together: bool = True
+    order: Order, start: int, rank_slice: RankSlice = RankSlice(), *, across_ranks: bool = True
 ) -> Iterator[RankRows]:
     """Yield this rank's rows of step `start` and all later ones, without end.
 
     Args:
-        order: deals out the global batches.
+        order: yields the global batches.
         start: step of the first batch.
-        share: this rank's slice of every batch.
-        together: whether rows of other ranks are candidates too, so that they may be false negatives.
+        rank_slice: this rank's slice of every batch.
+        across_ranks: whether rows of other ranks are candidates too, so that they may be false negatives.
 
     Raises:
         ConfigError: the batch cannot be divided equally among the ranks.
     """
-    first, last = share.bounds(order.batch_rows)
-    return (_rows(batch, first, last, together) for batch in order.batches(start))
+    first, end = rank_slice.bounds(order.batch_rows)
+    return (_rows(batch, first, end, across_ranks) for batch in order.batches(start))
 
 
-def _rows(batch: GlobalBatch, first: int, last: int, together: bool) -> RankRows:
-    own = batch.table.slice(first, last - first)
+def _rows(batch: GlobalBatch, first: int, end: int, across_ranks: bool) -> RankRows:
+    table = batch.table.slice(first, end - first)
     columns = {
-        role: own[role].to_pylist() if is_text(own[role].type) else own[role].to_numpy()
-        for role in own.column_names
+        role: table[role].to_pylist() if is_text(table[role].type) else table[role].to_numpy()
+        for role in table.column_names
         if role != "row"
     }
-    candidates = (batch.table, first, last) if together else (own, 0, last - first)
-    masked = false_negatives(*candidates) if batch.mask else {}
-    return RankRows(columns, own["row"].to_numpy(), batch.source, _counts(batch), masked)
+    masks = {}
+    if batch.with_mask and across_ranks:
+        masks = false_negatives(batch.table, first, end)
+    elif batch.with_mask:
+        masks = false_negatives(table, 0, len(table))
+    return RankRows(columns, table["row"].to_numpy(), batch.source, _counts(batch), masks)
 
 
 def _counts(batch: GlobalBatch) -> dict[str, int]:
     table, roles = batch.table, batch.table.column_names
     compared = [role for role in COMPARED if role in roles]
     return {
-        "repeated": int(repeated(text_codes(table, compared)).sum()) if compared else 0,
+        "repeated": int(repeats_earlier_row(text_codes(table, compared)).sum()) if compared else 0,
         "exchanged": batch.exchanged,
         "blank": sum(pc.sum(pc.equal(table[role], BLANK)).as_py() for role in TEXTS if role in roles),
     }

@@ -1,118 +1,142 @@
-"""Rows of a batch with a text in common: each is a false negative of the other.
+"""Find rows of a batch that share a text, so that each is a false negative of the other, and separate them.
 
 Texts are compared as integer codes: two codes are equal if and only if the texts are.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
-# batches searched for an exchange, and rows of each: unlimited, the search is quadratic if most rows repeat
+# Limits of the search for a row to exchange, in batches and in rows of each: without limits it would take
+# quadratic time if most rows repeat a text.
 _MAX_BATCHES, _MAX_ROWS = 64, 16
 
 
 def text_codes(table: pa.Table, roles: Sequence[str]) -> np.ndarray:
     """(n, roles) int64: a code for each text; equal texts have equal codes, in every column."""
     texts = pa.chunked_array([chunk for role in roles for chunk in table[role].chunks], pa.large_string())
-    found = texts.combine_chunks().dictionary_encode().indices
-    return np.asarray(found.to_numpy(), np.int64).reshape(len(roles), table.num_rows).T
+    codes = texts.combine_chunks().dictionary_encode().indices
+    return np.asarray(codes.to_numpy(), np.int64).reshape(len(roles), table.num_rows).T
 
 
-def false_negatives(table: pa.Table, first: int, last: int) -> dict[str, np.ndarray]:
-    """Masks of the candidates that are false negatives of the rows `first` to `last` of a batch.
+def false_negatives(table: pa.Table, first: int, end: int) -> dict[str, np.ndarray]:
+    """Masks of the candidates that are false negatives of the rows from `first` up to `end` of a batch.
 
     Args:
         table: all n rows of the batch, columns by role.
-        first: first of the rows asked about.
-        last: end of the rows asked about.
+        first: number of the first row that gets a mask.
+        end: number after the last row that gets a mask.
 
     Returns:
         For each of these roles that the table has:
-        text: (last - first, n) bool: another row has an equal text.
-        anchor: (last - first, n) bool, or (last - first, 2 n) with negatives: candidate j is the positive of
+        text: (end - first, n) bool: another row has an equal text.
+        anchor: (end - first, n) bool, or (end - first, 2 n) with negatives: candidate j is the positive of
             another row whose anchor or positive equals this row's anchor or positive, so it is a positive of
             this row too; candidate n + j is a negative that equals this row's anchor or positive.
     """
-    found = {}
+    masks = {}
     if "text" in table.column_names:
-        found["text"] = _rows_with_common_text(text_codes(table, ["text"]), first, last)
+        masks["text"] = _rows_with_common_text(text_codes(table, ["text"]), first, end)
     if {"anchor", "positive"} <= set(table.column_names):
         roles = ["anchor", "positive", "negative"]
-        texts = text_codes(table, [role for role in roles if role in table.column_names])
-        negatives = [_contains(column, texts[first:last, :2]) for column in texts.T[2:]]
-        found["anchor"] = np.concatenate(
-            [_rows_with_common_text(texts[:, :2], first, last), *negatives], axis=1
+        codes = text_codes(table, [role for role in roles if role in table.column_names])
+        equal_negatives = [_is_among(column, codes[first:end, :2]) for column in codes.T[2:]]
+        masks["anchor"] = np.concatenate(
+            [_rows_with_common_text(codes[:, :2], first, end), *equal_negatives], axis=1
         )
-    return found
+    return masks
 
 
-def _rows_with_common_text(found: np.ndarray, first: int, last: int) -> np.ndarray:
-    """(last - first, n) bool: other rows that share a code with the row."""
-    common = np.any([_contains(column, found[first:last]) for column in found.T], axis=0)
-    common[np.arange(last - first), np.arange(first, last)] = False
+def _rows_with_common_text(codes: np.ndarray, first: int, end: int) -> np.ndarray:
+    """(end - first, n) bool: for each of the rows from `first` up to `end`, other rows that share a code."""
+    common = np.any([_is_among(column, codes[first:end]) for column in codes.T], axis=0)
+    common[np.arange(end - first), np.arange(first, end)] = False
     return np.asarray(common)
 
 
-def _contains(column: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """(rows, n) bool: which codes of a column (n,) are among the codes `own` (rows, k) of each row."""
-    return np.asarray((column == own[:, :, None]).any(axis=1))
+def _is_among(column: np.ndarray, row_codes: np.ndarray) -> np.ndarray:
+    """(rows, n) bool: which codes of a column (n,) are among the codes (rows, k) of each row."""
+    return np.asarray((column == row_codes[:, :, None]).any(axis=1))
 
 
-def separate_repeats(order: np.ndarray, found: np.ndarray) -> np.ndarray:
+def separate_repeats(order: np.ndarray, codes: np.ndarray) -> np.ndarray:
     """Exchange rows between batches so that, as far as possible, no batch has two rows with a text in common.
 
-    A row that repeats an earlier one of its batch changes places with a row of one of the next batches, the
-    nearest first: if batches are sorted by length, the two rows have similar lengths.
+    A row that repeats a text of an earlier row of its batch is exchanged with a row of one of the next
+    batches, the nearest first: if batches are sorted by length, the two rows have similar lengths.
 
     Args:
         order: (k, n) rows of k batches.
-        found: (rows, roles) codes of all rows.
+        codes: (rows, roles) codes of all rows.
 
     Returns:
         (k, n): the same rows, exchanged.
     """
     repeats = [
-        (batch, row) for batch, rows in enumerate(order) for row in np.flatnonzero(repeated(found[rows]))
+        (batch, position)
+        for batch, rows in enumerate(order)
+        for position in np.flatnonzero(repeats_earlier_row(codes[rows]))
     ]
     if not repeats or len(order) == 1:
         return order
     order = order.copy()
-    texts = [frozenset(row) for row in found.tolist()]
-    held = [Counter(code for row in rows for code in texts[row]) for rows in order]
-    for batch, row in repeats:
-        mine = texts[order[batch, row]]
-        others = _batches_without(mine, held, batch) if any(held[batch][code] > 1 for code in mine) else ()
-        partners = range(min(_MAX_ROWS, order.shape[1]))
-        for other, partner in ((other, partner) for other in others for partner in partners):
-            theirs = texts[order[other, partner]]
-            if not any(held[batch][code] > (code in mine) for code in theirs):
-                _move_texts(mine, held[batch], held[other])
-                _move_texts(theirs, held[other], held[batch])
-                order[batch, row], order[other, partner] = order[other, partner], order[batch, row]
-                break
+    texts = [frozenset(row) for row in codes.tolist()]
+    uses = [Counter(code for row in rows for code in texts[row]) for rows in order]
+    for batch, position in repeats:
+        moved = texts[order[batch, position]]
+        if all(uses[batch][code] == 1 for code in moved):  # an earlier exchange has separated them
+            continue
+        partner = _find_partner(order, texts, uses, batch, moved)
+        if partner is not None:
+            other, _ = partner
+            returned = texts[order[partner]]
+            uses[batch].subtract(moved)
+            uses[batch].update(returned)
+            uses[other].subtract(returned)
+            uses[other].update(moved)
+            order[batch, position], order[partner] = order[partner], order[batch, position]
     return order
 
 
-def _batches_without(texts: frozenset[int], held: Sequence[Counter[int]], batch: int) -> Iterator[int]:
-    """Yield the batches that have none of the texts, beginning after `batch`."""
-    for distance in range(1, min(_MAX_BATCHES, len(held))):
-        other = (batch + distance) % len(held)
-        if not any(held[other][code] for code in texts):
-            yield other
+def _find_partner(
+    order: np.ndarray,
+    texts: Sequence[frozenset[int]],
+    uses: Sequence[Counter[int]],
+    batch: int,
+    moved: frozenset[int],
+) -> tuple[int, int] | None:
+    """Find a row to exchange for a row of `batch`, such that neither batch then repeats one of their texts.
+
+    Args:
+        order: (k, n) rows of k batches.
+        texts: codes of the texts of each row.
+        uses: for each batch, the number of its rows by code.
+        batch: number of the batch whose row is exchanged.
+        moved: codes of that row.
+
+    Returns:
+        (batch, position) of the other row, or None.
+    """
+    for distance in range(1, min(_MAX_BATCHES, len(order))):
+        other = (batch + distance) % len(order)
+        if any(uses[other][code] for code in moved):
+            continue
+        for position in range(min(_MAX_ROWS, order.shape[1])):
+            returned = texts[order[other, position]]
+            # The moved row itself uses its codes once.
+            if all(uses[batch][code] <= (code in moved) for code in returned):
+                return other, position
+    return None
 
 
-def _move_texts(texts: frozenset[int], source: Counter[int], target: Counter[int]) -> None:
-    source.subtract(texts)
-    target.update(texts)
-
-
-def repeated(found: np.ndarray) -> np.ndarray:
-    """(n,) bool: rows of `found` (n, roles), codes of texts, that share a code with an earlier row."""
-    rows, values = np.repeat(np.arange(len(found)), found.shape[1]), found.ravel()
-    order = np.lexsort((rows, values))
-    after = (values[order][1:] == values[order][:-1]) & (rows[order][1:] != rows[order][:-1])
-    again = np.zeros(len(found), bool)
-    again[rows[order][1:][after]] = True
-    return again
+def repeats_earlier_row(codes: np.ndarray) -> np.ndarray:
+    """(n,) bool: rows of `codes` (n, roles) that share a code with an earlier row."""
+    rows, values = np.repeat(np.arange(len(codes)), codes.shape[1]), codes.ravel()
+    by_value = np.lexsort((rows, values))
+    rows, values = rows[by_value], values[by_value]
+    is_repeat = (np.diff(values) == 0) & (np.diff(rows) > 0)
+    repeats = np.zeros(len(codes), bool)
+    repeats[rows[1:][is_repeat]] = True
+    return repeats

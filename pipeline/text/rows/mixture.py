@@ -1,9 +1,8 @@
-"""Several sources in one training, each with a weight; seed and step alone decide the source of a step."""
+"""Mix the rows of several weighted sources in one training, in an order that seed and step decide."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from itertools import count
+from itertools import chain, count, islice
 from math import gcd
 
 import numpy as np
@@ -15,7 +14,11 @@ from pipeline.text.rows.batches import GlobalBatch, Order
 
 
 def reduce_weights(weights: Sequence[int]) -> tuple[int, ...]:
-    """The smallest whole numbers in the same proportions. ConfigError if one is below 1 or there are none."""
+    """Divide whole numbers by their greatest common divisor.
+
+    Raises:
+        ConfigError: a weight is below 1, or there are no weights.
+    """
     if not weights or min(weights) < 1:
         raise ConfigError(
             "mixture",
@@ -23,7 +26,8 @@ def reduce_weights(weights: Sequence[int]) -> tuple[int, ...]:
             ", ".join(map(str, weights)) or "no source",
             "set the weights",
         )
-    return tuple(weight // reduce(gcd, weights) for weight in weights)
+    divisor = gcd(*weights)
+    return tuple(weight // divisor for weight in weights)
 
 
 @dataclass(frozen=True)
@@ -62,82 +66,84 @@ class AlternatingOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of all sources together; a source with a greater weight has begun another epoch by then."""
+        """Sum of the sources' batches per epoch; sources of greater weight repeat rows within these steps."""
         return sum(order.steps_per_epoch for order in self.orders)
 
     def batches(self, start: int) -> Iterator[GlobalBatch]:
         """Yield the batch of step `start` and all later ones, without end.
 
-        Each source begins at the batch that it would have reached.
+        Each source begins at the batch that it had reached before step `start`.
         """
-        cycle, done = divmod(start, sum(self.weights))
-        past = np.bincount(self._cycle(cycle)[:done], minlength=len(self.orders))
+        first_cycle, done = divmod(start, sum(self.weights))
+        done_by_source = np.bincount(self._cycle(first_cycle)[:done], minlength=len(self.orders))
         streams = [
-            order.batches(cycle * weight + int(before))
-            for order, weight, before in zip(self.orders, self.weights, past, strict=True)
+            order.batches(first_cycle * weight + int(done_in_cycle))
+            for order, weight, done_in_cycle in zip(self.orders, self.weights, done_by_source, strict=True)
         ]
-        for number in count(cycle):
-            yield from (next(streams[source]) for source in self._cycle(number)[done:])
-            done = 0
+        sources = chain.from_iterable(map(self._cycle, count(first_cycle)))
+        yield from (next(streams[source]) for source in islice(sources, done, None))
 
     def _cycle(self, number: int) -> np.ndarray:
-        """(sum of weights,) int64: the source of each step of the cycle."""
-        return np.random.default_rng((self.seed, number)).permutation(
-            np.repeat(np.arange(len(self.orders)), self.weights)
-        )
+        """(sum of weights,) int64: the source of each step of cycle `number`."""
+        sources = np.repeat(np.arange(len(self.orders)), self.weights)
+        return np.random.default_rng((self.seed, number)).permutation(sources)
 
 
 @dataclass(frozen=True)
 class BlendedOrder:
     """Batches that mix rows of all sources in the same proportions.
 
-    Each batch joins one batch of every source. Rows are numbered source after source.
+    Each batch joins one batch of every source. The rows of the sources are numbered one source after another.
     """
 
     orders: tuple[Order, ...]
     roles: tuple[str, ...]
-    """the columns that are read; every source has them"""
+    """the columns to read; every source has them"""
     rows: tuple[int, ...]
-    """rows of each source, those left out included; row numbers count the rows of earlier sources too"""
+    """rows of each source, including rows that are not used for training"""
     seed: int = 0
 
     @property
     def batch_rows(self) -> int:
-        """Rows of every batch, those of all sources together."""
+        """Rows of every batch, of all sources together."""
         return sum(order.batch_rows for order in self.orders)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches that hold as many rows as the sources have together."""
+        """Number of batches that have as many rows as an epoch of every source together."""
         return sum(order.steps_per_epoch * order.batch_rows for order in self.orders) // self.batch_rows
 
     def batches(self, start: int) -> Iterator[GlobalBatch]:
         """Yield the batch of step `start` and all later ones; an exhausted source begins its next epoch."""
         first_rows = np.cumsum([0, *self.rows[:-1]]).tolist()
-        streams = zip(*(order.batches(start) for order in self.orders), strict=True)
-        for step, parts in enumerate(streams, start):
+        batches_of_step = zip(*(order.batches(start) for order in self.orders), strict=True)
+        for step, batches in enumerate(batches_of_step, start):
             tables = (
-                part.table.select(list(self.roles)).append_column("row", pc.add(part.table["row"], first))
-                for part, first in zip(parts, first_rows, strict=True)
+                batch.table.select(list(self.roles)).append_column("row", pc.add(batch.table["row"], first))
+                for batch, first in zip(batches, first_rows, strict=True)
             )
             shuffled = np.random.default_rng((self.seed, step)).permutation(self.batch_rows)
             yield GlobalBatch(
-                " + ".join(part.source for part in parts),
+                " + ".join(batch.source for batch in batches),
                 pa.concat_tables(tables).combine_chunks().take(shuffled),
-                sum(part.exchanged for part in parts),
-                any(part.mask for part in parts),
+                exchanged=sum(batch.exchanged for batch in batches),
+                with_mask=any(batch.with_mask for batch in batches),
             )
 
 
 def rows_per_source(batch_rows: int, weights: Sequence[int]) -> tuple[int, ...]:
-    """Rows of each source in a blended batch. ConfigError if the proportions are not exact."""
+    """Rows of each source in a blended batch.
+
+    Raises:
+        ConfigError: the rows of a batch cannot be divided exactly in the proportions of the weights.
+    """
     weights = reduce_weights(weights)
-    whole = sum(weights)
-    if batch_rows % whole:
+    total = sum(weights)
+    if batch_rows % total:
         raise ConfigError(
             "mixture",
             f"batches that the weights {', '.join(map(str, weights))} divide exactly",
             f"{batch_rows} rows",
-            f"set the batch to a multiple of {whole}, or other weights",
+            f"set the batch to a multiple of {total}, or other weights",
         )
-    return tuple(weight * (batch_rows // whole) for weight in weights)
+    return tuple(weight * (batch_rows // total) for weight in weights)

@@ -15,14 +15,14 @@ from pipeline.text.rows.pairs import TrainingRows
 
 
 class NeighbourOrder:
-    """Deal out pieces of `batch_rows` consecutive sentences of one document, in the document's order.
+    """Yield batches that are pieces of `batch_rows` consecutive sentences of one document, in its order.
 
-    The columns document and position say which rows are neighbours: the next row of the same document, with a
-    position one higher. A row without a document has no neighbours. If a document does not divide into whole
-    pieces, each epoch draws the row at which its first piece begins, and the remaining rows take no part in
-    that epoch. Pieces are read in windows in the order of the files, and shuffled within a window.
+    Two consecutive rows are neighbours if they have the same document and the second one's position is one
+    higher. A row without a document has no neighbours. If a document does not divide into complete pieces,
+    each epoch draws the row at which its first piece begins, and the remaining rows take no part in that
+    epoch. Pieces are read in windows in the order of the files, and shuffled within a window.
 
-    The settings `bucket_batches` and `repeats` have no effect, because neighbours stay together.
+    The settings `bucket_batches` and `repeats` have no effect, because they would separate neighbours.
 
     Raises:
         DataError: no document is as long as a batch.
@@ -30,14 +30,13 @@ class NeighbourOrder:
 
     def __init__(self, pairs: TrainingRows, settings: OrderSettings) -> None:
         self._pairs, self._settings = pairs, settings
-        self._lengths = lengths = _run_lengths(pairs)
-        self._starts = np.cumsum(lengths) - lengths
+        self._run_lengths = _run_lengths(pairs)
         if not self.steps_per_epoch:
             raise DataError(
                 pairs.name,
-                f"a document of {settings.batch_rows:,} sentences in a row",
-                f"at most {lengths.max():,}",
-                "make the batch smaller, or write the rows in the order of the document",
+                f"a document of {settings.batch_rows:,} consecutive sentences",
+                f"at most {self._run_lengths.max():,}",
+                "make the batch smaller, or write the rows in the order of the documents",
             )
 
     @property
@@ -47,70 +46,70 @@ class NeighbourOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Pieces of all documents together."""
-        return int((self._lengths // self.batch_rows).sum())
+        """Complete pieces of all documents together."""
+        return int((self._run_lengths // self.batch_rows).sum())
 
     def batches(self, start: int) -> Iterator[GlobalBatch]:
         """Yield the batch of step `start` and all later ones, without end.
 
-        Row groups before that of step `start` are not opened.
+        Row groups before the window of step `start` are not opened.
         """
-        per_window = max(1, self._settings.window_rows // self.batch_rows)
+        window_pieces = max(1, self._settings.window_rows // self.batch_rows)
         for epoch in count(start // self.steps_per_epoch):
-            pieces = self._pieces(epoch)
+            first_rows = self._first_rows(epoch)
             done = max(0, start - epoch * self.steps_per_epoch)
-            first = done - done % per_window
-            tables = _read_pieces(self._pairs, pieces[first:], self.batch_rows)
-            for start_piece in range(first, len(pieces), per_window):
-                rng = np.random.default_rng((self._settings.seed, epoch, start_piece + 1))
-                yield from self._window(islice(tables, per_window), rng, skip=done - start_piece)
+            window_start = done - done % window_pieces
+            pieces = _read_pieces(self._pairs, first_rows[window_start:], self.batch_rows)
+            while window := list(islice(pieces, window_pieces)):
+                rng = np.random.default_rng((self._settings.seed, epoch, window_start + 1))
+                for number in rng.permutation(len(window))[max(0, done - window_start) :]:
+                    yield GlobalBatch(self._pairs.name, window[number])
+                window_start += len(window)
+                window.clear()  # frees the rows before those of the next window are read
 
-    def _pieces(self, epoch: int) -> np.ndarray:
-        """(steps,) int64: first row of every piece, ascending."""
+    def _first_rows(self, epoch: int) -> np.ndarray:
+        """(steps,) int64: number of the first row of every piece, ascending."""
         rng = np.random.default_rng((self._settings.seed, epoch))
-        whole = self._lengths // self.batch_rows
-        first = self._starts + rng.integers(0, self._lengths - whole * self.batch_rows + 1)
+        pieces = self._run_lengths // self.batch_rows
+        run_starts = np.cumsum(self._run_lengths) - self._run_lengths
+        starts = run_starts + rng.integers(0, self._run_lengths - pieces * self.batch_rows + 1)
         return np.concatenate(
-            [start + np.arange(pieces) * self.batch_rows for start, pieces in zip(first, whole, strict=True)]
+            [
+                first + np.arange(0, count_of_run * self.batch_rows, self.batch_rows)
+                for first, count_of_run in zip(starts, pieces, strict=True)
+            ]
         )
-
-    def _window(
-        self, tables: Iterator[pa.Table], rng: np.random.Generator, *, skip: int
-    ) -> Iterator[GlobalBatch]:
-        """Yield the pieces of a window in a drawn order, without the first `skip`."""
-        held = list(tables)
-        order = rng.permutation(len(held))[max(0, skip) :]
-        yield from (GlobalBatch(self._pairs.name, held[piece]) for piece in order)
 
 
 def _run_lengths(pairs: TrainingRows) -> np.ndarray:
-    """(runs,) int64: lengths of the runs of rows with one document and positions that rise by one.
+    """(runs,) int64: lengths of the runs of rows with the same document and positions that rise by one.
 
     A row without a document is a run of its own.
     """
-    breaks, rows = [], 0
-    last: tuple[object, int] | None = None
+    run_starts, rows_before = [], 0
+    previous: tuple[object, int] | None = None  # document and position of the last row of the previous table
     for table in pairs.read(pairs.spans(), ["document", "position"]):
-        encoded = table["document"].combine_chunks().dictionary_encode()
-        document = pc.fill_null(encoded.indices, -1).to_numpy()
-        positions = table["position"].to_numpy()
-        same = (np.diff(document) == 0) & (np.diff(positions) == 1) & (document[1:] >= 0)
-        continues = document[0] >= 0 and (table["document"][0].as_py(), positions[0] - 1) == last
-        breaks.append(rows + np.flatnonzero(~np.concatenate([[continues], same])))
-        rows, last = rows + len(table), (table["document"][-1].as_py(), int(positions[-1]))
-    return np.diff(np.concatenate([*breaks, [rows]]))
+        documents, positions = table["document"].combine_chunks(), table["position"].to_numpy()
+        codes = pc.fill_null(documents.dictionary_encode().indices, -1).to_numpy()
+        is_neighbour = np.zeros(len(table), bool)  # of the row before
+        is_neighbour[0] = codes[0] >= 0 and (documents[0].as_py(), positions[0] - 1) == previous
+        is_neighbour[1:] = (np.diff(codes) == 0) & (np.diff(positions) == 1) & (codes[1:] >= 0)
+        run_starts.append(rows_before + np.flatnonzero(~is_neighbour))
+        rows_before += len(table)
+        previous = documents[-1].as_py(), int(positions[-1])
+    return np.diff(np.concatenate([*run_starts, [rows_before]]))
 
 
-def _read_pieces(pairs: TrainingRows, pieces: np.ndarray, size: int) -> Iterator[pa.Table]:
-    """Yield the `size` rows from each row number in `pieces` on; `pieces` ascend."""
-    if not len(pieces):
+def _read_pieces(pairs: TrainingRows, first_rows: np.ndarray, size: int) -> Iterator[pa.Table]:
+    """Yield a table of `size` rows for each of the ascending numbers of first rows."""
+    if not len(first_rows):
         return
-    held, first = None, int(pieces[0])
-    blocks = pairs.read(skip_rows(pairs.spans(), first))
-    for piece in pieces.tolist():
-        while held is None or piece + size > first + len(held):
-            block = next(blocks)
-            kept = None if held is None else held.slice(min(len(held), piece - first))
-            first = first if held is None or kept is None else first + len(held) - len(kept)
-            held = block if kept is None else pa.concat_tables([kept, block])
-        yield held.slice(piece - first, size).combine_chunks()
+    buffer_start = int(first_rows[0])  # number of the first row of `buffer`
+    blocks = pairs.read(skip_rows(pairs.spans(), buffer_start))
+    buffer = next(blocks)
+    for first in first_rows.tolist():
+        while first + size > buffer_start + len(buffer):
+            passed = min(len(buffer), first - buffer_start)
+            buffer = pa.concat_tables([buffer.slice(passed), next(blocks)])
+            buffer_start += passed
+        yield buffer.slice(first - buffer_start, size).combine_chunks()

@@ -1,4 +1,4 @@
-"""The order of training rows: fixed by (seed, epoch) whatever the number of ranks, and read in windows."""
+"""Batches of training rows in a shuffled order, which does not depend on the number of ranks."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, count, repeat
@@ -18,25 +18,25 @@ from pipeline.text.rows.row_groups import Span
 
 
 class ShuffledOrder:
-    """Deal out every row once an epoch, in shuffled batches.
+    """Yield every row once an epoch, in shuffled batches.
 
-    Row groups are shuffled, and the rows of each window of row groups are shuffled. The rows that fill no
-    batch at the end are left out; they are different ones in each epoch.
+    Row groups are shuffled, and the rows of each window of row groups are shuffled. Rows at the end of an
+    epoch that do not fill a batch are left out; they are other rows in each epoch.
 
     Raises:
-        DataError: there are fewer rows than a batch holds.
+        DataError: there are fewer rows than in a batch.
     """
 
     def __init__(self, pairs: TrainingRows, settings: OrderSettings) -> None:
         if len(pairs) < settings.batch_rows:
             raise DataError(
                 pairs.name,
-                f"rows for a batch of {settings.batch_rows:,}",
+                f"at least the {settings.batch_rows:,} rows of a batch",
                 f"{len(pairs):,}",
                 "give more rows, or make the batch smaller",
             )
         self._pairs, self._settings = pairs, settings
-        self._window_rows = max(1, settings.window_rows // settings.batch_rows) * settings.batch_rows
+        self._window_batches = max(1, settings.window_rows // settings.batch_rows)
 
     @property
     def batch_rows(self) -> int:
@@ -45,7 +45,7 @@ class ShuffledOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Complete batches that the rows make."""
+        """Complete batches of an epoch."""
         return len(self._pairs) // self.batch_rows
 
     def batches(self, start: int) -> Iterator[GlobalBatch]:
@@ -57,18 +57,20 @@ class ShuffledOrder:
             yield from self._epoch(epoch, done=max(0, start - epoch * self.steps_per_epoch))
 
     def _epoch(self, epoch: int, done: int) -> Iterator[GlobalBatch]:
-        first, skip = divmod(done, self._window_rows // self.batch_rows)
-        spans = skip_rows(self._spans(epoch), first * self._window_rows)
-        windows = rechunk(self._pairs.read(spans), self._window_rows)
+        """Yield the epoch's batches, without the first `done`."""
+        first, skip = divmod(done, self._window_batches)
+        window_rows = self._window_batches * self.batch_rows
+        spans = skip_rows(self._spans(epoch), first * window_rows)
+        windows = rechunk(self._pairs.read(spans), window_rows)
         rngs = (np.random.default_rng((self._settings.seed, epoch, number + 1)) for number in count(first))
-        # a for loop would keep the old window in memory while the next one is read
-        yield from chain.from_iterable(map(self._deal, windows, rngs, chain([skip], repeat(0))))
+        # Not a for loop, which would keep the old window in memory while the next one is read.
+        yield from chain.from_iterable(map(self._shuffle_window, windows, rngs, chain([skip], repeat(0))))
 
     def _spans(self, epoch: int) -> list[Span]:
         """All rows, in the epoch's order of row groups.
 
-        The first row group begins at a drawn row and its head comes last, so that windows differ between
-        epochs even if there is only one row group.
+        The first row group begins at a drawn row, and its rows before that one come last, so that windows
+        differ between epochs even if there is only one row group.
         """
         rng = np.random.default_rng((self._settings.seed, epoch))
         spans = self._pairs.spans()
@@ -77,38 +79,36 @@ class ShuffledOrder:
         parts = [Span(group, start, group.kept), *spans[1:], Span(group, 0, start)]
         return [part for part in parts if len(part)]
 
-    def _deal(self, window: pa.Table, rng: np.random.Generator, skip: int) -> Iterator[GlobalBatch]:
-        """Yield the window's batches, without the first `skip`."""
-        whole = len(window) // self.batch_rows
-        drawn = self._sort_in_buckets(rng.permutation(len(window))[: whole * self.batch_rows], window)
-        drawn = drawn.reshape(whole, self.batch_rows)
+    def _shuffle_window(self, window: pa.Table, rng: np.random.Generator, skip: int) -> Iterator[GlobalBatch]:
+        """Yield the window's batches in a shuffled order, without the first `skip`."""
+        batches = len(window) // self.batch_rows
+        rows = self._sort_in_buckets(rng.permutation(len(window))[: batches * self.batch_rows], window)
+        shuffled = order = rows.reshape(batches, self.batch_rows)
         compared = [role for role in COMPARED if role in window.column_names]
-        order = drawn
         if self._settings.repeats == "drop" and compared:
-            order = separate_repeats(drawn, text_codes(window, compared))
-        exchanged, turn = (order != drawn).sum(1), rng.permutation(whole)
-        # shuffled within each batch: every rank's slice then holds texts of all lengths
-        table = window.take(rng.permuted(order[turn], axis=1).ravel())
+            order = separate_repeats(shuffled, text_codes(window, compared))
+        batch_order = rng.permutation(batches)
+        exchanged = (order != shuffled).sum(axis=1)[batch_order]
+        # Rows are shuffled within each batch, so that the slice of every rank has texts of all lengths.
+        table = window.take(rng.permuted(order[batch_order], axis=1).ravel())
         del window  # frees half of the memory in use
-        mask = self._settings.repeats == "mask"
-        for number in range(skip, whole):
+        with_mask = self._settings.repeats == "mask"
+        for number in range(skip, batches):
             part = table.slice(number * self.batch_rows, self.batch_rows)
-            yield GlobalBatch(self._pairs.name, part, int(exchanged[turn[number]]), mask)
+            yield GlobalBatch(self._pairs.name, part, int(exchanged[number]), with_mask)
 
-    def _sort_in_buckets(self, drawn: np.ndarray, window: pa.Table) -> np.ndarray:
-        """Sort the drawn rows by length within each `bucket_batches` batches."""
+    def _sort_in_buckets(self, rows: np.ndarray, window: pa.Table) -> np.ndarray:
+        """Sort the shuffled rows by length within each bucket of `bucket_batches` batches."""
         if self._settings.bucket_batches == 1:
-            return drawn
-        size = self._settings.bucket_batches * self.batch_rows
+            return rows
         texts = (window[role] for role in TEXTS if role in window.column_names)
         lengths = sum((pc.utf8_length(text).to_numpy() for text in texts), np.zeros(len(window), np.int64))
-        buckets = (drawn[first : first + size] for first in range(0, len(drawn), size))
-        ordered = (bucket[np.argsort(lengths[bucket], kind="stable")] for bucket in buckets)
-        return np.concatenate([np.zeros(0, np.int64), *ordered])
+        buckets = np.arange(len(rows)) // (self._settings.bucket_batches * self.batch_rows)
+        return rows[np.lexsort((lengths[rows], buckets))]
 
 
 def skip_rows(spans: Sequence[Span], rows: int) -> list[Span]:
-    """The spans without their first `rows` rows."""
+    """The spans without the first `rows` rows of all of them together."""
     remaining = []
     for span in spans:
         skipped = min(rows, len(span))

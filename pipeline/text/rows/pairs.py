@@ -25,20 +25,23 @@ from pipeline.text.rows.row_groups import (
     with_texts,
 )
 
-# read before the first step: they decide which rows are kept, and an error in them should show at once
+# Roles whose columns are read before the first step: labels decide which rows are kept, and an invalid
+# label or score should show at once.
 _CHECKED_FIRST = ("label", "score")
 
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """Rows of training files, by role. Holds counts from the footers, no rows, so it is cheap to pickle."""
+    """Rows of training files, by role. It contains counts from the footers but no rows: cheap to pickle."""
 
     settings: PairSettings
     roles: tuple[str, ...]
     groups: tuple[RowGroup, ...]
     counts: Mapping[str, int] = field(default_factory=dict)
-    """rows: all rows of the files; unlabelled: rows left out because they have no label; missing: rows left
-    out because they lack a text (missing=drop)
+    """Numbers of rows by name.
+
+    rows: all rows of the files; unlabelled: rows left out because they have no label; missing: rows left out
+    because they lack a text (missing=drop).
     """
 
     def __len__(self) -> int:
@@ -56,44 +59,45 @@ class TrainingRows:
     def read(self, spans: Sequence[Span], roles: Sequence[str] = ()) -> Iterator[pa.Table]:
         """Yield the rows of the spans in order, one piece at a time.
 
-        Within a row group, the rows before a span have to be decoded too.
+        Rows of a row group before the span are decoded too.
 
         Args:
-            spans: the rows wanted.
-            roles: the columns wanted; all if empty.
+            spans: the rows to read.
+            roles: the columns to read; all if empty.
 
         Returns:
-            Tables with the columns as `convert_values` makes them, and `row`, int64: the number among all
-                rows of all files.
+            Tables with the columns that `convert_values` returns, and `row`, int64: the row's number in all
+                files together.
 
         Raises:
             DataError: a value is invalid, or a file has changed.
         """
         label = ["label"] if "label" in self.roles else []  # decides which rows are kept
-        wanted = tuple(dict.fromkeys([*(roles or self.roles), *label]))
+        columns = tuple(dict.fromkeys([*(roles or self.roles), *label]))
         required = required_texts(self.settings, self.roles)
         for span in spans:
-            group, before = span.group, 0
-            for piece in read_kept(self.settings, group, wanted, required):
-                first, last = max(span.start - before, 0), min(span.stop - before, len(piece))
-                if last > first:
-                    values = self.settings.values
-                    table = convert_values(piece.slice(first, last - first), values, group.file.uri)
+            group, rows_read = span.group, 0
+            for piece in read_kept(self.settings, group, columns, required):
+                first, end = max(span.start - rows_read, 0), min(span.stop - rows_read, len(piece))
+                if end > first:
+                    wanted = piece.slice(first, end - first)
+                    table = convert_values(wanted, self.settings.values, group.file.uri)
                     rows = pa.array(table["row"].to_numpy() + (group.first - group.row))
                     yield table.set_column(table.column_names.index("row"), "row", rows)
-                if (before := before + len(piece)) >= span.stop:
+                rows_read += len(piece)
+                if rows_read >= span.stop:
                     break
             else:
-                raise file_changed(group, before)
+                raise file_changed(group, rows_read)
 
 
 def open_training_rows(
     settings: PairSettings, roles: Sequence[str], optional: Sequence[str] = ()
 ) -> TrainingRows:
-    """Open the training files of a setting. Rows are counted from the footers.
+    """Open the training files that the settings name. Rows are counted from the files' footers.
 
-    Labels and scores are read and checked now. If rows without a text are left out, the text columns whose
-    footers have no null counts are read too.
+    Labels and scores are read and checked now. If rows without a text are left out (missing=drop), text
+    columns are read too if their footers have no null counts.
 
     Args:
         settings: the files and their columns.
@@ -108,17 +112,19 @@ def open_training_rows(
     footers = list(map(_read_footer, files))
     common = set[str].intersection(*(set(schema.names) for schema, _ in footers))
     present = (role for role in optional if settings.columns.get(role, role) in common)
-    taken = tuple(dict.fromkeys([*roles, *present]))
+    used = tuple(dict.fromkeys([*roles, *present]))
     for file, (schema, _) in zip(files, footers, strict=True):
-        _check_columns(file, schema, settings, taken)
+        _check_columns(file, schema, settings, used)
     groups, counts = [], Counter(rows=0, unlabelled=0, missing=0)
-    for file, (_, footer) in zip(files, footers, strict=True):
-        first = counts["rows"]
-        for number, found in enumerate(footer):
-            group = RowGroup(file, number, counts["rows"], counts["rows"] - first, found.num_rows)
-            groups.append(_count_kept(settings, group, taken, _null_counts(found), counts))
-            counts["rows"] += found.num_rows
-    pairs = TrainingRows(settings, taken, tuple(groups), dict(counts))
+    for file, (_, row_groups) in zip(files, footers, strict=True):
+        row = 0
+        for number, metadata in enumerate(row_groups):
+            group = RowGroup(file, number, first=counts["rows"], row=row, kept=metadata.num_rows)
+            excluded = _count_excluded(settings, group, used, _null_counts(metadata))
+            groups.append(replace(group, kept=group.kept - excluded.total()))
+            counts.update(excluded, rows=metadata.num_rows)
+            row += metadata.num_rows
+    pairs = TrainingRows(settings, used, tuple(groups), dict(counts))
     if not len(pairs):
         raise DataError(settings.uri, "rows to train on", _reason_for_no_rows(counts), "check the files")
     return pairs
@@ -127,8 +133,8 @@ def open_training_rows(
 def training_files(uri: str) -> list[SourceFile]:
     """List the Parquet files of training rows at a URI.
 
-    These are files by name, or units in the order of a manifest of `manta augment`; a folder of manifests
-    means its newest one.
+    If the URI names a manifest of `manta augment`, or a folder of such manifests, these are the units of that
+    manifest or of the newest one. Otherwise they are the files that the URI matches, by name.
 
     Raises:
         DataError: there are no files.
@@ -145,14 +151,14 @@ def training_files(uri: str) -> list[SourceFile]:
 
 
 def _read_footer(file: SourceFile) -> tuple[pa.Schema, list[pq.RowGroupMetaData]]:
-    """Read (schema, statistics of each row group) from a file's footer."""
+    """Read (schema, metadata of each row group) from a file's footer."""
     with storage_errors(file.uri, ""), open_file(file) as stream:
         opened = pq.ParquetFile(stream)
         return opened.schema_arrow, list(map(opened.metadata.row_group, range(opened.num_row_groups)))
 
 
 def _null_counts(group: pq.RowGroupMetaData) -> dict[str, int]:
-    """Nulls by column; columns without a null count are left out."""
+    """Null counts by column; columns whose footer has none are left out."""
     return {
         chunk.path_in_schema: chunk.statistics.null_count
         for chunk in map(group.column, range(group.num_columns))
@@ -161,7 +167,7 @@ def _null_counts(group: pq.RowGroupMetaData) -> dict[str, int]:
 
 
 def _reason_for_no_rows(counts: Mapping[str, int]) -> str:
-    """Say why no row is left."""
+    """Describe why no row is kept."""
     if not counts["rows"]:
         return "no row"
     lacking = {"unlabelled": "with a label", "missing": "with every text"}
@@ -188,49 +194,29 @@ def _check_columns(file: SourceFile, schema: pa.Schema, settings: PairSettings, 
             )
 
 
-def _count_kept(
-    settings: PairSettings,
-    group: RowGroup,
-    roles: Sequence[str],
-    missing: Mapping[str, int],
-    counts: Counter[str],
-) -> RowGroup:
-    """Return the group with its number of kept rows, and add the excluded rows to `counts`.
+def _count_excluded(
+    settings: PairSettings, group: RowGroup, roles: Sequence[str], null_counts: Mapping[str, int]
+) -> Counter[str]:
+    """Count the excluded rows of a row group by reason: unlabelled, or missing a text.
 
-    The nulls by column from the footer (`missing`) often are enough, so that no row has to be read.
+    No row is read if there are no columns to check and the footer's null counts are sufficient.
+
+    Raises:
+        DataError: a row that is kept has an invalid label or score.
     """
     checked = [role for role in _CHECKED_FIRST if role in roles]
-    nulls = {role: missing.get(settings.columns.get(role, role)) for role in required_texts(settings, roles)}
-    uncertain = {role: count for role, count in nulls.items() if count != 0}
-    known = None if checked else _missing_by_footer(group.kept, list(uncertain.values()))
-    excluded = (
-        _scan_for_excluded(settings, group, checked, list(uncertain))
-        if known is None
-        else Counter(missing=known)
-    )
-    counts.update(excluded)
-    return replace(group, kept=group.kept - excluded.total())
-
-
-def _missing_by_footer(rows: int, nulls: Sequence[int | None]) -> int | None:
-    """Number of rows that lack one of several texts, if the null counts of the columns show it; else None.
-
-    Args:
-        rows: number of rows.
-        nulls: null count of each column that may have nulls; None if unknown.
-    """
-    if not nulls or rows in nulls:
-        return rows if nulls else 0
-    return nulls[0] if len(nulls) == 1 else None
-
-
-def _scan_for_excluded(
-    settings: PairSettings, group: RowGroup, checked: Sequence[str], required: Sequence[str]
-) -> Counter[str]:
-    """Count the excluded rows by reason. DataError for an invalid value in a row that is kept."""
-    found = Counter(unlabelled=group.kept, missing=0)
-    for piece in read_labelled(settings, group, (*checked, *required)):
-        kept = with_texts(piece, required)
+    texts = required_texts(settings, roles)
+    nulls = {role: null_counts.get(settings.columns.get(role, role)) for role in texts}  # None: unknown
+    required = [role for role, count in nulls.items() if count != 0]
+    if not checked:
+        known = [count for role in required if (count := nulls[role]) is not None]
+        if group.kept in known:  # a column of nulls alone: every row lacks its text
+            return Counter(missing=group.kept)
+        if len(required) <= 1 and len(known) == len(required):
+            return Counter(missing=sum(known))
+    excluded = Counter(unlabelled=group.kept, missing=0)
+    for labelled in read_labelled(settings, group, (*checked, *required)):
+        kept = with_texts(labelled, required)
         convert_values(kept.select([*checked, "row"]), settings.values, group.file.uri)
-        found.update(unlabelled=-len(piece), missing=len(piece) - len(kept))
-    return found
+        excluded.update(unlabelled=-len(labelled), missing=len(labelled) - len(kept))
+    return excluded

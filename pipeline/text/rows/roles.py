@@ -13,35 +13,47 @@ from pipeline.store.arrays import is_text, plain_type
 from pipeline.text.corpus.normalize import valid_utf8
 
 BLANK = " "  # replaces a missing text: leaving the row out would change the meaning of the other columns
-# the types of a role's column, as a phrase and as checks
-_TEXT = ("strings", (is_text, pa.types.is_null))
-_NAME = ("strings or integers", (is_text, pa.types.is_integer))
-_KINDS: dict[str, tuple[str, tuple[Callable[[pa.DataType], bool], ...]]] = {
-    "score": ("numbers", (pa.types.is_integer, pa.types.is_floating)),
-    "position": ("integers", (pa.types.is_integer,)),
-    "label": _NAME,
-    "document": _NAME,
-}
-# two rows of a batch that have an equal text in one of these roles are false negatives of each other
+# Two rows of a batch with an equal text in one of these roles are false negatives of each other.
 COMPARED = ("text", "anchor", "positive")
 
 
+class _ColumnTypes(NamedTuple):
+    """Types that the column of a role can have."""
+
+    phrase: str
+    """the types, for error messages"""
+    checks: tuple[Callable[[pa.DataType], bool], ...]
+    """a type is one of them if any of these is true"""
+
+
+_TEXT = _ColumnTypes("strings", (is_text, pa.types.is_null))
+_NAME = _ColumnTypes("strings or integers", (is_text, pa.types.is_integer))
+_TYPES = {
+    "score": _ColumnTypes("numbers", (pa.types.is_integer, pa.types.is_floating)),
+    "position": _ColumnTypes("integers", (pa.types.is_integer,)),
+    "label": _NAME,
+    "document": _NAME,
+}
+
+
 class _Converted(NamedTuple):
-    """A converted column, the rows with a valid value, and the valid values as a phrase."""
+    """A converted column."""
 
     column: pa.ChunkedArray
     valid: np.ndarray
+    """(n,) bool: the row has a valid value"""
     expected: str
+    """the valid values, as a phrase for error messages"""
 
 
-def has_type(role: str, kind: pa.DataType) -> bool:
+def has_type(role: str, column_type: pa.DataType) -> bool:
     """Return whether a column of that type can have the role."""
-    return any(check(plain_type(kind)) for check in _KINDS.get(role, _TEXT)[1])
+    return any(check(plain_type(column_type)) for check in _TYPES.get(role, _TEXT).checks)
 
 
 def expected_type(role: str) -> str:
     """The types that a column of the role can have, as a phrase for error messages."""
-    return _KINDS.get(role, _TEXT)[0]
+    return _TYPES.get(role, _TEXT).phrase
 
 
 def has_label(column: pa.ChunkedArray, values: Values) -> np.ndarray:
@@ -82,7 +94,7 @@ def convert_values(table: pa.Table, values: Values, where: str) -> pa.Table:
                 f"{where}: row {table['row'][first].as_py()} (counted from 0), {role}",
                 expected,
                 "bytes that are not valid UTF-8" if role in TEXTS else repr(column[first].as_py()),
-                "fix the row, or name another column in `columns`, or set what its values mean",
+                "fix the row, name another column in `columns`, or set `values` to the meaning of its values",
             )
     return pa.table(converted)
 

@@ -21,22 +21,22 @@ _BUFFER = 1 << 20  # bytes read ahead per column
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A row group of a file."""
+    """A row group of a training file."""
 
     file: SourceFile
     number: int
     """index in its file"""
     first: int
-    """number of its first row among the rows of all files"""
+    """number of its first row in all files together"""
     row: int
-    """number of that row in its own file"""
+    """number of its first row in its own file"""
     kept: int
     """rows that are used for training"""
 
 
 @dataclass(frozen=True)
 class Span:
-    """The kept rows from number `start` up to `stop` of a row group."""
+    """The rows from `start` up to `stop` among the kept rows of a row group."""
 
     group: RowGroup
     start: int
@@ -54,17 +54,16 @@ def required_texts(settings: PairSettings, roles: Sequence[str]) -> list[str]:
 def read_kept(
     settings: PairSettings, group: RowGroup, roles: Sequence[str], required: Sequence[str]
 ) -> Iterator[pa.Table]:
-    """Yield the kept rows of a group with the file's values.
+    """Yield the kept rows of a row group, which have a text in every role of `required`.
 
-    Columns are named by role, and `row` is the number in the file. A kept row has a text in every one of the
-    roles `required`.
+    Columns are named by role and have the file's values; `row` is the row's number in the file.
     """
     for piece in read_labelled(settings, group, tuple(dict.fromkeys([*roles, *required]))):
         yield with_texts(piece, required).select([*roles, "row"])
 
 
 def read_labelled(settings: PairSettings, group: RowGroup, roles: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield the group's rows, columns named by role, and `row`.
+    """Yield the rows of a row group: columns named by role, and `row`, the row's number in the file.
 
     If the label is among the roles, rows without a label are left out.
     """

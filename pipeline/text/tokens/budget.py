@@ -1,4 +1,4 @@
-"""Group texts into packed buffers of a fixed number of tokens. All functions depend on lengths alone."""
+"""Group texts into packed buffers of a fixed number of tokens, by their lengths."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from pipeline.errors import ConfigError
 
 
 def longest_first(lengths: np.ndarray) -> np.ndarray:
-    """Row numbers by falling length; rows of equal length stay in input order.
+    """Row numbers by decreasing length; rows of equal length stay in input order.
 
     With the longest rows first, an out-of-memory error shows at once (smart batching, Reimers & Gurevych
     2019).
@@ -27,7 +27,7 @@ def plan_buffers(lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
         max_tokens: size of a buffer.
 
     Returns:
-        Row numbers of each buffer, by falling length.
+        Row numbers of each buffer, by decreasing length.
 
     Raises:
         ConfigError: a row has more than `max_tokens` tokens.
@@ -42,39 +42,45 @@ def plan_buffers(lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
         )
     order = longest_first(lengths)
     order = order[lengths[order] > 0]
-    waiting = _LongestFirst(lengths[order])
-    return [order[rows] for rows in iter(lambda: waiting.take(max_tokens), [])]
+    remaining = _RemainingRows(lengths[order])
+    return [order[rows] for rows in iter(lambda: remaining.take(max_tokens), [])]
 
 
-class _LongestFirst:
-    """Indices of rows sorted by falling length, handed out longest first."""
+class _RemainingRows:
+    """Rows that are in no buffer yet, as indices into lengths in decreasing order.
+
+    Rows of equal length are a range of indices, of which the first are taken first.
+    """
 
     def __init__(self, lengths: np.ndarray) -> None:
-        # negated, so that ascending order is longest first
+        # Negated, because `unique` sorts in ascending order.
         negated, starts, counts = np.unique(-lengths, return_index=True, return_counts=True)
-        self._sizes = -negated
-        self._next, self._ends = starts.copy(), starts + counts
+        self._lengths = -negated
+        self._starts, self._ends = starts.copy(), starts + counts
 
-    def take(self, room: int) -> list[int]:
-        """Indices of the rows of one buffer; [] when all rows have been handed out."""
+    def take(self, max_tokens: int) -> list[int]:
+        """Remove the rows of one buffer and return their indices; [] if no row remains."""
         taken: list[int] = []
-        for kind in range(len(self._sizes)):
-            size = int(self._sizes[kind])
-            count = min(room // size, int(self._ends[kind] - self._next[kind]))
+        free = max_tokens
+        for number in range(len(self._lengths)):
+            start, end = int(self._starts[number]), int(self._ends[number])
+            length = int(self._lengths[number])
+            count = min(free // length, end - start)
             if count:
-                taken += range(int(self._next[kind]), int(self._next[kind]) + count)
-                self._next[kind] += count
-                room -= count * size
-        left = self._next < self._ends
-        self._sizes, self._next, self._ends = self._sizes[left], self._next[left], self._ends[left]
+                taken += range(start, start + count)
+                self._starts[number] += count
+                free -= count * length
+        remains = self._starts < self._ends
+        self._lengths = self._lengths[remains]
+        self._starts, self._ends = self._starts[remains], self._ends[remains]
         return taken
 
 
-def distinct(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
+def deduplicate(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
     """Deduplicate texts.
 
     Returns:
-        The distinct texts in order of first occurrence, and (n,) int64 indices of the given texts among them.
+        The distinct texts in order of first occurrence, and (n,) int64: the index of each text among them.
     """
     index: dict[str, int] = {}
     inverse = np.fromiter(

@@ -1,4 +1,4 @@
-"""Unknown and truncated tokens of a corpus, script by script."""
+"""Count the unknown and truncated tokens of a corpus by script, and warn if there are many."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -6,12 +6,12 @@ from dataclasses import dataclass, fields
 import numpy as np
 import pyarrow as pa
 
-from pipeline.store.units import total
+from pipeline.store.units import sum_counts
 from pipeline.text.tokens.scripts import SCRIPTS, scripts_of
 from pipeline.text.tokens.tokens import TokenCounts
 
 WARN_PROPORTION = 0.05  # proportion of unknown or lost tokens from which a warning is given
-# A script is not warned about if it has fewer texts than this and a smaller proportion of all texts.
+# There is no warning about a script with fewer texts than this and with a smaller proportion of all texts.
 _MIN_TEXTS, _MIN_PROPORTION = 20, 0.01
 _PREFIX = "script_"  # prefix of the names of a unit's counts by script
 _REMEDY = "use an encoder that knows the language"
@@ -19,7 +19,7 @@ _REMEDY = "use an encoder that knows the language"
 
 @dataclass(frozen=True)
 class Coverage:
-    """Token counts of some texts, without special tokens, template and prompt."""
+    """Token counts of texts, without special tokens and the tokens of template and prompt."""
 
     rows: int = 0
     """number of texts"""
@@ -36,34 +36,35 @@ class Coverage:
         return Coverage(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
     @property
-    def unknown_share(self) -> float:
+    def unknown_proportion(self) -> float:
         """Unknown tokens as a proportion of the encoded ones."""
         return self.unknown / max(self.tokens, 1)
 
     @property
-    def cut_share(self) -> float:
+    def cut_proportion(self) -> float:
         """Truncated texts as a proportion of all texts."""
         return self.cut / max(self.rows, 1)
 
     @property
-    def lost_share(self) -> float:
+    def lost_proportion(self) -> float:
         """Lost tokens as a proportion of encoded and lost ones."""
         return self.lost / max(self.tokens + self.lost, 1)
 
     def facts(self) -> dict[str, float]:
-        """Counts and proportions by name, for --json."""
+        """Return counts and proportions by their names in --json."""
         return vars(self) | {
-            "unknown_share": self.unknown_share,
-            "cut_share": self.cut_share,
-            "lost_share": self.lost_share,
+            "unknown_share": self.unknown_proportion,
+            "cut_share": self.cut_proportion,
+            "lost_share": self.lost_proportion,
         }
 
     @property
     def sentence(self) -> str:
         """The three proportions as a phrase for people."""
         return (
-            f"{self.unknown_share:.1%} of the tokens unknown, {self.cut_share:.1%} of the texts cut, "
-            f"{self.lost_share:.1%} of the tokens lost by truncation"
+            f"{self.unknown_proportion:.1%} of the tokens unknown, "
+            f"{self.cut_proportion:.1%} of the texts cut, "
+            f"{self.lost_proportion:.1%} of the tokens lost by truncation"
         )
 
 
@@ -74,13 +75,19 @@ class CoverageCounter:
     """Add up the coverage of batches of texts."""
 
     def __init__(self) -> None:
-        self._sums = np.zeros((len(SCRIPTS), len(_FIELDS)), np.int64)
+        self._sums = np.zeros((len(SCRIPTS), len(_FIELDS)), np.int64)  # by script and field of Coverage
 
     def add(self, texts: pa.Array, counts: TokenCounts) -> None:
         """Count n texts with their n token counts."""
-        scripts = scripts_of(texts)
-        each = (np.ones(len(texts), np.int64), counts.content, counts.unknown, counts.truncated, counts.lost)
-        np.add.at(self._sums, scripts, np.stack(each, axis=1))
+        # In the order of the fields of Coverage.
+        columns = (
+            np.ones(len(texts), np.int64),
+            counts.content,
+            counts.unknown,
+            counts.truncated,
+            counts.lost,
+        )
+        np.add.at(self._sums, scripts_of(texts), np.stack(columns, axis=1))
 
     def counts(self) -> dict[str, int]:
         """Sums that are not zero, under the names that `ScriptCoverage.of` reads."""
@@ -94,25 +101,23 @@ class CoverageCounter:
 
 @dataclass(frozen=True)
 class ScriptCoverage:
-    """Coverage by script.
-
-    uncounted_rows and uncounted_tokens belong to units that an earlier version encoded without counting
-    coverage.
-    """
+    """Coverage by script."""
 
     scripts: Mapping[str, Coverage]
     uncounted_rows: int = 0
+    """rows of units that an earlier version encoded without counting tokens by script"""
     uncounted_tokens: int = 0
+    """tokens of these units"""
 
     @classmethod
     def of(cls, counts: Mapping[str, int]) -> "ScriptCoverage":
         """Read the coverage from the counts of a unit or of a release."""
-        found = {
+        by_script = {
             script: Coverage(*(counts.get(f"{_PREFIX}{script}_{name}", 0) for name in _FIELDS))
             for script in sorted(SCRIPTS, key=lambda script: -counts.get(f"{_PREFIX}{script}_rows", 0))
         }
-        seen = {script: each for script, each in found.items() if each.rows}
-        return cls(seen, counts.get("uncounted_rows", 0), counts.get("uncounted_tokens", 0))
+        occurring = {script: coverage for script, coverage in by_script.items() if coverage.rows}
+        return cls(occurring, counts.get("uncounted_rows", 0), counts.get("uncounted_tokens", 0))
 
     @property
     def total(self) -> Coverage:
@@ -120,64 +125,63 @@ class ScriptCoverage:
         return sum(self.scripts.values(), Coverage())
 
     @property
-    def unknown_share(self) -> float:
-        """Lower bound of the proportion of unknown tokens among all tokens.
-
-        Tokens that were not counted by script are taken to be known.
-        """
+    def unknown_proportion(self) -> float:
+        """Lower bound of the proportion of unknown tokens: uncounted tokens are assumed to be known."""
         total = self.total
         return total.unknown / max(total.tokens + self.uncounted_tokens, 1)
 
     @property
-    def lost_share(self) -> float:
-        """Lower bound of the proportion of lost tokens: uncounted tokens are taken to be encoded."""
+    def lost_proportion(self) -> float:
+        """Lower bound of the proportion of lost tokens: uncounted tokens are assumed to be encoded."""
         total = self.total
         return total.lost / max(total.tokens + total.lost + self.uncounted_tokens, 1)
 
     def facts(self) -> dict[str, object]:
-        """Totals, and the same by script, for --json."""
+        """Return counts and proportions, of all texts and by script, by their names in --json."""
         scripts = {script: each.facts() for script, each in self.scripts.items()}
         return self.total.facts() | {"uncounted_rows": self.uncounted_rows, "scripts": scripts}
 
     def warnings(self, unknown: bool = True, lost: bool = True) -> Iterator[str]:
-        """Warn of each script whose texts have many unknown or many lost tokens.
+        """Yield a warning for each script whose texts have many unknown or many lost tokens.
 
         Args:
-            unknown: whether to warn of unknown tokens.
-            lost: whether to warn of lost ones.
+            unknown: whether to warn about unknown tokens.
+            lost: whether to warn about lost tokens.
         """
         rows = self.total.rows
         for script, each in self.scripts.items():
             if each.rows < _MIN_TEXTS and each.rows < _MIN_PROPORTION * rows:
                 continue
             texts = f"{each.rows:,} {script_phrase(script)} ({each.rows / rows:.1%} of all)"
-            if unknown and each.unknown_share >= WARN_PROPORTION:
+            if unknown and each.unknown_proportion >= WARN_PROPORTION:
                 yield (
-                    f"{each.unknown_share:.1%} of the tokens of {texts} are unknown to the encoder's "
-                    f"tokenizer: their vectors hardly differ; {_REMEDY}"
+                    f"{each.unknown_proportion:.1%} of the tokens of {texts} are unknown to the encoder's "
+                    f"tokenizer, so their vectors hardly differ; {_REMEDY}"
                 )
-            if lost and each.lost_share >= WARN_PROPORTION:
+            if lost and each.lost_proportion >= WARN_PROPORTION:
                 yield (
-                    f"{each.lost_share:.1%} of the tokens of {texts} are beyond the encoder's limit and in "
-                    f"no vector: {each.cut_share:.1%} of the texts were cut; split them, raise "
+                    f"{each.lost_proportion:.1%} of the tokens of {texts} were lost by truncation, and "
+                    f"{each.cut_proportion:.1%} of these texts were truncated; split them, raise "
                     "encoder.max_length if the encoder allows it, or use an encoder for longer texts"
                 )
 
     def most_unknown_scripts(self) -> str:
         """The three scripts with the most unknown tokens, as a phrase for people."""
+        scripts = sorted(self.scripts, key=lambda script: -self.scripts[script].unknown)[:3]
         return ", ".join(
-            f"{each.unknown_share:.1%} in {each.rows:,} {script_phrase(script)}"
-            for script, each in sorted(self.scripts.items(), key=lambda one: -one[1].unknown)[:3]
-            if each.unknown
+            f"{each.unknown_proportion:.1%} in {each.rows:,} {script_phrase(script)}"
+            for script in scripts
+            if (each := self.scripts[script]).unknown
         )
 
     def most_lost_scripts(self) -> str:
         """The three scripts with the most lost tokens, as a phrase for people."""
+        scripts = sorted(self.scripts, key=lambda script: -self.scripts[script].lost)[:3]
         return ", ".join(
-            f"{each.lost_share:.1%} in {each.rows:,} {script_phrase(script)}, "
-            f"{each.cut_share:.1%} of them cut"
-            for script, each in sorted(self.scripts.items(), key=lambda one: -one[1].lost)[:3]
-            if each.lost
+            f"{each.lost_proportion:.1%} in {each.rows:,} {script_phrase(script)}, "
+            f"{each.cut_proportion:.1%} of them cut"
+            for script in scripts
+            if (each := self.scripts[script]).lost
         )
 
 
@@ -188,10 +192,10 @@ def token_counts(units: Sequence[Mapping[str, int]], fresh: Sequence[Mapping[str
         units: counts of every unit of the release.
         fresh: counts of the units that were encoded for this release.
     """
-    sums = {name: count for name, count in total(units).items() if name.startswith(_PREFIX)}
-    uncounted = total(counts for counts in units if not any(name.startswith(_PREFIX) for name in counts))
+    sums = {name: count for name, count in sum_counts(units).items() if name.startswith(_PREFIX)}
+    uncounted = sum_counts(counts for counts in units if not any(name.startswith(_PREFIX) for name in counts))
     sums |= {f"uncounted_{name}": uncounted[name] for name in ("rows", "tokens") if uncounted.get(name)}
-    new = ScriptCoverage.of(total(fresh)).total
+    new = ScriptCoverage.of(sum_counts(fresh)).total
     return sums | {"text_tokens": new.tokens, "unknown_tokens": new.unknown, "lost_tokens": new.lost}
 
 

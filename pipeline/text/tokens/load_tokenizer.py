@@ -13,7 +13,7 @@ from pipeline.text.tokens.tokens import Side, Tokenizer
 if TYPE_CHECKING:
     import tokenizers
 
-# after plain ASCII, because no combining mark or joined character reaches across it
+# Only after an ASCII letter or digit, with which a following character is never combined.
 _SPACE = re.compile(r"(?<=[0-9A-Za-z]) ")
 _SPACE_OR_CHINESE = re.compile(r"(?<=[0-9A-Za-z]) |(?<=[\u4e00-\u9fff])(?=[\u4e00-\u9fff])")
 _SPLITS_AT_SPACE = {"BertPreTokenizer", "WhitespaceSplit", "Whitespace"}
@@ -24,32 +24,40 @@ _LOCAL_NORMALIZERS = {
 
 
 def load_tokenizer(
-    folder: Path, max_length: int, *, prompt: str = "", lower: bool = False, cuts: Side = "end"
+    folder: Path, max_length: int, *, prompt: str = "", lower: bool = False, truncation_side: Side = "end"
 ) -> Tokenizer:
     """Load the tokenizer of a model folder.
 
     Args:
         folder: the model folder.
-        max_length: tokens of a text at most, special tokens included.
+        max_length: largest number of tokens of a text, special tokens included.
         prompt: put before every text.
         lower: convert texts to lower case first, even if the tokenizer's own files do not.
-        cuts: side from which tokens that do not fit are removed.
+        truncation_side: side from which tokens that do not fit are removed.
 
     Raises:
         ModelError: the files are missing or damaged, or max_length leaves no room for a text.
     """
     import tokenizers
 
-    found = read_tokenizer(folder)
-    make = _from_backend if isinstance(found, tokenizers.Tokenizer) else _from_slow
-    return replace(make(found, folder, max_length, prompt=prompt, lower=lower), cuts=cuts)
+    loaded = read_tokenizer(folder)
+    make = _from_backend if isinstance(loaded, tokenizers.Tokenizer) else _from_slow
+    tokenizer = make(loaded, folder, max_length, prompt=prompt, lower=lower)
+    if tokenizer.max_text_tokens < 1:
+        raise ModelError(
+            "encoder.max_length",
+            "room for at least one token of the text",
+            f"{max_length}, of which {max_length - tokenizer.max_text_tokens} are special tokens",
+            "raise it",
+        )
+    return replace(tokenizer, truncation_side=truncation_side)
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """Read the folder's tokenizer.json or, if it has none, its vocabulary by transformers.
+    """Read the folder's tokenizer.json or, if there is none, let transformers build a tokenizer.
 
     Returns:
-        A tokenizer of the tokenizers library; that of transformers if it is written in Python.
+        A tokenizer of the tokenizers library, or of transformers if that has one in Python only.
 
     Raises:
         ModelError: the files are missing or damaged.
@@ -91,7 +99,7 @@ def _build_tokenizer(folder: Path) -> Any:
 
 
 def read_mapping(file: Path) -> dict[str, Any]:
-    """Read the object in a JSON file of a model folder; {} if there is no such file.
+    """Read a JSON object from a file of a model folder; {} if the file does not exist.
 
     Raises:
         ModelError: the file is damaged.
@@ -111,7 +119,7 @@ def added_tokens(folder: Path) -> dict[str, str]:
     """Tokens that tokenizer_config.json adds at the beginning and at the end of every text.
 
     Returns:
-        The tokens by their names there, bos_token and eos_token.
+        bos_token and eos_token, if the file adds them -> the token's text.
     """
     config = read_mapping(folder / "tokenizer_config.json")
     wanted = (name for name in ("bos_token", "eos_token") if config.get(f"add_{name}") is True)
@@ -131,30 +139,23 @@ def _from_backend(
     backend.no_padding()
     backend.no_truncation()
     if lower and "Lowercase" not in backend.to_str() and '"lowercase":true' not in backend.to_str():
-        own = [backend.normalizer] if backend.normalizer is not None else []
-        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
+        others = [backend.normalizer] if backend.normalizer is not None else []
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *others])
     prefix, suffix = _special_tokens(backend, folder)
     description = json.loads(backend.to_str())
-    if max_length <= len(prefix) + len(suffix):
-        raise ModelError(
-            "encoder.max_length",
-            "room for at least one token of the text",
-            f"{max_length}, of which {len(prefix) + len(suffix)} are special tokens",
-            "raise it",
-        )
 
     def source(texts: list[str]) -> list[list[int]]:
         return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
-    named = read_mapping(folder / "config.json").get("pad_token_id")
+    pad_id = read_mapping(folder / "config.json").get("pad_token_id")
     return Tokenizer(
         source,
         prefix,
         suffix,
         max_length,
-        int(named if named is not None else backend.token_to_id("[PAD]") or 0),
-        prompt,
-        _seam_pattern(description),
+        pad_id=int(pad_id if pad_id is not None else backend.token_to_id("[PAD]") or 0),
+        prompt=prompt,
+        split_pattern=_split_pattern(description),
         vocabulary=backend.get_vocab,
         unknown=_unknown_ids(description["model"], backend),
     )
@@ -162,10 +163,10 @@ def _from_backend(
 
 def _unknown_ids(model: dict[str, Any], backend: "tokenizers.Tokenizer") -> tuple[int, ...]:
     """Ids of the tokens with which this model replaces text outside its vocabulary."""
-    named = model.get("unk_token")
-    unknown = model.get("unk_id") if named is None else backend.token_to_id(named)
-    own = () if unknown is None else (int(unknown),)
-    return (*own, *byte_ids(backend.get_vocab())) if model.get("byte_fallback") else own
+    name = model.get("unk_token")
+    unknown = model.get("unk_id") if name is None else backend.token_to_id(name)
+    bytes_ = byte_ids(backend.get_vocab()) if model.get("byte_fallback") else ()
+    return bytes_ if unknown is None else (int(unknown), *bytes_)
 
 
 def byte_ids(vocabulary: Mapping[str, int]) -> tuple[int, ...]:
@@ -183,11 +184,11 @@ def byte_ids(vocabulary: Mapping[str, int]) -> tuple[int, ...]:
 def _special_tokens(backend: "tokenizers.Tokenizer", folder: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(ids before every text, ids after it): added by the post-processor, and by tokenizer_config.json.
 
-    Models that pool the last token rely on the latter (e5-mistral); transformers 5 ignores them if the folder
-    has a tokenizer.json, version 4 did not.
+    Models that pool the last token, such as e5-mistral, need those of tokenizer_config.json. transformers 4
+    added them; version 5 ignores them if the folder has a tokenizer.json.
     """
     bare, full = (backend.encode("a", add_special_tokens=special).ids for special in (False, True))
-    before, behind = _around(bare, full, folder)
+    before, behind = _split_special_tokens(bare, full, folder)
     added = {name: backend.token_to_id(token) for name, token in added_tokens(folder).items()}
     if (start := added.get("bos_token")) is not None and before[:1] != (start,):
         before = (start, *before)
@@ -196,8 +197,10 @@ def _special_tokens(backend: "tokenizers.Tokenizer", folder: Path) -> tuple[tupl
     return before, behind
 
 
-def _around(bare: list[int], full: list[int], folder: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(ids before the text, ids after it) among the ids `full` of a text with the ids `bare`."""
+def _split_special_tokens(
+    bare: list[int], full: list[int], folder: Path
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(ids before the text, ids after it), from a text's ids without (`bare`) and with special tokens."""
     for start in range(len(full) - len(bare) + 1):
         if bare and full[start : start + len(bare)] == bare:
             return tuple(full[:start]), tuple(full[start + len(bare) :])
@@ -212,7 +215,7 @@ def _around(bare: list[int], full: list[int], folder: Path) -> tuple[tuple[int, 
 def _from_slow(loaded: Any, folder: Path, max_length: int, *, prompt: str, lower: bool) -> Tokenizer:
     """Use a tokenizer of transformers that is written in Python."""
     bare, full = (loaded("a", add_special_tokens=special)["input_ids"] for special in (False, True))
-    prefix, suffix = _around(bare, full, folder)
+    prefix, suffix = _split_special_tokens(bare, full, folder)
 
     def source(texts: list[str]) -> list[list[int]]:
         cased = [text.lower() for text in texts] if lower else texts
@@ -226,25 +229,25 @@ def _from_slow(loaded: Any, folder: Path, max_length: int, *, prompt: str, lower
         prefix,
         suffix,
         max_length,
-        loaded.pad_token_id or 0,
-        prompt,
+        pad_id=loaded.pad_token_id or 0,
+        prompt=prompt,
         vocabulary=vocabulary,
         unknown=(*unknown, *byte_ids(vocabulary())),
     )
 
 
-def _seam_pattern(description: dict[str, Any]) -> re.Pattern[str] | None:
+def _split_pattern(description: dict[str, Any]) -> re.Pattern[str] | None:
     """Pattern of positions at which this tokenizer splits a text into independent parts; None if unknown.
 
-    Before a single space, if every normalizer works character by character, a pre-tokenizer splits at white
-    space, and no added token contains white space; between Chinese characters too, if BERT's normalizer puts
-    spaces around them.
+    The positions are known if every normalizer works character by character, a pre-tokenizer splits at white
+    space, and no added token contains white space. They are single spaces, and positions between Chinese
+    characters if BERT's normalizer puts spaces around these.
     """
     normalizers = _steps(description.get("normalizer"), "normalizers")
     splitters = _steps(description.get("pre_tokenizer"), "pretokenizers")
-    added = "".join(token["content"] for token in description.get("added_tokens", ()))
+    added_texts = "".join(token["content"] for token in description.get("added_tokens", ()))
     if (
-        any(map(str.isspace, added))
+        any(map(str.isspace, added_texts))
         or not all(map(_is_local, normalizers))
         or not any(map(_splits_at_space, splitters))
     ):
@@ -253,6 +256,7 @@ def _seam_pattern(description: dict[str, Any]) -> re.Pattern[str] | None:
 
 
 def _steps(step: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
+    """Steps of a normalizer or pre-tokenizer: itself, or those in its field `inner` if it is a sequence."""
     if step is None:
         return []
     return list(step[inner]) if step["type"] == "Sequence" else [step]

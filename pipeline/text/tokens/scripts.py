@@ -1,8 +1,8 @@
 """Guess the script of a text from its letters.
 
-A tokenizer's vocabulary covers whole scripts or lacks them, so the script is what decides how well it fits.
-Chinese, Japanese and Korean have scripts of their own; languages that share a script, such as English and
-Vietnamese, are not distinguished.
+The script shows how well a tokenizer fits a text, because most vocabularies cover a script or lack it.
+Chinese, Japanese and Korean count as scripts; languages that share a script, such as English and Vietnamese,
+are not distinguished.
 """
 
 import functools
@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_HEAD = 64  # leading characters of a text that are counted: enough to guess, and cheap
-_KANA = 0.1  # proportion of kana among kana and Chinese characters from which a text is Japanese
-# (first, last) code points of letters and marks, by the blocks of Unicode
+_LEADING_CHARACTERS = 64  # number of characters of a text from which its script is guessed
+_MIN_KANA = 0.1  # proportion of kana among kana and Chinese characters from which a text is Japanese
+# Script -> (first, last) code points of its letters and marks, by the blocks of Unicode.
 _BLOCKS: dict[str, tuple[tuple[int, int], ...]] = {
     "symbols": (),
     "latin": (
@@ -92,24 +92,26 @@ _LATIN, _JAPANESE, _CHINESE = (SCRIPTS.index(name) for name in ("latin", "japane
 
 def scripts_of(texts: pa.Array) -> np.ndarray:
     """(n,) int64: index in SCRIPTS of the most frequent script among the first letters of each text."""
-    heads = pc.utf8_slice_codeunits(texts, 0, _HEAD)
-    latin = pc.match_substring_regex(heads, "[A-Za-z]").to_numpy(zero_copy_only=False)
-    found = latin.astype(np.int64) * _LATIN
-    mixed = np.flatnonzero(~pc.string_is_ascii(heads).to_numpy(zero_copy_only=False))
-    if len(mixed):
-        found[mixed] = _count_scripts(heads.take(pa.array(mixed)).to_pylist())
-    return found
+    beginnings = pc.utf8_slice_codeunits(texts, 0, _LEADING_CHARACTERS)
+    # A text in ASCII is Latin if it has a letter; only other texts need counts.
+    has_latin = pc.match_substring_regex(beginnings, "[A-Za-z]").to_numpy(zero_copy_only=False)
+    scripts = has_latin.astype(np.int64) * _LATIN
+    not_ascii = np.flatnonzero(~pc.string_is_ascii(beginnings).to_numpy(zero_copy_only=False))
+    if len(not_ascii):
+        scripts[not_ascii] = _most_frequent_scripts(beginnings.take(pa.array(not_ascii)).to_pylist())
+    return scripts
 
 
-def _count_scripts(texts: list[str]) -> np.ndarray:
-    """The most frequent script of each text, by counting code points."""
-    points = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
-    owners = np.repeat(np.arange(len(texts)), list(map(len, texts)))
-    cells = owners * len(SCRIPTS) + _script_of_code_point()[points]
+def _most_frequent_scripts(texts: list[str]) -> np.ndarray:
+    """(n,) int64: index in SCRIPTS of the most frequent script of each text, by counting code points."""
+    code_points = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
+    rows = np.repeat(np.arange(len(texts)), list(map(len, texts)))
+    cells = rows * len(SCRIPTS) + _script_of_code_point()[code_points]
     counts = np.bincount(cells, minlength=len(texts) * len(SCRIPTS)).reshape(len(texts), len(SCRIPTS))
     counts[:, 0] = 0  # symbols occur in texts of every script
-    both = counts[:, _JAPANESE] + counts[:, _CHINESE]
-    counts[:, _JAPANESE] = np.where(counts[:, _JAPANESE] > _KANA * both, both, counts[:, _JAPANESE])
+    kana = counts[:, _JAPANESE]
+    kana_and_chinese = kana + counts[:, _CHINESE]
+    counts[:, _JAPANESE] = np.where(kana > _MIN_KANA * kana_and_chinese, kana_and_chinese, kana)
     return np.asarray(counts.argmax(axis=1))
 
 

@@ -1,6 +1,6 @@
 """Put texts into a template, such as: This sentence : "[X]" means [MASK] .
 
-The text is truncated before it is put into the template, so the mask token is never cut off (PromptBERT,
+The text is truncated before it is put into the template, so that the mask token is never removed (PromptBERT,
 Jiang et al. 2022).
 """
 
@@ -17,8 +17,8 @@ from pipeline.text.tokens.tokens import Side, Tokenizer, Tokens, frame_masks
 
 TEXT, MASK = "[X]", "[MASK]"
 _FILES = ("tokenizer_config.json", "special_tokens_map.json")
-_USUAL = ("[MASK]", "<mask>")
-# other classes, such as BertTokenizer, put their own special tokens around a text, whatever the file says
+_COMMON_MASK_TOKENS = ("[MASK]", "<mask>")
+# Other classes, such as BertTokenizer, ignore the post-processor in tokenizer.json.
 _PLAIN_CLASS = "PreTrainedTokenizerFast"
 
 
@@ -37,30 +37,34 @@ class TemplateFrame:
         return len(self.prefix) + len(self.suffix)
 
     @property
-    def mask_place(self) -> int:
-        """Index of the mask token among the frame's own tokens."""
+    def mask_index(self) -> int:
+        """Index of the mask token among the tokens of the frame."""
         return self.mask % len(self)
 
-    def around(self, tokens: Tokens, specials: tuple[int, int], *, limit: int, cuts: Side = "end") -> Tokens:
+    def apply(
+        self, tokens: Tokens, specials: tuple[int, int], *, limit: int, truncation_side: Side = "end"
+    ) -> Tokens:
         """Replace the frame of tokenized texts by this one.
 
         Args:
             tokens: texts within a template, or within special tokens.
             specials: number of special tokens (before, after) each text; used if the texts have no template.
-            limit: tokens of the text itself that are kept.
-            cuts: side from which tokens over the limit are removed.
+            limit: largest number of tokens of the text itself.
+            truncation_side: side from which tokens over the limit are removed.
         """
-        old = frame_masks(tokens.offsets, *specials, 0)[1] if tokens.around is None else tokens.around
+        old = (
+            frame_masks(tokens.offsets, *specials, 0)[1] if tokens.in_template is None else tokens.in_template
+        )
         owners, inner = tokens.owners[~old], tokens.ids[~old]
-        found = np.bincount(owners, minlength=len(tokens))
-        position = np.arange(len(inner)) - np.repeat(np.cumsum(found) - found, found)
-        inner = inner[position < limit if cuts == "end" else found[owners] - position <= limit]
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.minimum(found, limit) + len(self))])
+        lengths = np.bincount(owners, minlength=len(tokens))
+        position = np.arange(len(inner)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        inner = inner[position < limit if truncation_side == "end" else lengths[owners] - position <= limit]
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.minimum(lengths, limit) + len(self))])
         kept, around = frame_masks(offsets, len(self.prefix), len(self.suffix), self.mask)
         ids = np.empty(offsets[-1], np.int32)
         ids[around] = np.tile(np.array([*self.prefix, *self.suffix], np.int32), len(tokens))
         ids[~around] = inner
-        return Tokens(ids, offsets, tokens.truncated | (found > limit), kept, around)
+        return Tokens(ids, offsets, tokens.truncated | (lengths > limit), kept, around)
 
 
 def template_frame(tokenizer: Tokenizer) -> TemplateFrame:
@@ -106,14 +110,14 @@ def apply_template(tokenizer: Tokenizer, folder: Path, template: str | None, *, 
             if template is None
             else f"write {MASK} once, separated from letters",
         )
-    if tokenizer.room < 1:
+    if tokenizer.max_text_tokens < 1:
         raise ModelError(
             "encoder.max_length",
             "room for at least one token of the text",
             f"{tokenizer.max_length}, of which {len(around)} belong to the template",
             "raise it",
         )
-    # a position rather than a search: the text may itself contain the mask token
+    # A fixed position, because the text may contain the mask token too.
     position = around.index(mask) if mask in tokenizer.prefix else around.index(mask) - len(around)
     return replace(tokenizer, mask=position if masked else None)
 
@@ -138,10 +142,10 @@ def _with_template(tokenizer: Tokenizer, template: str, mask_name: str, folder: 
 
 
 def wrap_tokenizer(folder: Path, prefix: tuple[int, ...], suffix: tuple[int, ...]) -> None:
-    """Write the folder's tokenizer.json so that every library that reads it puts these tokens around a text.
+    """Rewrite the folder's tokenizer.json so that libraries which read it put these tokens around a text.
 
-    Such a tokenizer truncates the text to the remaining length. If the folder has no tokenizer.json, it is
-    built from the vocabulary.
+    They truncate the text to the remaining length. If the folder has no tokenizer.json, it is built from the
+    vocabulary.
     """
     backend = read_tokenizer(folder)
     parts = [
@@ -187,7 +191,7 @@ def add_tokens(folder: Path, count: int) -> list[int]:
     if known & set(ids) or len(set(ids)) < count:
         raise ModelError(
             str(folder / "tokenizer.json"),
-            f"room for {count} more tokens after the others",
+            f"a vocabulary with room for {count} more tokens at its end",
             f"the id {ids[0]} already taken",
             "use another encoder",
         )
@@ -196,7 +200,7 @@ def add_tokens(folder: Path, count: int) -> list[int]:
 
 
 def mask_token(folder: Path, vocabulary: Mapping[str, int]) -> str | None:
-    """Name of the mask token: that of the tokenizer's files, or a usual one; None if there is none."""
+    """Name of the mask token: the one in the tokenizer's files, or a common one; None if there is none."""
     named = (read_mapping(folder / file).get("mask_token") for file in _FILES)
-    names = [*(token_text(token) for token in named if token is not None), *_USUAL]
+    names = [*(token_text(token) for token in named if token is not None), *_COMMON_MASK_TOKENS]
     return next((name for name in names if name in vocabulary), None)

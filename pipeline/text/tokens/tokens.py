@@ -15,10 +15,12 @@ Side = Literal["start", "end"]
 
 SKIPPED_WORD = -1
 """returned by an `IdSource` in place of an unknown word for which there is no token at all"""
-_BATCH_TEXTS = 1_024  # handed to the tokenizer's threads at once
-_BATCH_CHARACTERS = 1 << 20  # in one batch: its encodings take about 100 bytes a token until they are copied
+# Limits of the texts that are given to the tokenizer's threads at once. Their encodings take about 100 bytes
+# a token until they are copied.
+_BATCH_TEXTS = 1_024
+_BATCH_CHARACTERS = 1 << 20
 _CHARACTERS_PER_TOKEN = 8  # first guess of the characters needed to fill max_length; English has 4 to 5
-_FINAL = (".", "?", '"', "'")
+_SENTENCE_ENDS = (".", "?", '"', "'")
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,9 @@ class Tokens:
     truncated: np.ndarray
     """(n,) bool: the text had more tokens than max_length and lost its end, or its beginning"""
     kept: np.ndarray | None = None
-    """(tokens,) bool: tokens that are averaged, or the one that represents the text; None: all of them"""
-    around: np.ndarray | None = None
-    """(tokens,) bool: tokens of the template, special tokens included; None: there is no template"""
+    """(tokens,) bool: tokens that are pooled; None: all"""
+    in_template: np.ndarray | None = None
+    """(tokens,) bool: tokens of the template, special tokens included; None: no template"""
     absent: np.ndarray | None = None
     """(n, 2) int64: tokens of the text that did not fit, and words that were skipped; None: not counted.
 
@@ -68,9 +70,14 @@ class Tokens:
         lengths = self.lengths[rows]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         indices = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], lengths)
-        kept, around = (None if each is None else each[indices] for each in (self.kept, self.around))
-        absent = None if self.absent is None else self.absent[rows]
-        return Tokens(self.ids[indices], offsets, self.truncated[rows], kept, around, absent)
+        return Tokens(
+            self.ids[indices],
+            offsets,
+            self.truncated[rows],
+            None if self.kept is None else self.kept[indices],
+            None if self.in_template is None else self.in_template[indices],
+            None if self.absent is None else self.absent[rows],
+        )
 
     @classmethod
     def joined(cls, parts: Sequence["Tokens"]) -> "Tokens":
@@ -78,14 +85,14 @@ class Tokens:
         lengths = np.concatenate([part.lengths for part in parts])
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         kept = [np.ones(len(part.ids), bool) if part.kept is None else part.kept for part in parts]
-        around = [part.around for part in parts if part.around is not None]
+        in_template = [part.in_template for part in parts if part.in_template is not None]
         absent = [part.absent for part in parts if part.absent is not None]
         return cls(
             np.concatenate([part.ids for part in parts]),
             offsets,
             np.concatenate([part.truncated for part in parts]),
             np.concatenate(kept) if any(part.kept is not None for part in parts) else None,
-            np.concatenate(around) if len(around) == len(parts) else None,
+            np.concatenate(in_template) if len(in_template) == len(parts) else None,
             np.concatenate(absent) if len(absent) == len(parts) else None,
         )
 
@@ -109,7 +116,7 @@ class TokenCounts(NamedTuple):
         return TokenCounts(*(each[rows] for each in self))
 
     @classmethod
-    def none(cls, count: int) -> "TokenCounts":
+    def zeros(cls, count: int) -> "TokenCounts":
         """Counts of `count` texts without tokens."""
         return cls(*(np.zeros(count, bool if name == "truncated" else np.int64) for name in cls._fields))
 
@@ -133,108 +140,103 @@ class Tokenizer:
     pad_id: int
     prompt: str = ""
     """put before every text; its tokens count against max_length"""
-    seam: re.Pattern[str] | None = None
-    """Pattern of positions at which a text can be split without changing the tokens of its first part; None:
-    no such position is known.
+    split_pattern: re.Pattern[str] | None = None
+    """Pattern of positions at which a text can be split without changing the tokens of its first part.
 
-    A long text is tokenized only up to such a position.
+    A long text is tokenized only up to such a position; None: texts are tokenized to their end.
     """
-    cuts: Side = "end"
-    """side from which tokens that do not fit are removed, the prompt's included"""
+    truncation_side: Side = "end"
+    """side from which tokens that do not fit are removed, which may be tokens of the prompt"""
     vocabulary: Callable[[], Mapping[str, int]] = dict
     """returns the ids of all tokens by name"""
     mask: int | None = None
-    """Position in every row of the mask token that represents the text; None: all tokens are pooled.
+    """Position in every row of the mask token, the only one that is pooled; None: all tokens are pooled.
 
     It counts from the row's first token or, if negative, from its end.
     """
     ends_sentences: bool = False
-    """whether a text that ends in none of . ? " ' gets a full stop"""
+    """whether to add a full stop to a text that does not end with one of . ? " '"""
     unknown: tuple[int, ...] = ()
     """ids of the tokens that stand for text outside the vocabulary: the unknown token, and byte tokens"""
     skips_words: bool = False
     """whether `source` returns SKIPPED_WORD for words without any token"""
 
     @property
-    def room(self) -> int:
-        """Tokens of the text itself that fit beside the special tokens."""
+    def max_text_tokens(self) -> int:
+        """Largest number of tokens of the text itself: max_length without the special tokens."""
         return self.max_length - len(self.prefix) - len(self.suffix)
-
-    @property
-    def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The tokens before and after every text."""
-        return self.prefix, self.suffix
 
     @property
     def prompt_tokens(self) -> int:
         """Number of the prompt's tokens and the special tokens before it; 0 without a prompt."""
-        return len(self.prefix) + len(self.pieces([self.prompt])[0]) if self.prompt else 0
+        return len(self.prefix) + len(self._prompt_ids) if self.prompt else 0
 
-    def pieces(self, texts: list[str]) -> list[list[int]]:
-        """Token ids of each whole text, without prompt, truncation and special tokens."""
+    @functools.cached_property
+    def _prompt_ids(self) -> list[int]:
+        return self.text_ids([self.prompt])[0] if self.prompt else []
+
+    def text_ids(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of each text, without prompt, truncation and special tokens."""
         return self._tokenize(texts)[0]
 
     def counts(self, tokens: Tokens) -> "TokenCounts":
         """Token counts of the texts that were tokenized to `tokens`."""
-        own, own_unknown = self._fixed_tokens
-        content = np.maximum(tokens.lengths - own, 0)
+        fixed = [*self.prefix, *self._prompt_ids, *self.suffix]  # the tokens that every text has
+        content = np.maximum(tokens.lengths - len(fixed), 0)
         unknown = np.zeros(len(tokens), np.int64)
         if self.unknown:
-            sums = np.concatenate([unknown[:1], np.cumsum(np.isin(tokens.ids, self.unknown), dtype=np.int64)])
-            unknown = np.clip(sums[tokens.offsets[1:]] - sums[tokens.offsets[:-1]] - own_unknown, 0, content)
+            sums = np.append(0, np.cumsum(np.isin(tokens.ids, self.unknown), dtype=np.int64))
+            unknown = np.diff(sums[tokens.offsets]) - np.isin(fixed, self.unknown).sum()
+            unknown = np.clip(unknown, 0, content)
         lost, skipped = np.zeros((2, len(tokens)), np.int64) if tokens.absent is None else tokens.absent.T
         return TokenCounts(tokens.lengths, tokens.truncated, content + skipped, unknown + skipped, lost)
 
-    @functools.cached_property
-    def _fixed_tokens(self) -> tuple[int, int]:
-        """(number of tokens that are the same for every text, number of unknown tokens among them)."""
-        same = [*self.prefix, *(self.pieces([self.prompt])[0] if self.prompt else ()), *self.suffix]
-        return len(same), int(np.isin(same, self.unknown).sum())
-
     def __call__(self, texts: Sequence[str]) -> Tokens:
         """Tokenize the texts, in order."""
-        rows: list[list[int]] = []
-        absent: list[tuple[int, int]] = []
-        ended = map(_end_sentence, texts) if self.ends_sentences else texts
-        for batch in _batches([self.prompt + text for text in ended]):
-            contents, counts = self._tokenize_contents(batch)
-            rows += contents
-            absent += counts
-        missing = np.array(absent, dtype=np.int64).reshape(-1, 2)
-        truncated, specials = missing[:, 0] > 0, self.max_length - self.room
-        lengths = np.array([min(len(row), self.room) + specials for row in rows], np.int64)
+        contents: list[list[int]] = []
+        absent_counts: list[tuple[int, int]] = []
+        sentences = map(_end_sentence, texts) if self.ends_sentences else texts
+        for batch in _batches([self.prompt + text for text in sentences]):
+            batch_contents, batch_absent = self._tokenize_contents(batch)
+            contents += batch_contents
+            absent_counts += batch_absent
+        absent = np.array(absent_counts, dtype=np.int64).reshape(-1, 2)
+        truncated = absent[:, 0] > 0
+        specials = len(self.prefix) + len(self.suffix)
+        lengths = np.array([len(content) + specials for content in contents], np.int64)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         ids = np.empty(offsets[-1], np.int32)
-        for row, start, end in zip(rows, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-            content = row[: self.room] if self.cuts == "end" else row[-self.room :]
+        for content, start, end in zip(contents, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
             ids[start:end] = [*self.prefix, *content, *self.suffix]
         if self.mask is None:
-            return Tokens(ids, offsets, truncated, absent=missing)
-        kept, around = frame_masks(offsets, len(self.prefix), len(self.suffix), self.mask)
-        return Tokens(ids, offsets, truncated, kept, around, missing)
+            return Tokens(ids, offsets, truncated, absent=absent)
+        kept, in_template = frame_masks(offsets, len(self.prefix), len(self.suffix), self.mask)
+        return Tokens(ids, offsets, truncated, kept, in_template, absent)
 
     def _tokenize_contents(self, texts: list[str]) -> tuple[list[list[int]], list[tuple[int, int]]]:
         """Tokenize texts without their special tokens.
 
         Returns:
-            For each text, up to `room` + 1 ids from the side that is kept, and (tokens that do not fit, words
-            that were skipped).
+            For each text, up to `max_text_tokens` ids from the side that is kept, and (number of tokens that
+            do not fit, number of skipped words).
         """
-        if self.cuts == "start":  # seams are only known from the left, so the whole text is tokenized
-            wholes, skipped = self._tokenize(texts)
-            lost = [max(len(row) - self.room, 0) for row in wholes]
-            return [row[-self.room - 1 :] for row in wholes], list(zip(lost, skipped, strict=True))
-        heads = [self._head(text, _CHARACTERS_PER_TOKEN * self.max_length) for text in texts]
-        rows, skipped = self._tokenize(heads)
+        limit = self.max_text_tokens
+        if self.truncation_side == "start":
+            # A text can only be split after its beginning, so all of it is tokenized.
+            rows, skipped = self._tokenize(texts)
+            lost = [max(len(row) - limit, 0) for row in rows]
+            return [row[-limit:] for row in rows], list(zip(lost, skipped, strict=True))
+        beginnings = [self._beginning(text, _CHARACTERS_PER_TOKEN * self.max_length) for text in texts]
+        rows, skipped = self._tokenize(beginnings)
         absent = []
-        for row, (text, head) in enumerate(zip(texts, heads, strict=True)):
-            while len(head) < len(text) and len(rows[row]) <= self.room:
-                head = self._head(text, 4 * len(head))
-                (rows[row],), (skipped[row],) = self._tokenize([head])
-            whole = len(head) == len(text)
-            tokens = len(rows[row]) if whole else round(len(rows[row]) * len(text) / len(head))
-            absent.append((max(tokens - self.room, 0), skipped[row]))
-            del rows[row][self.room + 1 :]
+        for row, (text, beginning) in enumerate(zip(texts, beginnings, strict=True)):
+            while len(beginning) < len(text) and len(rows[row]) <= limit:
+                beginning = self._beginning(text, 4 * len(beginning))
+                (rows[row],), (skipped[row],) = self._tokenize([beginning])
+            is_complete = len(beginning) == len(text)
+            tokens = len(rows[row]) if is_complete else round(len(rows[row]) * len(text) / len(beginning))
+            absent.append((max(tokens - limit, 0), skipped[row]))
+            del rows[row][limit:]
         return rows, absent
 
     def _tokenize(self, texts: list[str]) -> tuple[list[list[int]], list[int]]:
@@ -242,22 +244,24 @@ class Tokenizer:
         rows = self.source(texts)
         if not self.skips_words:
             return rows, [0] * len(rows)
-        known = [[number for number in row if number != SKIPPED_WORD] for row in rows]
-        return known, [len(row) - len(kept) for row, kept in zip(rows, known, strict=True)]
+        known = [[id_ for id_ in row if id_ != SKIPPED_WORD] for row in rows]
+        return known, [len(row) - len(known_row) for row, known_row in zip(rows, known, strict=True)]
 
-    def _head(self, text: str, characters: int) -> str:
-        """The text up to the first seam at or after `characters`; the whole text if there is none."""
-        seam = self.seam.search(text, characters) if self.seam and len(text) > characters else None
-        return text[: seam.start()] if seam else text
+    def _beginning(self, text: str, characters: int) -> str:
+        """The text up to the first position at or after `characters` where it can be split, or all of it."""
+        if self.split_pattern is None or len(text) <= characters:
+            return text
+        split = self.split_pattern.search(text, characters)
+        return text[: split.start()] if split else text
 
 
 def frame_masks(offsets: np.ndarray, before: int, behind: int, mask: int) -> tuple[np.ndarray, np.ndarray]:
-    """Masks of rows that all have `before` tokens before their text and `behind` tokens after it.
+    """Masks of the tokens of rows that have equal numbers of tokens before and after their text.
 
     Args:
         offsets: (n + 1,) of the rows.
-        before: tokens before each text.
-        behind: tokens after each text.
+        before: number of tokens before each text.
+        behind: number of tokens after each text.
         mask: position of the mask token in every row, negative if counted from the row's end.
 
     Returns:
@@ -271,11 +275,11 @@ def frame_masks(offsets: np.ndarray, before: int, behind: int, mask: int) -> tup
 
 def _end_sentence(text: str) -> str:
     """Add a full stop as the evaluation of PromptBERT does (Jiang et al. 2022); an empty text stays empty."""
-    return text if not text.strip() or text.rstrip().endswith(_FINAL) else f"{text.rstrip()}."
+    return text if not text.strip() or text.rstrip().endswith(_SENTENCE_ENDS) else f"{text.rstrip()}."
 
 
 def _batches(texts: list[str]) -> Iterator[list[str]]:
-    """Split texts into runs with a bounded number of texts and characters."""
+    """Split texts into batches with limited numbers of texts and characters."""
     batch: list[str] = []
     characters = 0
     for text in texts:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,32 +18,14 @@ import pytest
 from pipeline.augment import AUGMENTERS, WordAugmenter, keyed_rng
 from pipeline.errors import ConfigError, DataError, ModelError
 from pipeline.flows.augment.augment import augment
-from pipeline.flows.augment.result import Augmentation
 from pipeline.log import Stages
 from pipeline.models.inference.encoder import load_encoder
-from pipeline.settings import Job
-from pipeline.store.prune import prune
-from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from tests.flows.augment.augmenting import TOO_MANY_WORDS, worked_on
+from tests.flows.augment.shuffled import LENIENT, MakeJob, rows_of, shuffles
 from tests.flows.conftest import ON_RAY, ROOT, job_arguments, sentences, write_corpus
 
-LENIENT = "augment.keep={identical: true, duplicates: true, length_ratio: null, repeats: null}"
-MakeJob = Callable[..., Job]
 pytestmark = pytest.mark.usefixtures("cluster", "shuffle_method")
-
-
-def shuffles(folder: Path, **options: Any) -> str:
-    settings = {"method": "test_shuffles", "options": {"journal": str(folder / "journal"), **options}}
-    return f"augment.variants.back={json.dumps(settings)}"
-
-
-def rows_of(made: Augmentation) -> dict[str, dict[str, Any]]:
-    """All rows, by id."""
-    tables = [pq.read_table(made.store.open(unit.path, unit.sha256)) for unit in made.manifest.units]
-    rows = [row for table in tables for row in table.to_pylist()]
-    assert len({row["id"] for row in rows}) == len(rows) == made.manifest.rows
-    return {row["id"]: row for row in rows}
 
 
 def expected_shuffle(row: dict[str, Any], marks: tuple[str, ...] = ("a", "b"), seed: int = 0) -> str | None:
@@ -95,7 +76,7 @@ def test_variants_of_a_row_do_not_depend_on_the_files(make_job: MakeJob, tmp_pat
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_models_in_one_worker_or_in_pools_of_their_own_give_the_same(
+def test_models_in_one_worker_and_in_separate_pools_give_equal_texts(
     make_job: MakeJob, tmp_path: Path, together: bool
 ):
     made = augment(make_job(LENIENT, "augment.unit_rows=50", shuffles(tmp_path, together=together)), Stages())
@@ -104,7 +85,7 @@ def test_models_in_one_worker_or_in_pools_of_their_own_give_the_same(
     for row in rows.values():
         assert row["variant_back"] == expected_shuffle(row)
         assert (row["reason_back"] == "too_long_for_model") == (row["variant_back"] is None)
-    assert 0 < made.rates()["back"]["too_long_for_model"] < 400
+    assert 0 < made.outcome_counts()["back"]["too_long_for_model"] < 400
     assert [worked.title for worked in made.model_work] == (
         ["back: shuffle a, shuffle b"] if together else ["back: shuffle a", "back: shuffle b"]
     )
@@ -157,7 +138,7 @@ def test_other_keep_settings_run_no_model_again(make_job: MakeJob, tmp_path: Pat
     (tmp_path / "journal").unlink()
     made = augment(make_job("augment.keep.length_ratio=[0.5, 1.02]", shuffles(tmp_path)), Stages())
     assert made.status == "augmented"
-    assert made.rates()["back"]["too_long"] > 0
+    assert made.outcome_counts()["back"]["too_long"] > 0
     assert worked_on(tmp_path / "journal") == []
 
 
@@ -235,28 +216,6 @@ def test_killed_driver_loses_no_finished_unit(tmp_path: Path, encoder: Path):
     assert found[0] == found[1]
 
 
-def test_prune_keeps_the_newest_manifests_and_their_units(make_job: MakeJob, tmp_path: Path):
-    settings = (LENIENT, "augment.unit_rows=50", shuffles(tmp_path))
-    first = augment(make_job(*settings), Stages())
-    pq.write_table(
-        pa.table({"id": ["new"], "text": ["one more sentence than before"], "lang": ["en"]}),
-        tmp_path / "corpus" / "part-9.parquet",
-    )
-    second = augment(make_job(*settings), Stages())
-    pruned = prune(Releases(second.store), keep=1, grace_s=-60)
-    assert pruned.files > 0
-    assert not second.store.exists(first.series.path(1))
-    assert len(rows_of(second)) == 401
-    (tmp_path / "journal").unlink()
-    pq.write_table(
-        pa.table({"id": ["newer"], "text": ["and one more"], "lang": ["en"]}),
-        tmp_path / "corpus" / "part-10.parquet",
-    )
-    assert len(rows_of(augment(make_job(*settings), Stages()))) == 402
-    assert worked_on(tmp_path / "journal") == ["a and one more", *worked_on(tmp_path / "journal")[1:]]
-    assert len(worked_on(tmp_path / "journal")) == 2
-
-
 @pytest.mark.parametrize(
     ("override", "error", "words"),
     [
@@ -280,33 +239,3 @@ def test_unusable_settings_are_refused_before_any_worker_starts(
     with pytest.raises(error, match=words):
         augment(make_job("augment.variants.cut=crop", override), stages)
     assert "cluster" not in stages.seconds()
-
-
-def test_damaged_unit_is_written_again(make_job: MakeJob, tmp_path: Path):
-    settings = (LENIENT, "augment.unit_rows=50", "augment.variants.cut=crop")
-    first = augment(make_job(*settings), Stages())
-    rows, path = rows_of(first), tmp_path / "releases" / first.manifest.units[3].path
-    path.write_bytes(path.read_bytes()[:-20])
-    assert rows_of(augment(make_job(*settings), Stages())) == rows
-
-
-def test_corpus_in_s3_is_augmented_in_s3(
-    s3: str, make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
-    store = open_store(f"{s3}/augmenting")
-    for file in sorted((tmp_path / "corpus").glob("*")):
-        store.write(f"corpus/{file.name}", file.read_bytes())
-    settings = (LENIENT, "augment.unit_rows=50", "augment.variants.cut=crop", shuffles(tmp_path))
-    remote = augment(
-        make_job(*settings, f"corpus.uri={s3}/augmenting/corpus", f"release.root={s3}/augmenting/releases"),
-        Stages(),
-    )
-    assert remote.uri.startswith("s3://")
-    assert remote.report.startswith("s3://")
-    assert rows_of(remote) == rows_of(augment(make_job(*settings), Stages()))
-    again = augment(
-        make_job(*settings, f"corpus.uri={s3}/augmenting/corpus", f"release.root={s3}/augmenting/releases"),
-        Stages(),
-    )
-    assert (again.status, again.number) == ("unchanged", 1)

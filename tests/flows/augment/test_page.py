@@ -118,7 +118,7 @@ def test_sample_is_bounded_and_finds_rare_reasons(make_job: MakeJob, tmp_path: P
     source = ("corpus.keep=[text]", f"corpus.uri={tmp_path / 'rare.parquet'}", "augment.unit_rows=20")
     job = make_job(*source, "augment.variants.cut={method: crop, options: {share: 0.4}}")
     made = augment(job, Stages())
-    assert made.rates()["cut"]["identical"] == 1
+    assert made.outcome_counts()["cut"]["identical"] == 1
     for most in (30, 45):
         sample = reported(made, job, most).sample
         assert sample.rows == most

@@ -45,11 +45,11 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Example:
     return run
 
 
-def test_there_is_a_test_for_each_block():
+def test_every_code_block_has_a_test():
     assert len(BLOCKS) == 5
 
 
-def test_an_objective(example: Example):
+def test_the_example_objective_computes_its_loss(example: Example):
     example('register("norm_matching")')
     objective = OBJECTIVES["norm_matching"](Tiny())
     batch = batch_of({"anchor": texts(4, 0), "positive": texts(4, 1)})
@@ -59,7 +59,7 @@ def test_an_objective(example: Example):
     assert found == pytest.approx(np.mean((norms[0] - norms[1]) ** 2))
 
 
-def test_an_augmentation(example: Example):
+def test_the_example_augmentation_rotates_words(example: Example):
     example('register("rotate")')
     rotate = validated(AUGMENTERS["rotate"], {}, "rotate").start()
     words = ["a", "b", "c", "d"]
@@ -67,7 +67,7 @@ def test_an_augmentation(example: Example):
     assert variants == {"abcd", "bcda", "cdab", "dabc"}
 
 
-def test_a_transform(example: Example):
+def test_the_example_transform_subtracts_the_mean(example: Example):
     example('register("centre")')
     x = np.random.default_rng(0).normal(3, size=(500, 8)).astype(np.float32)
     fitted = fit_transform(Moments.of(x), WhitenSettings(transform="centre"), "raw")
@@ -77,7 +77,7 @@ def test_a_transform(example: Example):
     assert fit_transform(Moments.of(x), joined, "raw").affine() is not None
 
 
-def test_an_evaluation_task(example: Example, tmp_path: Path):
+def test_the_example_task_scores_a_file(example: Example, tmp_path: Path):
     example('register("margins")')
     columns = {role: [f"{role} {row}" for row in range(9)] for role in ("anchor", "positive", "negative")}
     task = task_of("margins", save(tmp_path / "rows.parquet", columns))
@@ -85,14 +85,14 @@ def test_an_evaluation_task(example: Example, tmp_path: Path):
     assert score.value == pytest.approx(task.statistic(score.evidence, np.arange(9)))
 
 
-def test_a_store(example: Example, tmp_path: Path):
+def test_the_example_store_creates_a_file_once(example: Example, tmp_path: Path):
     store = example("MemoryStore").MemoryStore(f"memory://{tmp_path.name}")
     assert store.create("a/1.json", b"mine")
     assert not store.create("a/1.json", b"theirs")
     assert [entry.path for entry in store.list()] == ["a/1.json"]
 
 
-def test_every_name_is_in_the_file_that_is_given_for_it():
+def test_every_name_is_defined_in_its_stated_file():
     text = " ".join((ROOT / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8").split())
     found = re.findall(r"`(\w+)` (?:of|in) `((?:pipeline|tests)/[\w/]+\.py)`", text)
     assert len(found) > 10

@@ -63,7 +63,7 @@ def run_here() -> list[str]:
     return [command for command in found if need(command) is None and not runs_on_ray(command)]
 
 
-def test_every_command_is_run_or_listed_with_what_it_needs():
+def test_every_command_is_run_or_listed_with_its_requirement():
     every = [command for file in DOCUMENTS for command in commands(file)]
     assert len(every) > 60
     strangers = [
@@ -91,7 +91,7 @@ def test_every_command_is_run_or_listed_with_what_it_needs():
         }
     ),
 )
-def test_every_module_that_is_run_exists(command: str):
+def test_every_module_in_a_command_exists(command: str):
     assert command == "jobs.<name>" or importlib.util.find_spec(command) is not None
 
 
@@ -128,7 +128,7 @@ def place(encoder: Path, child: LocalWorkers, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.parametrize("command", run_here())
-def test_it_runs_as_it_is_printed(
+def test_a_documented_command_runs_as_printed(
     command: str, place: Path, encoder: Path, cluster: Workers, manta: Manta, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(place)
@@ -154,7 +154,7 @@ def test_it_runs_as_it_is_printed(
     assert ended.code == 0, ended.err
 
 
-def test_vectors_in_one_call(capsys: pytest.CaptureFixture[str]):
+def test_the_example_of_the_readme_returns_the_stated_vectors(capsys: pytest.CaptureFixture[str]):
     block = next(block for block in python_blocks(ROOT / "README.md") if "manta.encode" in block)
     names: dict[str, object] = {}
     shapes = [
@@ -169,7 +169,7 @@ def test_vectors_in_one_call(capsys: pytest.CaptureFixture[str]):
         assert line.split("# ")[1].startswith(repr(value)), "what the comment says"
 
 
-def test_the_model_for_mteb(encoder: Path):
+def test_the_documented_model_for_mteb_works(encoder: Path):
     mteb = pytest.importorskip("mteb")
     block = next(block for block in python_blocks(ROOT / "jobs/configs/README.md") if "mteb_model" in block)
     made = block.replace("mteb.evaluate(", "(").replace(

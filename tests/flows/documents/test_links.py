@@ -31,7 +31,7 @@ def test_every_document_is_listed():
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(ROOT).as_posix())
-def test_every_link_leads_somewhere(file: Path):
+def test_every_link_has_a_target(file: Path):
     for target in links(file):
         path, _, anchor = target.partition("#")
         found = (file.parent / path).resolve() if path else file

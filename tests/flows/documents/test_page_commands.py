@@ -47,7 +47,7 @@ def printed(code: str) -> str:
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["commits beside", "commits apart"])
-def test_those_of_a_night_run(
+def test_commands_on_the_page_of_a_night_run(
     apart: bool, make_job: Callable[..., Job], tmp_path: Path, manta: Callable[..., Ended]
 ):
     root = tmp_path / "all 'my' releases"
@@ -61,7 +61,7 @@ def test_those_of_a_night_run(
     assert "row-0" in printed(faiss)
 
 
-def test_those_of_a_training_run(
+def test_commands_on_the_page_of_a_training_run(
     tmp_path: Path, encoder: Path, manta: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -80,7 +80,7 @@ def test_those_of_a_training_run(
         planned=1,
         steps_per_epoch=1,
         lines=(),
-        product=EncoderSummary("a1" * 32, 48, 64, ("mean",), True),
+        trained_encoder=EncoderSummary("a1" * 32, 48, 64, ("mean",), True),
     )
     page = render(report, [])
     (command,) = commands(page)

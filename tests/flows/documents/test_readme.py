@@ -1,5 +1,6 @@
 """The documents' Python that searches runs as it is printed."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from pipeline import open_release
 from pipeline.flows.night.nightly import nightly
+from pipeline.index.search import open_release
 from pipeline.log import Stages
 from pipeline.settings import Job
 from tests.flows.conftest import ROOT, sentences
@@ -27,7 +28,9 @@ def published(make_job: Callable[..., Job]) -> str:
     return nightly(make_job("whiten.mode=off", "index.kind=IVF4,Flat", "gates.recall_at_10="), Stages()).root
 
 
-def test_searching_from_python_and_with_plain_faiss(published: str, capsys: pytest.CaptureFixture[str]):
+def test_documented_search_with_faiss_alone_equals_search_from_python(
+    published: str, capsys: pytest.CaptureFixture[str]
+):
     release = open_release(published)
     names: dict[str, Any] = {"raw_vectors": release.encode(sentences(3))}
     for block in searching(published)[:2]:
@@ -39,14 +42,14 @@ def test_searching_from_python_and_with_plain_faiss(published: str, capsys: pyte
     assert "row-00000" in capsys.readouterr().out
 
 
-def test_the_readme_searches_a_release(published: str):
+def test_the_example_of_the_readme_searches_a_release(published: str):
     (block,) = (block for block in blocks("README.md") if "open_release" in block)
     names: dict[str, Any] = {}
     exec(block.replace("out/quickstart/releases", published), names)
     assert names["table"].num_rows == 3
 
 
-def test_searching_two_parts_with_plain_faiss(make_job: Callable[..., Job]):
+def test_documented_search_with_faiss_alone_covers_delta_and_tombstones(make_job: Callable[..., Job]):
     job = make_job("whiten.mode=off", "index.kind=hnsw", "gates.recall_at_10=")
     nightly(job, Stages())
     part = Path(job.corpus.uri) / "part-2.parquet"
@@ -71,6 +74,16 @@ def test_searching_two_parts_with_plain_faiss(make_job: Callable[..., Job]):
     assert found == release.search(names["raw_vectors"], 10)["id"].to_pylist()
     assert found[30] == table["id"][0].as_py()
     assert not set(found) & set(table["id"].to_pylist()[-10:])
+
+
+@pytest.mark.usefixtures("unit_form")
+def test_documented_reading_of_units_gives_every_vector(make_job: Callable[..., Job]):
+    root = nightly(make_job("whiten.mode=off", "index.kind=flat"), Stages()).root
+    names: dict[str, Any] = {"root": Path(root), "pa": pa, "pq": pa.parquet}
+    names["manifest"] = json.loads(Path(root, "releases/00000001/manifest.json").read_text())
+    (block,) = (block for block in blocks("pipeline/store/README.md") if 'manifest["units"]' in block)
+    exec(block, names)
+    assert sorted(names["vectors"]["id"].to_pylist()) == [f"row-{number:05d}" for number in range(400)]
 
 
 def searching(root: str) -> list[str]:

@@ -24,7 +24,7 @@ def named() -> list[str]:
 
 
 @pytest.mark.parametrize("key", named())
-def test_it_exists(key: str):
+def test_a_documented_setting_exists(key: str):
     section: object = Job()
     for name in key.split("."):
         if not isinstance(section, BaseModel):
@@ -33,6 +33,6 @@ def test_it_exists(key: str):
         section = getattr(section, name)
 
 
-def test_a_night_has_settings_in_the_documents():
+def test_documents_name_settings_of_a_night():
     assert {"corpus.uri", "whiten.mode", "train.chunk_rows"} <= set(named())
     assert (ROOT / "README.md").read_text(encoding="utf-8").count("\n") <= 250

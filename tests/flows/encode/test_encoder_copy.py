@@ -22,7 +22,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "own", [{}, {"pooling": "cls", "prompt": "text: ", "max_length": 20, "normalize": True}]
 )
-def test_the_copy_below_a_remote_root_is_the_same_encoder(
+def test_the_copy_in_a_remote_root_is_the_same_encoder(
     s3: str, encoder: Path, tmp_path: Path, own: dict[str, object]
 ):
     settings, store = (
@@ -43,7 +43,7 @@ def test_the_copy_below_a_remote_root_is_the_same_encoder(
     ).all()
 
 
-def test_the_copy_is_written_once_and_is_the_releases_own(s3: str, encoder: Path, tmp_path: Path):
+def test_the_copy_is_written_once_and_used_by_the_release(s3: str, encoder: Path, tmp_path: Path):
     settings, store = EncoderSettings(path=str(encoder)), open_store(f"{s3}/{tmp_path.name}")
     encoder_for_workers(settings, store, ELSEWHERE)
     before = store.list("encoders")
@@ -56,10 +56,10 @@ def test_the_copy_is_written_once_and_is_the_releases_own(s3: str, encoder: Path
 
 
 @pytest.mark.parametrize("remote", [True, False])
-def test_files_too_large_for_memory_are_stored_alike(
+def test_files_too_large_for_memory_are_copied_unchanged(
     s3: str, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool
 ):
-    monkeypatch.setattr("pipeline.flows.encode.encoder_copy._IN_MEMORY", 1_000)
+    monkeypatch.setattr("pipeline.flows.encode.encoder_copy._MAX_IN_MEMORY", 1_000)
     folder, store = (
         open_folder(EncoderSettings(path=str(encoder))),
         open_store(f"{s3}/{tmp_path.name}" if remote else tmp_path / "releases"),
@@ -71,7 +71,7 @@ def test_files_too_large_for_memory_are_stored_alike(
         )
 
 
-def test_a_uri_and_a_root_on_disk_stay_as_they_are(
+def test_encoders_at_a_uri_or_for_a_local_root_are_not_copied(
     s3: str, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     remote = EncoderSettings(path=f"{s3}/elsewhere")

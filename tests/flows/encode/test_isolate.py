@@ -59,7 +59,7 @@ def poison(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "OMP_NUM_THREADS": "1"}
 
 
-def test_apart_gives_the_vectors_of_the_encoder(encoder: Path, tmp_path: Path):
+def test_an_isolated_encoder_gives_the_same_vectors(encoder: Path, tmp_path: Path):
     texts = sentences(1300)
     settings = EncoderSettings(path=str(encoder))
     child = IsolatedEncoder(settings, EncodeSettings(), "cpu", tmp_path)
@@ -69,18 +69,18 @@ def test_apart_gives_the_vectors_of_the_encoder(encoder: Path, tmp_path: Path):
     assert child.rejected == {}
 
 
-def test_an_encoder_that_fails_on_everything_is_named_as_the_culprit(
+def test_an_encoder_that_fails_on_every_text_is_named(
     encoder: Path, tmp_path: Path, poison: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("pipeline.flows.encode.isolate._MOST_REJECTED", 0)
-    monkeypatch.setattr("pipeline.flows.encode.isolate.DEATHS", 1)
+    monkeypatch.setattr("pipeline.flows.encode.isolate._MAX_REJECTED", 0)
+    monkeypatch.setattr("pipeline.flows.encode.isolate.MAX_DEATHS", 1)
     monkeypatch.setenv("PYTHONPATH", poison["PYTHONPATH"])
     child = IsolatedEncoder(EncoderSettings(path=str(encoder)), EncodeSettings(), "cpu", tmp_path)
     with pytest.raises(ModelError, match=r"nearly all texts, found 1 of 2 .*cannot digest"):
         list(child.encode_stream([pa.array([RAISES] * 2)]))
 
 
-def test_a_child_that_cannot_load_the_encoder_is_no_fault_of_the_texts(tmp_path: Path):
+def test_a_child_that_cannot_load_the_encoder_quarantines_no_text(tmp_path: Path):
     (tmp_path / "broken").mkdir()
     child = IsolatedEncoder(EncoderSettings(path=str(tmp_path / "broken")), EncodeSettings(), "cpu", tmp_path)
     with pytest.raises(ModelError, match=r"a process that can load the encoder.*config\.json"):
@@ -88,10 +88,10 @@ def test_a_child_that_cannot_load_the_encoder_is_no_fault_of_the_texts(tmp_path:
     assert child.rejected == {}
 
 
-def test_a_text_at_which_the_child_hangs_is_set_aside(
+def test_a_text_on_which_the_child_hangs_is_quarantined(
     encoder: Path, tmp_path: Path, poison: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("pipeline.flows.encode.isolate.DEATHS", 1)
+    monkeypatch.setattr("pipeline.flows.encode.isolate.MAX_DEATHS", 1)
     monkeypatch.setenv("PYTHONPATH", poison["PYTHONPATH"])
     child = IsolatedEncoder(
         EncoderSettings(path=str(encoder)), EncodeSettings(), "cpu", tmp_path, patience_s=5.0
@@ -103,7 +103,7 @@ def test_a_text_at_which_the_child_hangs_is_set_aside(
     }
 
 
-def test_a_child_that_hangs_while_it_loads_the_encoder_is_ended_and_tells_of_no_progress(
+def test_a_child_that_hangs_while_loading_is_killed(
     encoder: Path, tmp_path: Path, poison: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PYTHONPATH", poison["PYTHONPATH"])
@@ -119,7 +119,7 @@ def test_a_child_that_hangs_while_it_loads_the_encoder_is_ended_and_tells_of_no_
 
 
 @pytest.mark.slow
-def test_harmful_texts_end_in_quarantine_and_all_others_in_the_index(
+def test_only_texts_that_crash_the_encoder_are_quarantined(
     encoder: Path, tmp_path: Path, poison: dict[str, str]
 ):
     write_corpus(tmp_path / "corpus", count=90)
@@ -170,7 +170,7 @@ def test_harmful_texts_end_in_quarantine_and_all_others_in_the_index(
     )
 
 
-def test_marks_of_another_run_say_nothing(tmp_path: Path):
+def test_attempts_of_another_run_do_not_count(tmp_path: Path):
     store = open_store(tmp_path)
     first, second = Attempts(store, "units/u.json", "monday"), Attempts(store, "units/u.json", "tuesday")
     assert [first.begin() for _ in range(3)] == [0, 1, 2]

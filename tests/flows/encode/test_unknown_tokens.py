@@ -45,7 +45,7 @@ def checks(job: Job) -> dict[str, Check]:
     return {check.name: check for check in preflight(job, Stages())}
 
 
-def test_a_language_that_is_not_known_is_refused_and_named(
+def test_an_unknown_language_is_refused_and_named(
     make_job: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     put(tmp_path, "chinese", chinese(400))
@@ -66,7 +66,7 @@ def test_a_language_that_is_not_known_is_refused_and_named(
     assert "unknown_tokens" not in outcome.facts["gates"]
 
 
-def test_the_counts_survive_nights_on_which_little_is_encoded(make_job: Make, tmp_path: Path):
+def test_token_counts_cover_units_of_earlier_nights(make_job: Make, tmp_path: Path):
     first = run(make_job)
     assert first.facts["tokens"]["unknown_share"] < 0.05
     assert first.facts["warnings"] == []
@@ -92,7 +92,7 @@ def test_the_counts_survive_nights_on_which_little_is_encoded(make_job: Make, tm
     assert third["tokens"]["scripts"]["chinese"]["unknown"] == 2 * tokens["scripts"]["chinese"]["unknown"]
 
 
-def test_units_of_a_version_that_did_not_count_are_no_obstacle(make_job: Make, tmp_path: Path):
+def test_units_without_token_counts_are_accepted(make_job: Make, tmp_path: Path):
     run(make_job)
     for file in (tmp_path / "releases" / "units" / "vectors").rglob("*.json"):
         record = json.loads(file.read_text())
@@ -108,17 +108,17 @@ def test_units_of_a_version_that_did_not_count_are_no_obstacle(make_job: Make, t
     assert outcome.facts["gates"]["unknown_tokens"]["value"] < 0.05
 
 
-def test_preflight_warns_below_the_gate_and_of_texts_that_are_cut(make_job: Make, tmp_path: Path):
+def test_preflight_warns_of_unknown_tokens_and_truncated_texts(make_job: Make, tmp_path: Path):
     put(tmp_path, "chinese", chinese(30))
     put(tmp_path, "long", [20 * text for text in sentences(60)])
     check = checks(make_job(*SETTINGS))["tokens"]
     assert check.problem is None
     assert any("Chinese texts" in sentence and "unknown" in sentence for sentence in check.warnings)
-    assert any("Latin texts" in sentence and "were cut" in sentence for sentence in check.warnings)
+    assert any("Latin texts" in sentence and "were truncated" in sentence for sentence in check.warnings)
     assert json.loads(json.dumps(check.facts))["scripts"]["latin"]["lost_share"] > 0.05
 
 
-def test_texts_that_are_nearly_all_beyond_the_limit_are_refused(make_job: Make):
+def test_a_corpus_truncated_almost_entirely_is_refused(make_job: Make):
     """Sentences of some 30 pieces by an encoder of 4, two of them its marks; nothing is said twice."""
     job = make_job(*SETTINGS, "encoder.max_length=4", "gates.lost_tokens=0.8")
     check = checks(job)["tokens"]
@@ -136,7 +136,7 @@ def test_texts_that_are_nearly_all_beyond_the_limit_are_refused(make_job: Make):
     assert any("raise encoder.max_length" in sentence for sentence in outcome.facts["warnings"])
 
 
-def test_a_problem_of_the_corpus_is_said_once(make_job: Make, tmp_path: Path):
+def test_a_problem_of_the_corpus_is_reported_once(make_job: Make, tmp_path: Path):
     found = preflight(make_job("corpus.text=txet"), Stages())
     assert [check.name for check in found if check.problem] == ["corpus"]
     found = preflight(make_job(f"encoder.path={tmp_path / 'nowhere'}"), Stages())

@@ -1,5 +1,6 @@
 """Small tasks on disk, and their scores by numpy and scipy, for the tests of `manta evaluate`."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,6 @@ def oracle(file: Path, encoder: EncoderSettings, transform: Any = None) -> float
 
 
 def vector_rows(folder: Path, space_id: str) -> int:
-    return sum(
-        pq.ParquetFile(file).metadata.num_rows
-        for file in folder.glob(f"root/evaluations/units/vectors/{space_id[:16]}/*.parquet")
-    )
+    """Count the rows of all units with a record. A killed run may leave a file without one."""
+    records = folder.glob(f"root/evaluations/units/vectors/{space_id[:16]}/*.json")
+    return sum(json.loads(record.read_bytes())["rows"] for record in records)

@@ -7,11 +7,11 @@ import pytest
 
 from pipeline.evaluate import Score
 from pipeline.flows.evaluate.disagreements import disagreements
-from pipeline.flows.evaluate.scoring import MeasuredTask, Result, Scored
-from pipeline.report.evaluation import Disagreement
+from pipeline.flows.evaluate.scoring import MeasuredTask, ResampledResult, Result
+from pipeline.report.evaluation_report import Disagreement
 from pipeline.stats.tensors import pack
 from pipeline.store.base import Store
-from pipeline.store.once import stored_by_content
+from pipeline.store.once import store_by_content
 from pipeline.store.store import open_store
 
 
@@ -35,11 +35,11 @@ def shown(store: Store, *predictions: np.ndarray | None) -> tuple[Disagreement, 
     return disagreements([measured], ["now", "new"][: len(predictions)], store)
 
 
-def scored(store: Store, prediction: np.ndarray | None) -> Scored:
+def scored(store: Store, prediction: np.ndarray | None) -> ResampledResult:
     evidence = None
     if prediction is not None:
         tensors = {"prediction": prediction, "gold": np.arange(20) / 4}
-        evidence = stored_by_content(
+        evidence = store_by_content(
             store, pack(tensors, {"kind": "evidence"}), "evidence/rows", ".safetensors", rows=20
         )
     result = Result(
@@ -53,10 +53,10 @@ def scored(store: Store, prediction: np.ndarray | None) -> Scored:
         count=20,
         evidence=evidence,
     )
-    return Scored(result, None)
+    return ResampledResult(result, None)
 
 
-def test_the_pairs_whose_ranks_are_furthest_apart_are_shown(tmp_path: Path):
+def test_pairs_with_the_largest_rank_difference_are_shown(tmp_path: Path):
     store, one = open_store(tmp_path), np.linspace(0.1, 0.9, 20)
     other = one.copy()
     other[[2, 17]] = one[[17, 2]]

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import ConfigError, DataError, ModelError, SpaceMismatch
-from pipeline.flows.evaluate.evaluate import Evaluation, evaluate, wanted
-from pipeline.flows.evaluate.report import facts_of, keep, page_of
+from pipeline.flows.evaluate.evaluate import Evaluation, compares_candidates, evaluate
+from pipeline.flows.evaluate.report import facts_of, page_of, store_evaluation
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.local import LocalWorkers
 from pipeline.log import Stages
@@ -67,19 +67,17 @@ def found(folder: Path, encoder: Path, child: LocalWorkers) -> Evaluation:
         return evaluate(job(folder, encoder, f"evaluate.candidates={candidates}"), Stages())
 
 
-def test_figures_are_those_of_each_encoder_with_its_transform(folder: Path, encoder: Path, found: Evaluation):
+def test_scores_match_each_encoder_with_its_transform(folder: Path, encoder: Path, found: Evaluation):
     raw, cls = EncoderSettings(path=str(encoder)), EncoderSettings(path=str(encoder), pooling="cls")
     whitening = Whitening.from_bytes((folder / "whitening.safetensors").read_bytes())
     for measured in found.measured:
         file = folder / f"tasks/sts/{measured.task.name}.parquet"
         expected = [oracle(file, raw), oracle(file, raw, whitening), oracle(file, cls)]
-        np.testing.assert_allclose([each.result.value for each in measured.scored], expected, atol=1e-3)
+        np.testing.assert_allclose([each.result.value for each in measured.results], expected, atol=1e-3)
     assert [each.name for each in found.candidates] == [encoder.name, f"{encoder.name} + whitening", "cls"]
 
 
-def test_a_sentence_is_encoded_once_for_a_space_whatever_tasks_and_candidates_share_it(
-    folder: Path, found: Evaluation
-):
+def test_a_sentence_is_encoded_once_per_space_for_all_tasks_and_candidates(folder: Path, found: Evaluation):
     files = [folder / f"tasks/sts/{name}.parquet" for name in ("STS12", "STSB-test")]
     count = distinct(*files)
     assert count < sum(distinct(file) for file in files)
@@ -89,13 +87,13 @@ def test_a_sentence_is_encoded_once_for_a_space_whatever_tasks_and_candidates_sh
     assert found.encoded == 2 * count
 
 
-def test_a_second_run_takes_everything_over_and_a_further_task_encodes_what_is_new(
+def test_a_second_run_reuses_vectors_and_another_task_encodes_only_new_sentences(
     folder: Path, encoder: Path, found: Evaluation, tmp_path: Path
 ):
     again = evaluate(job(folder, encoder), Stages())
     assert again.encoded == 0
     assert again.speeds[0] == found.speeds[0] is not None, "also where nothing is encoded"
-    assert [each.scored[0] for each in again.measured] == [each.scored[0] for each in found.measured]
+    assert [each.results[0] for each in again.measured] == [each.results[0] for each in found.measured]
     known = [folder / f"tasks/sts/{name}.parquet" for name in ("STS12", "STSB-test")]
     further = write_pairs(folder / "further.parquet", 40, 2, sentences(100)[80:])
     shutil.copytree(folder / "root", tmp_path / "root")
@@ -112,13 +110,13 @@ def test_a_second_run_takes_everything_over_and_a_further_task_encodes_what_is_n
     assert own.measured[-1].task.name == "further"
     assert own.speeds == again.speeds, "measured where most was encoded"
     np.testing.assert_allclose(
-        own.measured[-1].scored[0].result.value,
+        own.measured[-1].results[0].result.value,
         oracle(further, EncoderSettings(path=str(encoder))),
         atol=1e-3,
     )
 
 
-def test_what_is_missing_is_named_and_an_average_says_over_which_tasks_it_is(found: Evaluation):
+def test_missing_tasks_are_named_and_averages_list_their_tasks(found: Evaluation):
     assert [each.name for each in found.missing] == ["STS13", "STS14", "STS15", "STS16", "SICK-R"]
     page, facts = page_of(found, ""), facts_of(found)
     (average,) = page.averages
@@ -127,14 +125,14 @@ def test_what_is_missing_is_named_and_an_average_says_over_which_tasks_it_is(fou
         [each["value"] for each in facts["results"] if each["candidate"] == candidate.name]
         for candidate in found.candidates
     ]
-    np.testing.assert_allclose([figure.value for figure in average.figures], np.mean(values, axis=1))
+    np.testing.assert_allclose([figure.value for figure in average.scores], np.mean(values, axis=1))
     assert not average.complete
 
 
-def test_intervals_hold_their_values_and_the_difference_with_oneself_is_zero(folder: Path, encoder: Path):
+def test_intervals_contain_their_values_and_equal_candidates_do_not_differ(folder: Path, encoder: Path):
     same = evaluate(job(folder, encoder, "evaluate.candidates=[{name: one}, {name: two}]"), Stages())
     for row in page_of(same, "").rows:
-        one, two = row.figures
+        one, two = row.scores
         assert one.low is not None
         assert one.high is not None
         assert one.low < one.value < one.high  # type: ignore[operator]
@@ -149,7 +147,7 @@ def test_intervals_hold_their_values_and_the_difference_with_oneself_is_zero(fol
         assert two == one
 
 
-def test_a_release_is_its_encoder_with_its_transform(
+def test_a_release_is_evaluated_with_its_encoder_and_transform(
     folder: Path, encoder: Path, found: Evaluation, tmp_path: Path
 ):
     store = open_store(tmp_path / "releases")
@@ -176,10 +174,12 @@ def test_a_release_is_its_encoder_with_its_transform(
     assert [each.transform_id for each in made.candidates] == [
         each.transform_id for each in found.candidates[:2]
     ]
-    assert [each.scored[:2] for each in made.measured] == [each.scored[:2] for each in found.measured]
+    assert [each.results[:2] for each in made.measured] == [each.results[:2] for each in found.measured]
 
 
-def test_a_transform_of_another_space_is_refused_by_both_names(folder: Path, encoder: Path, tmp_path: Path):
+def test_a_transform_of_another_space_is_refused_naming_both_spaces(
+    folder: Path, encoder: Path, tmp_path: Path
+):
     write_whitening(tmp_path / "w.safetensors", encoder, space_id="5face" * 8)
     with pytest.raises(SpaceMismatch, match="5face5face") as caught:
         evaluate(
@@ -205,23 +205,25 @@ def test_a_transform_of_another_space_is_refused_by_both_names(folder: Path, enc
         ("{name: a}, {name: a}", ConfigError, "'a' twice"),
     ],
 )
-def test_candidates_that_cannot_be_evaluated(
+def test_invalid_candidates_are_refused(
     folder: Path, encoder: Path, candidate: str, kind: type[Exception], words: str
 ):
     with pytest.raises(kind, match=words):
         evaluate(job(folder, encoder, f"evaluate.candidates=[{candidate}]"), Stages())
 
 
-def test_candidates_want_tasks(encoder: Path, tmp_path: Path):
+def test_candidates_without_tasks_are_refused(encoder: Path, tmp_path: Path):
     bare = job(tmp_path, encoder, "evaluate.tasks=")
-    assert not wanted(bare)
-    assert wanted(bare, geometry=True)
-    with pytest.raises(ConfigError, match="tasks to measure the candidates on"):
-        wanted(job(tmp_path, encoder, "evaluate.tasks=", "evaluate.candidates=[release:current]"))
+    assert not compares_candidates(bare)
+    assert compares_candidates(bare, geometry=True)
+    with pytest.raises(ConfigError, match="tasks to evaluate the candidates on"):
+        compares_candidates(
+            job(tmp_path, encoder, "evaluate.tasks=", "evaluate.candidates=[release:current]")
+        )
 
 
-def test_page_and_object_are_kept_and_say_the_same(found: Evaluation):
-    kept = keep(found, "2026-01-02 03:04 UTC")
+def test_page_and_json_are_stored_with_equal_values(found: Evaluation):
+    kept = store_evaluation(found, "2026-01-02 03:04 UTC")
     stored = json.loads(Path(kept.json).read_text())
     assert stored == json.loads(json.dumps(kept.facts))
     assert {

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import DataError
-from pipeline.flows.evaluate.candidates import Contender
+from pipeline.flows.evaluate.candidates import ResolvedCandidate
 from pipeline.flows.evaluate.evaluate import evaluate
 from pipeline.flows.evaluate.geometry import measure_geometry
-from pipeline.flows.evaluate.report import keep
+from pipeline.flows.evaluate.report import store_evaluation
 from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import connect
 from pipeline.log import Stages
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("cluster")
 
 @pytest.fixture
 def measure(tmp_path: Path) -> Callable[..., GeometryReport]:
-    def made(job: Job, *candidates: Contender) -> GeometryReport:
+    def made(job: Job, *candidates: ResolvedCandidate) -> GeometryReport:
         stages = Stages()
         with connect(ClusterSettings(), stages) as cluster:
             run = Run(job, open_store(tmp_path / "evaluations"), cluster, stages)
@@ -56,12 +56,12 @@ def write_sts(folder: Path, pairs: int = 80) -> str:
     return f"evaluate.tasks={folder}"
 
 
-def plain(job: Job, name: str = "plain") -> Contender:
+def plain(job: Job, name: str = "plain") -> ResolvedCandidate:
     folder = open_folder(job.encoder)
-    return Contender(name, job.encoder, folder.space_id, folder.dim)
+    return ResolvedCandidate(name, job.encoder, folder.space_id, folder.dim)
 
 
-def whitened(job: Job, store: Store, name: str = "whitened") -> tuple[Contender, Whitening]:
+def whitened(job: Job, store: Store, name: str = "whitened") -> tuple[ResolvedCandidate, Whitening]:
     """Return the job's encoder with a whitening of sixty other sentences to eight components."""
     folder = open_folder(job.encoder)
     fitted = fit_whitening(
@@ -74,10 +74,12 @@ def whitened(job: Job, store: Store, name: str = "whitened") -> tuple[Contender,
     reference = FileRef(
         path="transforms/w.safetensors", sha256=hashlib.sha256(content).hexdigest(), bytes=len(content)
     )
-    return Contender(name, job.encoder, folder.space_id, folder.dim, reference, fitted.transform_id), fitted
+    return ResolvedCandidate(
+        name, job.encoder, folder.space_id, folder.dim, reference, fitted.transform_id
+    ), fitted
 
 
-def test_figures_are_those_of_the_encoder_and_of_its_transform(
+def test_geometry_matches_the_encoder_and_its_transform(
     make_job: Callable[..., Job], measure: Callable[..., GeometryReport], tmp_path: Path
 ):
     job = make_job(write_sts(tmp_path / "tasks"), "evaluate.geometry.sentences=120")
@@ -110,7 +112,7 @@ def test_figures_are_those_of_the_encoder_and_of_its_transform(
     assert GeometryReport.model_validate_json(geometry.model_dump_json()) == geometry
 
 
-def test_texts_are_sampled_by_their_hash_and_a_second_run_takes_over_what_is_there(
+def test_texts_are_sampled_by_hash_and_a_second_run_reuses_vectors(
     make_job: Callable[..., Job], measure: Callable[..., GeometryReport], tmp_path: Path
 ):
     job = make_job("evaluate.geometry.sentences=100")
@@ -128,7 +130,7 @@ def test_texts_are_sampled_by_their_hash_and_a_second_run_takes_over_what_is_the
     assert first.missing == {"pairs": "evaluate.tasks is not set: it names a folder with STS-B"}
 
 
-def test_without_a_corpus_the_sentences_of_the_pairs_serve_and_without_both_it_is_an_error(
+def test_without_a_corpus_the_texts_of_the_pairs_are_used(
     make_job: Callable[..., Job],
     measure: Callable[..., GeometryReport],
     tmp_path: Path,
@@ -144,7 +146,7 @@ def test_without_a_corpus_the_sentences_of_the_pairs_serve_and_without_both_it_i
         measure(make_job(nowhere), candidate)
 
 
-def test_word_vectors_have_no_layers_and_say_so(
+def test_word_vectors_report_that_they_have_no_layers(
     make_job: Callable[..., Job], measure: Callable[..., GeometryReport], tmp_path: Path
 ):
     words = sorted({word for text in sentences(400) for word in text.split()})
@@ -168,8 +170,8 @@ def test_word_vectors_have_no_layers_and_say_so(
     assert set(depth.words) == {"frequency_norm", "frequency_distance", "table_anisotropy"}
 
 
-def test_an_evaluation_shows_geometry_without_any_task(make_job: Callable[..., Job]):
+def test_geometry_can_be_evaluated_without_tasks(make_job: Callable[..., Job]):
     made = evaluate(make_job("evaluate.geometry.sentences=60"), Stages(), geometry=True)
-    kept = keep(made, "today")
+    kept = store_evaluation(made, "today")
     assert kept.facts["geometry"]["sentences"] == 60
     assert "Geometry of the space" in Path(kept.report).read_text()

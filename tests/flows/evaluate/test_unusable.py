@@ -14,7 +14,7 @@ from tests.models.folders import save_folder
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
-def test_a_sentence_without_a_usable_vector_counts_as_unlike_everything(tmp_path: Path, encoder: Path):
+def test_a_sentence_without_a_finite_vector_has_the_lowest_similarity(tmp_path: Path, encoder: Path):
     """One word overflows the encoder; all other sentences keep their vectors."""
     from safetensors.numpy import load_file, save_file
 
@@ -26,7 +26,7 @@ def test_a_sentence_without_a_usable_vector_counts_as_unlike_everything(tmp_path
     texts = [text.replace("window", "river") for text in sentences(30)]
     write_pairs(tmp_path / "tasks/sts/STS12.parquet", 40, 0, [*texts, "window", "a window"])
     found = evaluate(job(tmp_path, broken, "evaluate.bootstrap=0"), Stages())
-    (warning,) = found.measured[0].scored[0].result.warnings
+    (warning,) = found.measured[0].results[0].result.warnings
     assert "no usable vector" in warning
     again = evaluate(job(tmp_path, broken, "evaluate.bootstrap=0", "evaluate.similarity=dot"), Stages())
     assert again.encoded == 0, "sentences without a vector are known too"
@@ -38,5 +38,5 @@ def test_one_vector_for_all_sentences_is_a_warning(tmp_path: Path):
     write_pairs(tmp_path / "tasks/sts/STS12.parquet", 20, 0, texts)
     found = evaluate(job(tmp_path, tmp_path / "words.txt", "evaluate.bootstrap=0"), Stages())
     assert any(
-        "one and the same vector" in warning for warning in found.measured[0].scored[0].result.warnings
+        "one and the same vector" in warning for warning in found.measured[0].results[0].result.warnings
     )

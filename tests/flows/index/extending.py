@@ -18,13 +18,16 @@ from pipeline.flows.rows import PlacedUnit
 from pipeline.flows.run import Run
 from pipeline.flows.workers.workers import Workers
 from pipeline.index.ids import Ids
-from pipeline.index.parts import Parts, load_parts
+from pipeline.index.parts import Parts, load_index
 from pipeline.index.truth import NO_NEIGHBOUR
 from pipeline.log import Stages
 from pipeline.settings import Job
+from pipeline.stats.moments import Moments
 from pipeline.store.dead import Dead
-from pipeline.store.manifest import Choice, EncoderFiles, ReleaseManifest, ReleaseUnit
+from pipeline.store.manifest import Choice, EncoderFiles, ReleaseManifest
+from pipeline.store.once import store_by_content
 from pipeline.store.release import Releases
+from pipeline.store.release_units import ReleaseUnit
 from pipeline.store.schema import vector_column, vectors_schema, writer_options
 from pipeline.store.store import open_store
 from pipeline.store.stored import FileRef
@@ -112,6 +115,9 @@ class Chain:
             space_id=self.space_id,
             numerics_id="n",
             dropped=tuple(dropped),
+            moments=store_by_content(
+                self.store, Moments.of(raw).to_bytes(), f"moments/{ordinal}", ".safetensors", rows
+            ),
         )
         self.units.append(PlacedUnit(ordinal=ordinal, unit=record))
         self.vectors |= dict(zip(((ordinal << 32) | numbers).tolist(), raw, strict=True))
@@ -158,7 +164,7 @@ class Chain:
     def parts(self) -> Parts:
         """Open the last night's index."""
         assert self.built is not None
-        return load_parts(self.store, self.built.files, self.built.tombstones)
+        return load_index(self.store, self.built.index_files(), self.built.tombstones)
 
     def assert_sound(self, *, exhaustive: bool = True) -> None:
         """Assert that the release holds exactly the live rows with their ids, and answers as numpy does.
@@ -185,8 +191,6 @@ class Chain:
             {"id": f"u{a >> 32}-{a & 0xFFFFFFFF}", "name": f"U{a >> 32}-{a & 0xFFFFFFFF}"}
             for a in live.tolist()
         ]
-        if built.tombstones is None and built.parts == 1:
-            assert len(ids) == len(live)
         queries, truth = load_queries(self.store, built.queries), load_truth(self.store, built.truth)
         exact = _cosines(queries.vectors, raw)
         exact[queries.addresses[:, None] == live[None]] = -np.inf

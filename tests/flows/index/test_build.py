@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("cluster")
 
 
 @pytest.mark.parametrize("on_disk", ["never", "always"])
-def test_a_build_ends_with_files_that_hold_what_was_measured(cluster: Workers, tmp_path: Path, on_disk: str):
+def test_a_build_writes_files_with_the_measured_values(cluster: Workers, tmp_path: Path, on_disk: str):
     overrides = ("index.kind=ivf_flat", "index.nlist=30", f"index.on_disk={on_disk}", "index.queries=200")
     chain = Chain(tmp_path / "root", cluster, overrides).add(1_000).add(2_000)
     built = chain.night()

@@ -74,7 +74,7 @@ def replace_a_unit(chain: Chain) -> None:
         (replace_a_unit, "other vectors"),
     ],
 )
-def test_what_cannot_be_extended_is_built_anew_and_says_why(
+def test_an_index_that_cannot_be_extended_is_rebuilt_with_a_reason(
     first: Chain, tmp_path: Path, change, sentence: str
 ):
     chain = first.copy(tmp_path / "root")
@@ -85,7 +85,7 @@ def test_what_cannot_be_extended_is_built_anew_and_says_why(
     assert sentence in chain.choices[0].sentence
 
 
-def test_two_spaces_never_meet_in_one_index(first: Chain, cluster: Workers, tmp_path: Path):
+def test_vectors_of_two_spaces_are_not_mixed_in_one_index(first: Chain, cluster: Workers, tmp_path: Path):
     chain = first.copy(tmp_path / "root")
     other = Chain(tmp_path / "other", cluster, space_id="7" * 64).add(10).add(10).add(10)
     mixed = [*chain.units, other.units[2]]

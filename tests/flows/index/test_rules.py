@@ -5,10 +5,11 @@ import pytest
 from pipeline.flows.index import rules
 from pipeline.flows.index.rules import KEPT, REBUILT
 from pipeline.flows.rows import PlacedUnit
-from pipeline.index.measured import Latency, Measured, Proportion
+from pipeline.index.metrics import IndexMetrics, Latency, Proportion
 from pipeline.index.plan import plan_index
 from pipeline.settings import GateSettings, IndexSettings, Job
-from pipeline.store.manifest import EncoderFiles, IndexFiles, ReleaseManifest, ReleaseUnit
+from pipeline.store.manifest import EncoderFiles, IndexFiles, ReleaseManifest
+from pipeline.store.release_units import ReleaseUnit
 from pipeline.store.stored import FileRef
 from pipeline.store.units import UnitRecord
 
@@ -63,9 +64,9 @@ def proportion(value: float, high: float) -> Proportion:
     return Proportion(hits=0, trials=100, value=value, low=0.3, high=high)
 
 
-def measured(imbalance: float = 1.2, recall: float = 0.96, near: Proportion | None = None) -> Measured:
+def measured(imbalance: float = 1.2, recall: float = 0.96, near: Proportion | None = None) -> IndexMetrics:
     """Make measurements with these values."""
-    return Measured(
+    return IndexMetrics(
         rows=1_000,
         recall={"10": proportion(recall, 1.0)},
         effort=8,
@@ -86,7 +87,7 @@ def measured(imbalance: float = 1.2, recall: float = 0.96, near: Proportion | No
     ("value", "high", "chosen"),
     [(0.40, 0.44, REBUILT), (0.84, 0.85, REBUILT), (0.84, 0.87, KEPT), (0.96, 0.97, KEPT)],
 )
-def test_an_index_that_loses_answers_near_dead_rows_is_built_anew(value, high, chosen):
+def test_low_recall_near_deleted_rows_causes_a_rebuild(value, high, chosen):
     choice = rules.quantizer_fit(INDEX, 1_000, measured(near=proportion(value, high)))
     assert choice.chosen == chosen
     assert choice.numbers["recall_near_dead"] == value
@@ -96,7 +97,7 @@ def test_an_index_that_loses_answers_near_dead_rows_is_built_anew(value, high, c
 @pytest.mark.parametrize(
     ("delta", "tombstones", "chosen"), [(100, 50, KEPT), (101, 0, REBUILT), (0, 51, REBUILT), (0, 0, KEPT)]
 )
-def test_a_delta_beyond_a_tenth_or_tombstones_beyond_a_twentieth_are_compacted(delta, tombstones, chosen):
+def test_a_delta_above_a_tenth_or_tombstones_above_a_twentieth_are_compacted(delta, tombstones, chosen):
     choice = rules.compaction(delta, tombstones, 1_000)
     assert (choice.what, choice.chosen) == ("index compaction", chosen)
     assert choice.numbers == {
@@ -108,7 +109,7 @@ def test_a_delta_beyond_a_tenth_or_tombstones_beyond_a_twentieth_are_compacted(d
 
 
 @pytest.mark.parametrize("factory", ["Flat", "HNSW32", "L2norm,Flat"])
-def test_an_index_without_a_quantizer_says_nothing_about_one(factory):
+def test_an_index_without_a_quantizer_has_no_decision_about_it(factory):
     index = INDEX.model_copy(update={"factory": factory, "settings": {}})
     kept = rules.quantizer_fit(index, 1_000, measured())
     assert kept.sentence == "recall@10 of the extended index is 0.9600; it was 0.9600 when it was built"
@@ -126,7 +127,7 @@ def test_an_index_without_a_quantizer_says_nothing_about_one(factory):
         (0.5, 1.0, KEPT, "kept"),
     ],
 )
-def test_a_quantizer_that_no_longer_fits_is_trained_anew(imbalance, recall, chosen, words):
+def test_an_outdated_quantizer_is_trained_again(imbalance, recall, chosen, words):
     choice = rules.quantizer_fit(INDEX, 1_000, measured(imbalance, recall))
     assert (choice.what, choice.chosen) == ("index training", chosen)
     assert words in choice.sentence
@@ -137,7 +138,7 @@ def test_a_quantizer_that_no_longer_fits_is_trained_anew(imbalance, recall, chos
 
 
 @pytest.mark.parametrize(("rows", "chosen"), [(1_999, KEPT), (2_000, REBUILT), (501, KEPT), (500, REBUILT)])
-def test_rows_that_doubled_or_halved_want_another_number_of_lists(rows, chosen):
+def test_twice_or_half_the_rows_change_the_number_of_lists(rows, chosen):
     for figures in (None, measured()):
         assert rules.quantizer_fit(INDEX, rows, figures).chosen == chosen
     flat = INDEX.model_copy(update={"settings": {"nlist": 0}})
@@ -145,7 +146,7 @@ def test_rows_that_doubled_or_halved_want_another_number_of_lists(rows, chosen):
 
 
 @pytest.mark.parametrize(("kept", "fires"), [(500, False), (499, True), (0, True)])
-def test_an_index_of_which_less_than_half_is_left_is_not_taken_apart(kept, fires):
+def test_an_index_with_less_than_half_of_its_rows_left_is_rebuilt(kept, fires):
     choice = rules.turnover(kept, 1_000)
     assert (choice is not None) == fires
     if choice:
@@ -162,7 +163,7 @@ def test_an_index_of_which_less_than_half_is_left_is_not_taken_apart(kept, fires
         ("gates", {"p99_ms": 5.0}, None),
     ],
 )
-def test_settings_that_shape_the_index_build_it_anew(section, change, word):
+def test_settings_of_the_index_layout_cause_a_rebuild(section, change, word):
     before = manifest(Job())
     sections = {"index": IndexSettings, "gates": GateSettings}
     choice = rules.changed_settings(
@@ -172,7 +173,7 @@ def test_settings_that_shape_the_index_build_it_anew(section, change, word):
     assert word is None or word in choice.sentence
 
 
-def test_another_dimension_or_transform_builds_anew():
+def test_another_dimension_or_transform_causes_a_rebuild():
     assert rules.changed_settings(Job(), manifest(Job()), None, 32) is None
     assert rules.changed_settings(Job(), manifest(Job()), None, 31).numbers == {"dim": 31, "dim_before": 32}
     assert (
@@ -185,7 +186,7 @@ def test_another_dimension_or_transform_builds_anew():
     ("ordinal", "sha256", "fires"),
     [(0, "0" * 64, False), (2, "9" * 64, True), (3, "9" * 64, False), (1, "9" * 64, True)],
 )
-def test_a_unit_in_an_old_place_must_be_the_old_one(ordinal, sha256, fires):
+def test_a_changed_unit_at_a_used_ordinal_causes_a_rebuild(ordinal, sha256, fires):
     placed = PlacedUnit(
         ordinal=ordinal, unit=UnitRecord(name="u", path="u", rows=10, bytes=1, sha256=sha256, space_id="s")
     )
@@ -202,7 +203,7 @@ def test_a_unit_in_an_old_place_must_be_the_old_one(ordinal, sha256, fires):
         (300_000, {"kind": "ivf_flat", "on_disk": "always"}, True),
     ],
 )
-def test_auto_that_now_chooses_another_kind_builds_it(rows, settings, fires):
+def test_another_kind_chosen_by_auto_causes_a_rebuild(rows, settings, fires):
     choice = rules.changed_kind(plan_index(rows, 32, IndexSettings(**settings)), INDEX)
     assert (choice is not None) == fires
 
@@ -215,11 +216,11 @@ def test_auto_that_now_chooses_another_kind_builds_it(rows, settings, fires):
         ("hnsw", {}, 64.0, "rows cannot be removed from"),
         ("IVF16,PQ4x4fs", {}, 64.0, "rows cannot be removed from"),
         ("IVF16_HNSW8,Flat", {}, 64.0, ""),
-        ("ivf_flat", {"parts": 2}, 64.0, "two parts"),
+        ("ivf_flat", {"delta_ids": 1}, 64.0, "a delta already"),
         ("ivf_flat", {"files": (FILE, FileRef(path="a.ivfdata", sha256=""))}, 64.0, "lists are on disk"),
     ],
 )
-def test_a_delta_is_put_beside_what_cannot_be_changed_in_place(kind, changes, gib, words):
+def test_an_index_that_cannot_be_changed_in_place_gets_a_delta(kind, changes, gib, words):
     plan = plan_index(100_000, 32, IndexSettings(kind=kind))
     found = rules.delta_reason(plan, INDEX.model_copy(update=changes), gib)
     assert bool(found) == bool(words)

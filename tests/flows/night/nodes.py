@@ -12,11 +12,11 @@ import os
 import signal
 import sys
 
-from pipeline.flows.workers.cluster import quiet
+from pipeline.flows.workers.cluster import silence_ray
 
 
 def main() -> None:
-    quiet(False)
+    silence_ray(False)
     from ray.cluster_utils import Cluster
 
     own = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}

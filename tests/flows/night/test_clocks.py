@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import open_release
 from pipeline.flows.night.nightly import nightly
+from pipeline.index.search import open_release
 from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.store.prune import prune
@@ -17,7 +17,7 @@ from tests.flows.conftest import sentences, write_corpus
 
 
 @pytest.mark.usefixtures("cluster")
-def test_nights_thirty_hours_ahead_and_forty_behind_follow_one_another(
+def test_nights_with_clocks_thirty_hours_ahead_and_forty_behind_follow_each_other(
     make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ):
     job = make_job("whiten.mode=off", "index.kind=flat", "gates.recall_at_10=")

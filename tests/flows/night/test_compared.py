@@ -26,7 +26,7 @@ def page_of(job: Job, number: int) -> str:
     return (Path(job.release.root) / f"releases/{number:08d}/report.html").read_text()
 
 
-def test_the_next_night_asks_the_same_queries_and_shows_what_changed(
+def test_the_next_night_repeats_the_queries_and_shows_changed_answers(
     make_job: Callable[..., Job], tmp_path: Path
 ):
     job = make_job("whiten.mode=off")
@@ -70,7 +70,7 @@ def test_a_damaged_file_of_changed_rows_leaves_them_out_of_the_report(
 
 
 @pytest.mark.parametrize("left", [None, b"{", b"{}\n"], ids=["none", "cut off", "empty"])
-def test_a_release_whose_summary_is_missing_or_damaged_is_compared_as_far_as_its_manifest_goes(
+def test_without_a_readable_summary_a_release_is_compared_by_its_manifest(
     left: bytes | None, make_job: Callable[..., Job], tmp_path: Path
 ):
     job = make_job("whiten.mode=off")

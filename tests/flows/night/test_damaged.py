@@ -10,22 +10,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import open_release
 from pipeline.config import load_settings
 from pipeline.errors import DataError
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.night.outcome import NightOutcome
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.local import LocalWorkers
+from pipeline.index.search import open_release
 from pipeline.log import Stages, listening
 from pipeline.settings import ClusterSettings, Job
-from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from pipeline.store.units import Corpus
 from pipeline.store.verify import bytes_to_read, content_faults, size_faults
 from tests.conftest import Ended
-from tests.flows.conftest import job_arguments, sentences, write_corpus
+from tests.flows.conftest import current_manifest, job_arguments, sentences, write_corpus
 
 pytestmark = pytest.mark.usefixtures("cluster")
 SETTINGS = ("whiten.mode=on", "whiten.k=20", "gates.recall_at_10=0.1", "index.kind=IVF4,Flat")
@@ -81,14 +80,8 @@ def night(published: Path, encoder: Path, tmp_path: Path) -> Callable[..., Night
     return lambda **options: nightly(job, Stages(), **options)
 
 
-def manifest_of(root: Path) -> ReleaseManifest:
-    manifest = Releases(open_store(root)).current()
-    assert manifest is not None
-    return manifest
-
-
 def file_of(root: Path, kind: str) -> Path:
-    manifest = manifest_of(root)
+    manifest = current_manifest(root)
     corpus = Corpus.from_json((root / manifest.corpus.path).read_bytes(), "")
     assert manifest.whitening is not None
     unit, whitening = manifest.units[0], manifest.whitening
@@ -119,15 +112,15 @@ def file_of(root: Path, kind: str) -> Path:
     return root / (reference.path if reference is not None else paths[kind])
 
 
-def test_a_release_that_is_whole_is_unchanged_and_nothing_is_written(
+def test_a_complete_release_is_unchanged_and_nothing_is_written(
     night: Callable[..., NightOutcome], tmp_path: Path
 ):
     def listing() -> dict[str, int]:
         return {entry.path: int(entry.stamp) for entry in open_store(tmp_path / "releases").list()}
 
     store, read = open_store(tmp_path / "releases"), list[int]()
-    assert content_faults(store, manifest_of(tmp_path / "releases"), read.append) == []
-    assert sum(read) == bytes_to_read(store, manifest_of(tmp_path / "releases")), "the bar ends at 100 %"
+    assert content_faults(store, current_manifest(tmp_path / "releases"), read.append) == []
+    assert sum(read) == bytes_to_read(store, current_manifest(tmp_path / "releases")), "the bar ends at 100 %"
     assert night().status == "unchanged"  # index.html names the root, which is a copy
     before = listing()
     assert night().status == "unchanged"
@@ -136,7 +129,7 @@ def test_a_release_that_is_whole_is_unchanged_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_lost_file_is_made_again(night: Callable[..., NightOutcome], tmp_path: Path, kind: str):
+def test_a_deleted_file_is_written_again(night: Callable[..., NightOutcome], tmp_path: Path, kind: str):
     root = tmp_path / "releases"
     lost = file_of(root, kind)
     lost.unlink()
@@ -144,7 +137,7 @@ def test_a_lost_file_is_made_again(night: Callable[..., NightOutcome], tmp_path:
         outcome = night()
     assert outcome.status == "published"
     assert [sentence for sentence in said if f"{lost.relative_to(root)} is gone" in sentence]
-    manifest = manifest_of(root)
+    manifest = current_manifest(root)
     assert manifest.release == 2
     assert content_faults(open_store(root), manifest) == []
     assert open_release(root).search([sentences(200)[7]], 1)["id"].to_pylist() == ["row-00007"]
@@ -152,19 +145,19 @@ def test_a_lost_file_is_made_again(night: Callable[..., NightOutcome], tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["index", "vectors", "key table", "encoder"])
-def test_a_file_cut_short_is_made_again(night: Callable[..., NightOutcome], tmp_path: Path, kind: str):
+def test_a_truncated_file_is_written_again(night: Callable[..., NightOutcome], tmp_path: Path, kind: str):
     root = tmp_path / "releases"
     cut = file_of(root, kind)
     cut.write_bytes(cut.read_bytes()[:-7])
-    assert [fault.path for fault in size_faults(open_store(root), manifest_of(root))] == [
+    assert [fault.path for fault in size_faults(open_store(root), current_manifest(root))] == [
         cut.relative_to(root).as_posix()
     ]
     assert night().status == "published"
-    assert content_faults(open_store(root), manifest_of(root)) == []
+    assert content_faults(open_store(root), current_manifest(root)) == []
 
 
 @pytest.mark.parametrize("verify", [False, True])
-def test_a_corpus_record_of_another_version_is_made_again(
+def test_a_corpus_record_of_another_version_is_written_again(
     night: Callable[..., NightOutcome], tmp_path: Path, verify: bool
 ):
     """The manifest vouches for the record, which has a key that this version does not know."""
@@ -172,7 +165,7 @@ def test_a_corpus_record_of_another_version_is_made_again(
     record = json.loads(file_of(root, "corpus record").read_bytes())
     record.pop("seal")
     content = json.dumps(record | {"of_later": 1}).encode() + b"\n"
-    manifest = manifest_of(root)
+    manifest = current_manifest(root)
     file_of(root, "corpus record").write_bytes(content)
     reference = manifest.corpus.model_copy(
         update={"sha256": sha256(content).hexdigest(), "bytes": len(content)}
@@ -183,13 +176,13 @@ def test_a_corpus_record_of_another_version_is_made_again(
     with listening() as said:
         assert night(verify=verify).status == "published"
     assert any("was written by another version" in sentence for sentence in said)
-    assert manifest_of(root).release == 3
-    assert content_faults(open_store(root), manifest_of(root)) == []
+    assert current_manifest(root).release == 3
+    assert content_faults(open_store(root), current_manifest(root)) == []
     assert night().status == "unchanged"
 
 
 @pytest.mark.parametrize("kind", ["index", "vectors", "transform"])
-def test_a_changed_byte_ends_a_night_that_verifies_and_once_the_file_is_deleted_it_is_made_again(
+def test_a_changed_file_is_refused_and_once_deleted_written_again(
     night: Callable[..., NightOutcome], tmp_path: Path, kind: str
 ):
     root = tmp_path / "releases"
@@ -203,7 +196,7 @@ def test_a_changed_byte_ends_a_night_that_verifies_and_once_the_file_is_deleted_
     assert caught.value.exit_code == 3
     file.unlink()
     assert night(verify=True).status == "published"
-    assert content_faults(open_store(root), manifest_of(root)) == []
+    assert content_faults(open_store(root), current_manifest(root)) == []
 
 
 @pytest.mark.parametrize(
@@ -219,7 +212,7 @@ def test_a_changed_byte_ends_a_night_that_verifies_and_once_the_file_is_deleted_
     ],
 )
 @pytest.mark.parametrize("harm", ["gone", "cut short"])
-def test_search_and_evaluate_name_the_file_that_is_damaged(
+def test_search_and_evaluate_name_the_damaged_file(
     published: Path, tmp_path: Path, manta: Callable[..., Ended], kind: str, command: str, harm: str
 ):
     root = Path(shutil.copytree(published / "releases", tmp_path / "releases"))
@@ -248,4 +241,4 @@ def test_search_and_evaluate_name_the_file_that_is_damaged(
     ended = manta(*arguments[command])
     assert ended.code == 3, ended.err
     assert str(file) in ended.err
-    assert "restore it" in ended.err
+    assert "restore" in ended.err

@@ -1,6 +1,7 @@
 """Three nights over a small corpus: output of `manta releases`, compared with the changes of the corpus."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -54,12 +55,16 @@ def three_corpora() -> list[Rows]:
 
 @pytest.fixture(scope="module")
 def published(child: LocalWorkers, encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a root of three releases, the last with other settings."""
+    """Return a root of three releases, the last with other settings and a table of its units."""
     folder = tmp_path_factory.mktemp("three")
     for number, rows in enumerate(three_corpora()):
         write(folder / "corpus", rows)
         more = ("gates.max_size_gib=3",) if number == 2 else ()
-        with connect(ClusterSettings(), Stages(), local=child):
+        with (
+            connect(ClusterSettings(), Stages(), local=child),
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            patch.setattr("pipeline.store.release_units.MAX_LISTED", 0 if number == 2 else 1_000)
             nightly(load_settings(Job, None, (*job_arguments(folder, encoder), *SETTINGS, *more)), Stages())
     return folder / "releases"
 
@@ -78,27 +83,27 @@ def expected_changes(before: Rows, after: Rows) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 3), (1, 3), (3, 1), (2, 2)])
-def test_a_difference_counts_the_rows_that_differ_and_shows_their_texts(
+def test_a_difference_counts_changed_rows_and_shows_their_texts(
     published: Path, manta: Manta, before: int, after: int
 ):
     corpora = three_corpora()
-    was, is_ = corpora[before - 1], corpora[after - 1]
-    expected = expected_changes(was, is_)
+    earlier, later = corpora[before - 1], corpora[after - 1]
+    expected = expected_changes(earlier, later)
     ended = manta("releases", "diff", str(published), str(before), str(after), "--examples", "1000", "--json")
     assert ended.code == 0, ended.err
     found = json.loads(ended.out)
     counts = {name: len(ids) for name, ids in expected.items()}
-    assert found["rows"] == counts | {"before": len(was), "after": len(is_)}
+    assert found["rows"] == counts | {"before": len(earlier), "after": len(later)}
     for name, rows in found["examples"].items():
         assert {row["id"] for row in rows} == expected[name]
         for row in rows:
-            assert row["before"] == (was[row["id"]][0] if row["id"] in was else None)
-            assert row["after"] == (is_[row["id"]][0] if row["id"] in is_ else None)
+            assert row["before"] == (earlier[row["id"]][0] if row["id"] in earlier else None)
+            assert row["after"] == (later[row["id"]][0] if row["id"] in later else None)
     assert (found["drift"]["distance"] < 1e-9) == (before == after)
     assert all(each["before"] == each["after"] for each in found["queries"]) or before != after
 
 
-def test_a_difference_names_settings_gates_and_the_answers_that_moved(published: Path, manta: Manta):
+def test_a_difference_names_changed_settings_gates_and_answers(published: Path, manta: Manta):
     found = json.loads(
         manta(
             "releases", "diff", str(published), "2", "--query", three_corpora()[2]["late-121"][0], "--json"
@@ -116,7 +121,7 @@ def test_a_difference_names_settings_gates_and_the_answers_that_moved(published:
     assert "settings: the same" in shown
 
 
-def test_a_difference_without_moments_has_no_drift_and_without_a_key_table_ends_with_3(
+def test_without_moments_there_is_no_drift_and_without_a_key_table_exit_code_3(
     published: Path, tmp_path: Path, manta: Manta
 ):
     root = Path(shutil.copytree(published, tmp_path / "root"))
@@ -134,7 +139,7 @@ def test_a_difference_without_moments_has_no_drift_and_without_a_key_table_ends_
     assert "expected a key table of the release, found no such file" in refused.err
 
 
-def test_rows_that_were_set_aside_are_listed_by_reason(published: Path, manta: Manta):
+def test_quarantined_rows_are_listed_by_reason(published: Path, manta: Manta):
     found = json.loads(manta("releases", "quarantine", str(published), "1", "--json").out)
     assert found["reasons"] == {"duplicate_id": 1, "null_id": 1}
     assert [(row["file"], row["row"], row["id"]) for row in found["rows"]] == [
@@ -148,7 +153,7 @@ def test_rows_that_were_set_aside_are_listed_by_reason(published: Path, manta: M
     assert (refused.code, "there are: duplicate_id, null_id" in refused.err) == (2, True)
 
 
-def test_the_page_over_all_releases_shows_each_with_its_figures(published: Path):
+def test_the_page_of_all_releases_shows_the_metrics_of_each(published: Path):
     page = (published / "index.html").read_text()
     for number, rows in enumerate(three_corpora(), start=1):
         assert f'href="releases/{number:08d}/report.html"' in page
@@ -184,9 +189,20 @@ def test_rollback_hold_and_prune_refresh_the_page(published: Path, tmp_path: Pat
     assert "releases/00000003/report.html" not in page
 
 
-def test_a_page_that_is_lost_is_made_again_and_one_that_holds_is_not_written(
-    published: Path, tmp_path: Path, manta: Manta
-):
+def test_the_page_has_no_link_to_a_deleted_report(published: Path, tmp_path: Path, manta: Manta):
+    root = Path(shutil.copytree(published, tmp_path / "releases"))
+    (root / "releases" / "00000002" / "report.html").unlink()
+    for command in (("hold", str(root)), ("prune", str(root), "--keep", "2")):
+        assert manta("releases", *command).code == 0
+        page = (root / "index.html").read_text()
+        links = [root / link for link in re.findall(r'href="([^"]+)"', page)]
+        assert links
+        assert all(link.is_file() for link in links)
+        assert "<td>2</td>" in page, "the release is still listed"
+        manta("releases", "release", str(root))
+
+
+def test_only_a_missing_or_outdated_page_is_written(published: Path, tmp_path: Path, manta: Manta):
     root = Path(shutil.copytree(published, tmp_path / "releases"))
     page = root / "index.html"
     page.unlink()
@@ -222,18 +238,18 @@ def test_a_night_on_a_held_root_keeps_its_candidate_and_publishes_nothing(
     candidate = Path(outcome.facts["candidate"])
     assert json.loads((candidate / "manifest.json").read_text())["rows"] == 109
     assert "not published: the root is held" in (candidate / "report.html").read_text()
-    assert releases.chosen(None).release == 3
+    assert releases.get_or_current(None).release == 3
     releases.unhold()
-    assert (nightly(job, Stages()).status, releases.chosen(None).rows) == ("published", 109)
+    assert (nightly(job, Stages()).status, releases.get_or_current(None).rows) == ("published", 109)
 
 
-def test_verify_reads_every_file_and_ends_with_3_where_one_is_changed(
+def test_verify_reads_every_file_and_exits_with_3_if_one_has_changed(
     published: Path, tmp_path: Path, manta: Manta
 ):
     root = Path(shutil.copytree(published, tmp_path / "releases"))
     whole = json.loads(manta("releases", "verify", str(root), "--json").out)
     assert (whole["release"], whole["whole"], whole["faults"]) == (3, True, [])
-    manifest = Releases(open_store(root)).chosen(None)
+    manifest = Releases(open_store(root)).get_or_current(None)
     file = root / manifest.ids[0].path
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1

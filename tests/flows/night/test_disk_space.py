@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.flows.night.disk_space import Room, check_room, needed
+from pipeline.flows.night.disk_space import SpaceEstimate, check_space, estimate_space
 from pipeline.flows.night.nightly import nightly
 from pipeline.log import Stages
 from pipeline.settings import Job
@@ -23,36 +23,36 @@ def bytes_below(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def room_of(job: Job) -> Room:
+def estimate_of(job: Job) -> SpaceEstimate:
     files = list_files(job.corpus)
     rows = survey_files(files, job.corpus).rows
-    return needed(job, open_store(job.release.root), {file: rows[file.name] or 0 for file in files})
+    return estimate_space(job, open_store(job.release.root), {file: rows[file.name] or 0 for file in files})
 
 
-def test_the_estimate_covers_what_a_night_writes_and_what_the_next_one_adds(
+def test_the_estimate_covers_the_files_of_this_night_and_the_next(
     make_job: Callable[..., Job], tmp_path: Path
 ):
     job = make_job("whiten.mode=off", "gates.recall_at_10=", "index.kind=flat", "encode.unit_rows=400")
-    first = room_of(job)
+    first = estimate_of(job)
     nightly(job, Stages())
     written = bytes_below(tmp_path / "releases")
-    assert written <= sum(first.kept.values()) < 4 * written + (1 << 20)
-    assert first.kept["encoder"] == bytes_below(next((tmp_path / "releases" / "encoders").iterdir()))
-    assert room_of(job).kept["encoder"] == 0
-    assert room_of(job).kept["vectors"] == 0
+    assert written <= sum(first.stored.values()) < 4 * written + (1 << 20)
+    assert first.stored["encoder"] == bytes_below(next((tmp_path / "releases" / "encoders").iterdir()))
+    assert estimate_of(job).stored["encoder"] == 0
+    assert estimate_of(job).stored["vectors"] == 0
     write_corpus(tmp_path / "more", 400, files=1, seed=9)
     (tmp_path / "corpus" / "part-9.parquet").write_bytes((tmp_path / "more" / "part-0.parquet").read_bytes())
-    second = room_of(job)
-    assert 0 < second.kept["vectors"] <= first.kept["vectors"]
+    second = estimate_of(job)
+    assert 0 < second.stored["vectors"] <= first.stored["vectors"]
     assert (
-        second.kept["index"] == first.kept["two indexes"]
+        second.stored["index"] == first.stored["two indexes"]
     )  # one of twice as many rows; last night's is there already
 
 
-def test_too_little_space_is_refused_with_the_parts(tmp_path: Path):
+def test_too_little_space_is_refused_listing_the_parts(tmp_path: Path):
     store = LocalStore(str(tmp_path))
-    assert "vectors" in check_room(Room({"vectors": 10}, 5), store, "root")
+    assert "vectors" in check_space(SpaceEstimate({"vectors": 10}, 5), store, "root")
     with pytest.raises(
         ConfigError, match=r"root: expected about .* free \(vectors .*, encoder .*, scratch .*\).*make room"
     ):
-        check_room(Room({"vectors": 1 << 60, "encoder": 1 << 20}, 1 << 20), store, "root")
+        check_space(SpaceEstimate({"vectors": 1 << 60, "encoder": 1 << 20}, 1 << 20), store, "root")

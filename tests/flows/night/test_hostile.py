@@ -77,7 +77,7 @@ def hostile(make_job: Callable[..., Job]) -> Job:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_rows_are_data_wherever_they_are_shown(
+def test_text_of_rows_is_escaped_in_every_output(
     hostile: Job,
     manta: Callable[..., Ended],
     tmp_path: Path,

@@ -17,12 +17,13 @@ from pipeline.flows.night.nightly import nightly
 from pipeline.flows.night.outcome import NightOutcome
 from pipeline.flows.night.plan import plan
 from pipeline.index.search import open_release
-from pipeline.log import Stages
+from pipeline.log import Stages, listening
 from pipeline.settings import Job
 from pipeline.stats.moments import Moments
 from pipeline.store.dead import Dead
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.release import Releases
+from pipeline.store.release_units import UnitTable
 from pipeline.store.schema import vector_matrix
 from pipeline.store.store import open_store
 from tests.flows.conftest import job_arguments, sentences
@@ -139,11 +140,12 @@ BASE = [(f"base-{number}", TEXTS[40 + number]) for number in range(40)]
 
 
 @settings(max_examples=settings.default.max_examples // 10)  # an example is four nights
-@given(st.lists(corpora, min_size=3, max_size=3))
-def test_incremental_equals_from_scratch(tmp_path, encoder, sequence):
+@given(st.lists(st.tuples(corpora, st.sampled_from([0, 1_000])), min_size=3, max_size=3))
+def test_an_incremental_night_equals_one_from_scratch(tmp_path, encoder, monkeypatch, sequence):
     top = tmp_path / uuid.uuid4().hex
     night = Night(top / "nights", encoder, "index.kind=flat", "whiten.mode=off")
-    for files in sequence:
+    for files, most_listed in sequence:
+        monkeypatch.setattr("pipeline.store.release_units.MAX_LISTED", most_listed)
         night.put({"0.parquet": BASE, **files})
         night.run()
     scratch = Night(top / "scratch", encoder, "index.kind=flat", "whiten.mode=off")
@@ -196,7 +198,7 @@ def test_files_that_only_moved_publish_nothing(nights: Callable[..., Night]):
     assert (outcome.status, outcome.release) == ("unchanged", 1)
 
 
-def test_a_text_that_changes_and_changes_back_has_the_vector_that_it_had(nights: Callable[..., Night]):
+def test_a_text_that_changes_back_has_its_old_vector(nights: Callable[..., Night]):
     night = nights()
     night.put({"a.parquet": BASE})
     night.run()
@@ -210,7 +212,8 @@ def test_a_text_that_changes_and_changes_back_has_the_vector_that_it_had(nights:
     assert outcome.facts["counts"]["encoded"] == 0
 
 
-def test_a_night_after_a_rollback_goes_on_from_the_release_that_is_current(nights: Callable[..., Night]):
+@pytest.mark.usefixtures("unit_form")
+def test_a_night_after_a_rollback_continues_from_the_current_release(nights: Callable[..., Night]):
     night = nights("index.kind=flat")
     releases = Releases(open_store(night.job.release.root))
     night.put({"a.parquet": BASE[:20]})
@@ -237,7 +240,25 @@ def test_a_night_after_a_rollback_goes_on_from_the_release_that_is_current(night
     same(night, scratch)
 
 
-def test_another_encoder_starts_a_new_base_and_says_why(nights: Callable[..., Night], tmp_path: Path):
+def test_a_night_goes_on_from_the_release_before_one_whose_table_of_units_is_lost(
+    nights: Callable[..., Night], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("pipeline.store.release_units.MAX_LISTED", 0)
+    night = nights("index.kind=flat")
+    for count in (20, 40):
+        night.put({"a.parquet": BASE[:count]})
+        night.run()
+    before, units = live_vectors(night), night.current().units
+    assert isinstance(units, UnitTable)
+    Path(night.job.release.root, units.file.path).unlink()
+    with listening() as said:
+        outcome = night.run()
+    assert any(f"release 2 is skipped: {night.job.release.root}/{units.file.path}" in line for line in said)
+    assert (outcome.status, outcome.release, night.current().parent) == ("published", 3, 1)
+    assert live_vectors(night) == before
+
+
+def test_another_encoder_starts_a_new_base_with_a_reason(nights: Callable[..., Night], tmp_path: Path):
     night = nights()
     night.put({"a.parquet": BASE})
     night.run()
@@ -258,7 +279,7 @@ def test_another_encoder_starts_a_new_base_and_says_why(nights: Callable[..., Ni
     assert now.space_id in corpus["sentence"]
 
 
-def test_duplicate_ids_come_to_life_and_die(nights: Callable[..., Night]):
+def test_duplicates_become_live_and_dead_with_the_winning_row(nights: Callable[..., Night]):
     night = nights("index.kind=flat")
     night.put({"a.parquet": BASE, "b.parquet": [("base-0", TEXTS[0]), ("base-1", TEXTS[41])]})
     outcome = night.run()
@@ -277,7 +298,7 @@ def test_duplicate_ids_come_to_life_and_die(nights: Callable[..., Night]):
     assert live_vectors(night) == first
 
 
-def test_a_plan_tells_what_changed_since_the_live_release(nights: Callable[..., Night]):
+def test_a_plan_reports_changes_since_the_current_release(nights: Callable[..., Night]):
     night = nights()
     night.put({"a.parquet": BASE[:20], "b.parquet": BASE[20:]})
     assert plan(night.job, Stages(), seconds=0.1).release is None
@@ -287,3 +308,6 @@ def test_a_plan_tells_what_changed_since_the_live_release(nights: Callable[..., 
     found = plan(night.job, Stages(), seconds=0.1)
     assert (found.release, found.changed_files) == (1, 1)
     assert 10 < (found.tonight_rows or 0) < 25
+    index = Releases(open_store(night.job.release.root)).get(1).index
+    assert (found.index.kind, found.index.dim) == (index.kind, index.dim)
+    assert found.recall_at_10 == 1.0, "an exact index"

@@ -1,28 +1,32 @@
 """A night killed with -9 and started again ends as an undisturbed one; of two at once one publishes."""
 
 import json
-import os
 import shutil
-import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from pipeline import open_release
 from pipeline.config import load_settings
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.local import LocalWorkers
+from pipeline.index.search import open_release
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings, Job
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
-from tests.flows.conftest import ON_RAY, ROOT, job_arguments, write_corpus
+from tests.flows.conftest import (
+    ON_RAY,
+    StartJob,
+    encoded_units,
+    finish_job,
+    job_arguments,
+    kill_job,
+    write_corpus,
+)
 
 _PATIENCE_S = 180.0
 _ROWS, _UNITS = 600, 24
@@ -37,30 +41,6 @@ def arguments(folder: Path, encoder: Path, *overrides: str) -> list[str]:
         "encode.unit_rows=25",
         *overrides,
     ]
-
-
-def start(folder: Path, encoder: Path, *overrides: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "jobs.nightly", "--json", *arguments(folder, encoder, *overrides)]
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "MANTA_LOG": "json"},
-    )
-
-
-def finish(night: subprocess.Popen[str]) -> dict[str, Any]:
-    out, errors = night.communicate(timeout=_PATIENCE_S)
-    assert night.returncode == 0, errors[-3000:]
-    answer: dict[str, Any] = json.loads(out)
-    return answer
-
-
-def records(root: Path) -> dict[str, int]:
-    """List the records of finished embedding units, with their modification times."""
-    return {path.name: path.stat().st_mtime_ns for path in root.glob("units/vectors/*/*.json")}
 
 
 def unit_bytes(root: Path) -> dict[str, bytes]:
@@ -96,30 +76,30 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, child: LocalWorkers, e
 
 def wait_for_units(root: Path, count: int, night: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + _PATIENCE_S
-    while len(records(root)) < count and night.poll() is None and time.monotonic() < deadline:
+    while len(encoded_units(root)) < count and night.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
 @pytest.mark.parametrize("workers", [IN_ONE_PROCESS, pytest.param(ON_RAY, marks=pytest.mark.slow)])
-def test_a_killed_night_goes_on_where_it_was_and_ends_the_same(
-    folder: Path, encoder: Path, undisturbed: Path, child: LocalWorkers, workers: str
+def test_a_killed_night_resumes_to_the_same_bytes(
+    start_job: StartJob, folder: Path, encoder: Path, undisturbed: Path, child: LocalWorkers, workers: str
 ):
     root = folder / "releases"
-    night = start(folder, encoder, workers)
+    night = start_job("nightly", arguments(folder, encoder, workers))
     wait_for_units(root, 3, night)
-    night.send_signal(signal.SIGKILL)
-    night.communicate()
-    before = records(root)
+    kill_job(night)
+    before = encoded_units(root)
     assert 3 <= len(before) < _UNITS, "it was killed in the middle of encoding"
     if workers == ON_RAY:
-        assert finish(start(folder, encoder, workers))["status"] == "published"
+        answer, _ = finish_job(start_job("nightly", arguments(folder, encoder, workers)))
+        assert answer["status"] == "published"
     else:
         with connect(ClusterSettings(), Stages(), local=child):
             assert (
                 nightly(load_settings(Job, None, tuple(arguments(folder, encoder))), Stages()).status
                 == "published"
             )
-    after = records(root)
+    after = encoded_units(root)
     assert len(after) == _UNITS
     assert {name: after[name] for name in before} == before, "what was finished was not encoded again"
     assert unit_bytes(root) == unit_bytes(undisturbed)
@@ -128,11 +108,11 @@ def test_a_killed_night_goes_on_where_it_was_and_ends_the_same(
 
 
 @pytest.mark.slow
-def test_killed_workers_are_replaced_and_the_night_ends_the_same(
-    folder: Path, encoder: Path, undisturbed: Path
+def test_killed_workers_are_replaced_without_changing_a_byte(
+    start_job: StartJob, folder: Path, encoder: Path, undisturbed: Path
 ):
     root = folder / "releases"
-    night = start(folder, encoder, ON_RAY)
+    night = start_job("nightly", arguments(folder, encoder, ON_RAY))
     killed = 0
     for done in (2, 10):
         wait_for_units(root, done, night)
@@ -143,29 +123,33 @@ def test_killed_workers_are_replaced_and_the_night_ends_the_same(
         ]
         workers[0].kill()
         killed += 1
-    assert finish(night)["status"] == "published"
+    answer, _ = finish_job(night)
+    assert answer["status"] == "published"
     assert killed == 2
     assert unit_bytes(root) == unit_bytes(undisturbed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["raylet/raylet", "gcs/gcs_server"])
-def test_a_night_whose_ray_is_killed_says_so_at_once_and_goes_on_where_it_was(
-    folder: Path, encoder: Path, undisturbed: Path, part: str
+def test_a_night_whose_ray_is_killed_ends_at_once_and_resumes(
+    start_job: StartJob, folder: Path, encoder: Path, undisturbed: Path, part: str
 ):
-    night = start(folder, encoder, ON_RAY)
+    night = start_job("nightly", arguments(folder, encoder, ON_RAY))
     wait_for_units(folder / "releases", 3, night)
     (server,) = [child for child in psutil.Process(night.pid).children() if child.cmdline()[0].endswith(part)]
     server.kill()
     out, errors = night.communicate(timeout=_PATIENCE_S)
     assert night.returncode == 75, errors[-3000:]
     assert "local Ray: expected its processes to run" in json.loads(out)["message"]
-    assert finish(start(folder, encoder))["status"] == "published"
+    answer, _ = finish_job(start_job("nightly", arguments(folder, encoder)))
+    assert answer["status"] == "published"
     assert unit_bytes(folder / "releases") == unit_bytes(undisturbed)
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_truncated_unit_is_made_again_to_the_same_bytes(folder: Path, encoder: Path, undisturbed: Path):
+def test_a_truncated_unit_is_written_again_with_the_same_bytes(
+    folder: Path, encoder: Path, undisturbed: Path
+):
     root = folder / "releases"
     shutil.copytree(undisturbed, root)
     damaged = sorted(root.glob("units/vectors/*/*.parquet"))[5]
@@ -177,9 +161,11 @@ def test_a_truncated_unit_is_made_again_to_the_same_bytes(folder: Path, encoder:
 
 
 @pytest.mark.slow
-def test_of_two_nights_at_once_one_publishes_and_the_other_says_so(folder: Path, encoder: Path):
-    nights = [start(folder, encoder), start(folder, encoder)]
-    answers = [finish(night) for night in nights]
+def test_of_two_concurrent_nights_one_publishes_and_the_other_reports_it(
+    start_job: StartJob, folder: Path, encoder: Path
+):
+    nights = [start_job("nightly", arguments(folder, encoder)) for _ in range(2)]
+    answers = [finish_job(night)[0] for night in nights]
     assert sorted(answer["status"] for answer in answers) in (
         ["overtaken", "published"],
         ["published", "unchanged"],

@@ -6,19 +6,17 @@ and the command `ip`. By hand:
 pytest -m slow tests/flows/night/test_namespaces.py
 """
 
-import json
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.flows.conftest import job_arguments, write_corpus
-from tests.flows.night.machines import HEAD, PATIENCE_S, PORT, Listing, Machines, why_not
+from tests.flows.conftest import finish_job, job_arguments, write_corpus
+from tests.flows.night.machines import HEAD, PORT, Listing, Machines, why_not
 
 pytestmark = pytest.mark.alone
 
@@ -58,12 +56,6 @@ def start(machines: Machines, encoder: Path, root: str) -> subprocess.Popen[str]
     )
 
 
-def finish(night: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
-    out, errors = night.communicate(timeout=PATIENCE_S)
-    assert night.returncode == 0, errors[-3000:]
-    return dict(json.loads(out)), errors
-
-
 @pytest.fixture(scope="module")
 def undisturbed(machines: Machines) -> tuple[dict[str, str], set[int]]:
     """Run an undisturbed night with encoder and corpus on the first node's disk.
@@ -75,7 +67,7 @@ def undisturbed(machines: Machines) -> tuple[dict[str, str], set[int]]:
     while night.poll() is None and len(listing.records()) < _UNITS:
         seen |= machines.at_work()
         time.sleep(0.1)
-    answer, _ = finish(night)
+    answer, _ = finish_job(night)
     assert (answer["status"], answer["rows"]) == ("published", _ROWS)
     try:
         return listing.written(), seen
@@ -83,7 +75,7 @@ def undisturbed(machines: Machines) -> tuple[dict[str, str], set[int]]:
         listing.close()
 
 
-def test_a_night_needs_nothing_of_the_drivers_disk_on_other_nodes(
+def test_other_nodes_need_no_file_of_the_drivers_disk(
     undisturbed: tuple[dict[str, str], set[int]],
 ):
     files, seen = undisturbed
@@ -93,7 +85,7 @@ def test_a_night_needs_nothing_of_the_drivers_disk_on_other_nodes(
     )
 
 
-def test_a_node_killed_while_it_encodes_costs_what_it_had_not_finished(
+def test_a_killed_node_loses_only_unfinished_units(
     machines: Machines, undisturbed: tuple[dict[str, str], set[int]]
 ):
     listing = Listing(machines, "s3://corpus-vectors/disturbed")
@@ -103,7 +95,7 @@ def test_a_node_killed_while_it_encodes_costs_what_it_had_not_finished(
     machines.kill(3)
     before = listing.records()
     assert 8 <= len(before) < _UNITS, "it was killed in the middle of encoding"
-    answer, said = finish(night)
+    answer, said = finish_job(night)
     assert (answer["status"], answer["rows"]) == ("published", _ROWS)
     after = listing.records()
     assert {path: after[path] for path in before} == before, "what was finished was not made again"

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import open_release
 from pipeline.errors import ConfigError, DataError, GatesRefused
 from pipeline.flows.night.audit import remeasure
 from pipeline.flows.night.nightly import nightly
+from pipeline.index.search import open_release
 from pipeline.log import Stages
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncodeSettings, Job
@@ -40,7 +40,7 @@ def unit_bytes(root: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(("kind", "mode"), [("flat", "off"), ("IVF8,Flat", "on"), ("hnsw", "auto")])
-def test_the_published_index_is_all_that_a_plain_searcher_needs(make_job: Make, kind: str, mode: str):
+def test_the_published_index_can_be_searched_with_faiss_alone(make_job: Make, kind: str, mode: str):
     job = make_job(f"index.kind={kind}", f"whiten.mode={mode}", "gates.recall_at_10=0.5")
     outcome = nightly(job, Stages())
     assert (outcome.status, outcome.release, outcome.rows) == ("published", 1, 400)
@@ -68,7 +68,7 @@ def test_the_published_index_is_all_that_a_plain_searcher_needs(make_job: Make, 
     )
 
 
-def test_units_hold_what_the_encoder_gives_and_plain_parquet_reads_them(make_job: Make):
+def test_units_are_parquet_files_of_the_encoders_vectors(make_job: Make):
     job = make_job("whiten.mode=off", "gates.recall_at_10=")
     nightly(job, Stages())
     releases = Releases(open_store(job.release.root))
@@ -120,7 +120,7 @@ def test_added_files_make_a_new_release_and_keep_the_old_vectors(make_job: Make,
     assert open_release(job.release.root, 1).manifest.rows == 400
 
 
-def test_rolling_back_and_pruning_leave_what_is_current_whole(make_job: Make, tmp_path: Path):
+def test_rollback_and_prune_keep_the_current_release_complete(make_job: Make, tmp_path: Path):
     job = make_job("whiten.mode=off", "gates.recall_at_10=", "index.kind=IVF8,Flat", "index.on_disk=always")
     nightly(job, Stages())
     table = pa.table({"id": ["new-1"], "text": ["a new dog"], "lang": ["en"]})
@@ -141,9 +141,7 @@ def test_rolling_back_and_pruning_leave_what_is_current_whole(make_job: Make, tm
 
 
 @pytest.mark.parametrize("kind", ["flat", "IVF4,PQ4x4"])
-def test_many_equal_texts_and_coarse_codes_are_published_like_any_other(
-    make_job: Make, tmp_path: Path, kind: str
-):
+def test_many_equal_texts_and_coarse_codes_can_be_published(make_job: Make, tmp_path: Path, kind: str):
     equal = pa.table(
         {
             "id": [f"same-{row}" for row in range(400)],
@@ -158,7 +156,7 @@ def test_many_equal_texts_and_coarse_codes_are_published_like_any_other(
     assert any(name.startswith("same-") for name in found)
 
 
-def test_a_kind_that_faiss_does_not_know_ends_the_night_before_it_begins(make_job: Make, tmp_path: Path):
+def test_an_index_kind_unknown_to_faiss_is_refused_before_any_work(make_job: Make, tmp_path: Path):
     with pytest.raises(ConfigError, match="ivf_flatt"):
         nightly(make_job("index.kind=ivf_flatt"), Stages())
     assert not list((tmp_path / "releases").rglob("*.parquet"))
@@ -185,9 +183,7 @@ def exact_recall(root: str, texts: list[str], k: int = 10) -> float:
 
 
 @pytest.mark.parametrize("kind", ["IVF8,Flat", "hnsw"])
-def test_recall_of_texts_that_people_ask_stands_beside_that_of_rows(
-    make_job: Make, tmp_path: Path, kind: str
-):
+def test_recall_is_reported_for_given_queries_beside_rows(make_job: Make, tmp_path: Path, kind: str):
     asked = [text.rpartition(" ")[0] for text in sentences(40, seed=5)]
     (tmp_path / "asked.txt").write_text("\n\n".join(asked))
     effort = ["index.nprobe=1"] if kind != "hnsw" else []
@@ -208,7 +204,7 @@ def test_recall_of_texts_that_people_ask_stands_beside_that_of_rows(
     assert again.model_dump(mode="json") == gate
 
 
-def test_queries_that_cannot_be_read_end_the_night_before_it_begins(make_job: Make, tmp_path: Path):
+def test_unreadable_queries_are_refused_before_any_work(make_job: Make, tmp_path: Path):
     with pytest.raises(ConfigError, match="no such file"):
         nightly(make_job(f"gates.queries={tmp_path / 'missing.txt'}"), Stages())
     (tmp_path / "blank.txt").write_text("\n \n")
@@ -228,7 +224,7 @@ def test_a_refused_candidate_is_kept_and_nothing_is_published(make_job: Make):
     assert b"recall" in kept.read("report.html")
 
 
-def test_a_changed_encoder_makes_another_space_and_the_old_release_stays_readable(make_job: Make):
+def test_another_encoder_has_another_space_and_the_old_release_stays_readable(make_job: Make):
     job = make_job("whiten.mode=off", "gates.recall_at_10=")
     nightly(job, Stages())
     other = job.model_copy(update={"encoder": job.encoder.model_copy(update={"pooling": "cls"})})
@@ -240,7 +236,7 @@ def test_a_changed_encoder_makes_another_space_and_the_old_release_stays_readabl
         second.search(vectors, 1, space_id=first.space_id)
 
 
-def test_dirty_rows_are_set_aside_and_every_row_is_accounted_for(make_job: Make, tmp_path: Path):
+def test_invalid_rows_are_quarantined_and_every_row_is_counted(make_job: Make, tmp_path: Path):
     texts = ["", None, "   \t", "nul \0 inside", "ok " * 300_000, "fine", "fine too", "twice"]
     ids = ["e", "n", "w", "z", "long", "f", None, "row-00000"]
     pq.write_table(
@@ -268,9 +264,7 @@ def test_dirty_rows_are_set_aside_and_every_row_is_accounted_for(make_job: Make,
     }
 
 
-def test_too_few_rows_for_a_whitening_are_refused_when_it_is_asked_for_and_left_raw_otherwise(
-    make_job: Make, tmp_path: Path
-):
+def test_too_few_rows_for_whitening_are_refused_or_left_raw_by_the_setting(make_job: Make, tmp_path: Path):
     for file in (tmp_path / "corpus").glob("*.parquet"):
         file.unlink()
     write_corpus(tmp_path / "corpus", count=100, files=1)

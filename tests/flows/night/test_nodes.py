@@ -11,13 +11,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from pipeline.store.store import open_store
-from tests.flows.conftest import ROOT, job_arguments, write_corpus
+from tests.flows.conftest import ROOT, StartJob, finish_job, job_arguments, write_corpus
 
 pytestmark = pytest.mark.slow
 _PATIENCE_S = 240.0
@@ -80,19 +79,6 @@ def nodes(environment: dict[str, str]) -> Iterator[Nodes]:
         process.communicate("\n", timeout=_PATIENCE_S)
 
 
-def start(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "jobs.nightly", "--json", *arguments]
-    return subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
-
-
-def finish(night: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
-    out, errors = night.communicate(timeout=_PATIENCE_S)
-    assert night.returncode == 0, errors[-3000:]
-    return dict(json.loads(out)), errors
-
-
 def written(root: str) -> dict[str, tuple[str, float]]:
     """Return etag and time of each file that a night wrote, by path.
 
@@ -132,8 +118,8 @@ def wait_for_units(root: str, count: int, night: subprocess.Popen[str], nodes: N
     return seen
 
 
-def test_nodes_that_are_lost_cost_only_what_they_had_not_finished(
-    s3: str, nodes: Nodes, environment: dict[str, str], encoder: Path, tmp_path: Path
+def test_lost_nodes_lose_only_unfinished_units(
+    start_job: StartJob, s3: str, nodes: Nodes, environment: dict[str, str], encoder: Path, tmp_path: Path
 ):
     write_corpus(tmp_path / "corpus", count=_ROWS)
     own = [
@@ -145,13 +131,14 @@ def test_nodes_that_are_lost_cost_only_what_they_had_not_finished(
     ]
     quiet, disturbed = f"{s3}/{tmp_path.name}/quiet", f"{s3}/{tmp_path.name}/disturbed"
 
-    night = start([*job_arguments(tmp_path, encoder), *own, f"release.root={quiet}"], environment)
+    given = [*job_arguments(tmp_path, encoder), *own]
+    night = start_job("nightly", [*given, f"release.root={quiet}"], environment)
     seen = wait_for_units(quiet, _UNITS, night, nodes)
-    answer, _ = finish(night)
+    answer, _ = finish_job(night)
     assert (answer["status"], answer["rows"]) == ("published", _ROWS)
     assert len(seen) >= 2, "workers of at least two nodes encoded"
 
-    night = start([*job_arguments(tmp_path, encoder), *own, f"release.root={disturbed}"], environment)
+    night = start_job("nightly", [*given, f"release.root={disturbed}"], environment)
     wait_for_units(disturbed, 6, night, nodes)
     nodes.order("remove 0")
     before = finished(disturbed)
@@ -159,7 +146,7 @@ def test_nodes_that_are_lost_cost_only_what_they_had_not_finished(
     nodes.order("kill 1")
     before |= finished(disturbed)
     assert 12 <= len(before) < 2 * _UNITS, "both were lost in the middle of encoding"
-    answer, said = finish(night)
+    answer, said = finish_job(night)
     assert (answer["status"], answer["rows"]) == ("published", _ROWS)
     after = written(disturbed)
     assert {path: after[path] for path in before} == before, "what was finished was not made again"

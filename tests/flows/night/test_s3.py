@@ -14,11 +14,11 @@ from urllib.parse import quote
 
 import pytest
 
-from pipeline import open_release
 from pipeline.config import load_settings
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.night.preflight import preflight
 from pipeline.flows.workers.workers import Workers
+from pipeline.index.search import open_release
 from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.store.store import open_store
@@ -105,7 +105,7 @@ def assert_no_secret(seen: dict[str, list[bytes]]) -> None:
     }
 
 
-def test_a_night_lives_on_an_object_store_and_tells_nobody_its_credentials(
+def test_a_night_runs_on_an_object_store_without_storing_its_credentials(
     cluster: Workers,
     arguments: Callable[..., tuple[str, ...]],
     monkeypatch: pytest.MonkeyPatch,
@@ -120,7 +120,7 @@ def process(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_without_conditional_writes_neither_night_nor_preflight_goes_on(
+def test_night_and_preflight_refuse_a_store_without_conditional_writes(
     cluster: Workers,
     faulty: FaultyProxy,
     arguments: Callable[..., tuple[str, ...]],
@@ -140,7 +140,7 @@ def test_without_conditional_writes_neither_night_nor_preflight_goes_on(
 
 
 @pytest.mark.slow
-def test_with_commits_elsewhere_a_store_without_conditional_writes_serves(
+def test_a_store_without_conditional_writes_works_with_separate_commits(
     faulty: FaultyProxy,
     arguments: Callable[..., tuple[str, ...]],
     tmp_path: Path,
@@ -168,7 +168,8 @@ def test_with_commits_elsewhere_a_store_without_conditional_writes_serves(
     )
     assert process("releases", "prune", "--keep", "1", "--grace-hours", "0", root, *apart).returncode == 0
     assert json.loads(process("releases", "list", root, *apart).stdout)["current"] == 1
-    found = open_release(root, commits=commits).search([sentences(400)[7]], 1).to_pylist()
+    release = open_release((root, commits))
+    found = release.search([sentences(400)[7]], 1).to_pylist()
     assert found[0]["id"] == "row-00007"
     assert not open_store(root).list("commits")
     assert faulty.met["throttled"] + faulty.met["lost"] + faulty.met["internal"] > 10

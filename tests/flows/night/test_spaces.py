@@ -35,7 +35,7 @@ def replace_model(night: Night, tmp_path: Path) -> str:
     return open_folder(night.job.encoder).space_id
 
 
-def test_a_worker_that_finds_another_model_than_the_driver_refuses(night: Night, tmp_path: Path):
+def test_a_worker_with_another_model_than_the_driver_refuses_to_encode(night: Night, tmp_path: Path):
     here = open_folder(night.job.encoder).space_id
     task = EncodeUnit(
         open_store(tmp_path / "out"),
@@ -49,7 +49,7 @@ def test_a_worker_that_finds_another_model_than_the_driver_refuses(night: Night,
         task.start()
 
 
-def test_another_model_under_the_same_name_shares_no_unit_with_the_first(night: Night, tmp_path: Path):
+def test_another_model_under_the_same_path_reuses_no_unit(night: Night, tmp_path: Path):
     night.run()
     first, vectors = night.current(), live_vectors(night)
     there = replace_model(night, tmp_path)
@@ -66,17 +66,17 @@ def test_another_model_under_the_same_name_shares_no_unit_with_the_first(night: 
     assert not set(live_vectors(night).values()) & set(vectors.values())
 
 
-def test_a_night_with_another_encoder_says_which_settings_make_it_one(night: Night):
+def test_a_night_with_another_encoder_names_the_changed_settings(night: Night):
     night.run()
     before = load_previous(open_releases(night.job))
     other = night.job.encoder.model_copy(
         update={"pooling": "max", "max_length": 12, "query_prompt": "query: "}
     )
-    reason = before.parent(night.job.model_copy(update={"encoder": other}), 1).rebuild_reason
+    reason = before.parent_corpus(night.job.model_copy(update={"encoder": other}), 1).rebuild_reason
     assert reason.endswith("(encoder.pooling, encoder.max_length changed)")
 
 
-def test_a_record_that_was_put_into_another_space_is_refused_by_both_names(night: Night, tmp_path: Path):
+def test_a_record_moved_to_another_space_is_refused_naming_both_spaces(night: Night, tmp_path: Path):
     night.run()
     first = night.current()
     store = open_store(night.job.release.root)
@@ -87,7 +87,7 @@ def test_a_record_that_was_put_into_another_space_is_refused_by_both_names(night
         night.run()
 
 
-def test_a_release_whose_encoder_was_replaced_answers_nothing(night: Night):
+def test_a_release_with_a_replaced_encoder_refuses_queries(night: Night):
     from pipeline.index.search import open_release
 
     night.run()

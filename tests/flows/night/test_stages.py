@@ -15,8 +15,8 @@ from pipeline.flows.night.nightly import nightly
 from pipeline.flows.night.plan import plan
 from pipeline.flows.night.stages import through_encoding, through_index, through_whitening
 from pipeline.flows.run import Run
+from pipeline.flows.workers.nodes import Node
 from pipeline.flows.workers.ray_workers import RayWorkers
-from pipeline.flows.workers.room import Node
 from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.stats.moments import Moments
@@ -36,7 +36,7 @@ def stored_vectors(root: str, manifest: Manifest) -> np.ndarray:
     )
 
 
-def test_encoding_again_reads_nothing_and_gives_the_same_manifest(make_job: Make):
+def test_encoding_again_reads_nothing_and_returns_the_same_manifest(make_job: Make):
     job = make_job()
     _, corpus, first = through_encoding(job, Stages())
     _, _, again = through_encoding(job, Stages())
@@ -45,16 +45,16 @@ def test_encoding_again_reads_nothing_and_gives_the_same_manifest(make_job: Make
     assert first.counts()["tokens"] > 400 * 8
 
 
-def test_workers_that_the_cluster_cannot_hold_are_refused_though_no_unit_waits(make_job: Make):
+def test_too_many_workers_are_refused_even_without_work(make_job: Make):
     """Otherwise the index is built before the gates, which encode the canary texts, meet the missing GPU."""
     store, corpus, _ = through_encoding(make_job(), Stages())
-    with pytest.raises(ConfigError, match="1 CPUs and 1 GPUs for one worker, found one node of 2 CPUs"):
+    with pytest.raises(ConfigError, match="1 CPU and 1 GPU for one worker, found one node of 2 CPUs"):
         encode(Run(make_job("cluster.gpus_per_worker=1"), store, RayWorkers((Node(2),)), Stages()), corpus)
     with pytest.raises(ConfigError, match="room for 2 on one node"):
         encode(Run(make_job("cluster.workers.min=3"), store, RayWorkers((Node(2),)), Stages()), corpus)
 
 
-def test_whitened_units_have_the_covariance_that_whitening_promises(make_job: Make):
+def test_whitened_units_have_identity_covariance(make_job: Make):
     job = make_job("whiten.mode=on", "whiten.write_vectors=true", "whiten.k=20")
     store, decision, written = through_whitening(job, Stages())
     assert written is not None
@@ -68,7 +68,7 @@ def test_whitened_units_have_the_covariance_that_whitening_promises(make_job: Ma
     )
 
 
-def test_moments_of_the_units_are_those_of_all_vectors_together(make_job: Make):
+def test_moments_of_units_merge_to_those_of_all_vectors(make_job: Make):
     job = make_job("whiten.mode=off")
     _, _, vectors = through_encoding(job, Stages())
     _, decision, _ = through_whitening(job, Stages())
@@ -77,7 +77,7 @@ def test_moments_of_the_units_are_those_of_all_vectors_together(make_job: Make):
     assert decision.moments.count == 400
 
 
-def test_units_of_another_size_hold_the_same_vectors(make_job: Make, tmp_path: Path):
+def test_the_unit_size_does_not_change_vectors(make_job: Make, tmp_path: Path):
     small, large = make_job(), make_job("encode.unit_rows=400", f"release.root={tmp_path / 'other'}")
     found = [through_encoding(job, Stages())[2] for job in (small, large)]
     assert [len(manifest.units) for manifest in found] == [8, 1]
@@ -89,7 +89,7 @@ def test_units_of_another_size_hold_the_same_vectors(make_job: Make, tmp_path: P
     )
 
 
-def test_the_index_alone_publishes_nothing(make_job: Make):
+def test_the_index_command_publishes_nothing(make_job: Make):
     job = make_job("whiten.mode=off", "index.kind=IVF8,Flat")
     store, built = through_index(job, Stages())
     assert built.rows == 400
@@ -98,7 +98,7 @@ def test_the_index_alone_publishes_nothing(make_job: Make):
     assert store.list("releases") == []
 
 
-def test_half_precision_vectors_are_stored_searched_and_evaluated(make_job: Make):
+def test_half_precision_vectors_can_be_stored_searched_and_evaluated(make_job: Make):
     job = make_job("encode.vectors=float16", "whiten.mode=off", "gates.recall_at_10=0.9")
     outcome = nightly(job, Stages())
     unit = pq.read_schema(next(Path(outcome.root).glob("units/vectors/*/*.parquet")))

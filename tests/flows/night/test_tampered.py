@@ -7,20 +7,20 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import open_release
 from pipeline.config import load_settings
 from pipeline.errors import DataError, PipelineError
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.night.outcome import NightOutcome
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.local import LocalWorkers
+from pipeline.index.search import open_release
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings, Job
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from pipeline.store.units import Corpus
-from tests.flows.conftest import job_arguments, sentences, write_corpus
+from tests.flows.conftest import current_manifest, job_arguments, sentences, write_corpus
 
 pytestmark = pytest.mark.usefixtures("cluster")
 SETTINGS = ("whiten.mode=off", "gates.recall_at_10=0.1", "index.kind=flat")
@@ -42,12 +42,6 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
-def manifest_of(root: Path) -> ReleaseManifest:
-    manifest = Releases(open_store(root)).current()
-    assert manifest is not None
-    return manifest
-
-
 def searched(manifest: ReleaseManifest) -> dict[str, str]:
     """Return the files that a searcher opens."""
     return {
@@ -60,16 +54,14 @@ def searched(manifest: ReleaseManifest) -> dict[str, str]:
 @pytest.mark.parametrize("what", ["index", "ids", "encoder"])
 def test_a_searcher_refuses_a_changed_file(published: Path, tmp_path: Path, what: str):
     root = Path(shutil.copytree(published / "releases", tmp_path / "releases"))
-    name = searched(manifest_of(root))[what]
+    name = searched(current_manifest(root))[what]
     flip(root / name)
     with pytest.raises(DataError, match="sha256") as caught:
         open_release(root).search(sentences(1), 1)
     assert name.rsplit("/", 1)[-1] in str(caught.value)
 
 
-def test_a_changed_manifest_is_no_release(
-    published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_changed_manifest_is_refused(published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     root = Path(shutil.copytree(published / "releases", tmp_path / "releases"))
     flip(root / "releases" / "00000001" / "manifest.json")
     with pytest.raises(DataError, match="a published release"):
@@ -96,7 +88,7 @@ def test_the_next_night_refuses_a_changed_file_and_publishes_nothing(
     night: Callable[..., NightOutcome], tmp_path: Path, what: str
 ):
     root = tmp_path / "releases"
-    manifest = manifest_of(root)
+    manifest = current_manifest(root)
     corpus = Corpus.load(open_store(root), manifest.corpus.path)
     assert corpus is not None
     name = {
@@ -113,11 +105,11 @@ def test_the_next_night_refuses_a_changed_file_and_publishes_nothing(
 
 
 @pytest.mark.parametrize("what", ["index", "ids"])
-def test_the_next_night_makes_a_changed_index_anew_and_says_so(
+def test_the_next_night_rebuilds_a_changed_index_and_reports_it(
     night: Callable[..., NightOutcome], tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
 ):
     root = tmp_path / "releases"
-    flip(root / searched(manifest_of(root))[what])
+    flip(root / searched(current_manifest(root))[what])
     assert night().status == "published"
     assert "sha256" in capsys.readouterr().err
     assert open_release(root).search([sentences(400)[7]], 1)["id"].to_pylist() == ["row-00007"]

@@ -87,7 +87,7 @@ def test_a_release_of_word_vectors_is_searched_with_its_own_copy_of_them(
 
 
 @pytest.mark.usefixtures("cluster")
-def test_the_night_after_is_published_though_the_words_of_some_canary_texts_are_unknown(
+def test_canary_texts_of_unknown_words_do_not_stop_the_next_night(
     arguments: list[str], manta: Manta, tmp_path: Path
 ):
     assert manta("nightly", *arguments).code == 0
@@ -100,7 +100,7 @@ def test_the_night_after_is_published_though_the_words_of_some_canary_texts_are_
     assert json.loads(second.out)["gates"]["canary_cosine"]["value"] == pytest.approx(1)
 
 
-def test_preflight_shows_word_vectors_as_such(arguments: list[str], tmp_path: Path):
+def test_preflight_names_word_vectors(arguments: list[str], tmp_path: Path):
     job = load_settings(Job, None, tuple(arguments))
     found = _Checks(job, Stages(), verbose=False).encoder()
     assert found.startswith(
@@ -109,15 +109,14 @@ def test_preflight_shows_word_vectors_as_such(arguments: list[str], tmp_path: Pa
     (tmp_path / "counts.parquet").unlink()
     with pytest.raises(
         ModelError,
-        match=(
-            r"encoder\.frequencies: expected a Parquet file .* found no such file .*counts\.parquet; check "
-            r"it"
-        ),
+        match=r"encoder\.frequencies: expected a Parquet file .* found no such file .*counts\.parquet",
     ):
         _Checks(job, Stages(), verbose=False).encoder()
 
 
-def test_workers_of_a_remote_root_load_the_copy_there(arguments: list[str], tmp_path: Path, s3: str):
+def test_workers_load_word_vectors_from_the_copy_in_a_remote_root(
+    arguments: list[str], tmp_path: Path, s3: str
+):
     encoder = load_settings(Job, None, tuple(arguments)).encoder
     expected = load_encoder(encoder, EncodeSettings())
     there = encoder_for_workers(encoder, open_store(f"{s3}/{tmp_path.name}"), RayWorkers(()))
@@ -130,7 +129,7 @@ def test_workers_of_a_remote_root_load_the_copy_there(arguments: list[str], tmp_
 
 
 @pytest.mark.usefixtures("cluster")
-def test_vectors_that_lack_stop_words_and_punctuation_publish_english_and_refuse_chinese(
+def test_word_vectors_without_stop_words_accept_english_and_refuse_chinese(
     arguments: list[str], manta: Manta, tmp_path: Path
 ):
     words = tuple(word for word in WORDS if word not in STOP_WORDS)
@@ -157,7 +156,7 @@ def test_vectors_that_lack_stop_words_and_punctuation_publish_english_and_refuse
 
 
 @pytest.mark.usefixtures("cluster")
-def test_rows_without_a_vector_are_warned_of_and_refused_above_what_is_allowed(
+def test_rows_without_a_vector_are_warned_about_and_refused_above_the_limit(
     arguments: list[str], manta: Manta, tmp_path: Path
 ):
     settings = [*arguments, "gates.unknown_tokens=", "corpus.max_quarantined=0.3"]
@@ -179,9 +178,7 @@ def test_rows_without_a_vector_are_warned_of_and_refused_above_what_is_allowed(
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_text_without_a_vector_is_on_no_page_once_it_is_deleted(
-    arguments: list[str], manta: Manta, tmp_path: Path
-):
+def test_a_deleted_text_without_a_vector_is_on_no_page(arguments: list[str], manta: Manta, tmp_path: Path):
     def page(number: int) -> str:
         return (tmp_path / f"releases/releases/{number:08d}/report.html").read_text()
 

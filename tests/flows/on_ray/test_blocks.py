@@ -16,7 +16,7 @@ from tests.flows.conftest import sentences
 
 
 @pytest.mark.slow
-def test_a_dataset_gains_vectors_and_keeps_its_rows(ray_cluster: Workers, encoder: Path):
+def test_map_batches_adds_vectors_and_keeps_rows(ray_cluster: Workers, encoder: Path):
     texts = [*sentences(120), None, "   "]
     rows = ray.data.from_arrow(pa.table({"number": list(range(122)), "text": texts}))
     encoded = rows.map_batches(
@@ -44,9 +44,9 @@ def test_a_missing_text_column_is_named(encoder: Path):
         EncodeBlocks(str(encoder))(pa.table({"number": [1]}))
 
 
-def test_a_column_that_the_vectors_would_hide_is_named(encoder: Path):
+def test_a_column_that_the_vectors_would_overwrite_is_named(encoder: Path):
     block = pa.table({"text": ["a dog"], "vector": [1], "other": [2]})
-    with pytest.raises(DataError, match=r"no column 'vector' yet.*columns text, vector, other"):
+    with pytest.raises(DataError, match=r"no column 'vector', which.*columns text, vector, other"):
         EncodeBlocks(str(encoder))(block)
     assert EncodeBlocks(str(encoder), vector="mine")(block).column_names == [
         "text",

@@ -28,7 +28,7 @@ SMALL = {
 }
 
 
-def test_trainings_and_variants_run_in_the_order_of_the_page(
+def test_commands_of_trainings_and_variants_run_in_the_documented_order(
     ray_cluster: Workers,
     encoder: Path,
     tmp_path: Path,
@@ -50,7 +50,7 @@ def test_trainings_and_variants_run_in_the_order_of_the_page(
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-def test_the_vector_column_comes_on_a_machine_of_so_many_cores(cores: int, encoder: Path, tmp_path: Path):
+def test_the_documented_dataset_code_runs_on_any_number_of_cores(cores: int, encoder: Path, tmp_path: Path):
     for number in range(3):
         (tmp_path / "corpus").mkdir(exist_ok=True)
         pq.write_table(pa.table({"text": sentences(20, number)}), tmp_path / "corpus" / f"{number}.parquet")

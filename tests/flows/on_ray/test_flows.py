@@ -14,6 +14,7 @@ import pytest
 
 from pipeline.flows.augment.augment import augment
 from pipeline.flows.evaluate.evaluate import evaluate
+from pipeline.flows.night import ingest_workers
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.night.stages import through_encoding
 from pipeline.flows.train.train import train
@@ -41,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
 MakeJob = Callable[..., Job]
 
 
-def test_units_that_actors_encode_have_the_bytes_of_one_process(
+def test_units_encoded_by_actors_have_the_bytes_of_one_process(
     child: LocalWorkers, make_job: MakeJob, tmp_path: Path
 ):
     with connect(ClusterSettings(), Stages(), local=child):
@@ -61,7 +62,7 @@ def test_units_that_actors_encode_have_the_bytes_of_one_process(
         ("whiten.mode=on", "index.kind=IVF8,Flat"),
     ],
 )
-def test_a_night_on_actors_publishes_the_bytes_of_a_night_in_one_process(
+def test_a_night_on_actors_has_the_bytes_of_one_process(
     child: LocalWorkers, make_job: MakeJob, tmp_path: Path, settings: tuple[str, ...]
 ):
     with connect(ClusterSettings(), Stages(), local=child):
@@ -82,7 +83,7 @@ def test_a_night_on_actors_publishes_the_bytes_of_a_night_in_one_process(
 
 @pytest.mark.usefixtures("shuffle_method")
 @pytest.mark.slow
-def test_models_work_one_after_the_other_on_pools_of_their_own(make_job: MakeJob, tmp_path: Path):
+def test_each_model_runs_on_its_own_pool_in_turn(make_job: MakeJob, tmp_path: Path):
     made = augment(
         make_job(ON_RAY, LENIENT, "augment.unit_rows=50", shuffles(tmp_path, together=False)), Stages()
     )
@@ -93,7 +94,7 @@ def test_models_work_one_after_the_other_on_pools_of_their_own(make_job: MakeJob
 
 @pytest.mark.usefixtures("shuffle_method")
 @pytest.mark.slow
-def test_an_actor_that_dies_in_a_unit_changes_no_byte(child: LocalWorkers, make_job: MakeJob, tmp_path: Path):
+def test_a_killed_actor_changes_no_byte(child: LocalWorkers, make_job: MakeJob, tmp_path: Path):
     with connect(ClusterSettings(), Stages(), local=child):
         quiet = augment(
             make_job(
@@ -110,9 +111,7 @@ def test_an_actor_that_dies_in_a_unit_changes_no_byte(child: LocalWorkers, make_
 
 
 @pytest.mark.slow
-def test_a_flow_is_trained_to_the_same_bytes_and_a_second_run_finds_them(
-    ray_cluster: Workers, tmp_path: Path
-):
+def test_a_flow_is_trained_to_the_same_bytes_and_reused(ray_cluster: Workers, tmp_path: Path):
     alone, on_ray = training(tmp_path / "alone"), training(tmp_path / "ray")
     assert alone.id == on_ray.id
     flow = trained(alone)
@@ -123,13 +122,13 @@ def test_a_flow_is_trained_to_the_same_bytes_and_a_second_run_finds_them(
     assert sorted(Path(path).name for path in stored(on_ray)) == sorted(
         [f"{flow.transform_id[:24]}.safetensors", "record.json"]
     )
-    assert train_flow(on_ray, ray_cluster, Pool(1, cpus=1000)).to_bytes() == flow.to_bytes(), (
+    assert train_flow(on_ray, ray_cluster, Pool(1, cpus=1000), bar).to_bytes() == flow.to_bytes(), (
         "a worker of that size never comes, and none is asked for"
     )
 
 
 @pytest.mark.slow
-def test_a_training_begins_with_mining_and_finds_the_same_pairs(
+def test_mining_before_a_training_finds_the_pairs_of_one_process(
     encoder: Path, tmp_path: Path, child: LocalWorkers
 ):
     folder, _ = write_questions(tmp_path / "pairs")
@@ -165,15 +164,15 @@ def test_an_evaluation_in_a_bucket_has_the_same_scores(
         Stages(),
     )
     assert made.encoded == alone.encoded
-    assert [each.scored[0].result.value for each in made.measured] == [
-        each.scored[0].result.value for each in alone.measured
+    assert [each.results[0].result.value for each in made.measured] == [
+        each.results[0].result.value for each in alone.measured
     ]
-    assert [each.scored[0].draws for each in made.measured] == [
-        each.scored[0].draws for each in alone.measured
+    assert [each.results[0].draws for each in made.measured] == [
+        each.results[0].draws for each in alone.measured
     ]
 
 
-def test_a_dataset_gains_a_vector_column_as_the_page_says(encoder: Path, tmp_path: Path):
+def test_the_documented_code_adds_a_vector_column_to_a_dataset(encoder: Path, tmp_path: Path):
     block = next(block for block in blocks("README.md") if "EncodeBlocks" in block)
     pq.write_table(pa.table({"text": sentences(30)}), tmp_path / "corpus.parquet")
     names: dict[str, Any] = {}
@@ -188,3 +187,26 @@ def test_a_dataset_gains_a_vector_column_as_the_page_says(encoder: Path, tmp_pat
         [row["text"] for row in rows]
     )
     np.testing.assert_array_equal(np.array([row["vector"] for row in rows], np.float32), vectors)
+
+
+@pytest.mark.slow
+def test_a_corpus_read_by_actors_is_that_of_one_process(
+    child: LocalWorkers, make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    roots = [tmp_path / "alone", tmp_path / "on-ray"]
+    with connect(ClusterSettings(), Stages(), local=child):
+        nightly(make_job(f"release.root={roots[0]}"), Stages())
+    monkeypatch.setattr(ingest_workers, "_SMALL_INPUT", 0)
+    stages = Stages()
+    assert nightly(make_job(f"release.root={roots[1]}", ON_RAY), stages).status == "published"
+    assert "ingest: cluster" in stages.seconds()
+    of_corpus = [
+        {
+            file.relative_to(root).as_posix(): file.read_bytes()
+            for folder in ("keys", "units/corpus")
+            for file in (root / folder).rglob("*")
+            if file.is_file()
+        }
+        for root in roots
+    ]
+    assert of_corpus[0] == of_corpus[1]

@@ -19,13 +19,15 @@ from pipeline.flows.workers.workers import Workers
 from pipeline.store.manifest import Gate
 from tests.flows.conftest import ROOT
 from tests.flows.tasks import Double
-from tests.infra.queries import names_used
+from tests.infra.queries import exported, names_used
 
 _PATIENCE_S = 60.0
+MARK = 123_456  # a number of a release that no other test has
 _SAMPLE = re.compile(r"^(ray_manta_\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
-Text = dict[tuple[str, frozenset[tuple[str, str]]], float]
+Labels = frozenset[tuple[str, str]]
+Text = dict[tuple[str, Labels], float]
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,10 @@ def page() -> str:
 
 
 class Port:
-    """The samples of the project on the node's port, summed over processes.
+    """The samples of the project on the node's port.
 
-    A gauge is there for two reporting intervals only, so the last value seen counts.
+    The port drops the samples of a process that has ended, and a gauge after two reporting intervals, so
+    the last value that each process was seen to send counts.
     """
 
     def __init__(self) -> None:
@@ -64,17 +67,21 @@ class Port:
         self.before: Text = {}
 
     def look(self) -> None:
-        now: Text = {}
-        own = {label for series in metrics.ALL for label in series.labels}
         for name, labels, value in _SAMPLE.findall(page()):
-            key = (name, frozenset(pair for pair in _LABEL.findall(labels) if pair[0] in own))
-            now[key] = now.get(key, 0.0) + float(value)
-        self.seen |= now
+            self.seen[name, frozenset(_LABEL.findall(labels))] = float(value)
+
+    def begin(self) -> None:
+        """Count from now on, once the port says all that this process counted before."""
+        metrics.record_release(MARK, 0, 0.0)
+        assert self.reaches(lambda: self.value(metrics.RELEASE), MARK)
+        self.before = dict(self.seen)
 
     def value(self, series: metrics.MetricSeries, **labels: str) -> float:
-        """Of a gauge; of a counter what it gained since `before`."""
-        key = (series.exported, frozenset(labels.items()))
-        return self.seen.get(key, 0.0) - (self.before.get(key, 0.0) if series.kind == "Counter" else 0.0)
+        """Of a gauge; of a counter what all processes have counted since `begin`."""
+        keys = [key for key in self.seen if key[0] == exported(series) and key[1] >= set(labels.items())]
+        if series.kind == "Gauge":
+            return sum(self.seen[key] for key in keys)
+        return sum(self.seen[key] - self.before.get(key, 0.0) for key in keys)
 
     def reaches(self, look: Callable[[], object], expected: object) -> bool:
         """Whether the port comes to say what is expected; processes send in intervals."""
@@ -98,8 +105,7 @@ def reaches(look: Callable[[], object], expected: object) -> bool:
 def test_series_are_exported_with_the_values_of_all_processes(ray_cluster: Workers):
     pytest.importorskip("opencensus", reason="Ray runs its metrics agent where ray[default] is installed")
     port = Port()
-    port.look()
-    port.before = dict(port.seen)
+    port.begin()
     assert sorted(
         number for number, _ in ray_cluster.map_units(Encoding(), list(range(6)), Pool(2, cpus=0.5))
     ) == list(range(6))
@@ -114,8 +120,8 @@ def test_series_are_exported_with_the_values_of_all_processes(ray_cluster: Worke
             "unique_ids": Gate(value=3, threshold=None, passed=False),
         }
     )
-    metrics.record_release(42, 600, "2026-01-02T03:04:05+00:00")
-    with pytest.raises(GatesRefused), metrics.failures_counted():
+    metrics.record_release(42, 600, 1_767_323_045.0)
+    with pytest.raises(GatesRefused), metrics.count_failures():
         raise GatesRefused(candidate="candidates/0", refusals=("recall",))
     metrics.count_night("published")
     of_gate = (metrics.GATE_VALUE, metrics.GATE_THRESHOLD, metrics.GATE_PASSED)
@@ -144,17 +150,17 @@ def test_series_are_exported_with_the_values_of_all_processes(ray_cluster: Worke
     ]
 
 
-def test_series_of_ray_itself_that_charts_and_alerts_use_are_exported_by_this_ray(ray_cluster: Workers):
+def test_metrics_of_ray_in_charts_and_alerts_exist_in_this_version(ray_cluster: Workers):
     pytest.importorskip("opencensus", reason="Ray runs its metrics agent where ray[default] is installed")
     wanted = {name for name in names_used() if not name.startswith("ray_manta_")}
     assert wanted == {"ray_node_mem_used", "ray_node_mem_total"}
     assert reaches(lambda: len(wanted & set(re.findall(r"^(\w+)\{", page(), re.MULTILINE))), len(wanted))
 
 
-def test_without_ray_nothing_is_imported_and_nothing_fails():
+def test_without_ray_metrics_import_nothing_and_do_not_fail():
     program = (
         "import sys\nfrom pipeline.flows.workers import metrics\nmetrics.record_release(1, 2, "
-        "'')\nmetrics.count_night('unchanged', 0)\n"
+        "3.0)\nmetrics.count_night('unchanged', 0)\n"
         "metrics.count_encoded(1, 2, {})\nprint('ray' in sys.modules)"
     )
     done = subprocess.run(
@@ -163,8 +169,10 @@ def test_without_ray_nothing_is_imported_and_nothing_fails():
     assert done.stdout.strip() == "False"
 
 
-def test_names_are_those_that_prometheus_allows_and_none_stands_twice():
-    names = [series.exported for series in metrics.ALL]
+def test_metric_names_are_unique_and_valid_in_prometheus():
+    series = [value for value in vars(metrics).values() if isinstance(value, metrics.MetricSeries)]
+    names = [exported(each) for each in series]
+    assert len(names) >= 12
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names)
-    assert all(re.fullmatch(r"[a-z_]+", label) for series in metrics.ALL for label in series.labels)
+    assert all(re.fullmatch(r"[a-z_]+", label) for each in series for label in each.labels)

@@ -12,7 +12,7 @@ from tests.flows.night.test_s3 import assert_no_secret, seen_of_a_night, uploade
 
 
 @pytest.mark.slow
-def test_no_log_of_ray_knows_the_credentials(
+def test_no_log_of_ray_contains_the_credentials(
     ray_cluster: Workers,
     s3: str,
     encoder: Path,

@@ -18,13 +18,13 @@ print(ray.get(ray.remote(num_cpus=0)(lambda: 7).remote()))
 """
 
 
-def test_the_tokens_folder_is_its_owners_alone(ray_cluster: Workers):
+def test_only_the_owner_can_read_the_folder_of_the_token(ray_cluster: Workers):
     assert (Path.home() / ".ray").stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "enters"), [("token", True), ("disabled", False)])
-def test_nobody_enters_a_local_ray_without_its_token(ray_cluster: Workers, mode: str, enters: bool):
+def test_a_local_ray_refuses_clients_without_its_token(ray_cluster: Workers, mode: str, enters: bool):
     import ray
 
     environment = os.environ | {"RAY_AUTH_MODE": mode}

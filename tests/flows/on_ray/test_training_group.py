@@ -13,15 +13,18 @@ import torch
 import torch.distributed as dist
 
 from pipeline.errors import ConfigError, DataError, TransientError
-from pipeline.flows.train.ranks import LostPeer, RankGroup, describe_loss
+from pipeline.flows.train.lost_ranks import LostPeer, describe_loss
+from pipeline.flows.train.ranks import RankGroup
+from pipeline.flows.workers.nodes import Node
 from pipeline.flows.workers.ray_workers import RayWorkers
-from pipeline.flows.workers.room import Node
 from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages, listening, say
+from pipeline.settings import ClusterSettings
+from pipeline.settings.training import TrainSettings
 from pipeline.text.rows.batches import RankSlice
 from tests.flows.tasks import Double
 
-GROUP = RankGroup(2, cpus=0.5, failures=1)
+GROUP = RankGroup(TrainSettings(workers=2, failures=1), ClusterSettings(cpus_per_worker=0.5))
 
 
 def refusal() -> DataError:
@@ -36,26 +39,27 @@ class Sum:
     fails: int | None = None
     dies: int | None = None
 
-    def __call__(self, share: RankSlice, device: str, tell: Callable[[int, str], None]) -> None:
-        if share.rank == self.fails:
+    def __call__(self, rank_slice: RankSlice, device: str, tell: Callable[[int, str], None]) -> None:
+        if rank_slice.rank == self.fails:
             raise refusal()
         started = (
-            self.folder / f"started-{share.rank}-{len(list(self.folder.glob(f'started-{share.rank}-*')))}"
+            self.folder
+            / f"started-{rank_slice.rank}-{len(list(self.folder.glob(f'started-{rank_slice.rank}-*')))}"
         )
         started.touch()
-        total = torch.tensor([share.rank + 1.0])
+        total = torch.tensor([rank_slice.rank + 1.0])
         dist.all_reduce(total)
-        if share.rank == self.dies and started.name.endswith("-0"):
+        if rank_slice.rank == self.dies and started.name.endswith("-0"):
             os.kill(os.getpid(), signal.SIGKILL)
         dist.all_reduce(total)
-        say(f"{share.rank} of {share.world} on {device} with {torch.get_num_threads()} threads")
+        say(f"{rank_slice.rank} of {rank_slice.world} on {device} with {torch.get_num_threads()} threads")
         tell(7, "all is well")
-        (self.folder / f"sum-{share.rank}").write_text(str(total.item()))
+        (self.folder / f"sum-{rank_slice.rank}").write_text(str(total.item()))
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
-def test_workers_work_together_and_one_that_dies_is_replaced(tmp_path: Path):
+def test_ranks_train_together_and_a_killed_one_is_replaced(tmp_path: Path):
     stages = Stages()
     with listening() as heard, stages("training", 7, "steps") as bar:
         GROUP.run(Sum(tmp_path, dies=1), bar)
@@ -68,19 +72,19 @@ def test_workers_work_together_and_one_that_dies_is_replaced(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
-def test_an_error_of_ours_comes_home_while_others_wait_and_is_not_tried_again(tmp_path: Path):
+def test_an_error_on_one_rank_is_raised_without_waiting_or_retrying(tmp_path: Path):
     with pytest.raises(DataError) as caught:
         GROUP.run(Sum(tmp_path, fails=1))
     assert (str(caught.value), caught.value.exit_code) == (str(refusal()), 3)
     assert len(list(tmp_path.glob("started-*"))) == 1
 
 
-def test_an_error_of_ours_goes_before_what_others_met():
+def test_an_error_of_manta_takes_precedence_over_lost_connections():
     with pytest.raises(DataError, match="step 7"):
         describe_loss({0: LostPeer("connection closed"), 1: refusal()}, Exception("whole"))
 
 
-def test_who_died_is_told_rather_than_who_noticed():
+def test_the_dead_rank_is_reported_rather_than_its_peers():
     from ray.exceptions import WorkerCrashedError
 
     assert describe_loss(
@@ -92,34 +96,33 @@ def test_who_died_is_told_rather_than_who_noticed():
     )
 
 
-def test_a_defect_is_raised_with_all_that_is_known_of_it():
+def test_a_defect_is_raised_as_the_error_of_the_whole_group():
     with pytest.raises(RuntimeError, match="whole"):
         describe_loss({0: TypeError("a defect"), 1: LostPeer("connection closed")}, RuntimeError("whole"))
 
 
-def test_a_cluster_without_room_is_refused_unless_it_grows():
+def test_a_full_cluster_is_refused_unless_it_can_grow():
     small = (Node(1.0), Node(0.5))
     GROUP.check(RayWorkers(small))
+    four = RankGroup(TrainSettings(workers=4), ClusterSettings(cpus_per_worker=0.5))
     with pytest.raises(
         ConfigError,
         match=r"room for 4 workers of 0.5 CPUs and 0 GPUs .* room for 3 on 2 nodes; lower train.workers",
     ):
-        RankGroup(4, cpus=0.5).check(RayWorkers(small))
-    RankGroup(4, cpus=0.5).check(RayWorkers(small, grows=True))
+        four.check(RayWorkers(small))
+    four.check(RayWorkers(small, grows=True))
 
 
 def test_workers_that_fit_no_node_are_refused_at_once(ray_cluster: Workers, tmp_path: Path):
     with pytest.raises(ConfigError, match="500 CPUs and 0 GPUs for one worker, found one node of"):
-        RankGroup(1, cpus=500).run(Sum(tmp_path))
+        RankGroup(TrainSettings(), ClusterSettings(cpus_per_worker=500)).run(Sum(tmp_path))
 
 
-def test_workers_whose_room_others_take_are_waited_for_and_then_given_up(
-    ray_cluster: Workers, tmp_path: Path
-):
+def test_waiting_for_occupied_resources_ends_with_an_error(ray_cluster: Workers, tmp_path: Path):
     import ray
 
     occupied = ray.remote(Double).options(num_cpus=ray_cluster.cpus).remote()
     ray.get(occupied.start.remote())
-    with pytest.raises(TransientError, match=r"room for 1 workers of 1 CPUs and 0 GPUs within 3 s"):
-        RankGroup(1, cpus=1, patience_s=3).run(Sum(tmp_path))
+    with pytest.raises(TransientError, match=r"room for 1 worker of 1 CPU and 0 GPUs within 3 s"):
+        RankGroup(TrainSettings(), ClusterSettings().model_copy(update={"patience_s": 3})).run(Sum(tmp_path))
     ray.kill(occupied)

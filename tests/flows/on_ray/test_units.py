@@ -2,6 +2,7 @@
 waits for ever for what cannot come.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -15,11 +16,11 @@ import psutil
 import pytest
 
 from pipeline.errors import ConfigError, DataError, TransientError
-from pipeline.flows.workers.heartbeat import PATIENCE_S, expect
+from pipeline.flows.workers.heartbeat import PATIENCE_S, set_patience
 from pipeline.flows.workers.tasks import Pool
 from pipeline.flows.workers.workers import Workers
 from tests.flows.conftest import ROOT
-from tests.flows.tasks import Double, HangOnce, Long, Meet
+from tests.flows.tasks import Double, HangOnce, Long, Meet, SlowFirst
 
 
 def test_every_item_comes_back_once_with_its_number(ray_cluster: Workers):
@@ -29,7 +30,7 @@ def test_every_item_comes_back_once_with_its_number(ray_cluster: Workers):
     }
 
 
-def test_an_error_of_ours_keeps_its_type_and_words(ray_cluster: Workers):
+def test_errors_of_manta_keep_their_type_and_message(ray_cluster: Workers):
     with pytest.raises(DataError, match="item 13: expected luck") as caught:
         list(ray_cluster.map_units(Double(), [12, 13, 14], Pool(1)))
     assert caught.value.exit_code == 3
@@ -37,7 +38,7 @@ def test_an_error_of_ours_keeps_its_type_and_words(ray_cluster: Workers):
         ray_cluster.run(Double(), 13, Pool(1))
 
 
-def test_no_items_start_no_actor(ray_cluster: Workers):
+def test_without_items_no_actor_is_started(ray_cluster: Workers):
     assert list(ray_cluster.map_units(Double(), [], Pool(1))) == []
 
 
@@ -49,7 +50,7 @@ def test_a_pool_grows_from_one_actor_while_there_is_work(ray_cluster: Workers, t
     assert len(set(made.values())) == 2, "the first actor waits at its item until there is a second one"
 
 
-def test_processes_stay_for_the_next_stage(ray_cluster: Workers, tmp_path: Path):
+def test_processes_are_reused_by_the_next_stage(ray_cluster: Workers, tmp_path: Path):
     def processes(stage: str) -> set[int]:
         (tmp_path / stage).mkdir()
         with ThreadPoolExecutor(4) as pool:
@@ -70,10 +71,10 @@ def test_processes_stay_for_the_next_stage(ray_cluster: Workers, tmp_path: Path)
 def patient_again(ray_cluster: Workers) -> Iterator[None]:
     """Restore the patience that a test changed."""
     yield
-    expect(PATIENCE_S)
+    set_patience(PATIENCE_S)
 
 
-def test_what_no_node_can_hold_is_refused_at_once_where_no_node_can_come(ray_cluster: Workers):
+def test_a_worker_too_large_for_a_fixed_cluster_is_refused_at_once(ray_cluster: Workers):
     words = (
         r"cluster: expected 1000 CPUs and 0 GPUs for one worker, found one node of .* CPUs and 0 GPUs; "
         r"lower cluster\.cpus_per_worker"
@@ -81,20 +82,32 @@ def test_what_no_node_can_hold_is_refused_at_once_where_no_node_can_come(ray_clu
     with pytest.raises(ConfigError, match=words) as caught:
         list(ray_cluster.map_units(Double(), [1, 2], Pool(2, cpus=1000)))
     assert caught.value.exit_code == 2
-    with pytest.raises(ConfigError, match="1 CPUs and 1 GPUs for one worker"):
+    with pytest.raises(ConfigError, match="1 CPU and 1 GPU for one worker"):
         ray_cluster.run(Double(), 1, Pool(1, gpus=1))
 
 
-@pytest.mark.usefixtures("patient_again")
-def test_a_cluster_that_others_occupy_is_waited_for_and_given_up_with_a_sentence(ray_cluster: Workers):
+def test_a_worker_with_more_memory_than_a_node_has_is_refused_and_others_share_it(ray_cluster: Workers):
     import ray
 
-    expect(2.0)
+    node_bytes = ray.cluster_resources()["memory"]
+    with pytest.raises(ConfigError, match=r"with .* of memory for one worker, found one node of .* with .*;"):
+        list(ray_cluster.map_units(Double(), [1], Pool(1, cpus=0.5, memory=1.1 * node_bytes)))
+    pool = Pool(2, cpus=0.5, least=1, memory=0.6 * node_bytes)
+    made = dict(ray_cluster.map_units(Double(), list(range(4)), pool))
+    assert len({process for _, process in made.values()}) == 1, "there is no room for a second worker"
+    assert ray_cluster.run(Double(), 4, pool)[0] == 8
+
+
+@pytest.mark.usefixtures("patient_again")
+def test_waiting_for_an_occupied_cluster_ends_with_an_error(ray_cluster: Workers):
+    import ray
+
+    set_patience(2.0)
     occupied = ray.remote(Double).options(num_cpus=ray_cluster.cpus).remote()
     ray.get(occupied.start.remote())
     words = (
-        r"cluster: expected a running worker \(1 CPUs and 0 GPUs\) within 2 s \(cluster\.patience_s\), "
-        r"found none, with 0 CPUs and 0 GPUs free on 1 nodes; add such"
+        r"cluster: expected a running worker \(1 CPU and 0 GPUs\) within 2 s \(cluster\.patience_s\), "
+        r"found none, with 0 CPUs and 0 GPUs free on 1 node; add such"
     )
     with pytest.raises(TransientError, match=words) as caught:
         ray_cluster.run(Double(), 1, Pool(1))
@@ -123,25 +136,25 @@ def add_nodes(ray_cluster: Workers) -> Iterator[Callable[[int], None]]:
 
 
 @pytest.mark.usefixtures("patient_again")
-def test_a_node_that_can_come_and_does_not_is_waited_for_and_may_come_later(
+def test_waiting_for_a_new_node_ends_with_a_transient_error(
     ray_cluster: Workers, add_nodes: Callable[[int], None]
 ):
     add_nodes(1)
-    expect(60.0, wait_s=2.0)
+    set_patience(60.0, wait_s=2.0)
     words = (
-        r"1 CPUs and 1 GPUs for one worker, within 2 s \(cluster\.wait_s\), found one node of .*no node came"
+        r"1 CPU and 1 GPU for one worker, within 2 s \(cluster\.wait_s\), found one node of .*no node came"
     )
     with pytest.raises(TransientError, match=words) as caught:
         ray_cluster.run(Double(), 1, Pool(1, gpus=1))
     assert caught.value.exit_code == 75
 
 
-def test_what_no_node_that_can_come_holds_is_refused_at_once(
+def test_a_worker_too_large_for_every_node_type_is_refused_at_once(
     ray_cluster: Workers, add_nodes: Callable[[int], None]
 ):
     add_nodes(0)
     words = (
-        r"1 CPUs and 1 GPUs for one worker, found one node of .*more to be added 2 CPUs and 0 GPUs each; "
+        r"1 CPU and 1 GPU for one worker, found one node of .*can be added have 2 CPUs and 0 GPUs; "
         r"lower"
     )
     with pytest.raises(ConfigError, match=words) as caught:
@@ -150,17 +163,29 @@ def test_what_no_node_that_can_come_holds_is_refused_at_once(
 
 
 @pytest.mark.usefixtures("patient_again")
-def test_a_long_item_is_no_reason_to_give_up(ray_cluster: Workers):
+def test_a_long_item_does_not_end_the_run(ray_cluster: Workers):
     assert dict(ray_cluster.map_units(Long(4.5, patience_s=3.0), [7], Pool(1, cpus=0.5))) == {0: 7}
+
+
+@pytest.mark.slow
+def test_a_slow_item_is_begun_again_by_a_worker_that_stands_by(ray_cluster: Workers, tmp_path: Path):
+    began = time.monotonic()
+    made = dict(ray_cluster.map_units(SlowFirst(str(tmp_path), 600.0), list(range(6)), Pool(2, cpus=0.5)))
+    first = int((tmp_path / "first").read_text())
+    assert sorted(made) == list(range(6))
+    assert made[0] != first
+    assert time.monotonic() - began < 500
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(first).wait(timeout=60)  # it was killed, and would sleep for much longer
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("patient_again")
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_worker_that_hangs_is_killed_and_its_item_begins_again(
+def test_a_hanging_worker_is_killed_and_its_item_repeated(
     ray_cluster: Workers, tmp_path: Path, capfd: pytest.CaptureFixture[str], stopped: bool
 ):
-    expect(15.0)  # on a busy machine a worker needs some seconds to start
+    set_patience(15.0)  # on a busy machine a worker needs some seconds to start
     assert dict(ray_cluster.map_units(HangOnce(str(tmp_path), stopped), [7], Pool(1, cpus=0.5))) == {0: 7}
     assert not psutil.pid_exists(int((tmp_path / "7").read_text()))
     assert ray_cluster.run(HangOnce(str(tmp_path), stopped), 8, Pool(1, cpus=0.5)) == 8
@@ -181,7 +206,7 @@ with connect(ClusterSettings(address="local"), Stages()) as workers:
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_told_without_a_word_of_infinite_retries(tmp_path: Path):
+def test_the_warning_about_a_killed_worker_names_no_infinite_retries(tmp_path: Path):
     """In a process of its own: Ray reads once, when it is imported, which lines it leaves out."""
     command = [sys.executable, "-c", _DIES_TWICE, str(tmp_path)]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -212,7 +237,7 @@ def test_a_killed_worker_is_told_without_a_word_of_infinite_retries(tmp_path: Pa
         (10, Pool(4, least=1, now=0), (1, 4, 4)),
     ],
 )
-def test_a_pool_has_never_more_actors_than_items(count: int, pool: Pool, expected: tuple[int, int, int]):
+def test_a_pool_has_at_most_one_actor_per_item(count: int, pool: Pool, expected: tuple[int, int, int]):
     assert pool.of_items(count) == expected
 
 
@@ -234,7 +259,7 @@ def gpus() -> dict[str, object]:
 
 
 @pytest.mark.slow
-def test_halves_of_gpus_hold_two_workers_each_at_the_same_time(gpus):
+def test_two_workers_with_half_a_gpu_run_on_one_gpu_at_once(gpus):
     assert gpus["most"] == 4, "two GPUs, half a GPU each"
     assert gpus["workers by gpu"] == {"0": 2, "1": 2}
     assert gpus["at once"] == 4
@@ -242,14 +267,14 @@ def test_halves_of_gpus_hold_two_workers_each_at_the_same_time(gpus):
 
 
 @pytest.mark.slow
-def test_gpus_are_free_and_workers_gone_when_a_stage_has_ended(gpus):
+def test_a_finished_stage_leaves_no_worker_and_frees_its_gpus(gpus):
     assert gpus["free between the stages"] == 2
     assert gpus["left over"] == 0
     assert gpus["next stage"] == 2, "a pool of whole GPUs follows"
 
 
 @pytest.mark.slow
-def test_on_a_cluster_with_gpus_a_pool_without_them_stays_on_the_cpu(gpus):
+def test_a_pool_without_gpus_stays_on_the_cpu_of_a_cluster_with_gpus(gpus):
     assert gpus["device without"] == "cpu"
 
 
@@ -257,7 +282,7 @@ def test_on_a_cluster_with_gpus_a_pool_without_them_stays_on_the_cpu(gpus):
 def test_three_gpus_on_a_node_of_two_are_refused_before_anything_starts(gpus):
     assert (
         gpus["refused"]
-        == "cluster: expected 1 CPUs and 3 GPUs for one worker, found one node of 4 CPUs and 2 GPUs"
+        == "cluster: expected 1 CPU and 3 GPUs for one worker, found one node of 4 CPUs and 2 GPUs"
     )
 
 
@@ -278,7 +303,7 @@ def on_short_memory(part: float) -> dict[str, object]:
 
 @pytest.mark.alone
 @pytest.mark.skipif(psutil.virtual_memory().available < 6 << 30, reason="6 GB of free memory are needed")
-def test_an_item_that_takes_more_memory_than_there_is_ends_the_run_with_a_sentence():
+def test_an_item_that_exceeds_the_memory_ends_the_run_with_an_error():
     """Ray's memory monitor kills the worker each time, and whatever else it likes: also the board on which
     progress is told.
     """
@@ -291,10 +316,10 @@ def test_an_item_that_takes_more_memory_than_there_is_ends_the_run_with_a_senten
 
 
 @pytest.mark.slow
-def test_memory_that_others_have_taken_ends_the_run_though_neither_workers_nor_the_board_live():
+def test_memory_used_by_other_processes_ends_the_run_with_an_error():
     ended = on_short_memory(0.0)
     assert ended["exit code"] == 75
     assert (
-        "cluster: expected a running worker (1 CPUs and 0 GPUs) within 30 s (cluster.patience_s), found none"
+        "cluster: expected a running worker (1 CPU and 0 GPUs) within 30 s (cluster.patience_s), found none"
         in str(ended["said"])
     )

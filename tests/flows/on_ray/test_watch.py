@@ -17,10 +17,11 @@ import pytest
 
 from pipeline.errors import PipelineError, TransientError
 from pipeline.flows.workers import heartbeat as boards
-from pipeline.flows.workers import room, watch
-from pipeline.flows.workers.heartbeat import PATIENCE_S, Call, expect, open_board
-from pipeline.flows.workers.room import Needs, Node, nodes_alive
-from pipeline.flows.workers.standstill import Worker
+from pipeline.flows.workers import nodes as cluster_nodes
+from pipeline.flows.workers import watch
+from pipeline.flows.workers.heartbeat import PATIENCE_S, Call, open_board, set_patience
+from pipeline.flows.workers.nodes import Node, ResourceDemand, nodes_alive
+from pipeline.flows.workers.stall import WorkerProcess
 from pipeline.flows.workers.tasks import Pool
 from pipeline.flows.workers.watch import Watch
 from pipeline.flows.workers.workers import Workers
@@ -34,7 +35,7 @@ def call(ray_cluster: Workers) -> Iterator[Call]:
     call = Call(open_board(), uuid.uuid4().hex)
     yield call
     call.close()
-    expect(PATIENCE_S)
+    set_patience(PATIENCE_S)
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def watching(call: Call) -> Iterator[MakeWatch]:
     made: list[Watch] = []
 
     def make(over: Call) -> Watch:
-        made.append(Watch(over, "Double", Needs(1.0, 0.0), 3, None))
+        made.append(Watch(over, "Double", ResourceDemand(1.0, 0.0), 3, None))
         return made[-1]
 
     yield make
@@ -63,31 +64,31 @@ def given_up(watch: Watch, within_s: float) -> PipelineError:
     raise AssertionError(f"no error within {within_s:g} s")
 
 
-def here() -> Worker:
+def here() -> WorkerProcess:
     """This process, as a worker."""
     import ray
 
-    return Worker.here(ray.get_runtime_context().get_node_id())
+    return WorkerProcess.current(ray.get_runtime_context().get_node_id())
 
 
 @pytest.mark.slow
-def test_the_item_of_a_dead_worker_is_waited_for_once(ray_cluster: Workers, call: Call, watching: MakeWatch):
+def test_the_item_of_a_dead_worker_is_awaited_once(ray_cluster: Workers, call: Call, watching: MakeWatch):
     import ray
 
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     ray_cluster.run(Double(), 1, Pool(1, cpus=0.5))  # leaves a process in which the node can answer at once
-    expect(6.0)
+    set_patience(6.0)
     watch = watching(call)
-    ray.get(call.board.begin.remote(call.name, 0, replace(here(), pid=ended.pid)))
+    ray.get(call.board.record_start.remote(call.name, 0, replace(here(), pid=ended.pid)))
     start = time.monotonic()
     error = given_up(watch, within_s=30.0)
     assert isinstance(error, TransientError)
-    assert "a running worker (1 CPUs and 0 GPUs) within 6 s (cluster.patience_s)" in str(error)
+    assert "a running worker (1 CPU and 0 GPUs) within 6 s (cluster.patience_s)" in str(error)
     assert 5.0 < time.monotonic() - start < 12.0, "one patience and a node's answer, not two"
 
 
-def test_a_cluster_that_does_not_answer_for_a_moment_ends_no_watch(
+def test_a_short_silence_of_the_cluster_is_tolerated(
     call: Call, watching: MakeWatch, monkeypatch: pytest.MonkeyPatch
 ):
     import ray
@@ -101,7 +102,7 @@ def test_a_cluster_that_does_not_answer_for_a_moment_ends_no_watch(
             raise ray.exceptions.RaySystemError("the head is away")
         return answers()
 
-    expect(2.0)
+    set_patience(2.0)
     watch_over = watching(call)
     monkeypatch.setattr(watch, "_NODES_S", 0.1)
     monkeypatch.setattr(ray, "nodes", nodes)
@@ -110,9 +111,11 @@ def test_a_cluster_that_does_not_answer_for_a_moment_ends_no_watch(
 
 
 @pytest.mark.parametrize(("demanded", "refused"), [(1, False), (10_000, True)])
-def test_workers_that_never_find_room_end_the_call_after_the_wait(call: Call, demanded: int, refused: bool):
-    expect(PATIENCE_S, 1.0)
-    over = Watch(call, "Double", Needs(1.0, 0.0, demanded), 3, None)
+def test_workers_that_cannot_be_scheduled_end_the_call_after_the_wait(
+    call: Call, demanded: int, refused: bool
+):
+    set_patience(PATIENCE_S, 1.0)
+    over = Watch(call, "Double", ResourceDemand(1.0, 0.0, demanded), 3, None)
     try:
         if not refused:
             with pytest.raises(AssertionError, match="no error"):
@@ -123,33 +126,33 @@ def test_workers_that_never_find_room_end_the_call_after_the_wait(call: Call, de
         over.stop()
     assert isinstance(error, TransientError)
     expected = (
-        r"room for 10000 workers of 1 CPUs and 0 GPUs \(cluster.workers.min\), within 1 s .*found room for \d"
+        r"room for 10000 workers of 1 CPU and 0 GPUs \(cluster.workers.min\), within 1 s .*found room for \d"
     )
     assert re.search(expected, str(error))
 
 
 class Lossy:
-    """A board that loses the first signs."""
+    """A board that loses the first heartbeats."""
 
     def __init__(self) -> None:
-        self.signs = 0
+        self.sent = 0
         self.heard = threading.Event()
-        self.sign = self
+        self.record_heartbeat = self
 
     def remote(self, *told: Any) -> None:
         import ray
 
-        self.signs += 1
-        if self.signs < 3:
+        self.sent += 1
+        if self.sent < 3:
             raise ray.exceptions.RaySystemError("the board is away")
         self.heard.set()
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_signs_of_life_go_on_after_one_that_was_lost(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(boards, "_SIGN_S", 0.05)
+def test_heartbeats_continue_after_a_lost_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(boards, "_HEARTBEAT_S", 0.05)
     board = Lossy()
-    with Call(board, "call").alive():
+    with Call(board, "call").heartbeats():
         assert board.heard.wait(10.0)
 
 
@@ -158,7 +161,7 @@ def lost_gpu(ray_cluster: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node with a GPU that this run has seen, and that is gone."""
     import ray
 
-    monkeypatch.setattr(room, "_seen", {})
+    monkeypatch.setattr(cluster_nodes, "_seen_by_job", {})
     gone = {
         "Alive": True,
         "NodeID": os.urandom(28).hex(),
@@ -173,13 +176,13 @@ def lost_gpu(ray_cluster: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("lost_gpu", "call")
 @pytest.mark.parametrize("more", [(), (Node(1.0, 1.0),)])
-def test_a_lost_node_is_waited_for_and_running_again_may_help(
+def test_a_lost_node_is_a_transient_error_after_the_wait(
     ray_cluster: Workers, more: tuple[Node, ...], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(watch, "addable", lambda: more)
-    expect(60.0, wait_s=2.0)
+    monkeypatch.setattr(watch, "addable_nodes", lambda: more)
+    set_patience(60.0, wait_s=2.0)
     words = (
-        r"cluster: expected 1 CPUs and 1 GPUs for one worker, within 2 s \(cluster\.wait_s\), found one "
+        r"cluster: expected 1 CPU and 1 GPU for one worker, within 2 s \(cluster\.wait_s\), found one "
         r"node of .* lost; start the lost node or one like it"
     )
     with pytest.raises(TransientError, match=words) as caught:

@@ -25,7 +25,7 @@ from tests.flows.train.training import training_arguments
 
 @pytest.mark.parametrize("trained", [None, 12])
 @pytest.mark.parametrize("encoded", [None, 40, 66])
-def test_a_length_of_the_training_is_not_that_of_its_product(
+def test_the_length_of_training_texts_does_not_limit_the_product(
     tmp_path: Path, encoder: Path, trained: int | None, encoded: int | None
 ):
     long = write_long(tmp_path / "sentences.parquet")
@@ -57,7 +57,7 @@ def write_long(file: Path) -> list[str]:
     return texts
 
 
-def test_measurements_read_texts_as_the_product_does(tmp_path: Path, encoder: Path):
+def test_dev_texts_are_truncated_as_by_the_product(tmp_path: Path, encoder: Path):
     write_long(tmp_path / "sentences.parquet")
     changes = ((), ("train.max_length=12",), ("train.max_length=12", "encoder.max_length=12"))
     starts = []

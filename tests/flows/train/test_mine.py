@@ -11,9 +11,9 @@ import pytest
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError, DataError
 from pipeline.flows.run import Run
-from pipeline.flows.train import mine_tasks as mining
+from pipeline.flows.train import equal_texts
+from pipeline.flows.train.equal_texts import Relate
 from pipeline.flows.train.mine import _units, mine
-from pipeline.flows.train.mine_tasks import Relate
 from pipeline.flows.workers.cluster import connect
 from pipeline.log import Stages
 from pipeline.models.inference.encoder import load_encoder
@@ -139,7 +139,7 @@ def test_negatives_are_those_of_a_brute_force_search(overrides, pairs, encoder: 
     assert not left
 
 
-def test_random_ones_depend_on_the_seed_alone(pairs, encoder: Path, tmp_path: Path):
+def test_random_negatives_depend_on_the_seed_only(pairs, encoder: Path, tmp_path: Path):
     folder, _ = pairs
     options = ("train.mine.pick=random", "train.mine.margin=null")
     first = mined(job_of(encoder, *options), folder, tmp_path / "one")[1]
@@ -150,7 +150,7 @@ def test_random_ones_depend_on_the_seed_alone(pairs, encoder: Path, tmp_path: Pa
     assert mined(job_of(encoder, *options, "train.seed=1"), folder, tmp_path / "one")[1] != first
 
 
-def test_a_second_run_and_one_that_was_cut_off_take_over_what_is_there(pairs, encoder: Path, tmp_path: Path):
+def test_repeated_and_interrupted_runs_reuse_stored_negatives(pairs, encoder: Path, tmp_path: Path):
     folder, _ = pairs
     job = job_of(encoder)
     found, got = mined(job, folder, tmp_path)
@@ -179,7 +179,7 @@ def test_a_second_run_and_one_that_was_cut_off_take_over_what_is_there(pairs, en
     }
 
 
-def test_pairs_are_compared_a_share_of_the_keys_at_a_time(
+def test_the_result_does_not_depend_on_the_block_of_keys(
     pairs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     folder, rows = pairs
@@ -190,11 +190,11 @@ def test_pairs_are_compared_a_share_of_the_keys_at_a_time(
     ]
     found = []
     for lines in (1 << 22, 50):
-        monkeypatch.setattr(mining, "_LINES", lines)
-        related = Relate(store).start()(units)
-        known = pq.read_table(tmp_path / related.known.path).to_pydict()
+        monkeypatch.setattr(equal_texts, "_PAIRS_IN_MEMORY", lines)
+        equal = Relate(store).start()(units)
+        known = pq.read_table(tmp_path / equal.known.path).to_pydict()
         found.append(
-            (related.repeats, set(zip(known["anchor"], known["address"], strict=True)), len(known["anchor"]))
+            (equal.repeats, set(zip(known["anchor"], known["address"], strict=True)), len(known["anchor"]))
         )
     assert found[0] == found[1]
     stripped = [(anchor, positive.strip()) for anchor, positive in rows]
@@ -203,7 +203,7 @@ def test_pairs_are_compared_a_share_of_the_keys_at_a_time(
     assert found[0][2] == len({*stripped, *((anchor, anchor) for anchor, _ in rows if anchor in firsts)})
 
 
-def test_no_pair_left_is_an_error_that_says_what_to_change(pairs, encoder: Path, tmp_path: Path):
+def test_an_empty_result_is_an_error_with_advice(pairs, encoder: Path, tmp_path: Path):
     folder, _ = pairs
     with pytest.raises(DataError, match=rf"none of {PAIRS}.*lower train\.mine\.margin"):
         mined(job_of(encoder, "train.mine.margin=2"), folder, tmp_path)

@@ -11,8 +11,9 @@ import pytest
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings
 from pipeline.store.store import open_store
+from tests.flows.conftest import StartJob, finish_job
 from tests.flows.night import test_nodes
-from tests.flows.train.test_train import arguments, finish, start, workers
+from tests.flows.train.test_train import arguments, workers
 from tests.flows.train.training import write_sentences, write_sts
 
 pytestmark = pytest.mark.slow
@@ -35,14 +36,21 @@ def at_work(raylet: int) -> bool:
         return False
 
 
-def test_a_lost_node_costs_a_training_what_came_after_its_last_checkpoint(
-    s3: str, nodes: test_nodes.Nodes, environment: dict[str, str], encoder: Path, tmp_path: Path
+def test_a_lost_node_loses_only_steps_after_the_last_checkpoint(
+    start_job: StartJob,
+    s3: str,
+    nodes: test_nodes.Nodes,
+    environment: dict[str, str],
+    encoder: Path,
+    tmp_path: Path,
 ):
     write_sentences(tmp_path / "sentences.parquet", 101)
     write_sts(tmp_path / "sts.parquet")
     root = f"{s3}/{tmp_path.name}"
-    training = start(
-        arguments(tmp_path, encoder, f"train.root={root}", f"cluster.address={nodes.address}"), environment
+    training = start_job(
+        "train",
+        arguments(tmp_path, encoder, f"train.root={root}", f"cluster.address={nodes.address}"),
+        environment,
     )
     deadline = time.monotonic() + _PATIENCE_S
     while last_step(f"{root}/run") < 40 and training.poll() is None and time.monotonic() < deadline:
@@ -50,7 +58,7 @@ def test_a_lost_node_costs_a_training_what_came_after_its_last_checkpoint(
     seats = [at_work(raylet) for raylet in nodes.raylets]
     assert sum(seats) == 2, "each worker has a node of its own"
     nodes.order(f"remove {seats.index(True, 1) - 1}")  # not the head, which is the first
-    answer, said = finish(training)
+    answer, said = finish_job(training)
     assert (answer["status"], answer["steps"]) == ("trained", 240)
     assert said.count("a training worker is lost") == 1
     assert open_folder(EncoderSettings(path=answer["encoder"])).space_id == answer["space_id"]

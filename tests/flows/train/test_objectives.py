@@ -14,7 +14,7 @@ from pipeline.flows.train.rank import TrainRank
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.trainable.encoder import load_trainable
-from pipeline.objectives import Product
+from pipeline.objectives import TrainedModel
 from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.flows.conftest import sentences
 from tests.flows.train.test_rank import Stop, rank_of, train
@@ -59,7 +59,7 @@ def rank_for(name: str, folder: Path, encoder: Path, run: str = "run") -> TrainR
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_trains_and_leaves_an_encoder(name: str, tmp_path: Path, encoder: Path):
+def test_every_objective_trains_and_saves_an_encoder(name: str, tmp_path: Path, encoder: Path):
     torch.manual_seed(0)
     rank = rank_for(name, tmp_path, encoder)
     train(rank)
@@ -91,7 +91,7 @@ def test_of_two_encoders_the_better_one_on_dev_is_the_product(tmp_path: Path, en
         )
         train(rank)
         figures[inference] = rank.dev.score(
-            Product(load_trainable(open_folder(EncoderSettings(path=rank.run.encoder))))
+            TrainedModel(load_trainable(open_folder(EncoderSettings(path=rank.run.encoder))))
         )
         spaces[inference] = rank.run.result().space_id
     assert figures["first"] != figures["second"]
@@ -100,7 +100,7 @@ def test_of_two_encoders_the_better_one_on_dev_is_the_product(tmp_path: Path, en
 
 
 @pytest.mark.parametrize("name", ["cert", "side by side"])
-def test_queues_and_twins_go_on_to_the_same_bits(name: str, tmp_path: Path, encoder: Path):
+def test_queues_and_second_encoders_resume_to_the_same_bits(name: str, tmp_path: Path, encoder: Path):
     whole, parts = rank_for(name, tmp_path, encoder), rank_for(name, tmp_path, encoder, "parts")
     train(whole)
     with pytest.raises(Stop):

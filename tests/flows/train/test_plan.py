@@ -36,9 +36,7 @@ def test_steps_follow_from_rows_epochs_and_batch(tmp_path: Path, overrides: tupl
 
 @pytest.mark.parametrize("rows", [17, 31, 96, 97])
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_every_rank_has_as_many_rows_in_as_many_steps_whatever_is_left_over(
-    tmp_path: Path, rows: int, workers: int
-):
+def test_every_rank_has_equally_many_rows_and_steps(tmp_path: Path, rows: int, workers: int):
     write_sentences(tmp_path / "sentences.parquet", rows)
     found = plan(tmp_path, "train.epochs=3", f"train.workers={workers}")
     assert found.steps == 3 * (rows // 8)
@@ -84,16 +82,16 @@ def test_every_rank_has_as_many_rows_in_as_many_steps_whatever_is_left_over(
         ),
     ],
 )
-def test_settings_that_cannot_be_are_refused(tmp_path: Path, overrides: tuple[str, ...], words: str):
+def test_invalid_settings_are_refused(tmp_path: Path, overrides: tuple[str, ...], words: str):
     with pytest.raises(ConfigError, match=words):
         plan(tmp_path, *overrides)
 
 
-def test_rows_that_cannot_be_trained_on_are_refused(tmp_path: Path):
+def test_unsuitable_rows_are_refused(tmp_path: Path):
     supervised = "train.objective=supervised"
     with pytest.raises(DataError, match=r"a column 'anchor' for the role anchor, found the columns text"):
         plan(tmp_path, supervised)
-    with pytest.raises(DataError, match=r"rows for a batch of 1,000"):
+    with pytest.raises(DataError, match=r"at least the 1,000 rows of a batch"):
         plan(tmp_path, "train.order.batch_rows=1000")
 
 
@@ -107,7 +105,7 @@ def _pairs(folder: Path, name: str, rows: int, **more: list[str]) -> str:
     return str(folder / f"{name}.parquet")
 
 
-def test_sources_take_turns_or_share_a_batch_by_their_weights(tmp_path: Path):
+def test_sources_alternate_or_share_a_batch_by_weight(tmp_path: Path):
     one, other = _pairs(tmp_path, "one", 40), _pairs(tmp_path, "other", 40, negative=["n"] * 40)
     data = f"train.data=[{{uri: {one}, weight: 1}}, {{uri: {other}, weight: 3}}]"
     taken = [
@@ -125,7 +123,7 @@ def test_sources_take_turns_or_share_a_batch_by_their_weights(tmp_path: Path):
         plan(tmp_path, data, "train.objective=supervised", "train.mixing=blend", "train.order.batch_rows=6")
 
 
-def test_an_objective_of_neighbours_gets_pieces_of_documents(tmp_path: Path):
+def test_an_objective_of_neighbours_gets_consecutive_rows_of_documents(tmp_path: Path):
     from pipeline.objectives import OBJECTIVES
 
     name = next((name for name in OBJECTIVES.names() if OBJECTIVES[name].order == "contiguous"), None)

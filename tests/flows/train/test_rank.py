@@ -19,7 +19,7 @@ from pipeline.errors import DataError
 from pipeline.flows.train.plan import open_dev, plan_of
 from pipeline.flows.train.rank import TrainRank
 from pipeline.flows.train.run_folder import open_run
-from pipeline.flows.train.train import begin
+from pipeline.flows.train.train import record_start
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
@@ -33,7 +33,7 @@ from tests.train.test_start import write_nli
 def rank_of(folder: Path, encoder: Path, *overrides: str) -> TrainRank:
     job = training_job(folder, encoder, *overrides)
     run, plan = open_run(job.train, open_folder(job.encoder)), plan_of(job.train)
-    begin(run, plan, job.encoder.path)
+    record_start(run, plan, job.encoder.path)
     return TrainRank(run, job.encoder, job.train, plan, open_dev(job.train))
 
 
@@ -41,7 +41,7 @@ def train(rank: TrainRank, stop: int = -1) -> None:
     rank(RankSlice(), "cpu", until(stop))
 
 
-def test_the_product_is_an_encoder_for_everybody(tmp_path: Path, encoder: Path):
+def test_the_product_is_an_encoder_that_sentence_transformers_loads(tmp_path: Path, encoder: Path):
     rank = rank_of(tmp_path, encoder)
     train(rank)
     result = rank.run.result()
@@ -57,7 +57,7 @@ def test_the_product_is_an_encoder_for_everybody(tmp_path: Path, encoder: Path):
     )
 
 
-def test_a_training_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path, encoder: Path):
+def test_a_stopped_training_resumes_to_the_same_bits(tmp_path: Path, encoder: Path):
     whole, parts = rank_of(tmp_path, encoder), rank_of(tmp_path, encoder, "train.name=parts")
     train(whole)
     for stop in (3, 6, 11):  # before the first checkpoint, and between two of them
@@ -68,7 +68,7 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path, en
     assert all(np.array_equal(expected[name], found[name]) for name in expected)
 
 
-def test_an_encoder_that_was_deleted_is_made_again(tmp_path: Path, encoder: Path):
+def test_a_deleted_encoder_is_saved_again(tmp_path: Path, encoder: Path):
     rank = rank_of(tmp_path, encoder)
     train(rank)
     before, result = weights(Path(rank.run.encoder)), rank.run.result()
@@ -84,9 +84,7 @@ def dev_of(folder: Path, *more: str) -> tuple[str, ...]:
     return f"train.dev.uri={write_sts(folder / 'sts.parquet')}", "train.dev.steps=3", *more
 
 
-def test_the_best_weights_on_dev_are_the_product_also_of_a_training_that_was_stopped(
-    tmp_path: Path, encoder: Path
-):
+def test_the_best_weights_on_dev_are_the_product_of_a_resumed_training_too(tmp_path: Path, encoder: Path):
     whole, parts = (
         rank_of(tmp_path, encoder, *dev_of(tmp_path, f"train.name={name}")) for name in ("whole", "parts")
     )
@@ -110,9 +108,7 @@ def test_the_best_weights_on_dev_are_the_product_also_of_a_training_that_was_sto
     assert 100 * spearmanr(cosines, whole.dev.gold)[0] == pytest.approx(expected.figures["dev"], abs=0.01)
 
 
-def test_a_training_that_makes_nothing_better_gives_the_encoder_that_it_began_with(
-    tmp_path: Path, encoder: Path
-):
+def test_a_training_without_improvement_returns_the_initial_encoder(tmp_path: Path, encoder: Path):
     rank = rank_of(
         tmp_path, encoder, *dev_of(tmp_path, "train.optimizer.learning_rate=1.0e-30", "train.dev.patience=2")
     )
@@ -124,7 +120,7 @@ def test_a_training_that_makes_nothing_better_gives_the_encoder_that_it_began_wi
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
-def test_the_last_weights_are_the_product_where_that_is_wanted(tmp_path: Path, encoder: Path):
+def test_the_last_weights_are_the_product_if_configured(tmp_path: Path, encoder: Path):
     kept, plain = (
         rank_of(tmp_path, encoder, *dev_of(tmp_path, "train.dev.keep=last")),
         rank_of(tmp_path, encoder, "train.name=plain"),
@@ -141,7 +137,7 @@ def spread(vectors: np.ndarray) -> float:
     return float(np.log(np.exp(-2 * pdist(unit, "sqeuclidean")).mean()))
 
 
-def test_start_and_end_are_measured_on_the_same_rows_where_there_is_no_dev(tmp_path: Path, encoder: Path):
+def test_without_dev_start_and_end_are_measured_on_the_same_rows(tmp_path: Path, encoder: Path):
     rank = rank_of(tmp_path, encoder, "train.max_steps=6")
     train(rank)
     lines, result = read_metrics(rank.run.store), rank.run.result()
@@ -159,7 +155,7 @@ def test_start_and_end_are_measured_on_the_same_rows_where_there_is_no_dev(tmp_p
     assert "the training had not seen them" in page
 
 
-def test_a_training_that_was_stopped_has_the_figures_of_the_same_rows(tmp_path: Path, encoder: Path):
+def test_a_resumed_training_has_the_metrics_of_the_same_rows(tmp_path: Path, encoder: Path):
     whole, parts = (rank_of(tmp_path, encoder, f"train.name={name}") for name in ("whole", "parts"))
     train(whole)
     for stop in (2, 11):
@@ -188,7 +184,7 @@ def test_a_loss_that_depends_on_earlier_steps_is_not_compared(tmp_path: Path, en
 
 
 @pytest.mark.parametrize("scheme", ["file", "s3"])
-def test_a_training_lives_at_any_uri(
+def test_a_training_runs_at_any_uri(
     tmp_path: Path, encoder: Path, s3: str, scheme: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
@@ -207,7 +203,7 @@ def test_a_training_lives_at_any_uri(
     }
 
 
-def test_numbers_that_are_none_end_a_training_and_its_batch_is_kept(tmp_path: Path, encoder: Path):
+def test_nan_ends_a_training_and_stores_its_batch(tmp_path: Path, encoder: Path):
     rank = rank_of(tmp_path, encoder, "train.optimizer={name: sgd, learning_rate: 1.0e+38, clip: null}")
     with pytest.raises(
         DataError, match=r"step \d.*finite.*the batch is in .*refused/step-\d+.parquet"
@@ -224,7 +220,7 @@ def test_numbers_that_are_none_end_a_training_and_its_batch_is_kept(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_another_number_of_workers_goes_on_with_the_same_rows(tmp_path: Path, encoder: Path):
+def test_another_number_of_workers_continues_with_the_same_rows(tmp_path: Path, encoder: Path):
     whole, parts = (
         rank_of(tmp_path, encoder, "train.dropout=0"),
         rank_of(tmp_path, encoder, "train.dropout=0", "train.name=parts"),
@@ -245,7 +241,7 @@ def train_apart(rank: TrainRank, folder: Path, stop: int) -> None:
     )
 
 
-def test_a_schedule_goes_by_what_the_classifier_gets_right(tmp_path: Path, encoder: Path):
+def test_a_schedule_follows_the_accuracy_of_the_classifier(tmp_path: Path, encoder: Path):
     data, dev = write_nli(tmp_path / "nli.parquet"), write_nli(tmp_path / "dev.parquet")
     classifies = (
         f"train.data={data}",
@@ -270,4 +266,4 @@ def test_a_schedule_goes_by_what_the_classifier_gets_right(tmp_path: Path, encod
     assert lines[-1].learning_rate == pytest.approx(0.2**falls)
     report = Path(rank.run.report).read_text()
     assert "Accuracy, % on dev" in report
-    assert "Spearman" not in report
+    assert "Spearman x100" not in report

@@ -28,7 +28,7 @@ def record_of(run: RunFolder) -> RunRecord:
     )
 
 
-def test_what_changes_no_step_changes_no_name(tmp_path: Path, encoder: Path):
+def test_settings_without_effect_on_a_step_keep_the_name(tmp_path: Path, encoder: Path):
     free = ("train.name=null", "train.objective=simcse")
     name = run_of(tmp_path, encoder, *free).name
     assert name.startswith("simcse-")
@@ -59,7 +59,7 @@ def test_a_length_for_training_texts_is_part_of_the_definition_if_it_is_set(tmp_
         given.check()
 
 
-def test_the_name_follows_the_files_and_what_their_columns_are(tmp_path: Path, encoder: Path):
+def test_the_name_depends_on_the_files_and_the_roles_of_columns(tmp_path: Path, encoder: Path):
     before = run_of(tmp_path, encoder, "train.name=null")
     write_sentences(tmp_path / "sentences.parquet", count=97)
     after = run_of(tmp_path, encoder, "train.name=null")
@@ -68,7 +68,7 @@ def test_the_name_follows_the_files_and_what_their_columns_are(tmp_path: Path, e
     assert run_of(tmp_path, encoder, "train.name=null", f"train.data={source}").name != after.name
 
 
-def test_the_name_does_not_follow_the_way_an_encoder_is_named(
+def test_the_name_does_not_depend_on_the_spelling_of_the_encoder_path(
     tmp_path: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(encoder.parent)
@@ -79,9 +79,7 @@ def test_the_name_does_not_follow_the_way_an_encoder_is_named(
     assert len(names) == 1
 
 
-def test_an_explicit_name_with_other_settings_is_refused_and_the_keys_are_named(
-    tmp_path: Path, encoder: Path
-):
+def test_an_explicit_name_with_other_settings_is_refused_naming_the_keys(tmp_path: Path, encoder: Path):
     run = run_of(tmp_path, encoder)
     run.begin(record_of(run))
     again = run_of(tmp_path, encoder, "train.workers=2", "train.checkpoint.keep=3")
@@ -97,7 +95,7 @@ def test_an_explicit_name_with_other_settings_is_refused_and_the_keys_are_named(
         other.check()
 
 
-def test_a_file_that_was_changed_is_another_training(tmp_path: Path, encoder: Path):
+def test_a_changed_file_is_another_training(tmp_path: Path, encoder: Path):
     run = run_of(tmp_path, encoder)
     run.begin(record_of(run))
     os.utime(tmp_path / "sentences.parquet", ns=(1, 1))
@@ -105,20 +103,20 @@ def test_a_file_that_was_changed_is_another_training(tmp_path: Path, encoder: Pa
         run_of(tmp_path, encoder).check()
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, encoder: Path):
+def test_a_folder_with_other_content_is_not_modified(tmp_path: Path, encoder: Path):
     run = run_of(tmp_path, encoder)
     run.store.write("notes.txt", b"mine")
     with pytest.raises(ConfigError, match=r"notes.txt and no run.json; set train.name or train.root"):
         run.begin(record_of(run))
 
 
-def test_a_file_where_trainings_are_to_be_is_named(tmp_path: Path, encoder: Path):
+def test_a_file_in_place_of_the_folder_of_trainings_is_named(tmp_path: Path, encoder: Path):
     (tmp_path / "file").write_text("a file")
     with pytest.raises(ConfigError, match=r"file.*: expected a directory, found a file"):
         run_of(tmp_path, encoder, f"train.root={tmp_path / 'file'}").check()
 
 
-def test_a_record_of_which_only_the_beginning_was_written_is_written_again(tmp_path: Path, encoder: Path):
+def test_a_truncated_record_is_written_again(tmp_path: Path, encoder: Path):
     run = run_of(tmp_path, encoder)
     run.store.write("run.json", record_of(run).to_json()[:50])
     run.begin(record_of(run))
@@ -126,17 +124,17 @@ def test_a_record_of_which_only_the_beginning_was_written_is_written_again(tmp_p
 
 
 @pytest.mark.parametrize("name", ["../out", "a/b", "", ".hidden", "a b"])
-def test_a_name_that_is_no_folder_is_refused(tmp_path: Path, encoder: Path, name: str):
+def test_an_invalid_folder_name_is_refused(tmp_path: Path, encoder: Path, name: str):
     with pytest.raises(ConfigError, match=r"train.name: expected letters"):
         run_of(tmp_path, encoder, f"train.name='{name}'")
 
 
-def test_training_files_that_are_not_there_are_named(tmp_path: Path, encoder: Path):
+def test_missing_training_files_are_named(tmp_path: Path, encoder: Path):
     with pytest.raises(DataError, match=r"none.parquet"):
         run_of(tmp_path, encoder, f"train.data={tmp_path / 'none.parquet'}")
 
 
-def test_a_result_is_found_again(tmp_path: Path, encoder: Path):
+def test_a_stored_result_is_found(tmp_path: Path, encoder: Path):
     run = run_of(tmp_path, encoder)
     assert run.result() is None
     result = ResultRecord(

@@ -11,7 +11,7 @@ import pytest
 from pipeline.flows.train.plan import open_dev, plan_of
 from pipeline.flows.train.rank import TrainRank
 from pipeline.flows.train.run_folder import RunFolder
-from pipeline.flows.train.train import begin, opened
+from pipeline.flows.train.train import open_training, record_start
 from pipeline.settings import Job
 from pipeline.store.store import open_store
 from pipeline.text.rows.batches import RankSlice
@@ -43,23 +43,23 @@ def job_of(folder: Path, encoder: Path, *overrides: str) -> Job:
 
 def trained(job: Job, stop: int = -1) -> tuple[Job, RunFolder]:
     """As `train` does, in this process."""
-    job, run = opened(job)
+    job, run = open_training(job)
     plan = plan_of(job.train)
-    begun = begin(run, plan, job.encoder.path, [source.uri for source in job.train.data])
-    TrainRank(run, job.encoder, job.train, plan, open_dev(job.train), begun)(RankSlice(), "cpu", until(stop))
+    done_steps = record_start(run, plan, job.encoder.path, [source.uri for source in job.train.data])
+    TrainRank(run, job.encoder, job.train, plan, open_dev(job.train), done_steps)(
+        RankSlice(), "cpu", until(stop)
+    )
     return job, run
 
 
-def test_cert_is_trained_on_a_manifest_and_says_which_and_how_many_rows_were_left_out(
-    tmp_path: Path, encoder: Path
-):
+def test_cert_reports_its_manifest_and_the_number_of_rows_left_out(tmp_path: Path, encoder: Path):
     uri = write_manifest(open_store(tmp_path), "main", [variants(80, 0), variants(40, 5)])
     job, run = trained(job_of(tmp_path, encoder))
     assert [source.uri for source in job.train.data] == [uri]
     missing = sum(row % 8 == 0 or row % 10 == 0 for rows in (80, 40) for row in range(rows))
     record = run.record()
     assert (record.sources, record.counts) == ((uri,), ({"rows": 120, "unlabelled": 0, "missing": missing},))
-    assert run.ended().steps == (120 - missing) // 8
+    assert run.final_result().steps == (120 - missing) // 8
     assert (
         f"augmented/main/00000001.json` ({120 - missing} rows)" in Path(run.encoder, "README.md").read_text()
     )
@@ -67,7 +67,7 @@ def test_cert_is_trained_on_a_manifest_and_says_which_and_how_many_rows_were_lef
 
 
 @pytest.mark.parametrize("name", ["null", "mine"])
-def test_an_interrupted_training_goes_on_with_the_rows_it_began_with_and_the_next_one_has_the_newest(
+def test_a_resumed_training_keeps_its_manifest_and_a_new_one_takes_the_newest(
     tmp_path: Path, encoder: Path, name: str
 ):
     store = open_store(tmp_path)
@@ -76,17 +76,17 @@ def test_an_interrupted_training_goes_on_with_the_rows_it_began_with_and_the_nex
     with pytest.raises(Stop):
         trained(job_of(tmp_path, encoder, f"train.name={name}"), stop=5)
     second = write_manifest(store, "main", [variants(80, 0), variants(40, 5)])
-    other, _ = opened(job_of(tmp_path, encoder, "train.name=null", "train.seed=9"))
+    other, _ = open_training(job_of(tmp_path, encoder, "train.name=null", "train.seed=9"))
     assert [source.uri for source in other.train.data] == [second], "another training has the newest"
     job, run = trained(job_of(tmp_path, encoder, f"train.name={name}"))
     assert [source.uri for source in job.train.data] == [first]
     expected, found = weights(Path(whole.encoder)), weights(Path(run.encoder))
     assert all(np.array_equal(expected[each], found[each]) for each in expected)
-    later, _ = opened(job_of(tmp_path, encoder, f"train.name={name}"))
+    later, _ = open_training(job_of(tmp_path, encoder, f"train.name={name}"))
     assert [source.uri for source in later.train.data] == [second], "it has ended"
 
 
-def test_of_several_sources_each_folder_is_replaced_and_files_are_not(tmp_path: Path, encoder: Path):
+def test_each_folder_of_several_sources_is_resolved_to_its_manifest(tmp_path: Path, encoder: Path):
     store = open_store(tmp_path)
     uris = [
         write_manifest(store, name, [variants(40, number)]) for number, name in enumerate(("main", "more"))
@@ -96,11 +96,11 @@ def test_of_several_sources_each_folder_is_replaced_and_files_are_not(tmp_path: 
         f"[{tmp_path}/augmented/more, {tmp_path}/sentences.parquet, {{uri: {tmp_path}/augmented/main, "
         "weight: 2}]"
     )
-    job, run = opened(training_job(tmp_path, encoder, f"train.data={data}"))
+    job, run = open_training(training_job(tmp_path, encoder, f"train.data={data}"))
     assert [source.uri for source in job.train.data] == [uris[1], f"{tmp_path}/sentences.parquet", uris[0]]
     assert (
         run.digest
-        == opened(
+        == open_training(
             training_job(
                 tmp_path,
                 encoder,
@@ -110,7 +110,7 @@ def test_of_several_sources_each_folder_is_replaced_and_files_are_not(tmp_path: 
     )
 
 
-def test_a_training_whose_units_are_gone_begins_anew_with_the_newest(tmp_path: Path, encoder: Path):
+def test_a_training_with_deleted_units_starts_again_with_the_newest(tmp_path: Path, encoder: Path):
     store = open_store(tmp_path)
     write_manifest(store, "main", [variants(80, 0)])
     with pytest.raises(Stop):
@@ -118,4 +118,4 @@ def test_a_training_whose_units_are_gone_begins_anew_with_the_newest(tmp_path: P
     for entry in store.list("units"):
         store.delete(entry.path)
     second = write_manifest(store, "main", [variants(40, 5)])
-    assert [source.uri for source in opened(job_of(tmp_path, encoder))[0].train.data] == [second]
+    assert [source.uri for source in open_training(job_of(tmp_path, encoder))[0].train.data] == [second]

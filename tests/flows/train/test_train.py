@@ -1,19 +1,15 @@
 """Trainings on the cluster: killed with -9 wherever, they end at the weights of one that nobody disturbed."""
 
 import json
-import os
-import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
-from tests.flows.conftest import ROOT
+from tests.flows.conftest import StartJob, finish_job, kill_job
 from tests.flows.train.training import training_arguments, weights, write_sentences, write_sts
 
 pytestmark = pytest.mark.slow
@@ -36,24 +32,6 @@ def arguments(folder: Path, encoder: Path, *overrides: str) -> list[str]:
         f"train.dev={{uri: {folder / 'sts.parquet'}, steps: 60, keep: last}}",
         *overrides,
     ]
-
-
-def start(given: list[str], environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "jobs.train", "--json", *given]
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment or {**os.environ, "MANTA_LOG": "json"},
-    )
-
-
-def finish(training: subprocess.Popen[str], code: int = 0) -> tuple[dict[str, Any], str]:
-    out, errors = training.communicate(timeout=_PATIENCE_S)
-    assert training.returncode == code, errors[-3000:]
-    return dict(json.loads(out)), errors
 
 
 def last_step(run: Path) -> int:
@@ -93,32 +71,32 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_training_whose_workers_and_whose_driver_were_killed_ends_as_one_that_nobody_disturbed(
-    rows: Path, encoder: Path
+def test_a_training_with_killed_workers_and_driver_equals_an_undisturbed_one(
+    start_job: StartJob, rows: Path, encoder: Path
 ):
     given = arguments(rows, encoder)
-    answer, said = finish(start(given))
+    answer, said = finish_job(start_job("train", given))
     assert (answer["status"], answer["steps"], answer["name"]) == ("trained", _STEPS, "run")
     assert f"training: starts, {_STEPS} steps" in said
 
     disturbed = rows / "trainings/disturbed"
-    training = start([*given, "train.name=disturbed"])
+    training = start_job("train", [*given, "train.name=disturbed"])
     wait_for(disturbed, 40, training)
     workers(training.pid)[1].kill()
     wait_for(disturbed, last_step(disturbed) + 60, training)
     assert last_step(disturbed) < _STEPS, "it was killed in its middle"
-    training.send_signal(signal.SIGKILL)
-    _, errors = training.communicate()
-    assert "a training worker is lost" in errors
+    assert "a training worker is lost" in kill_job(training)
     time.sleep(2)  # its workers die with it
-    answer, said = finish(start([*given, "train.name=disturbed"]))
+    answer, said = finish_job(start_job("train", [*given, "train.name=disturbed"]))
     assert answer["status"] == "trained"
     assert "training disturbed continues after step" in said
     assert same_weights(rows / "trainings/run", disturbed)
     assert trajectory(rows / "trainings/run") == trajectory(disturbed)
     assert len(trajectory(disturbed)) == _STEPS + 1
 
-    again, _ = finish(start([*given, "cluster.address=127.0.0.1:1"]))  # no Ray is there: none is asked
+    again, _ = finish_job(
+        start_job("train", [*given, "cluster.address=127.0.0.1:1"])
+    )  # no Ray is there: none is asked
     assert (again["status"], again["space_id"]) == ("unchanged", answer["space_id"])
-    refused, _ = finish(start([*given, "train.seed=1"]), 2)
+    refused, _ = finish_job(start_job("train", [*given, "train.seed=1"]), 2)
     assert "train.seed is 1 and was 0" in refused["message"]

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from sklearn.covariance import OAS
 
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError, DataError
@@ -27,14 +26,18 @@ from pipeline.post import load_transform
 from pipeline.post.chain import name_of
 from pipeline.settings import Job, WhitenSettings
 from pipeline.stats.moments import Moments
-from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.release import Releases
-from pipeline.store.schema import vector_matrix
 from pipeline.store.store import open_store
 from tests.flows.conftest import job_arguments, sentences, write_corpus
+from tests.flows.transform.oracles import (
+    Map,
+    raw_vectors,
+    shrunken_zca,
+    sif,
+    standardized_without_top,
+)
 
 pytestmark = pytest.mark.usefixtures("cluster")
-Map = Callable[[np.ndarray], np.ndarray]
 NEW_SETTINGS = ("transform", "rotation", "shrinkage", "ridge", "remove", "centred", "flow")
 
 
@@ -60,33 +63,6 @@ def make(root: Path, encoder: Path, *overrides: str) -> Job:
     return load_settings(Job, None, (*job_arguments(root, encoder), "gates.recall_at_10=0.5", *overrides))
 
 
-def raw_vectors(root: str, manifest: ReleaseManifest) -> np.ndarray:
-    return np.concatenate(
-        [vector_matrix(pq.read_table(Path(root, unit.path))["vector"]) for unit in manifest.units]
-    )
-
-
-def without_top(x: np.ndarray, fit: np.ndarray, count: int) -> np.ndarray:
-    top = np.linalg.svd(fit, full_matrices=False)[2][:count]
-    return x - x @ top.T @ top
-
-
-def sif(x: np.ndarray) -> Map:
-    return lambda v: without_top(v, x, 1)
-
-
-def standardized_without_top(x: np.ndarray) -> Map:
-    def scaled(v: np.ndarray) -> np.ndarray:
-        return (v - x.mean(axis=0)) / x.std(axis=0)
-
-    return lambda v: without_top(scaled(v), scaled(x), 2)
-
-
-def shrunken_zca(x: np.ndarray) -> Map:
-    values, axes = np.linalg.eigh(OAS().fit(x).covariance_)
-    return lambda v: (v - x.mean(axis=0)) @ axes @ np.diag(values**-0.5) @ axes.T
-
-
 @pytest.mark.parametrize(
     ("settings", "name", "oracle"),
     [
@@ -104,7 +80,7 @@ def shrunken_zca(x: np.ndarray) -> Map:
         (("whiten.rotation=zca", "whiten.shrinkage=auto"), "whitening", shrunken_zca),
     ],
 )
-def test_faiss_answers_raw_vectors_as_numpy_does_after_the_transform(
+def test_the_index_transforms_raw_vectors_as_numpy_does(
     night: Callable[..., NightOutcome], settings: tuple[str, ...], name: str, oracle: Callable[..., Map]
 ):
     outcome = night("whiten.mode=on", *settings)
@@ -129,7 +105,7 @@ def test_faiss_answers_raw_vectors_as_numpy_does_after_the_transform(
     assert "transform and normalisation are inside the index" in Path(outcome.report).read_text()
 
 
-def test_a_release_of_a_version_that_knew_whitening_alone_is_gone_on_from(
+def test_a_release_of_a_version_with_whitening_only_is_continued(
     night: Callable[..., NightOutcome], root: Path, encoder: Path
 ):
     first = night("whiten.mode=on", "whiten.k=20")
@@ -163,7 +139,7 @@ def test_a_release_of_a_version_that_knew_whitening_alone_is_gone_on_from(
     (root / "corpus" / "part-late.parquet").unlink()
 
 
-def test_k_is_chosen_on_rows_held_out_and_the_report_shows_the_curve(night: Callable[..., NightOutcome]):
+def test_k_is_chosen_on_held_out_rows_with_a_curve_in_the_report(night: Callable[..., NightOutcome]):
     outcome = night("whiten.mode=on", "whiten.k=likelihood")
     numbers = next(
         choice["numbers"] for choice in outcome.facts["decisions"] if choice["what"] == "whitening"
@@ -176,7 +152,7 @@ def test_k_is_chosen_on_rows_held_out_and_the_report_shows_the_curve(night: Call
     assert f"k {numbers['k']}: {curve[numbers['k']]:.4f}" in page
 
 
-def test_rows_held_out_do_not_depend_on_how_they_lie_in_units(
+def test_held_out_rows_do_not_depend_on_the_units(
     night: Callable[..., NightOutcome], root: Path, encoder: Path
 ):
     night()
@@ -211,7 +187,7 @@ def test_sizes_are_chosen_on_a_file_of_scores(night: Callable[..., NightOutcome]
         night("whiten.transform=components", "whiten.remove=dev", f"whiten.dev={root / 'none.parquet'}")
 
 
-def test_a_decision_that_stands_needs_its_dev_file_no_more_and_another_bound_of_drift_is_no_other_fit(
+def test_a_stored_decision_is_reused_without_its_dev_file_and_under_another_drift_limit(
     night: Callable[..., NightOutcome], root: Path
 ):
     pq.write_table(
@@ -232,7 +208,7 @@ def test_a_decision_that_stands_needs_its_dev_file_no_more_and_another_bound_of_
         night(*settings, "whiten.ridge=0.1")
 
 
-def test_settings_that_shape_no_release_publish_none(night: Callable[..., NightOutcome]):
+def test_settings_without_effect_on_a_release_publish_none(night: Callable[..., NightOutcome]):
     used = ("whiten.mode=on", "whiten.k=16")
     assert night(*used).status == "published"
     assert night(*used, "whiten.flow.seed=3", "whiten.write_vectors=true").status == "unchanged"
@@ -241,7 +217,7 @@ def test_settings_that_shape_no_release_publish_none(night: Callable[..., NightO
     assert night("whiten.mode=off", "whiten.ridge=0.2").status == "unchanged"
 
 
-def test_a_fit_whose_file_is_gone_is_made_anew(
+def test_a_fit_with_a_missing_file_is_fitted_again(
     night: Callable[..., NightOutcome], root: Path, capsys: pytest.CaptureFixture[str]
 ):
     first = night("whiten.mode=on", "whiten.k=18")
@@ -257,7 +233,7 @@ def test_a_fit_whose_file_is_gone_is_made_anew(
     )
 
 
-def test_a_refusal_for_want_of_rows_is_kept_until_there_are_more(tmp_path: Path, encoder: Path):
+def test_a_refusal_for_too_few_rows_is_kept_until_there_are_more(tmp_path: Path, encoder: Path):
     def whitening(count: int, seed: int = 0) -> dict[str, object]:
         shutil.rmtree(tmp_path / "corpus", ignore_errors=True)
         write_corpus(tmp_path / "corpus", count, seed=seed)
@@ -290,7 +266,7 @@ def test_a_refusal_for_want_of_rows_is_kept_until_there_are_more(tmp_path: Path,
         ("whiten.remove=dev", "components among the steps"),
     ],
 )
-def test_what_no_index_can_hold_is_refused_before_anything_is_read(
+def test_a_transform_that_no_index_can_hold_is_refused_before_anything_is_read(
     tmp_path: Path, encoder: Path, settings: str, message: str
 ):
     write_corpus(tmp_path / "corpus")
@@ -300,12 +276,13 @@ def test_what_no_index_can_hold_is_refused_before_anything_is_read(
     assert not (tmp_path / "releases" / "units").exists()
 
 
-def test_a_corpus_of_short_texts_has_none_to_compare_on(
+def test_a_corpus_of_short_texts_cannot_be_compared(
     night: Callable[..., NightOutcome], root: Path, encoder: Path
 ):
     night()
     releases = open_releases(make(root, encoder))
     corpus = load_previous(releases).corpus
     assert corpus is not None
-    assert SampleTexts(releases.store, 5, 10_000).start()(corpus.units) == ()
-    assert len(SampleTexts(releases.store, 5, 15).start()(corpus.units)) == 5
+    for characters, count in ((10_000, 0), (15, 5)):
+        sample = SampleTexts(releases.store, 5, characters)
+        assert len(sample.texts([sample.work(corpus.units)])) == count

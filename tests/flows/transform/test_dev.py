@@ -39,7 +39,7 @@ GIVEN = {"sentence1": ["one", "two", "three"], "sentence2": ["four", "five", Non
     ],
 )
 @pytest.mark.parametrize("mode", ["auto", "on"])
-def test_a_dev_file_that_cannot_be_used_is_refused_before_anything_is_read(
+def test_an_invalid_dev_file_is_refused_before_the_corpus_is_read(
     tmp_path: Path, encoder: Path, columns: dict[str, object], message: str, mode: str
 ):
     given = {**GIVEN, **columns} if columns else {name: GIVEN[name] for name in ("sentence1", "sentence2")}
@@ -54,7 +54,7 @@ def test_a_dev_file_that_cannot_be_used_is_refused_before_anything_is_read(
     assert not (tmp_path / "releases" / "units").exists()
 
 
-def test_a_folder_is_no_dev_file(tmp_path: Path):
+def test_a_folder_is_refused_as_dev_file(tmp_path: Path):
     with pytest.raises(
         DataError, match=r"whiten\.dev: .*: expected a Parquet file, found .*; check the path"
     ):

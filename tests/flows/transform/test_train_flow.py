@@ -78,7 +78,7 @@ def same(raw: np.ndarray) -> np.ndarray:
     [(600,), (90, 1, 40) * 4, (17_000, 300)],
     ids=["one unit", "two windows", "a unit of three pieces"],
 )
-def test_an_epoch_holds_every_live_row_once_but_those_left_out(tmp_path: Path, rows: tuple[int, ...]):
+def test_an_epoch_holds_every_live_row_once_except_held_out_rows(tmp_path: Path, rows: tuple[int, ...]):
     made = chain(tmp_path, rows, dim=4)
     live = made.live()
     left_out = np.array(live[::7])
@@ -91,7 +91,7 @@ def test_an_epoch_holds_every_live_row_once_but_those_left_out(tmp_path: Path, r
     assert not np.array_equal(*np.split(both, 2))
 
 
-def test_the_order_is_the_seeds_and_can_be_entered_at_any_step(tmp_path: Path):
+def test_the_order_depends_on_the_seed_and_any_step_can_be_the_first(tmp_path: Path):
     made = chain(tmp_path, (90, 1, 40) * 4)
     order = RowOrder(source(made), made.units, np.zeros(0, np.int64), 32, seed=3)
     steps = order.steps_per_epoch
@@ -105,14 +105,14 @@ def test_the_order_is_the_seeds_and_can_be_entered_at_any_step(tmp_path: Path):
     assert not np.array_equal(next(other.batches(0, same)), batches[0])
 
 
-def test_rows_of_all_units_meet_in_a_batch(tmp_path: Path):
+def test_a_batch_mixes_rows_of_all_units(tmp_path: Path):
     made = chain(tmp_path, (100,) * 8)
     batch = next(RowOrder(source(made), made.units, np.zeros(0, np.int64), 64, seed=0).batches(0, same))
     of_row = {vector.tobytes(): address >> 32 for address, vector in made.vectors.items()}
     assert len({of_row[row.tobytes()] for row in batch}) >= 7
 
 
-def test_likelihood_of_held_out_rows_rises_and_the_curve_says_how(tmp_path: Path):
+def test_likelihood_of_held_out_rows_rises_along_the_reported_curve(tmp_path: Path):
     given = training(tmp_path)
     flow = trained(given)
     assert [point.step for point in flow.curve] == [0, *(-(-70 * number // 20) for number in range(1, 21))]
@@ -125,12 +125,12 @@ def test_likelihood_of_held_out_rows_rises_and_the_curve_says_how(tmp_path: Path
     assert np.abs(flow(x).mean(axis=0)).max() < 0.5
 
 
-def test_a_part_of_an_epoch_trains_on_as_many_rows(tmp_path: Path):
+def test_a_fraction_of_an_epoch_trains_on_that_fraction_of_rows(tmp_path: Path):
     flow = trained(training(tmp_path, epochs=0.5))
     assert (flow.curve[-1].step, flow.fitted_rows) == (7, 7 * 32)
 
 
-def test_a_killed_training_goes_on_to_the_same_bytes(tmp_path: Path):
+def test_a_killed_training_resumes_to_the_same_bytes(tmp_path: Path):
     more = {"epochs": 8.0, "checkpoint_steps": 10}
     undisturbed = training(tmp_path / "undisturbed", **more | {"checkpoint_steps": 100_000})
     trained(undisturbed)
@@ -151,7 +151,7 @@ def test_a_killed_training_goes_on_to_the_same_bytes(tmp_path: Path):
     assert stored(given) == stored(undisturbed)
 
 
-def test_another_order_of_checkpoints_is_the_same_training_and_anything_else_another(tmp_path: Path):
+def test_only_checkpoint_settings_can_change_without_a_new_training(tmp_path: Path):
     given = training(tmp_path / "one")
     assert training(tmp_path / "two", checkpoint_steps=7).id == given.id
     others = [
@@ -163,7 +163,7 @@ def test_another_order_of_checkpoints_is_the_same_training_and_anything_else_ano
     assert len({each.id for each in (given, fewer, living, *others)}) == 6
 
 
-def test_behind_another_transform_it_works_in_the_space_that_one_makes(tmp_path: Path):
+def test_behind_another_transform_the_flow_is_fitted_to_its_output(tmp_path: Path):
     given = training(tmp_path)
     x = np.concatenate([vectors for _, vectors in given.source.batches(given.units)])
     whitening = fit_whitening(Moments.of(x), 8, space_id=SPACE)
@@ -174,7 +174,7 @@ def test_behind_another_transform_it_works_in_the_space_that_one_makes(tmp_path:
     assert abs(z.std() - 1) < 0.2
 
 
-def test_the_dev_task_is_measured_on_the_way(tmp_path: Path):
+def test_dev_is_scored_during_the_training(tmp_path: Path):
     given, rng = training(tmp_path), np.random.default_rng(0)
     x = np.concatenate([vectors for _, vectors in given.source.batches(given.units)])
     dev = DevPairs(x[:50], x[50:100], rng.normal(size=50))
@@ -201,7 +201,7 @@ def test_the_dev_task_is_measured_on_the_way(tmp_path: Path):
         ("whiten.transform=whitening whiten.flow.levels=9", None),
     ],
 )
-def test_levels_that_do_not_fit_show_before_anything_is_encoded(settings: str, words: str | None):
+def test_invalid_levels_are_refused_before_anything_is_encoded(settings: str, words: str | None):
     whitening = load_settings(Job, None, ("whiten.transform=flow", *settings.split())).whiten
     if words is None:
         check_flow(whitening, 24)
@@ -210,7 +210,7 @@ def test_levels_that_do_not_fit_show_before_anything_is_encoded(settings: str, w
         check_flow(whitening, 24)
 
 
-def test_what_cannot_be_trained_says_why_and_stores_nothing(tmp_path: Path):
+def test_a_failed_training_is_explained_and_stores_nothing(tmp_path: Path):
     cases = {
         "levels": training(tmp_path / "a", levels=4),
         "rate": training(tmp_path / "b", learning_rate=1e9, checkpoint_steps=1),

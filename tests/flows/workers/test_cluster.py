@@ -1,7 +1,10 @@
 """The address of the cluster, the number of workers, and errors for wrong addresses. No Ray is started."""
 
 import os
+import re
 import socket
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from typing import Any
@@ -11,13 +14,21 @@ import pytest
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError, TransientError
 from pipeline.flows.workers.address import address_of
-from pipeline.flows.workers.cluster import _hushed, _within, connect
+from pipeline.flows.workers.cluster import _abort_after, _discard_stderr, connect
 from pipeline.flows.workers.local import LocalWorkers
+from pipeline.flows.workers.nodes import Node, ResourceDemand
 from pipeline.flows.workers.ray_workers import RayWorkers
-from pipeline.flows.workers.room import Needs, Node
 from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages, ends_by
 from pipeline.settings import ClusterSettings, EncodeSettings, Job
+
+
+@pytest.fixture
+def not_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let connect() look for a cluster although another test of this process may have started Ray."""
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +42,7 @@ from pipeline.settings import ClusterSettings, EncodeSettings, Job
         ("auto", "10.0.0.1:6379", ("auto", "cluster.address")),
     ],
 )
-def test_the_setting_goes_before_the_environment_and_a_dashboard_is_no_cluster(
+def test_the_setting_precedes_the_environment_and_dashboard_urls_are_ignored(
     monkeypatch, setting, variable, expected
 ):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -40,22 +51,16 @@ def test_the_setting_goes_before_the_environment_and_a_dashboard_is_no_cluster(
     assert address_of(ClusterSettings(address=setting)) == expected
 
 
+@pytest.mark.usefixtures("not_connected")
 @pytest.mark.parametrize(
     ("setting", "variable", "words"),
     [
         ("nonsense", None, r"^cluster\.address: .*found 'nonsense'.*set cluster\.address to null"),
-        ("host:port", None, r"^cluster\.address: .*found 'host:port'"),
         ("http://127.0.0.1:8265", None, r"^cluster\.address: .*found 'http://127\.0\.0\.1:8265'"),
         (None, "nonsense", r"^RAY_ADDRESS: .*found 'nonsense'.*unset RAY_ADDRESS"),
     ],
 )
-def test_a_malformed_address_is_a_wrong_setting_and_says_where_it_stands(
-    monkeypatch, setting, variable, words
-):
-    import ray
-
-    if ray.is_initialized():
-        pytest.skip("a connected Ray is used as it is")
+def test_a_malformed_address_is_refused_naming_its_source(monkeypatch, setting, variable, words):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     if variable is not None:
         monkeypatch.setenv("RAY_ADDRESS", variable)
@@ -63,22 +68,28 @@ def test_a_malformed_address_is_a_wrong_setting_and_says_where_it_stands(
         pass
 
 
-@pytest.mark.parametrize("address", ["no-such-host.invalid:6379", "127.0.0.1:1", "127.0.0.1:99999"])
-def test_an_address_at_which_nobody_listens_is_told_at_once(address: str):
-    import ray
+def test_an_address_that_ray_refuses_is_named():
+    code = """
+from pipeline.flows.workers.cluster import connect
+from pipeline.log import Stages
+from pipeline.settings import ClusterSettings
+with connect(ClusterSettings(address="host:port"), Stages()):
+    pass
+"""  # in a process of its own: this one may be connected to Ray
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert re.search(r"ConfigError: cluster\.address: .*found 'host:port'", ended.stderr)
 
-    if ray.is_initialized():
-        pytest.skip("a connected Ray is used as it is")
+
+@pytest.mark.usefixtures("not_connected")
+@pytest.mark.parametrize("address", ["no-such-host.invalid:6379", "127.0.0.1:1", "127.0.0.1:99999"])
+def test_an_unreachable_address_is_reported_at_once(address: str):
     words = r"^cluster\.address .*expected a Ray cluster that answers.*check host and port"
     with pytest.raises(TransientError, match=words), connect(settings(address=address), Stages()):
         pass
 
 
-def test_a_port_that_accepts_and_is_silent_is_told():
-    import ray
-
-    if ray.is_initialized():
-        pytest.skip("a connected Ray is used as it is")
+@pytest.mark.usefixtures("not_connected")
+def test_a_port_that_sends_nothing_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         impatient = settings(address=address).model_copy(update={"patience_s": 0.3})
@@ -90,25 +101,25 @@ def test_a_port_that_accepts_and_is_silent_is_told():
             pass
 
 
-def test_a_head_that_hangs_after_its_first_word_is_given_up():
+def test_connecting_to_a_hanging_head_times_out():
     told, over = list[Exception](), threading.Event()
 
     def end(error: Exception) -> None:
         told.append(error)
         over.set()
 
-    with ends_by(end), _within(0.05, "10.0.0.1:6379", "cluster.address", lambda: None):
+    with ends_by(end), _abort_after(0.05, "10.0.0.1:6379", "cluster.address", lambda: None):
         assert over.wait(10)
     assert str(told[0]).startswith(
         "cluster.address 10.0.0.1:6379: expected a Ray cluster that answers, found no answer within "
         "0.05 s (cluster.patience_s)"
     )
-    with ends_by(end), _within(60, "10.0.0.1:6379", "cluster.address", lambda: None):
+    with ends_by(end), _abort_after(60, "10.0.0.1:6379", "cluster.address", lambda: None):
         pass
     assert len(told) == 1
 
 
-def test_a_local_ray_that_starts_too_slowly_is_told_while_standard_error_is_closed(
+def test_a_slow_start_of_ray_is_reported_although_standard_error_is_redirected(
     capfd: pytest.CaptureFixture[str],
 ):
     over = threading.Event()
@@ -117,7 +128,7 @@ def test_a_local_ray_that_starts_too_slowly_is_told_while_standard_error_is_clos
         os.write(2, f"error: {error}\n".encode())
         over.set()
 
-    with ends_by(end), _hushed(False) as reopen, _within(0.05, "local", "local Ray", reopen):
+    with ends_by(end), _discard_stderr(False) as reopen, _abort_after(0.05, "local", "local Ray", reopen):
         os.write(2, b"what Ray's native part announces\n")
         assert over.wait(10)
     written = capfd.readouterr().err
@@ -167,7 +178,7 @@ def settings(**values: Any) -> ClusterSettings:
         (GPUS, {}, 100, (32, 32, 32)),
     ],
 )
-def test_a_pool_is_as_large_as_was_asked_for_and_as_there_is_room(
+def test_the_pool_size_follows_the_settings_the_work_and_the_resources(
     cluster: Workers, values: dict[str, Any], work: int, expected: tuple[int, int, int]
 ):
     pool = cluster.pool(settings(**values), work)
@@ -191,7 +202,7 @@ IDLE = RayWorkers((Node(cpus=16), Node(cpus=6)), idle=True)
         (RayWorkers((Node(cpus=16, gpus=2),), idle=True), {"gpus_per_worker": 1}, 1, 1, 1),
     ],
 )
-def test_workers_for_little_work_take_all_cpus_of_a_cluster_that_is_their_own(
+def test_few_workers_share_all_cpus_of_an_idle_cluster(
     cluster: Workers, values: dict[str, Any], work: int, workers: int, cpus: float
 ):
     pool = cluster.wide_pool(settings(**values), work)
@@ -208,7 +219,7 @@ def test_workers_for_little_work_take_all_cpus_of_a_cluster_that_is_their_own(
             {"cpus_per_worker": 4},
             "4 CPUs and 0 GPUs for one worker, found 2 nodes of 2 CPUs and 0 GPUs; lower cluster",
         ),  # 4 CPUs in all, on no one node
-        (SMALL, {"gpus_per_worker": 1, "workers": 2}, "1 CPUs and 1 GPUs for one worker"),
+        (SMALL, {"gpus_per_worker": 1, "workers": 2}, "1 CPU and 1 GPU for one worker"),
         (
             GPUS,
             {"gpus_per_worker": 3},
@@ -217,34 +228,34 @@ def test_workers_for_little_work_take_all_cpus_of_a_cluster_that_is_their_own(
         (GROWING, {"gpus_per_worker": 1}, "set cluster.workers.max, and the cluster's autoscaler"),
     ],
 )
-def test_a_worker_that_fits_no_node_is_a_wrong_setting(cluster: Workers, values: dict[str, Any], words: str):
+def test_a_worker_too_large_for_every_node_is_refused(cluster: Workers, values: dict[str, Any], words: str):
     with pytest.raises(ConfigError, match=words):
         cluster.pool(settings(**values), 100)
 
 
 @pytest.mark.parametrize("workers", [5, {"min": 5}, {"min": 6, "max": 8}])
 @pytest.mark.parametrize("work", [1, 100])
-def test_a_minimum_that_a_fixed_cluster_has_no_room_for_is_refused(workers: object, work: int):
+def test_a_minimum_above_the_size_of_a_fixed_cluster_is_refused(workers: object, work: int):
     with pytest.raises(
         ConfigError, match=r"^cluster\.workers\.min: .*room for 4 on 2 nodes of 2 CPUs"
     ) as caught:
         SMALL.pool(settings(workers=workers), work)
     assert caught.value.exit_code == 2
-    with pytest.raises(ConfigError, match="workers of 1 CPUs and 0 GPUs"):
+    with pytest.raises(ConfigError, match="workers of 1 CPU and 0 GPUs"):
         SMALL.check(settings(workers=workers))
 
 
 @pytest.mark.parametrize("cluster", [SMALL, GROWING, GPUS, LocalWorkers()])
-def test_a_minimum_that_there_is_room_for_or_may_come_to_be_is_none_to_refuse(cluster: Workers):
+def test_a_minimum_within_present_or_future_resources_is_accepted(cluster: Workers):
     cluster.check(settings())
     cluster.check(settings(workers={"min": 2}))
     cluster.check(settings(workers={"max": 100}))
 
 
-def test_a_cluster_that_can_grow_owes_the_minimum():
-    assert GROWING.pool(settings(workers={"min": 4, "max": 8}), 100).needs == Needs(1.0, 0.0, 4)
-    assert GROWING.pool(settings(workers={"min": 4, "max": 8}), 3).needs.workers == 3
-    assert GROWING.pool(settings(), 100).needs.workers == 1
+def test_a_growing_cluster_must_provide_the_minimum():
+    assert GROWING.pool(settings(workers={"min": 4, "max": 8}), 100).demand == ResourceDemand(1.0, 0.0, 4)
+    assert GROWING.pool(settings(workers={"min": 4, "max": 8}), 3).demand.workers == 3
+    assert GROWING.pool(settings(), 100).demand.workers == 1
 
 
 @pytest.mark.parametrize(
@@ -257,7 +268,9 @@ def test_a_cluster_that_can_grow_owes_the_minimum():
         ("cluster.workers={min: 2, max: 5}", (2, 5)),
     ],
 )
-def test_a_plain_number_of_workers_is_both_bounds(override: str, expected: tuple[int | None, int | None]):
+def test_a_plain_number_of_workers_is_minimum_and_maximum(
+    override: str, expected: tuple[int | None, int | None]
+):
     workers = load_settings(Job, None, (override,)).cluster.workers
     assert (workers.min, workers.max) == expected
 
@@ -273,6 +286,6 @@ def test_a_plain_number_of_workers_is_both_bounds(override: str, expected: tuple
         "cluster.patience_s=0",
     ],
 )
-def test_other_numbers_of_workers_and_gpus_are_refused(override: str):
+def test_invalid_numbers_of_workers_and_gpus_are_refused(override: str):
     with pytest.raises(ConfigError, match="cluster"):
         load_settings(Job, None, (override,))

@@ -23,14 +23,14 @@ from pipeline.flows.workers.tasks import Pool
 from pipeline.keep_alive import keep_alive
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings
-from pipeline.store.cache import kept
+from pipeline.store.cache import get_or_build
 from pipeline.store.store import open_store
 from tests.faults import Faults, FaultyProxy
 from tests.flows.conftest import ROOT
 from tests.flows.tasks import Compute, Count, DieOnce, Double, Fetch, HangOnce, Kept
 
 
-def test_items_go_through_one_child_in_order_and_errors_come_as_they_were_raised():
+def test_one_child_processes_items_in_order_and_raises_their_errors():
     with closing(LocalWorkers()) as process:
         made = list(process.map_units(Double(), [1, 2, 3], Pool(4)))
         assert [(number, value) for number, (value, _) in made] == [(0, 2), (1, 4), (2, 6)]
@@ -46,18 +46,16 @@ def test_items_go_through_one_child_in_order_and_errors_come_as_they_were_raised
         assert nothing is None
 
 
-def test_a_child_that_is_killed_is_started_again_and_one_that_always_dies_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_killed_child_is_restarted_unless_it_always_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with closing(LocalWorkers()) as process:
         assert dict(process.map_units(DieOnce(str(tmp_path)), [1, 2], Pool(1))) == {0: 1, 1: 2}
-        monkeypatch.setattr(module, "MOST_STARTS", 2)
+        monkeypatch.setattr(module, "MAX_STARTS", 2)
         with pytest.raises(TransientError, match="2 that died at it"):
             process.run(DieOnce(str(tmp_path), deaths=5), 3, Pool(1))
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_child_that_hangs_is_killed_and_its_item_begins_again(
+def test_a_hanging_child_is_killed_and_its_item_repeated(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], stopped: bool
 ):
     with closing(LocalWorkers(2.5)) as process:
@@ -68,13 +66,13 @@ def test_a_child_that_hangs_is_killed_and_its_item_begins_again(
     assert said.count("item 0 of HangOnce has shown no progress for ") == 1
 
 
-def test_a_child_that_computes_without_a_word_is_left_alone(capfd: pytest.CaptureFixture[str]):
+def test_a_computing_child_without_reports_is_not_killed(capfd: pytest.CaptureFixture[str]):
     with closing(LocalWorkers(4.0)) as process:
         assert process.run(Compute(6.0), 7, Pool(1)) == 7
     assert "no progress" not in capfd.readouterr().err
 
 
-def test_a_child_that_waits_for_the_copy_of_another_process_is_left_alone_while_that_gets_on(
+def test_a_child_that_waits_for_a_progressing_copy_is_not_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path))
@@ -87,7 +85,7 @@ def test_a_child_that_waits_for_the_copy_of_another_process_is_left_alone_while_
         copy.touch()
 
     with closing(LocalWorkers(4.0)) as process, ThreadPoolExecutor(1) as other:
-        copied = other.submit(kept, place, download, Path.is_file)
+        copied = other.submit(get_or_build, place, download, Path.is_file)
         begun.wait()
         threading.Timer(7.0, over.set).start()
         assert process.run(Kept(str(place)), 7, Pool(1)) == 7
@@ -96,7 +94,7 @@ def test_a_child_that_waits_for_the_copy_of_another_process_is_left_alone_while_
 
 
 @pytest.mark.usefixtures("faulty")
-def test_a_child_that_waits_for_an_answer_of_the_store_is_left_to_the_stores_own_limits(
+def test_a_child_that_waits_for_the_store_is_not_killed(
     s3: str, faulty: FaultyProxy, capfd: pytest.CaptureFixture[str]
 ):
     open_store(s3).write("slow", b"slow")
@@ -106,7 +104,7 @@ def test_a_child_that_waits_for_an_answer_of_the_store_is_left_to_the_stores_own
     assert "no progress" not in capfd.readouterr().err
 
 
-def test_the_bar_follows_the_item_at_work():
+def test_the_progress_bar_follows_the_current_item():
     stages = Stages()
     with closing(LocalWorkers()) as process, stages("count", 20) as bar:
         seen = [bar.stage.done for _ in process.map_units(Count(), [0, 1], Pool(1), bar)]
@@ -114,7 +112,7 @@ def test_the_bar_follows_the_item_at_work():
     assert 16 <= seen[1] <= 20
 
 
-def test_the_child_ends_with_a_driver_that_is_killed():
+def test_the_child_ends_with_a_killed_driver():
     code = (
         "from pipeline.flows.workers.local import LocalWorkers\nfrom tests.flows.tasks import "
         "Double\nimport time\n"
@@ -142,7 +140,7 @@ def test_the_child_ends_with_a_driver_that_is_killed():
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_process_that_was_closed_starts_a_new_child():
+def test_closed_workers_start_a_new_child_on_demand():
     process = LocalWorkers()
     first = run_in(process)
     process.close()
@@ -152,7 +150,7 @@ def test_a_process_that_was_closed_starts_a_new_child():
 
 
 @pytest.mark.parametrize("cpus", [0.5, 1, 4])
-def test_the_child_is_the_one_worker_whatever_a_worker_of_ray_would_take(cpus: float):
+def test_local_workers_have_one_process_for_any_cpus_per_worker(cpus: float):
     settings = ClusterSettings(cpus_per_worker=cpus)
     with connect(settings, Stages(), local=LocalWorkers()) as cluster:
         assert cluster.pool(settings, 10).size == 1
@@ -186,23 +184,19 @@ class Raced(list[int]):
 
 
 @pytest.mark.parametrize("at", range(1, 5))
-def test_a_look_in_the_middle_of_the_last_report_does_not_take_it_for_seen(
-    at: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_read_during_the_last_report_does_not_mark_it_as_read(at: int, monkeypatch: pytest.MonkeyPatch):
     looks: list[tuple[int, int, bool]] = []
-    told = Raced(at, lambda: looks.append(module._reported(list(told))))
-    monkeypatch.setattr(module, "_board", told)
+    told = Raced(at, lambda: looks.append(module._read_report(list(told))))
+    monkeypatch.setattr(module, "_counters", told)
     module._report(7, more=False)
     assert all(look in ((1, 7, False), (0, look[1], look[2])) for look in looks)
 
 
 @pytest.mark.parametrize("at", range(1, 4))
-def test_a_report_in_the_middle_of_a_look_is_seen_whole_or_at_the_next_one(
-    at: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_report_during_a_read_is_read_completely_or_next_time(at: int, monkeypatch: pytest.MonkeyPatch):
     told = Raced(at, lambda: module._report(7, more=False))
-    monkeypatch.setattr(module, "_board", told)
-    look = module._reported(told)
+    monkeypatch.setattr(module, "_counters", told)
+    look = module._read_report(told)
     assert look[0] == 0 or look == (1, 7, False)
 
 

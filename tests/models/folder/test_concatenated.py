@@ -12,11 +12,10 @@ from sentence_transformers import SentenceTransformer
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
-from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
 from pipeline.models.trainable.saving import save_joined
-from pipeline.settings import EncoderSettings, EncodeSettings
-from tests.models.folders import TEXTS, edit_json, save_folder
+from pipeline.settings import EncoderSettings
+from tests.models.folders import TEXTS, edit_json, encoder_at, save_folder
 from tests.models.trainable.recurrents import recurrent_folder
 
 Pair = tuple[TrainableEncoder, TrainableEncoder]
@@ -40,25 +39,21 @@ def joined(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> EncoderFolde
     return save_joined(pair, tmp_path_factory.mktemp("joined") / "encoder")
 
 
-def loaded(path: Path, **settings: object) -> Encoder:
-    return load_encoder(EncoderSettings(path=str(path), **settings), EncodeSettings())
-
-
-def test_its_vectors_are_those_of_both_encoders_side_by_side(pair: Pair, joined: EncoderFolder):
-    encoder = loaded(joined.path)
+def test_vectors_of_both_encoders_are_concatenated(pair: Pair, joined: EncoderFolder):
+    encoder = encoder_at(joined.path)
     tokens = joined.tokenizer()(TEXTS)
     with torch.no_grad():
         expected = torch.cat([each(tokens) for each in pair], dim=1).numpy()
     assert encoder.dim == joined.dim == expected.shape[1] == 2 * pair[0].dim
     np.testing.assert_allclose(encoder.encode(TEXTS), expected, atol=2e-5)
     np.testing.assert_allclose(encoder.encode(TEXTS, query=True), expected, atol=2e-5)
-    assert (encoder.counters.texts, encoder.counters.filling >= 0) == (2 * len(TEXTS), True)
+    assert (encoder.counters.texts, encoder.counters.padding >= 0) == (2 * len(TEXTS), True)
 
 
-def test_each_part_is_an_encoder_of_its_own(joined: EncoderFolder):
-    whole = loaded(joined.path).encode(TEXTS)
+def test_each_part_is_a_complete_encoder(joined: EncoderFolder):
+    whole = encoder_at(joined.path).encode(TEXTS)
     for part, half in zip(joined.parts, np.split(whole, 2, axis=1), strict=True):
-        assert np.array_equal(loaded(part.path).encode(TEXTS), half)
+        assert np.array_equal(encoder_at(part.path).encode(TEXTS), half)
     np.testing.assert_allclose(
         SentenceTransformer(str(joined.parts[0].path), device="cpu").encode(list(TEXTS)),
         whole[:, :48],
@@ -66,14 +61,12 @@ def test_each_part_is_an_encoder_of_its_own(joined: EncoderFolder):
     )
 
 
-def test_another_library_refuses_the_whole(joined: EncoderFolder):
+def test_sentence_transformers_refuses_the_folder(joined: EncoderFolder):
     with pytest.raises(ValueError, match="manta-joined"):
         SentenceTransformer(str(joined.path), device="cpu")
 
 
-def test_a_copy_of_its_files_is_the_same_encoder_and_another_order_another(
-    joined: EncoderFolder, tmp_path: Path
-):
+def test_a_copy_is_the_same_encoder_and_another_order_is_another(joined: EncoderFolder, tmp_path: Path):
     for name in joined.files:
         (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(joined.file(name), tmp_path / "copy" / name)
@@ -84,15 +77,15 @@ def test_a_copy_of_its_files_is_the_same_encoder_and_another_order_another(
     turned = open_folder(EncoderSettings(path=str(tmp_path / "copy")))
     assert turned.space_id != joined.space_id
     np.testing.assert_array_equal(
-        loaded(turned.path).encode(TEXTS), np.roll(loaded(joined.path).encode(TEXTS), 48, axis=1)
+        encoder_at(turned.path).encode(TEXTS), np.roll(encoder_at(joined.path).encode(TEXTS), 48, axis=1)
     )
 
 
-def test_recurrent_encoders_stand_side_by_side_too(tmp_path: Path):
+def test_recurrent_encoders_can_be_concatenated(tmp_path: Path):
     torch.manual_seed(0)
     first = load_trainable(recurrent_folder(tmp_path / "gru", "bigru"))
     second = copy.deepcopy(first).draw()
-    whole = loaded(save_joined((first, second), tmp_path / "joined").path)
+    whole = encoder_at(save_joined((first, second), tmp_path / "joined").path)
     with torch.no_grad():
         expected = torch.cat(
             [each.eval()(whole.folder.tokenizer()(TEXTS)) for each in (first, second)], dim=1
@@ -101,26 +94,27 @@ def test_recurrent_encoders_stand_side_by_side_too(tmp_path: Path):
     assert np.abs(expected[:, : first.dim] - expected[:, first.dim :]).max() > 0.01
 
 
-def test_settings_reach_each_part_and_the_length_is_that_of_the_whole(joined: EncoderFolder):
-    whole = loaded(joined.path, normalize=True)
+def test_settings_apply_to_each_part(joined: EncoderFolder):
+    whole = encoder_at(joined.path, normalize=True)
     assert whole.folder.normalize
     assert not joined.normalize
     assert whole.space_id != joined.space_id
-    plain = loaded(joined.path).encode(TEXTS)
+    plain = encoder_at(joined.path).encode(TEXTS)
     np.testing.assert_allclose(
         whole.encode(TEXTS), plain / np.linalg.norm(plain, axis=1, keepdims=True), atol=1e-6
     )
-    first = loaded(joined.path, pooling="cls", max_length=8)
+    first = encoder_at(joined.path, pooling="cls", max_length=8)
     np.testing.assert_array_equal(
-        first.encode(TEXTS)[:, :48], loaded(joined.parts[0].path, pooling="cls", max_length=8).encode(TEXTS)
+        first.encode(TEXTS)[:, :48],
+        encoder_at(joined.parts[0].path, pooling="cls", max_length=8).encode(TEXTS),
     )
 
 
-def test_what_needs_one_encoder_names_a_part(joined: EncoderFolder):
-    with pytest.raises(ModelError, match=r"one encoder to train.*2 side by side.*0_First"):
+def test_operations_on_single_encoders_suggest_a_part(joined: EncoderFolder):
+    with pytest.raises(ModelError, match=r"one encoder to train.*2 concatenated encoders.*0_First"):
         load_trainable(joined)
     with pytest.raises(ModelError, match=r"to read its layers.*0_First"):
-        loaded(joined.path).hidden_states()
+        encoder_at(joined.path).hidden_states()
 
 
 def test_parts_that_read_texts_differently_are_refused(joined: EncoderFolder, tmp_path: Path):
@@ -129,10 +123,10 @@ def test_parts_that_read_texts_differently_are_refused(joined: EncoderFolder, tm
     with pytest.raises(ModelError, match=r"the same max length as 0_First"):
         open_folder(EncoderSettings(path=str(tmp_path / "copy")))
     shutil.rmtree(tmp_path / "copy" / "1_Second")
-    with pytest.raises(ModelError, match="names of two folders"):
+    with pytest.raises(ModelError, match="names of two or more folders"):
         open_folder(EncoderSettings(path=str(tmp_path / "copy")))
 
 
-def test_a_place_that_is_taken_is_left_alone(pair: Pair, joined: EncoderFolder):
+def test_an_existing_folder_is_not_overwritten(pair: Pair, joined: EncoderFolder):
     with pytest.raises(ModelError, match="a new path"):
         save_joined(pair, joined.path)

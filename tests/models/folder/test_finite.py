@@ -36,7 +36,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("family", ["bert", "electra"])
 @pytest.mark.parametrize("load", LOADERS)
-def test_one_row_of_the_word_table_is_enough_to_refuse(folders, tmp_path, load, family, value):
+def test_one_infinite_row_of_the_word_table_is_refused(folders, tmp_path, load, family, value):
     folder = shutil.copytree(folders[family], tmp_path / family)
     LOADERS[load](folder)
     tensors = load_file(folder / "model.safetensors")
@@ -48,7 +48,7 @@ def test_one_row_of_the_word_table_is_enough_to_refuse(folders, tmp_path, load, 
         LOADERS[load](folder)
 
 
-def test_a_bias_is_counted_by_values(tmp_path):
+def test_invalid_values_of_a_bias_are_counted(tmp_path):
     folder = save_folder(tmp_path / "bert", "bert")
     tensors = load_file(folder / "model.safetensors")
     tensors["encoder.layer.2.output.dense.bias"][[1, 5]] = np.inf, -np.inf

@@ -11,7 +11,7 @@ from pipeline.store.store import open_store
 from tests.models.folder.wordfiles import write_counts
 
 
-def test_words_and_counts_of_any_numeric_type_come_in_order(tmp_path):
+def test_words_and_counts_of_any_numeric_type_are_read_in_order(tmp_path):
     for kind in (pa.int32(), pa.uint64(), pa.float32(), pa.float64()):
         table = pa.table(
             {
@@ -22,7 +22,7 @@ def test_words_and_counts_of_any_numeric_type_come_in_order(tmp_path):
         )
         pq.write_table(table, tmp_path / "counts.parquet")
         found = read_frequencies(tmp_path / "counts.parquet")
-        assert found.total == 7
+        assert found.counts.sum() == 7
         assert [
             (word, count)
             for words, counts in found.batches()
@@ -54,13 +54,13 @@ def test_words_and_counts_of_any_numeric_type_come_in_order(tmp_path):
         ({"word": pa.array([], pa.string()), "count": pa.array([], pa.int64())}, "found no row"),
     ],
 )
-def test_what_is_wrong_with_counts_is_said(tmp_path, columns, message):
+def test_invalid_counts_are_named(tmp_path, columns, message):
     pq.write_table(pa.table(columns), tmp_path / "counts.parquet")
     with pytest.raises(ModelError, match=rf"encoder\.frequencies .*counts\.parquet: .*{message}"):
         read_frequencies(tmp_path / "counts.parquet")
 
 
-def test_another_file_and_none_at_all_are_refused(tmp_path, s3):
+def test_other_and_missing_files_are_refused(tmp_path, s3):
     (tmp_path / "counts.parquet").write_text("word,count\na,1\n")
     with pytest.raises(ModelError, match="expected a readable Parquet file"):
         read_frequencies(locate_frequencies(str(tmp_path / "counts.parquet")))
@@ -71,7 +71,7 @@ def test_another_file_and_none_at_all_are_refused(tmp_path, s3):
             locate_frequencies(path)
 
 
-def test_counts_at_a_uri_are_copied_here(tmp_path, s3, monkeypatch):
+def test_counts_at_a_uri_are_copied_to_the_cache(tmp_path, s3, monkeypatch):
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
     content = write_counts(tmp_path / "counts.parquet", {"a": 1, "b": 2}).read_bytes()
     open_store(f"{s3}/counts").write("counts.parquet", content)

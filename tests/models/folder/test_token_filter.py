@@ -10,10 +10,9 @@ import transformers
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.folder import open_folder
-from pipeline.models.inference.encoder import Encoder, load_encoder
-from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.settings import EncoderSettings
 from tests.models.folder.wordfiles import write_counts, write_words
-from tests.models.folders import LONG, TEXTS, hidden_states, table_rows
+from tests.models.folders import LONG, TEXTS, encoder_at, hidden_states, table_rows
 
 FILTERS = ("frequent", "subword", "case", "punctuation")
 COUNTS = {"dog": 1, "the": 900, "The": 90, "A": 500, "window": 300, "book.": 60, "lazy": 80, "jumps": 40}
@@ -32,10 +31,6 @@ FORMULAS = {
 @pytest.fixture
 def counts(tmp_path) -> Path:
     return write_counts(tmp_path / "counts.parquet", COUNTS)
-
-
-def encoder_of(path: Path | str, **changes: object) -> Encoder:
-    return load_encoder(EncoderSettings.model_validate({"path": str(path), **changes}), EncodeSettings())
 
 
 def commonest(tokenizer: transformers.PreTrainedTokenizerBase, byte_level: bool, most: int) -> set[int]:
@@ -83,8 +78,8 @@ MORE = [
 
 
 @pytest.mark.parametrize(("family", "pooling", "exclude"), [*WAYS, *MORE])
-def test_an_average_is_over_the_tokens_that_are_left(folders, counts, family, pooling, exclude):
-    encoder = encoder_of(
+def test_averages_are_taken_over_the_remaining_tokens(folders, counts, family, pooling, exclude):
+    encoder = encoder_at(
         folders[family], pooling=pooling, exclude=exclude, frequencies=str(counts), frequent=5
     )
     removed = 0
@@ -113,19 +108,19 @@ def test_word_vectors_are_filtered_too(tmp_path, counts, monkeypatch):
         (("subword",), 1, [0, 1, 2, 5, 3]),
         (FILTERS, 1, [2, 5]),
     ]:
-        vector = encoder_of(file, exclude=exclude, frequencies=str(counts), frequent=frequent).encode([text])[
+        vector = encoder_at(file, exclude=exclude, frequencies=str(counts), frequent=frequent).encode([text])[
             0
         ]
         np.testing.assert_allclose(vector, x[places].mean(0), atol=1e-6)
 
 
 def test_the_bits_of_a_text_do_not_depend_on_its_neighbours(folders):
-    encoder = encoder_of(folders["bert"], exclude=["punctuation", "subword"])
+    encoder = encoder_at(folders["bert"], exclude=["punctuation", "subword"])
     together = encoder.encode(SENTENCES)
     np.testing.assert_array_equal(np.concatenate([encoder.encode([text]) for text in SENTENCES]), together)
 
 
-def test_filters_are_part_of_the_space_and_nothing_else_is(folders, counts):
+def test_the_space_depends_on_filters_that_change_vectors(folders, counts):
     def space(**changes: object) -> str:
         return open_folder(EncoderSettings.model_validate({"path": str(folders["bert"]), **changes})).space_id
 
@@ -145,7 +140,7 @@ def test_filters_are_part_of_the_space_and_nothing_else_is(folders, counts):
     )
 
 
-def test_a_copy_has_the_counts_of_the_most_frequent_tokens_in_it(folders, counts, tmp_path):
+def test_a_copy_includes_the_counts_of_frequent_tokens(folders, counts, tmp_path):
     settings = EncoderSettings(
         path=str(folders["bert"]), exclude=("frequent",), frequencies=str(counts), frequent=3
     )
@@ -154,11 +149,11 @@ def test_a_copy_has_the_counts_of_the_most_frequent_tokens_in_it(folders, counts
     for name in folder.files:
         shutil.copy(folder.file(name), tmp_path / "copy" / name)
     counts.unlink()
-    copy = encoder_of(tmp_path / "copy", exclude=["frequent"], frequencies=str(counts), frequent=3)
+    copy = encoder_at(tmp_path / "copy", exclude=["frequent"], frequencies=str(counts), frequent=3)
     assert copy.space_id == folder.space_id
 
 
-def test_the_space_of_the_packaged_minilm_stays_what_it_was(minilm):
+def test_the_space_of_the_packaged_minilm_does_not_change(minilm):
     assert minilm.space_id == "4b24206b1656eff47dac70240bc7a112470e14dbf68492ab707c705f0ad5f44f"
 
 
@@ -168,7 +163,7 @@ def test_the_space_of_the_packaged_minilm_stays_what_it_was(minilm):
         (
             {"exclude": ["frequent"]},
             (
-                r"encoder\.exclude: frequent: expected how often words occur, in encoder\.frequencies, "
+                r"encoder\.exclude: frequent: expected a file of word counts in encoder\.frequencies, "
                 r"found null"
             ),
         ),
@@ -179,6 +174,6 @@ def test_the_space_of_the_packaged_minilm_stays_what_it_was(minilm):
         ({"exclude": ["case"], "pooling": "cls+last"}, r"found 'cls\+last'"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(folders, changes, message):
+def test_invalid_settings_are_refused(folders, changes, message):
     with pytest.raises(ModelError, match=message):
         open_folder(EncoderSettings.model_validate({"path": str(folders["bert"]), **changes}))

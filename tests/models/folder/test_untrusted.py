@@ -42,7 +42,7 @@ def witness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize("family", ["bert", "electra"])  # read by our code, and by transformers
 @pytest.mark.parametrize("way", LOADED)
-def test_code_that_changes_no_vector_is_let_be(
+def test_code_without_effect_on_vectors_is_ignored(
     tmp_path: Path, witness: Path, monkeypatch: pytest.MonkeyPatch, way: str, family: str
 ):
     folder = save_poisoned(tmp_path / "encoder", family, LOADED[way], witness)
@@ -53,9 +53,7 @@ def test_code_that_changes_no_vector_is_let_be(
 
 @pytest.mark.parametrize("family", ["bert", "electra"])
 @pytest.mark.parametrize("way", REFUSED)
-def test_code_that_a_folder_cannot_do_without_is_refused(
-    tmp_path: Path, witness: Path, way: str, family: str
-):
+def test_code_that_a_folder_requires_is_refused(tmp_path: Path, witness: Path, way: str, family: str):
     folder = save_poisoned(tmp_path / "encoder", family, REFUSED[way], witness)
     with pytest.raises(ModelError) as caught:
         encode(EncoderSettings(path=str(folder)))
@@ -89,7 +87,7 @@ def test_weights_outside_the_folder_are_not_read(tmp_path: Path, name: object):
         ("marian", "AutoModelForSeq2SeqLM", lambda path: open_translator(TranslatorSettings(path=str(path)))),
     ],
 )
-def test_code_is_refused_that_is_named_for_the_class_that_loads_the_model(tmp_path, family, auto, load):
+def test_code_named_in_auto_map_is_refused(tmp_path, family, auto, load):
     if family == "marian":
         folder = save_translator(tmp_path, family)
     else:
@@ -117,7 +115,7 @@ def test_modules_outside_the_folder_are_not_read(tmp_path: Path, place: int, pat
 
 
 @pytest.mark.parametrize("parts", [["..", "a"], ["a", "/etc"], ["a", 7]])
-def test_encoders_outside_the_folder_are_not_joined(tmp_path: Path, parts: list[object]):
+def test_encoders_outside_the_folder_are_not_concatenated(tmp_path: Path, parts: list[object]):
     folder = tmp_path / "encoder"
     save_folder(folder / "a", "bert")
     (folder / "config.json").write_text(json.dumps({"model_type": JOINED, "parts": parts}))
@@ -126,7 +124,7 @@ def test_encoders_outside_the_folder_are_not_joined(tmp_path: Path, parts: list[
 
 
 @pytest.mark.parametrize("name", ["config.json", "modules.json", "config_sentence_transformers.json"])
-def test_json_that_is_nested_without_end_is_refused(tmp_path: Path, name: str):
+def test_deeply_nested_json_is_refused(tmp_path: Path, name: str):
     folder = save_folder(tmp_path / "encoder", "bert")
     (folder / name).write_text("[" * 100_000)
     with pytest.raises(ModelError, match=name):
@@ -138,14 +136,14 @@ def test_json_that_is_nested_without_end_is_refused(tmp_path: Path, name: str):
     "name",
     ["hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings", "vocab_size"],
 )
-def test_sizes_that_no_model_has_are_refused(tmp_path: Path, name: str, value: object):
+def test_impossible_sizes_are_refused(tmp_path: Path, name: str, value: object):
     folder = save_folder(tmp_path / "encoder", "bert")
     Poisoned(folder, tmp_path).edit("config.json", **{name: value})
     with pytest.raises(ModelError, match=r"config\.json"):
         open_folder(EncoderSettings(path=str(folder)))
 
 
-def test_an_adapter_is_not_taken_for_the_model_that_it_names(tmp_path: Path):
+def test_an_adapter_does_not_load_its_base_model(tmp_path: Path):
     folder, other = (
         save_folder(tmp_path / "encoder", "electra"),
         save_folder(tmp_path / "other", "electra", seed=1),

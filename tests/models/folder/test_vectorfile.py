@@ -37,9 +37,9 @@ def vectors_of(count: int, dim: int, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("ending", ["txt", "txt.gz"])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("batch_bytes", [1, 100, 1 << 20])
-def test_every_form_gives_the_same_words_and_bits(tmp_path, monkeypatch, form, ending, batch_bytes):
+def test_every_file_format_gives_the_same_words_and_bits(tmp_path, monkeypatch, form, ending, batch_bytes):
     monkeypatch.setattr(vectorfile, "_BATCH_BYTES", batch_bytes)
-    monkeypatch.setattr(vectorfile, "_PIECE", batch_bytes)
+    monkeypatch.setattr(vectorfile, "_CHUNK_BYTES", batch_bytes)
     # word2vec's binary form ends a word at its first space
     words = tuple(word for word in WORDS if form != "binary" or " " not in word)
     expected = vectors_of(len(words), 7)
@@ -49,7 +49,7 @@ def test_every_form_gives_the_same_words_and_bits(tmp_path, monkeypatch, form, e
     assert vectors.dtype == np.float32
 
 
-def test_the_form_is_seen_in_the_content_whatever_the_name(tmp_path):
+def test_the_format_is_detected_by_content(tmp_path):
     x = vectors_of(3, 5)
     layouts = [
         read_layout(write_words(tmp_path / f"{form}.bin", ("a", "b", "c"), x, form), "vectors")
@@ -58,7 +58,7 @@ def test_the_form_is_seen_in_the_content_whatever_the_name(tmp_path):
     assert layouts == [Layout("text", 5, None), Layout("text", 5, 3), Layout("binary", 5, 3)]
 
 
-def test_line_ends_of_other_systems_blank_lines_and_tabs_change_nothing(tmp_path):
+def test_other_line_ends_blank_lines_and_tabs_are_accepted(tmp_path):
     file = tmp_path / "words.txt"
     file.write_bytes(b"2 3\r\na 1 2 3 \r\n\r\nb\t4\t5\t6\r\n\n")
     words, vectors = read(file)
@@ -66,7 +66,7 @@ def test_line_ends_of_other_systems_blank_lines_and_tabs_change_nothing(tmp_path
     np.testing.assert_array_equal(vectors, [[1, 2, 3], [4, 5, 6]])
 
 
-def test_a_word_that_is_no_text_is_read_all_the_same(tmp_path):
+def test_a_word_with_invalid_utf8_is_read(tmp_path):
     file = tmp_path / "words.bin"
     file.write_bytes(b"1 2\ncaf\xc3 " + np.array([1, 2], "<f4").tobytes())
     assert read(file)[0] == ["caf\ufffd"]
@@ -98,7 +98,7 @@ def test_a_word_that_is_no_text_is_read_all_the_same(tmp_path):
         (b"one two three\n", r"line 1: expected a word and its numbers"),
         (b"PK\x03\x04glove", r"found a zip archive; unpack it first"),
         (b"\xba\x16O/....", r"fastText's own binary form; give the \.vec file instead"),
-        (gzip.compress(b"a 1 2 3\n" * 9_000)[:-20], r"expected a whole gzip file"),
+        (gzip.compress(b"a 1 2 3\n" * 9_000)[:-20], r"expected a complete gzip file"),
         (
             b"2 3\na " + bytes(12) + b"\nb " + bytes(7),
             r"word 2: expected a word and 12 bytes, found the end of the file",
@@ -113,7 +113,7 @@ def test_a_word_that_is_no_text_is_read_all_the_same(tmp_path):
         ),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_with_its_place(tmp_path, content, message):
+def test_errors_name_the_line_of_the_file(tmp_path, content, message):
     file = tmp_path / "vectors"
     file.write_bytes(content)
     with pytest.raises(ModelError, match=message):

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,27 +17,16 @@ from pipeline.errors import ModelError
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.locate import with_absolute_paths
 from pipeline.models.folder.word_vectors import TABLE, build_folder
-from pipeline.models.inference.encoder import Encoder, load_encoder
+from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.store.store import open_store
 from tests.models.folder.wordfiles import FORMS, minilm_table, write_words
-from tests.models.folders import LONG, TEXTS
+from tests.models.folders import LONG, TEXTS, encoder_at
 
 SENTENCES = (*TEXTS, "A MAN reads; the man's dog (3.5 years) doesn't.", LONG)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("MANTA_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A cache for this test alone."""
-    monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("cache_of_module")
 
 
 @pytest.fixture(scope="module")
@@ -46,23 +34,19 @@ def glove(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_words(tmp_path_factory.mktemp("vectors") / "glove.txt", *minilm_table())
 
 
-def encoder_of(path: Path | str, **changes: object) -> Encoder:
-    return load_encoder(EncoderSettings.model_validate({"path": str(path), **changes}), EncodeSettings())
-
-
 def tokens_of(words: list[str], text: str, tmp_path: Path) -> list[str]:
     """The known tokens of a text under a vocabulary."""
     file = write_words(tmp_path / "own.txt", tuple(words), np.ones((len(words), 2), np.float32))
     file = file.rename(tmp_path / f"{abs(hash(tuple(words)))}.txt")
-    return [words[number] for number in encoder_of(file)._tokenizer([text]).ids]
+    return [words[number] for number in encoder_at(file)._tokenizer([text]).ids]
 
 
 @pytest.mark.parametrize("pooling", ["mean", "max", "sqrt_len", "static", "table", "mean+max"])
-def test_vectors_are_poolings_of_the_table_by_plain_numpy(glove, pooling):
+def test_poolings_of_word_vectors_match_numpy(glove, pooling):
     words, table = minilm_table()
     places = {word: place for place, word in enumerate(words)}
     formulas = {"max": lambda x: x.max(0), "sqrt_len": lambda x: x.sum(0) / np.sqrt(len(x))}
-    for text, vector in zip(SENTENCES, encoder_of(glove, pooling=pooling).encode(SENTENCES), strict=True):
+    for text, vector in zip(SENTENCES, encoder_at(glove, pooling=pooling).encode(SENTENCES), strict=True):
         simple = re.findall(r"n't|[^\W\d_]+(?=n't)|'s|\w+|[^\w\s]", text.lower())  # all that these texts need
         rows = table[[places[word] for word in simple if word in places]].astype(np.float64)
         expected = [
@@ -74,19 +58,19 @@ def test_vectors_are_poolings_of_the_table_by_plain_numpy(glove, pooling):
 
 @pytest.mark.parametrize("ending", ["txt", "bin.gz"])
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_gives_the_same_space_and_bits(glove, tmp_path, form, ending):
+def test_every_file_format_gives_the_same_space_and_bits(glove, tmp_path, form, ending):
     words, table = minilm_table()
     first, other = (
-        encoder_of(glove),
-        encoder_of(write_words(tmp_path / f"words.{ending}", words, table, form)),
+        encoder_at(glove),
+        encoder_at(write_words(tmp_path / f"words.{ending}", words, table, form)),
     )
     assert first.space_id == other.space_id
     np.testing.assert_array_equal(first.encode(SENTENCES), other.encode(SENTENCES))
 
 
-def test_a_text_has_the_same_bits_whatever_is_encoded_with_it_and_however_large_a_buffer_is(glove):
+def test_the_bits_of_a_text_do_not_depend_on_batch_or_buffer(glove):
     texts = [" ".join(np.random.default_rng(seed).choice(LONG.split(), 1 + seed % 70)) for seed in range(300)]
-    encoder = encoder_of(glove)
+    encoder = encoder_at(glove)
     together, order = encoder.encode(texts), np.random.default_rng(0).permutation(300)
     np.testing.assert_array_equal(encoder.encode([texts[place] for place in order]), together[order])
     np.testing.assert_array_equal(
@@ -98,8 +82,8 @@ def test_a_text_has_the_same_bits_whatever_is_encoded_with_it_and_however_large_
     np.testing.assert_array_equal(encoder.encode(texts), together)
 
 
-def test_a_text_without_a_known_word_has_the_zero_vector_and_is_told_apart(glove):
-    [encoded] = encoder_of(glove, normalize=True).encode_stream(
+def test_a_text_without_a_known_word_has_the_zero_vector_and_is_counted(glove):
+    [encoded] = encoder_at(glove, normalize=True).encode_stream(
         [["the cat", "qqzzq xxyyx", " ", "cat qqzzq"]]
     )
     assert encoded.bad.tolist() == [False, True, True, False]
@@ -107,16 +91,16 @@ def test_a_text_without_a_known_word_has_the_zero_vector_and_is_told_apart(glove
     np.testing.assert_allclose(np.linalg.norm(encoded.vectors, axis=1), [1, 0, 0, 1], atol=1e-6)
 
 
-def test_counters_see_no_filling_and_what_is_cut_is_counted(glove):
-    encoder = encoder_of(glove, max_length=8)
+def test_counters_count_no_padding_and_truncated_texts(glove):
+    encoder = encoder_at(glove, max_length=8)
     [encoded] = encoder.encode_stream([["the cat", LONG]])
     assert encoded.counts.truncated.tolist() == [False, True]
     assert encoded.counts.lengths.tolist() == [2, 8]
-    assert (encoder.counters.tokens, encoder.counters.filling) == (10, 0)
+    assert (encoder.counters.tokens, encoder.counters.padding) == (10, 0)
     np.testing.assert_array_equal(
         encoded.vectors[1], encoder.encode([" ".join(re.findall(r"\w+|[.,]", LONG)[:8])])[0]
     )
-    assert encoder_of(glove).max_length == 1_024
+    assert encoder_at(glove).max_length == 1_024
 
 
 @pytest.mark.parametrize(
@@ -144,30 +128,30 @@ def test_counters_see_no_filling_and_what_is_cut_is_counted(glove):
         (["a b", "a", "b"], "a b", ["a", "b"]),
     ],
 )
-def test_tokens_are_words_numbers_and_signs_as_the_vocabulary_has_them(tmp_path, words, text, expected):
+def test_tokens_are_words_numbers_and_punctuation_of_the_vocabulary(tmp_path, words, text, expected):
     assert tokens_of(words, text, tmp_path) == expected
 
 
-def test_a_few_words_with_upper_case_do_not_make_case_matter(tmp_path):
+def test_a_few_words_in_upper_case_do_not_make_the_vocabulary_cased(tmp_path):
     words = ["UNK", "the", *(f"w{number}" for number in range(200))]
     assert tokens_of(words, "The THE UNK", tmp_path) == ["the", "the"]
 
 
 @pytest.mark.parametrize("characters", [40, 700])
-def test_a_long_text_is_cut_to_the_tokens_that_the_whole_of_it_begins_with(glove, characters):
-    tokenizer = encoder_of(glove, max_length=16)._tokenizer
+def test_a_truncated_text_has_the_first_tokens_of_the_whole(glove, characters):
+    tokenizer = encoder_at(glove, max_length=16)._tokenizer
     text = ("x" * characters + " the cat's well-known dog doesn't run ") * 60
-    whole = encoder_of(glove)._tokenizer([text[: 16 * (characters + 40)]]).ids[:16]
+    whole = encoder_at(glove)._tokenizer([text[: 16 * (characters + 40)]]).ids[:16]
     assert tokenizer([text]).ids.tolist() == whole.tolist()
 
 
-def test_of_a_repeated_word_the_first_vector_counts_and_it_is_said(tmp_path, capsys):
+def test_the_first_vector_of_a_repeated_word_counts_with_a_warning(tmp_path, capsys):
     write_words(tmp_path / "words.txt", ("a", "b", "a", "a"), np.arange(8, dtype=np.float32).reshape(4, 2))
-    np.testing.assert_array_equal(encoder_of(tmp_path / "words.txt").encode(["a", "b"]), [[0, 1], [2, 3]])
+    np.testing.assert_array_equal(encoder_at(tmp_path / "words.txt").encode(["a", "b"]), [[0, 1], [2, 3]])
     assert "2 lines repeat a word; its first vector is used" in capsys.readouterr().err
 
 
-def test_the_file_is_read_once_on_a_machine_and_again_when_it_changed(tmp_path, cache, capsys):
+def test_the_file_is_read_once_per_machine_and_again_when_changed(tmp_path, cache, capsys):
     file = write_words(tmp_path / "words.txt", ("a", "b"), np.eye(2, dtype=np.float32))
     first = open_folder(EncoderSettings(path=str(file)))
     assert "once on this machine" in capsys.readouterr().err
@@ -182,9 +166,9 @@ def test_the_file_is_read_once_on_a_machine_and_again_when_it_changed(tmp_path, 
 
 
 @pytest.mark.parametrize("form", ["glove", "binary"])
-def test_memory_holds_the_vocabulary_and_one_batch(tmp_path, monkeypatch, form):
+def test_conversion_uses_memory_for_the_vocabulary_and_one_batch(tmp_path, monkeypatch, form):
     monkeypatch.setattr("pipeline.models.folder.vectorfile._BATCH_BYTES", 5_000)
-    monkeypatch.setattr("pipeline.models.folder.vectorfile._PIECE", 5_000)
+    monkeypatch.setattr("pipeline.models.folder.vectorfile._CHUNK_BYTES", 5_000)
     words, dim = tuple(f"word{number}" for number in range(1_000)), 300  # 1.2 MB of vectors
     file = write_words(tmp_path / "words.bin", words, np.ones((len(words), dim), np.float32), form)
     tracemalloc.start()
@@ -199,26 +183,26 @@ def test_a_remote_file_is_the_same_encoder(s3, tmp_path):
     words, table = minilm_table()
     local = write_words(tmp_path / "words.txt.gz", words, table, "word2vec")
     open_store(f"{s3}/vectors").write("words.txt.gz", local.read_bytes())
-    remote, own = encoder_of(f"{s3}/vectors/words.txt.gz"), encoder_of(local)
+    remote, own = encoder_at(f"{s3}/vectors/words.txt.gz"), encoder_at(local)
     assert remote.space_id == own.space_id
     np.testing.assert_array_equal(remote.encode(SENTENCES), own.encode(SENTENCES))
     with pytest.raises(ModelError, match=r"expected an encoder folder with config\.json"):
-        encoder_of(f"{s3}/vectors/none.txt")
+        encoder_at(f"{s3}/vectors/none.txt")
 
 
 def test_a_copy_of_the_files_is_the_same_encoder(glove, tmp_path):
-    folder = encoder_of(glove, max_length=50).folder
+    folder = encoder_at(glove, max_length=50).folder
     for name in folder.files:
         shutil.copy(folder.file(name), tmp_path / name)
     (tmp_path / "copy").mkdir()
     for name in folder.files:
         (tmp_path / name).rename(tmp_path / "copy" / name)
-    copy = encoder_of(tmp_path / "copy", max_length=50)
+    copy = encoder_at(tmp_path / "copy", max_length=50)
     assert (copy.space_id, copy.folder.files) == (folder.space_id, folder.files)
-    np.testing.assert_array_equal(copy.encode(SENTENCES), encoder_of(glove, max_length=50).encode(SENTENCES))
+    np.testing.assert_array_equal(copy.encode(SENTENCES), encoder_at(glove, max_length=50).encode(SENTENCES))
 
 
-def test_a_worker_gets_full_paths(glove, monkeypatch):
+def test_workers_get_absolute_paths(glove, monkeypatch):
     monkeypatch.chdir(glove.parent)
     assert with_absolute_paths(EncoderSettings(path=glove.name, frequencies=glove.name)) == EncoderSettings(
         path=str(glove), frequencies=str(glove)
@@ -227,12 +211,12 @@ def test_a_worker_gets_full_paths(glove, monkeypatch):
 
 
 @pytest.mark.parametrize("pooling", ["cls", "last", "first_last", "mean+last2", "cls_mlp"])
-def test_a_pooling_that_a_table_of_words_cannot_do_is_refused(glove, pooling):
+def test_a_pooling_that_needs_layers_is_refused(glove, pooling):
     with pytest.raises(ModelError, match=r"encoder\.pooling: expected one of max, mean, .* for word vectors"):
         open_folder(EncoderSettings(path=str(glove), pooling=pooling))
 
 
-def test_a_file_that_is_no_word_vectors_leaves_nothing_in_the_cache(tmp_path, cache):
+def test_an_invalid_file_leaves_nothing_in_the_cache(tmp_path, cache):
     file = tmp_path / "words.txt"
     file.write_bytes(gzip.compress(b"a 1 2 3\nb 1 2\n"))
     with pytest.raises(ModelError, match=re.escape(f"{file}: line 2: expected a word and 3 finite numbers")):
@@ -240,9 +224,9 @@ def test_a_file_that_is_no_word_vectors_leaves_nothing_in_the_cache(tmp_path, ca
     assert not list((cache / "words").glob("*"))
 
 
-def test_the_folder_says_what_it_is(glove):
+def test_the_folder_describes_its_word_vectors(glove):
     folder = open_folder(EncoderSettings(path=str(glove)))
-    config = json.loads(folder.beside_config("config.json").read_text())
+    config = json.loads((folder.transformer_path / "config.json").read_text())
     assert config == {
         "model_type": "manta-words",
         "hidden_size": 384,

@@ -63,7 +63,7 @@ def test_cls_mlp_is_the_trained_layer_over_the_first_token(folders):
         load_encoder(settings(folders["distilbert"], pooling="cls_mlp"), EncodeSettings())
 
 
-def test_the_packaged_minilm_gives_the_vectors_of_sentence_transformers(minilm):
+def test_the_packaged_minilm_equals_sentence_transformers(minilm):
     texts = [*TEXTS, LONG, *words(60)]
     reference = SentenceTransformer(str(minilm.folder.path), device="cpu")
     np.testing.assert_allclose(minilm.encode(texts), reference.encode(texts, batch_size=16), atol=1e-5)
@@ -72,7 +72,7 @@ def test_the_packaged_minilm_gives_the_vectors_of_sentence_transformers(minilm):
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "minilm"])
-def test_a_text_has_the_same_bits_whatever_is_encoded_with_it(folders, minilm, family):
+def test_the_bits_of_a_text_do_not_depend_on_its_batch(folders, minilm, family):
     encoder = (
         minilm
         if family == "minilm"
@@ -100,7 +100,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(minilm, threads):
     )
 
 
-def test_a_stream_gives_each_batch_its_rows_in_order_and_equal_bits(minilm):
+def test_a_stream_returns_the_rows_of_each_batch_in_order(minilm):
     texts = words(90)
     batches = [pa.array(texts[:7]), [], texts[7:60], pa.chunked_array([texts[60:70], texts[70:]])]
     encoded = list(minilm.encode_stream(iter(batches)))
@@ -111,7 +111,7 @@ def test_a_stream_gives_each_batch_its_rows_in_order_and_equal_bits(minilm):
     assert not any(part.bad.any() or part.counts.truncated.any() for part in encoded)
 
 
-def test_a_stream_tells_of_its_rows_while_a_window_is_computed(folders):
+def test_a_stream_reports_rows_during_a_window(folders):
     encoder = load_encoder(settings(folders["bert"]), EncodeSettings(max_tokens=128))
     told = list[int]()
     first, *_ = encoder.encode_stream([words(60), words(90)[60:], words(120)[90:]], told.append)
@@ -120,7 +120,7 @@ def test_a_stream_tells_of_its_rows_while_a_window_is_computed(folders):
     assert (told[-1], len(set(told)) > 10) == (120, True), "a window holds all of them, in many buffers"
 
 
-def test_an_error_of_the_reader_reaches_the_caller_and_a_caller_may_stop_early(minilm):
+def test_errors_of_the_reader_are_raised_and_a_caller_may_stop_early(minilm):
     def broken():
         yield ["one"] * 3_000
         raise ValueError("the disk is gone")
@@ -132,15 +132,15 @@ def test_an_error_of_the_reader_reaches_the_caller_and_a_caller_may_stop_early(m
     stream.close()
 
 
-def test_counters_tell_tokens_filling_and_repeats(folders):
+def test_counters_count_tokens_padding_and_repeats(folders):
     encoder = load_encoder(settings(folders["bert"]), EncodeSettings(max_tokens=128))
     encoder.encode(["Two dogs run.", "x", "Two dogs run."])
     tokens = encoder.count_tokens(["Two dogs run.", "x"]).lengths.sum()
     assert (encoder.counters.texts, encoder.counters.repeats) == (3, 1)
-    assert (encoder.counters.tokens, encoder.counters.filling) == (tokens, 128 - tokens)
+    assert (encoder.counters.tokens, encoder.counters.padding) == (tokens, 128 - tokens)
 
 
-def test_truncation_is_counted_and_equals_the_references(folders):
+def test_truncation_is_counted_and_equals_the_reference(folders):
     encoder = load_encoder(settings(folders["roberta"], pooling="mean", max_length=20), EncodeSettings())
     (part,) = encoder.encode_stream([["short", LONG]])
     assert part.counts.truncated.tolist() == [False, True]
@@ -158,12 +158,12 @@ def test_a_vector_that_is_not_finite_is_marked(folders):
     assert part.bad.tolist() == [False, True]
 
 
-def test_nothing_gives_an_empty_matrix(minilm):
+def test_no_texts_give_an_empty_matrix(minilm):
     assert minilm.encode([]).shape == (0, 384)
     assert list(minilm.encode_stream([])) == []
 
 
-def test_queries_take_their_own_prompt_and_agree_to_rounding(folders):
+def test_queries_use_the_query_prompt(folders):
     encoder = load_encoder(
         settings(folders["bert"], prompt="a man ", query_prompt="two dogs "), EncodeSettings()
     )
@@ -174,7 +174,7 @@ def test_queries_take_their_own_prompt_and_agree_to_rounding(folders):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_on_a_cpu_stays_close(minilm, dtype):
+def test_half_precision_on_a_cpu_is_close(minilm, dtype):
     half = load_encoder(EncoderSettings(), EncodeSettings(dtype=dtype))
     texts = words(20)
     assert (half.encode(texts) * minilm.encode(texts)).sum(1).min() > 0.999
@@ -182,13 +182,13 @@ def test_half_precision_on_a_cpu_stays_close(minilm, dtype):
     assert half.numerics_id != minilm.numerics_id
 
 
-def test_the_buffer_holds_the_longest_text_or_the_settings_are_refused(folders):
+def test_a_buffer_shorter_than_the_longest_text_is_refused(folders):
     with pytest.raises(ConfigError, match=r"encode\.max_tokens.*at least the encoder's max_length of 256"):
         load_encoder(EncoderSettings(), EncodeSettings(max_tokens=128))
     assert load_encoder(settings(folders["bert"]), EncodeSettings()).max_tokens == 1_024
 
 
-def test_memory_of_the_device_running_out_halves_the_buffer(folders, monkeypatch):
+def test_running_out_of_device_memory_halves_the_buffer(folders, monkeypatch):
     encoder = load_encoder(settings(folders["bert"]), EncodeSettings(max_tokens=256))
     texts, before, numerics = words(20), encoder.encode(words(20)), encoder.numerics_id
     embedding = F.embedding

@@ -37,13 +37,13 @@ def test_the_mean_of_the_last_layer_is_mean_pooling(folders: dict[str, Path]):
     tokens = inside.tokens(texts)
     words = inside.words(tokens)
     layers = gather_states(
-        inside.states(tokens), words, choose_occurrences(words, contexts=2, pairs=50, most=1_000, seed=0)
+        inside.states(tokens), words, choose_occurrences(words, contexts=2, pairs=50, limit=1_000, seed=0)
     )
     np.testing.assert_allclose(layers[-1].means, encoder.encode(texts), atol=1e-5)
 
 
 @pytest.mark.parametrize(("family", "marks"), [("bert", 3), ("roberta", 3)])
-def test_special_tokens_a_prompt_and_punctuation_are_no_words(
+def test_special_tokens_prompts_and_punctuation_are_not_words(
     family: str, marks: int, folders: dict[str, Path]
 ):
     texts = ["Two dogs run.", "A girl, a book!"]
@@ -61,7 +61,7 @@ def test_special_tokens_a_prompt_and_punctuation_are_no_words(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rows_of_the_word_table_are_those_of_the_model(family: str, folders: dict[str, Path]):
+def test_the_word_table_is_that_of_the_model(family: str, folders: dict[str, Path]):
     inside = load_encoder(
         EncoderSettings(path=str(folders[family])), EncodeSettings(max_tokens=64), "cpu"
     ).hidden_states()

@@ -2,7 +2,6 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,22 +10,18 @@ import pytest
 from pipeline.errors import ModelError
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.frequencies import read_frequencies
-from pipeline.models.inference.encoder import Encoder, load_encoder
+from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.inference.word_average import sif_weights
 from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.models.folder.wordfiles import minilm_table, write_counts, write_words
-from tests.models.folders import LONG, TEXTS
+from tests.models.folders import LONG, TEXTS, encoder_at
 
 COUNTS = {"the": 50, "cat": 30, "sat": 15, "dog": 5}
 TABLE = {"the": [1, 1], "cat": [2, 0], "sat": [0, 1], "dog": [1, -1]}
 SENTENCES = ("the cat", "the dog sat", "cat sat")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("MANTA_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("cache_of_module")
 
 
 @pytest.fixture
@@ -34,13 +29,9 @@ def small(tmp_path) -> Path:
     return write_words(tmp_path / "words.txt", tuple(TABLE), np.array(list(TABLE.values()), np.float32))
 
 
-def encoder_of(path: Path, **changes: object) -> Encoder:
-    return load_encoder(EncoderSettings.model_validate({"path": str(path), **changes}), EncodeSettings())
-
-
-def test_the_weighted_averages_are_those_worked_out_by_hand(small, tmp_path):
+def test_weighted_averages_match_a_hand_computation(small, tmp_path):
     counts = write_counts(tmp_path / "counts.parquet", COUNTS)
-    encoder = encoder_of(small, sif=1e-3, frequencies=str(counts))
+    encoder = encoder_at(small, sif=1e-3, frequencies=str(counts))
     weights = sif_weights(encoder._tokenizer, read_frequencies(counts), 1e-3, lower=True)
     np.testing.assert_allclose(weights, [0.001996, 0.003322, 0.006623, 0.019608], atol=1e-6)
     np.testing.assert_allclose(
@@ -50,13 +41,13 @@ def test_the_weighted_averages_are_those_worked_out_by_hand(small, tmp_path):
     )
 
 
-def test_weights_equal_plain_numpy_on_the_tests_texts(tmp_path):
+def test_weighted_averages_match_numpy(tmp_path):
     words, table = minilm_table()
     texts = [text for text in (*TEXTS, LONG) if text]
     # some have signs at their ends, so the table does not contain them
     counted = Counter(word for text in texts for word in text.lower().split())
     counts = write_counts(tmp_path / "counts.parquet", counted)
-    encoder = encoder_of(write_words(tmp_path / "words.txt", words, table), sif=0.01, frequencies=str(counts))
+    encoder = encoder_at(write_words(tmp_path / "words.txt", words, table), sif=0.01, frequencies=str(counts))
     total = sum(counted.values())
     for text, vector in zip(texts, encoder.encode(texts), strict=True):
         ids = encoder._tokenizer([text]).ids
@@ -64,21 +55,19 @@ def test_weights_equal_plain_numpy_on_the_tests_texts(tmp_path):
         np.testing.assert_allclose(vector, np.mean(expected, axis=0), atol=1e-6)
 
 
-def test_a_word_without_a_count_weighs_one_and_counts_of_spellings_are_added_where_case_does_not_matter(
-    small, tmp_path
-):
+def test_uncounted_words_weigh_one_and_counts_of_upper_and_lower_case_add_up(small, tmp_path):
     counts = write_counts(tmp_path / "counts.parquet", {"The": 30, "the": 20, "other": 50, "dog": 0})
-    encoder = encoder_of(small, sif=0.5, frequencies=str(counts))
+    encoder = encoder_at(small, sif=0.5, frequencies=str(counts))
     np.testing.assert_allclose(encoder.encode(["the", "dog cat"]), [[0.5, 0.5], [1.5, -0.5]], atol=1e-6)
     cased = write_words(tmp_path / "cased.txt", ("the", "The"), np.eye(2, dtype=np.float32))
     np.testing.assert_allclose(
-        encoder_of(cased, sif=0.5, frequencies=str(counts)).encode(["The", "the"]),
+        encoder_at(cased, sif=0.5, frequencies=str(counts)).encode(["The", "the"]),
         [[0, 0.5 / 0.8], [0.5 / 0.7, 0]],
         atol=1e-6,
     )
 
 
-def test_a_copy_has_the_counts_in_it_and_is_the_same_space_whatever_became_of_the_file(small, tmp_path):
+def test_a_copy_includes_the_counts_and_keeps_the_space(small, tmp_path):
     counts = write_counts(tmp_path / "counts.parquet", COUNTS)
     settings = EncoderSettings(path=str(small), sif=1e-3, frequencies=str(counts))
     folder = open_folder(settings)
@@ -89,14 +78,14 @@ def test_a_copy_has_the_counts_in_it_and_is_the_same_space_whatever_became_of_th
     expected = load_encoder(settings, EncodeSettings()).encode(SENTENCES)
     for happens in (lambda: None, lambda: write_counts(counts, {"the": 1}), counts.unlink):
         happens()
-        copied = encoder_of(tmp_path / "copy", sif=1e-3, frequencies=str(counts))
+        copied = encoder_at(tmp_path / "copy", sif=1e-3, frequencies=str(counts))
         assert (copied.space_id, copied.folder.files) == (folder.space_id, folder.files)
         np.testing.assert_array_equal(copied.encode(SENTENCES), expected)
-    assert encoder_of(tmp_path / "copy", sif=1e-3).space_id == folder.space_id
-    assert encoder_of(tmp_path / "copy").space_id == open_folder(EncoderSettings(path=str(small))).space_id
+    assert encoder_at(tmp_path / "copy", sif=1e-3).space_id == folder.space_id
+    assert encoder_at(tmp_path / "copy").space_id == open_folder(EncoderSettings(path=str(small))).space_id
 
 
-def test_weight_and_counts_are_part_of_the_space_and_counts_that_nothing_needs_are_not(small, tmp_path):
+def test_the_space_depends_on_weight_and_used_counts(small, tmp_path):
     first, second = (
         str(write_counts(tmp_path / f"{number}.parquet", COUNTS | {"dog": number})) for number in (5, 6)
     )
@@ -106,8 +95,8 @@ def test_weight_and_counts_are_part_of_the_space_and_counts_that_nothing_needs_a
         {"sif": 1e-3, "frequencies": second},
         {"sif": 1e-4, "frequencies": first},
     ]
-    assert len({encoder_of(small, **way).space_id for way in ways}) == 4
-    assert encoder_of(small, frequencies=str(tmp_path / "none")).space_id == encoder_of(small).space_id
+    assert len({encoder_at(small, **way).space_id for way in ways}) == 4
+    assert encoder_at(small, frequencies=str(tmp_path / "none")).space_id == encoder_at(small).space_id
 
 
 @pytest.mark.parametrize(
@@ -116,7 +105,7 @@ def test_weight_and_counts_are_part_of_the_space_and_counts_that_nothing_needs_a
         (
             {"sif": 1e-3},
             (
-                r"encoder\.sif: expected how often words occur, in encoder\.frequencies, found null; name "
+                r"encoder\.sif: expected a file of word counts in encoder\.frequencies, found null; name "
                 r"a Parquet file"
             ),
         ),
@@ -134,6 +123,6 @@ def test_weight_and_counts_are_part_of_the_space_and_counts_that_nothing_needs_a
         ),
     ],
 )
-def test_settings_that_cannot_be_are_refused(small, changes, message):
+def test_invalid_settings_are_refused(small, changes, message):
     with pytest.raises(ModelError, match=message):
         open_folder(EncoderSettings.model_validate({"path": str(small), **changes}))

@@ -5,17 +5,17 @@ import pytest
 import torch
 from sentence_transformers.sentence_transformer.modules import Pooling as LibraryPooling
 
-from pipeline.models.layers.pooling import POOLINGS, ST_FLAGS, TABLE_STATE, layers_of, pool, segments
+from pipeline.models.layers.pooling import POOLINGS, ST_FLAGS, TABLE_STATE, find_segments, layers_of, pool
 from tests.models.poolings import FORMULAS, TABLE
 
 H = torch.tensor([[1.0, 2], [3, 0], [5, -4], [9, 9]])
 H2 = torch.tensor([[0.0, 2], [2, 2], [1, 5], [7, 7]])
 READ_WHOLE = ("cls", "cls_mlp", "last", "ends")  # poolings of tokens that `encoder.exclude` leaves alone
-FIRST_THREE = segments(np.array([0]), np.array([3]), 0, torch.from_numpy)
+FIRST_THREE = find_segments(np.array([0]), np.array([3]), 0, torch.from_numpy)
 
 
 @pytest.mark.parametrize(("name", "expected"), [("mean", [3.0, -0.666667]), ("max", [5, 2]), ("cls", [1, 2])])
-def test_poolings_worked_out_by_hand(name, expected):
+def test_poolings_match_a_hand_computation(name, expected):
     np.testing.assert_allclose(pool(name, {2: H}, 2, FIRST_THREE)[0], expected, atol=1e-6)
 
 
@@ -23,11 +23,11 @@ def test_poolings_worked_out_by_hand(name, expected):
     ("name", "states"),
     [("last2", {1: H, 2: H2}), ("first_last", {1: H, 2: H2}), ("static_last", {0: H, 2: H2})],
 )
-def test_averages_of_two_layers_worked_out_by_hand(name, states):
+def test_averages_of_two_layers_match_a_hand_computation(name, states):
     np.testing.assert_allclose(pool(name, states, 2, FIRST_THREE)[0], [2.0, 1.166667], atol=1e-6)
 
 
-def test_the_layers_read_are_those_of_the_names():
+def test_a_pooling_reads_the_layers_of_its_name():
     assert layers_of(["static"], 6) == {0}
     assert layers_of(["static_last", "last2"], 6) == {0, 5, 6}
     assert layers_of(["first_last", "mean"], 6) == {1, 6}
@@ -49,7 +49,7 @@ def test_every_pooling_equals_its_formula_text_by_text(pooling, skip, filtered):
     if pooling.token == "mask":  # one token per text, behind the prompt where there is one
         kept = np.isin(np.arange(24), ends - 1)
     states = {number: rng.normal(size=(30, 6)).astype(np.float32) for number in (TABLE_STATE, 0, 1, 2, 3)}
-    where = segments(ends - lengths, lengths, skip, torch.from_numpy, kept)
+    where = find_segments(ends - lengths, lengths, skip, torch.from_numpy, kept)
     got = pool(pooling.name, {number: torch.from_numpy(each) for number, each in states.items()}, 3, where)
     for start, length, vector in zip(ends - lengths, lengths, got, strict=True):
         at = np.arange(skip if length > skip else 0, length)  # a text that is only a prompt keeps all tokens
@@ -60,7 +60,7 @@ def test_every_pooling_equals_its_formula_text_by_text(pooling, skip, filtered):
         np.testing.assert_allclose(vector, FORMULAS[pooling.name](h, at), atol=1e-6)
 
 
-def test_names_in_sentence_transformers_are_those_of_that_library(tmp_path):
+def test_poolings_have_their_names_in_sentence_transformers(tmp_path):
     for flag, name in ST_FLAGS.items():
         library = LibraryPooling(4, **{mode: mode == flag for mode in ST_FLAGS})
         assert library.get_config_dict()["pooling_mode"] == POOLINGS[name].st_name
@@ -68,5 +68,5 @@ def test_names_in_sentence_transformers_are_those_of_that_library(tmp_path):
 
 def test_half_precision_states_are_pooled_in_float32():
     states = torch.full((4096, 1), 0.1, dtype=torch.bfloat16)
-    pooled = pool("mean", {1: states}, 1, segments(np.array([0]), np.array([4096]), 0, torch.from_numpy))
+    pooled = pool("mean", {1: states}, 1, find_segments(np.array([0]), np.array([4096]), 0, torch.from_numpy))
     np.testing.assert_allclose(pooled, states[:1].float(), rtol=1e-4)  # a bfloat16 sum would stall at 32

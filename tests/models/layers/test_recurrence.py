@@ -6,9 +6,9 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
-from pipeline.models.layers.pooling import pool, segments
+from pipeline.models.layers.pooling import find_segments, pool
 from pipeline.models.layers.recurrence import CELLS, recurrence
-from pipeline.models.trainable.recurrent import Steps, permuted
+from pipeline.models.trainable.recurrent import Steps, permute_rows
 from tests.models.trainable.recurrents import gru_step, lstm_step
 
 STEPS = {"gru": gru_step, "lstm": lstm_step}
@@ -36,25 +36,25 @@ def one_by_one(cell, texts, inputs, recurrent):
 
 def together(cell, texts, inputs, recurrent):
     steps = Steps.of(np.array([len(text) for text in texts]), torch.from_numpy)
-    x = permuted(torch.cat(texts), steps.there[0], steps.back[0])
-    return permuted(
-        recurrence(CELLS[cell], x @ inputs.T, recurrent, steps.sizes), steps.back[0], steps.there[0]
+    x = permute_rows(torch.cat(texts), steps.orders[0], steps.inverses[0])
+    return permute_rows(
+        recurrence(CELLS[cell], x @ inputs.T, recurrent, steps.sizes), steps.inverses[0], steps.orders[0]
     )
 
 
-def test_a_gru_step_is_the_one_of_the_published_equations():
+def test_a_gru_step_matches_the_published_equations():
     inputs, recurrent = (
         torch.tensor([[0.1], [0.3], [0.5]]).double(),
         torch.tensor([[0.2], [-0.4], [0.6]]).double(),
     )
     gates, (state,) = CELLS["gru"].step(
-        inputs.T, (torch.tensor([[0.5]]).double(),), CELLS["gru"].products(recurrent, 1)
+        inputs.T, (torch.tensor([[0.5]]).double(),), CELLS["gru"].prepare(recurrent, 1)
     )
     np.testing.assert_allclose([*gates[0], *state[0]], [0.549834, 0.524979, 0.581648, 0.542864], atol=1e-6)
 
 
 @pytest.mark.parametrize("cell", STEPS)
-def test_states_and_gradients_equal_those_of_one_text_and_one_step_at_a_time(cell):
+def test_packed_states_and_gradients_equal_single_steps_of_single_texts(cell):
     inputs, recurrent = (each.requires_grad_() for each in weights(cell, 5, 4))
     texts = [
         torch.randn(
@@ -75,7 +75,7 @@ def test_states_and_gradients_equal_those_of_one_text_and_one_step_at_a_time(cel
 
 
 @pytest.mark.parametrize("cell", STEPS)
-def test_gradients_are_those_of_small_differences(cell):
+def test_gradients_match_finite_differences(cell):
     _, recurrent = weights(cell, 1, 3)
     x = torch.randn(6, CELLS[cell].gates * 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     assert torch.autograd.gradcheck(
@@ -84,7 +84,7 @@ def test_gradients_are_those_of_small_differences(cell):
     )
 
 
-def test_an_lstm_is_that_of_torch():
+def test_an_lstm_equals_that_of_torch():
     inputs, recurrent = weights("lstm", 5, 4)
     reference = nn.LSTM(5, 4, dtype=torch.float64)
     order = [0, 1, 3, 2]  # torch has the output gate last
@@ -104,7 +104,7 @@ def test_an_lstm_is_that_of_torch():
 
 
 @pytest.mark.parametrize("cell", STEPS)
-def test_one_product_for_all_steps_gives_the_gradient_in_single_precision_too(cell):
+def test_the_gradient_of_all_steps_in_one_product_is_exact_in_float32(cell):
     inputs, recurrent = (each / 4 for each in weights(cell, 40, 64, torch.float32))
     texts = [
         torch.randn(length, 40, generator=torch.Generator().manual_seed(length)) for length in (9, 30, 12, 1)
@@ -117,16 +117,16 @@ def test_one_product_for_all_steps_gives_the_gradient_in_single_precision_too(ce
     assert (found - exact).norm() < 1e-5 * exact.norm()
 
 
-def test_ended_texts_and_their_neighbours_leave_a_maximum_alone():
+def test_max_pooling_ignores_ended_texts_and_neighbours():
     # a text of two words, and two rows after its end
     states = torch.tensor([[-1.0, -2.0], [-3.0, -0.5], [0.0, 0.0], [0.0, 0.0]])
-    where = segments(np.array([0]), np.array([2]), 0, torch.from_numpy)
+    where = find_segments(np.array([0]), np.array([2]), 0, torch.from_numpy)
     assert pool("max", {1: states}, 1, where).tolist() == [[-1.0, -0.5]]
     assert states.max(0).values.tolist() == [0.0, 0.0]
     assert pool("ends", {1: states}, 1, where).tolist() == [[-3.0, -2.0]]
 
 
-def test_autocast_leaves_the_steps_in_single_precision():
+def test_recurrent_steps_stay_in_float32_under_autocast():
     _, recurrent = weights("gru", 1, 8, torch.float32)
     x = torch.randn(12, 24, generator=torch.Generator().manual_seed(1))
     with torch.autocast("cpu", torch.bfloat16):
@@ -135,14 +135,14 @@ def test_autocast_leaves_the_steps_in_single_precision():
 
 
 @pytest.mark.parametrize(("cell", "width"), [("gru", 514), ("lstm", 517)])
-def test_equal_texts_have_equal_states_whichever_thread_computes_them(cell, width):
+def test_states_do_not_depend_on_the_thread(cell, width):
     _, recurrent = weights(cell, 1, width, torch.float32)
     draw = torch.Generator().manual_seed(0)
     x, state = (
         torch.randn(40, 1, len(recurrent), generator=draw),
-        tuple(torch.randn(1, width, generator=draw).expand(64, -1) for _ in range(CELLS[cell].memories)),
+        tuple(torch.randn(1, width, generator=draw).expand(64, -1) for _ in range(CELLS[cell].state_tensors)),
     )
-    products = CELLS[cell].products(recurrent, 64)
+    products = CELLS[cell].prepare(recurrent, 64)
     torch.set_num_threads(5)  # a step has work for several, split at any value
     try:
         for row in x:

@@ -10,7 +10,7 @@ import torch
 
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
-from pipeline.models.trainable.new_recurrent import count_words, write_scratch
+from pipeline.models.trainable.new_recurrent import count_words, write_recurrent_folder
 from pipeline.models.trainable.recurrent import RecurrentBackbone
 from pipeline.settings import EncoderSettings
 from pipeline.settings.weights import RecurrentSettings
@@ -33,13 +33,13 @@ def words() -> Counter[str]:
 def recurrent_folder(path: Path, shape: str, **changes: object) -> EncoderFolder:
     """A new encoder of that shape."""
     if not path.exists():
-        write_scratch(SHAPES[shape], words(), path, seed=1)
+        write_recurrent_folder(SHAPES[shape], words(), path, seed=1)
     return open_folder(EncoderSettings.model_validate({"path": str(path), **changes}))
 
 
 def by_equations(backbone: RecurrentBackbone, ids: np.ndarray) -> torch.Tensor:
     """(tokens, width) last hidden states of one text, in float64."""
-    x = backbone.words[torch.from_numpy(ids).long()].double()
+    x = backbone.word_table[torch.from_numpy(ids).long()].double()
     step = gru_step if backbone.shape.cell == "gru" else lstm_step
     for layer in backbone.directions:
         sides = []

@@ -18,7 +18,7 @@ def fresh(path, seed=0, **changes):
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet"])
-def test_weights_are_normal_biases_zero_and_norms_the_identity(folders, family):
+def test_new_weights_are_normal_with_zero_biases_and_identity_norms(folders, family):
     backbone = fresh(folders[family]).backbone
     drawn = []
     for name, parameter in backbone.named_parameters():
@@ -32,16 +32,16 @@ def test_weights_are_normal_biases_zero_and_norms_the_identity(folders, family):
     values = torch.cat(drawn)
     assert abs(values.mean()) < 3 * 0.02 / len(values) ** 0.5
     assert abs(values.std() / 0.02 - 1) < 0.02
-    assert not backbone.words[backbone.shape.pad_id].any()
+    assert not backbone.word_table[backbone.shape.pad_id].any()
 
 
-def test_the_range_is_that_of_the_configuration(tmp_path):
+def test_the_standard_deviation_is_that_of_the_configuration(tmp_path):
     folder = save_folder(tmp_path / "wide", "bert")
     edit_json(folder / "config.json", initializer_range=0.5)
-    assert abs(fresh(folder).backbone.words.std() / 0.5 - 1) < 0.05
+    assert abs(fresh(folder).backbone.word_table.std() / 0.5 - 1) < 0.05
 
 
-def test_another_architecture_begins_as_in_transformers(folders):
+def test_other_architectures_start_as_in_transformers(folders):
     torch.manual_seed(4)
     encoder, config = fresh(folders["electra"], seed=4), AutoModel.from_pretrained(folders["electra"]).config
     torch.manual_seed(4)
@@ -51,7 +51,7 @@ def test_another_architecture_begins_as_in_transformers(folders):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_one_seed_means_one_encoder_which_is_not_that_of_the_folder(folders, family):
+def test_equal_seeds_give_equal_new_encoders(folders, family):
     first, again, other = (
         dict(fresh(folders[family], seed, pooling="cls_mlp").named_parameters()) for seed in (1, 1, 2)
     )

@@ -12,7 +12,7 @@ from pipeline.errors import ConfigError
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
-from pipeline.models.trainable.lora import adapt, check_adapters, is_adapted, merged
+from pipeline.models.trainable.lora import adapt, check_adapters, is_adapted, merge_adapters
 from pipeline.models.trainable.saving import save_folder as save_encoder
 from pipeline.objectives import Batch
 from pipeline.objectives.simcse import SimCSE
@@ -61,7 +61,7 @@ def batch_of(encoder: TrainableEncoder, first: int) -> Batch:
     return Batch({"text": texts}, np.arange(first, first + 4), load_tokenizer(encoder.folder.path, 64))
 
 
-def test_adapters_and_heads_alone_are_trained_and_vectors_begin_as_they_were(place: Path):
+def test_only_adapters_and_heads_are_trained_and_vectors_start_unchanged(place: Path):
     plain, encoder = loaded(place, LoraSettings(), pooling="cls_mlp"), loaded(place, pooling="cls_mlp")
     assert not is_adapted(plain)
     trained = {name for name, parameter in encoder.named_parameters() if parameter.requires_grad}
@@ -73,7 +73,7 @@ def test_adapters_and_heads_alone_are_trained_and_vectors_begin_as_they_were(pla
     torch.testing.assert_close(vectors(encoder), vectors(plain), rtol=0, atol=0)
 
 
-def test_the_merged_and_the_saved_encoder_give_the_adapted_ones_vectors(place: Path, tmp_path: Path):
+def test_merged_and_saved_encoders_equal_the_adapted_one(place: Path, tmp_path: Path):
     encoder = moved(
         loaded(
             place,
@@ -85,7 +85,7 @@ def test_the_merged_and_the_saved_encoder_give_the_adapted_ones_vectors(place: P
     ).double()  # merging rounds a weight: far above this bound in float32, far below it here
     expected = vectors(exact)
     assert (expected - vectors(loaded(place))).abs().max() > 0.01
-    plain = merged(exact)
+    plain = merge_adapters(exact)
     assert not is_adapted(plain)
     torch.testing.assert_close(vectors(plain), expected, rtol=0, atol=1e-12 * float(expected.abs().max()))
     assert is_adapted(exact), "the encoder itself trains on"
@@ -98,7 +98,7 @@ def test_the_merged_and_the_saved_encoder_give_the_adapted_ones_vectors(place: P
     np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=2e-6 * float(expected.abs().max()))
 
 
-def test_training_moves_adapters_alone_and_goes_on_from_its_state_to_the_last_digit(place: Path):
+def test_training_changes_adapters_only_and_resumes_exactly(place: Path):
     def training() -> Training:
         settings = TrainSettings(lora=LORA)
         return Training(
@@ -123,12 +123,12 @@ def test_training_moves_adapters_alone_and_goes_on_from_its_state_to_the_last_di
         assert torch.equal(value, after[name]), name
 
 
-def test_what_cannot_be_adapted_is_refused_in_words(place: Path, monkeypatch: pytest.MonkeyPatch):
+def test_invalid_adapter_settings_are_refused(place: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(
         ConfigError,
         match=(
             r"train\.lora\.targets: expected linear layers that end with qery, found none; did you mean "
-            r"query|name some of"
+            r"'query'|name some of"
         ),
     ):
         loaded(place, LoraSettings(rank=2, targets=("qery",)))

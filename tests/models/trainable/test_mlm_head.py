@@ -20,7 +20,7 @@ def opened(path) -> TrainableEncoder:
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet", "electra"])
-def test_words_behind_states_are_those_of_the_padded_model(tmp_path, family):
+def test_logits_equal_those_of_the_padded_model(tmp_path, family):
     path = folder_of_language_model(tmp_path / family, family=family)
     with torch.no_grad():
         model = AutoModelForMaskedLM.from_pretrained(path)
@@ -30,7 +30,7 @@ def test_words_behind_states_are_those_of_the_padded_model(tmp_path, family):
     encoder = opened(path)
     assert has_language_head(encoder)
     head, tokens = load_language_head(encoder), load_tokenizer(path, 64)(TEXTS)
-    logits = head(encoder.states(tokens), encoder.backbone.words)
+    logits = head(encoder.states(tokens), encoder.backbone.word_table)
     rows = torch.nn.utils.rnn.pad_sequence(
         list(torch.from_numpy(tokens.ids).long().split(tokens.lengths.tolist())),
         True,
@@ -42,7 +42,7 @@ def test_words_behind_states_are_those_of_the_padded_model(tmp_path, family):
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet", "electra"])
-def test_a_head_that_lacks_a_part_is_refused(tmp_path, family):
+def test_an_incomplete_head_is_refused(tmp_path, family):
     path = folder_of_language_model(tmp_path / family, family=family)
     tensors = load_file(path / "model.safetensors")
     own = ("cls.", "lm_head.", "vocab_", "generator_")
@@ -60,7 +60,7 @@ def test_a_head_that_lacks_a_part_is_refused(tmp_path, family):
 
 
 @pytest.mark.parametrize("gone", ["weight", "bias"])
-def test_a_layer_of_cls_mlp_that_lacks_a_part_is_refused(tmp_path, gone):
+def test_an_incomplete_cls_mlp_layer_is_refused(tmp_path, gone):
     path = save_folder(tmp_path / "bert", "bert")
     tensors = load_file(path / "model.safetensors")
     del tensors[f"pooler.dense.{gone}"]
@@ -72,12 +72,12 @@ def test_a_layer_of_cls_mlp_that_lacks_a_part_is_refused(tmp_path, gone):
 
 
 @pytest.mark.parametrize("family", ["bert", "electra"])
-def test_an_encoder_without_one_gets_a_new_one_that_trains_its_words(folders, family):
+def test_an_encoder_without_a_head_gets_a_new_one_tied_to_its_words(folders, family):
     encoder = opened(folders[family])
     assert not has_language_head(encoder)
     head, tokens = load_language_head(encoder), load_tokenizer(folders[family], 64)(TEXTS)
-    logits = head(encoder.states(tokens), encoder.backbone.words)
+    logits = head(encoder.states(tokens), encoder.backbone.word_table)
     assert logits.shape == (len(tokens.ids), 300)
     logits.logsumexp(1).sum().backward()
-    assert encoder.backbone.words.grad.abs().max() > 0
+    assert encoder.backbone.word_table.grad.abs().max() > 0
     assert head.dense.weight.std().item() == pytest.approx(0.02, rel=0.1)

@@ -8,7 +8,7 @@ import torch
 
 from pipeline.errors import ConfigError
 from pipeline.models.folder.folder import open_folder
-from pipeline.models.layers.pooling import Segments, segments
+from pipeline.models.layers.pooling import Segments, find_segments
 from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
 from pipeline.models.trainable.perturbations import Probe, cutoff, keeps_special, shuffled_positions
 from pipeline.objectives import Batch, Loss, Objective, View
@@ -28,7 +28,9 @@ def of_lengths(*lengths: int) -> Tokens:
 
 
 def where_of(tokens: Tokens, starts: np.ndarray | None = None) -> Segments:
-    return segments(tokens.offsets[:-1] if starts is None else starts, tokens.lengths, 0, torch.from_numpy)
+    return find_segments(
+        tokens.offsets[:-1] if starts is None else starts, tokens.lengths, 0, torch.from_numpy
+    )
 
 
 def trainable(folder: Path, pooling: str) -> TrainableEncoder:
@@ -40,7 +42,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return save_folder(tmp_path_factory.mktemp("encoders") / request.param, request.param)
 
 
-def test_positions_are_shuffled_within_each_text_alone():
+def test_positions_are_shuffled_within_each_text():
     tokens = of_lengths(9, 1, 30, 2)
     torch.manual_seed(0)
     positions = shuffled_positions(tokens, keep_special=False)
@@ -52,7 +54,7 @@ def test_positions_are_shuffled_within_each_text_alone():
     assert shuffled_positions(tokens, keep_special=False).tolist() == positions.tolist()
 
 
-def test_every_place_is_as_likely_as_any_other():
+def test_every_position_is_equally_likely():
     torch.manual_seed(0)
     drawn = shuffled_positions(of_lengths(*[4] * 4_000), keep_special=False).reshape(-1, 4)
     for place in range(4):
@@ -67,7 +69,7 @@ def test_the_first_and_the_last_token_may_stay():
     assert {tuple(row) for row in drawn[:, 1:5].tolist()} > {(1, 2, 3, 4), (4, 3, 2, 1)}
 
 
-def test_shuffled_positions_are_another_order_of_the_tokens(folder: Path):
+def test_shuffled_positions_equal_reordered_tokens(folder: Path):
     encoder = trainable(folder, "mean").double()
     sentence, positions = [2, 10, 11, 12, 13, 3], np.array([0, 3, 1, 4, 2, 5])
     reordered = [sentence[place] for place in np.argsort(positions)]
@@ -78,13 +80,13 @@ def test_shuffled_positions_are_another_order_of_the_tokens(folder: Path):
     assert (shuffled - plain).abs().max() > 1e-3
 
 
-def test_special_tokens_stay_where_one_of_them_is_the_vector(folder: Path):
+def test_special_tokens_keep_their_positions_if_pooled(folder: Path):
     assert keeps_special(trainable(folder, "cls"))
     assert not keeps_special(trainable(folder, "mean"))
 
 
 @pytest.mark.parametrize(("rate", "columns", "rows"), [(0.2, 153, 1), (0.15, 115, 1), (0.1, 76, 0)])
-def test_known_numbers_of_zeros(rate: float, columns: int, rows: int):
+def test_a_cutoff_zeroes_the_configured_number_of_rows_or_columns(rate: float, columns: int, rows: int):
     tokens = of_lengths(7, 7)
     x = torch.randn(14, 768, generator=torch.Generator().manual_seed(0))
     features = cutoff(tokens, "features", rate)(x, where_of(tokens))
@@ -95,7 +97,7 @@ def test_known_numbers_of_zeros(rate: float, columns: int, rows: int):
         assert torch.equal(cut[cut != 0], x[cut != 0])  # nothing is scaled
 
 
-def test_all_tokens_of_a_text_lose_the_same_columns_and_texts_others():
+def test_feature_cutoff_zeroes_equal_columns_for_all_tokens_of_a_text():
     tokens = of_lengths(5, 3, 9)
     x = torch.ones(17, 100)
     zeros = [part == 0 for part in cutoff(tokens, "features", 0.3)(x, where_of(tokens)).split([5, 3, 9])]
@@ -105,7 +107,7 @@ def test_all_tokens_of_a_text_lose_the_same_columns_and_texts_others():
 
 
 @pytest.mark.parametrize("of", ["features", "tokens"])
-def test_a_cut_off_is_the_same_in_any_chunk_and_layout(of: str):
+def test_a_cutoff_does_not_depend_on_chunk_or_layout(of: str):
     tokens = of_lengths(5, 8, 3, 9)
     x = torch.randn(25, 40, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(1)
@@ -121,13 +123,13 @@ def test_a_cut_off_is_the_same_in_any_chunk_and_layout(of: str):
     assert torch.equal(torch.cat(list(reversed(turned.split([9, 3, 8, 5])))), whole)
 
 
-def test_rates_that_leave_all_or_nothing_are_refused():
+def test_rates_that_cut_nothing_or_everything_are_refused():
     for rate in (0.0, 1.0):
         with pytest.raises(ConfigError, match="above 0 and below 1"):
             cutoff(of_lengths(3), "tokens", rate)
 
 
-def test_a_step_uphill_has_its_length_at_every_token_and_raises_the_loss(folder: Path):
+def test_an_adversarial_step_has_its_norm_at_every_token_and_raises_the_loss(folder: Path):
     encoder, tokens = trainable(folder, "mean").double(), of_lengths(6, 9, 3)
     target = torch.randn(3, encoder.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -153,7 +155,7 @@ def test_a_step_uphill_has_its_length_at_every_token_and_raises_the_loss(folder:
     )
 
 
-def test_views_of_one_pass_have_each_its_own_change_and_positions(folder: Path):
+def test_views_in_one_pass_keep_their_own_perturbations_and_positions(folder: Path):
     encoder = trainable(folder, "mean").double()
     torch.manual_seed(0)
     tokens, other = of_lengths(7, 3, 12), of_lengths(5, 9, 4)

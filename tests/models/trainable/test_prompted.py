@@ -14,7 +14,7 @@ from pipeline.errors import ConfigError, ModelError
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.locate import locate
 from pipeline.models.inference.encoder import load_encoder
-from pipeline.models.trainable.denoise import without_texts
+from pipeline.models.trainable.denoise import remove_texts
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.heads import TanhHead
 from pipeline.models.trainable.prompted import PromptedEncoder, transform_of
@@ -22,15 +22,11 @@ from pipeline.models.trainable.saving import save_folder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from pipeline.text.tokens.templates import apply_template
-from tests.models.folders import FAMILIES, LONG, TEXTS, edit_json, folder_of_language_model
+from tests.models.folders import FAMILIES, LONG, TEXTS, edit_json, folder_at, folder_of_language_model
 
 TEMPLATE = 'This sentence of "[X]" means [MASK].'
 ALL = [*TEXTS, LONG, "a [MASK] b [MASK] c"]
 ROOM = 12  # tokens of a text
-
-
-def opened(path, **changes):
-    return open_folder(EncoderSettings(path=str(path), **changes))
 
 
 def encoded(path, texts=ALL, **changes) -> np.ndarray:
@@ -90,11 +86,11 @@ def moved(encoder: PromptedEncoder) -> PromptedEncoder:
     return encoder.eval()
 
 
-def test_the_template_alone_keeps_the_positions_that_a_text_leaves_it():
+def test_an_empty_template_keeps_the_positions_of_the_filled_one():
     path = locate("all-MiniLM-L6-v2")
     tokenizer = apply_template(load_tokenizer(path, 20), path, TEMPLATE, masked=True)
     tokens = tokenizer(["two dogs run", "", "one two three"])
-    alone, positions, which = without_texts(tokens)
+    alone, positions, which = remove_texts(tokens)
     assert (tokens.lengths[0], np.flatnonzero(tokens.kept).tolist()[0]) == (13, 10)
     assert np.split(positions, alone.offsets[1:-1])[0].tolist() == [0, 1, 2, 3, 4, 8, 9, 10, 11, 12]
     assert (np.flatnonzero(alone.kept)[0], positions[alone.kept].tolist()) == (7, [10, 7])
@@ -116,7 +112,7 @@ def test_the_mask_of_a_template_equals_transformers_for_every_text(folders, fami
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra"])
 @pytest.mark.parametrize("template", [TEMPLATE, "It was said [X] : [MASK]"])
 def test_denoised_vectors_equal_the_difference_of_two_passes(folders, family, template):
-    encoder = prompted(opened(folders[family]), template)
+    encoder = prompted(folder_at(folders[family]), template)
     full, alone = at_mask(folders[family], ALL, template)
     vectors = encoder(encoder.folder.tokenizer()(ALL))
     torch.testing.assert_close(vectors, full - alone, atol=1e-5, rtol=0)
@@ -126,17 +122,17 @@ def test_denoised_vectors_equal_the_difference_of_two_passes(folders, family, te
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_rows_of_several_templates_in_one_pass_have_their_own_prefixes(folders, family):
-    encoder, other = prompted(opened(folders[family])), "So [X] means [MASK] then."
-    plain = opened(folders[family]).tokenizer()(ALL)
-    tokens = [encoder.framed(plain, frame) for frame in (encoder.frame, encoder.frame_of(other))]
+    encoder, other = prompted(folder_at(folders[family])), "So [X] means [MASK] then."
+    plain = folder_at(folders[family]).tokenizer()(ALL)
+    tokens = [encoder.put_into(plain, frame) for frame in (encoder.frame, encoder.frame_of(other))]
     together = encoder(type(plain).joined(tokens))
     for template, vectors in zip((TEMPLATE, other), together.chunk(2), strict=True):
         full, alone = at_mask(folders[family], ALL, template)
         torch.testing.assert_close(vectors, full - alone, atol=1e-5, rtol=0)
 
 
-def test_the_gradient_goes_through_the_template_alone_too(folders):
-    encoder, path = prompted(opened(folders["bert"])), folders["bert"]
+def test_the_gradient_includes_the_empty_template(folders):
+    encoder, path = prompted(folder_at(folders["bert"])), folders["bert"]
     direction = torch.randn(len(ALL), encoder.dim, generator=torch.Generator().manual_seed(1))
     (encoder(encoder.folder.tokenizer()(ALL)) * direction).sum().backward()
     bias = encoder.backbone.get_parameter("embeddings.LayerNorm.bias")
@@ -155,7 +151,7 @@ def test_the_gradient_goes_through_the_template_alone_too(folders):
 
 def test_dropout_is_active_in_both_passes(folders):
     encoder = PromptedEncoder(
-        load_trainable(opened(folders["bert"]), dropout=0.1), TEMPLATE, limit=ROOM, denoise=True
+        load_trainable(folder_at(folders["bert"]), dropout=0.1), TEMPLATE, limit=ROOM, denoise=True
     ).train()
     tokens = encoder.folder.tokenizer()([""])
     assert encoder(tokens).abs().max() > 1e-2  # equal rows, other masks
@@ -168,7 +164,7 @@ def test_the_saved_folder_gives_the_vectors_of_the_encoder(folders, tmp_path, fa
     path = (
         folder_of_language_model(tmp_path / "lm", family=family) if kind == "transform" else folders[family]
     )
-    folder = opened(path, normalize=kind == "head")
+    folder = folder_at(path, normalize=kind == "head")
     source = load_trainable(folder)
     options = (
         {"denoise": kind != "plain"}
@@ -196,8 +192,8 @@ def test_the_saved_folder_gives_the_vectors_of_the_encoder(folders, tmp_path, fa
     np.testing.assert_allclose(encoded(tmp_path / "theirs"), expected, atol=2e-5)
 
 
-def test_a_table_is_no_longer_than_the_texts_that_it_was_made_for(folders, tmp_path):
-    encoder = prompted(opened(folders["bert"]))
+def test_a_saved_encoder_with_denoising_refuses_longer_texts_and_other_poolings(folders, tmp_path):
+    encoder = prompted(folder_at(folders["bert"]))
     saved = save_folder(encoder, encoder.folder, tmp_path / "saved")
     np.testing.assert_allclose(
         encoded(saved.path, TEXTS[1:3], max_length=saved.max_length - 1),
@@ -206,19 +202,17 @@ def test_a_table_is_no_longer_than_the_texts_that_it_was_made_for(folders, tmp_p
     )
     with pytest.raises(ModelError, match=f"expected at most {saved.max_length}, the longest text"):
         encoded(saved.path, max_length=saved.max_length + 1)
-    with pytest.raises(ModelError, match="mask, whose vectors the folder's Denoise module is made for"):
-        opened(saved.path, pooling="mean")
+    with pytest.raises(ModelError, match="mask, the pooling that the folder's Denoise module belongs to"):
+        folder_at(saved.path, pooling="mean")
     assert open_folder(EncoderSettings(path=str(saved.path), max_length=20)).space_id != saved.space_id
     edit_json(saved.path / "2_Denoise" / "config.json", shortest=None)
     with pytest.raises(ModelError, match="width, activation, epsilon and shortest"):
-        opened(saved.path)
+        folder_at(saved.path)
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_an_average_over_a_template_is_what_sentence_transformers_makes_of_the_saved_folder(
-    folders, tmp_path, family
-):
-    folder = opened(folders[family], template=TEMPLATE, pooling="mean", max_length=50)
+def test_an_average_over_a_template_equals_sentence_transformers(folders, tmp_path, family):
+    folder = folder_at(folders[family], template=TEMPLATE, pooling="mean", max_length=50)
     saved = save_folder(load_trainable(folder).eval(), folder, tmp_path / "saved")
     vectors = encoded(folders[family], template=TEMPLATE, pooling="mean", max_length=50)
     np.testing.assert_allclose(encoded(saved.path), vectors, atol=1e-5)
@@ -228,9 +222,9 @@ def test_an_average_over_a_template_is_what_sentence_transformers_makes_of_the_s
     assert np.abs(encoded(folders[family], pooling="mean", max_length=50) - vectors).max() > 1e-2
 
 
-def test_a_template_is_read_from_a_folder_whose_tokenizer_had_a_class_with_ideas_of_its_own(tmp_path):
+def test_a_template_is_read_with_any_class_of_tokenizer(tmp_path):
     assert "BertTokenizer" in (locate("all-MiniLM-L6-v2") / "tokenizer_config.json").read_text()
-    folder = opened("all-MiniLM-L6-v2", template=TEMPLATE, pooling="mean", max_length=64)
+    folder = folder_at("all-MiniLM-L6-v2", template=TEMPLATE, pooling="mean", max_length=64)
     saved = save_folder(load_trainable(folder).eval(), folder, tmp_path / "saved")
     expected = encoded("all-MiniLM-L6-v2", template=TEMPLATE, pooling="mean", max_length=64)
     np.testing.assert_allclose(
@@ -238,9 +232,9 @@ def test_a_template_is_read_from_a_folder_whose_tokenizer_had_a_class_with_ideas
     )
 
 
-def test_template_and_full_stop_make_a_space_of_their_own_and_change_nothing_else(folders, tmp_path):
+def test_template_and_full_stop_change_the_space_only(folders, tmp_path):
     ids = [
-        opened(folders["bert"], **changes).space_id
+        folder_at(folders["bert"], **changes).space_id
         for changes in (
             {},
             {"template": TEMPLATE},
@@ -254,7 +248,7 @@ def test_template_and_full_stop_make_a_space_of_their_own_and_change_nothing_els
         encoded(folders["bert"], ["Two dogs run."]),
         atol=1e-6,
     )
-    folder = opened(folders["bert"], ensure_final_punctuation=True)
+    folder = folder_at(folders["bert"], ensure_final_punctuation=True)
     saved = save_folder(load_trainable(folder), folder, tmp_path / "saved")
     assert saved.ends_sentences
     with pytest.raises(TypeError, match="ensure_final_punctuation"):
@@ -264,7 +258,7 @@ def test_template_and_full_stop_make_a_space_of_their_own_and_change_nothing_els
     )
 
 
-def test_what_lies_inside_a_prompted_encoder_is_told_of_all_its_tokens(folders):
+def test_hidden_states_of_a_prompted_encoder_cover_all_tokens(folders):
     encoder = load_encoder(EncoderSettings(path=str(folders["bert"]), template=TEMPLATE), EncodeSettings())
     inside = encoder.hidden_states()
     tokens = inside.tokens(TEXTS[:2])
@@ -275,20 +269,23 @@ def test_what_lies_inside_a_prompted_encoder_is_told_of_all_its_tokens(folders):
     ("changes", "said"),
     [
         ({"pooling": "mask"}, r"one \[MASK\] around a text, found 0; give encoder.template"),
-        ({"pooling": "mask+mean", "template": TEMPLATE}, "mask by itself"),
-        ({"template": TEMPLATE, "pooling": "mean", "exclude": ("case",)}, "nothing beside encoder.template"),
-        ({"template": TEMPLATE, "exclude": ("case",)}, "nothing beside encoder.template"),
+        ({"pooling": "mask+mean", "template": TEMPLATE}, "mask alone"),
+        (
+            {"template": TEMPLATE, "pooling": "mean", "exclude": ("case",)},
+            "an empty list with encoder.template",
+        ),
+        ({"template": TEMPLATE, "exclude": ("case",)}, "an empty list with encoder.template"),
     ],
 )
-def test_what_does_not_go_together_is_refused(folders, changes, said):
+def test_incompatible_settings_are_refused(folders, changes, said):
     with pytest.raises(ModelError, match=said):
         encoded(folders["bert"], **changes)
 
 
-def test_limits_beyond_the_encoders_are_refused(folders):
+def test_limits_above_that_of_the_encoder_are_refused(folders):
     with pytest.raises(ConfigError, match=r"found 12, where encoder.max_length leaves room for 8"):
-        prompted(opened(folders["bert"], max_length=10))
+        prompted(folder_at(folders["bert"], max_length=10))
     with pytest.raises(
         ModelError, match=r"at most the 66 positions of the model, found 8. with the template"
     ):
-        PromptedEncoder(load_trainable(opened(folders["bert"])), TEMPLATE, limit=62, denoise=True)
+        PromptedEncoder(load_trainable(folder_at(folders["bert"])), TEMPLATE, limit=62, denoise=True)

@@ -10,25 +10,20 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
 from pipeline.errors import ModelError
-from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.prompted import PromptedEncoder
 from pipeline.models.trainable.saving import save_folder
 from pipeline.models.trainable.soft_prompt import LearnedTemplate, LearnedWords
 from pipeline.settings import EncoderSettings, EncodeSettings
-from tests.models.folders import LONG, TEXTS
+from tests.models.folders import LONG, TEXTS, folder_at
 
 TEMPLATE = 'This sentence of "[X]" means [MASK].'
 ALL = [*TEXTS, LONG, "a [MASK] b [template 0]"]
 
 
-def opened(path):
-    return open_folder(EncoderSettings(path=str(path)))
-
-
 def learned(path) -> LearnedTemplate:
-    encoder = load_trainable(opened(path), dropout=0.0)
+    encoder = load_trainable(folder_at(path), dropout=0.0)
     encoder.requires_grad_(False)
     return LearnedTemplate(encoder, TEMPLATE, limit=12)
 
@@ -38,16 +33,16 @@ def vectors(encoder, texts=ALL) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet"])
-def test_it_begins_as_the_manual_template(folders, family):
+def test_a_soft_prompt_starts_as_the_manual_template(folders, family):
     expected = vectors(
         PromptedEncoder(
-            load_trainable(opened(folders[family]), dropout=0.0), TEMPLATE, limit=12, denoise=False
+            load_trainable(folder_at(folders[family]), dropout=0.0), TEMPLATE, limit=12, denoise=False
         )
     )
     torch.testing.assert_close(vectors(learned(folders[family])), expected, atol=1e-5, rtol=0)
 
 
-def test_its_vectors_alone_are_trained_and_words_of_a_text_are_others(folders):
+def test_only_prompt_vectors_are_trained_and_words_of_texts_are_unchanged(folders):
     encoder = learned(folders["bert"])
     assert [name for name, parameter in encoder.named_parameters() if parameter.requires_grad] == [
         "backbone.embeddings.word_embeddings.added"
@@ -60,7 +55,7 @@ def test_its_vectors_alone_are_trained_and_words_of_a_text_are_others(folders):
     with torch.no_grad():
         added.mul_(-1.0)
     assert (vectors(encoder) - before).abs().max() > 0.1
-    ids = opened(folders["bert"]).tokenizer()(["This sentence means"]).ids
+    ids = folder_at(folders["bert"]).tokenizer()(["This sentence means"]).ids
     torch.testing.assert_close(encoder.words(torch.from_numpy(ids).long()), encoder.words.weight[ids])
 
 
@@ -93,15 +88,13 @@ def test_the_saved_folder_has_new_words_and_equals_the_encoder_and_transformers(
         np.testing.assert_allclose(model(ids).last_hidden_state[0, at], expected[0], atol=1e-5)
 
 
-def test_a_second_reading_shares_the_vectors_of_the_first(folders):
-    encoder = load_trainable(opened(folders["bert"]))
+def test_a_second_template_shares_the_prompt_vectors(folders):
+    encoder = load_trainable(folder_at(folders["bert"]))
     first, second = (LearnedTemplate(encoder, TEMPLATE, limit=12) for _ in range(2))
     assert isinstance(encoder.backbone.get_submodule("embeddings.word_embeddings"), LearnedWords)
     assert first.words is second.words
 
 
-def test_an_architecture_that_is_padded_is_refused(folders):
-    with pytest.raises(
-        ModelError, match="one of the packed families for a template of free vectors, found electra"
-    ):
+def test_a_padded_architecture_is_refused(folders):
+    with pytest.raises(ModelError, match=r"packed family .*for a template of free vectors, found electra"):
         learned(folders["electra"])

@@ -37,7 +37,8 @@ def opened(path: Path, family: str, decoding: DecodingSettings = DecodingSetting
 
 def written(translator: Translator, texts=SENTENCES, uniforms=None) -> list[list[list[int]]]:
     requests = [
-        translator.request(ids, place, uniforms) for place, ids in enumerate(translator.wording.tokens(texts))
+        translator.request(ids, place, uniforms)
+        for place, ids in enumerate(translator.tokenizer.tokens(texts))
     ]
     found = {
         int(place): rows
@@ -85,7 +86,7 @@ class Alone:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_rows_are_those_of_generate_alone(folders, family: str):
+def test_greedy_decoding_in_a_batch_equals_generate_on_each_text(folders, family: str):
     alone, lengths = Alone(folders[family], family), set()
     for bounds in ({}, {"max_ratio": 0.8, "max_extra": 1, "min_ratio": 0.5}):
         decoding = DecodingSettings(**bounds)
@@ -101,7 +102,7 @@ def test_greedy_rows_are_those_of_generate_alone(folders, family: str):
 
 
 @pytest.mark.parametrize("family", ["marian", "nllb", "mbart50", "t5"])
-def test_half_precision_writes_what_the_model_in_half_precision_writes(folders, family: str):
+def test_half_precision_decoding_equals_generate_in_half_precision(folders, family: str):
     settings = TranslatorSettings(path=str(folders[family]), **LANGUAGES[family])
     translator, alone = (
         Translator(open_translator(settings), settings, CPU, "bfloat16"),
@@ -116,7 +117,7 @@ def test_half_precision_writes_what_the_model_in_half_precision_writes(folders, 
     assert np.mean(agree) > 0.6  # rounding of other shapes turns a close choice over, and what follows it
 
 
-def test_layers_that_something_was_put_into_take_the_general_way(folders):
+def test_modified_layers_are_not_fused(folders):
     model = opened(folders["nllb"], "nllb")._model
     assert is_fused(model)
     assert not is_fused(opened(folders["t5"], "t5")._model)
@@ -124,7 +125,7 @@ def test_layers_that_something_was_put_into_take_the_general_way(folders):
     assert not is_fused(model)
 
 
-def test_what_a_model_forbids_is_not_written(folders, tmp_path):
+def test_forbidden_tokens_are_not_generated(folders, tmp_path):
     """Words of several tokens, repeated n-grams and a penalty for repeating: all as generate has them."""
     alone = Alone(folders["mbart50"], "mbart50")
     plain = alone(SENTENCES[1], DecodingSettings())[0]
@@ -142,7 +143,7 @@ def test_what_a_model_forbids_is_not_written(folders, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["marian", "nllb", "t5"])
-def test_beams_are_those_of_generate_alone_where_no_bound_is_met(folders, family: str):
+def test_beam_search_equals_generate_on_each_text_below_the_length_limit(folders, family: str):
     """generate compares what a bound has cut, ours what it has ended: so only translations that end by
     themselves have to agree.
     """
@@ -151,7 +152,7 @@ def test_beams_are_those_of_generate_alone_where_no_bound_is_met(folders, family
     translator = opened(folders[family], family, decoding, batch_tokens=240)
     ends = set(alone.model.generation_config.eos_token_id)
     for text, found, ids in zip(
-        SENTENCES, written(translator), translator.wording.tokens(SENTENCES), strict=True
+        SENTENCES, written(translator), translator.tokenizer.tokens(SENTENCES), strict=True
     ):
         most = translator.request(ids, 0, None).max_tokens
         assert all(len(row) <= most and row[-1] in ends for row in found)
@@ -174,7 +175,7 @@ def by_place(place: int, most: int) -> np.ndarray:
     return np.random.default_rng(place).random((3, most))
 
 
-def test_samples_follow_from_their_numbers_whatever_stands_beside_them(folders):
+def test_samples_depend_on_their_random_numbers_and_not_on_the_batch(folders):
     decoding = DecodingSettings(method="sample", hypotheses=3, top_k=20, temperature=1.5)
     whole = written(opened(folders["t5"], "t5", decoding), uniforms=by_place)
     assert whole == written(opened(folders["t5"], "t5", decoding, batch_tokens=60), uniforms=by_place)
@@ -196,7 +197,7 @@ SAMPLING = [
 
 
 @pytest.mark.parametrize("options", SAMPLING)
-def test_samples_have_the_chances_that_transformers_gives(options: dict):
+def test_samples_have_the_probabilities_of_transformers(options: dict):
     """A grid of uniform numbers meets every token as often as its probability says."""
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
@@ -216,14 +217,14 @@ def test_samples_have_the_chances_that_transformers_gives(options: dict):
 
 
 @pytest.mark.parametrize("options", SAMPLING)
-def test_a_number_at_either_end_draws_a_token_that_can_be(options: dict):
+def test_random_numbers_at_both_ends_draw_possible_tokens(options: dict):
     scores = torch.full((2, 200), -torch.inf)
     scores[:, [3, 77, 130]] = 1.0
     drawn = sample(scores, torch.tensor([0.0, 1 - 2**-24]), DecodingSettings(method="sample", **options))
     assert set(drawn.tolist()) <= {3, 77, 130}
 
 
-def test_batches_hold_every_text_once_and_no_more_than_their_tokens():
+def test_batches_hold_every_text_once_within_the_token_limit():
     lengths = np.random.default_rng(0).integers(1, 90, 300)
     batches = plan(lengths, 256, copies=2)
     assert sorted(np.concatenate(batches).tolist()) == list(range(300))
@@ -231,7 +232,7 @@ def test_batches_hold_every_text_once_and_no_more_than_their_tokens():
     assert (np.diff(lengths[np.concatenate(batches)]) <= 0).all()
 
 
-def test_a_device_out_of_memory_gets_smaller_batches(folders, monkeypatch):
+def test_running_out_of_device_memory_halves_the_batch(folders, monkeypatch):
     """No test can fill a GPU that is not there: what a full one raises is raised for every batch above 3
     rows.
     """

@@ -18,7 +18,7 @@ from pipeline.models.translation.seq2seq import (
     check_languages,
     check_weights,
     load_model,
-    load_wording,
+    open_tokenizer,
     open_translator,
 )
 from pipeline.settings.augment import TranslatorSettings
@@ -45,7 +45,7 @@ def copied(folder: Path, to: Path, **config) -> Path:
 
 
 @pytest.mark.parametrize("family", ["marian", "mbart25"])
-def test_a_model_without_the_bias_of_its_output_is_refused(folders, family: str, tmp_path: Path):
+def test_a_model_without_output_bias_is_refused(folders, family: str, tmp_path: Path):
     settings = TranslatorSettings(path=str(copied(folders[family], tmp_path / family)))
     load_model(open_translator(settings), torch.float32)
     tensors = load_file(tmp_path / family / "model.safetensors")
@@ -56,9 +56,9 @@ def test_a_model_without_the_bias_of_its_output_is_refused(folders, family: str,
 
 
 @pytest.mark.parametrize("family", ["marian", "m2m100", "nllb", "mbart25", "t5"])
-def test_texts_come_back_from_their_tokens_in_each_familys_languages(folders, family: str):
+def test_texts_survive_tokenizing_in_the_languages_of_each_family(folders, family: str):
     settings = TranslatorSettings(path=str(folders[family]), **LANGUAGES[family])
-    wording = load_wording(open_translator(settings), settings)
+    wording = open_tokenizer(open_translator(settings), settings)
     tokens = wording.tokens(SENTENCES)
     bare = {
         "marian": lambda ids: ids[1:],
@@ -83,14 +83,12 @@ def test_texts_come_back_from_their_tokens_in_each_familys_languages(folders, fa
         ("t5", {"target": "de"}, "no languages"),
     ],
 )
-def test_a_language_that_a_model_has_not_or_needs_is_named(
-    folders, family: str, options: dict, expected: str
-):
+def test_an_unknown_or_missing_language_is_named(folders, family: str, options: dict, expected: str):
     with pytest.raises(ConfigError, match=expected):
         checked(folders[family], **options)
 
 
-def test_a_model_that_does_not_write_is_refused_by_its_configuration_alone(folders, tmp_path):
+def test_a_model_without_decoder_is_refused_by_its_configuration(folders, tmp_path):
     program = (
         "import sys; from pipeline.models.translation.seq2seq import open_translator; from "
         "pipeline.settings.augment import TranslatorSettings\n"
@@ -112,7 +110,7 @@ def test_a_model_that_does_not_write_is_refused_by_its_configuration_alone(folde
         assert found.strip().endswith("False")
 
 
-def test_what_is_not_a_folder_is_refused(folders, tmp_path):
+def test_a_path_without_a_folder_is_refused(folders, tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
     for path in (tmp_path / "none", tmp_path / "file", tmp_path / "empty"):
@@ -134,7 +132,7 @@ def test_damaged_and_missing_weights_are_refused(folders, tmp_path):
     for folder in (cut, lacking):
         with pytest.raises(ModelError, match="fetch"):
             load_model(open_translator(TranslatorSettings(path=str(folder))), "float32")
-    with pytest.raises(ModelError, match="whole safetensors"):
+    with pytest.raises(ModelError, match="complete safetensors"):
         check_weights(open_translator(TranslatorSettings(path=str(cut))))
     check_weights(open_translator(TranslatorSettings(path=str(lacking))))  # which only loading finds out
     (cut / "model.safetensors").unlink()
@@ -142,7 +140,7 @@ def test_damaged_and_missing_weights_are_refused(folders, tmp_path):
         open_translator(TranslatorSettings(path=str(cut)))
 
 
-def test_digests_follow_content_not_place(folders, tmp_path):
+def test_digests_depend_on_content_and_not_on_the_path(folders, tmp_path):
     same, other = copied(folders["marian"], tmp_path / "same"), copied(folders["marian"], tmp_path / "other")
     (other / "source.spm").write_bytes(b"another")
     digests = [
@@ -162,14 +160,14 @@ def test_digests_follow_content_not_place(folders, tmp_path):
     assert open_translator(TranslatorSettings(path=str(same))).digests() == digests[1]
 
 
-def test_a_relative_path_is_made_one_that_a_worker_finds(folders, monkeypatch):
+def test_a_relative_path_becomes_absolute_for_workers(folders, monkeypatch):
     monkeypatch.chdir(folders["t5"].parent)
     assert absolute_path("model") == str(folders["t5"].resolve())
     for name in ("s3://bucket/model", "Helsinki-NLP/opus-mt-en-de"):
         assert absolute_path(name) == name
 
 
-def test_a_model_in_a_store_comes_through_this_machines_cache(folders, s3, tmp_path, monkeypatch):
+def test_a_model_in_a_store_is_loaded_from_the_local_cache(folders, s3, tmp_path, monkeypatch):
     from pipeline.store.store import open_store
 
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path))
@@ -180,4 +178,4 @@ def test_a_model_in_a_store_comes_through_this_machines_cache(folders, s3, tmp_p
     folder = open_translator(settings)
     assert folder.path.is_relative_to(tmp_path)
     assert folder.digests() == open_translator(TranslatorSettings(path=str(folders["marian"]))).digests()
-    assert load_wording(folder, settings).tokens(SENTENCES[:1])
+    assert open_tokenizer(folder, settings).tokens(SENTENCES[:1])

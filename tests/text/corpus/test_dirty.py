@@ -1,49 +1,14 @@
 """Every kind of bad input is encoded and counted, quarantined with a reason, or an error with a remedy."""
 
 import gzip
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import DataError
-from pipeline.settings import CorpusSettings
-from pipeline.store.store import open_store
 from pipeline.text.corpus.ingest import ingest
-
-
-@pytest.fixture
-def corpus(tmp_path):
-    (tmp_path / "in").mkdir()
-    return CorpusSettings(uri=str(tmp_path / "in"))
-
-
-@pytest.fixture
-def store(tmp_path):
-    return open_store(tmp_path / "out")
-
-
-def parquet(corpus, name="a.parquet", **columns):
-    path = f"{corpus.uri}/{name}"
-    pq.write_table(pa.table(columns), path)
-    return path
-
-
-def raw(corpus, name, content):
-    Path(corpus.uri, name).write_bytes(content)
-
-
-def outcome(corpus, store, **changes):
-    """(live (id, text) pairs, (file, row, reason) of the quarantine, counts)"""
-    made = ingest(corpus.model_copy(update=changes), 100, store)
-    live = [
-        (row["id"], row["text"])
-        for unit in made.units
-        for row in pq.read_table(store.open(unit.path)).to_pylist()
-    ]
-    bad = pq.read_table(store.open(made.quarantine.path)).to_pylist() if made.quarantine else []
-    return live, [(row["file"], row["row"], row["reason"]) for row in bad], made.counts
+from tests.text.corpus.outcomes import outcome, parquet, raw
 
 
 def invalid_string_array(values):
@@ -52,7 +17,7 @@ def invalid_string_array(values):
     return pa.StringArray.from_buffers(len(binary), *[binary.buffers()[place] for place in (1, 2, 0)])
 
 
-def test_bad_texts_and_ids_of_a_parquet_file(corpus, store):
+def test_invalid_texts_and_ids_of_a_parquet_file_are_quarantined(corpus, store):
     texts = [
         b"good",
         None,
@@ -91,7 +56,7 @@ def test_bad_texts_and_ids_of_a_parquet_file(corpus, store):
         )
 
 
-def test_bad_json_lines(corpus, store):
+def test_invalid_json_lines_are_quarantined_with_a_reason(corpus, store):
     lines = [
         b'{"id":"a","text":"lone \\ud800 half"}',
         b'{"id":"b","text":"pair \\ud83d\\ude00"}',
@@ -176,115 +141,13 @@ def test_id_with_invalid_utf8_is_quarantined(corpus, store):
     assert outcome(corpus, store)[:2] == ([("a", "x")], [("a.parquet", 1, "invalid_utf8")])
 
 
-def damaged(path, change):
-    Path(path).write_bytes(change(Path(path).read_bytes()))
-
-
-UNUSABLE = {
-    "missing text": (
-        lambda corpus: parquet(corpus, "z.parquet", id=["x"], txt=["y"]),
-        ["'text' (corpus.text)", "the columns id, txt", "set corpus.text: txt?"],
-    ),
-    "missing id": (
-        lambda corpus: parquet(corpus, "z.parquet", text=["y"]),
-        ["'id' (corpus.id)", "the columns text"],
-    ),
-    "float id": (
-        lambda corpus: parquet(corpus, "z.parquet", id=[1.0], text=["y"]),
-        ["'id' (corpus.id) of type string or integer", "found double"],
-    ),
-    "text of numbers": (
-        lambda corpus: parquet(corpus, "z.parquet", id=["x"], text=[5]),
-        ["'text' (corpus.text) of type string", "found int64"],
-    ),
-    "list of texts": (lambda corpus: parquet(corpus, "z.parquet", id=["x"], text=[["y"]]), ["found list<"]),
-    "integer id beside strings": (
-        lambda corpus: parquet(corpus, "z.parquet", id=[1], text=["y"]),
-        ["'id' (corpus.id) of type string, as in a.parquet", "found integer"],
-    ),
-    "integer id in JSON": (
-        lambda corpus: raw(corpus, "z.jsonl", b'{"id":1,"text":"y"}'),
-        ["string, as in a.parquet", "found integer"],
-    ),
-    "zero bytes": (
-        lambda corpus: raw(corpus, "z.parquet", b""),
-        ["a readable file", "Parquet file size is 0 bytes"],
-    ),
-    "not Parquet": (
-        lambda corpus: raw(corpus, "z.parquet", b"id,text\n1,one\n"),
-        ["a readable file", "Parquet magic bytes not found"],
-    ),
-    "cut off": (
-        lambda corpus: damaged(
-            parquet(corpus, "z.parquet", id=["x"], text=["y"]), lambda content: content[:-9]
-        ),
-        ["a readable file"],
-    ),
-    "hole in the middle": (
-        lambda corpus: damaged(
-            parquet(corpus, "z.parquet", id=[f"{n}" for n in range(9999)], text=["y"] * 9999),
-            lambda content: content[:60] + b"\xff" * 400 + content[460:],
-        ),
-        ["a readable file"],
-    ),
-    "damaged gzip": (
-        lambda corpus: raw(corpus, "z.jsonl.gz", gzip.compress(b'{"id":"x","text":"y"}\n' * 99999)[:-9]),
-        ["a complete gzip file"],
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", UNUSABLE)
-def test_unusable_file_is_an_error_or_is_skipped_as_a_whole(corpus, store, kind):
-    make, words = UNUSABLE[kind]
-    parquet(corpus, id=["a", "b"], text=["one", "two"])
-    make(corpus)
-    with pytest.raises(DataError) as caught:
-        ingest(corpus, 100, store)
-    assert caught.value.exit_code == 3
-    assert all(part in str(caught.value) for part in [f"{corpus.uri}/z.", *words])
-    assert (
-        "text" in caught.value.remedy
-        or "file" in caught.value.remedy
-        or "corpus.id" in caught.value.remedy
-        or "write it again" in caught.value.remedy
-    )
-
-    live, bad, counts = outcome(corpus, store, bad_files="skip")
-    assert live == [("a", "one"), ("b", "two")]
-    assert [(file[:2], row, reason) for file, row, reason in bad] == [("z.", -1, "bad_file")]
-    assert counts | {"bad_files": 1, "rows": 2, "good": 2, "quarantined": 0} == counts
-
-
-def test_file_with_integer_ids_among_string_ids_is_skipped(corpus, store):
-    parquet(corpus, "a.parquet", id=[1, 2], text=["x", "y"])
-    parquet(corpus, "b.parquet", id=["1"], text=["z"])
-    assert outcome(corpus, store, bad_files="skip")[0] == [(1, "x"), (2, "y")]
-
-
-def test_corpus_without_rows_is_refused(corpus, store):
-    parquet(corpus, id=pa.array([], pa.string()), text=pa.array([], pa.string()))
-    raw(corpus, "b.jsonl", b"")
-    with pytest.raises(
-        DataError, match=r"at least one row with an id and a text, found 0 rows; check corpus\.uri"
-    ) as caught:
-        ingest(corpus, 100, store)
-    assert caught.value.exit_code == 3
-
-
-def test_only_bad_rows_name_counts_reasons_and_the_list(corpus, store):
+def test_a_corpus_of_invalid_rows_only_is_refused_with_counts_and_reasons(corpus, store):
     parquet(corpus, id=["a", None, "c"], text=["", "x", " "])
     with pytest.raises(DataError) as caught:
         ingest(corpus, 100, store)
     assert caught.value.found == "3 rows (empty 2, null_id 1)"
     listed = caught.value.remedy.removeprefix("see ")
     assert pq.read_table(listed)["reason"].to_pylist() == ["empty", "null_id", "empty"]
-
-
-def test_only_bad_files_are_named_in_the_error(corpus, store):
-    raw(corpus, "a.parquet", b"")
-    with pytest.raises(DataError, match="found 0 rows, 1 unusable files; see"):
-        ingest(corpus.model_copy(update={"bad_files": "skip"}), 100, store)
 
 
 def test_max_quarantined_holds_on_every_run(corpus, store):
@@ -294,9 +157,3 @@ def test_max_quarantined_holds_on_every_run(corpus, store):
         found = r"found 2 of 3 rows \(duplicate_id 1, empty 1\); see .*parquet"
         with pytest.raises(DataError, match=rf"at most 50% bad rows \(corpus.max_quarantined\), {found}"):
             ingest(corpus, 100, store)
-
-
-def test_missing_file_is_named_in_the_error(corpus, store, tmp_path):
-    (tmp_path / "in" / "a.parquet").symlink_to(tmp_path / "in" / "gone.parquet")
-    with pytest.raises(DataError, match="nothing there"):
-        ingest(corpus, 100, store)

@@ -1,74 +1,26 @@
 """Units, quarantine and key table against a plain-Python oracle: splits, duplicates, kills, S3."""
 
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
 import uuid
 from itertools import pairwise
-from pathlib import Path
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import TransientError
 from pipeline.settings import CorpusSettings
 from pipeline.store.store import open_store
-from pipeline.text.corpus import keys, spill
-from pipeline.text.corpus.corpus_record import corpus_digest, record_path
+from pipeline.text.corpus import keys, read_files
 from pipeline.text.corpus.ingest import ingest
 from pipeline.text.corpus.keys import bucket_count, id_hashes
 from pipeline.text.corpus.normalize import text_keys
-from pipeline.text.corpus.sources import list_files
-
-
-def write(directory, *files, schema=None):
-    """Parquet files 00.parquet, 01.parquet ... of (id, text) rows."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for number, rows in enumerate(files):
-        table = pa.table(
-            {"id": [row[0] for row in rows], "text": [row[1] for row in rows]},
-            schema=schema or pa.schema([("id", pa.string()), ("text", pa.string())]),
-        )
-        pq.write_table(table, directory / f"{number:02d}.parquet", row_group_size=7)
-    return CorpusSettings(uri=str(directory), max_quarantined=1)
-
-
-def rows_of(store, made):
-    """Rows of all units in order."""
-    return [row for unit in made.units for row in pq.read_table(store.open(unit.path)).to_pylist()]
-
-
-def key_lines(store, made):
-    return [pq.read_table(store.open(bucket.path)).to_pylist() for bucket in made.keys]
+from tests.text.corpus.ingesting import corpora, random_rows, rows_of, write
+from tests.text.corpus.tables import key_lines
 
 
 def quarantined(store, made):
     return pq.read_table(store.open(made.quarantine.path)).to_pylist() if made.quarantine else []
-
-
-def files_below(root):
-    return {
-        path.relative_to(root).as_posix(): path.read_bytes()
-        for path in Path(root).rglob("*")
-        if path.is_file()
-    }
-
-
-ids = st.none() | st.sampled_from(["a", "b", "c", "d", "é", ""]) | st.text(max_size=3)
-corpora = st.lists(
-    st.tuples(
-        ids, st.none() | st.sampled_from(["", "  ", "\n", "one", " one ", "two\x00"]) | st.text(max_size=6)
-    ),
-    min_size=1,
-    max_size=40,
-)
 
 
 @given(corpora, st.lists(st.integers(0, 40), max_size=4), st.integers(1, 9))
@@ -119,13 +71,13 @@ def test_every_row_is_kept_or_quarantined_once_for_every_split_into_files(tmp_pa
 
 def check_keys(store, made, good):
     """One line per good row, sorted, with the address of the row that it names, or none for a loser."""
-    lines = key_lines(store, made)
+    lines = [pq.read_table(store.open(bucket.path)).to_pylist() for bucket in made.keys]
     assert sorted((line["file"], line["row"], line["id"]) for bucket in lines for line in bucket) == sorted(
         one[:3] for one in good
     )
     places = {
-        (row["file"], row["row"]): (unit, number)
-        for unit, record in enumerate(made.units)
+        (row["file"], row["row"]): (record.ordinal, number)
+        for record in made.units
         for number, row in enumerate(pq.read_table(store.open(record.path)).to_pylist())
     }
     for number, bucket in enumerate(lines):
@@ -143,16 +95,11 @@ def check_keys(store, made, good):
             assert int(id_hashes(pa.table({"id": [line["id"]]}))[0]) * len(lines) >> 64 == number
 
 
-def random_rows(count, seed, distinct):
-    draw = random.Random(seed)
-    return [(f"id-{draw.randrange(distinct)}", f"text {draw.random()}") for _ in range(count)]
-
-
 @pytest.fixture
 def small_buckets(monkeypatch):
     """Sizes at which a few thousand rows need several runs and buckets."""
     monkeypatch.setattr(keys, "BUCKET_ROWS", 500)
-    monkeypatch.setattr(spill, "_RUN_ROWS", 700)
+    monkeypatch.setattr(read_files, "_PART_BYTES", 20_000)
 
 
 def test_duplicates_are_found_across_runs_and_buckets(tmp_path, small_buckets):
@@ -171,7 +118,7 @@ def test_duplicates_are_found_across_runs_and_buckets(tmp_path, small_buckets):
     first = {}
     for one in good:
         first.setdefault(one[2], one)
-    assert [(row["file"], row["row"], row["id"]) for row in rows_of(store, made)] == [
+    assert sorted((row["file"], row["row"], row["id"]) for row in rows_of(store, made)) == [
         one[:3] for one in good if first[one[2]] is one
     ]
     check_keys(store, made, good)
@@ -218,7 +165,7 @@ def test_ids_keep_type_and_value(tmp_path, kind, values, stored):
     made = ingest(corpus, 10, store)
     assert [row["id"] for row in rows_of(store, made)] == values
     assert made.id_type == stored
-    assert sorted(line["id"] for bucket in key_lines(store, made) for line in bucket) == sorted(values)
+    assert [line["id"] for line in key_lines(store, made.keys[0])] == sorted(values)
 
 
 def test_kept_columns_and_partitions_are_carried(tmp_path):
@@ -281,118 +228,11 @@ def test_max_rows_counts_json_files_not_read_to_their_end(tmp_path, limit, read,
     assert (made.rows, made.counts["rows"], made.counts.get("skipped_files", 0)) == (read, read, unread_files)
 
 
-def test_second_run_reads_nothing_and_changed_input_is_another_corpus(tmp_path):
-    corpus, store = write(tmp_path / "in", [("a", "text")]), open_store(tmp_path / "out")
-    calls = []
-    made = ingest(corpus, 10, store, on_progress=lambda rows, size: calls.append((rows, size)))
-    assert calls == [(1, (tmp_path / "in" / "00.parquet").stat().st_size)]
-    assert ingest(corpus, 10, store, on_progress=lambda rows, size: calls.append((rows, size))) == made
-    assert len(calls) == 1
-    digest = corpus_digest(corpus, list_files(corpus))
-    assert store.exists(record_path(made.id))
-    assert digest == made.digest
-    os.utime(tmp_path / "in" / "00.parquet", ns=(1, 1))
-    assert corpus_digest(corpus, list_files(corpus)) != digest
-    again = ingest(corpus, 10, store)
-    assert again.units == made.units  # equal content is the same unit
-
-
-def test_same_file_in_another_partition_is_another_corpus(tmp_path):
-    for lang in ("en", "de"):
-        (tmp_path / f"lang={lang}").mkdir()
-        pq.write_table(pa.table({"id": ["a"], "text": ["t"]}), tmp_path / f"lang={lang}" / "a.parquet")
-        os.utime(tmp_path / f"lang={lang}" / "a.parquet", ns=(1, 1))
-    for keep, digests in (("lang",), 2), ((), 1):
-        corpora = [CorpusSettings(uri=str(tmp_path / f"lang={lang}"), keep=keep) for lang in ("en", "de")]
-        assert len({corpus_digest(corpus, list_files(corpus)) for corpus in corpora}) == digests
-
-
-def test_missing_unit_is_written_again(tmp_path):
-    corpus, store = write(tmp_path / "in", [("a", "text")]), open_store(tmp_path / "out")
-    made = ingest(corpus, 10, store)
-    store.delete(made.units[0].path)
-    assert ingest(corpus, 10, store) == made
-    assert store.exists(made.units[0].path)
-
-
-def test_input_that_changes_while_it_is_read_is_a_transient_error(tmp_path):
-    corpus, store = write(tmp_path / "in", [("a", "text")]), open_store(tmp_path / "out")
-    with pytest.raises(TransientError, match="changed while they were read"):
-        ingest(
-            corpus,
-            10,
-            store,
-            on_progress=lambda rows, size: os.utime(tmp_path / "in" / "00.parquet", ns=(1, 1)),
-        )
-    assert not files_below(tmp_path / "out")
-
-
 def test_unit_ends_early_if_texts_are_long(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.text.corpus.read_pass.UNIT_BYTES", 1000)
+    monkeypatch.setattr("pipeline.text.corpus.unit_writer.UNIT_BYTES", 1000)
     corpus = write(
         tmp_path / "in",
         [(f"id-{number}", "x" * length) for number, length in enumerate([400, 400, 400, 5000, 1, 999, 1])],
     )
     made = ingest(corpus, 100, open_store(tmp_path / "out"))
     assert [unit.rows for unit in made.units] == [2, 1, 1, 2, 1]
-
-
-_RUN = """
-import sys
-from pipeline.settings import CorpusSettings
-from pipeline.store.store import open_store
-from pipeline.text.corpus import keys
-from pipeline.text.corpus.ingest import ingest
-keys.BUCKET_ROWS = 2000
-print("start", flush=True)
-ingest(CorpusSettings(uri=sys.argv[1]), 256, open_store(sys.argv[2]))
-"""
-
-
-@pytest.mark.parametrize(("attempts", "count"), [(2, 8_000), pytest.param(8, 20_000, marks=pytest.mark.slow)])
-def test_run_after_a_kill_at_any_moment_writes_the_same_bytes(tmp_path, attempts, count):
-    rows = random_rows(count, seed=1, distinct=count - 2_000)
-    write(tmp_path / "in", *(rows[start : start + 1000] for start in range(0, count, 1000)))
-
-    def run(out, delay=None):
-        process = subprocess.Popen([sys.executable, "-c", _RUN, tmp_path / "in", out], stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        process.stdout.readline()
-        started = time.monotonic()
-        if delay is not None:
-            time.sleep(delay)
-            process.send_signal(signal.SIGKILL)
-        process.communicate()
-        return time.monotonic() - started
-
-    whole = run(tmp_path / "whole")
-    expected = files_below(tmp_path / "whole")
-    for attempt in range(1, attempts + 1):
-        run(tmp_path / "out", delay=whole * attempt / (attempts + 1))
-        seen = files_below(tmp_path / "out")
-        assert all(
-            expected[path] == content for path, content in seen.items() if "/.tmp-" not in f"/{path}"
-        )  # what is visible is whole and right
-    run(tmp_path / "out")
-    assert {
-        path: content for path, content in files_below(tmp_path / "out").items() if "/.tmp-" not in f"/{path}"
-    } == expected
-
-
-def test_corpus_in_s3_gives_the_same_units_as_on_disk(s3, tmp_path):
-    rows = random_rows(300, seed=2, distinct=280)
-    corpus, store = write(tmp_path / "in", rows[:100], rows[100:]), open_store(tmp_path / "out")
-    base = f"{s3}/{uuid.uuid4().hex}"
-    system = fsspec.filesystem("s3", use_listings_cache=False)
-    system.pipe({f"{base}/in/{path.name}": path.read_bytes() for path in (tmp_path / "in").iterdir()})
-    system.pipe(f"{base}/in/99.jsonl", b'{"id":"json","text":"lines"}\n{broken\n')
-    (tmp_path / "in" / "99.jsonl").write_bytes(b'{"id":"json","text":"lines"}\n{broken\n')
-    made, remote = (
-        ingest(corpus, 64, store),
-        ingest(corpus.model_copy(update={"uri": f"{base}/in"}), 64, open_store(f"{base}/out")),
-    )
-    assert remote.units == made.units
-    assert remote.counts == made.counts
-    assert [bucket.sha256 for bucket in remote.keys] == [bucket.sha256 for bucket in made.keys]
-    assert rows_of(open_store(f"{base}/out"), remote) == rows_of(store, made)
-    assert ingest(corpus.model_copy(update={"uri": f"{base}/in"}), 64, open_store(f"{base}/out")) == remote

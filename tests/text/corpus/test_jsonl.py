@@ -2,52 +2,19 @@
 
 import gzip
 import json
-import tracemalloc
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
-from pipeline.store.store import open_store
-from pipeline.text.corpus.columns import MAX_LEAVES, Columns, count_leaves
-from pipeline.text.corpus.ingest import ingest
-from pipeline.text.corpus.json_values import MAX_DEPTH
-from pipeline.text.corpus.reader import read_batches, survey_files
+from pipeline.text.corpus.columns import Columns
+from pipeline.text.corpus.reader import read_batches
 from pipeline.text.corpus.sources import list_files
+from tests.text.corpus.json_lines import characters, rows_of, values, written
 
-
-def rows_of(file, corpus=None, columns=None):
-    """(good rows, bad rows, rows with surrogates) of one file; columns: those of a survey_files when None."""
-    corpus = (corpus or CorpusSettings()).model_copy(update={"uri": str(file)})
-    files = list_files(corpus)
-    batches = list(read_batches(files[0], corpus, columns or survey_files(files, corpus).columns))
-    good, bad = [
-        [row for batch in batches for row in getattr(batch, side).to_pylist()] for side in ("good", "bad")
-    ]
-    return good, bad, sorted(row for batch in batches for row in batch.surrogates)
-
-
-def written(tmp_path, *lines, name="a.jsonl", end=b"\n"):
-    content = b"".join(
-        (line if isinstance(line, bytes) else json.dumps(line).encode()) + end for line in lines
-    )
-    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    return tmp_path / name
-
-
-characters = st.characters(exclude_categories=())
-values = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**70), 2**70)
-    | st.floats()
-    | st.text(characters, max_size=4)
-    | st.lists(st.integers(0, 9), max_size=2)
-)
 rows = st.fixed_dictionaries(
     {},
     optional={
@@ -101,7 +68,7 @@ def test_every_line_is_a_row_or_is_rejected_as_by_python(tmp_path, lines, end, a
 
 
 def oracle(line):
-    """(id, text, number) that must come out, or the reason for setting the line aside."""
+    """(id, text, number) that must come out, or the reason why the line is quarantined."""
     try:
         value = json.loads(line.decode())
     except UnicodeDecodeError:
@@ -150,18 +117,6 @@ def test_gzip_members_and_byte_order_marks_are_read(tmp_path):
     assert ([row["id"] for row in good], bad) == ([1, 2], [])
 
 
-def test_a_gzip_file_that_unfolds_without_end_is_refused_in_bounded_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.text.corpus.jsonl._MAX_LINE_BYTES", 4 << 20)
-    bomb = tmp_path / "a.jsonl.gz"
-    bomb.write_bytes(gzip.compress(b" " * (64 << 20)))  # 64 KB
-    tracemalloc.start()
-    with pytest.raises(DataError, match="lines of at most 4 MiB"):
-        rows_of(bomb)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 16 << 20
-
-
 def test_two_objects_on_one_line_do_not_shift_the_rows_after_them(tmp_path):
     good, bad, _ = rows_of(
         written(
@@ -182,103 +137,7 @@ def test_long_text_is_complete(tmp_path):
     assert [row["text"] for row in good] == [text.strip(), "s"]
 
 
-def test_kept_values_keep_their_type_or_become_null(tmp_path):
-    lines = [
-        {"id": 1, "text": "a", "tags": ["x"], "price": 1},
-        {"id": 2, "text": "b", "tags": None, "price": 2.5},
-        {"id": 3, "text": "c", "tags": "y", "price": 3},
-        {"id": 4, "text": "d"},
-        {"id": 5, "text": "e", "tags": ["\ud800"], "price": "6"},
-    ]
-    corpus = CorpusSettings(uri=str(written(tmp_path, *lines)), keep=("tags", "price", "text"))
-    assert survey_files(list_files(corpus), corpus).columns.kept == (
-        pa.field("tags", pa.list_(pa.string())),
-        pa.field("price", pa.float64()),
-        pa.field("text", pa.string()),
-    )
-    batches = list(read_batches(list_files(corpus)[0], corpus))
-    good, bad, _ = rows_of(tmp_path / "a.jsonl", corpus)
-    assert [(row["id"], row["tags"], row["price"], row["kept.text"]) for row in good] == [
-        (1, ["x"], 1.0, "a"),
-        (2, None, 2.5, "b"),
-        (3, None, 3.0, "c"),
-        (4, None, None, "d"),
-        (5, None, None, "e"),
-    ]
-    assert (bad, [batch.dropped for batch in batches]) == ([], [(2, 4, 4)])
-    assert batches[0].head(3).dropped == (2,)
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
-def test_kept_column_widens_to_values_of_later_blocks(tmp_path, name):
-    late = {"price": 1100.5, "note": 3, "tags": ["x"], "late": "here"}
-    lines = [
-        {
-            "id": number,
-            "text": "some text " * 20,
-            **({"price": 1, "note": None, "tags": []} if number < 12_000 else late),
-        }
-        for number in range(12_001)
-    ]
-    good, bad, _ = rows_of(
-        written(tmp_path, *lines, name=name), CorpusSettings(keep=("price", "note", "tags", "late"))
-    )
-    assert (len(good), bad) == (12_001, [])
-    assert [good[place][column] for place in (0, -1) for column in ("price", "note", "tags", "late")] == [
-        1.0,
-        None,
-        [],
-        None,
-        1100.5,
-        3,
-        ["x"],
-        "here",
-    ]
-
-
-def test_differing_kept_columns_lose_no_row(tmp_path):
-    for name, value in (("a.jsonl", 1), ("b.jsonl", 2.5), ("c.jsonl", "three")):
-        written(tmp_path, {"id": name, "text": "t", "price": value}, name=name)
-    store = open_store(tmp_path / "_out")
-    made = ingest(CorpusSettings(uri=str(tmp_path), keep=("price",)), 10, store)
-    assert pq.read_table(store.local(made.units[0].path))["price"].to_pylist() == [1.0, 2.5, None]
-    assert (made.counts["good"], made.counts["kept_values_dropped"]) == (3, 1)
-
-
-@pytest.mark.parametrize(
-    ("ids", "kind", "bad"),
-    [
-        ([2**63, 1, 2**64 - 1], pa.uint64(), []),
-        ([1, 2**63, -1], pa.int64(), [1]),
-        ([1, 2**63, 2**64], pa.uint64(), [2]),
-        ([1, 2], pa.int64(), []),
-    ],
-)
-def test_64_bit_ids_keep_their_value(tmp_path, ids, kind, bad):
-    for keep in ((), ("id",)):
-        corpus = CorpusSettings(
-            uri=str(written(tmp_path, *({"id": one, "text": "t"} for one in ids))), keep=keep
-        )
-        assert survey_files(list_files(corpus), corpus).columns.id == kind
-        good, wrong, _ = rows_of(tmp_path / "a.jsonl", corpus)
-        assert [row["id"] for row in good] == [one for place, one in enumerate(ids) if place not in bad]
-        assert [row["row"] for row in wrong] == bad
-
-
-@pytest.mark.parametrize(("small", "kind"), [(5, pa.uint64()), (-5, pa.int64())])
-def test_files_agree_on_uint64_if_no_id_is_negative(tmp_path, small, kind):
-    written(tmp_path, {"id": small, "text": "t"}, name="a.jsonl")
-    written(tmp_path, {"id": 2**63, "text": "t"}, name="b.jsonl")
-    for schema, name in ((pa.int32(), "c.parquet"), (pa.uint64(), "d.parquet")):
-        pq.write_table(pa.table({"id": pa.array([7], schema), "text": ["t"]}), tmp_path / name)
-    corpus = CorpusSettings(uri=str(tmp_path))
-    files = list_files(corpus)
-    assert survey_files(files, corpus).columns.id == kind
-    assert survey_files([files[0], files[2]], corpus).columns.id == pa.int64()
-    assert survey_files([files[1], files[2]], corpus).columns.id == pa.uint64()
-
-
-def test_a_partition_fills_the_same_rows_whether_or_not_another_line_is_broken(tmp_path):
+def test_a_broken_line_does_not_change_the_rows_of_a_partition(tmp_path):
     lines = [
         {"id": 1, "text": "a", "lang": "de"},
         {"id": 2, "text": "b", "lang": None},
@@ -314,15 +173,6 @@ def test_unusable_file_names_file_column_expected_and_found(tmp_path, lines, wor
     assert str(tmp_path / "a.jsonl") in str(caught.value)
 
 
-def test_late_id_of_another_type_rejects_only_its_row(tmp_path):
-    lines = [{"id": number, "text": "some text " * 20} for number in range(20_000)]
-    good, bad, _ = rows_of(written(tmp_path, *lines, {"id": "x", "text": "t"}))
-    assert (len(good), [(row["row"], row["detail"]) for row in bad]) == (
-        20_000,
-        [(20_000, 'id is "x", not an id of type int64')],
-    )
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -340,114 +190,6 @@ def test_damaged_gzip_is_a_data_error(tmp_path, damage):
     file.write_bytes(damage(file.read_bytes()))
     with pytest.raises(DataError, match=r"a\.jsonl\.gz"):
         rows_of(file)
-
-
-def nest(depth, value=1):
-    for _ in range(depth):
-        value = {"a": value}
-    return value
-
-
-def test_a_value_nested_too_deep_is_null_and_counted(tmp_path):
-    values = [nest(300), nest(MAX_DEPTH + 1), nest(3), None, [nest(300)]]
-    file = written(
-        tmp_path, *({"id": place, "text": "t", "meta": value} for place, value in enumerate(values))
-    )
-    made = ingest(CorpusSettings(uri=str(file), keep=("meta",)), 10, open_store(tmp_path / "out"))
-    assert made.counts["kept_values_dropped"] == 3
-    assert pq.read_table(tmp_path / "out" / made.units[0].path)["meta"].to_pylist() == [
-        None,
-        None,
-        nest(3),
-        None,
-        None,
-    ]
-
-
-def test_a_line_nested_too_deep_to_be_parsed_is_quarantined_and_its_neighbours_live(tmp_path):
-    lines = [
-        f'{{"id": {place}, "text": "t", "meta": {"[" * levels}{"]" * levels}}}'
-        for place, levels in enumerate([300, 50_000, 300, 50_000])
-    ]
-    (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    corpus = CorpusSettings(uri=str(tmp_path / "a.jsonl"), keep=("meta",))
-    store = open_store(tmp_path / "out")
-    made = ingest(corpus, 10, store)
-    assert (made.counts["good"], made.counts["kept_values_dropped"]) == (2, 2)
-    assert made.quarantine is not None
-    bad = pq.read_table(store.open(made.quarantine.path)).to_pylist()
-    assert [(row["row"], row["reason"], row["detail"]) for row in bad] == [
-        (1, "invalid_json", "nested too deep to be parsed"),
-        (3, "invalid_json", "nested too deep to be parsed"),
-    ]
-
-
-def test_keys_without_end_take_bounded_memory_and_are_null_beyond_the_bound(tmp_path):
-    lines = [{"id": place, "text": "t", "meta": {f"key{place}": place}} for place in range(2_000)]
-    lines.append({"id": 2_000, "text": "t", "meta": {"key7": 7, "key8": 8}})
-    corpus = CorpusSettings(uri=str(written(tmp_path, *lines)), keep=("meta",))
-    columns = survey_files(list_files(corpus), corpus).columns
-    assert count_leaves(columns.kept[0].type) == MAX_LEAVES
-    batches = list(read_batches(list_files(corpus)[0], corpus, columns))
-    good = [row for batch in batches for row in batch.good.to_pylist()]
-    kept = [row["id"] for row in good if row["meta"] is not None]
-    assert kept == [*range(MAX_LEAVES), 2_000]
-    assert {name: value for name, value in good[-1]["meta"].items() if value is not None} == {
-        "key7": 7,
-        "key8": 8,
-    }
-    assert [row for batch in batches for row in batch.dropped] == list(range(MAX_LEAVES, 2_000))
-
-
-def test_leaves_are_bounded_across_files(tmp_path):
-    for name in "ab":
-        meta = {f"{name}{place}": place for place in range(200)}
-        written(tmp_path, {"id": name, "text": "t", "meta": meta}, name=f"{name}.jsonl")
-    made = ingest(CorpusSettings(uri=str(tmp_path), keep=("meta",)), 10, open_store(tmp_path / "_out"))
-    values = pq.read_table(tmp_path / "_out" / made.units[0].path)["meta"].to_pylist()
-    assert (len(values[0]), values[1], made.counts["kept_values_dropped"]) == (200, None, 1)
-
-
-def test_nested_key_in_a_later_block_is_kept(tmp_path):
-    lines = [{"id": number, "text": "some text " * 20, "meta": {"a": number}} for number in range(12_000)]
-    lines.append({"id": 12_000, "text": "t", "meta": {"b": "late"}})
-    good, bad, _ = rows_of(written(tmp_path, *lines), CorpusSettings(keep=("meta",)))
-    assert (len(good), bad) == (12_001, [])
-    assert (good[0]["meta"], good[-1]["meta"]) == ({"a": 0, "b": None}, {"a": None, "b": "late"})
-
-
-@pytest.mark.parametrize("keep", [(), ("note",)])
-@pytest.mark.parametrize(("ids", "kind", "bad"), [
-    (["id", 1, 2, -3], pa.int64(), {0: "id"}),
-    (["a", "b", 3, True, 1.5, ["x"]], pa.string(), {2: "3", 3: "true", 4: "1.5", 5: '["x"]'}),
-    ([1, 2, {"a": 1}, None], pa.int64(), {2: '{"a": 1}', 3: None}),
-])  # fmt: skip
-def test_row_with_an_id_of_another_type_is_quarantined(tmp_path, keep, ids, kind, bad):
-    file = written(
-        tmp_path, *({"id": one, "text": f"text {place}", "note": "n"} for place, one in enumerate(ids))
-    )
-    corpus = CorpusSettings(uri=str(file), keep=keep, max_quarantined=0.9)
-    assert survey_files(list_files(corpus), corpus).columns.id == kind
-    good, wrong, _ = rows_of(file, corpus)
-    assert [row["id"] for row in good] == [one for place, one in enumerate(ids) if place not in bad]
-    assert {row["row"]: row["id"] for row in wrong} == bad
-    assert {(row["file"], row["reason"]) for row in wrong if row["id"]} == {("a.jsonl", "wrong_type")}
-    made = ingest(corpus, 10, open_store(tmp_path / "out"))
-    assert (made.counts["good"], made.counts["quarantined"]) == (len(ids) - len(bad), len(bad))
-
-
-def test_kept_key_may_lack_in_some_files_but_not_in_all(tmp_path):
-    written(tmp_path, {"id": 1, "text": "a"}, name="a.jsonl")
-    written(tmp_path, {"id": 2, "text": "b", "note": "here"}, name="b.jsonl")
-    made = ingest(CorpusSettings(uri=str(tmp_path), keep=("note",)), 10, open_store(tmp_path / "_out"))
-    assert pq.read_table(tmp_path / "_out" / made.units[0].path)["note"].to_pylist() == [None, "here"]
-    with pytest.raises(
-        DataError, match=r"'nite' \(corpus.keep\), found the columns id, text.*set corpus.keep"
-    ):
-        ingest(CorpusSettings(uri=str(tmp_path), keep=("note", "nite")), 10, open_store(tmp_path / "_out"))
-    pq.write_table(pa.table({"id": [3], "text": ["c"]}), tmp_path / "c.parquet")
-    with pytest.raises(DataError, match=r"c\.parquet.*'note' \(corpus.keep\)"):
-        ingest(CorpusSettings(uri=str(tmp_path), keep=("note",)), 10, open_store(tmp_path / "_out"))
 
 
 def test_lone_surrogates_of_a_rejected_row_are_replaced(tmp_path):

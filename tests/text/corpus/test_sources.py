@@ -183,7 +183,9 @@ def test_s3_is_listed_like_a_directory(s3, tmp_path):
 
 
 def test_large_object_is_read_by_ranges(s3, monkeypatch):
-    monkeypatch.setattr("pipeline.store.remote._WHOLE_READ", 10)
+    monkeypatch.setattr("pipeline.store.remote._MAX_MEMORY_READ", 10)
+    for module in ("sources", "parquet"):
+        monkeypatch.setattr(f"pipeline.text.corpus.{module}.LARGE_BYTES", 10)
     base = f"{s3}/{uuid.uuid4().hex}"
     lines = b"".join(b'{"id":%d,"text":"number %d"}\n' % (number, number) for number in range(1000))
     table = pa.table({"id": range(1000), "text": [f"number {number}" for number in range(1000)]})

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 
 from pipeline.store.augmented import Augmented, Series
 from pipeline.store.base import Store
-from pipeline.store.once import stored_by_content
+from pipeline.store.once import store_by_content
 from pipeline.store.stored import FileRef
 from pipeline.store.units import UnitRecord
 
@@ -17,7 +17,7 @@ def write_unit(store: Store, columns: dict[str, Any]) -> UnitRecord:
     """Write a unit with these columns, named by its content."""
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), sink, row_group_size=10)
-    made = stored_by_content(
+    made = store_by_content(
         store,
         sink.getvalue().to_pybytes(),
         "units/augmented/0123/unit",

@@ -25,7 +25,7 @@ def texts(uri: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["path", "file", "link", "s3"])
-def test_folder_means_its_newest_manifest_and_units_keep_its_order(tmp_path: Path, s3: str, kind: str):
+def test_a_folder_is_read_by_its_newest_manifest_in_order(tmp_path: Path, s3: str, kind: str):
     store = open_store(f"{s3}/rows-{tmp_path.name}" if kind == "s3" else tmp_path)
     old = write_manifest(store, "main", [FIRST, SECOND])
     new = write_manifest(store, "main", [OTHER, FIRST])

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 from pipeline.settings.training import OrderSettings, PairSettings
 from pipeline.text.rows.batches import RankSlice, rank_rows
-from pipeline.text.rows.false_negatives import false_negatives, repeated, separate_repeats, text_codes
+from pipeline.text.rows.false_negatives import (
+    false_negatives,
+    repeats_earlier_row,
+    separate_repeats,
+    text_codes,
+)
 from pipeline.text.rows.order import ShuffledOrder
 from pipeline.text.rows.pairs import open_training_rows
 
@@ -33,7 +38,7 @@ def test_repeated_rows_share_an_anchor_or_a_positive_with_an_earlier_row(
     rows: list[tuple[str, str, str]],
 ):
     codes = text_codes(table(rows), ["anchor", "positive"])
-    assert repeated(codes).tolist() == repeats([row[:2] for row in rows])
+    assert repeats_earlier_row(codes).tolist() == repeats([row[:2] for row in rows])
 
 
 @given(rows=triples, cut=st.integers(0, 12))

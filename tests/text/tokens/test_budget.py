@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError
-from pipeline.text.tokens.budget import distinct, longest_first, plan_buffers
+from pipeline.text.tokens.budget import deduplicate, longest_first, plan_buffers
 
 
 def test_longest_first_padding_equals_the_worked_example():
@@ -60,6 +60,6 @@ def test_no_tokens_need_no_buffer():
 
 
 def test_distinct_texts_are_in_order_of_first_occurrence():
-    texts, inverse = distinct(["b", "a", "b", "", "a"])
+    texts, inverse = deduplicate(["b", "a", "b", "", "a"])
     assert texts == ["b", "a", ""]
     assert inverse.tolist() == [0, 1, 0, 2, 1]

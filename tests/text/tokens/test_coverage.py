@@ -68,9 +68,12 @@ def test_unknown_tokens_match_the_library(kind: str, prompt: str, tmp_path: Path
     counts = tokenizer.counts(tokenizer(MIXED))
     named = [names(own, prompt + text) for text in MIXED]
     before = names(own, prompt)
-    assert counts.content.tolist() == [min(len(tokens), tokenizer.room) - len(before) for tokens in named]
+    assert counts.content.tolist() == [
+        min(len(tokens), tokenizer.max_text_tokens) - len(before) for tokens in named
+    ]
     expected = [
-        sum(map(is_unknown, tokens[: tokenizer.room])) - sum(map(is_unknown, before)) for tokens in named
+        sum(map(is_unknown, tokens[: tokenizer.max_text_tokens])) - sum(map(is_unknown, before))
+        for tokens in named
     ]
     assert counts.unknown.tolist() == expected
     assert (counts.unknown > 0)[1] == (kind != "bytes")
@@ -85,7 +88,7 @@ def test_white_space_encoded_as_bytes_is_known(tmp_path: Path):
 
 def test_words_without_a_vector_are_unknown(tmp_path: Path):
     (tmp_path / "vocab.txt").write_text("two\ndogs\nrun")
-    tokenizer = load_words(tmp_path, 4, prompt="", lower=True, cuts="end")
+    tokenizer = load_words(tmp_path, 4, prompt="", lower=True, truncation_side="end")
     counts = tokenizer.counts(tokenizer(["Two dogs run", "two qqq dogs zzz", CHINESE, "", "dogs " * 9]))
     assert counts.lengths.tolist() == [3, 2, 0, 0, 4]
     assert counts.content.tolist() == [3, 4, 1, 0, 4]
@@ -96,7 +99,7 @@ def test_words_without_a_vector_are_unknown(tmp_path: Path):
 def test_missing_punctuation_numbers_and_stop_words_do_not_count_as_unknown(tmp_path: Path):
     """Vectors trained on text from which those were removed."""
     (tmp_path / "vocab.txt").write_text("dogs\nrun\ngrass\nbank\nDon\nxylophone")
-    tokenizer = load_words(tmp_path, 64, prompt="", lower=False, cuts="end")
+    tokenizer = load_words(tmp_path, 64, prompt="", lower=False, truncation_side="end")
     english = "The dogs, and 12 of 3.5 -- don't (they've) run to a bank; 'grass' isn't 1990s x2 (Don's)!"
     others = [
         "Die Hunde laufen, im Gras!",
@@ -110,17 +113,17 @@ def test_missing_punctuation_numbers_and_stop_words_do_not_count_as_unknown(tmp_
     assert counts.content.tolist() == [5, 5, 3, 1, 3]
 
 
-@pytest.mark.parametrize("cuts", ["end", "start"])
-def test_lost_tokens_are_those_beyond_max_length(cuts: str, tmp_path: Path):
+@pytest.mark.parametrize("truncation_side", ["end", "start"])
+def test_lost_tokens_are_those_beyond_max_length(truncation_side: str, tmp_path: Path):
     """Exact if a text is tokenized whole, within 10 percent if only its start is tokenized."""
     word_piece().save(str(tmp_path / "tokenizer.json"))
-    tokenizer = load_tokenizer(tmp_path, 16, cuts=cuts)  # type: ignore[arg-type]
+    tokenizer = load_tokenizer(tmp_path, 16, truncation_side=truncation_side)  # type: ignore[arg-type]
     texts = [*TEXTS, LONG, 50 * LONG]
     whole = np.array([len(row) for row in tokenizer.source(texts)])
     counts = tokenizer.counts(tokenizer(texts))
-    lost = np.maximum(whole - tokenizer.room, 0)
+    lost = np.maximum(whole - tokenizer.max_text_tokens, 0)
     assert counts.truncated.tolist() == (lost > 0).tolist()
-    np.testing.assert_allclose(counts.lost, lost, rtol=0 if cuts == "start" else 0.1)
+    np.testing.assert_allclose(counts.lost, lost, rtol=0 if truncation_side == "start" else 0.1)
     assert counts.lost[: len(TEXTS)].tolist() == lost[: len(TEXTS)].tolist()
 
 
@@ -172,7 +175,7 @@ def test_coverage_does_not_depend_on_the_batches(tmp_path: Path):
     covered = ScriptCoverage.of(whole.counts())
     assert covered.total.rows == len(MIXED)
     chinese = covered.scripts["chinese"]
-    assert (chinese.rows, chinese.unknown_share) == (1, 8 / 9)  # one of the nine characters is known
+    assert (chinese.rows, chinese.unknown_proportion) == (1, 8 / 9)  # one of the nine characters is known
     assert covered.total.cut == int(tokenizer(MIXED).truncated.sum())
 
 
@@ -187,7 +190,7 @@ def test_uncounted_units_make_the_unknown_proportion_a_lower_bound():
     old, new = {"rows": 100, "tokens": 900}, unit("chinese", 10, 100, 100)
     counts = token_counts([old, new], [new])
     assert counts["uncounted_rows"] == 100
-    assert ScriptCoverage.of(counts).unknown_share == 100 / (100 + 900)
+    assert ScriptCoverage.of(counts).unknown_proportion == 100 / (100 + 900)
     assert token_facts(token_counts([old], [])) is None
 
 

@@ -68,12 +68,14 @@ def test_every_row_keeps_the_mask_of_its_template(template):
     made = tokenizer(template)
     tokens = made(TEXTS)
     before, behind = template.split("[X]")
-    expected = [[101, *pieces(before), *pieces(text)[: made.room], *pieces(behind), 102] for text in TEXTS]
+    expected = [
+        [101, *pieces(before), *pieces(text)[: made.max_text_tokens], *pieces(behind), 102] for text in TEXTS
+    ]
     assert rows(tokens.ids, tokens) == expected
-    assert tokens.truncated.tolist() == [len(pieces(text)) > made.room for text in TEXTS]
+    assert tokens.truncated.tolist() == [len(pieces(text)) > made.max_text_tokens for text in TEXTS]
     assert tokens.lengths.max() <= 20
     for row, kept, around in zip(
-        expected, rows(tokens.kept, tokens), rows(tokens.around, tokens), strict=True
+        expected, rows(tokens.kept, tokens), rows(tokens.in_template, tokens), strict=True
     ):
         (place,) = np.flatnonzero(kept)
         assert place == (len(row) - 1 - row[::-1].index(MASK) if "[MASK]" in behind else row.index(MASK))
@@ -83,14 +85,21 @@ def test_every_row_keeps_the_mask_of_its_template(template):
         ]
 
 
-@pytest.mark.parametrize("cuts", ["start", "end"])
-def test_replacing_the_frame_equals_tokenizing_with_the_template(cuts):
-    plain = load_tokenizer(MINILM, 256, cuts=cuts)
-    other = apply_template(load_tokenizer(MINILM, 18, cuts=cuts), MINILM, "It says [X] : [MASK]", masked=True)
+@pytest.mark.parametrize("truncation_side", ["start", "end"])
+def test_replacing_the_frame_equals_tokenizing_with_the_template(truncation_side):
+    plain = load_tokenizer(MINILM, 256, truncation_side=truncation_side)
+    other = apply_template(
+        load_tokenizer(MINILM, 18, truncation_side=truncation_side),
+        MINILM,
+        "It says [X] : [MASK]",
+        masked=True,
+    )
     expected = other(TEXTS)
     for tokens, specials in ((plain(TEXTS), (1, 1)), (tokenizer(max_length=256)(TEXTS), (5, 5))):
-        found = template_frame(other).around(tokens, specials, limit=other.room, cuts=cuts)
-        for name in ("ids", "offsets", "truncated", "kept", "around"):
+        found = template_frame(other).apply(
+            tokens, specials, limit=other.max_text_tokens, truncation_side=truncation_side
+        )
+        for name in ("ids", "offsets", "truncated", "kept", "in_template"):
             np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
 
 
@@ -98,7 +107,7 @@ def test_selected_and_concatenated_rows_keep_their_masks():
     tokens = tokenizer()(TEXTS)
     parts = [tokens.of_rows(np.array([3])), tokens.of_rows(np.array([0, 2]))]
     expected = tokenizer()([TEXTS[3], TEXTS[0], TEXTS[2]])
-    for name in ("ids", "offsets", "truncated", "kept", "around"):
+    for name in ("ids", "offsets", "truncated", "kept", "in_template"):
         np.testing.assert_array_equal(getattr(Tokens.joined(parts), name), getattr(expected, name))
 
 
@@ -116,7 +125,7 @@ def test_wrapped_tokenizer_file_gives_other_libraries_the_same_rows(tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         shutil.copy(MINILM / name, tmp_path)
     expected = tokenizer()(TEXTS)
-    wrap_tokenizer(tmp_path, *tokenizer().around)
+    wrap_tokenizer(tmp_path, tokenizer().prefix, tokenizer().suffix)
     again = apply_template(load_tokenizer(tmp_path, 20), tmp_path, None, masked=True)
     assert (again.prefix, again.suffix, again.mask) == (
         tokenizer().prefix,
@@ -158,7 +167,7 @@ def test_unusable_templates_are_refused(tmp_path):
         tokenizer(folder=tmp_path)
 
 
-def test_word_that_reads_none_is_no_mask_token(tmp_path):
+def test_the_word_none_is_not_a_mask_token(tmp_path):
     """A tokenizer_config.json without a mask token, and a vocabulary with the word None."""
     vocabulary = {"[UNK]": 0, "None": 1, "[MASK]": 2}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))

@@ -87,7 +87,7 @@ def test_other_kinds_of_tokenizers_also_read_only_the_start(kind, tmp_path):
     made.train_from_iterator([words] * 3, trainer(vocab_size=60, show_progress=False))
     made.save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(tmp_path, 16)
-    assert tokenizer.seam is not None
+    assert tokenizer.split_pattern is not None
     text = words * 100
     assert rows(tokenizer, [text]) == [made.encode(text).ids[:16]]
 
@@ -162,6 +162,13 @@ def test_missing_or_broken_tokenizer_is_refused(tmp_path):
 def test_max_length_without_room_for_a_text_is_refused():
     with pytest.raises(ModelError, match=r"encoder\.max_length.*found 2, of which 2 are special tokens"):
         load_tokenizer(MINILM, 2)
+
+
+def test_max_length_without_room_is_refused_for_a_tokenizer_in_python(tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "ByT5Tokenizer"}')
+    assert load_tokenizer(tmp_path, 3)(["abc"]).lengths.tolist() == [3]
+    with pytest.raises(ModelError, match=r"encoder\.max_length.*found 1, of which 1 are special tokens"):
+        load_tokenizer(tmp_path, 1)
 
 
 def test_no_texts_give_no_tokens():

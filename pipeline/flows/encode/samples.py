@@ -1,0 +1,94 @@
+"""Store a sample of each large unit of vectors when it is encoded, or later for units of earlier versions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow.parquet as pq
+
+from pipeline.flows.run import Run, map_in_order
+from pipeline.flows.workers.tasks import PlainTask
+from pipeline.index.sample import LEAST_SAMPLED_ROWS, SAMPLE_SIZES, rows_to_store
+from pipeline.store.base import Store
+from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.once import load_or_make
+from pipeline.store.schema import check_space
+from pipeline.store.stored import FileRef, Stored
+from pipeline.store.unit_sample import store_sample
+from pipeline.store.units import UnitRecord
+
+_FOLDER = "units/samples"
+
+
+def sample_unit(store: Store, unit: pq.ParquetFile, name: str) -> FileRef | None:
+    """Store the sample of a unit of vectors. Returns None for a small unit, which has none.
+
+    Args:
+        name: the space's folder and the name of the unit in it.
+    """
+    if unit.metadata.num_rows < LEAST_SAMPLED_ROWS:
+        return None
+    rows = rows_to_store(unit.read(columns=[unit.schema_arrow.names[0]])[0])
+    return store_sample(store, unit, rows, SAMPLE_SIZES, f"{_FOLDER}/{name}")
+
+
+def sample_folder(space_id: str) -> str:
+    """Return the folder of the samples of a space."""
+    return f"{_FOLDER}/{space_id[:16]}"
+
+
+class _SampleRecord(Stored):
+    """The sample of a unit that an earlier version encoded."""
+
+    sample: FileRef | None
+
+
+@dataclass(frozen=True)
+class SampleUnit(PlainTask[UnitRecord, FileRef | None]):
+    """Store the sample of a unit that an earlier version encoded."""
+
+    store: Store
+    space_id: str
+
+    def work(self, unit: UnitRecord) -> FileRef | None:
+        path = f"{sample_folder(self.space_id)}/{unit.sha256[:24]}.json"
+        return load_or_make(self.store, path, _SampleRecord, lambda: self._make(unit)).sample
+
+    def _make(self, unit: UnitRecord) -> _SampleRecord:
+        file = check_space(pq.ParquetFile(unit.file.open(self.store)), unit.path, self.space_id)
+        name = f"{self.space_id[:16]}/{(unit.source or unit.sha256)[:24]}"
+        return _SampleRecord(sample=sample_unit(self.store, file, name))
+
+
+def with_samples(
+    run: Run, records: Mapping[str, UnitRecord], before: ReleaseManifest | None
+) -> dict[str, UnitRecord]:
+    """Return the records of units of one space, each large unit with its sample.
+
+    Units of earlier versions have none: it is taken from the previous release, or made once.
+
+    Args:
+        records: records of one space, under keys of any kind.
+        before: the previous release.
+    """
+    missing = {
+        name: record
+        for name, record in records.items()
+        if record.sample is None and record.rows >= LEAST_SAMPLED_ROWS
+    }
+    if not missing:
+        return dict(records)
+    space_id = next(iter(missing.values())).space_id or ""
+    sizes = {entry.path: entry.size for entry in run.store.list(sample_folder(space_id))}
+    known = {
+        unit.sha256: unit.sample
+        for unit in (before.units if before else ())
+        if unit.sample and sizes.get(unit.sample.path) == unit.sample.bytes
+    }
+    samples = {name: known.get(record.sha256) for name, record in missing.items()}
+    todo = [name for name, sample in samples.items() if sample is None]
+    made = map_in_order(run, SampleUnit(run.store, space_id), [missing[name] for name in todo])
+    samples |= dict(zip(todo, made, strict=True))
+    return {
+        name: record.model_copy(update={"sample": samples[name]}) if name in missing else record
+        for name, record in records.items()
+    }

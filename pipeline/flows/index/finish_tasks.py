@@ -1,0 +1,205 @@
+"""Tasks after the shards of an index were filled: merge the shards of each part, and measure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.flows.index.records import (
+    BuiltIndex,
+    ExampleQuery,
+    FilledPart,
+    ShardRecord,
+    TrainedIndex,
+    joined,
+    load_queries,
+    store_truth,
+)
+from pipeline.flows.index.tasks import Build
+from pipeline.flows.run import Run
+from pipeline.flows.workers.tasks import PlainTask
+from pipeline.index.metrics import IndexMetrics
+from pipeline.stats.tensors import unpack
+from pipeline.store.base import Store
+from pipeline.store.manifest import IndexPart
+from pipeline.store.once import load_or_make, put_by_content
+from pipeline.store.stored import FileRef
+
+if TYPE_CHECKING:
+    from pipeline.index.merge import FilledShard
+    from pipeline.index.searched_parts import SearchedParts
+    from pipeline.index.truth import Neighbours, Queries
+
+_EXAMPLES, _EXAMPLE_ANSWERS = 6, 4
+
+
+@dataclass(frozen=True)
+class MergeShards(PlainTask[FilledPart, IndexPart]):
+    """Merge the shards of one part, in order, and store it.
+
+    Attributes:
+        on_disk: the inverted lists become a file of their own.
+        effort: search effort that the file stores; None: that of an index without rows.
+    """
+
+    build: Build
+    on_disk: bool = False
+    effort: int | None = None
+
+    def work(self, part: FilledPart) -> IndexPart:
+        path = f"{self.build.work}/part-{part.number:05d}.json"
+        return load_or_make(self.build.store, path, IndexPart, lambda: self._merge(part))
+
+    def _merge(self, part: FilledPart) -> IndexPart:
+        from pipeline.index.build import write_index
+        from pipeline.index.effort import set_effort
+        from pipeline.index.merge import merge, merge_on_disk
+
+        store = self.build.store
+        with store.scratch() as scratch:
+            shards = local_shards(store, part.shards)
+            index, lists = merge_on_disk(shards, scratch) if self.on_disk else (merge(shards), None)
+            if self.effort is not None:
+                set_effort(index, self.effort)
+            write_index(index, scratch / "index.faiss")
+            files = (scratch / "index.faiss", lists) if lists else (scratch / "index.faiss",)
+            return IndexPart(
+                files=tuple(put_by_content(store, file, "indexes/", index.ntotal) for file in files),
+                ids=tuple(shard.ids for shard in part.shards),
+                next_ordinal=part.next_ordinal,
+            )
+
+
+@dataclass(frozen=True)
+class Finish(PlainTask[FilledPart, BuiltIndex]):
+    """Merge the shards of the only part, choose the search effort, measure, and store the index with it."""
+
+    build: Build
+    trained: TrainedIndex
+    base_ordinals: int
+
+    def work(self, part: FilledPart) -> BuiltIndex:
+        from pipeline.index.build import write_index
+        from pipeline.index.measure import measure
+        from pipeline.index.merge import merge, merge_on_disk
+        from pipeline.index.parts import Parts
+
+        build, store = self.build, self.build.store
+        queries = load_queries(store, self.trained.queries)
+        truth = joined_truth(store, part.shards, queries)
+        with store.scratch() as scratch:
+            shards = local_shards(store, part.shards)
+            index, lists = merge_on_disk(shards, scratch) if build.plan.on_disk else (merge(shards), None)
+            parts = Parts([index])
+            found = measure(parts, queries, truth, build.settings, build.gates.wanted_recall)
+            write_index(index, scratch / "index.faiss")
+            written = (scratch / "index.faiss", lists) if lists else (scratch / "index.faiss",)
+            made = IndexPart(
+                files=tuple(put_by_content(store, file, "indexes/", found.rows) for file in written),
+                ids=tuple(shard.ids for shard in part.shards),
+                next_ordinal=part.next_ordinal,
+            )
+            kept = store_truth(store, truth, scratch)
+        return _built(self, (made,), found, example_queries(parts, queries), kept)
+
+
+def finish_parts(
+    run: Run, task: Finish, filled: Sequence[FilledPart], merged: Sequence[IndexPart]
+) -> BuiltIndex:
+    """Choose the search effort of an index of several parts, and measure it; workers search the parts.
+
+    The files do not store the effort: the release's manifest does, and readers set it.
+    """
+    from pipeline.flows.index.searched_parts import PartFiles, PartsOnWorkers
+    from pipeline.index.measure import measure
+
+    build, store, trained = task.build, run.store, task.trained
+    queries = load_queries(store, trained.queries)
+    truth = joined_truth(store, [shard for part in filled for shard in part.shards], queries)
+    parts = PartsOnWorkers(run, PartFiles(store), merged, trained.index, queries.addresses)
+    found = measure(parts, queries, truth, build.settings, build.gates.wanted_recall)
+    with store.scratch() as scratch:
+        kept = store_truth(store, truth, scratch)
+    return _built(task, merged, found, example_queries(parts, queries), kept)
+
+
+def _built(
+    task: Finish,
+    parts: Sequence[IndexPart],
+    found: IndexMetrics,
+    shown: tuple[ExampleQuery, ...],
+    truth: FileRef,
+) -> BuiltIndex:
+    plan = task.build.plan
+    measured = found.model_copy(update={"file_bytes": sum(part.bytes for part in parts)})
+    near = {"recall_near_dead": found.recall_near_dead.value} if found.recall_near_dead else {}
+    return BuiltIndex(
+        kind=plan.kind,
+        factory=plan.factory,
+        dim=plan.dim,
+        **joined(parts),
+        rows=found.rows,
+        settings=reader_settings(measured),
+        measured=measured,
+        examples=shown,
+        plan=plan,
+        trained=task.trained.index,
+        queries=task.trained.queries,
+        truth=truth,
+        trained_on={
+            "rows": found.rows,
+            "imbalance": found.imbalance,
+            "recall_at_10": found.recall["10"].value,
+            **near,
+        },
+        base_ordinals=task.base_ordinals,
+    )
+
+
+def reader_settings(measured: IndexMetrics) -> dict[str, Any]:
+    """Return the measured values that a reader of the index files needs."""
+    return measured.model_dump(include={"effort_name", "effort", "nlist", "fingerprint"})
+
+
+def local_shards(store: Store, shards: Sequence[ShardRecord]) -> list["FilledShard"]:
+    """Return the shards with local files, to be merged."""
+    from pipeline.index.merge import FilledShard
+
+    found = []
+    for shard in shards:
+        probes, _ = unpack(shard.truth.read(store), "probe_addresses", "probe_vectors")
+        found.append(
+            FilledShard(
+                shard.index.local(store),
+                shard.rows,
+                probes["probe_addresses"],
+                probes["probe_vectors"],
+                shard.space_id,
+            )
+        )
+    return found
+
+
+def joined_truth(store: Store, shards: Sequence[ShardRecord], queries: "Queries") -> "Neighbours":
+    """Return the queries' exact neighbours in all shards."""
+    from pipeline.index.truth import ExactTopK, Neighbours
+
+    fold = ExactTopK(queries)
+    truth = fold.empty()
+    for shard in shards:
+        found, _ = unpack(shard.truth.read(store), "addresses", "scores")
+        truth = fold.merge(truth, Neighbours(found["addresses"], found["scores"]))
+    return truth
+
+
+def example_queries(index: "SearchedParts", queries: "Queries") -> tuple[ExampleQuery, ...]:
+    """Return a few of the queries with their nearest rows in the index, except the query's row."""
+    chosen = queries[:: max(1, len(queries) // _EXAMPLES)][:_EXAMPLES]
+    scores, found = index.search(chosen.vectors, min(_EXAMPLE_ANSWERS + 1, index.ntotal))
+    examples = []
+    for query, addresses, values in zip(
+        chosen.addresses.tolist(), found.tolist(), scores.tolist(), strict=True
+    ):
+        pairs = zip(addresses, values, strict=True)
+        others = [(address, score) for address, score in pairs if address not in (query, -1)]
+        examples.append(ExampleQuery(query=query, neighbours=tuple(others[:_EXAMPLE_ANSWERS])))
+    return tuple(examples)

@@ -1,0 +1,137 @@
+"""The fixed queries: a few queries that are searched in every release of a root, to compare the results."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.flows.night.candidate import Candidate
+from pipeline.flows.run import Run
+from pipeline.flows.workers.tasks import Pool
+from pipeline.store.address import address_of, ordinal_of, row_of
+from pipeline.store.answers import Answers, Hit
+from pipeline.store.base import Store, in_threads
+from pipeline.store.manifest import IndexFiles
+from pipeline.store.release_units import ReleaseUnit
+from pipeline.store.stored import FileRef
+
+_HITS = 4  # stored for each query
+_QUERY_LENGTH = 2_000  # characters of a text that becomes a query
+_TEXT_LENGTH = 300  # characters that are stored of a hit's id, and of its text
+_READERS = 4  # corpus units read concurrently
+
+ScoresAndAddresses = tuple[np.ndarray, np.ndarray]
+"""(q, k) each"""
+
+
+class RowText(NamedTuple):
+    """The id and the text of a row."""
+
+    id: str
+    text: str
+
+
+@dataclass(frozen=True)
+class AskIndex:
+    """Search an index for raw vectors (q, d).
+
+    Attributes:
+        tombstones: addresses of dead rows that the index contains.
+        hits: number of hits for each query.
+    """
+
+    store: Store
+    index: IndexFiles
+    tombstones: FileRef | None
+    hits: int
+
+    def start(self) -> Callable[[np.ndarray], ScoresAndAddresses]:
+        """Open the index. The returned function finds the nearest rows of query vectors (q, d)."""
+        from pipeline.index.build import faiss_threads
+        from pipeline.index.parts import load_index
+
+        parts = load_index(self.store, self.index, self.tombstones)
+
+        def search(vectors: np.ndarray) -> ScoresAndAddresses:
+            with faiss_threads(1):
+                return parts.search(vectors, self.hits)
+
+        return search
+
+
+def fixed_queries(store: Store, candidate: Candidate, previous: Sequence[Answers]) -> tuple[str, ...]:
+    """Return the fixed queries: those of the previous release, or texts of sampled rows if it has none.
+
+    Args:
+        previous: answers of the previous release.
+    """
+    if previous:
+        return tuple(answers.query for answers in previous)
+    rows = texts_at(store, candidate.manifest.units, [example.query for example in candidate.built.examples])
+    return tuple(dict.fromkeys(text[:_QUERY_LENGTH] for _, text in rows.values()))
+
+
+def answer_queries(
+    run: Run, candidate: Candidate, queries: Sequence[str], vectors: np.ndarray
+) -> tuple[Answers, ...]:
+    """Return the rows of the candidate nearest to each query, except rows whose text is the query.
+
+    Args:
+        queries: the fixed queries.
+        vectors: (q, d), one for each query. If any is not finite, nothing is searched.
+    """
+    if not queries or not np.isfinite(vectors).all():
+        return ()
+    built = candidate.built
+    scores, addresses = run.workers.run(
+        AskIndex(run.store, built.index_files(), built.tombstones, _HITS + 1), vectors, Pool(1)
+    )
+    rows = texts_at(run.store, candidate.manifest.units, np.unique(addresses[np.isfinite(scores)]).tolist())
+    answers = []
+    for query, query_addresses, query_scores in zip(
+        queries, addresses.tolist(), scores.tolist(), strict=True
+    ):
+        hits = [
+            Hit(id=rows[address].id[:_TEXT_LENGTH], score=score, text=rows[address].text[:_TEXT_LENGTH])
+            for address, score in zip(query_addresses, query_scores, strict=True)
+            if address in rows and rows[address].text[:_QUERY_LENGTH] != query
+        ]
+        answers.append(Answers(query=query, hits=tuple(hits[:_HITS])))
+    return tuple(answers)
+
+
+def texts_at(store: Store, units: Sequence[ReleaseUnit], addresses: Sequence[int]) -> dict[int, RowText]:
+    """Return the ids and texts of rows by their addresses. Reads only the row groups that contain them."""
+    rows_by_ordinal: dict[int, set[int]] = defaultdict(set)
+    for address in addresses:
+        rows_by_ordinal[ordinal_of(address)].add(row_of(address))
+
+    def read(unit: ReleaseUnit) -> dict[int, RowText]:
+        rows = sorted(rows_by_ordinal[unit.ordinal])
+        table = _read_rows(pq.ParquetFile(unit.corpus.open(store)), rows)
+        columns = table["id"].to_pylist(), table["text"].to_pylist()
+        return {
+            address_of(unit.ordinal, row): RowText(str(row_id), text)
+            for row, row_id, text in zip(rows, *columns, strict=True)
+        }
+
+    needed = [unit for unit in units if unit.ordinal in rows_by_ordinal]
+    return {address: row for rows in in_threads(read, needed, _READERS) for address, row in rows.items()}
+
+
+def _read_rows(file: pq.ParquetFile, rows: Sequence[int]) -> pa.Table:
+    """Read columns id and text of the rows at ascending positions."""
+    starts = np.cumsum(
+        [0, *(file.metadata.row_group(number).num_rows for number in range(file.num_row_groups))]
+    )
+    groups = np.searchsorted(starts, rows, side="right") - 1
+    return pa.concat_tables(
+        file.read_row_group(number, columns=["id", "text"]).take(
+            pa.array(np.asarray(rows)[groups == number] - starts[number])
+        )
+        for number in np.unique(groups).tolist()
+    )

@@ -1,0 +1,47 @@
+"""Choose where a night reads its corpus: in this process, or on the workers of a cluster."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pipeline.flows.night.previous import PreviousRelease, changed_files
+from pipeline.flows.workers.address import address_of
+from pipeline.flows.workers.cluster import connect
+from pipeline.flows.workers.tasks import Pool
+from pipeline.log import Stages
+from pipeline.settings import Job
+from pipeline.text.corpus.listing import local_path
+from pipeline.text.corpus.sources import list_files
+from pipeline.text.corpus.task_map import IngestTask, TaskMap, map_here
+
+# Bytes of changed files. One process reads as many in about the time that Ray takes to start.
+_SMALL_INPUT = 1 << 30
+
+
+@contextmanager
+def ingest_workers(
+    job: Job, previous: PreviousRelease, stages: Stages, *, verbose: bool = False
+) -> Iterator[TaskMap]:
+    """Yield the function that runs the tasks of tonight's ingestion.
+
+    The tasks run in this process, or if many bytes of the input changed, on workers that are connected for
+    the duration of the block.
+    """
+    is_remote = local_path(job.corpus.uri) is None
+    has_local_workers = address_of(job.cluster)[0] == "local"
+    # workers of another cluster do not see the files of this machine
+    if not (is_remote or has_local_workers) or _changed_bytes(job, previous) <= _SMALL_INPUT:
+        yield map_here
+        return
+    with connect(job.cluster, stages.under("ingest"), verbose=verbose) as workers:
+
+        def map_on_workers(task: IngestTask, items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+            return workers.map_units(task, items, Pool(workers.index_workers(job.cluster, len(items))))
+
+        yield map_on_workers
+
+
+def _changed_bytes(job: Job, previous: PreviousRelease) -> int:
+    """Return the size of the files that tonight has to read, by size and time alone."""
+    files = list_files(job.corpus.model_copy(update={"fingerprint": "fast"}))
+    return sum(file.size for file in changed_files(files, previous.corpus))

@@ -1,0 +1,150 @@
+"""Publish a trained model: write its encoder folder, the report and the record of the result."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from pipeline.config import to_yaml
+from pipeline.flows.train.run_folder import ENCODER, REPORT, RESULT, ResultRecord, RunFolder, RunRecord
+from pipeline.log import counted, packages
+from pipeline.models.folder.encoder_folder import EncoderFolder
+from pipeline.settings.training import TrainSettings
+from pipeline.store.base import Store
+from pipeline.train.metrics_line import MetricsLine
+
+if TYPE_CHECKING:
+    from pipeline.objectives import TrainedModel
+    from pipeline.report.training_report import TrainingReport
+    from pipeline.train.dev import BestScore
+
+_PACKAGES = ("manta-embeddings", "torch", "ray", "tokenizers", "transformers", "pyarrow")
+# Uploaded last: without them a folder is not recognized as an encoder.
+_COMPLETING_FILES = ("modules.json", "config.json")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """State of a training at its end, for the report.
+
+    Attributes:
+        steps: number of steps taken.
+        best: best score on dev; `best.figure` is None if nothing was measured.
+        workers: number of ranks.
+        device: device of the first rank.
+        warnings: the objective's warnings about its settings.
+    """
+
+    steps: int
+    best: "BestScore"
+    workers: int
+    device: str
+    warnings: tuple[str, ...] = ()
+
+
+def publish(run: RunFolder, settings: TrainSettings, model: "TrainedModel", outcome: Outcome) -> ResultRecord:
+    """Store the trained encoder with its model card, then the report, and last the record of the result."""
+    from pipeline.models.trainable.saving import save_folder, save_joined
+    from pipeline.report.card import write_card
+    from pipeline.report.training import render
+    from pipeline.report.training_warnings import training_warnings
+
+    with run.store.scratch() as scratch:
+        folder = (
+            save_folder(model.encoder, model.encoder.folder, scratch / ENCODER, head=model.head)
+            if model.twin is None
+            else save_joined((model.encoder, model.twin), scratch / ENCODER)
+        )
+        report = _report(run, settings, folder, outcome, head=model.head is not None)
+        write_card(report, folder.path)
+        _upload(folder, run.store)
+    run.store.write(REPORT, render(report, training_warnings(report)).encode())
+    best = outcome.best.figure
+    result = ResultRecord(
+        name=run.name,
+        digest=run.digest,
+        space_id=folder.space_id,
+        steps=outcome.steps,
+        best_step=report.best_step,
+        figures=_metrics_at_start_and_end(report.lines) if best is None else {"dev": best},
+        ended=report.ended,
+    )
+    run.store.create(RESULT, result.to_json())
+    return result
+
+
+def _metrics_at_start_and_end(lines: Sequence[MetricsLine]) -> dict[str, float]:
+    """Return the metrics of `MetricsLine.same_rows` before the first step and after the last.
+
+    The keys are same_rows (number of rows), start_loss, end_loss and so on; empty if they were not measured.
+    """
+    measured = [line.same_rows for line in lines if line.same_rows]
+    if len(measured) < 2:
+        return {}
+    metrics = {"same_rows": measured[0]["rows"]}
+    for prefix, values in (("start", measured[0]), ("end", measured[-1])):
+        metrics |= {f"{prefix}_{name}": value for name, value in values.items() if name != "rows"}
+    return metrics
+
+
+def _report(
+    run: RunFolder, settings: TrainSettings, folder: EncoderFolder, outcome: Outcome, *, head: bool
+) -> "TrainingReport":
+    """Collect the data of the report."""
+    from pipeline.report.training_report import EncoderSummary, SourceSummary, TrainingReport
+    from pipeline.train.metrics import read_metrics
+
+    record = run.record()
+    sources = (
+        # Trainings that an earlier version began have no count of missing texts.
+        SourceSummary(
+            source.uri, counts["rows"], counts["unlabelled"], source.weight, counts.get("missing", 0)
+        )
+        for source, counts in zip(settings.data, record.counts, strict=True)
+    )
+    chosen_by_dev = outcome.best.figure is not None and settings.dev.keep == "best"
+    return TrainingReport(
+        name=run.name,
+        uri=run.store.uri,
+        settings=settings,
+        encoder=record.encoder,
+        start_space=run.definition["encoder"]["space_id"],
+        sources=tuple(sources),
+        steps=outcome.steps,
+        planned=record.steps,
+        steps_per_epoch=record.steps_per_epoch,
+        lines=tuple(read_metrics(run.store)),
+        trained_encoder=EncoderSummary.of(folder, head=head),
+        best_step=outcome.best.step if chosen_by_dev else None,
+        ended=_reason_for_early_end(settings, record, outcome),
+        device=_describe_device(settings, outcome),
+        created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        objective_warnings=outcome.warnings,
+        settings_text=to_yaml(settings),
+        packages=packages(*_PACKAGES),
+    )
+
+
+def _reason_for_early_end(settings: TrainSettings, record: RunRecord, outcome: Outcome) -> str:
+    """Return why the training ended before the last planned step; empty if all steps were taken."""
+    if outcome.steps >= record.steps:
+        return ""
+    if outcome.best.ended:
+        return f"dev was no better in {outcome.best.since} measurements (train.dev.patience)"
+    return f"the learning rate fell below {settings.schedule.least:g} (train.schedule.least)"
+
+
+def _describe_device(settings: TrainSettings, outcome: Outcome) -> str:
+    """Describe the workers, such as "2 workers, CPU, 4 threads each"."""
+    workers = counted(outcome.workers, "worker")
+    if outcome.device.startswith("cuda"):
+        return f"{workers}, GPU"
+    return f"{workers}, CPU, {counted(settings.threads, 'thread')} each"
+
+
+def _upload(folder: EncoderFolder, store: Store) -> None:
+    """Upload all files, in an order in which no reader takes a partial upload for an encoder."""
+    files = [path.relative_to(folder.path).as_posix() for path in folder.path.rglob("*") if path.is_file()]
+    for file in (*sorted(set(files) - set(_COMPLETING_FILES)), *_COMPLETING_FILES):
+        if file in files:
+            store.put(folder.path / file, f"{ENCODER}/{file}")

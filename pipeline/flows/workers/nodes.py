@@ -1,0 +1,176 @@
+"""Resources of a cluster's nodes, the resources that workers demand, and whether they fit."""
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from pipeline.errors import ConfigError, TransientError
+from pipeline.log import counted, size
+
+# Resources of all nodes that were alive at some time, by Ray job.
+_seen_by_job: dict[str, set["Node"]] = {}
+REMEDY_SMALLER = (
+    "lower cluster.cpus_per_worker or cluster.gpus_per_worker, or add nodes on which a worker fits"
+)
+
+
+@dataclass(frozen=True)
+class Node:
+    """Resources that one node offers to Ray.
+
+    Attributes:
+        memory: bytes for workers, which Ray takes to be about half of the machine's or pod's memory.
+    """
+
+    cpus: float
+    gpus: float = 0.0
+    memory: float = math.inf
+
+    @classmethod
+    def of(cls, resources: Mapping[str, float]) -> "Node":
+        """Return the node that has these of Ray's resources."""
+        return cls(
+            float(resources.get("CPU", 0)),
+            float(resources.get("GPU", 0)),
+            float(resources.get("memory", math.inf)),
+        )
+
+    def fit(self, demand: "ResourceDemand") -> int:
+        """Return how many workers fit on the node.
+
+        A fraction of a GPU is a fraction of one GPU: at 0.4, two workers share a GPU.
+        """
+        by_gpu = by_memory = math.inf
+        if gpus := demand.gpus:
+            by_gpu = int(self.gpus) * int(1 / gpus) if gpus < 1 else int(self.gpus / gpus)
+        if demand.memory:
+            by_memory = self.memory / demand.memory
+        return int(min(self.cpus / demand.cpus, by_gpu, by_memory))
+
+
+@dataclass(frozen=True)
+class ResourceDemand:
+    """Resources of each worker, and the number of workers that must fit before work begins.
+
+    Attributes:
+        cpus: CPUs of each worker.
+        gpus: GPUs of each worker; may be a fraction.
+        workers: number of workers that must fit.
+        memory: bytes of each worker; 0 if they need not be reserved.
+    """
+
+    cpus: float
+    gpus: float
+    workers: int = 1
+    memory: float = 0.0
+
+    def __str__(self) -> str:
+        return describe_resources(self.cpus, self.gpus, self.memory)
+
+    def fit(self, nodes: Iterable[Node]) -> int:
+        """Return how many workers fit on the nodes when nothing else runs there."""
+        return sum(node.fit(self) for node in nodes)
+
+    def _found(self, nodes: Collection[Node]) -> str:
+        """Return the number of nodes and those of their resources that are demanded."""
+        if not nodes:
+            return "no node"
+        kinds = self._kinds(nodes)
+        return f"{len(nodes)} nodes of {kinds}" if len(nodes) > 1 else f"one node of {kinds}"
+
+    def _kinds(self, nodes: Iterable[Node]) -> str:
+        """Return the different resources of the nodes."""
+        described = (
+            describe_resources(node.cpus, node.gpus, node.memory if self.memory else 0.0) for node in nodes
+        )
+        return ", ".join(dict.fromkeys(described))
+
+    def _description(self) -> str:
+        return f"{self.workers} workers of {self}" if self.workers > 1 else f"one worker of {self}"
+
+    def too_few_error(self, nodes: Collection[Node]) -> ConfigError:
+        """Return the error for a cluster that cannot grow and has no room for cluster.workers.min workers."""
+        return ConfigError(
+            "cluster.workers.min",
+            f"room for {self._description()}",
+            f"room for {self.fit(nodes)} on {self._found(nodes)}, and the cluster cannot grow",
+            "lower it or cluster.cpus_per_worker, or add nodes",
+        )
+
+    def too_large_error(
+        self, nodes: Collection[Node], addable: Collection[Node] = (), remedy: str = REMEDY_SMALLER
+    ) -> ConfigError:
+        """Return the error for a worker that fits neither the nodes nor the `addable` ones."""
+        more = f", and nodes that can be added have {self._kinds(addable)}" if addable else ""
+        if self.memory:
+            remedy = f"{remedy}; a smaller index.part_gib needs less memory"
+        return ConfigError("cluster", f"{self} for one worker", self._found(nodes) + more, remedy)
+
+    def not_added_error(self, nodes: Collection[Node], waited_s: float) -> TransientError:
+        """Return the error for nodes that the autoscaler could add, but has not added in time."""
+        within = f"within {waited_s:g} s (cluster.wait_s)"
+        look = "look at `ray status` and the quota for such machines"
+        again = "raise cluster.wait_s; then run again: finished units are kept"
+        if self.workers > 1 and (room := self.fit(nodes)):
+            expected = f"room for {self._description()} (cluster.workers.min), {within}"
+            found = f"room for {room} on {self._found(nodes)}"
+            remedy = f"the autoscaler can add nodes: {look}, lower cluster.workers.min, or {again}"
+        else:
+            expected = f"{self} for one worker, {within}"
+            found = f"{self._found(nodes)}, and no node came on which it fits"
+            remedy = f"the autoscaler can add one: {look}, or {again}"
+        return TransientError("cluster", expected, found, remedy)
+
+    def lost_error(self, nodes: Collection[Node], waited_s: float) -> TransientError:
+        """Return the error for a worker that fitted only nodes that have been lost."""
+        return TransientError(
+            "cluster",
+            f"{self} for one worker, within {waited_s:g} s (cluster.wait_s)",
+            f"{self._found(nodes)}, and none on which it fits since such a node was lost",
+            "start the lost node or one like it, then run again: finished units are kept",
+        )
+
+
+def describe_resources(cpus: float, gpus: float, memory: float = 0.0) -> str:
+    """Return resources as part of a message: 1 CPU and 0 GPUs."""
+    described = f"{counted(float(cpus), 'CPU')} and {counted(float(gpus), 'GPU')}"
+    return f"{described}, with {size(memory)} of memory" if memory else described
+
+
+def nodes_alive() -> dict[str, tuple[str, Node]]:
+    """Return (address, resources) of each node of the cluster that is alive, by node id."""
+    import ray
+
+    found = {
+        node["NodeID"]: (node["NodeManagerAddress"], Node.of(node["Resources"]))
+        for node in ray.nodes()
+        if node["Alive"]
+    }
+    _seen_by_job.setdefault(_ray_job(), set()).update(node for _, node in found.values())
+    return found
+
+
+def nodes_seen() -> frozenset[Node]:
+    """Return the resources of all nodes that `nodes_alive` has ever returned in this Ray job."""
+    return frozenset(_seen_by_job.get(_ray_job(), ()))
+
+
+def _ray_job() -> str:
+    import ray
+
+    return str(ray.get_runtime_context().get_job_id())
+
+
+def addable_nodes() -> tuple[Node, ...]:
+    """Return the resources of nodes that Ray's autoscaler (v2) can add.
+
+    Ray has no public function for this.
+    """
+    from ray._private.state import state
+
+    config = state.get_cluster_config()
+    return tuple(
+        Node.of(group.resources)
+        for group in (config.node_group_configs if config else ())
+        if group.resources and (group.max_count < 0 or group.max_count > group.min_count)
+    )

@@ -1,0 +1,145 @@
+"""Detection of items that no longer progress.
+
+Heartbeats are not enough: a hanging worker sends them as long as one of its threads runs.
+"""
+
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.log import duration
+
+# An item without progress for this many times the duration of the slowest finished item hangs.
+_SLOWEST_FACTOR = 10
+# Proportion of a core above which a process computes; a Ray worker that only sends heartbeats takes 0.01.
+_BUSY = 0.05
+# Limit of the time that one call of `advance` adds: nothing progresses while a machine is suspended.
+_MAX_STEP_S = 10.0
+
+
+@dataclass(frozen=True)
+class WorkerProcess:
+    """The process that works on an item.
+
+    Attributes:
+        node: id of its node.
+        pid: its process id.
+        start_ticks: its start in clock ticks since the boot of the node. It identifies the process, since
+            process ids are reused.
+    """
+
+    node: str
+    pid: int
+    start_ticks: int
+
+    @classmethod
+    def current(cls, node: str = "") -> "WorkerProcess":
+        """Return this process."""
+        return cls(node, os.getpid(), _read_stat(os.getpid()).start_ticks)
+
+
+@dataclass
+class StallTimer:
+    """Measure for how many seconds an item has made no progress.
+
+    Between the first report of rows and the last one, progress is a changed number of rows. Otherwise, as
+    while a model is loaded, a quantizer is trained or a file is written, CPU time or any report is progress
+    too. A transfer that is under way always counts as progress.
+    """
+
+    seconds: float = 0.0
+    _rows: int = 0
+    _expects_rows: bool = False
+
+    def record_rows(self, rows: int, more: bool) -> None:
+        """Record that `rows` rows are done, and whether `more` will be reported."""
+        if rows != self._rows or not (more and self._expects_rows):
+            self.seconds = 0.0
+        self._rows, self._expects_rows = rows, more
+
+    def record_cpu_use(self) -> None:
+        """Record that the item's process used the CPU."""
+        if not self._expects_rows:
+            self.seconds = 0.0
+
+    def reset(self) -> None:
+        """Start again from zero, as for a transfer under way, which has timeouts of its own."""
+        self.seconds = 0.0
+
+    def advance(self, elapsed_s: float) -> float:
+        """Add the time since the previous call. Returns the seconds without progress."""
+        self.seconds += min(elapsed_s, _MAX_STEP_S)
+        return self.seconds
+
+
+@dataclass
+class CpuMeter:
+    """Measure whether a process computes, by its CPU time."""
+
+    pid: int
+    _cpu_s: float = 0.0
+    _measured_at: float = field(default_factory=time.monotonic)
+
+    def busy(self) -> bool:
+        """Return whether the process used a noticeable part of a core since the previous call."""
+        cpu_before, time_before = self._cpu_s, self._measured_at
+        self._cpu_s, self._measured_at = cpu_s(self.pid), time.monotonic()
+        return self._cpu_s - cpu_before > _BUSY * (self._measured_at - time_before)
+
+
+def stall_limit_s(slowest_s: float, patience_s: float) -> float:
+    """Return the seconds without progress after which an item counts as hanging.
+
+    Args:
+        slowest_s: seconds that the slowest finished item took.
+        patience_s: least limit.
+    """
+    return max(_SLOWEST_FACTOR * slowest_s, patience_s)
+
+
+def hang_message(item: str, stalled_s: float) -> str:
+    """Return the log line for an item whose process is killed because it hangs."""
+    return (
+        f"{item} has shown no progress for {duration(stalled_s)}: its process is killed, and the item begins "
+        "again"
+    )
+
+
+def kill_process(pid: int, start_ticks: int) -> bool:
+    """Kill the process if it has this start, so that no later process with its id is killed.
+
+    Returns whether it was killed.
+    """
+    try:
+        if _read_stat(pid).start_ticks == start_ticks:
+            os.kill(pid, signal.SIGKILL)
+            return True
+    except OSError:  # it has ended meanwhile
+        pass
+    return False
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU seconds that the process has used; 0 if it has ended."""
+    try:
+        return _read_stat(pid).cpu_ticks / os.sysconf("SC_CLK_TCK")
+    except OSError:
+        return 0.0
+
+
+class _ProcessStat(NamedTuple):
+    """CPU time of a process, and its start since the boot of the machine, in clock ticks."""
+
+    cpu_ticks: int
+    start_ticks: int
+
+
+def _read_stat(pid: int) -> _ProcessStat:
+    """Read /proc/PID/stat (proc_pid_stat(5)). Raises OSError if the process has ended."""
+    # the fields after the second one, the program's name in parentheses, which may contain spaces
+    from_third = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    user_ticks, system_ticks, start_ticks = (int(from_third[field - 3]) for field in (14, 15, 22))
+    return _ProcessStat(user_ticks + system_ticks, start_ticks)

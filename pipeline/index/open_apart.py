@@ -1,0 +1,78 @@
+"""Open a release in a child process, because a crafted index file can crash the process that reads it."""
+
+import multiprocessing
+import resource
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.errors import DataError, PipelineError
+from pipeline.index.search import open_release
+from pipeline.store.base import Store
+from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.release import Releases
+
+# Memory of the child beyond its imports: a multiple of the bytes of the index and ids files, for an index
+# that cannot be mapped, and room for one search.
+_PER_BYTE, _ROOM = 2, 512 << 20
+
+
+def check_opens(releases: Releases, manifest: ReleaseManifest) -> None:
+    """Open a release in a child process with limited memory, read every row of its ids, and search it once.
+
+    Raises:
+        DataError: the release cannot be opened, or reading its files crashes the child.
+    """
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    stores = (releases.store, releases.commits.store)
+    child = context.Process(target=_open, args=(sender, stores, manifest.release), daemon=True)
+    child.start()
+    sender.close()
+    try:
+        error: PipelineError | None = receiver.recv()
+    except EOFError:
+        child.join()
+        error = _crash_error(releases.store, manifest, child.exitcode or 0)
+    if error is not None:
+        raise error
+
+
+def _crash_error(store: Store, manifest: ReleaseManifest, exit_code: int) -> DataError:
+    end = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
+    files = [store.uri_of(file.path) for file in (*manifest.index.files, *manifest.ids)]
+    return DataError(
+        ", ".join(files),
+        "an index and ids that can be read",
+        f"files that crash a process or exceed its memory ({end})",
+        "delete them and run `manta nightly`, which makes them again, or roll back to another release",
+    )
+
+
+def _open(sender: Connection, stores: Sequence[Store], number: int) -> None:
+    """Send None if the release can be opened and searched, else the error. Runs in the child."""
+    releases = Releases(*stores)
+    manifest = releases.get(number)
+    size = sum(file.bytes for file in (*manifest.index.files, *manifest.ids))
+    _limit_memory(_PER_BYTE * size + _ROOM)
+    try:
+        release = open_release(releases, number, verify=False)
+        release.validate()
+        release.search(np.ones((1, manifest.index.dim), np.float32), 1)
+    except PipelineError as error:
+        sender.send(error)
+    except MemoryError:
+        sys.exit(1)
+    else:
+        sender.send(None)
+
+
+def _limit_memory(bytes_more: int) -> None:
+    """Let this process allocate at most `bytes_more` bytes from here on, and write no core file."""
+    pages = int(Path("/proc/self/statm").read_text().split()[5])  # data and stack, as RLIMIT_DATA counts
+    limit = pages * resource.getpagesize() + bytes_more
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

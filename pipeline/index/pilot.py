@@ -1,0 +1,90 @@
+"""Measure the recall of compressed kinds of index on a sample of rows, to choose among them.
+
+The kinds are trained on the sample, and searched with every list visited. So their recall is that of the
+codes; the search effort, and with it the recall of the whole index, is chosen when the index is built.
+"""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.index.build import faiss_threads, fill, train
+from pipeline.index.effort import set_effort
+from pipeline.index.kind_recall import CodeRecall
+from pipeline.index.plan import KindVariant, plan_variant
+from pipeline.index.recall import recall
+from pipeline.index.structure import nlist_of
+from pipeline.index.truth import ExactTopK, Neighbours, Queries
+from pipeline.post import Affine
+from pipeline.settings import IndexSettings
+
+PILOT_ROWS = 200_000
+_PARTS = (16, 4, 1)  # a sixteenth of the rows, a quarter, and all: the recall of more rows is extrapolated
+_QUERIES = 500
+# Fewer lists and training rows than those of the index: codes of residuals are more exact with more lists, so
+# that the pilot does not promise too much.
+_LISTS, _TRAIN_ROWS = 256, 50_000
+
+
+@dataclass(frozen=True, eq=False)
+class Pilot:
+    """Sampled vectors, and the exact neighbours of some of them.
+
+    Attributes:
+        vectors: (n, d) float32, raw vectors of the encoder, in random order.
+        truths: exact neighbours of the queries among the first rows, by the number of these rows.
+        transform: affine map that the index applies.
+    """
+
+    vectors: np.ndarray
+    truths: dict[int, Neighbours]
+    transform: Affine | None
+
+    @classmethod
+    def of(cls, vectors: np.ndarray, transform: Affine | None, seed: int = 0) -> "Pilot":
+        """Shuffle the vectors, and find the queries' exact neighbours."""
+        vectors = vectors[np.random.default_rng(seed).permutation(len(vectors))]
+        top_k = ExactTopK(_queries(vectors), transform)
+        truths, best, start = {}, top_k.empty(), 0
+        for end in _sizes(len(vectors)):
+            best = top_k.merge(best, top_k.search([(np.arange(start, end), vectors[start:end])]))
+            truths[end], start = best, end
+        return cls(vectors, truths, transform)
+
+    def measure(self, variant: KindVariant, seed: int = 0) -> CodeRecall:
+        """Train one kind on one thread, and measure the recall of its codes among more and more rows."""
+        settings = IndexSettings(
+            nlist=max(1, min(_LISTS, len(self.vectors) // 39)),
+            train_rows=min(_TRAIN_ROWS, len(self.vectors)),
+            on_disk="never",
+        )
+        dim = self.vectors.shape[1] if self.transform is None else len(self.transform.bias)
+        plan = plan_variant(len(self.vectors), dim, settings, variant)
+        queries, found, scan_ns, start = _queries(self.vectors), [], 0.0, 0
+        with faiss_threads(1):
+            index = train(plan, self.transform, self.vectors[: plan.train_rows], seed)
+            set_effort(index, nlist_of(index))
+            for end, truth in self.truths.items():
+                fill(index, [(np.arange(start, end), self.vectors[start:end])])
+                began = time.perf_counter()
+                found.append(recall(index, queries, truth, (10,))[10])
+                scan_ns = 1e9 * (time.perf_counter() - began) / (len(queries) * end)
+                start = end
+        return CodeRecall(
+            kind=variant.kind,
+            dims_per_byte=variant.dims_per_byte,
+            rows=tuple(self.truths),
+            recall=tuple(found),
+            scan_ns=round(scan_ns, 2),
+        )
+
+
+def _sizes(rows: int) -> list[int]:
+    return sorted({max(1, rows // part) for part in _PARTS})
+
+
+def _queries(vectors: np.ndarray) -> Queries:
+    """Return the first rows as queries: each is in the smallest of the samples."""
+    count = min(_QUERIES, _sizes(len(vectors))[0])
+    return Queries(np.arange(count), vectors[:count])

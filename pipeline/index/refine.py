@@ -1,0 +1,122 @@
+"""Indexes that score the best candidates of an IVF index again, by second codes of all rows (IndexRefine).
+
+faiss neither merges such indexes nor removes rows from them. An IndexRefine numbers its rows from 0 in the
+order in which they were added: the inverted lists hold these numbers, the second codes are in their order,
+and an id map around it gives their addresses. So both operations have to keep the three alike.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import ConfigError
+from pipeline.index.library import faiss
+
+# Rows that are scored again for each answer. Of the ten nearest of 40,000 captions, RaBitQ has 0.991 among
+# its 40 best, 0.998 among its 80 best, and all among its 160 best.
+CANDIDATES_PER_ANSWER = 8
+
+
+def refine(ann: Any, codes: Any, factory: str) -> Any:
+    """Combine an index with second codes of its rows, by which its best candidates are scored again.
+
+    Args:
+        ann: the index, which is handed over to the result.
+        codes: an index whose codes are stored in the order of the rows; handed over too.
+        factory: factory string of the result, for the error.
+
+    Raises:
+        ConfigError: the codes are of another kind.
+    """
+    if not isinstance(codes, faiss.IndexFlatCodes):
+        raise ConfigError(
+            f"index.kind: {factory}",
+            "Refine(SQ8), Refine(SQ6), Refine(Flat) or the like",
+            type(codes).__name__,
+            "refine by codes that are stored in the order of the rows",
+        )
+    refined = faiss.IndexRefine(ann, codes)
+    refined.own_fields = refined.own_refine_index = True
+    ann.this.disown()
+    codes.this.disown()
+    refined.k_factor = CANDIDATES_PER_ANSWER
+    return refined
+
+
+def refined_of(index: Any) -> Any | None:
+    """Return the IndexRefine inside `index`, as a view; None for an index without refinement."""
+    inner = without_transforms_and_ids(index)
+    return inner if isinstance(inner, faiss.IndexRefine) else None
+
+
+def without_transforms_and_ids(index: Any) -> Any:
+    """Return the index inside transforms and id maps as a view, an object of its actual class."""
+    index = faiss.downcast_index(index)
+    while isinstance(index, faiss.IndexPreTransform | faiss.IndexIDMap):
+        index = faiss.downcast_index(index.index)
+    return index
+
+
+def id_map_of(index: Any) -> Any | None:
+    """Return the IndexIDMap inside `index`, as a view; None for an index that stores ids itself."""
+    index = faiss.downcast_index(index)
+    inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
+    return inner if isinstance(inner, faiss.IndexIDMap) else None
+
+
+def merge_refined(index: Any, other: Any) -> None:
+    """Move the rows of `other`, a refined index of the same training, behind those of `index`."""
+    first, second = refined_of(index), refined_of(other)
+    assert first is not None
+    assert second is not None
+    addresses = np.concatenate([_addresses(index), _addresses(other)])
+    ivf, codes = _ivf_and_codes(first)
+    other_ivf, other_codes = _ivf_and_codes(second)
+    ivf.merge_from(other_ivf, ivf.ntotal)
+    codes.merge_from(other_codes, 0)
+    _set_addresses(index, addresses)
+
+
+def remove_from_refined(index: Any, addresses: np.ndarray) -> int:
+    """Remove rows of a refined index, and return the number of them that were in it.
+
+    Args:
+        addresses: (n,) int64.
+    """
+    refined = refined_of(index)
+    assert refined is not None
+    before = _addresses(index)
+    is_gone = np.isin(before, addresses)
+    if not (count := int(is_gone.sum())):
+        return 0
+    ivf, codes = _ivf_and_codes(refined)
+    gone = np.flatnonzero(is_gone)
+    ivf.remove_ids(gone)
+    codes.remove_ids(gone)
+    numbers = np.cumsum(~is_gone) - 1  # of the remaining rows, by their number before
+    for number in range(ivf.nlist):
+        if size := ivf.invlists.list_size(number):
+            rows = faiss.rev_swig_ptr(ivf.invlists.get_ids(number), size)
+            rows[:] = numbers[rows]
+    _set_addresses(index, before[~is_gone])
+    return count
+
+
+def _ivf_and_codes(refined: Any) -> tuple[Any, Any]:
+    return faiss.downcast_index(refined.base_index), faiss.downcast_index(refined.refine_index)
+
+
+def _addresses(index: Any) -> np.ndarray:
+    """Return the addresses (n,) int64 of all rows in the order of adding."""
+    id_map = id_map_of(index)
+    assert id_map is not None
+    return np.asarray(faiss.vector_to_array(id_map.id_map))
+
+
+def _set_addresses(index: Any, addresses: np.ndarray) -> None:
+    """Set the addresses of all rows, and the number of rows on every level."""
+    refined, id_map = refined_of(index), id_map_of(index)
+    assert refined is not None
+    assert id_map is not None
+    faiss.copy_array_to_vector(addresses, id_map.id_map)
+    index.ntotal = id_map.ntotal = refined.ntotal = len(addresses)

@@ -1,0 +1,152 @@
+"""The files of one release, opened for searching."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.errors import ConfigError, DataError
+from pipeline.index.ids import Ids
+from pipeline.index.parts import open_parts
+from pipeline.index.query_encoder import load_query_encoder, local_file
+from pipeline.index.texts import Texts
+from pipeline.index.truth import NO_NEIGHBOUR
+from pipeline.store.address import ordinal_of
+from pipeline.store.arrays import arrow_of, strings_of
+from pipeline.store.base import Store
+from pipeline.store.manifest import ReleaseManifest
+from pipeline.text.corpus.normalize import normalize, replace_surrogates
+
+if TYPE_CHECKING:
+    from pipeline.models.inference.encoder import Encoder
+
+
+class OpenOptions(NamedTuple):
+    """Options with which the files of a release are opened; see `open_release`."""
+
+    store: Store
+    parts: frozenset[int] | None
+    verify: bool
+    device: str
+
+
+class ReleaseFiles:
+    """The open files of one release."""
+
+    def __init__(
+        self, manifest: ReleaseManifest, options: OpenOptions, encoder: "Encoder | None" = None
+    ) -> None:
+        """Open the files.
+
+        Args:
+            encoder: the release's encoder if it is loaded; None: it is loaded at its first use.
+        """
+        self.manifest, self._options, self._encoder = manifest, options, encoder
+        local = functools.partial(local_file, options.store, verify=options.verify)
+        parts = manifest.index_parts()
+        chosen = _chosen_parts(manifest.release, len(parts), options.parts)
+        self.ids = Ids([local(file) for number in chosen for file in parts[number].ids])
+        if options.verify:
+            self.ids.validate()
+        self._texts = Texts(options.store, manifest.units, options.verify)
+        dead = _read_addresses(local(manifest.tombstones)) if manifest.tombstones else np.zeros(0, np.int64)
+        part_of_dead = np.searchsorted([part.next_ordinal for part in parts], ordinal_of(dead), side="right")
+        self._parts = open_parts(
+            [file for number in chosen for file in parts[number].files],
+            local,
+            dead[np.isin(part_of_dead, chosen)],
+            manifest.index.settings.get("effort"),
+        )
+        if options.parts is None and len(self) != manifest.rows:
+            raise DataError(
+                options.store.uri_of(manifest.index.files[0].path),
+                f"{manifest.rows:,} live rows",
+                f"{len(self):,}",
+                "restore the index, or roll back",
+            )
+
+    def __len__(self) -> int:
+        """Number of live rows in the open parts."""
+        return self._parts.ntotal
+
+    def successor(self, manifest: ReleaseManifest, verify: bool) -> "ReleaseFiles":
+        """Open another release. If it has the same encoder, a loaded encoder is shared."""
+        is_same = (manifest.space_id, manifest.encoder) == (self.manifest.space_id, self.manifest.encoder)
+        encoder = self._encoder if is_same else None
+        return ReleaseFiles(manifest, self._options._replace(verify=verify), encoder)
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """Encode texts as queries, (n, d) float32, with the release's encoder, loaded at the first call."""
+        cleaned = normalize(strings_of([replace_surrogates(text) for text in texts])).to_pylist()
+        if not all(cleaned):
+            raise ConfigError(
+                "search: query", "some text", "an empty query", "check the variable that holds it"
+            )
+        if self._encoder is None:
+            self._encoder = load_query_encoder(self._options.store, self.manifest, self._options.device)
+        return self._encoder.encode(cleaned, query=True)
+
+    def search(self, vectors: np.ndarray, k: int, texts: bool) -> pa.Table:
+        """Search for the k nearest rows; see `OpenRelease.search`."""
+        scores, addresses = self._parts.search_further(self._valid_vectors(vectors), k)
+        query, rank = np.nonzero(addresses != NO_NEIGHBOUR)
+        rows = self.ids.take(addresses[query, rank])
+        columns = {
+            "query": arrow_of(query.astype(np.int32)),
+            "rank": arrow_of(rank.astype(np.int32) + 1),
+            "id": rows["id"],
+            "score": arrow_of(scores[query, rank].astype(np.float32)),
+        }
+        kept_columns = {name: rows[name] for name in rows.column_names if name not in columns}
+        if texts and "text" not in kept_columns:
+            columns["text"] = self._texts.take(addresses[query, rank])
+        return pa.table({**columns, **kept_columns})
+
+    def _valid_vectors(self, vectors: np.ndarray) -> np.ndarray:
+        dim = self._parts.d
+        if vectors.ndim != 2 or vectors.shape[1] != dim:
+            raise DataError(
+                "search",
+                f"vectors of shape (q, {dim})",
+                f"{vectors.shape}",
+                "give raw vectors of the release's encoder, one row for each query",
+            )
+        vectors = np.ascontiguousarray(vectors, dtype=np.float32)
+        if len(bad := np.flatnonzero(~(np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)))):
+            raise DataError(
+                "search",
+                "finite vectors, none of them zero",
+                f"NaN, infinity or only zeros in query {bad[0]}",
+                "encode the query again",
+            )
+        return vectors
+
+
+def _chosen_parts(release: int, count: int, asked: frozenset[int] | None) -> list[int]:
+    """Return the numbers of the parts to open, ascending. Raises ConfigError for parts that do not exist."""
+    if asked is None:
+        return list(range(count))
+    if not asked or not asked <= set(range(count)):
+        raise ConfigError(
+            "open_release: parts",
+            f"numbers from 0 to {count - 1}, since the index of release {release} has {count} parts",
+            ", ".join(map(str, sorted(asked))) or "none",
+            "open other parts, or leave the argument out to open all",
+        )
+    return sorted(asked)
+
+
+def _read_addresses(file: Path) -> np.ndarray:
+    try:
+        return np.asarray(pq.read_table(file, columns=["address"])["address"].to_numpy())
+    except (pa.ArrowInvalid, KeyError, OSError) as error:
+        raise DataError(
+            str(file),
+            "a Parquet file with a column address",
+            " ".join(str(error).split()),
+            "restore it, or roll back",
+        ) from None

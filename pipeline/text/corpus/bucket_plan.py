@@ -1,0 +1,54 @@
+"""Divide a corpus into buckets, and the buckets into groups whose new rows are written together."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipeline.store.base import Store, in_threads
+from pipeline.text.corpus.lines import ReadPart
+from pipeline.text.corpus.partitions import read_offsets
+from pipeline.text.corpus.resolve_bucket import BucketRecord
+from pipeline.text.corpus.unit_writer import most_units
+from pipeline.text.corpus.write_units import BucketGroup
+
+_MAX_BUCKETS = 64  # of one group, which keeps 9 bytes in memory for each row read
+
+
+def bucket_bytes(work: Store, parts: Sequence[ReadPart], partitions: int, buckets: int) -> np.ndarray:
+    """Return (buckets,) int64: bytes of texts and kept columns in each bucket, from the parts' offsets."""
+    offsets = in_threads(lambda part: read_offsets(work, part.contents, 0, partitions), parts)
+    sizes = sum(map(np.diff, offsets), np.zeros(partitions, dtype=np.int64))
+    return sizes.reshape(buckets, partitions // buckets).sum(axis=1)
+
+
+def group_buckets(
+    records: Sequence[BucketRecord],
+    read_bytes: np.ndarray,
+    revived_bytes: np.ndarray,
+    unit_rows: int,
+    first: int,
+) -> list[BucketGroup]:
+    """Divide buckets into groups of consecutive buckets that have about a unit of new rows or more.
+
+    So a night of few changes writes few units, even if it changes rows of every bucket.
+
+    Args:
+        records: all buckets, in order.
+        read_bytes: (buckets,) bytes of the rows read tonight.
+        revived_bytes: (buckets,) bytes of the revived rows.
+        unit_rows: largest number of rows of a unit.
+        first: first ordinal of the first group.
+    """
+    groups, begun = list[BucketGroup](), list[BucketRecord]()
+    for record in records:
+        begun.append(record)
+        is_last = record.bucket + 1 == len(records)
+        if is_last or len(begun) == _MAX_BUCKETS or sum(each.rows_written for each in begun) >= unit_rows:
+            numbers = [each.bucket for each in begun]
+            revived = sum(each.revived.rows for each in begun if each.revived)
+            read = sum(each.rows_read for each in begun)
+            most = most_units(read, int(read_bytes[numbers].sum()), unit_rows)
+            most += most_units(revived, int(revived_bytes[numbers].sum()), unit_rows)
+            groups.append(BucketGroup(len(groups), first, most, tuple(begun)))
+            first, begun = first + most, []
+    return groups

@@ -1,0 +1,173 @@
+"""Parts of a corpus's record that are gathered from the records of all tasks."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.errors import Defect
+from pipeline.store.address import ordinal_of
+from pipeline.store.base import Store
+from pipeline.store.changes import ChangedRow
+from pipeline.store.stored import FileRef
+from pipeline.store.units import Changes, Corpus, CorpusUnit, InputFile, TableBucket, sum_counts
+from pipeline.text.corpus.corpus_record import reading_digest
+from pipeline.text.corpus.partitions import read_partitions
+from pipeline.text.corpus.quarantine import QuarantineFile
+from pipeline.text.corpus.read_files import ReadRecord
+from pipeline.text.corpus.resolve_bucket import BucketRecord
+from pipeline.text.corpus.resolve_ids import EXAMPLES
+from pipeline.text.corpus.sorted_rows import DeadRange, DuplicateRange
+from pipeline.text.corpus.table_buckets import extend_bucket
+from pipeline.text.corpus.tonights_files import TonightsFiles
+from pipeline.text.corpus.write_units import GroupRecord
+
+_COUNTS = ("rows", "good", "quarantined", "skipped")  # of an input file
+TABLES_VERSION = 2  # a corpus with tables of another version is rebuilt
+
+
+class IngestOutcome(NamedTuple):
+    """Results of the maps of an ingestion."""
+
+    read: Sequence[ReadRecord]
+    buckets: Sequence[BucketRecord]
+    units: tuple[CorpusUnit, ...]
+    keys: tuple[TableBucket, ...]
+    texts: tuple[TableBucket, ...]
+    dead: FileRef | None
+    duplicates: Sequence[DuplicateRange]
+
+
+def keep_units(parent: Corpus, dead: Iterable[DeadRange]) -> list[CorpusUnit]:
+    """Return the parent's units that still have live rows."""
+    dead_rows = {ordinal: count for each in dead for ordinal, count in each.units}
+    updated = [  # their vectors exist by now, so they copy none from earlier units
+        unit.model_copy(update={"dead": dead_rows.get(unit.ordinal, 0), "copies": None})
+        for unit in parent.units
+    ]
+    return [unit for unit in updated if unit.dead < unit.rows]
+
+
+def extend_keys(
+    stored: Sequence[TableBucket], buckets: Sequence[BucketRecord], written: Sequence[GroupRecord]
+) -> tuple[TableBucket, ...]:
+    """Return the buckets of the key table with tonight's bases and deltas."""
+    files = [file for group in written for file in group.keys]
+    return tuple(
+        extend_bucket(stored, each.bucket, file, is_base=each.is_base)
+        for each, file in zip(buckets, files, strict=True)
+    )
+
+
+def dead_addresses(
+    work: Store, dead: Iterable[DeadRange], kept: Sequence[CorpusUnit]
+) -> Iterator[np.ndarray]:
+    """Yield the dead addresses of the kept units, ascending, range by range."""
+    ordinals = [unit.ordinal for unit in kept]
+    for each in dead:
+        for table in read_partitions(work, each.addresses):
+            addresses = table["address"].to_numpy()
+            yield addresses[np.isin(ordinal_of(addresses), ordinals)]
+
+
+def gather_quarantine(
+    tonight: TonightsFiles, outcome: IngestOutcome, store: Store, work: Store, file: Path
+) -> dict[str, int]:
+    """Write all quarantined rows to a local file and return their number by reason.
+
+    Rows of unchanged files come first, then those of the files read tonight, then rows with duplicate ids.
+    """
+    quarantine = QuarantineFile(file)
+    for rows in _carried(store, tonight.parent, pa.array(list(tonight.unchanged), pa.string())):
+        quarantine.add(rows)
+    for bad in (record.quarantine for record in outcome.read if record.quarantine):
+        for batch in pq.ParquetFile(work.open(bad.path)).iter_batches():
+            quarantine.add(pa.Table.from_batches([batch]))
+    for rows in (table for each in outcome.duplicates for table in read_partitions(work, each.rows)):
+        quarantine.add(rows)
+    return quarantine.close()
+
+
+def _carried(store: Store, parent: Corpus | None, unchanged: pa.Array) -> Iterator[pa.Table]:
+    """Yield the quarantined rows of unchanged files, except duplicate ids, which are resolved again."""
+    before = parent.quarantine if parent else None
+    if before is None or not len(unchanged):
+        return
+    for batch in pq.ParquetFile(before.open(store)).iter_batches():
+        is_unchanged = pc.is_in(batch["file"], value_set=unchanged)
+        is_other = pc.not_equal(batch["reason"], "duplicate_id")
+        yield pa.Table.from_batches([batch]).filter(pc.and_(is_unchanged, is_other))
+
+
+def choose_changed_rows(groups: Sequence[GroupRecord]) -> Iterator[ChangedRow]:
+    """Yield the examples of new, changed and deleted rows with the smallest text keys of all groups."""
+    for kind in zip(*(group.examples for group in groups), strict=True):
+        examples = sorted((example for of_group in kind for example in of_group), key=lambda each: each.key)
+        yield from (example.row for example in examples[:EXAMPLES])
+
+
+def input_files(tonight: TonightsFiles, read: Sequence[ReadRecord]) -> tuple[InputFile, ...]:
+    """Return all files of tonight's listing with their counts."""
+    inputs = dict(tonight.unchanged)
+    for file in (file for record in read for file in record.inputs):
+        inputs[file.name] = _add(inputs[file.name], file) if file.name in inputs else file
+    return tuple(inputs[name] for name in tonight.names)
+
+
+def _add(one: InputFile, other: InputFile) -> InputFile:
+    """Return the counts of two parts of a file."""
+    sums = {name: getattr(one, name) + getattr(other, name) for name in _COUNTS}
+    return one.model_copy(update=sums | {"notes": sum_counts((one.notes, other.notes))})
+
+
+def make_record(tonight: TonightsFiles, outcome: IngestOutcome, duplicates: int) -> Corpus:
+    """Return the record of a corpus without its id, digest and quarantine.
+
+    Args:
+        duplicates: number of rows whose id an earlier row has.
+    """
+    parent = tonight.parent
+    files = input_files(tonight, outcome.read)
+    # if ids are of another type, no row of last night can be found again
+    lost = parent.rows if parent is not None and not tonight.keys else 0
+    return Corpus(
+        version=TABLES_VERSION,
+        id="",
+        digest="",
+        reading=reading_digest(tonight.corpus),
+        parent=parent.id if parent else None,
+        anew=tonight.rebuild_reason,
+        units=outcome.units,
+        keys=outcome.keys,
+        texts=outcome.texts,
+        dead=outcome.dead,
+        files=files,
+        read_files=len(files) - len(tonight.unchanged),
+        changes=sum((bucket.changes for bucket in outcome.buckets), Changes(deleted=lost)),
+        counts=_count_rows(files, outcome.units, duplicates, tonight.corpus.uri),
+        id_type=str(tonight.id_type),
+    )
+
+
+def _count_rows(
+    files: Iterable[InputFile], units: Iterable[CorpusUnit], duplicates: int, uri: str
+) -> dict[str, int]:
+    """Sum the counts of the files, and check that every row is good or quarantined."""
+    names = ("rows", "skipped", "quarantined")
+    counts = sum_counts({name: getattr(file, name) for name in names} | file.notes for file in files)
+    counts["good"] = sum(unit.rows - unit.dead for unit in units)
+    counts["quarantined"] += duplicates
+    if duplicates:
+        counts["quarantined_duplicate_id"] = duplicates
+    if counts["rows"] != counts["good"] + counts["quarantined"]:
+        raise Defect(
+            uri,
+            f"{counts['rows']} rows = good + quarantined",
+            f"{counts['good']} + {counts['quarantined']}",
+            "report this with the corpus",
+        )
+    return dict(sorted(counts.items()))

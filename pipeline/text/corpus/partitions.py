@@ -1,0 +1,89 @@
+"""Tables stored in partitions, so that a task can read its partitions from the files of all other tasks.
+
+A file begins with the offsets of its partitions, (n + 1,) int64. Each partition is an Arrow IPC stream; an
+empty partition takes no bytes. A reader needs two ranges of the file: some offsets, and the partitions.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.store.base import Store, in_threads
+from pipeline.store.stored import FileRef
+
+_OFFSET_BYTES = 8
+
+
+def partition_of(hashes: np.ndarray, count: int) -> np.ndarray:
+    """Return (n,) int64: the upper bits of each hash, (n,) uint64, which divide them into `count` partitions.
+
+    Args:
+        count: a power of two. With half as many partitions, each is two adjacent ones of these.
+    """
+    if count == 1:
+        return np.zeros(len(hashes), dtype=np.int64)
+    return (hashes >> np.uint64(65 - count.bit_length())).astype(np.int64)
+
+
+def store_partitions(store: Store, table: pa.Table, partitions: np.ndarray, count: int, path: str) -> FileRef:
+    """Store the rows of a table by partition; rows of one partition keep their order.
+
+    Args:
+        partitions: (n,) partition of each row, 0 to count - 1.
+        count: number of partitions.
+    """
+    if count > 1:
+        order = np.argsort(partitions, kind="stable")
+        table, partitions = table.take(pa.array(order)), partitions[order]
+    bounds = np.searchsorted(partitions, np.arange(count + 1))
+    with store.scratch() as scratch:
+        file = scratch / "partitions"
+        offsets = np.zeros(count + 1, dtype=np.int64)
+        with file.open("wb") as sink:
+            sink.write(offsets.tobytes())
+            for number in range(count):
+                offsets[number] = sink.tell()
+                rows = table.slice(bounds[number], bounds[number + 1] - bounds[number])
+                if rows.num_rows:
+                    with pa.ipc.new_stream(sink, table.schema) as writer:
+                        writer.write_table(rows.combine_chunks())
+            offsets[count] = sink.tell()
+            sink.seek(0)
+            sink.write(offsets.tobytes())
+        size = file.stat().st_size
+        store.put(file, path)
+    return FileRef(path=path, sha256="", rows=table.num_rows, bytes=size)
+
+
+def store_whole(store: Store, table: pa.Table, path: str) -> FileRef:
+    """Store a table as one partition."""
+    return store_partitions(store, table, np.zeros(table.num_rows, dtype=np.int64), 1, path)
+
+
+def read_offsets(store: Store, file: FileRef, first: int, stop: int) -> np.ndarray:
+    """Return (stop - first + 1,) int64: where each of the partitions begins, and where the last one ends."""
+    content = store.read_range(file.path, _OFFSET_BYTES * first, _OFFSET_BYTES * (stop + 1))
+    return np.frombuffer(content, dtype=np.int64)
+
+
+def read_partitions(store: Store, file: FileRef, first: int = 0, stop: int = 1) -> list[pa.Table]:
+    """Read the partitions from `first` to `stop`; empty ones are left out."""
+    if not file.rows:
+        return []
+    offsets = read_offsets(store, file, first, stop)
+    if offsets[0] == offsets[-1]:
+        return []
+    content = store.read_range(file.path, int(offsets[0]), int(offsets[-1]))
+    ends = zip(offsets[:-1] - offsets[0], offsets[1:] - offsets[0], strict=True)
+    streams = (content.slice(start, end - start) for start, end in ends if end > start)
+    return [pa.ipc.open_stream(stream).read_all() for stream in streams]
+
+
+def read_from_all(
+    store: Store, files: Sequence[FileRef], schema: pa.Schema, first: int = 0, stop: int = 1
+) -> pa.Table:
+    """Read the partitions from `first` to `stop` of all files, in the order of the files."""
+    found = in_threads(lambda file: read_partitions(store, file, first, stop), files)
+    tables = [table for of_file in found for table in of_file]
+    return pa.concat_tables(tables) if tables else schema.empty_table()

@@ -1,0 +1,298 @@
+"""Read files of a corpus: good rows go to parts, in partitions by id, and bad rows to the quarantine."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from pipeline.errors import DataError, Defect
+from pipeline.settings import CorpusSettings
+from pipeline.store.base import Store
+from pipeline.store.stored import FileRef, Stored
+from pipeline.store.units import InputFile
+from pipeline.text.corpus.columns import Columns, RowGroups
+from pipeline.text.corpus.lines import ReadPart, ReadRows, store_part
+from pipeline.text.corpus.normalize import count_control_characters
+from pipeline.text.corpus.quarantine import QuarantineFile, RejectedRow, quarantine
+from pipeline.text.corpus.reader import CorpusSurvey, read_batches
+from pipeline.text.corpus.sift import SourceBatch
+from pipeline.text.corpus.sources import SourceFile
+from pipeline.text.corpus.task_map import OnProgress, WorkFolder, ignore_progress
+
+_ITEM_BYTES = 256 << 20  # of input files in one item; a larger file is an item of its own
+_PART_BYTES = 64 << 20  # of rows in memory before they are stored as a part
+# Bytes of a row of JSON lines, for an estimate of the rows that decides the number of partitions only.
+_JSON_ROW_BYTES = 256
+_GZIP_FACTOR = 4
+
+
+@dataclass(frozen=True)
+class FileToRead:
+    """A file that has to be read tonight, with the results of its inspection."""
+
+    file: SourceFile
+    index: int
+    """index in tonight's listing"""
+    rows: int | None
+    """number of rows; None if only reading the file shows it"""
+    refused: DataError | None = None
+    """error of a file that cannot be used"""
+    groups: RowGroups | None = None
+    """row groups to read of the file; None for the whole file"""
+
+    @property
+    def size(self) -> int:
+        """Number of bytes to read."""
+        return self.groups.size if self.groups else self.file.size
+
+    @property
+    def most_rows(self) -> int:
+        """Number of rows, or an estimate."""
+        if self.refused is not None:
+            return 0
+        factor = _GZIP_FACTOR if self.file.name.lower().endswith(".gz") else 1
+        return factor * self.file.size // _JSON_ROW_BYTES if self.rows is None else self.rows
+
+
+@dataclass(frozen=True)
+class FilesToRead:
+    """Consecutive files, or parts of files, which one task reads."""
+
+    number: int
+    files: tuple[FileToRead, ...]
+
+
+class ReadRecord(Stored):
+    """The good and the bad rows of the files of one item."""
+
+    parts: tuple[ReadPart, ...]
+    inputs: tuple[InputFile, ...]
+    """the files with the counts of the rows that the item has of each"""
+    quarantine: FileRef | None
+
+
+def files_to_read(
+    files: Sequence[tuple[int, SourceFile]], survey: CorpusSurvey, *, divide: bool
+) -> list[FileToRead]:
+    """Return the files, given with their indices in tonight's listing, with the results of the survey.
+
+    Args:
+        divide: return parts of a large file one by one.
+    """
+    found = list[FileToRead]()
+    for index, file in files:
+        divisions = survey.divisions.get(file.name, ())
+        if divide and len(divisions) > 1:
+            found += [FileToRead(file, index, groups.rows, groups=groups) for groups in divisions]
+        else:
+            found.append(FileToRead(file, index, survey.rows.get(file.name), survey.refused.get(file.name)))
+    return found
+
+
+def group_by_bytes(files: Iterable[FileToRead], *, together: bool) -> list[FilesToRead]:
+    """Divide files into items of consecutive files, by their sizes only.
+
+    Args:
+        together: put all files into one item, because how much is read of a file depends on those before it.
+    """
+    groups: list[list[FileToRead]] = []
+    size = 0
+    for each in files:
+        if groups and (together or size + each.size <= _ITEM_BYTES):
+            groups[-1].append(each)
+            size += each.size
+        else:
+            groups.append([each])
+            size = each.size
+    return [FilesToRead(number, tuple(group)) for number, group in enumerate(groups)]
+
+
+@dataclass(frozen=True)
+class ReadFiles:
+    """Read the files of one item. Returns a `ReadRecord`.
+
+    Attributes:
+        work: folder of the temporary files.
+        corpus: settings that name the columns.
+        columns: types that the files agree on.
+        partitions: number of partitions of each part.
+        on_progress: called with the rows and bytes of the item that were read so far.
+    """
+
+    work: WorkFolder
+    corpus: CorpusSettings
+    columns: Columns
+    partitions: int
+    on_progress: OnProgress = ignore_progress
+
+    def start(self) -> Callable[[FilesToRead], ReadRecord]:
+        """Return the function that reads an item."""
+        return lambda item: self.work.remembered(
+            f"read-{item.number:06d}",
+            ReadRecord,
+            lambda scratch: _Reading(self, item, scratch).run(),
+        )
+
+
+@dataclass
+class PartWriter:
+    """Collects rows and stores them in parts of bounded size."""
+
+    work: Store
+    scratch: Path
+    partitions: int
+    stem: str
+    """beginning of the paths of all parts"""
+    parts: list[ReadPart] = field(default_factory=list)
+    _pending: list[ReadRows] = field(default_factory=list)
+    _bytes: int = 0
+
+    def add(self, rows: ReadRows) -> None:
+        """Append rows, which follow the earlier ones in the order of (file, row)."""
+        self._pending.append(rows)
+        self._bytes += rows.lines.nbytes + rows.contents.nbytes
+        if self._bytes >= _PART_BYTES:
+            self._flush()
+
+    def close(self) -> tuple[ReadPart, ...]:
+        """Store the last rows and return all parts."""
+        if any(rows.lines.num_rows for rows in self._pending):
+            self._flush()
+        return tuple(self.parts)
+
+    def _flush(self) -> None:
+        rows = ReadRows(
+            *(pa.concat_tables(half).combine_chunks() for half in zip(*self._pending, strict=True))
+        )
+        self._pending, self._bytes = [], 0
+        stem = f"{self.stem}-{len(self.parts):04d}"
+        self.parts.append(store_part(self.work, self.scratch, rows, self.partitions, stem))
+
+
+@dataclass
+class _Reading:
+    """The state of reading one item."""
+
+    task: ReadFiles
+    item: FilesToRead
+    scratch: Path
+    rows: int = 0
+    bytes_before: int = 0
+    inputs: list[InputFile] = field(default_factory=list)
+    notes: Counter[str] = field(default_factory=Counter)
+    quarantine_file: QuarantineFile = field(init=False)
+    writer: PartWriter = field(init=False)
+
+    def __post_init__(self) -> None:
+        task, stem = self.task, f"{self.task.work.path}/read-{self.item.number:06d}"
+        self.quarantine_file = QuarantineFile(self.scratch / "quarantine.parquet")
+        self.writer = PartWriter(task.work.store, self.scratch, task.partitions, stem)
+
+    def run(self) -> ReadRecord:
+        for each in self.item.files:
+            self.notes.clear()
+            error = each.refused or self._error_in(each.file)
+            if error:
+                self.quarantine_file.add(
+                    quarantine(each.file.name, [RejectedRow(-1, "bad_file", str(error))])
+                )
+                self.notes["bad_files"] = 1
+                self._record_file(each.file)
+            else:
+                self._read_file(each)
+            self.bytes_before += each.size
+        return ReadRecord(
+            parts=self.writer.close(), inputs=tuple(self.inputs), quarantine=self._store_quarantine()
+        )
+
+    def _store_quarantine(self) -> FileRef | None:
+        rows = sum(self.quarantine_file.close().values())
+        if not rows:
+            return None
+        file = self.quarantine_file.path
+        path, size = f"{self.task.work.path}/read-{self.item.number:06d}-bad.parquet", file.stat().st_size
+        self.task.work.store.put(file, path)
+        return FileRef(path=path, sha256="", rows=rows, bytes=size)
+
+    def _read_file(self, each: FileToRead) -> None:
+        """Read one file; raise Defect if its rows do not add up."""
+        file, good, bad = each.file, 0, 0
+        for batch in self._read_limited(each):
+            good, bad = good + batch.good.num_rows, bad + batch.bad.num_rows
+            self._add(batch, each)
+            self.task.on_progress(self.rows, self.bytes_before + batch.position)
+        skipped = 0 if each.rows is None else each.rows - good - bad
+        if skipped < 0 or (skipped and self._remaining_rows()):
+            raise Defect(
+                file.uri,
+                f"{each.rows} rows = good + quarantined + skipped",
+                f"{good} + {bad} + {skipped}",
+                "report this with the file",
+            )
+        self._record_file(file, good, bad, skipped)
+
+    def _record_file(self, file: SourceFile, good: int = 0, bad: int = 0, skipped: int = 0) -> None:
+        self.inputs.append(
+            InputFile(
+                name=file.name,
+                size=file.size,
+                stamp=file.stamp,
+                rows=good + bad,
+                good=good,
+                quarantined=bad,
+                skipped=skipped,
+                notes={name: count for name, count in sorted(self.notes.items()) if count},
+            )
+        )
+
+    def _read_limited(self, each: FileToRead) -> Iterator[SourceBatch]:
+        """Yield batches up to corpus.max_rows.
+
+        If the number of rows in the file is unknown, its remaining rows are not counted: the file counts as
+        one of the skipped files.
+        """
+        if each.rows is not None and not self._remaining_rows():
+            return
+        for batch in read_batches(each.file, self.task.corpus, self.task.columns, each.groups):
+            remaining = self._remaining_rows()
+            if remaining:
+                yield batch.head(remaining)
+            if batch.rows > remaining:
+                if each.rows is None:
+                    self.notes["skipped_files"] = 1
+                return
+
+    def _remaining_rows(self) -> int:
+        """Number of rows that may still be read."""
+        most = self.task.corpus.max_rows
+        return sys.maxsize if most is None else most - self.rows
+
+    def _error_in(self, file: SourceFile) -> DataError | None:
+        """With corpus.bad_files=skip, read a file to its end and return the error that it raises, if any.
+
+        It is read in advance, because no unit may hold some rows of a file that is skipped.
+        """
+        if self.task.corpus.bad_files == "error" or not self._remaining_rows():
+            return None
+        try:
+            for _ in read_batches(file, self.task.corpus, self.task.columns):
+                pass
+        except DataError as error:
+            return error
+        return None
+
+    def _add(self, batch: SourceBatch, each: FileToRead) -> None:
+        """Record the good rows of a batch, the bad rows and the counts."""
+        rows = ReadRows.of(batch.good, each.index, self.task.columns.schema)
+        self.writer.add(rows)
+        self.quarantine_file.add(batch.bad)
+        self.rows += batch.rows
+        self.notes.update(
+            control_characters=sum(map(count_control_characters, rows.contents["text"].chunks)),
+            surrogates_replaced=len(batch.surrogates),
+            kept_values_dropped=len(batch.nulled),
+        )
+        self.notes.update(f"quarantined_{reason}" for reason in batch.bad["reason"].to_pylist())

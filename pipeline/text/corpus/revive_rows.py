@@ -1,0 +1,113 @@
+"""Read rows of unchanged files that were duplicates on an earlier night and are live now."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.errors import TransientError
+from pipeline.settings import CorpusSettings
+from pipeline.store.base import Store
+from pipeline.store.stored import FileRef
+from pipeline.text.corpus import parquet
+from pipeline.text.corpus.columns import Columns
+from pipeline.text.corpus.lines import ReadRows
+from pipeline.text.corpus.partitions import read_from_all
+from pipeline.text.corpus.read_files import FilesToRead, FileToRead, PartWriter, ReadRecord
+from pipeline.text.corpus.reader import read_batches
+from pipeline.text.corpus.resolve_bucket import REVIVED
+from pipeline.text.corpus.sources import SourceFile
+from pipeline.text.corpus.task_map import WorkFolder
+
+CHANGED_REMEDY = (
+    "run again; if files are rewritten with the same size and time stamp, "
+    "corpus.fingerprint=full detects them by their content"
+)
+"""Remedy for a file that changed while the night was reading it."""
+
+
+def files_of_rows(work: Store, revived: Sequence[FileRef]) -> list[int]:
+    """Return the indices of the files that have revived rows, ascending."""
+    indices = set[int]()
+    for each in revived:
+        indices.update(read_from_all(work, [each], REVIVED)["file"].unique().to_pylist())
+    return sorted(indices)
+
+
+@dataclass(frozen=True)
+class ReviveRows:
+    """Read the revived rows of the files of one item. Returns a `ReadRecord` without inputs.
+
+    Attributes:
+        work: folder of the temporary files.
+        corpus: settings that name the columns.
+        columns: types that the files agree on.
+        partitions: number of partitions of each part.
+        revived: `BucketRecord.revived` of all buckets that have revived rows.
+    """
+
+    work: WorkFolder
+    corpus: CorpusSettings
+    columns: Columns
+    partitions: int
+    revived: tuple[FileRef, ...]
+
+    def start(self) -> Callable[[FilesToRead], ReadRecord]:
+        """Return the function that reads an item."""
+        return lambda item: self.work.remembered(
+            f"revived-{item.number:06d}",
+            ReadRecord,
+            lambda scratch: self._read(item, scratch),
+        )
+
+    def _read(self, item: FilesToRead, scratch: Path) -> ReadRecord:
+        stem = f"{self.work.path}/revived-{item.number:06d}"
+        writer = PartWriter(self.work.store, scratch, self.partitions, stem)
+        files = pa.array([each.index for each in item.files], pa.int32())
+        wanted = pa.concat_tables(
+            rows.filter(pc.is_in(rows["file"], value_set=files))
+            for rows in (read_from_all(self.work.store, [file], REVIVED) for file in self.revived)
+        )
+        for each in item.files:
+            of_file = wanted.filter(pc.equal(wanted["file"], each.index)).sort_by("row")
+            if of_file.num_rows:
+                writer.add(self._rows(each, of_file))
+        return ReadRecord(parts=writer.close(), inputs=(), quarantine=None)
+
+    def _rows(self, each: FileToRead, wanted: pa.Table) -> ReadRows:
+        """Read the wanted rows of a file; raise TransientError if their texts have changed."""
+        rows = read_rows(each.file, wanted["row"].to_numpy(), self.corpus, self.columns)
+        found = ReadRows.of(rows, each.index, self.columns.schema)
+        if found.lines["text_key"] != wanted["text_key"]:
+            raise TransientError(each.file.uri, "the texts that it had before", "other texts", CHANGED_REMEDY)
+        return found
+
+
+def read_rows(file: SourceFile, numbers: np.ndarray, corpus: CorpusSettings, columns: Columns) -> pa.Table:
+    """Read single rows of a file that has not changed since an earlier night.
+
+    Args:
+        file: the file.
+        numbers: row numbers, ascending.
+        corpus: settings that name the columns.
+        columns: types that the files agree on.
+
+    Raises:
+        TransientError: the file no longer has all of them as good rows.
+    """
+    parts = parquet.inspect(file, corpus).divisions if file.format == "parquet" else (None,)
+    tables = [
+        batch.good.filter(pa.array(np.isin(batch.good["row"].to_numpy(), numbers)))
+        for part in parts
+        if part is None or part.has_any(numbers)
+        for batch in read_batches(file, corpus, columns, part)
+    ]
+    count = sum(map(len, tables))
+    if count != len(numbers):
+        raise TransientError(
+            file.uri, f"{len(numbers)} good rows that it had before", f"{count}", CHANGED_REMEDY
+        )
+    return pa.concat_tables(tables)

@@ -1,0 +1,138 @@
+"""Tonight's files beside those of the previous corpus: files to read, column types, and rows to expect."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.settings import CorpusSettings
+from pipeline.store.base import Store
+from pipeline.store.units import Corpus, InputFile, TableBucket
+from pipeline.text.corpus.corpus_record import reading_digest
+from pipeline.text.corpus.keys import bucket_count
+from pipeline.text.corpus.read_files import FileToRead, files_to_read
+from pipeline.text.corpus.reader import CorpusSurvey, survey_files
+from pipeline.text.corpus.sources import SourceFile
+from pipeline.text.corpus.task_map import TaskMap
+
+
+@dataclass(frozen=True)
+class ParentCorpus:
+    """The previous night's corpus, which ingestion continues from."""
+
+    corpus: Corpus | None = None
+    next_ordinal: int = 0
+    """first ordinal of a unit that no release has used"""
+    rebuild_reason: str = ""
+    """reason why none of its units can be kept; empty if they can"""
+
+
+@dataclass(frozen=True)
+class TonightsFiles:
+    """Tonight's listing, inspected."""
+
+    corpus: CorpusSettings
+    files: list[SourceFile]
+    """tonight's listing"""
+    parent: Corpus | None
+    rebuild_reason: str
+    """reason why all rows get new addresses; empty if the parent's units are kept"""
+    unchanged: dict[str, InputFile]
+    """files that need not be read tonight, by name"""
+    survey: CorpusSurvey
+    """the columns and the unusable files"""
+
+    @property
+    def reuse(self) -> bool:
+        """True if unchanged rows keep their addresses."""
+        return self.parent is not None and not self.rebuild_reason
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Names of the files in tonight's listing."""
+        return tuple(file.name for file in self.files)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of units."""
+        return self.survey.columns.schema
+
+    @property
+    def id_type(self) -> pa.DataType:
+        """Type of the ids."""
+        return self.schema.field("id").type
+
+    @cached_property
+    def keys(self) -> tuple[TableBucket, ...]:
+        """The parent's key table; empty if its ids are of another type, so that no row can be found again."""
+        parent = self.parent
+        return parent.keys if parent is not None and parent.id_type == str(self.id_type) else ()
+
+    @cached_property
+    def to_read(self) -> list[FileToRead]:
+        """The files that have to be read.
+
+        Large files are divided, unless how much is read of one depends on other parts of it or other files.
+        """
+        files = [pair for pair in enumerate(self.files) if pair[1].name not in self.unchanged]
+        whole = self.corpus.max_rows is not None or self.corpus.bad_files == "skip"
+        return files_to_read(files, self.survey, divide=not whole)
+
+    @property
+    def unchanged_rows(self) -> int:
+        """Number of good rows of the unchanged files."""
+        return sum(file.good for file in self.unchanged.values())
+
+    @cached_property
+    def partitions(self) -> int:
+        """Number of partitions of the rows read tonight, from an upper bound of the number of rows."""
+        most = sum(each.most_rows for each in self.to_read)
+        if self.corpus.max_rows is not None:
+            most = min(most, self.corpus.max_rows)
+        return max(bucket_count(most + self.unchanged_rows), len(self.keys))
+
+    def count_buckets(self, rows_read: int) -> int:
+        """Return the number of buckets of ids, at most that of partitions, a multiple of which they are."""
+        return min(max(bucket_count(rows_read + self.unchanged_rows), len(self.keys)), self.partitions)
+
+
+def inspect_files(
+    corpus: CorpusSettings, files: list[SourceFile], parent: ParentCorpus, store: Store, map_tasks: TaskMap
+) -> TonightsFiles:
+    """Find the files that have to be read, and inspect them.
+
+    All files are read, and all rows get new addresses, if the id or kept columns or their types changed.
+
+    Raises:
+        DataError: a file is unusable and corpus.bad_files is error.
+    """
+    before, rebuild_reason = None, parent.rebuild_reason
+    if parent.corpus is not None and not rebuild_reason:
+        before = pq.ParquetFile(parent.corpus.units[0].file.open(store)).schema_arrow.remove_metadata()
+    unchanged = {} if before is None else _unchanged_files(corpus, files, parent.corpus)
+
+    def survey() -> CorpusSurvey:
+        """Inspect the files to be read; their types must fit those of the unchanged files."""
+        changed = [file for file in files if file.name not in unchanged]
+        return survey_files(changed, corpus, before if unchanged else None, map_tasks)
+
+    found = survey()
+    if before is not None and found.columns.schema != before:
+        rebuild_reason, unchanged = "id or kept columns, or their types, have changed", {}
+        found = survey()
+    return TonightsFiles(corpus, files, parent.corpus, rebuild_reason, unchanged, found)
+
+
+def _unchanged_files(
+    corpus: CorpusSettings, files: list[SourceFile], parent: Corpus | None
+) -> dict[str, InputFile]:
+    """Return the files that need not be read, by name.
+
+    With corpus.max_rows there are none: how many rows of a file are read depends on the files before it.
+    """
+    if parent is None or corpus.max_rows is not None or parent.reading != reading_digest(corpus):
+        return {}
+    before = {(file.name, file.size, file.stamp): file for file in parent.files}
+    unchanged = (before.get((file.name, file.size, file.stamp)) for file in files)
+    return {file.name: file for file in unchanged if file}

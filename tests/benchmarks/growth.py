@@ -1,0 +1,244 @@
+"""How the cost of a night grows with its rows: CPU time, memory, bytes and time of every stage.
+
+python -m tests.benchmarks.growth --rows 10000 100000 1000000
+
+Made-up rows are encoded by averages of 16-dimensional word vectors, so that everything except encoding
+shows. For each stage the exponent b of the fit `cost ~ rows^b` is printed: 1 is linear, 0 is independent of
+the rows.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.benchmarks.machine import machine, print_table
+
+_SAMPLED_S = 0.1
+_WORDS, _DIM = 5_000, 16
+_FILE_ROWS = 250_000
+_REPEATED = 0.01  # proportion of texts that repeat another
+_CHANGED = 0.01  # proportion of rows with another text on each later night
+_FEWEST_SECONDS = 0.5  # stages with less CPU time at the largest size are not fitted
+
+
+@dataclass
+class Cost:
+    """Costs of one stage, or of a night."""
+
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    driver_mb: float = 0.0
+    """peak of the driver's private memory"""
+    worker_mb: float = 0.0
+    """peak of the largest worker's private memory"""
+    read_mb: float = 0.0
+    written_mb: float = 0.0
+
+
+@dataclass
+class Meter:
+    """Samples the processes of a night and books their costs to the stage that runs."""
+
+    pid: int
+    stages: dict[str, Cost] = field(default_factory=lambda: defaultdict(Cost))
+    _stage: str = "start"
+    _known: dict[int, tuple[float, int, int]] = field(default_factory=dict)
+    _since: float = field(default_factory=time.monotonic)
+
+    def follow(self, lines: Iterator[str]) -> list[str]:
+        """Sample until the events end. Returns the last lines that are not events."""
+        over = threading.Event()
+        sampler = threading.Thread(target=self._run, args=(over,), daemon=True)
+        sampler.start()
+        others: list[str] = []
+        for line in lines:
+            try:
+                event = json.loads(line)["event"]
+            except (ValueError, KeyError, TypeError):
+                others = [*others[-20:], line]
+                continue
+            name, found, rest = event.partition(": ")
+            if found and rest.startswith("starts"):
+                self._sample()
+                self._stage = name
+        over.set()
+        sampler.join()
+        return others
+
+    def _run(self, over: threading.Event) -> None:
+        while not over.wait(_SAMPLED_S):
+            self._sample()
+
+    def _sample(self) -> None:
+        now, cost = time.monotonic(), self.stages[self._stage]
+        cost.wall_s, self._since = cost.wall_s + now - self._since, now
+        try:
+            driver = psutil.Process(self.pid)
+            processes = [driver, *driver.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return
+        for process in processes:
+            try:
+                self._book(process, cost)
+            except psutil.Error:
+                continue
+
+    def _book(self, process: psutil.Process, cost: Cost) -> None:
+        with process.oneshot():
+            times, memory, disk = process.cpu_times(), process.memory_info(), process.io_counters()
+        now = times.user + times.system, disk.read_chars, disk.write_chars
+        before = self._known.get(process.pid, (0.0, 0, 0))
+        self._known[process.pid] = now
+        cost.cpu_s += now[0] - before[0]
+        cost.read_mb += (now[1] - before[1]) / 1e6
+        cost.written_mb += (now[2] - before[2]) / 1e6
+        private_mb = (memory.rss - memory.shared) / 1e6
+        if process.pid == self.pid:
+            cost.driver_mb = max(cost.driver_mb, private_mb)
+        elif _works(process):
+            cost.worker_mb = max(cost.worker_mb, private_mb)
+
+
+def _works(process: psutil.Process) -> bool:
+    """Return whether the process executes tasks of the night, unlike the services of Ray."""
+    command = " ".join(process.cmdline())
+    return command.startswith("ray::") or "multiprocessing" in command
+
+
+def write_words(file: Path) -> None:
+    """Write word vectors in the format of word2vec."""
+    vectors = np.random.default_rng(1).normal(size=(_WORDS, _DIM))
+    lines = (f"w{number} {' '.join(f'{value:.4f}' for value in row)}" for number, row in enumerate(vectors))
+    file.write_text("\n".join([f"{_WORDS} {_DIM}", *lines, ""]))
+
+
+def write_corpus(folder: Path, rows: int, nights: int = 0) -> None:
+    """Write rows of id and text: 4 to 12 random words; one text in a hundred repeats another.
+
+    Args:
+        nights: how often 1 % of the rows, scattered over all files, got another text since.
+    """
+    rng, words = np.random.default_rng(0), np.array([f"w{number}" for number in range(_WORDS)])
+    folder.mkdir(exist_ok=True)
+    for number, start in enumerate(range(0, rows, _FILE_ROWS)):
+        count = min(_FILE_ROWS, rows - start)
+        lengths = rng.integers(4, 13, count)
+        picked = words[rng.integers(0, _WORDS, lengths.sum())]
+        texts = [" ".join(some) for some in np.split(picked, lengths.cumsum()[:-1])]
+        for row in np.flatnonzero(rng.random(count) < _REPEATED).tolist():
+            texts[row] = texts[0]
+        for night in range(1, nights + 1):
+            edits = np.random.default_rng([night, number])
+            for row in np.flatnonzero(edits.random(count) < _CHANGED).tolist():
+                texts[row] = f"w{edits.integers(_WORDS)} {texts[row].split(maxsplit=1)[-1]}"
+        table = pa.table({"id": [f"row-{row:010d}" for row in range(start, start + count)], "text": texts})
+        pq.write_table(table, folder / f"part-{number:05d}.parquet")
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a night whose events are read: JSON lines, one thread for each worker."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "MANTA_LOG": "json"}
+
+
+def night(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Cost]]:
+    """Run one `manta nightly` in a process of its own. Returns its answer and the costs of its stages."""
+    command = [sys.executable, "-m", "jobs.nightly", "--json", *arguments]
+    with tempfile.TemporaryFile("w+") as answer:
+        process = subprocess.Popen(
+            command, stdout=answer, stderr=subprocess.PIPE, text=True, env=environment()
+        )
+        assert process.stderr is not None
+        meter = Meter(process.pid)
+        last = meter.follow(iter(process.stderr))
+        if process.wait():
+            sys.exit("".join(last))
+        answer.seek(0)
+        return json.load(answer), dict(meter.stages)
+
+
+def first_nights(sizes: Sequence[int], kind: str) -> None:
+    """Measure the first night of each size, and fit the exponents."""
+    found = []
+    for rows in sizes:
+        with tempfile.TemporaryDirectory(prefix="manta-bench-") as top:
+            write_words(Path(top, "words.vec"))
+            write_corpus(Path(top, "corpus"), rows)
+            print(f"{rows:,} rows", flush=True)
+            arguments = [
+                f"corpus.uri={top}/corpus",
+                f"encoder.path={top}/words.vec",
+                f"release.root={top}/releases",
+                f"index.kind={kind}",
+                "gates.recall_at_10=0.5",  # random vectors: the cost is measured, not the recall
+            ]
+            found.append(night(arguments)[1])
+    for rows, stages in zip(sizes, found, strict=True):
+        _print_stages(rows, stages)
+    _print_exponents(sizes, found)
+
+
+def _print_stages(rows: int, stages: dict[str, Cost]) -> None:
+    lines = [
+        (name, *(f"{value:,.1f}" for value in vars(cost).values()), f"{1e6 * cost.cpu_s / rows:.2f}")
+        for name, cost in stages.items()
+    ]
+    header = ("stage", "CPU s", "wall s", "driver MB", "worker MB", "read MB", "written MB", "CPU µs a row")
+    print_table(f"{rows:,} rows; {machine()}", lines, header)
+
+
+def _print_exponents(sizes: Sequence[int], found: Sequence[dict[str, Cost]]) -> None:
+    if len(sizes) < 2:
+        return
+    lines = []
+    for name in [*found[-1], "all"]:
+        nights = [_sum(stages) if name == "all" else stages.get(name, Cost()) for stages in found]
+        if nights[-1].cpu_s >= _FEWEST_SECONDS:
+            metrics = ("cpu_s", "driver_mb", "worker_mb", "read_mb", "written_mb")
+            exponents = [_exponent(sizes, [getattr(each, metric) for each in nights]) for metric in metrics]
+            lines.append((name, *exponents))
+    header = ("stage", "CPU", "driver memory", "worker memory", "read", "written")
+    print_table(f"Exponents of rows^b from {sizes[0]:,} to {sizes[-1]:,} rows", lines, header)
+
+
+def _sum(stages: dict[str, Cost]) -> Cost:
+    costs = list(stages.values())
+    sums = {
+        name: sum(getattr(cost, name) for cost in costs)
+        for name in ("cpu_s", "wall_s", "read_mb", "written_mb")
+    }
+    peaks = {name: max(getattr(cost, name) for cost in costs) for name in ("driver_mb", "worker_mb")}
+    return Cost(**sums, **peaks)
+
+
+def _exponent(sizes: Sequence[int], values: Sequence[float]) -> str:
+    """Slope of a line through the logarithms, from sizes with a cost."""
+    positive = [(size, value) for size, value in zip(sizes, values, strict=True) if value > 0]
+    if len(positive) < 2:
+        return ""
+    x, y = np.log(np.array(positive)).T
+    return f"{np.polyfit(x, y, 1)[0]:.2f}"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--kind", default="auto", help="index.kind")
+    given = parser.parse_args()
+    first_nights(given.rows, given.kind)

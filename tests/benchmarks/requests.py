@@ -1,0 +1,112 @@
+"""Requests of a night to an object store, by stage: their number, bytes, and longest sequential chain.
+
+python -m tests.benchmarks.requests --rows 100000 1000000
+
+The root is on a server that speaks S3, behind a proxy that answers every request after 25 milliseconds. A
+chain is a set of requests of which each begins after the one before has ended: its length times the latency
+is the least time that the stage can take, however many workers there are.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.benchmarks.growth import environment, write_corpus, write_words
+from tests.benchmarks.machine import machine, print_table
+from tests.faults import Faults, FaultyProxy, Request
+from tests.server import s3_server
+
+_LATENCY_S = 0.025
+
+
+def stages_of_night(arguments: Sequence[str], log: list[Request]) -> dict[str, list[Request]]:
+    """Run one `manta nightly` and return its requests by stage."""
+    command = [sys.executable, "-m", "jobs.nightly", "--json", *arguments]
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    starts, lines = [(time.monotonic(), "start")], list[str]()
+    assert process.stderr is not None
+    for line in process.stderr:
+        lines.append(line)
+        event = json.loads(line)["event"] if line.startswith("{") else ""
+        name, found, rest = event.partition(": ")
+        if found and rest.startswith("starts"):
+            starts.append((time.monotonic(), name))
+    if process.wait():
+        sys.exit("".join(lines[-20:]))
+    stages = defaultdict(list)
+    for request in log:
+        stages[max(start for start in starts if start[0] <= request.began_s or start is starts[0])[1]].append(
+            request
+        )
+    return stages
+
+
+def chain(requests: Iterable[Request]) -> int:
+    """Return the length of the longest sequential chain: the most requests that do not overlap."""
+    length, ended_s = 0, float("-inf")
+    for request in sorted(requests, key=lambda each: each.ended_s):
+        if request.began_s >= ended_s:
+            length, ended_s = length + 1, request.ended_s
+    return length
+
+
+def kind_of(request: Request) -> str:
+    """Return the kind of a request, such as `GET units/vectors`."""
+    url = urlsplit(request.path)
+    names = parse_qs(url.query)
+    key = unquote(url.path if len(url.path.split("/")) > 2 else names.get("prefix", [""])[0])
+    method = "LIST" if "list-type" in names else request.method
+    return f"{method} {'/'.join([part for part in key.split('/') if part and 'bench' not in part][:2])}"
+
+
+def main(sizes: Sequence[int], again: int) -> None:
+    """Print the requests of the first night of each size, and of the night after it with changed files."""
+    for rows in sizes:
+        with tempfile.TemporaryDirectory(prefix="manta-bench-") as top, s3_server("bench") as (uri, endpoint):
+            write_words(Path(top, "words.vec"))
+            write_corpus(Path(top, "corpus"), rows)
+            with FaultyProxy(endpoint, Faults(delayed=1.0, delay_s=_LATENCY_S)) as proxy:
+                proxy.log = []
+                arguments = [
+                    f"corpus.uri={top}/corpus",
+                    f"encoder.path={top}/words.vec",
+                    f"release.root={uri}/root",
+                    "gates.recall_at_10=0.5",
+                ]
+                os.environ["AWS_ENDPOINT_URL"] = proxy.url
+                _print(f"{rows:,} rows, first night", stages_of_night(arguments, proxy.log))
+                for number in range(again):
+                    proxy.log = []
+                    write_corpus(Path(top, "corpus"), rows, nights=number + 1)
+                    title = f"{rows:,} rows, 1 % of them changed"
+                    _print(title, stages_of_night(arguments, proxy.log))
+
+
+def _print(title: str, stages: dict[str, list[Request]]) -> None:
+    lines = []
+    for name, requests in stages.items():
+        kinds = Counter(map(kind_of, requests)).most_common(3)
+        size = f"{sum(request.bytes for request in requests) / 1e6:,.1f}"
+        most = ", ".join(f"{kind} {count}" for kind, count in kinds)
+        lines.append((name, f"{len(requests):,}", size, f"{chain(requests):,}", most))
+    print_table(f"{title}; {machine()}", lines, ("stage", "requests", "MB", "longest chain", "most frequent"))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 1_000_000])
+    parser.add_argument("--again", type=int, default=1, help="nights after the first")
+    given = parser.parse_args()
+    main(given.rows, given.again)

@@ -1,0 +1,59 @@
+"""Texts sampled by several tasks are those of lowest hash among all live rows."""
+
+from hashlib import sha256
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline.flows.encode.probe import SampleTexts, sample_texts
+from pipeline.flows.workers.workers import Workers
+from pipeline.settings import ClusterSettings
+from pipeline.stats.sample import sample_by_key
+from pipeline.store.address import address_of
+from pipeline.store.base import Store
+from pipeline.store.dead import Dead
+from pipeline.store.once import store_table_by_content
+from pipeline.store.schema import corpus_schema
+from pipeline.store.store import open_store
+from pipeline.store.units import CorpusUnit
+
+_UNITS, _ROWS = 70, 20  # more units than one task reads
+
+
+def key_of(text: str) -> bytes:
+    return sha256(text.encode()).digest()[:16]
+
+
+def write_unit(store: Store, ordinal: int) -> tuple[CorpusUnit, list[str]]:
+    texts = [f"text {row} of unit {ordinal}{'.' * (row % 3)}" for row in range(_ROWS)]
+    columns = [
+        pa.array([f"{ordinal}-{row}" for row in range(_ROWS)]),
+        pa.array(texts, pa.large_string()),
+        pa.array([key_of(text) for text in texts], pa.binary(16)),
+        pa.array(["file"] * _ROWS),
+        pa.array(range(_ROWS), pa.int64()),
+    ]
+    table = pa.Table.from_arrays(columns, schema=corpus_schema(pa.string()))
+    file = store_table_by_content(store, table, f"units/corpus/{ordinal}")
+    return CorpusUnit(name=str(ordinal), ordinal=ordinal, **dict(file)), texts
+
+
+@pytest.mark.parametrize("units", [0, 1, _UNITS])
+@pytest.mark.parametrize(("count", "characters"), [(30, 1), (5, 21), (5, 1_000)])
+def test_texts_are_those_of_lowest_hash(cluster: Workers, tmp_path, units: int, count: int, characters: int):
+    store, rng = open_store(tmp_path), np.random.default_rng(0)
+    written = [write_unit(store, ordinal) for ordinal in range(units)]
+    dead = {(ordinal, int(row)) for ordinal in range(units) for row in rng.choice(_ROWS, 3, replace=False)}
+    addresses = np.array(sorted(address_of(*each) for each in dead), dtype=np.int64)
+    live = [
+        text
+        for unit, texts in written
+        for row, text in enumerate(texts)
+        if (unit.ordinal, row) not in dead and len(text) >= characters
+    ]
+    chosen = sample_by_key([key_of(text) for text in live], 4 * count) if live else []
+    expected = sorted((live[number] for number in chosen), key=key_of)[:count]
+    sample = SampleTexts(store, count, characters, Dead(addresses).store_in(store, "dead"))
+    found = sample_texts(cluster, ClusterSettings(), sample, [unit for unit, _ in written])
+    assert list(found) == expected

@@ -1,0 +1,111 @@
+"""A sample over units is the same from their stored samples as from the units themselves."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.errors import DataError
+from pipeline.flows.encode.samples import sample_unit
+from pipeline.flows.night.nightly import nightly
+from pipeline.flows.rows import LiveRows, PlacedUnit
+from pipeline.flows.workers.workers import Workers
+from pipeline.index.sample import LEAST_SAMPLED_ROWS, SAMPLE_SIZES
+from pipeline.log import Stages
+from pipeline.settings import Job
+from pipeline.store.release import Releases
+from pipeline.store.store import open_store
+from pipeline.store.stored import FileRef
+from pipeline.store.units import UnitRecord
+from tests.flows.conftest import WORDS, write_corpus
+from tests.flows.index.extending import SPACE, Chain
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+def write_words(file: Path) -> None:
+    """Write vectors of the words of the corpus in the format of word2vec."""
+    rng = np.random.default_rng(0)
+    lines = (f"{word} {' '.join(f'{value:.4f}' for value in rng.normal(size=8))}" for word in WORDS)
+    file.write_text("\n".join([f"{len(WORDS)} 8", *lines, ""]))
+
+
+@pytest.fixture
+def chain(cluster: Workers, tmp_path: Path) -> Chain:
+    """Three large units, one of them without some rows, and a small one; with dead rows in two."""
+    made = Chain(tmp_path / "root", cluster).add(LEAST_SAMPLED_ROWS).add(5_000, dropped=range(0, 900, 7))
+    return made.add(300).add(6_000).kill(700, units=(1,)).kill(60, units=(2,))
+
+
+def with_sample(chain: Chain, placed: PlacedUnit) -> PlacedUnit:
+    file = pq.ParquetFile(placed.unit.file.open(chain.store))
+    sample = sample_unit(chain.store, file, f"{SPACE[:16]}/{placed.ordinal}")
+    return placed.model_copy(update={"unit": placed.unit.model_copy(update={"sample": sample})})
+
+
+def test_samples_are_those_of_the_units(chain: Chain):
+    source = LiveRows(chain.store, SPACE, "id", chain.dead_file())
+    sampled = [with_sample(chain, placed) for placed in chain.units]
+    assert [placed.unit.sample is not None for placed in sampled] == [True, True, False, True]
+    sizes = [("train", 2_000), ("train", 9_000), ("queries", 150), ("queries", 900), ("held out", 120)]
+    for salt, count in [*sizes, ("another", 30)]:
+        for dead in (False, True):
+            expected = source.sample(chain.units, count, salt, dead=dead)
+            found = source.sample(sampled, count, salt, dead=dead)
+            for one, other in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(one, other)
+    addresses, vectors = source.sample(sampled, 2_000, "train")
+    for address, vector in zip(addresses.tolist(), vectors, strict=True):
+        np.testing.assert_array_equal(vector, chain.vectors[address])
+
+
+def test_units_are_not_read_for_a_sample_that_is_stored(chain: Chain):
+    source = LiveRows(chain.store, SPACE, "id", chain.dead_file())
+    sampled = [with_sample(chain, placed) for placed in chain.units if placed.ordinal != 2]
+    for placed in sampled:
+        chain.store.delete(placed.unit.path)
+    for salt, size in SAMPLE_SIZES.items():
+        assert len(source.sample(sampled, 2 * size, salt)[0]) == 2 * size
+    with pytest.raises(FileNotFoundError):
+        source.sample(sampled, 4 * max(SAMPLE_SIZES.values()), "train")
+
+
+def test_a_changed_sample_is_refused(chain: Chain):
+    source, placed = LiveRows(chain.store, SPACE, "id"), with_sample(chain, chain.units[0])
+    assert placed.unit.sample is not None
+    chain.store.write(placed.unit.sample.path, b"changed")
+    with pytest.raises(DataError, match="sha256"):
+        source.sample([placed], 10, "queries")
+
+
+def test_samples_are_made_once_for_units_of_earlier_versions(make_job: Callable[..., Job], tmp_path: Path):
+    write_words(tmp_path / "words.vec")
+    job = make_job(f"encoder.path={tmp_path / 'words.vec'}", "encode.unit_rows=8000", "whiten.mode=off")
+    write_corpus(tmp_path / "corpus", LEAST_SAMPLED_ROWS)
+    store = open_store(job.release.root)
+
+    def published() -> FileRef:
+        assert nightly(job, Stages()).status == "published"
+        manifest = Releases(store).current()
+        assert manifest is not None
+        assert manifest.units[0].sample is not None
+        return manifest.units[0].sample
+
+    sample = published()
+    [(path, record)] = (
+        (entry.path, UnitRecord.from_json(store.read(entry.path), entry.path))
+        for entry in store.list("units/vectors", ".json")
+    )
+    assert record.sample == sample
+    content = sample.read(store)
+    store.delete(sample.path)
+    store.write(path, record.model_copy(update={"sample": None}).to_json())
+    assert published() == sample
+    assert sample.read(store) == content, "the sample is the same as that made with the vectors"
+    for entry in store.list("units/samples", ".json"):
+        store.delete(entry.path)
+    write_corpus(tmp_path / "corpus", LEAST_SAMPLED_ROWS + 1)
+    assert published() == sample
+    assert not store.list("units/samples", ".json"), "the previous release names the sample"

@@ -1,0 +1,41 @@
+"""Findings of preflight about the corpus and the workers, compared with what the files contain."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.flows.night.preflight import preflight
+from pipeline.log import Stages
+from pipeline.settings import Job
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+@pytest.mark.parametrize("kind", [int, str])
+def test_repeated_ids_are_counted_across_files_and_batches(
+    make_job: Callable[..., Job], tmp_path: Path, kind: type
+):
+    corpus = tmp_path / "repeated"
+    corpus.mkdir()
+    rows_of = [[*range(first, first + 60), first + 5, max(0, first - 7)] for first in (0, 50, 100)]
+    for number, rows in enumerate(rows_of):
+        table = pa.table({"id": [kind(row) for row in rows], "text": [f"the text {row}" for row in rows]})
+        pq.write_table(table, corpus / f"{number}.parquet", row_group_size=20)
+    job = make_job(f"corpus.uri={corpus}", "corpus.keep=[]")
+    found = {check.name: check for check in preflight(job, Stages())}["corpus"].found
+    rows = [row for each in rows_of for row in each]
+    repeated = len(rows) - len(set(rows))
+    assert found == (
+        f"3 files; of {len(rows)} sampled rows 0 would be quarantined, {repeated} repeated ids (the first of "
+        "each is kept)"
+    )
+
+
+def test_one_worker_and_one_core_are_named_in_the_singular(make_job: Callable[..., Job]):
+    """The local child is one worker on one core."""
+    found = {check.name: check.found for check in preflight(make_job(), Stages())}
+    assert found["cluster"] == "1 CPU and 0 GPUs: 1 encode worker"
+    assert found["corpus"] == "3 files; of 400 sampled rows 0 would be quarantined, ids unique"

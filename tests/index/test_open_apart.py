@@ -1,0 +1,61 @@
+"""Index files that would crash their reader, though their sha256 is right, end `releases verify` with 3."""
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.release import Releases
+from pipeline.store.store import open_store
+from tests.conftest import Ended
+from tests.index.published import Publisher, texts
+from tests.models.folders import save_folder
+
+ROWS = 120
+
+
+@pytest.fixture
+def publish(tmp_path: Path) -> Publisher:
+    """Publishes corpora below `root`."""
+    folder = save_folder(tmp_path / "encoder", "bert")
+    return Publisher(open_store(tmp_path / "root"), folder, tmp_path)
+
+
+def republish(publish: Publisher, manifest: ReleaseManifest, content: bytes) -> None:
+    """Publish the release with another index file, whose sha256 the manifest has."""
+    (publish.scratch / "crafted").write_bytes(content)
+    index = manifest.index.model_copy(
+        update={"files": (publish.put(publish.scratch / "crafted", "indexes", ".faiss"),)}
+    )
+    candidate = manifest.model_copy(update={"parent": manifest.release, "release": 0, "index": index})
+    Releases(publish.store).publish(candidate, str)
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw"])
+def test_a_header_with_a_huge_count_ends_verify_with_3(
+    publish: Publisher, manta: Callable[..., Ended], kind: str
+):
+    manifest = publish(texts(ROWS), kind=kind)
+    file = manifest.index.files[0].path
+    content = publish.store.read(file)
+    assert manta("releases", "verify", publish.store.uri).code == 0
+    count = struct.pack("<q", ROWS)
+    at = content.rindex(count)  # of the addresses, which are last in the file
+    republish(publish, manifest, content[:at] + struct.pack("<q", 1 << 34) + content[at + len(count) :])
+    ended = manta("releases", "verify", publish.store.uri)
+    assert ended.code == 3, ended.err
+    assert "expected an index and ids that can be read, found files that crash a process" in ended.err
+    assert Releases(publish.store).get(2).index.files[0].path in ended.err
+
+
+def test_an_index_of_fewer_rows_than_the_manifest_says_ends_verify_with_3(
+    publish: Publisher, manta: Callable[..., Ended]
+):
+    few = publish(texts(ROWS // 2))
+    content = publish.store.read(few.index.files[0].path)
+    republish(publish, publish(texts(ROWS)), content)
+    ended = manta("releases", "verify", publish.store.uri)
+    assert ended.code == 3, ended.err
+    assert f"expected {ROWS} live rows, found {ROWS // 2}" in ended.err

@@ -1,0 +1,195 @@
+"""A Ray head that is started with the commands of infra/README.md."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import Request, urlopen
+
+import psutil
+
+from tests.flows.conftest import ROOT
+from tests.server import free_port
+
+_PATIENCE_S = 180.0
+
+
+@dataclass(frozen=True)
+class Head:
+    """A Ray head that was started with `ray start`: its ports by option, and its directory, in which its user
+    is at home.
+    """
+
+    ports: dict[str, int]
+    folder: Path
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.ports['dashboard-port']}"
+
+    @property
+    def token(self) -> Path:
+        return home_of(self.folder) / ".ray" / "auth_token"
+
+    def environment(self) -> dict[str, str]:
+        """The environment of a user who has the token and says so."""
+        return environment_of(home_of(self.folder)) | {"RAY_AUTH_MODE": "token"}
+
+    def ray(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [program("ray"), *words],
+            cwd=ROOT,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S,
+        )
+
+    def submit(self, name: str, entrypoint: list[str], *, wait: bool = True) -> int:
+        """The exit code of `ray job submit`."""
+        options = [
+            "--address",
+            self.address,
+            "--submission-id",
+            name,
+            "--working-dir",
+            ".",
+            *([] if wait else ["--no-wait"]),
+        ]
+        return self.ray("job", "submit", *options, "--", *entrypoint).returncode
+
+    def get(self, path: str) -> Any:
+        """Answer of the dashboard to somebody who has the token."""
+        request = Request(
+            f"{self.address}{path}", headers={"Authorization": f"Bearer {self.token.read_text()}"}
+        )
+        with urlopen(request, timeout=10) as answer:
+            return json.load(answer)
+
+    def job(self, name: str) -> dict[str, Any]:
+        """Return the facts of the job API about a job."""
+        return self.get(f"/api/jobs/{name}")
+
+    def logs(self, name: str) -> str:
+        return self.get(f"/api/jobs/{name}/logs")["logs"]
+
+    def answers(self) -> bool:
+        try:
+            return bool(self.get("/api/version"))
+        except (URLError, OSError):
+            return False
+
+    def uploaded(self) -> list[Path]:
+        """Files that --working-dir brought to the node, relative to the directory."""
+        [package] = [
+            path
+            for path in self.folder.glob("session_latest/runtime_resources/working_dir_files/*")
+            if path.is_dir()
+        ]
+        return [
+            path.relative_to(package)
+            for path in package.rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts
+        ]
+
+
+def program(name: str) -> str:
+    return str(Path(sys.executable).parent / name)
+
+
+def home_of(folder: Path) -> Path:
+    return folder / "home"
+
+
+def environment_of(home: Path) -> dict[str, str]:
+    """A user of this machine: the environment's programs first, no token and address of some other Ray, no
+    notices.
+    """
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    ours = {"PATH": path, "HOME": str(home), "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("RAY_A") and name != "PYTHONPATH"
+    }
+    return kept | ours
+
+
+def documented_start() -> str:
+    """The commands of infra/README.md up to the one that starts a head, which comes last."""
+    [block] = [
+        each
+        for each in re.findall(r"```\n(.*?)```", (ROOT / "infra/README.md").read_text(), re.DOTALL)
+        if "ray start --head" in each
+    ]
+    lines = [line.partition("  #")[0].strip() for line in block.splitlines()]
+    return "\n".join(
+        lines[: next(number for number, line in enumerate(lines) if line.startswith("ray start --head")) + 1]
+    )
+
+
+@contextlib.contextmanager
+def ray_head() -> Iterator[Head]:
+    """A head as documented, with ports of its own and CPUs, which elsewhere the other nodes have."""
+    folder = Path(tempfile.mkdtemp(prefix="manta-"))  # short: Ray puts sockets below it
+    names = (
+        "port",
+        "dashboard-port",
+        "dashboard-agent-listen-port",
+        "ray-client-server-port",
+        "metrics-export-port",
+    )
+    started = Head({name: free_port() for name in names}, folder)
+    home_of(folder).mkdir()
+    options = [f"--temp-dir={folder}", "--num-cpus=2", "--object-store-memory=150000000", "--block"]
+    options += [
+        f"--{name}={port}" for name, port in started.ports.items()
+    ]  # of an option given twice the last counts
+    script = f"set -e\n{documented_start()} {' '.join(options)}"
+    with open(folder / "head.log", "w") as log:
+        process = subprocess.Popen(
+            ["bash", "-c", script],
+            env=environment_of(home_of(folder)),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        wait_until(started.answers, process)
+        yield started
+    finally:
+        _kill(process, folder)
+
+
+def wait_until(done: Callable[[], object], process: subprocess.Popen[bytes] | None = None) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not done():
+        assert time.monotonic() < deadline
+        assert process is None or process.poll() is None, "the head ended"
+        time.sleep(0.05)
+
+
+def _kill(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """The head and all that runs in its directory; `ray stop` would end every Ray of the machine."""
+    ours = psutil.Process(process.pid).children(recursive=True)
+    ours += [
+        each
+        for each in psutil.process_iter(["cmdline"])
+        if any(str(folder) in word for word in each.info["cmdline"] or ())
+    ]
+    for pid in {process.pid, *(each.pid for each in ours)}:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait(timeout=60)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,164 @@
+"""Every format of a folder gives the same encoder: pooling configurations, prompts, modules and weights."""
+
+import json
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+
+from pipeline.models.inference.encoder import load_encoder
+from pipeline.settings import EncoderSettings, EncodeSettings
+from tests.models.folder.saved import encoded, save_sentence_transformer
+from tests.models.folders import LONG, TEXTS, edit_json, folder_at
+
+
+@pytest.mark.parametrize(
+    "pooling", ["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", ("cls", "mean")]
+)
+def test_a_sentence_transformers_folder_with_dense_layers_gives_its_vectors(folders, tmp_path, pooling):
+    reference = save_sentence_transformer(folders["bert"], tmp_path / "st", pooling)
+    folder = folder_at(tmp_path / "st")
+    assert (folder.dim, folder.max_length, folder.normalize) == (20, 40, True)
+    texts = [*TEXTS, "two dogs run " * 40]
+    vectors = load_encoder(EncoderSettings(path=str(tmp_path / "st")), EncodeSettings()).encode(texts)
+    np.testing.assert_allclose(vectors, reference.encode(texts), atol=1e-5)
+
+
+def test_the_bits_of_dense_layers_do_not_depend_on_the_batch(folders, tmp_path):
+    save_sentence_transformer(folders["bert"], tmp_path / "st")
+    encoder = load_encoder(EncoderSettings(path=str(tmp_path / "st")), EncodeSettings())
+    together = encoder.encode(TEXTS)
+    np.testing.assert_array_equal(np.concatenate([encoder.encode([text]) for text in TEXTS]), together)
+
+
+def test_the_old_form_of_the_pooling_config_is_equivalent(folders, tmp_path):
+    save_sentence_transformer(folders["bert"], tmp_path / "st", ("cls", "mean"), dense=False)
+    before = encoded(tmp_path / "st")
+    config = next((tmp_path / "st").glob("*_Pooling/config.json"))
+    config.write_text(
+        json.dumps(
+            {"word_embedding_dimension": 48, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}
+        )
+    )
+    np.testing.assert_array_equal(encoded(tmp_path / "st"), before)
+
+
+@pytest.mark.parametrize("include", [True, False])
+def test_prompts_of_the_folder_are_used_and_may_be_excluded_from_pooling(folders, tmp_path, include):
+    names = {"prompts": {"query": "two dogs: ", "document": "the text: "}, "default_prompt_name": "document"}
+    reference = save_sentence_transformer(folders["bert"], tmp_path / "st", **names)
+    reference[1].include_prompt = include
+    reference.save_pretrained(str(tmp_path / "st"))
+    folder = folder_at(tmp_path / "st")
+    assert (folder.prompt, folder.query_prompt, folder.include_prompt) == (
+        "the text: ",
+        "two dogs: ",
+        include,
+    )
+    encoder = load_encoder(EncoderSettings(path=str(tmp_path / "st")), EncodeSettings())
+    np.testing.assert_allclose(encoder.encode(TEXTS), reference.encode(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(
+        encoder.encode(TEXTS, query=True), reference.encode(TEXTS, prompt_name="query"), atol=1e-5
+    )
+    assert folder_at(tmp_path / "st", prompt="mine ").query_prompt == "mine "
+    assert folder_at(tmp_path / "st", prompt="mine ", query_prompt="").query_prompt == ""
+
+
+@pytest.mark.parametrize(
+    ("names", "prompts"),
+    [
+        ({"prompts": {"query": "q: ", "document": "d: "}}, ("d: ", "q: ")),
+        ({"prompts": {"query": "q: ", "passage": "p: "}, "default_prompt_name": "query"}, ("p: ", "q: ")),
+        ({"prompts": {"query": "q: ", "passage": "p: "}, "default_prompt_name": "passage"}, ("p: ", "q: ")),
+        ({"prompts": {"query": "q: ", "document": ""}}, ("", "q: ")),
+        ({"prompts": {"query": "q: "}}, ("", "q: ")),
+        ({"prompts": {"query": "", "document": "d: "}}, ("", "")),
+        ({"prompts": {"task": "t: "}, "default_prompt_name": "task"}, ("t: ", "t: ")),
+    ],
+)
+def test_queries_and_documents_get_their_prompts_of_the_folder(bert, names, prompts):
+    edit_json(bert / "config_sentence_transformers.json", **names)
+    folder = folder_at(bert)
+    assert (folder.prompt, folder.query_prompt) == prompts
+    assert folder_at(bert, query_prompt="mine ").query_prompt == "mine "
+    assert folder_at(bert, prompt="d: ").query_prompt == "d: "
+
+
+@pytest.mark.parametrize("said_in", ["tokenizer_config.json", "tokenizer.json"])
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_truncation_at_the_start_of_texts_is_respected(folders, tmp_path, family, said_in):
+    save_sentence_transformer(folders[family], tmp_path / "st", dense=False)
+    ends = folder_at(tmp_path / "st")
+    if said_in == "tokenizer_config.json":
+        edit_json(tmp_path / "st" / said_in, truncation_side="left")
+    else:
+        config = tmp_path / "st" / "tokenizer_config.json"
+        config.write_text(
+            json.dumps(
+                {
+                    key: value
+                    for key, value in json.loads(config.read_text()).items()
+                    if key != "truncation_side"
+                }
+            )
+        )
+        backend = tokenizers.Tokenizer.from_file(str(tmp_path / "st" / said_in))
+        backend.enable_truncation(40, direction="left")
+        backend.save(str(tmp_path / "st" / said_in))
+    folder = folder_at(tmp_path / "st")
+    assert (ends.truncation_side, folder.truncation_side) == ("end", "start")
+    assert folder.space_id != ends.space_id
+    texts = [*TEXTS, LONG + "two dogs run.", "two dogs run " * 14]
+    reference = SentenceTransformer(str(tmp_path / "st"), device="cpu")
+    for prompt in ("", "the cat: "):
+        encoder = load_encoder(EncoderSettings(path=str(tmp_path / "st"), prompt=prompt), EncodeSettings())
+        np.testing.assert_allclose(encoder.encode(texts), reference.encode(texts, prompt=prompt), atol=1e-5)
+    assert np.abs(encoder.encode([LONG]) - encoder.encode([LONG + "two dogs run."])).max() > 1e-3
+
+
+def test_a_folder_of_transformers_uses_mean_pooling_without_normalization(folders):
+    folder = folder_at(folders["distilbert"])
+    assert (folder.pooling, folder.normalize, folder.dim, folder.max_length, folder.family) == (
+        ("mean",),
+        False,
+        48,
+        64,
+        "distilbert",
+    )
+    assert folder_at(folders["distilbert"], normalize=True, pooling="cls", max_length=12).max_length == 12
+    assert folder_at(folders["electra"]).family == "other"
+
+
+@pytest.mark.parametrize("spoiled", ["prefix", "gamma", "bin", "sharded", "float16"])
+def test_weights_are_read_in_every_historic_format(bert, spoiled):
+    before = encoded(bert)
+    tensors = load_file(bert / "model.safetensors")
+    (bert / "model.safetensors").unlink()
+    if spoiled == "prefix":
+        save_file(
+            {f"bert.{name}": tensor for name, tensor in tensors.items()} | {"cls.bias": torch.zeros(3)},
+            bert / "model.safetensors",
+        )
+    if spoiled == "gamma":
+        old = {"weight": "gamma", "bias": "beta"}
+        names = {
+            name: ".".join([*name.split(".")[:-1], old[name.split(".")[-1]]]) if "LayerNorm" in name else name
+            for name in tensors
+        }
+        save_file({names[name]: tensor for name, tensor in tensors.items()}, bert / "model.safetensors")
+    if spoiled == "bin":
+        torch.save(tensors, bert / "pytorch_model.bin")
+    if spoiled == "float16":
+        save_file({name: tensor.half() for name, tensor in tensors.items()}, bert / "model.safetensors")
+    if spoiled == "sharded":
+        shards = {f"model-{part}-of-2.safetensors": dict(list(tensors.items())[part::2]) for part in (0, 1)}
+        for name, part in shards.items():
+            save_file(part, bert / name)
+        edit_json(
+            bert / "model.safetensors.index.json",
+            weight_map={name: file for file, part in shards.items() for name in part},
+        )
+    np.testing.assert_allclose(encoded(bert), before, atol=0 if spoiled != "float16" else 0.05)

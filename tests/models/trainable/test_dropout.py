@@ -1,0 +1,86 @@
+"""Dropout of the trainable encoder: its generator, its rates and the layers at which it acts."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel
+
+from pipeline.models.trainable.encoder import load_trainable
+from pipeline.models.trainable.packed_backbone import Rates, rates_of
+from tests.models.folders import FAMILIES, edit_json, folder_at
+from tests.models.trainable.padded import PACKED, many, mean, of_ids, padded, tokens_of
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dropout_depends_on_the_generator_and_differs_by_row(folders, family):
+    encoder, tokens = (
+        load_trainable(folder_at(folders[family])),
+        tokens_of(folders[family], ["Two dogs run.", "x", "Two dogs run."]),
+    )
+    torch.manual_seed(3)
+    first = encoder(tokens)
+    torch.manual_seed(3)
+    torch.testing.assert_close(encoder(tokens), first, atol=0, rtol=0)
+    assert (encoder(tokens) - first).abs().max() > 1e-3
+    assert (first[0] - first[2]).abs().max() > 1e-3
+    sure = encoder.eval()(tokens)
+    torch.testing.assert_close(sure[0], sure[2], atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        load_trainable(folder_at(folders[family]), dropout=0.0)(tokens), sure, atol=0, rtol=0
+    )
+
+
+@pytest.mark.parametrize("family", PACKED)
+def test_dropout_at_the_embeddings_zeroes_its_rate_and_keeps_the_mean(folders, family):
+    encoder, tokens = (
+        load_trainable(folder_at(folders[family], pooling="static"), dropout=0.3),
+        tokens_of(folders[family], many(40)),
+    )
+    seen = []
+    torch.manual_seed(0)
+    for _ in range(2):
+        encoder(tokens, at_embedding=lambda x, where: seen.append(x.detach()) or x)
+        encoder.eval()
+    dropped = seen[0] == 0
+    assert dropped.float().mean() == pytest.approx(0.3, abs=0.01)
+    torch.testing.assert_close(seen[0][~dropped], seen[1][~dropped] / 0.7, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", PACKED)
+def test_dropout_rates_are_those_of_the_configuration_unless_overridden(folders, tmp_path, family):
+    place, distil = shutil.copytree(folders[family], tmp_path / "own"), family == "distilbert"
+    edit_json(
+        place / "config.json",
+        **(
+            {"dropout": 0.3, "attention_dropout": 0.2}
+            if distil
+            else {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}
+        ),
+    )
+    assert rates_of(folder_at(place), None) == Rates(
+        0.3, 0.2, 0.0 if distil else 0.3, 0.3
+    )  # DistilBERT's blocks have none behind the attention
+    assert rates_of(folder_at(place), 0.05) == Rates(0.05, 0.05, 0.0 if distil else 0.05, 0.05)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet"])
+def test_dropout_acts_at_each_configured_layer_with_the_variance_of_the_reference(folders, tmp_path, family):
+    """With dropout in one place alone, over many draws the variance is there; the reference's in the same
+    place has the same size.
+    """
+    names = (
+        ("dropout", "attention_dropout")
+        if family == "distilbert"
+        else ("hidden_dropout_prob", "attention_probs_dropout_prob")
+    )
+    tokens = of_ids(400 * [np.random.default_rng(0).integers(5, 250, 12)])
+    for chosen in names:
+        place = shutil.copytree(folders[family], tmp_path / chosen)
+        edit_json(place / "config.json", **{name: 0.2 * (name == chosen) for name in names})
+        torch.manual_seed(0)
+        encoder, model = load_trainable(folder_at(place)), AutoModel.from_pretrained(place).train()
+        with torch.no_grad():
+            ours, theirs = encoder(tokens).std(0), mean(*padded(model, tokens)).std(0)
+        assert (ours / theirs).mean() == pytest.approx(1, abs=0.03)

@@ -1,0 +1,34 @@
+"""Prompt objectives over small encoders with a language model head."""
+
+from dataclasses import replace
+
+import torch
+
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.trainable.encoder import load_trainable
+from pipeline.objectives import OBJECTIVES, Batch, Objective
+from pipeline.settings import EncoderSettings
+from tests.objectives.tiny import batch_of
+
+TEXTS = [
+    "Two dogs run on the grass.",
+    "A man reads.",
+    "x",
+    "A girl reads a book on the grass.",
+    "The cat's café",
+    "two dogs",
+]
+
+
+BERT = ('This sentence of "[X]" means [MASK].', 'This sentence : "[X]" means [MASK].')
+
+
+def made(path, name: str, dropout: float = 0.0, **options) -> Objective:
+    torch.manual_seed(0)
+    return OBJECTIVES[name](
+        load_trainable(open_folder(EncoderSettings(path=str(path))), dropout=dropout), **options
+    )
+
+
+def batch(path, **columns) -> Batch:
+    return replace(batch_of(columns), tokenize=open_folder(EncoderSettings(path=str(path))).tokenizer())

@@ -1,0 +1,93 @@
+"""Templates of prompt objectives: their lengths, their limits and the template of a saved folder."""
+
+import numpy as np
+import pytest
+
+from pipeline.errors import ConfigError, ModelError
+from pipeline.models.folder.folder import open_folder, positions_of
+from pipeline.models.inference.encoder import load_encoder
+from pipeline.models.trainable.encoder import load_trainable
+from pipeline.models.trainable.saving import save_folder
+from pipeline.objectives import OBJECTIVES
+from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.train.gradcache import loss_and_backward
+from tests.objectives.prompts import BERT, TEXTS, batch, made
+
+
+def test_both_templates_share_a_pass_with_one_empty_template_per_length(folders):
+    objective, seen = made(folders["bert"], "prompt"), []
+    objective.encoder.backbone.register_forward_hook(
+        lambda module, inputs, output: seen.append(len(inputs[0].tokens))
+    )
+    loss_and_backward(objective, batch(folders["bert"], text=[*TEXTS, "Two dogs run on the grass."]))
+    lengths = set(batch(folders["bert"], text=TEXTS).tokens("text").lengths.tolist())
+    assert seen == [2 * 7 + 2 * len(lengths)]
+
+
+@pytest.mark.parametrize("name", ["prompt", "prompt_supervised", "optiprompt"])
+def test_a_limit_above_the_maximal_length_is_refused(folders, name):
+    with pytest.raises(
+        ConfigError, match=r"limit of the objective.*found 63, where encoder.max_length leaves room for 62"
+    ):
+        made(folders["bert"], name, limit=63)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("name", ["prompt", "prompt_supervised", "optiprompt"])
+@pytest.mark.parametrize("max_length", [30, 64])
+def test_without_a_limit_texts_are_read_as_far_as_the_encoder_reads(
+    folders, tmp_path, family, name, max_length
+):
+    folder = open_folder(EncoderSettings(path=str(folders[family]), max_length=max_length))
+    positions = positions_of(folder.config)
+    encoder = OBJECTIVES[name](load_trainable(folder, dropout=0.0), limit=None).trained_model().encoder
+    assert encoder.folder.max_length == min(max_length - 2 + len(encoder.frame), positions)
+    saved, long = save_folder(encoder, encoder.folder, tmp_path / "saved"), " ".join(20 * TEXTS)
+    framed = encoder.put_into(folder.tokenizer()([long]), encoder.frame)
+    expected = encoder.eval()(framed).detach()
+    product = load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings())
+    np.testing.assert_allclose(product.encode([long]), expected, atol=2e-5)
+    assert saved.tokenizer()([long]).lengths == [saved.max_length]
+
+
+def test_a_longer_second_template_leaves_fewer_positions_for_the_text(folders):
+    templates = (BERT[0], f"{5 * 'A man '} : {BERT[1]}")
+    objective, long = made(folders["bert"], "prompt", templates=templates, limit=None), " ".join(20 * TEXTS)
+    views = objective.views(batch(folders["bert"], text=[long, *TEXTS]))
+    assert {view.tokens.lengths.max() for view in views} == {positions_of(objective.encoder.folder.config)}
+    loss_and_backward(objective, batch(folders["bert"], text=[long, *TEXTS]))
+
+
+@pytest.mark.parametrize("longer", [0, 1])
+def test_a_template_without_room_for_a_text_is_refused(folders, longer):
+    templates = [*BERT]
+    templates[longer] = f"{70 * 'a '} {BERT[longer]}"
+    with pytest.raises(ModelError, match="fewer tokens than the 66 positions of the model, found a template"):
+        made(folders["bert"], "prompt", templates=tuple(templates), limit=None)
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ("a [MASK]", r"a template with \[X\] once"),
+        ("[X]", r"one \[MASK\] around a text, found 0"),
+        ("[X] [MASK] [MASK]", "found 2"),
+    ],
+)
+def test_an_incomplete_template_is_refused(folders, second, message):
+    with pytest.raises(ModelError, match=message):
+        made(folders["bert"], "prompt", templates=(BERT[0], second))
+
+
+def test_an_encoder_keeps_the_template_of_its_folder(folders, tmp_path):
+    product = made(folders["bert"], "prompt").trained_model().encoder
+    saved = save_folder(product, product.folder, tmp_path / "saved")
+    objective = made(saved.path, "prompt_supervised", readout="none", denoise=False)
+    vectors = objective.trained_model()(saved.tokenizer()(TEXTS))
+    np.testing.assert_allclose(
+        vectors.detach(),
+        load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(TEXTS),
+        atol=1e-5,
+    )
+    rows = batch(saved.path, anchor=TEXTS, positive=TEXTS)
+    np.testing.assert_array_equal(objective.views(rows)[0].tokens.ids, saved.tokenizer()(TEXTS).ids)

@@ -1,0 +1,40 @@
+"""The page of all releases names the commits that are no publication, in plain words and to the minute."""
+
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+
+from pipeline.report.releases import Overview, ReleaseRow, render
+from pipeline.store.commits import Commit
+from tests.report.pages import Page
+
+ROW = ReleaseRow(number=2, published="2026-11-22T11:24:05Z", rows=300, has_report=True)
+OVERVIEW = Overview("/srv/manta", 2, None, (ROW,), (), 0, "", "5747e")
+
+
+def words(overview: Overview) -> str:
+    return " ".join(Page(render(overview)).words.split())
+
+
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("rollback", "2026-11-23 07:01: rolled back to release 1"),
+        ("hold", "2026-11-23 07:01: release 1 held: a bad encoder"),
+        ("unhold", "2026-11-23 07:01: release 1 held no more"),
+    ],
+)
+def test_commits_are_described(kind: Literal["rollback", "hold", "unhold"], sentence: str):
+    commit = Commit(commit=3, kind=kind, release=1, committed_at="2026-11-23T07:01:59Z")
+    if kind == "hold":
+        commit = commit.model_copy(update={"reason": "a bad encoder"})
+    assert sentence in words(replace(OVERVIEW, events=(commit,)))
+
+
+def test_a_hold_is_shown_with_its_time_and_reason():
+    hold = Commit(commit=3, kind="hold", release=2, committed_at="2026-11-23T07:01:59Z", reason="<audit>")
+    shown = words(replace(OVERVIEW, held=hold))
+    assert "Held since 2026-11-23 07:01: <audit>. Nights publish nothing" in shown
+    assert "current, held" in shown
+    assert "Held since" not in words(OVERVIEW)

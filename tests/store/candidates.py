@@ -1,0 +1,66 @@
+"""Releases of one unit, published without a night."""
+
+from hashlib import sha256
+
+from pipeline.store.base import Store
+from pipeline.store.manifest import EncoderFiles, IndexFiles, ReleaseManifest
+from pipeline.store.release import Releases
+from pipeline.store.release_units import ReleaseUnit, store_units
+from pipeline.store.stored import FileRef
+from pipeline.store.units import Corpus, CorpusUnit, TableBucket
+
+
+def candidate(store: Store, name: str, parent: int | None, shared: str = "shared") -> ReleaseManifest:
+    """A release with files of its own and one unit that it shares with others of the same `shared`."""
+
+    def ref(path: str) -> FileRef:
+        store.write(path, path.encode())
+        return FileRef(path=path, sha256="0" * 64, rows=1, bytes=len(path))
+
+    text = ref(f"units/corpus/{shared}.parquet")
+    row = CorpusUnit(name="0", ordinal=0, path=text.path, rows=1, bytes=1, sha256="0" * 64)
+    corpus = Corpus(
+        id=name,
+        digest=name,
+        units=(row,),
+        keys=(TableBucket(**dict(ref(f"keys/{name}/00000.parquet"))),),
+        quarantine=ref(f"quarantine/{name}.parquet"),
+        counts={"rows": 1, "quarantined": 0},
+    )
+    store.write(f"keys/{name}/corpus.json", corpus.to_json())
+    unit = ReleaseUnit(
+        ordinal=0,
+        path=ref(f"units/vectors/s/{shared}.parquet").path,
+        rows=1,
+        sha256="0" * 64,
+        space_id="s",
+        numerics_id="n",
+        corpus=text,
+        record=ref(f"units/vectors/s/{shared}.json").path,
+        moments=ref(f"moments/s/{shared}.safetensors"),
+    )
+    return ReleaseManifest(
+        parent=parent,
+        space_id="s",
+        numerics={"n": 1},
+        rows=1,
+        units=store_units(store, (unit,)),
+        next_ordinal=1,
+        ids=(ref(f"ids/{name}.arrow"),),
+        moments=ref(f"moments/{name}.safetensors"),
+        index=IndexFiles(kind="flat", factory="Flat", dim=2, files=(ref(f"indexes/{name}.faiss"),)),
+        transform=ref(f"transforms/{name}.safetensors"),
+        encoder=EncoderFiles(
+            path="encoders/e",
+            files=(ref("encoders/e/config.json").model_copy(update={"path": "config.json"}),),
+        ),
+        corpus=FileRef(path=f"keys/{name}/corpus.json", sha256=sha256(corpus.to_json()).hexdigest()),
+    )
+
+
+def publish(store: Store, name: str, shared: str = "shared") -> ReleaseManifest:
+    releases = Releases(store)
+    current = releases.current()
+    return releases.publish(
+        candidate(store, name, current.release if current else None, shared), lambda number: f"<html>{number}"
+    )

@@ -1,0 +1,97 @@
+"""A held release stays current, whatever is published meanwhile and also if the hold is damaged."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from pipeline.errors import ConfigError, DataError, RootHeld
+from pipeline.log import listening
+from pipeline.store.base import Store
+from pipeline.store.commits import commit_path
+from pipeline.store.manifest import ReleaseManifest, manifest_path
+from pipeline.store.prune import prune
+from pipeline.store.release import Releases
+from tests.conftest import Ended
+from tests.store.candidates import candidate, publish
+
+
+def test_a_hold_keeps_its_release_current_until_it_ends(store: Store):
+    publish(store, "one")
+    publish(store, "two")
+    held = Releases(store).hold(1, "a bad delivery")
+    assert (held.commit, held.kind, held.release, held.reason) == (3, "hold", 1, "a bad delivery")
+    late = candidate(store, "late", 1)
+    with pytest.raises(RootHeld, match=r"release 1 is held since .* \(a bad delivery\)") as caught:
+        Releases(store).publish(late, str)
+    assert caught.value.exit_code == 0
+    assert f"`manta releases release {store.uri}`" in str(caught.value)
+    assert not store.exists(manifest_path(4))
+    assert Releases(store).current() == Releases(store).get(1)
+    assert Releases(store).hold(1).commit == 3, "once"
+    for change in (Releases(store).rollback, Releases(store).hold):
+        with pytest.raises(
+            ConfigError, match=r"release 2: expected a root that is not held, found release 1 held since"
+        ):
+            change(2)
+    ended = Releases(store).unhold()
+    assert ended is not None
+    assert (ended.commit, ended.release, ended.reason) == (4, 1, "")
+    assert Releases(store).unhold() is None
+    assert Releases(store).publish(late, str).release == 5
+
+
+def test_a_concurrent_hold_precedes_or_follows_the_publication(store: Store):
+    """Both want the next number of the sequence, which is created once."""
+    publish(store, "one")
+    outcomes = set()
+    for turn in range(8):
+        night = candidate(store, f"night {turn}", Releases(store).get_or_current(None).release)
+        found: list[str] = []
+
+        def run(night: ReleaseManifest = night, found: list[str] = found) -> None:
+            try:
+                found.append(f"published {Releases(store).publish(night, str).release}")
+            except RootHeld:
+                found.append("held")
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        held = Releases(store).hold()
+        thread.join()
+        current = Releases(store).get_or_current(None).release
+        assert current == held.release
+        assert found in (["held"], [f"published {current}"])
+        outcomes.add(found[0].split()[0])
+        Releases(store).unhold()
+    assert outcomes
+
+
+def test_a_damaged_hold_is_effective_and_a_truncated_one_is_not(store: Store, manta: Callable[..., Ended]):
+    for name in ("one", "two"):
+        publish(store, name)
+    hold = Releases(store).hold(1)
+    late, content = candidate(store, "late", 2), store.read(commit_path(hold.commit))
+    releases = Releases(store)
+    for damaged in (content.replace(b'"hold"', b'"hOld"'), content.replace(b"3", b"4"), b"{}\n"):
+        store.write(commit_path(hold.commit), damaged)
+        before = {entry.path for entry in store.list()}
+        for change in (
+            lambda: releases.publish(late, str), lambda: releases.rollback(1), lambda: releases.hold(2),
+            releases.unhold, lambda: prune(releases, keep=1),
+        ):  # fmt: skip
+            with pytest.raises(
+                DataError, match=r"00000003\.json: expected a readable commit.*restore it from a copy"
+            ):
+                change()
+        assert {entry.path for entry in store.list()} == before
+        with listening() as said:
+            assert releases.get_or_current(None).release == 2, "readers go on"
+        assert "00000003.json is skipped" in said[0]
+        listed = manta("releases", "list", store.uri)
+        assert (listed.code, "a readable commit" in listed.out) == (3, True)
+    store.write(commit_path(hold.commit), content)
+    with pytest.raises(RootHeld):
+        Releases(store).publish(late, str)
+    store.write(commit_path(hold.commit), content[:40])
+    assert Releases(store).publish(late, str).release == 4

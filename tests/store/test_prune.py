@@ -1,0 +1,132 @@
+"""Prune deletes no file that a kept release or a running night needs."""
+
+import time
+from collections.abc import Callable
+from hashlib import sha256
+
+import pytest
+
+from pipeline.errors import DataError, TransientError
+from pipeline.store.base import Store
+from pipeline.store.commits import commit_path
+from pipeline.store.lease import active_leases, lease
+from pipeline.store.manifest import manifest_path
+from pipeline.store.prune import prune
+from pipeline.store.release import Releases
+from pipeline.store.units import Corpus, TableBucket
+from pipeline.store.verify import files_of
+from tests.store.candidates import candidate, publish
+
+pytestmark = pytest.mark.usefixtures("unit_form", "small_pages")
+
+
+@pytest.fixture
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """List the files of a folder in pages of three."""
+    monkeypatch.setattr("pipeline.store.local._PAGE", 3)
+
+
+def test_prune_keeps_every_file_of_a_kept_release(store: Store):
+    for name, shared in (("one", "old"), ("two", "shared"), ("three", "shared")):
+        publish(store, name, shared)
+    pruned = prune(Releases(store), keep=1)
+    assert (pruned.kept, pruned.removed) == ((3,), (1, 2))
+    left = {entry.path for entry in store.list()}
+    needed = {file.path for file in files_of(store, Releases(store).get(3))}
+    assert needed <= left, "all of release 3 is there"
+    assert not {path for path in left if "old" in path or "one" in path or "two" in path}
+    assert Releases(store).numbers() == [3]
+    with pytest.raises(DataError, match="release 1"):
+        Releases(store).rollback(1)
+
+
+def test_prune_keeps_bases_and_deltas_in_folders_of_removed_releases(store: Store):
+    for name in ("one", "two"):
+        publish(store, name)
+    third = candidate(store, "three", 2)
+    corpus = Corpus.read(store, third.corpus)
+    base, delta = (Corpus.read(store, Releases(store).get(number).corpus).keys[0].base for number in (1, 2))
+    bucket = TableBucket(**dict(base), deltas=(delta,))
+    content = corpus.model_copy(update={"keys": (bucket,)}).to_json()
+    store.write(third.corpus.path, content)
+    reference = third.corpus.model_copy(update={"sha256": sha256(content).hexdigest()})
+    Releases(store).publish(third.model_copy(update={"corpus": reference}), str)
+    assert prune(Releases(store), keep=1).removed == (1, 2)
+    left = {entry.path for entry in store.list("keys")}
+    assert left >= {third.corpus.path, "keys/one/00000.parquet", "keys/two/00000.parquet"}
+    assert not {"keys/one/corpus.json", "keys/two/corpus.json"} & left
+
+
+def test_prune_keeps_recent_files_of_a_running_night(store: Store):
+    publish(store, "one")
+    store.write("units/vectors/s/tonight.parquet", b"not in any release yet")
+    assert prune(Releases(store), keep=1).files == 0
+    assert prune(Releases(store), keep=1, grace_s=-60).files == 1
+    assert not store.exists("units/vectors/s/tonight.parquet")
+
+
+def test_prune_keeps_the_current_release_after_a_rollback(store: Store):
+    for name in ("one", "two", "three"):
+        publish(store, name, name)
+    Releases(store).rollback(1)
+    assert prune(Releases(store), keep=2).kept == (1, 3)
+    current = Releases(store).current()
+    assert current is not None
+    assert current.release == 1
+
+
+def test_prune_is_refused_during_a_night(store: Store):
+    publish(store, "one")
+    with lease(store):
+        with pytest.raises(TransientError, match=r"no running night.*started_at") as caught:
+            prune(Releases(store), keep=1)
+        assert caught.value.exit_code == 75
+        assert prune(Releases(store), keep=1, ignore_leases=True).kept == (1,)
+        assert active_leases(store, now=time.time() + 3600) == [], "the lease of a run that was killed ends"
+    assert active_leases(store) == []
+    assert prune(Releases(store), keep=1).kept == (1,)
+
+
+def test_a_dry_run_of_prune_lists_the_files_that_prune_removes(store: Store):
+    for name, shared in (("one", "old"), ("two", "shared"), ("three", "shared")):
+        publish(store, name, shared)
+    before = {entry.path: entry.size for entry in store.list()}
+    planned = prune(Releases(store), keep=1, dry_run=True)
+    assert {entry.path: entry.size for entry in store.list()} == before
+    done = prune(Releases(store), keep=1)
+    removed = before.keys() - {entry.path for entry in store.list()}
+    assert planned.dry_run
+    assert (planned.kept, planned.removed, planned.files, planned.bytes) == (
+        done.kept,
+        done.removed,
+        done.files,
+        done.bytes,
+    )
+    assert (planned.files, planned.bytes) == (len(removed), sum(before[path] for path in removed))
+    assert planned.samples.items() <= {path: before[path] for path in removed}.items()
+    assert sum(planned.folders.values()) == planned.bytes
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[: len(content) // 2],
+        lambda content: content.replace(b"publish", b"publisH"),
+        lambda _: b"",
+    ],
+)
+def test_prune_keeps_every_file_of_a_release_with_a_damaged_commit(
+    store: Store, capsys: pytest.CaptureFixture[str], damage: Callable[[bytes], bytes]
+):
+    manifests = [publish(store, name, name) for name in ("one", "two", "three")]
+    of_each = [{file.path for file in files_of(store, manifest)} for manifest in manifests]
+    only_of_one = of_each[0] - of_each[1] - of_each[2]
+    whole = {entry.path for entry in store.list() if "/00000001" not in entry.path} - only_of_one
+    store.write(commit_path(3), damage(store.read(commit_path(3))))
+    assert prune(Releases(store), keep=1, grace_s=-60).kept == (2,)
+    assert {path for path in whole if not store.exists(path)} == set()
+    assert "release 3 are kept; restore the commit from a copy" in capsys.readouterr().err
+    store.write(manifest_path(3), b"damaged too")
+    with pytest.raises(DataError, match="manifest"):
+        prune(Releases(store), keep=1, grace_s=-60)
+    assert all(store.exists(file.path) for file in files_of(store, manifests[2]))

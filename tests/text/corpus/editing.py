@@ -1,0 +1,182 @@
+"""A corpus that is edited and read night after night, checked against reading it from scratch."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hypothesis import strategies as st
+
+from pipeline.settings import CorpusSettings
+from pipeline.store.base import Store
+from pipeline.store.changes import ChangedRows
+from pipeline.store.dead import Dead
+from pipeline.store.store import open_store
+from pipeline.store.units import Changes, Corpus
+from pipeline.text.corpus.ingest import ingest
+from pipeline.text.corpus.normalize import text_keys
+from pipeline.text.corpus.task_map import TaskMap, TaskRunner, map_here
+from pipeline.text.corpus.tonights_files import ParentCorpus
+from tests.text.corpus.tables import key_lines, text_lines
+
+Row = tuple[str | None, str | None, str | None]
+
+
+SCHEMA = pa.schema([("id", pa.string()), ("text", pa.string()), ("lang", pa.string())])
+
+
+class Nights:
+    """A corpus folder and the nights over it."""
+
+    def __init__(self, folder: Path, keep: tuple[str, ...] = ("lang",), unit_rows: int = 4) -> None:
+        self.input, self.store = folder / "in", open_store(folder / "out")
+        self.input.mkdir(parents=True)
+        self.corpus = CorpusSettings(uri=str(self.input), keep=keep, max_quarantined=1)
+        self.unit_rows, self.clock, self.last, self.next_ordinal = unit_rows, 0, None, 0
+        self.files: dict[str, list[Row]] = {}
+        self.map_tasks: TaskMap = map_here
+
+    def put(self, name: str, rows: list[Row]) -> None:
+        """Write a file, unless it has these rows already.
+
+        Its time is set explicitly, because nights follow each other faster than the clock ticks.
+        """
+        if self.files.get(name) == rows:
+            return
+        self.files[name] = rows
+        self.clock += 1
+        pq.write_table(
+            pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], schema=SCHEMA),
+            self.input / name,
+        )
+        os.utime(self.input / name, ns=(self.clock, self.clock))
+
+    def rename(self, name: str, other: str) -> None:
+        shutil.move(self.input / name, self.input / other)
+        self.files[other] = self.files.pop(name)
+
+    def drop(self, name: str) -> None:
+        (self.input / name).unlink()
+        del self.files[name]
+
+    def night(self, rebuild: str = "") -> Corpus:
+        made = ingest(
+            self.corpus,
+            self.unit_rows,
+            self.store,
+            ParentCorpus(self.last, self.next_ordinal, rebuild),
+            TaskRunner(self.map_tasks),
+        )
+        self.last, self.next_ordinal = made, max(self.next_ordinal, made.next_ordinal)
+        return made
+
+    def expected(self) -> dict[str, tuple[str, str | None, str, int]]:
+        """id -> (text, lang, file, row) of the live rows: the first of each id by file name and row."""
+        live: dict[str, tuple[str, str | None, str, int]] = {}
+        for name in sorted(self.files):
+            for number, (row_id, text, lang) in enumerate(self.files[name]):
+                if row_id is not None and text is not None and text.strip():
+                    live.setdefault(row_id, (text.strip(), lang, name, number))
+        return live
+
+
+def addresses(store: Store, made: Corpus) -> dict[int, tuple[str, str, str | None]]:
+    """address -> (id, text, lang) of the live rows, read from the units."""
+    dead = Dead.load(store, made.dead)
+    found = {}
+    for unit in made.units:
+        rows = pq.read_table(store.open(unit.path, unit.sha256)).to_pylist()
+        gone = set(dead.rows_of(unit.ordinal).tolist())
+        assert len(gone) == unit.dead < unit.rows == len(rows)
+        found |= {
+            unit.ordinal << 32 | number: (row["id"], row["text"], row.get("lang"))
+            for number, row in enumerate(rows)
+            if number not in gone
+        }
+    return found
+
+
+def check(
+    nights: Nights, made: Corpus, before: dict[int, tuple[str, str, str | None]]
+) -> dict[int, tuple[str, str, str | None]]:
+    """Compare live rows, kept addresses and all tables with the oracle; returns the live rows by address."""
+    live, expected = addresses(nights.store, made), nights.expected()
+    assert sorted(live.values(), key=str) == sorted(
+        ((row_id, text, lang) for row_id, (text, lang, _, _) in expected.items()), key=str
+    )
+    assert made.rows == len(live) == made.counts["good"]
+    assert (
+        made.counts["rows"]
+        == sum(map(len, nights.files.values()))
+        == made.counts["good"] + made.counts["quarantined"]
+    )
+
+    lines = [line for bucket in made.keys for line in key_lines(nights.store, bucket)]
+    where = {
+        line["id"]: (line["file"], line["row"], line["address"])
+        for line in lines
+        if line["address"] is not None
+    }
+    assert {row_id: place[:2] for row_id, place in where.items()} == {
+        row_id: (name, number) for row_id, (_, _, name, number) in expected.items()
+    }
+    assert all(live[address][0] == row_id for row_id, (_, _, address) in where.items())
+
+    texts = {line["address"]: line["text_key"] for line in text_lines(nights.store, made)}
+    assert len(texts) == sum(unit.rows for unit in made.units)
+    assert {address: texts[address] for address in live} == {
+        address: text_keys(pa.array([row[1]]))[0].as_py() for address, row in live.items()
+    }
+
+    bad = pq.read_table(nights.store.open(made.quarantine.path)).to_pylist() if made.quarantine else []
+    all_rows = {(name, number) for name, rows in nights.files.items() for number in range(len(rows))}
+    assert sorted((row["file"], row["row"]) for row in bad) == sorted(
+        all_rows - {(name, number) for _, _, name, number in expected.values()}
+    )
+    if not made.anew:
+        then, now = ({row: address for address, row in rows.items()} for rows in (before, live))
+        assert all(now[row] == address for row, address in then.items() if row in now)
+        ids_then, ids_now = {row[0] for row in before.values()}, {row[0] for row in live.values()}
+        same = len(set(before.values()) & set(live.values()))
+        both = len(ids_then & ids_now)
+        assert made.changes == Changes(
+            new=len(ids_now - ids_then), changed=both - same, deleted=len(ids_then - ids_now), unchanged=same
+        )
+        check_examples(nights.store, made, before, live)
+    return live
+
+
+def check_examples(
+    store: Store,
+    made: Corpus,
+    before: dict[int, tuple[str, str, str | None]],
+    live: dict[int, tuple[str, str, str | None]],
+) -> None:
+    """At most five rows stand for each kind of change, and each of them is of that kind."""
+    ids_then, ids_now = ({row[0] for row in rows.values()} for rows in (before, live))
+    drawn = ChangedRows.load(store, ChangedRows.path(made.id))
+    assert drawn is not None
+    assert len({(row.before, row.now) for row in drawn.rows}) == len(drawn.rows)
+    found = {"new": 0, "changed": 0, "deleted": 0}
+    for row in drawn.rows:
+        if row.before is None:
+            assert live[row.now][0] not in ids_then
+            found["new"] += 1
+        elif row.now is None:
+            assert before[row.before][0] not in ids_now
+            found["deleted"] += 1
+        else:
+            assert before[row.before][0] == live[row.now][0]
+            assert before[row.before] != live[row.now]
+            found["changed"] += 1
+    assert found == {kind: min(5, getattr(made.changes, kind)) for kind in found}
+
+
+ids = st.sampled_from(["a", "b", "c", "d", "e", "f", "é", None])
+
+
+texts = st.sampled_from(["one", " one", "two", "three", "four", "", None])
+
+
+rows = st.lists(st.tuples(ids, texts, st.sampled_from(["en", "de", None])), max_size=8)

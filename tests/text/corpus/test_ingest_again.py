@@ -1,0 +1,138 @@
+"""Reading a corpus a second time: unchanged, changed, after a kill, and in S3."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.errors import TransientError
+from pipeline.settings import CorpusSettings
+from pipeline.store.store import open_store
+from pipeline.text.corpus.corpus_record import corpus_digest, record_path
+from pipeline.text.corpus.ingest import ingest
+from pipeline.text.corpus.sources import list_files
+from pipeline.text.corpus.task_map import TaskRunner
+from tests.text.corpus.ingesting import random_rows, rows_of, write
+
+
+def files_below(root):
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in Path(root).rglob("*")
+        if path.is_file()
+    }
+
+
+def test_second_run_reads_nothing_and_changed_input_is_another_corpus(tmp_path):
+    corpus, store = write(tmp_path / "in", [("a", "text")]), open_store(tmp_path / "out")
+    calls = []
+    made = ingest(corpus, 10, store, runner=TaskRunner(on_progress=lambda *done: calls.append(done)))
+    assert calls == [(1, (tmp_path / "in" / "00.parquet").stat().st_size)]
+    assert ingest(corpus, 10, store, runner=TaskRunner(on_progress=lambda *done: calls.append(done))) == made
+    assert len(calls) == 1
+    digest = corpus_digest(corpus, list_files(corpus))
+    assert store.exists(record_path(made.id))
+    assert digest == made.digest
+    os.utime(tmp_path / "in" / "00.parquet", ns=(1, 1))
+    assert corpus_digest(corpus, list_files(corpus)) != digest
+    again = ingest(corpus, 10, store)
+    assert again.units == made.units  # equal content is the same unit
+
+
+def test_same_file_in_another_partition_is_another_corpus(tmp_path):
+    for lang in ("en", "de"):
+        (tmp_path / f"lang={lang}").mkdir()
+        pq.write_table(pa.table({"id": ["a"], "text": ["t"]}), tmp_path / f"lang={lang}" / "a.parquet")
+        os.utime(tmp_path / f"lang={lang}" / "a.parquet", ns=(1, 1))
+    for keep, digests in (("lang",), 2), ((), 1):
+        corpora = [CorpusSettings(uri=str(tmp_path / f"lang={lang}"), keep=keep) for lang in ("en", "de")]
+        assert len({corpus_digest(corpus, list_files(corpus)) for corpus in corpora}) == digests
+
+
+def test_missing_unit_is_written_again(tmp_path):
+    corpus, store = write(tmp_path / "in", [("a", "text")]), open_store(tmp_path / "out")
+    made = ingest(corpus, 10, store)
+    store.delete(made.units[0].path)
+    assert ingest(corpus, 10, store) == made
+    assert store.exists(made.units[0].path)
+
+
+def test_input_that_changes_while_it_is_read_is_a_transient_error(tmp_path):
+    corpus, store = write(tmp_path / "in", [("a", "text")]), open_store(tmp_path / "out")
+    with pytest.raises(TransientError, match="changed while they were read"):
+        ingest(
+            corpus,
+            10,
+            store,
+            runner=TaskRunner(on_progress=lambda *_: os.utime(tmp_path / "in" / "00.parquet", ns=(1, 1))),
+        )
+    assert not files_below(tmp_path / "out")
+
+
+_RUN = """
+import sys
+from pipeline.settings import CorpusSettings
+from pipeline.store.store import open_store
+from pipeline.text.corpus import keys
+from pipeline.text.corpus.ingest import ingest
+keys.BUCKET_ROWS = 2000
+print("start", flush=True)
+ingest(CorpusSettings(uri=sys.argv[1]), 256, open_store(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(("attempts", "count"), [(2, 8_000), pytest.param(8, 20_000, marks=pytest.mark.slow)])
+def test_run_after_a_kill_at_any_moment_writes_the_same_bytes(tmp_path, attempts, count):
+    rows = random_rows(count, seed=1, distinct=count - 2_000)
+    write(tmp_path / "in", *(rows[start : start + 1000] for start in range(0, count, 1000)))
+
+    def run(out, delay=None):
+        process = subprocess.Popen([sys.executable, "-c", _RUN, tmp_path / "in", out], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        started = time.monotonic()
+        if delay is not None:
+            time.sleep(delay)
+            process.send_signal(signal.SIGKILL)
+        process.communicate()
+        return time.monotonic() - started
+
+    whole = run(tmp_path / "whole")
+    expected = files_below(tmp_path / "whole")
+    for attempt in range(1, attempts + 1):
+        run(tmp_path / "out", delay=whole * attempt / (attempts + 1))
+        seen = files_below(tmp_path / "out")
+        assert all(
+            expected[path] == content for path, content in seen.items() if "/.tmp-" not in f"/{path}"
+        )  # what is visible is whole and right
+    run(tmp_path / "out")
+    assert {
+        path: content for path, content in files_below(tmp_path / "out").items() if "/.tmp-" not in f"/{path}"
+    } == expected
+
+
+def test_corpus_in_s3_gives_the_same_units_as_on_disk(s3, tmp_path):
+    rows = random_rows(300, seed=2, distinct=280)
+    corpus, store = write(tmp_path / "in", rows[:100], rows[100:]), open_store(tmp_path / "out")
+    base = f"{s3}/{uuid.uuid4().hex}"
+    system = fsspec.filesystem("s3", use_listings_cache=False)
+    system.pipe({f"{base}/in/{path.name}": path.read_bytes() for path in (tmp_path / "in").iterdir()})
+    system.pipe(f"{base}/in/99.jsonl", b'{"id":"json","text":"lines"}\n{broken\n')
+    (tmp_path / "in" / "99.jsonl").write_bytes(b'{"id":"json","text":"lines"}\n{broken\n')
+    made, remote = (
+        ingest(corpus, 64, store),
+        ingest(corpus.model_copy(update={"uri": f"{base}/in"}), 64, open_store(f"{base}/out")),
+    )
+    assert remote.units == made.units
+    assert remote.counts == made.counts
+    assert [bucket.sha256 for bucket in remote.keys] == [bucket.sha256 for bucket in made.keys]
+    assert rows_of(open_store(f"{base}/out"), remote) == rows_of(store, made)
+    assert ingest(corpus.model_copy(update={"uri": f"{base}/in"}), 64, open_store(f"{base}/out")) == remote

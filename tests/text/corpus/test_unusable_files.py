@@ -1,0 +1,119 @@
+"""Files that cannot be read are an error with a remedy, or skipped and counted."""
+
+import gzip
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from pipeline.errors import DataError
+from pipeline.text.corpus.ingest import ingest
+from tests.text.corpus.outcomes import outcome, parquet, raw
+
+
+def damaged(path, change):
+    Path(path).write_bytes(change(Path(path).read_bytes()))
+
+
+UNUSABLE = {
+    "missing text": (
+        lambda corpus: parquet(corpus, "z.parquet", id=["x"], txt=["y"]),
+        ["'text' (corpus.text)", "the columns id, txt", "set corpus.text: txt?"],
+    ),
+    "missing id": (
+        lambda corpus: parquet(corpus, "z.parquet", text=["y"]),
+        ["'id' (corpus.id)", "the columns text"],
+    ),
+    "float id": (
+        lambda corpus: parquet(corpus, "z.parquet", id=[1.0], text=["y"]),
+        ["'id' (corpus.id) of type string or integer", "found double"],
+    ),
+    "text of numbers": (
+        lambda corpus: parquet(corpus, "z.parquet", id=["x"], text=[5]),
+        ["'text' (corpus.text) of type string", "found int64"],
+    ),
+    "list of texts": (lambda corpus: parquet(corpus, "z.parquet", id=["x"], text=[["y"]]), ["found list<"]),
+    "integer id beside strings": (
+        lambda corpus: parquet(corpus, "z.parquet", id=[1], text=["y"]),
+        ["'id' (corpus.id) of type string, as in a.parquet", "found integer"],
+    ),
+    "integer id in JSON": (
+        lambda corpus: raw(corpus, "z.jsonl", b'{"id":1,"text":"y"}'),
+        ["string, as in a.parquet", "found integer"],
+    ),
+    "zero bytes": (
+        lambda corpus: raw(corpus, "z.parquet", b""),
+        ["a readable file", "Parquet file size is 0 bytes"],
+    ),
+    "not Parquet": (
+        lambda corpus: raw(corpus, "z.parquet", b"id,text\n1,one\n"),
+        ["a readable file", "Parquet magic bytes not found"],
+    ),
+    "cut off": (
+        lambda corpus: damaged(
+            parquet(corpus, "z.parquet", id=["x"], text=["y"]), lambda content: content[:-9]
+        ),
+        ["a readable file"],
+    ),
+    "hole in the middle": (
+        lambda corpus: damaged(
+            parquet(corpus, "z.parquet", id=[f"{n}" for n in range(9999)], text=["y"] * 9999),
+            lambda content: content[:60] + b"\xff" * 400 + content[460:],
+        ),
+        ["a readable file"],
+    ),
+    "damaged gzip": (
+        lambda corpus: raw(corpus, "z.jsonl.gz", gzip.compress(b'{"id":"x","text":"y"}\n' * 99999)[:-9]),
+        ["a complete gzip file"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_unusable_file_is_an_error_or_is_skipped_as_a_whole(corpus, store, kind):
+    make, words = UNUSABLE[kind]
+    parquet(corpus, id=["a", "b"], text=["one", "two"])
+    make(corpus)
+    with pytest.raises(DataError) as caught:
+        ingest(corpus, 100, store)
+    assert caught.value.exit_code == 3
+    assert all(part in str(caught.value) for part in [f"{corpus.uri}/z.", *words])
+    assert (
+        "text" in caught.value.remedy
+        or "file" in caught.value.remedy
+        or "corpus.id" in caught.value.remedy
+        or "write it again" in caught.value.remedy
+    )
+
+    live, bad, counts = outcome(corpus, store, bad_files="skip")
+    assert live == [("a", "one"), ("b", "two")]
+    assert [(file[:2], row, reason) for file, row, reason in bad] == [("z.", -1, "bad_file")]
+    assert counts | {"bad_files": 1, "rows": 2, "good": 2, "quarantined": 0} == counts
+
+
+def test_file_with_integer_ids_among_string_ids_is_skipped(corpus, store):
+    parquet(corpus, "a.parquet", id=[1, 2], text=["x", "y"])
+    parquet(corpus, "b.parquet", id=["1"], text=["z"])
+    assert outcome(corpus, store, bad_files="skip")[0] == [(1, "x"), (2, "y")]
+
+
+def test_corpus_without_rows_is_refused(corpus, store):
+    parquet(corpus, id=pa.array([], pa.string()), text=pa.array([], pa.string()))
+    raw(corpus, "b.jsonl", b"")
+    with pytest.raises(
+        DataError, match=r"at least one row with an id and a text, found 0 rows; check corpus\.uri"
+    ) as caught:
+        ingest(corpus, 100, store)
+    assert caught.value.exit_code == 3
+
+
+def test_only_bad_files_are_named_in_the_error(corpus, store):
+    raw(corpus, "a.parquet", b"")
+    with pytest.raises(DataError, match="found 0 rows, 1 unusable files; see"):
+        ingest(corpus.model_copy(update={"bad_files": "skip"}), 100, store)
+
+
+def test_missing_file_is_named_in_the_error(corpus, store, tmp_path):
+    (tmp_path / "in" / "a.parquet").symlink_to(tmp_path / "in" / "gone.parquet")
+    with pytest.raises(DataError, match="nothing there"):
+        ingest(corpus, 100, store)
