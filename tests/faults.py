@@ -13,6 +13,7 @@ import contextlib
 import http.client
 import json
 import random
+import re
 import socket
 import struct
 import threading
@@ -26,6 +27,7 @@ from urllib.parse import urlsplit
 
 _STATISTICS = "/-/faults"
 _PIECE = 1 << 16
+_UPLOAD = re.compile("uploadId=[^&]*")
 _HOP = ("connection", "keep-alive", "transfer-encoding", "content-length", "expect")
 _ANSWERS = {
     "throttled": (503, "SlowDown", "Please reduce your request rate."),
@@ -74,6 +76,7 @@ class Faults:
 
     def of(self, method: str, path: str, times: int) -> str | None:
         """The fault that this call meets; `times`: how often it was made before."""
+        path = _UPLOAD.sub("uploadId=", path)  # the store draws a new one in every run
         chance = random.Random(f"{self.seed} {method} {path} {times}").random()
         for kind in (
             "throttled",

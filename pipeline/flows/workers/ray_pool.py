@@ -5,11 +5,12 @@ output and returns the new record.
 """
 
 import contextlib
+import gc
 import pickle
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -102,23 +103,33 @@ def map_on_ray(
     if not items:
         return
     with watch_call(type(task).__name__, pool.demand, pool.max_deaths, bar) as (call, watch):
+        abandoned = True
         try:
-            dataset, missing = _dataset(task, items, pool, call, watch), set(range(len(items)))
-            for row in _watched_rows(dataset, watch, missing):
-                yield row["number"], load_result(row["result"])
+            dataset = partial(_dataset, task, items, pool, call, watch)
+            abandoned = yield from _watched_results(dataset, watch, set(range(len(items))))
         except ray.exceptions.RayError as error:
             raise as_worker_error(error) from error
+        finally:
+            if abandoned:
+                gc.collect()  # Ray Data's error refers to its actors in a cycle: they would keep their CPUs
 
 
-def _watched_rows(dataset: Any, watch: Watch, missing: set[int]) -> Iterator[dict[str, Any]]:
-    """Yield the first row of each item as it comes, until none is missing or the watch gives up.
+def _watched_results(
+    make_dataset: Callable[[], Any], watch: Watch, missing: set[int]
+) -> Generator[tuple[int, Any], None, bool]:
+    """Yield the first result of each item as it comes, until none is missing or the watch gives up.
 
     A thread reads them, because Ray Data itself would wait forever for actors that cannot start.
 
     Args:
+        make_dataset: returns the Ray Dataset, which nobody else may hold.
         missing: numbers of the items; emptied.
+
+    Returns:
+        Whether Ray Data was made to end before its own end.
     """
     rows: queue.SimpleQueue[dict[str, Any] | BaseException | None] = queue.SimpleQueue()
+    dataset = make_dataset()
 
     def run() -> None:
         try:
@@ -132,6 +143,7 @@ def _watched_rows(dataset: Any, watch: Watch, missing: set[int]) -> Iterator[dic
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
+    abandoned = True
     try:
         while missing:
             if (row := _next_row(rows, watch)) is None:
@@ -140,14 +152,16 @@ def _watched_rows(dataset: Any, watch: Watch, missing: set[int]) -> Iterator[dic
                 raise row
             if row["number"] in missing:  # else of a stand-by, or of an attempt that came second
                 missing.remove(row["number"])
-                yield row
+                yield row["number"], load_result(row["result"])
         thread.join(_STAND_BY_S)
+        abandoned = thread.is_alive()
     finally:
-        is_stuck = not missing and thread.is_alive()
         watch.stop()  # which also ends Ray Data's loop, at its next step
         thread.join(_JOIN_S)
-        if is_stuck:
+        del dataset  # the traceback of an error holds this frame
+        if abandoned:
             watch.kill_second_attempts()
+    return abandoned
 
 
 def _next_row(rows: queue.SimpleQueue[Row], watch: Watch) -> Row:

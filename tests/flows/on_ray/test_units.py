@@ -38,6 +38,21 @@ def test_errors_of_manta_keep_their_type_and_message(ray_cluster: Workers):
         ray_cluster.run(Double(), 13, Pool(1))
 
 
+def test_a_pool_that_is_given_up_frees_its_cpus(ray_cluster: Workers):
+    import ray
+
+    with pytest.raises(DataError, match="item 13"):
+        list(ray_cluster.map_units(Double(), list(range(12, 24)), Pool(2, cpus=0.5)))
+    for _ in range(3):
+        results = ray_cluster.map_units(Double(), list(range(100, 112)), Pool(2, cpus=0.5))
+        next(results)
+        results.close()
+    deadline = time.monotonic() + 60
+    while (free := ray.available_resources().get("CPU", 0)) < ray_cluster.cpus:
+        assert time.monotonic() < deadline, f"{free:g} of {ray_cluster.cpus:g} CPUs are free"
+        time.sleep(0.2)
+
+
 def test_without_items_no_actor_is_started(ray_cluster: Workers):
     assert list(ray_cluster.map_units(Double(), [], Pool(1))) == []
 
@@ -104,7 +119,7 @@ def test_waiting_for_an_occupied_cluster_ends_with_an_error(ray_cluster: Workers
 
     set_patience(2.0)
     occupied = ray.remote(Double).options(num_cpus=ray_cluster.cpus).remote()
-    ray.get(occupied.start.remote())
+    ray.get(occupied.start.remote(), timeout=120)
     words = (
         r"cluster: expected a running worker \(1 CPU and 0 GPUs\) within 2 s \(cluster\.patience_s\), "
         r"found none, with 0 CPUs and 0 GPUs free on 1 node; add such"
