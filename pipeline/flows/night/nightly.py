@@ -18,6 +18,7 @@ from pipeline.flows.night.stages import (
     check_index_and_transform,
     ingest_corpus,
     is_small,
+    tried_encoder,
     warm_workers,
 )
 from pipeline.flows.night.user_queries import read_user_queries
@@ -61,6 +62,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
         with (
             lease(store),
             warm_workers(job, previous) as local,
+            tried_encoder(job, store, previous, stages, local, verbose=verbose),
             ingest_workers(job, previous, stages, verbose=verbose) as map_tasks,
         ):
             corpus = ingest_corpus(job, releases, previous, stages, map_tasks)

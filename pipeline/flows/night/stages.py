@@ -1,12 +1,12 @@
 """The stages of a night up to a candidate. A stage that is run again reuses the files that it has stored."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from pipeline.errors import DataError
 from pipeline.flows.corpus import harvest_corpus, open_releases, read_corpus
 from pipeline.flows.encode.encode import count_unencoded_rows, encode
-from pipeline.flows.encode.encoder_copy import keep_encoder
+from pipeline.flows.encode.encoder_copy import encoder_for_workers, keep_encoder
 from pipeline.flows.encode.probe import EncodeTexts
 from pipeline.flows.index import rules
 from pipeline.flows.index.build import IndexInput, build_index
@@ -21,6 +21,7 @@ from pipeline.flows.transform.train_flow import check_flow
 from pipeline.flows.transform.write import write_whitened
 from pipeline.flows.workers.cluster import connect, is_local, local_workers
 from pipeline.flows.workers.local import LocalWorkers
+from pipeline.flows.workers.tasks import Pool
 from pipeline.index.plan import plan_index
 from pipeline.log import Stages, say
 from pipeline.models.folder.folder import open_folder
@@ -38,6 +39,7 @@ from pipeline.text.corpus.task_map import TaskMap, TaskRunner, map_here
 _ENOUGH_ROWS = 10_000_000  # more than any kind of index needs for its training
 # Local workers extend an index of at most so many rows; for more, the time to start Ray pays off.
 _SMALL_INDEX_ROWS = 500_000
+_TRIED_TEXT = "A sentence."
 
 
 def ingest_corpus(
@@ -107,6 +109,36 @@ def warm_workers(job: Job, previous: PreviousRelease) -> Iterator[LocalWorkers |
         if local is not None and release is not None:
             local.warm(EncodeTexts(with_absolute_paths(job.encoder), local.encode_settings(job.encode)))
         yield local
+
+
+@contextmanager
+def tried_encoder(
+    job: Job,
+    store: Store,
+    previous: PreviousRelease,
+    stages: Stages,
+    local: LocalWorkers | None,
+    *,
+    verbose: bool = False,
+) -> Iterator[None]:
+    """On the first night of a space, load the encoder on a worker and encode a text.
+
+    So an encoder that makes unusable vectors ends the night before the corpus is read. Without local workers
+    the cluster is connected, and stays so for the duration of the block.
+
+    Raises:
+        ModelError: the encoder makes vectors with NaN or infinity.
+    """
+    release = previous.release
+    with ExitStack() as stack:
+        if release is None or release.space_id != open_folder(job.encoder).space_id:
+            connected = connect(job.cluster, stages.under("encoder"), verbose=verbose)
+            workers = local or stack.enter_context(connected)
+            with stages("encoder"):
+                settings = encoder_for_workers(job.encoder, store, workers)
+                task = EncodeTexts(settings, workers.encode_settings(job.encode))
+                workers.run(task, (_TRIED_TEXT,), Pool.of_one(job.cluster))
+        yield
 
 
 def is_small(job: Job, store: Store, corpus: Corpus, previous: PreviousRelease) -> bool:

@@ -158,7 +158,7 @@ def _watched_results(
     finally:
         watch.stop()  # which also ends Ray Data's loop, at its next step
         thread.join(_JOIN_S)
-        del dataset  # the traceback of an error holds this frame
+        dataset = None  # the traceback of an error holds this frame
         if abandoned:
             watch.kill_second_attempts()
     return abandoned

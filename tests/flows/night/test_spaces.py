@@ -5,8 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
-from pipeline.errors import DataError, SpaceMismatch
+from pipeline.errors import DataError, ModelError, SpaceMismatch
 from pipeline.flows.corpus import open_releases
 from pipeline.flows.encode.unit import EncodeUnit
 from pipeline.flows.night.previous import load_previous
@@ -97,3 +98,16 @@ def test_a_release_with_a_replaced_encoder_refuses_queries(night: Night):
     store.write(config, json.dumps(changed).encode())
     with pytest.raises(DataError, match="sha256"):
         open_release(night.job.release.root).search("a dog runs")
+
+
+def test_an_encoder_with_infinite_weights_ends_the_first_night_before_the_corpus_is_read(night: Night):
+    weights = Path(night.job.encoder.path) / "model.safetensors"
+    tensors = load_file(weights)
+    tensors["encoder.layer.0.output.dense.bias"][3] = float("inf")
+    save_file(tensors, weights, {"format": "pt"})
+    with pytest.raises(
+        ModelError, match=r"layer\.0\.output\.dense\.bias, found NaN or infinity in 1"
+    ) as caught:
+        night.run()
+    assert caught.value.exit_code == 4
+    assert [entry.path for entry in open_releases(night.job).store.list("")] == []
