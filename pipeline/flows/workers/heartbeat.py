@@ -90,10 +90,16 @@ class Call:
     def _worker(self) -> WorkerProcess:
         return WorkerProcess.current(ray.get_runtime_context().get_node_id())
 
-    def record_start(self, item: int) -> int:
-        """Record that the item is begun. Returns how often it was begun, this time included."""
-        count = 1 + len(internal_kv._internal_kv_list(f"{self.name}/{item}/", namespace=_NAMESPACE))
-        internal_kv._internal_kv_put(f"{self.name}/{item}/{count}", "", namespace=_NAMESPACE)
+    def record_start(self, item: int, second: bool = False) -> int:
+        """Record that the item is begun. Returns how often it was begun, this time included.
+
+        Args:
+            second: whether this is a second attempt, which is not counted: the first has not died.
+        """
+        count = len(internal_kv._internal_kv_list(f"{self.name}/{item}/", namespace=_NAMESPACE))
+        if not second:
+            count += 1
+            internal_kv._internal_kv_put(f"{self.name}/{item}/{count}", "", namespace=_NAMESPACE)
         with contextlib.suppress(ray.exceptions.RayError):
             with self._lock:
                 self._item = item
@@ -103,7 +109,7 @@ class Call:
         return count
 
     def start_counts(self) -> Counter[int]:
-        """Return how often each unfinished item was begun."""
+        """Return how often each unfinished item was begun, second attempts not counted."""
         return Counter(
             int(key.decode().split("/")[1])
             for key in internal_kv._internal_kv_list(f"{self.name}/", namespace=_NAMESPACE)

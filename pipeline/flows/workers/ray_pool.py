@@ -51,24 +51,28 @@ class _Worker:
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         number, item = batch["number"][0].as_py(), batch["item"][0].as_py()
-        if number == STAND_BY:
+        if second := number == STAND_BY:
             slow = self._stand_by.await_slow_item()
             if slow is None:
                 return pa.table({"number": [STAND_BY], "result": [b""]})
             number, item = slow, self._stand_by.load(slow)
-        result = _run_and_count(self._task, partial(self._run_item, number), item)
+        result = _run_and_count(self._task, partial(self._run_item, number, second), item)
         return pa.table({"number": [number], "result": [result]})
 
-    def _run_item(self, number: int, item: bytes) -> Any:
-        _begin_item(self._call, number, self._task)
+    def _run_item(self, number: int, second: bool, item: bytes) -> Any:
+        _begin_item(self._call, number, self._task, second)
         result = self._work(pickle.loads(item))
         self._call.record_end(number)
         return result
 
 
-def _begin_item(call: Call, number: int, task: bytes) -> None:
-    """Count the start, and from now on send the item's progress to the board, a few times a second."""
-    if call.record_start(number) > 1:
+def _begin_item(call: Call, number: int, task: bytes, second: bool = False) -> None:
+    """Count the start, and from now on send the item's progress to the board, a few times a second.
+
+    Args:
+        second: whether this is a second attempt beside a slow first one.
+    """
+    if call.record_start(number, second) > 1 and not second:
         count_unit(_task_name(task), "restarted")
     reported_at = 0.0
 

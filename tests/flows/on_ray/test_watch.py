@@ -88,6 +88,13 @@ def test_the_item_of_a_dead_worker_is_awaited_once(ray_cluster: Workers, call: C
     assert 5.0 < time.monotonic() - start < 12.0, "one patience and a node's answer, not two"
 
 
+def test_a_second_attempt_counts_as_no_death(call: Call):
+    assert call.record_start(3) == 1
+    assert call.record_start(3, second=True) == 1
+    assert call.start_counts() == {3: 1}
+    assert call.record_start(3) == 2, "the first attempt died"
+
+
 def test_a_short_silence_of_the_cluster_is_tolerated(
     call: Call, watching: MakeWatch, monkeypatch: pytest.MonkeyPatch
 ):
