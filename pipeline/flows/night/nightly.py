@@ -1,5 +1,7 @@
 """Run a night: read, encode, transform, index, check the gates, publish. Unchanged parts are reused."""
 
+from contextlib import nullcontext
+
 from pipeline.flows.corpus import harvest_corpus, open_releases
 from pipeline.flows.encode.encoder_copy import encoder_copy_path
 from pipeline.flows.night.gates import judge_candidate
@@ -62,7 +64,9 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
         with (
             lease(store),
             warm_workers(job, previous) as local,
-            tried_encoder(job, store, previous, stages, local, verbose=verbose),
+            nullcontext()
+            if previous.has_space(open_folder(job.encoder).space_id)
+            else tried_encoder(job, store, stages, local, verbose=verbose),
             ingest_workers(job, previous, stages, verbose=verbose) as map_tasks,
         ):
             corpus = ingest_corpus(job, releases, previous, stages, map_tasks)

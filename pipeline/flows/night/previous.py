@@ -32,6 +32,10 @@ class PreviousRelease:
     corpus: Corpus | None = None
     lost: str = ""
 
+    def has_space(self, space_id: str) -> bool:
+        """Return whether the live release has vectors of this space."""
+        return self.release is not None and self.release.space_id == space_id
+
     def parent_corpus(self, job: Job, next_ordinal: int) -> ParentCorpus:
         """Return the corpus that tonight's ingestion continues from.
 

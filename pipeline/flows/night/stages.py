@@ -113,31 +113,22 @@ def warm_workers(job: Job, previous: PreviousRelease) -> Iterator[LocalWorkers |
 
 @contextmanager
 def tried_encoder(
-    job: Job,
-    store: Store,
-    previous: PreviousRelease,
-    stages: Stages,
-    local: LocalWorkers | None,
-    *,
-    verbose: bool = False,
+    job: Job, store: Store, stages: Stages, local: LocalWorkers | None, *, verbose: bool = False
 ) -> Iterator[None]:
-    """On the first night of a space, load the encoder on a worker and encode a text.
+    """Load the encoder on a worker and encode a text, before a night reads the corpus for a new space.
 
-    So an encoder that makes unusable vectors ends the night before the corpus is read. Without local workers
-    the cluster is connected, and stays so for the duration of the block.
+    Without local workers the cluster is connected, and stays so for the duration of the block.
 
     Raises:
         ModelError: the encoder makes vectors with NaN or infinity.
     """
-    release = previous.release
     with ExitStack() as stack:
-        if release is None or release.space_id != open_folder(job.encoder).space_id:
-            connected = connect(job.cluster, stages.under("encoder"), verbose=verbose)
-            workers = local or stack.enter_context(connected)
-            with stages("encoder"):
-                settings = encoder_for_workers(job.encoder, store, workers)
-                task = EncodeTexts(settings, workers.encode_settings(job.encode))
-                workers.run(task, (_TRIED_TEXT,), Pool.of_one(job.cluster))
+        connected = connect(job.cluster, stages.under("encoder"), verbose=verbose)
+        workers = local or stack.enter_context(connected)
+        with stages("encoder"):
+            settings = encoder_for_workers(job.encoder, store, workers)
+            task = EncodeTexts(settings, workers.encode_settings(job.encode))
+            workers.run(task, (_TRIED_TEXT,), Pool.of_one(job.cluster))
         yield
 
 

@@ -74,8 +74,6 @@ class Board:
         state.last_heartbeat = self._clock()
         state.running_items[item] = _Item(worker, state.last_heartbeat)
         state.begun.add(item)
-        if item in state.attempts:
-            state.attempts[item].append(worker)
 
     def record_end(self, call: str, item: int) -> None:
         """Record that the item is done, and how long it took."""
@@ -95,14 +93,10 @@ class Board:
             return SlowItem(None, all_begun=len(state.begun) == items, all_done=unfinished == 0)
         limit_s = max(_MIN_SLOW_S, _SLOW_FACTOR * median(state.durations_s.values()))
         for item, running in state.running_items.items():
-            if item not in state.attempts and self._clock() - running.began > limit_s:
-                state.attempts[item] = [running.worker]
+            if item not in state.attempted_twice and self._clock() - running.began > limit_s:
+                state.attempted_twice.add(item)
                 return SlowItem(item)
         return SlowItem(None)
-
-    def second_attempt_workers(self, call: str) -> list[WorkerProcess]:
-        """Return the workers of all attempts at items that have a second attempt."""
-        return [worker for workers in self._state_of(call).attempts.values() for worker in workers]
 
     def record_rows(self, call: str, item: int, rows: int, note: str = "", more: bool = True) -> None:
         """Record the rows of an item that are done, a note to show, and whether more rows follow."""
@@ -145,7 +139,7 @@ class _CallState:
         last_request: time of the driver's last request, by the clock of the board.
         last_heartbeat: time of the last heartbeat of any worker.
         durations_s: seconds that each finished item took.
-        attempts: the workers of both attempts, for each item that has a second attempt.
+        attempted_twice: items that have a second attempt.
     """
 
     last_request: float
@@ -154,7 +148,7 @@ class _CallState:
     running_items: dict[int, _Item] = field(default_factory=dict)
     begun: set[int] = field(default_factory=set)
     durations_s: dict[int, float] = field(default_factory=dict)
-    attempts: dict[int, list[WorkerProcess]] = field(default_factory=dict)
+    attempted_twice: set[int] = field(default_factory=set)
     note: str = ""
     messages: list[str] = field(default_factory=list)
 

@@ -5,12 +5,11 @@ output and returns the new record.
 """
 
 import contextlib
-import gc
 import pickle
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any, TypeVar
 
@@ -27,7 +26,6 @@ from pipeline.log import Running
 
 _POLL_S = 1.0  # between two checks of the watch while a result is awaited
 _REPORT_S = 0.2  # between two reports of an item's rows
-_FAIL_S = 10.0  # for Ray Data to fail a call that was given up, before the error is raised here
 _JOIN_S = 10.0  # for the thread that reads Ray Data's results to end
 _STAND_BY_S = 5.0  # for workers that stand by to see that all items are done
 
@@ -107,33 +105,22 @@ def map_on_ray(
     if not items:
         return
     with watch_call(type(task).__name__, pool.demand, pool.max_deaths, bar) as (call, watch):
-        abandoned = True
         try:
-            dataset = partial(_dataset, task, items, pool, call, watch)
-            abandoned = yield from _watched_results(dataset, watch, set(range(len(items))))
+            yield from _watched_results(_dataset(task, items, pool, call), watch, set(range(len(items))))
         except ray.exceptions.RayError as error:
             raise as_worker_error(error) from error
-        finally:
-            if abandoned:
-                gc.collect()  # Ray Data's error refers to its actors in a cycle: they would keep their CPUs
 
 
-def _watched_results(
-    make_dataset: Callable[[], Any], watch: Watch, missing: set[int]
-) -> Generator[tuple[int, Any], None, bool]:
+def _watched_results(dataset: Any, watch: Watch, missing: set[int]) -> Iterator[tuple[int, Any]]:
     """Yield the first result of each item as it comes, until none is missing or the watch gives up.
 
     A thread reads them, because Ray Data itself would wait forever for actors that cannot start.
 
     Args:
-        make_dataset: returns the Ray Dataset, which nobody else may hold.
         missing: numbers of the items; emptied.
-
-    Returns:
-        Whether Ray Data was made to end before its own end.
     """
     rows: queue.SimpleQueue[dict[str, Any] | BaseException | None] = queue.SimpleQueue()
-    dataset = make_dataset()
+    execution = _Execution.of(dataset)
 
     def run() -> None:
         try:
@@ -147,7 +134,6 @@ def _watched_results(
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    abandoned = True
     try:
         while missing:
             if (row := _next_row(rows, watch)) is None:
@@ -158,14 +144,10 @@ def _watched_results(
                 missing.remove(row["number"])
                 yield row["number"], load_result(row["result"])
         thread.join(_STAND_BY_S)
-        abandoned = thread.is_alive()
     finally:
-        watch.stop()  # which also ends Ray Data's loop, at its next step
-        thread.join(_JOIN_S)
-        dataset = None  # the traceback of an error holds this frame
-        if abandoned:
-            watch.kill_second_attempts()
-    return abandoned
+        if thread.is_alive():
+            execution.abandon()
+            thread.join(_JOIN_S)
 
 
 def _next_row(rows: queue.SimpleQueue[Row], watch: Watch) -> Row:
@@ -173,10 +155,10 @@ def _next_row(rows: queue.SimpleQueue[Row], watch: Watch) -> Row:
     while True:
         with contextlib.suppress(queue.Empty):
             return rows.get(timeout=_POLL_S)
-        watch.check(grace_s=_FAIL_S)
+        watch.check()
 
 
-def _dataset(task: Task[Item, Result], items: Sequence[Item], pool: Pool, call: Call, watch: Watch) -> Any:
+def _dataset(task: Task[Item, Result], items: Sequence[Item], pool: Pool, call: Call) -> Any:
     """Return the Ray Dataset whose rows are the numbers of the items with their pickled results."""
     # slow to import, and not needed in the process of a worker
     from ray.data import ActorPoolStrategy, from_items
@@ -205,31 +187,50 @@ def _dataset(task: Task[Item, Result], items: Sequence[Item], pool: Pool, call: 
     context.execution_no_progress_timeout_s = -1  # only the watch decides whether an item hangs
     # an actor loads nothing at its start, so it dies there only if it is killed from outside
     context.max_consecutive_actor_init_deaths = pool.max_deaths
-    _WatchCallback.watch = watch
-    context.custom_execution_callback_classes = [_WatchCallback]
     return dataset
 
 
-class _WatchCallback:
-    """End Ray Data's loop when the watch gives up.
-
-    Ray Data takes the class and creates one object per execution, which finds its watch in `watch`.
-    """
-
-    watch: Watch | None = None
+class _Execution:
+    """The execution of a Ray Dataset, which can be abandoned."""
 
     def __init__(self) -> None:
-        self._watch = _WatchCallback.watch
+        self._executor: Any = None
+        self._abandoned = False
 
-    def before_execution_starts(self, executor: Any) -> None: ...
+    @classmethod
+    def of(cls, dataset: Any) -> "_Execution":
+        """Prepare to abandon the one execution of the dataset."""
+        execution = cls()
 
-    def on_execution_step(self, executor: Any) -> None:
-        if self._watch is not None:
-            self._watch.check()
+        class Callback:
+            """Receives the executor from Ray Data, which takes the class and creates the object."""
 
-    def after_execution_succeeds(self, executor: Any) -> None: ...
+            def before_execution_starts(self, executor: Any) -> None:
+                execution._begin(executor)
 
-    def after_execution_fails(self, executor: Any, error: Exception) -> None: ...
+            def on_execution_step(self, executor: Any) -> None: ...
+
+            def after_execution_succeeds(self, executor: Any) -> None: ...
+
+            def after_execution_fails(self, executor: Any, error: Exception) -> None: ...
+
+        dataset.context.custom_execution_callback_classes = [Callback]
+        return execution
+
+    def _begin(self, executor: Any) -> None:
+        if self._abandoned:
+            raise RuntimeError("the execution was abandoned before it began")
+        self._executor = executor
+
+    def abandon(self) -> None:
+        """End the execution and kill its actors, running and pending.
+
+        Without that, Ray Data drops its handles, and an actor keeps its CPUs until Python has collected the
+        last of them as garbage.
+        """
+        self._abandoned = True
+        if self._executor is not None:
+            self._executor.shutdown(force=True)
 
 
 def run_on_ray(task: Task[Item, Result], item: Item, pool: Pool) -> Result:

@@ -29,10 +29,6 @@ _ANSWER_S = 10.0  # timeout for the board's answer
 _KILL_S = 30.0  # timeout for a node to answer that it killed a process
 
 
-class Abandoned(Exception):
-    """The caller takes no more results of the call."""
-
-
 class Watch:
     """Follow one call from the driver.
 
@@ -52,7 +48,6 @@ class Watch:
             bar,
         )
         self._failure: PipelineError | None = None
-        self._failed_at = 0.0
         self._stopped = threading.Event()
         self._nodes = nodes_alive()
         self._nodes_checked = time.monotonic()
@@ -67,34 +62,21 @@ class Watch:
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 
-    def check(self, grace_s: float = 0.0) -> None:
+    def check(self) -> None:
         """Raise the error for which the call is to be given up, if any.
-
-        Args:
-            grace_s: time after a failure in which it is not raised yet, so that Ray Data can end first.
 
         Raises:
             TransientError: for longer than cluster.patience_s no worker sent a heartbeat; one process
                 after another died at an item; or for longer than cluster.wait_s there was no node with room
                 for a worker, because it was lost or the autoscaler added none.
-            Abandoned: the watch was stopped.
         """
-        if self._failure is not None and time.monotonic() - self._failed_at >= grace_s:
+        if self._failure is not None:
             raise self._failure
-        if self._stopped.is_set() and self._failure is None:
-            raise Abandoned
 
     def stop(self) -> None:
-        """Stop watching. `check` raises Abandoned from now on."""
+        """Stop watching."""
         self._stopped.set()
         self._thread.join()
-
-    def kill_second_attempts(self) -> None:
-        """Kill the workers of items with two attempts. All items are done; Ray waits for slower attempts."""
-        with contextlib.suppress(ray.exceptions.RayError):
-            answer = self._call.board.second_attempt_workers.remote(self._call.name)
-            if kills := [_kill(worker) for worker in ray.get(answer, timeout=_ANSWER_S)]:
-                ray.wait(kills, num_returns=len(kills), timeout=_KILL_S)
 
     def poll(self) -> None:
         """Show the reports of the workers, and fail the call if it does not progress."""
@@ -171,7 +153,7 @@ class Watch:
 
     def _fail(self, failure: PipelineError) -> None:
         if self._failure is None:
-            self._failed_at, self._failure = time.monotonic(), failure
+            self._failure = failure
 
     def _report_lost_nodes(self) -> None:
         alive, self._nodes_checked = nodes_alive(), time.monotonic()

@@ -129,6 +129,7 @@ def test_missing_tasks_are_named_and_averages_list_their_tasks(found: Evaluation
     assert not average.complete
 
 
+@pytest.mark.usefixtures("found")  # which counts the sentences that it encodes in the same root
 def test_intervals_contain_their_values_and_equal_candidates_do_not_differ(folder: Path, encoder: Path):
     same = evaluate(job(folder, encoder, "evaluate.candidates=[{name: one}, {name: two}]"), Stages())
     for row in page_of(same, "").rows:
