@@ -44,3 +44,27 @@ def test_the_command_in_the_comment_runs_the_config(file: Path):
 def test_simcse_trains_a_new_layer_over_cls_instead_of_the_pooler(name: str):
     job = load_settings(Job, ROOT / "jobs" / "configs" / "train" / f"{name}.yaml")
     assert (job.encoder.pooling, job.train.objective[0].options["head"]) == ("cls", "cls_mlp")
+
+
+NOT_FROM_A_PAPER = "mined-negatives"
+CONTIGUOUS = ("quickthoughts", "quickthoughts-gru")  # whose batches are never sorted
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_batches_of_published_methods_are_random(file: Path):
+    order = load_settings(Job, file).train.order
+    assert (order.bucket_batches == 1) == (file.stem not in (NOT_FROM_A_PAPER, *CONTIGUOUS))
+
+
+def test_optiprompt_has_the_settings_of_its_comparison():
+    train = load_settings(Job, ROOT / "jobs" / "configs" / "train" / "optiprompt.yaml").train
+    assert (train.order.batch_rows, train.optimizer.learning_rate, train.epochs) == (256, 3e-5, 5)
+    assert train.dev.steps == 1_000
+
+
+def test_infersent_classifies_by_a_hidden_layer_of_512_without_activation():
+    options = (
+        load_settings(Job, ROOT / "jobs" / "configs" / "train" / "infersent.yaml").train.objective[0].options
+    )
+    assert options["features"] == ["u", "v", "|u-v|", "u*v"]
+    assert (options["hidden"], options["nonlinear"]) == (512, False)
