@@ -50,14 +50,15 @@ def with_identity(folder: EncoderFolder, modules: list[ModuleEntry]) -> EncoderF
         ModelError: config.json has no width, or a module expects another one.
     """
     config = folder.config
-    state_width = int(config.get("hidden_size") or config.get("dim") or config.get("d_model") or 0)
+    sizes = (config.get(name) for name in ("hidden_size", "dim", "d_model", "n_embd"))
+    state_width = int(next(filter(None, sizes), 0))
     table_width = int(config.get("embedding_size") or state_width)
     # the pooling "table" averages rows of the word table, whose width may differ (ALBERT)
     width = sum(table_width if POOLINGS[name].layers is None else state_width for name in folder.pooling)
     if width == 0:
         raise ModelError(
             str(folder.transformer_path / "config.json"),
-            "the width of the token states as hidden_size, dim or d_model",
+            "the width of the token states as hidden_size, dim, d_model or n_embd",
             "none of them",
             "use an encoder of texts",
         )

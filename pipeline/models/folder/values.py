@@ -60,7 +60,8 @@ _RULES = (
     _Rule(
         "config.json",
         (
-            *("hidden_size", "dim", "d_model", "embedding_size", "max_position_embeddings", "n_positions"),
+            *("hidden_size", "dim", "d_model", "n_embd", "embedding_size"),
+            *("max_position_embeddings", "n_positions"),
             *("max_encoder_position_embeddings", "max_decoder_position_embeddings"),
         ),
         int,
@@ -69,7 +70,8 @@ _RULES = (
     _Rule(
         "config.json",
         (
-            *("num_hidden_layers", "n_layers", "num_layers", "num_attention_heads", "n_heads", "num_heads"),
+            *("num_hidden_layers", "n_layers", "num_layers", "n_layer"),
+            *("num_attention_heads", "n_heads", "num_heads", "n_head"),
             *("intermediate_size", "hidden_dim", "d_ff", "d_kv", "vocab_size", "type_vocab_size"),
             *("pad_token_id", "relative_attention_num_buckets"),
         ),
