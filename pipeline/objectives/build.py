@@ -9,6 +9,7 @@ from torch import nn
 
 from pipeline.config import Settings, validated
 from pipeline.errors import ConfigError
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.objectives import OBJECTIVES, Objective
 from pipeline.objectives.matryoshka import Matryoshka
 from pipeline.objectives.weighted import Sum, Term, merged_roles
@@ -60,6 +61,15 @@ def data_requirements(settings: TrainSettings) -> DataRequirements:
     # If one objective needs contiguous rows, all get them: the others can use any order.
     contiguous = any(objective.order == "contiguous" for objective in classes)
     return DataRequirements(*merged_roles(roles), "contiguous" if contiguous else "shuffled")
+
+
+def corrections(settings: TrainSettings, encoder: EncoderFolder) -> dict[str, str]:
+    """Return the corrections that changed a training with these settings, by objective.
+
+    See `Objective.correction`.
+    """
+    named = {term.name: OBJECTIVES[term.name].correction(term.options, encoder) for term in settings.objective}
+    return {name: correction for name, correction in named.items() if correction is not None}
 
 
 def _build(settings: TrainSettings, index: int, encoder: nn.Module) -> Objective:

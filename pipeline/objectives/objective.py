@@ -8,6 +8,7 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor, nn
 
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.post_pooling import DenseModule
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.objectives.batch import Batch
@@ -127,6 +128,19 @@ class Objective(nn.Module):
     def roles(cls, options: Mapping[str, JsonValue]) -> Roles:
         """Return `columns` and `optional` of an instance with these options, which need not be valid."""
         return Roles(cls.columns, cls.optional)
+
+    @classmethod
+    def correction(cls, options: Mapping[str, JsonValue], encoder: EncoderFolder) -> str | None:
+        """Name the correction of a published method that changed what these options train; None without one.
+
+        It becomes part of the identity of a training, so that one from before the correction is not
+        continued with other computations. Trainings that it does not change keep their identity.
+
+        Args:
+            options: options of the instance, which need not be valid.
+            encoder: the encoder to train.
+        """
+        return None
 
     @classmethod
     def check_batch(cls, options: Mapping[str, JsonValue], rows: int, *, all_ranks: bool) -> None:

@@ -1,12 +1,14 @@
 """PSER (Guo et al.): SimCSE with shuffled positions, plus R-Drop's divergence (Liang et al. 2021)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from pydantic import JsonValue
 from torch import Tensor, nn
 
 from pipeline.losses import pser
-from pipeline.models.trainable.perturbations import keeps_special, shuffled_positions
+from pipeline.models.folder.encoder_folder import EncoderFolder
+from pipeline.models.trainable.perturbations import pools_special, shuffled_positions
 from pipeline.objectives import OBJECTIVES, Batch, Loss, PositiveFloat, View
 from pipeline.objectives.in_batch import InBatchContrast
 
@@ -24,8 +26,7 @@ class Pser(InBatchContrast):
         kl_on: "embedding" compares softmax(z1) and softmax(z2) over the dimensions, the literal reading of
             the paper; "similarity" compares the distributions over the candidates of all ranks (softmax of
             the cosines over the temperature), as R-Drop compares distributions over classes.
-        keep_special: True if the first and the last token keep their positions. None means True if the
-            pooling uses one of them.
+        keep_special: True if [CLS] and [SEP] keep their positions: the paper shuffles those of the text.
     """
 
     columns = ("text",)
@@ -38,11 +39,16 @@ class Pser(InBatchContrast):
         temperature: PositiveFloat = 0.05,
         alpha: PositiveFloat = 1.0,
         kl_on: Literal["embedding", "similarity"] = "embedding",
-        keep_special: bool | None = None,
+        keep_special: bool = True,
     ) -> None:
         super().__init__(encoder)
         self.temperature, self.alpha, self.kl_on = temperature, alpha, kl_on
-        self.keep_special = keeps_special(encoder) if keep_special is None else keep_special
+        self.keep_special = keep_special
+
+    @classmethod
+    def correction(cls, options: Mapping[str, JsonValue], encoder: EncoderFolder) -> str | None:
+        shuffled_special = "keep_special" not in options and not pools_special(encoder.pooling)
+        return "keep_special" if shuffled_special else None
 
     def views(self, batch: Batch) -> Sequence[View]:
         tokens = batch.tokens("text")

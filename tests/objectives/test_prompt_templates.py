@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from pipeline.errors import ConfigError, ModelError
 from pipeline.models.folder.folder import open_folder, positions_of
@@ -22,6 +23,18 @@ def test_both_templates_share_a_pass_with_one_empty_template_per_length(folders)
     loss_and_backward(objective, batch(folders["bert"], text=[*TEXTS, "Two dogs run on the grass."]))
     lengths = set(batch(folders["bert"], text=TEXTS).tokens("text").lengths.tolist())
     assert seen == [2 * 7 + 2 * len(lengths)]
+
+
+@pytest.mark.parametrize(
+    ("family", "template"),
+    [("bert", 'This sentence : "[X]" means [MASK].'), ("roberta", "This sentence : '[X]' means [MASK].")],
+)
+def test_a_continuous_template_starts_as_the_words_of_the_paper_s_template(folders, family, template):
+    words = made(folders[family], "optiprompt").trained_model().encoder.words
+    tokenizer = open_folder(EncoderSettings(path=str(folders[family]), template=template)).tokenizer()
+    (frame,) = (tokenizer([""]).ids,)
+    ids = [token for token in frame[1:-1].tolist() if token != tokenizer.vocabulary()["[MASK]"]]
+    assert torch.equal(words.added, words.weight[ids])
 
 
 @pytest.mark.parametrize("name", ["prompt", "prompt_supervised", "optiprompt"])

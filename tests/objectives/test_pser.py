@@ -31,13 +31,20 @@ def test_the_divergence_of_embeddings_matches_a_hand_computation():
 
 def test_the_second_view_has_the_same_tokens_at_permuted_positions():
     batch = batch_of({"text": ["abcdefghijklmnop", "qrs"]})
-    first, second = Pser(Tiny()).views(batch)
+    first, second = Pser(Tiny(), keep_special=False).views(batch)
     assert np.array_equal(first.tokens.ids, second.tokens.ids)
     assert first.positions is None
     assert sorted(second.positions[:16]) == list(range(16))
     assert second.positions[:16].tolist() != list(range(16))
-    kept = Pser(Tiny(), keep_special=True).views(batch)[1].positions
-    assert (kept[0], kept[15], kept[16], kept[18]) == (0, 15, 0, 2)
+
+
+def test_by_default_the_text_is_shuffled_between_its_special_tokens():
+    batch = batch_of({"text": ["abcdefghijklmnop", "qrs"]})
+    for _ in range(5):
+        positions = Pser(Tiny()).views(batch)[1].positions
+        assert (positions[0], positions[15], *positions[16:]) == (0, 15, 0, 1, 2)
+        assert sorted(positions[:16]) == list(range(16))
+        assert positions[:16].tolist() != list(range(16))
 
 
 def test_chunks_give_the_same_loss_for_both_divergences():

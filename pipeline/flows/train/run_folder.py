@@ -180,6 +180,8 @@ def open_run(settings: TrainSettings, encoder: EncoderFolder) -> RunFolder:
             "choose another name, or null for a generated one",
         )
     excluded: dict[str, Any] = dict.fromkeys(_NOT_DEFINING, True)
+    from pipeline.objectives.build import corrections
+
     # Defaults of settings that are newer than _VERSION are left out, so that earlier definitions stay equal.
     if settings.dev.measure == "spearman":
         excluded["dev"] = {"measure"}
@@ -195,6 +197,8 @@ def open_run(settings: TrainSettings, encoder: EncoderFolder) -> RunFolder:
         ],
         "dev": _stamps(settings.dev.uri) if settings.dev.uri else [],
     }
+    if corrected := corrections(settings, encoder):
+        definition["corrections"] = corrected
     objectives = "-".join(term.name for term in settings.objective)
     name = settings.name or f"{objectives}-{digest_of(definition)[:_HASH_DIGITS]}"
     return RunFolder(name, open_store(f"{open_store(settings.root).uri}/{name}"), definition)

@@ -40,7 +40,11 @@ def shuffled_positions(tokens: Tokens, *, keep_special: bool) -> np.ndarray:
 
 def keeps_special(encoder: nn.Module) -> bool:
     """Return True if special tokens have to keep their positions, because one of them is pooled."""
-    pooling: tuple[str, ...] = getattr(getattr(encoder, "folder", None), "pooling", ())
+    return pools_special(getattr(getattr(encoder, "folder", None), "pooling", ()))
+
+
+def pools_special(pooling: tuple[str, ...]) -> bool:
+    """Return True if one of the poolings takes the first or the last token."""
     return any(POOLINGS[name].token in ("first", "last") for name in pooling)
 
 

@@ -59,6 +59,22 @@ def test_a_length_for_training_texts_is_part_of_the_definition_if_it_is_set(tmp_
         given.check()
 
 
+def test_a_correction_changes_the_name_of_the_trainings_that_it_corrects_alone(
+    tmp_path: Path, encoder: Path
+):
+    def corrected(objective: str, pooling: str = "mean") -> object:
+        run = run_of(tmp_path, encoder, f"train.objective={objective}", f"encoder.pooling={pooling}")
+        return run.definition.get("corrections")
+
+    assert corrected("simcse") is None
+    assert corrected("pser") == {"pser": "keep_special"}
+    assert corrected("[simcse, pser]") == {"pser": "keep_special"}
+    assert corrected("pser", pooling="cls") is None, "[CLS] kept its position before"
+    assert corrected("{name: pser, options: {keep_special: false}}") is None
+    assert corrected("optiprompt") == {"optiprompt": "template"}
+    assert corrected("{name: optiprompt, options: {template: 'a [X] [MASK]'}}") is None
+
+
 def test_the_name_depends_on_the_files_and_the_roles_of_columns(tmp_path: Path, encoder: Path):
     before = run_of(tmp_path, encoder, "train.name=null")
     write_sentences(tmp_path / "sentences.parquet", count=97)
