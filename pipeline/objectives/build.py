@@ -24,7 +24,7 @@ class DataRequirements(NamedTuple):
     Attributes:
         columns: roles of the columns that the data must have.
         optional: roles of the columns that are used if they exist.
-        order: "contiguous" if a batch must be consecutive sentences of a document.
+        order: "contiguous" if a batch must be consecutive sentences of documents.
     """
 
     columns: tuple[str, ...]
@@ -68,7 +68,9 @@ def corrections(settings: TrainSettings, encoder: EncoderFolder) -> dict[str, st
 
     See `Objective.correction`.
     """
-    named = {term.name: OBJECTIVES[term.name].correction(term.options, encoder) for term in settings.objective}
+    named = {
+        term.name: OBJECTIVES[term.name].correction(term.options, encoder) for term in settings.objective
+    }
     return {name: correction for name, correction in named.items() if correction is not None}
 
 

@@ -95,7 +95,7 @@ class Objective(nn.Module):
     Attributes:
         columns: roles of the columns that it requires.
         optional: roles of the columns that it uses if they exist.
-        order: "contiguous" if the rows of a batch must be consecutive sentences of a document.
+        order: "contiguous" if a batch must be consecutive sentences of documents.
         min_rows: smallest number of rows, over all peers, for which the loss is defined.
         allows_truncation: True if the loss may be computed on truncated vectors, because no layer or queue
             depends on their full dimension.

@@ -2,14 +2,16 @@
 
 import copy
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
+import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, JsonValue
 from torch import Tensor, nn
 
 from pipeline.losses import quick_thoughts
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, TrainedModel, View
 
 
@@ -18,9 +20,9 @@ class QuickThoughts(Objective):
     """Cross-entropy of softmax(f(i) . g(j)), raw inner products, with the neighbours of i as targets.
 
     Neighbours are sentences of the same document at a distance of at most `context`; the targets give them
-    equal probability. The batches of all ranks together are one passage. Neighbours may be on different
-    ranks, so every rank computes the loss of all rows. `diag`: "mask" removes a sentence from its own
-    candidates, "zero" gives it score 0, as the published program does.
+    equal probability. The batches of all ranks together are one passage, which may span documents. Neighbours
+    may be on different ranks, so every rank computes the loss of all rows. `diag`: "mask" removes a sentence
+    from its own candidates, "zero" gives it score 0, as the published program does.
 
     `second` chooses the encoder g. "copy" starts with the weights of f. "drawn" starts with new weights; the
     paper draws those of f too. "same" is f itself, which favours vectors that are all alike. `inference`:
@@ -48,6 +50,10 @@ class QuickThoughts(Objective):
             self.twin.draw()
         self.context, self.diag, self.inference = context, diag, inference
 
+    @classmethod
+    def correction(cls, options: Mapping[str, JsonValue], encoder: EncoderFolder) -> str | None:
+        return "batches span documents"
+
     def views(self, batch: Batch) -> Sequence[View]:
         tokens = batch.tokens("text")
         return View(self.encoder, tokens), View(self.encoder if self.twin is None else self.twin, tokens)
@@ -61,7 +67,7 @@ class QuickThoughts(Objective):
             neighbours=quick_thoughts(
                 first,
                 second,
-                documents=batch.peers.gather(_document_numbers(batch).to(first.device)),
+                documents=batch.peers.gather(_run_numbers(batch).to(first.device)),
                 context=self.context,
                 diag=self.diag,
                 excluded=excluded,
@@ -86,11 +92,19 @@ class QuickThoughts(Objective):
         return TrainedModel(self.encoder, twin=self.twin if self.inference == "both" else None)
 
 
-def _document_numbers(batch: Batch) -> Tensor:
-    """Return (n,) int64, equal for rows of one document on any rank; unique for rows without a document."""
+def _run_numbers(batch: Batch) -> Tensor:
+    """Return (n,) int64, equal for rows of one run of consecutive sentences, on any rank.
+
+    In a run, positions rise by one from row to row of the passage, so that the position minus the row's index
+    is constant. A row without a document is a run of its own.
+    """
+    indices = batch.offset + np.arange(len(batch))
+    runs = np.asarray(batch.column("position")) - indices
     names = [
-        f"row {row}" if document is None else f"document {document}"
-        for row, document in zip(batch.rows.tolist(), batch.column("document"), strict=True)
+        f"row {row}" if document is None else f"document {document} {run}"
+        for row, document, run in zip(
+            batch.rows.tolist(), batch.column("document"), runs.tolist(), strict=True
+        )
     ]
     digests = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names]
     return torch.tensor([int.from_bytes(digest, "big", signed=True) for digest in digests])

@@ -55,6 +55,17 @@ def test_neighbours_are_from_the_same_document():
         objective.loss((f, g), piece(6, [None] * 6))
 
 
+def test_sentences_on_both_sides_of_a_gap_are_not_neighbours():
+    torch.manual_seed(0)
+    f, g = torch.randn(2, 6, 4).double()
+    rows = piece(6, ["a"] * 6)
+    gap = replace(rows, columns={**rows.columns, "position": np.array([0, 1, 2, 7, 8, 9])})
+    parts = piece(6, ["a", "a", "a", "b", "b", "b"])
+    objective = QuickThoughts(Tiny(dim=4))
+    losses = [objective.loss((f, g), batch).total.item() for batch in (gap, parts, rows)]
+    assert losses[0] == losses[1] != losses[2]
+
+
 def test_false_negatives_are_excluded():
     alike = np.zeros((3, 3), bool)
     alike[0, 2] = alike[2, 0] = True

@@ -109,7 +109,7 @@ def _order(settings: TrainSettings, sources: Sequence[TrainingRows], *, contiguo
     Args:
         settings: settings of the training.
         sources: rows of each source.
-        contiguous: True if a batch must be consecutive sentences of one document.
+        contiguous: True if a batch must be consecutive sentences of documents.
 
     Raises:
         ConfigError: contiguous sources would be blended, or weights do not divide a batch.
@@ -124,7 +124,7 @@ def _order(settings: TrainSettings, sources: Sequence[TrainingRows], *, contiguo
     if contiguous:
         raise ConfigError(
             "train.mixing",
-            "alternate, because the objective reads neighbouring texts: a batch is a piece of one document",
+            "alternate, because the objective reads neighbouring texts: a batch is a piece of documents",
             "blend",
             "leave it out",
         )

@@ -59,9 +59,7 @@ def test_a_length_for_training_texts_is_part_of_the_definition_if_it_is_set(tmp_
         given.check()
 
 
-def test_a_correction_changes_the_name_of_the_trainings_that_it_corrects_alone(
-    tmp_path: Path, encoder: Path
-):
+def test_a_correction_changes_the_name_of_the_trainings_that_it_corrects_alone(tmp_path: Path, encoder: Path):
     def corrected(objective: str, pooling: str = "mean") -> object:
         run = run_of(tmp_path, encoder, f"train.objective={objective}", f"encoder.pooling={pooling}")
         return run.definition.get("corrections")
@@ -71,6 +69,7 @@ def test_a_correction_changes_the_name_of_the_trainings_that_it_corrects_alone(
     assert corrected("[simcse, pser]") == {"pser": "keep_special"}
     assert corrected("pser", pooling="cls") is None, "[CLS] kept its position before"
     assert corrected("{name: pser, options: {keep_special: false}}") is None
+    assert corrected("quickthoughts") == {"quickthoughts": "batches span documents"}
     assert corrected("optiprompt") == {"optiprompt": "template"}
     assert corrected("{name: optiprompt, options: {template: 'a [X] [MASK]'}}") is None
 

@@ -1,4 +1,4 @@
-"""Batches of neighbours stay within one document and keep its order."""
+"""Batches of neighbours keep the order of the documents, and have sentences with a neighbour only."""
 
 from itertools import islice
 from pathlib import Path
@@ -38,7 +38,7 @@ def documents(place: Path, lengths: list[int], group: int = 7) -> TrainingRows:
     window=st.integers(1, 40),
     seed=st.integers(0, 3),
 )
-def test_batches_are_runs_of_a_document_and_as_many_as_fit(
+def test_batches_are_pieces_of_the_documents_one_after_another(
     tmp_path_factory: pytest.TempPathFactory,
     lengths: list[int],
     group: int,
@@ -47,28 +47,38 @@ def test_batches_are_runs_of_a_document_and_as_many_as_fit(
     seed: int,
 ):
     pairs = documents(tmp_path_factory.mktemp("documents"), lengths, group)
-    steps = sum(length // batch for length in lengths)
+    ends = np.cumsum(lengths)
+    runs = [np.arange(end - n, end) for end, n in zip(ends, lengths, strict=True) if n >= 2]
+    rows_with_neighbours = np.concatenate([np.zeros(0, np.int64), *runs])
+    steps = len(rows_with_neighbours) // batch
     chosen = OrderSettings(batch_rows=batch, window_rows=window, seed=seed)
     if not steps:
-        with pytest.raises(DataError, match=f"found at most {max(lengths)};"):
+        with pytest.raises(DataError, match=f"found {len(rows_with_neighbours)};"):
             NeighbourOrder(pairs, chosen)
         return
     order = NeighbourOrder(pairs, chosen)
     assert order.steps_per_epoch == steps
     batches = list(islice(rank_rows(order, 0), 2 * steps))
     for one in batches:
-        assert len(set(one.columns["document"])) == 1
-        np.testing.assert_array_equal(np.diff(one.columns["position"]), 1)
+        first = int(np.searchsorted(rows_with_neighbours, one.rows[0]))
+        np.testing.assert_array_equal(one.rows, rows_with_neighbours[first : first + batch])
         assert one.columns["text"] == [
             f"{name} {position}"
             for name, position in zip(one.columns["document"], one.columns["position"], strict=True)
         ]
     for epoch in (batches[:steps], batches[steps:]):
-        rows = np.concatenate([one.rows for one in epoch])
-        assert len(set(rows.tolist())) == steps * batch
+        rows = np.sort(np.concatenate([one.rows for one in epoch]))
+        first = int(np.searchsorted(rows_with_neighbours, rows[0]))
+        np.testing.assert_array_equal(rows, rows_with_neighbours[first : first + steps * batch])
     for start in {1, steps // 2, steps, 2 * steps - 1}:
         for later, one in zip(rank_rows(order, start), batches[start:], strict=False):
             np.testing.assert_array_equal(later.rows, one.rows)
+
+
+def test_documents_shorter_than_a_batch_share_one(tmp_path: Path):
+    order = NeighbourOrder(documents(tmp_path, [3, 2, 1, 5]), OrderSettings(batch_rows=10))
+    (batch,) = islice(rank_rows(order, 0), order.steps_per_epoch)
+    assert batch.columns["document"] == [*3 * ["d0"], *2 * ["d1"], *5 * ["d3"]], "d2 has no neighbours"
 
 
 def test_gaps_in_positions_and_rows_without_a_document_end_a_run(tmp_path: Path):
