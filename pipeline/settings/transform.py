@@ -17,16 +17,17 @@ class FlowSettings(Settings):
     """steps of a level: actnorm, permutation, additive coupling"""
     width: Annotated[int, Field(ge=1)] = 32
     """hidden units of a coupling's network"""
-    permutation: Literal["reverse", "random"] = "reverse"
-    """order of the dimensions before each coupling: reversed, or drawn once by seed"""
+    permutation: Literal["reverse", "random"] = "random"
+    """order of the dimensions before each coupling: drawn once by seed, as in the paper, or reversed, as in
+    its published program"""
     epochs: Annotated[float, Field(gt=0)] = 1.0
     """passes over the vectors; may be a fraction"""
     batch_rows: Annotated[int, Field(ge=2)] = 32
     """vectors of one training step"""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
-    """learning rate of AdamW, constant"""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    """weight decay of AdamW, for the matrices of couplings only"""
+    """learning rate of Adam, constant"""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """decay of the matrices of couplings in each step, as in AdamW; the paper's Adam has none"""
     clip: Annotated[float, Field(gt=0)] = 1.0
     """largest norm of the gradient"""
     checkpoint_steps: Annotated[int, Field(ge=1)] = 1_000

@@ -40,9 +40,10 @@ class HeldOut:
 
 
 class FlowTrainer:
-    """Minimize the bits per dimension with AdamW.
+    """Minimize the bits per dimension with Adam.
 
-    Weight decay applies only to the matrices of the couplings; it would pull scales and locations to zero.
+    A weight decay, if there is one, applies as in AdamW to the matrices of the couplings only; it would pull
+    scales and locations to zero.
     The initial weights follow from the seed, and no random number is drawn later; the caller's order of the
     rows is a function of `step`. So a checkpoint needs no random state and no position in the data.
     """

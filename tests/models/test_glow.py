@@ -137,22 +137,34 @@ def test_inverse_undoes_forward_in_float32(dim: int, levels: int, permutation: s
 
 
 def test_couplings_start_as_the_identity():
-    glow = Glow(16, FlowSettings(levels=1, depth=2)).double()
+    settings = FlowSettings(levels=1, depth=2, permutation="reverse")
+    glow = Glow(16, settings).double()
     x = mixed(64, 16)
     # reversed twice, and the second actnorm changes nothing
     once = (x - x.mean(dim=0)) / (x.std(dim=0, correction=0) + 1e-6)
     np.testing.assert_allclose(glow(x).detach(), once, atol=1e-5)
-    assert not np.allclose(trained(16, FlowSettings(levels=1, depth=2))(x).detach(), once, atol=0.1)
+    assert not np.allclose(trained(16, settings)(x).detach(), once, atol=0.1)
 
 
 def test_every_level_splits_off_the_second_half():
     """Two levels without couplings: the second half of the first level's output comes first in z."""
-    glow = Glow(8, FlowSettings(levels=2, depth=1)).double()
+    glow = Glow(8, FlowSettings(levels=2, depth=1, permutation="reverse")).double()
     x = mixed(64, 8)
     first = ((x - x.mean(dim=0)) / (x.std(dim=0, correction=0) + 1e-6)).flip(1)
     np.testing.assert_allclose(
         glow(x).detach(), torch.cat([first[:, 4:], first[:, :4].flip(1)], dim=1), atol=1e-5
     )
+
+
+def test_by_default_each_step_has_a_permutation_of_its_own_drawn_by_the_seed():
+    def orders(seed: int) -> list[list[int]]:
+        states = Glow(64, FlowSettings(seed=seed)).state_dict()
+        return [value.tolist() for name, value in states.items() if name.endswith(".order")]
+
+    assert all(sorted(order) == list(range(len(order))) for order in orders(0))
+    assert all(order != list(range(len(order)))[::-1] for order in orders(0))
+    assert len({tuple(order) for order in orders(0)}) == 6, "two levels of three steps"
+    assert orders(0) == orders(0) != orders(1)
 
 
 def test_weights_depend_on_the_seed_only():

@@ -83,6 +83,22 @@ def test_a_resumed_training_has_the_same_bits(stop: int):
     assert whole.curve == second.curve
 
 
+def test_the_default_optimizer_is_adam_without_decay():
+    fit, expected = fresh(), fresh()
+    for each in (fit, expected):
+        each.initialize(bent(32), HELD)
+    optimizer = torch.optim.Adam(expected.glow.parameters(), lr=SETTINGS.learning_rate)
+    for step in range(3):
+        rows = bent(32, seed=step)
+        fit.train_step(rows)
+        optimizer.zero_grad()
+        expected.glow.bits_per_dimension(torch.from_numpy(rows)).backward()
+        torch.nn.utils.clip_grad_norm_(expected.glow.parameters(), SETTINGS.clip)
+        optimizer.step()
+    for found, parameter in zip(fit.glow.parameters(), expected.glow.parameters(), strict=True):
+        torch.testing.assert_close(found, parameter, rtol=0, atol=1e-6)
+
+
 def test_weight_decay_applies_to_matrices_only():
     """Use a gradient of zero, with which AdamW changes a parameter by its decay only."""
     settings = FlowSettings(learning_rate=0.1, weight_decay=0.5)
