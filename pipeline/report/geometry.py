@@ -92,6 +92,12 @@ _CHART_TEXTS = {
     ),
 }
 _HUMAN_SCORES_KEY = Markup(' <span class="series"><span class="key people"></span>human scores</span>')
+_MEV_NOTES = {
+    "literal": "The variance of a word is measured about zero: the formula printed by Ethayarajh (2019).",
+    "published": "The variance of a word is measured as by the program behind the figures of Ethayarajh "
+    "(2019): about the mean, along the first singular vector of the vectors that are not centred.",
+    "centred": "The variance of a word is measured about its mean, along its first principal component.",
+}
 _BANDS_NOTE = (
     "Good: every peak is to the right of the one below it, with little overlap. "
     "Each row's mean is next to its mark."
@@ -112,7 +118,7 @@ def sections(geometry: GeometryReport) -> tuple[Section, ...]:
             (_sample_note(geometry),),
         ),
         Section("Cosines by human score", _band_charts(geometry), notes=(_BANDS_NOTE,)),
-        Section("Layer by layer", _layer_charts(geometry)),
+        Section("Layer by layer", _layer_charts(geometry), notes=(_MEV_NOTES[geometry.mev],)),
         Section("The token table", table=_word_table(geometry), notes=(_TOKENS_NOTE,)),
     )
     missing = Section("Geometry that was not measured", notes=_missing_notes(geometry))

@@ -76,9 +76,10 @@ class GeometrySettings(Settings):
     """number of nearest neighbours for hubness and for the distance to a word's nearest words"""
     edit_distance: Literal["characters", "words"] = "characters"
     """unit that an edit inserts, deletes or replaces, to compare similarity with edit distance"""
-    centred: bool = True
-    """measure explained variance about the mean of a word's vectors, as in the figures of Ethayarajh (2019);
-    false: about zero, as in that paper's formula"""
+    mev: Literal["literal", "published", "centred"] = "literal"
+    """definition of the maximum explained variance of a word's vectors (Ethayarajh 2019): literal is that
+    paper's formula, about zero; published is the value of the program behind its figures; centred is that of
+    the first principal component, about the mean"""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """seed of every sample"""
 

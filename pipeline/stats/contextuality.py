@@ -7,12 +7,16 @@ occurrences are held in memory.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from pipeline.stats.geometry import Metric, anisotropy, cosines, unit_rows
 from pipeline.stats.occurrences import Occurrences, Tokenized
 
+Mev = Literal["literal", "published", "centred"]
+"""definitions of the maximum explained variance; see `explained_variance`"""
+_ROUNDING = 1e-20  # variance of equal vectors, relative to their squared length
 MAX_STATE_BYTES = 256 << 20  # memory for the states of the chosen occurrences, over all layers
 
 
@@ -51,17 +55,41 @@ def intra_similarity(x: np.ndarray) -> float:
     return float(cosines(x, np.broadcast_to(np.mean(x, axis=0, dtype=np.float64), x.shape)).mean())
 
 
-def explained_variance(x: np.ndarray, *, centred: bool = True) -> float:
-    """Proportion of the variance of occurrences x (n, d) along one direction: sigma_1^2 / sum of sigma_i^2.
+def explained_variance(x: np.ndarray, mev: Mev = "literal") -> float:
+    """Proportion of the variance of occurrences x (n, d) along one direction (Ethayarajh 2019, definition 3).
 
-    It is 1 if all occurrences are equal. Definition 3 of Ethayarajh 2019 does not subtract the mean, but its
-    published values were computed with the mean subtracted.
+    It is 1 if all occurrences are equal.
+
+    Args:
+        x: vectors of the occurrences of a word.
+        mev: "literal" is the printed formula, sigma_1^2 / sum of sigma_i^2 of the singular values of x, not
+            centred: high if all cosines are. "published" is the value of the program behind the published
+            figures: with the first right singular vector v of x, not centred, the variance of x v / the
+            variance of x, both about the mean. "centred" is the formula for x minus its mean; it is never
+            below 1 / (n - 1).
     """
     x = np.asarray(x, dtype=np.float64)
-    x = x - x.mean(axis=0) if centred else x
-    squared_singular_values = np.linalg.eigvalsh(x @ x.T if len(x) <= x.shape[1] else x.T @ x)
-    total = float(squared_singular_values.sum())
-    return float(squared_singular_values[-1] / total) if total > 0 else 1.0
+    centred = x - x.mean(axis=0)
+    variance, length = float(np.square(centred).sum()), float(np.square(x).sum())
+    if length == 0 or (mev != "literal" and variance <= _ROUNDING * length):
+        return 1.0
+    if mev == "published":
+        direction = _first_direction(x)
+        return float(np.square(centred @ direction).sum()) / variance
+    x, total = (centred, variance) if mev == "centred" else (x, length)
+    return float(np.linalg.eigvalsh(_smaller_gram(x))[-1]) / total
+
+
+def _first_direction(x: np.ndarray) -> np.ndarray:
+    """Return the first right singular vector of x (n, d): (d,)."""
+    vector = np.linalg.eigh(_smaller_gram(x))[1][:, -1]
+    direction = vector @ x if len(x) <= x.shape[1] else vector
+    return np.asarray(direction / np.linalg.norm(direction))
+
+
+def _smaller_gram(x: np.ndarray) -> np.ndarray:
+    """Return x x' or x' x, whichever is smaller; both have the squared singular values of x (n, d)."""
+    return x @ x.T if len(x) <= x.shape[1] else x.T @ x
 
 
 def gather_states(batches: Iterable[States], tokens: Tokenized, chosen: Occurrences) -> list[LayerStates]:
@@ -83,7 +111,7 @@ def gather_states(batches: Iterable[States], tokens: Tokenized, chosen: Occurren
 
 
 def layer_metrics(
-    layer: LayerStates, chosen: Occurrences, seed: int, *, centred: bool = True
+    layer: LayerStates, chosen: Occurrences, seed: int, *, mev: Mev = "literal"
 ) -> dict[str, Metric]:
     """Compute raw, baseline and adjusted (raw - baseline) metrics of one layer.
 
@@ -96,18 +124,7 @@ def layer_metrics(
             value=float(cosines(left, right).mean()), count=len(chosen.pairs), of="pairs", seed=seed
         )
     if chosen.words:
-        values = {
-            # Ethayarajh 2019, definition 1: the mean cosine of two different occurrences of a word.
-            "self_similarity": _mean(anisotropy(states[word]) for word in chosen.words),
-            "explained_variance": _mean(
-                explained_variance(states[word], centred=centred) for word in chosen.words
-            ),
-            "explained_variance_baseline": _random_variance(states, chosen, seed, centred),
-        }
-        metrics |= {
-            name: Metric(value=value, count=len(chosen.words), of="words", seed=seed)
-            for name, value in values.items()
-        }
+        metrics |= _word_metrics(states, chosen, seed, mev)
     if layer.sentence_count:
         metrics["intra_similarity"] = Metric(
             value=layer.similarity_sum / layer.sentence_count, count=layer.sentence_count, of="sentences"
@@ -124,17 +141,25 @@ def layer_metrics(
     return metrics
 
 
-def _random_variance(states: np.ndarray, chosen: Occurrences, seed: int, centred: bool) -> float:
-    """Mean explained variance of random occurrences of different words, as a baseline.
+def _word_metrics(states: np.ndarray, chosen: Occurrences, seed: int, mev: Mev) -> dict[str, Metric]:
+    """Compute the means over the chosen words, and the baseline of their explained variance.
 
-    One direction explains more of the variance of few points than of many. Each chosen word therefore gets a
-    sample of as many random occurrences as it has itself.
+    Occurrences are compared in pairs for the self-similarity, and are all used for the explained variance.
     """
-    rng = np.random.default_rng(seed)
-    samples = (
-        rng.choice(chosen.pool, min(len(word), len(chosen.pool)), replace=False) for word in chosen.words
-    )
-    return _mean(explained_variance(states[sample], centred=centred) for sample in samples)
+    values = {
+        # Ethayarajh 2019, definition 1: the mean cosine of two different occurrences of a word.
+        "self_similarity": [anisotropy(states[word[: chosen.compared]]) for word in chosen.words],
+        "explained_variance": [explained_variance(states[word], mev) for word in chosen.words],
+    }
+    baseline = explained_variance(states[chosen.random], mev)
+    return {
+        name: Metric(value=float(np.mean(each)), count=len(each), of="words", seed=seed)
+        for name, each in values.items()
+    } | {
+        "explained_variance_baseline": Metric(
+            value=baseline, count=len(chosen.random), of="random words", seed=seed
+        )
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +222,3 @@ class _BatchPositions:
         similarities = np.add.reduceat(word_cosines, starts) / self.word_counts
         layer.similarity_sum += float(similarities.sum())
         layer.sentence_count += len(similarities)
-
-
-def _mean(values: Iterable[float]) -> float:
-    return float(np.mean(list(values)))

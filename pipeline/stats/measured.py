@@ -3,7 +3,7 @@
 import numpy as np
 
 from pipeline.config import Settings
-from pipeline.stats.contextuality import LayerStates, layer_metrics
+from pipeline.stats.contextuality import LayerStates, Mev, layer_metrics
 from pipeline.stats.geometry import Metric, alignment, anisotropy, participation_ratio, uniformity
 from pipeline.stats.occurrences import Occurrences
 from pipeline.stats.sample import singular_spectrum
@@ -64,6 +64,7 @@ class GeometryReport(Settings):
         seed: seed of all samples.
         neighbours: k of hubness and of neighbour distances.
         edit_unit: unit of edit distances.
+        mev: definition of the explained variance of words; see `explained_variance`.
         gold_edits: correlation of the gold scores with edit distance, to compare with that of the cosines.
         series: sentence spaces, one per candidate.
         depths: layers, one entry per encoder.
@@ -77,6 +78,7 @@ class GeometryReport(Settings):
     seed: int
     neighbours: int
     edit_unit: str
+    mev: Mev
     gold_edits: Metric | None
     series: tuple[NamedSpace, ...]
     depths: tuple[NamedLayers, ...]
@@ -90,7 +92,7 @@ def measure_layer(
     positives: tuple[np.ndarray, np.ndarray] | None,
     *,
     seed: int,
-    centred: bool,
+    mev: Mev,
 ) -> Level:
     """Compute the metrics of one layer.
 
@@ -101,9 +103,9 @@ def measure_layer(
         positives: mean-pooled states of this layer, (n, d) for each side of the pairs of equal meaning; None
             without such pairs.
         seed: seed of the sampled pairs.
-        centred: whether the explained variance subtracts the mean.
+        mev: definition of the explained variance.
     """
-    figures = layer_metrics(layer, chosen, seed, centred=centred)
+    figures = layer_metrics(layer, chosen, seed, mev=mev)
     means = layer.means
     if len(means) >= 2:
         figures |= {

@@ -31,15 +31,17 @@ class Occurrences:
 
     Attributes:
         token_indices: (m,) indices of the occurrences among all tokens, ascending.
-        words: for each chosen word, at most one occurrence per text.
+        words: for each chosen word, one occurrence per text that has it, in random order.
         pairs: (p, 2) random occurrences in different texts.
-        pool: (q,) random occurrences of different words, in random order.
+        random: (r,) a random occurrence in each of r random texts.
+        compared: number of first occurrences of each word whose pairs are compared.
     """
 
     token_indices: np.ndarray
     words: tuple[np.ndarray, ...]
     pairs: np.ndarray
-    pool: np.ndarray
+    random: np.ndarray
+    compared: int
 
 
 def occurrences_for_pairs(pairs: int) -> int:
@@ -55,42 +57,56 @@ def choose_occurrences(tokens: Tokenized, *, contexts: int, pairs: int, limit: i
     Args:
         tokens: the corpus.
         contexts: smallest number of texts in which a chosen word occurs.
-        pairs: number of random pairs of occurrences; the occurrences of one word form at most as many pairs.
+        pairs: number of random pairs of occurrences, and of random occurrences; the compared occurrences of
+            one word form at most as many pairs.
         limit: largest number of occurrences of all chosen words together; if there are more, random words are
             left out.
         seed: seed of the random choices.
     """
     rng = np.random.default_rng(seed)
     order = rng.permutation(np.flatnonzero(tokens.is_word))
-    words = _choose_words(order, tokens, contexts, occurrences_for_pairs(pairs), limit, rng)
+    words = _choose_words(order, tokens, contexts, limit, rng)
     random_pairs = _draw_pairs(np.sort(order), tokens.owners, pairs, rng)
-    one_per_word = order[np.unique(tokens.ids[order], return_index=True)[1]]
-    pool = rng.permutation(one_per_word)[:pairs]
-    token_indices = np.unique(np.concatenate([*words, random_pairs.ravel(), pool]).astype(np.int64))
+    random = _draw_words(np.sort(order), tokens.owners, pairs, rng)
+    token_indices = np.unique(np.concatenate([*words, random_pairs.ravel(), random]).astype(np.int64))
     return Occurrences(
         token_indices,
         words=tuple(np.searchsorted(token_indices, word) for word in words),
         pairs=np.searchsorted(token_indices, random_pairs),
-        pool=np.searchsorted(token_indices, pool),
+        random=np.searchsorted(token_indices, random),
+        compared=occurrences_for_pairs(pairs),
     )
 
 
 def _choose_words(
-    order: np.ndarray, tokens: Tokenized, contexts: int, per_word: int, limit: int, rng: np.random.Generator
+    order: np.ndarray, tokens: Tokenized, contexts: int, limit: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Return token indices of up to `per_word` occurrences per chosen word, `limit` in total.
+    """Return the token indices of each chosen word's occurrences, at most `limit` in total.
 
-    Of several occurrences of a word in one text, the first in `order` is taken.
+    Of several occurrences of a word in one text, the first in `order` is taken. Words are chosen in a random
+    order; one with more occurrences than there is room for is left out.
     """
     ids, owners = tokens.ids[order].astype(np.int64), tokens.owners[order]
     word_and_text = ids * len(tokens.offsets) + owners  # one number for each pair of a word and a text
     firsts = np.sort(np.unique(word_and_text, return_index=True)[1])
     by_word = np.argsort(ids[firsts], kind="stable")
     groups = np.split(order[firsts][by_word], np.flatnonzero(np.diff(ids[firsts][by_word])) + 1)
-    frequent = [group[:per_word] for group in groups if len(group) >= contexts]
-    shuffled = [frequent[number] for number in rng.permutation(len(frequent))]
-    ends = np.cumsum([len(group) for group in shuffled])
-    return shuffled[: int(np.searchsorted(ends, limit, side="right"))]
+    frequent = [group for group in groups if len(group) >= contexts]
+    words: list[np.ndarray] = []
+    for number in rng.permutation(len(frequent)):
+        if len(frequent[number]) <= limit:
+            limit -= len(frequent[number])
+            words.append(frequent[number])
+    return words
+
+
+def _draw_words(indices: np.ndarray, owners: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw (count,) of the ascending token `indices`: texts with words uniformly, then one word of each."""
+    if not len(indices):
+        return indices
+    _, starts, sizes = np.unique(owners[indices], return_index=True, return_counts=True)
+    texts = rng.integers(len(starts), size=count)
+    return indices[starts[texts] + rng.integers(sizes[texts])]
 
 
 def _draw_pairs(indices: np.ndarray, owners: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:

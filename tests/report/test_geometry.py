@@ -55,6 +55,7 @@ FULL = GeometryReport(
     seed=0,
     neighbours=5,
     edit_unit="characters",
+    mev="literal",
     gold_edits=Metric(value=-20.2, count=30, of="pairs"),
     series=tuple(
         NamedSpace(name=name, space=space(loc)) for name, loc in zip(NAMES, (0.5, 0.0), strict=True)

@@ -1,5 +1,7 @@
 """Contextuality matches its definitions over all occurrences; streaming gives the same for any batch size."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -25,31 +27,35 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 def test_values_match_a_hand_computation():
     assert anisotropy(OCCURRENCES) == pytest.approx(0.471405, abs=1e-6)
     assert intra_similarity(OCCURRENCES) == pytest.approx(0.789110, abs=1e-6)
-    assert explained_variance(OCCURRENCES) == pytest.approx(0.950694, abs=1e-6)
-    assert explained_variance(OCCURRENCES, centred=False) == pytest.approx(0.757539, abs=1e-6)
+    assert explained_variance(OCCURRENCES, "literal") == pytest.approx(0.757539, abs=1e-6)
+    assert explained_variance(OCCURRENCES, "published") == pytest.approx(0.5, abs=1e-6)
+    assert explained_variance(OCCURRENCES, "centred") == pytest.approx(0.950694, abs=1e-6)
     assert anisotropy(RANDOM) == pytest.approx(0.239089, abs=1e-6)
-    assert explained_variance(RANDOM) == pytest.approx(0.703704, abs=1e-6)
+    assert explained_variance(RANDOM, "centred") == pytest.approx(0.703704, abs=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(5, 30), (30, 5), (2, 2)])
 def test_explained_variance_matches_singular_values(shape: tuple[int, int]):
     x = np.random.default_rng(0).normal(loc=0.7, size=shape)
-    for centred in (True, False):
-        values = np.linalg.svd(x - x.mean(axis=0) if centred else x, compute_uv=False)
-        assert explained_variance(x, centred=centred) == pytest.approx(values[0] ** 2 / (values**2).sum())
+    for mev in ("centred", "literal"):
+        values = np.linalg.svd(x - x.mean(axis=0) if mev == "centred" else x, compute_uv=False)
+        assert explained_variance(x, mev) == pytest.approx(values[0] ** 2 / (values**2).sum())
+    first = np.linalg.svd(x)[2][0]
+    expected = (x @ first).var() / x.var(axis=0).sum()
+    assert explained_variance(x, "published") == pytest.approx(expected)
+    assert expected < explained_variance(x, "centred")
 
 
 def test_rotation_and_scale_do_not_matter():
     rotation = np.linalg.qr(np.random.default_rng(1).normal(size=(8, 8)))[0]
     x = np.random.default_rng(2).normal(size=(20, 8))
-    for measure in (anisotropy, intra_similarity, explained_variance):
+    published = partial(explained_variance, mev="published")
+    for measure in (anisotropy, intra_similarity, explained_variance, published):
         assert measure(3 * x @ rotation) == pytest.approx(measure(x))
     same = np.ones((6, 4))
-    assert (anisotropy(same), intra_similarity(same), explained_variance(same)) == (
-        pytest.approx(1),
-        pytest.approx(1),
-        1.0,
-    )
+    assert (anisotropy(same), intra_similarity(same)) == (pytest.approx(1), pytest.approx(1))
+    for mev in ("literal", "published", "centred"):
+        assert explained_variance(same, mev) == pytest.approx(1)
 
 
 def texts(count: int = 80, seed: int = 0) -> Tokenized:
@@ -96,15 +102,16 @@ def test_chosen_words_occur_in_enough_texts():
         assert tokens.is_word[places].all()
         assert len({*tokens.ids[places].tolist()}) == 1
         assert len({*tokens.owners[places].tolist()}) == len(places)
-        assert 5 <= len(places) <= occurrences_for_pairs(100) == 14
+        word_id = int(tokens.ids[places[0]])
+        with_word = tokens.owners[tokens.is_word & (tokens.ids == word_id)]
+        assert {*tokens.owners[places].tolist()} == {*with_word.tolist()}, "occurrences are not capped"
         found.add(int(tokens.ids[places[0]]))
     assert found == expected
     left, right = tokens.owners[chosen.token_indices[chosen.pairs]].T
     assert len(left) == 100
     assert (left != right).all()
     assert tokens.is_word[chosen.token_indices[chosen.pairs]].all()
-    pool = tokens.ids[chosen.token_indices[chosen.pool]]
-    assert len({*pool.tolist()}) == len(pool) == len({*tokens.ids[tokens.is_word].tolist()})
+    assert chosen.compared == occurrences_for_pairs(100) == 14
 
 
 def test_random_pairs_are_uniform_over_words_of_different_texts():
@@ -116,6 +123,22 @@ def test_random_pairs_are_uniform_over_words_of_different_texts():
     np.testing.assert_allclose(partners, [0, 0.2, 0.2, 0.2, 0.2, 0.2], atol=0.02)
     partners = np.bincount(right[left == 4], minlength=6) / (left == 4).sum()
     np.testing.assert_allclose(partners, [1 / 3, 1 / 3, 1 / 3, 0, 0, 0], atol=0.02)
+
+
+def test_random_words_are_of_uniform_texts_and_then_uniform():
+    tokens = Tokenized(np.arange(6, dtype=np.int32), np.array([0, 1, 3, 6]), np.array([True] * 5 + [False]))
+    chosen = choose_occurrences(tokens, contexts=2, pairs=60_000, limit=100, seed=1)
+    drawn = np.bincount(chosen.token_indices[chosen.random], minlength=6) / 60_000
+    np.testing.assert_allclose(drawn, [1 / 3, 1 / 6, 1 / 6, 1 / 6, 1 / 6, 0], atol=0.01)
+
+
+def test_a_word_that_is_too_frequent_for_the_memory_does_not_displace_the_others():
+    ids = np.array([[9, 4 + text % 2] for text in range(40)], np.int32).ravel()
+    tokens = Tokenized(ids, np.arange(0, 81, 2), np.ones(80, bool))
+    for seed in range(4):
+        chosen = choose_occurrences(tokens, contexts=5, pairs=10, limit=39, seed=seed)
+        assert [int(ids[chosen.token_indices[word[0]]]) for word in chosen.words] != []
+        assert all(len(word) == 20 for word in chosen.words)
 
 
 def test_words_beyond_the_memory_limit_are_left_out_at_random():
@@ -148,7 +171,7 @@ def test_streaming_matches_the_definitions_for_any_batch_size(size: int):
         occurrences = [whole[chosen.token_indices[word]] for word in chosen.words]
         similarities = [
             np.mean([cosine(a, b) for i, a in enumerate(x) for j, b in enumerate(x) if i != j])
-            for x in occurrences
+            for x in (every[: occurrences_for_pairs(200)] for every in occurrences)
         ]
         assert metrics["self_similarity"] == pytest.approx(np.mean(similarities), abs=1e-6)
         baseline = np.mean([cosine(*whole[chosen.token_indices[pair]]) for pair in chosen.pairs])
@@ -159,6 +182,12 @@ def test_streaming_matches_the_definitions_for_any_batch_size(size: int):
         assert metrics["intra_similarity_adjusted"] == pytest.approx(
             metrics["intra_similarity"] - baseline, abs=1e-6
         )
+        assert metrics["explained_variance"] == pytest.approx(
+            np.mean([explained_variance(x) for x in occurrences]), abs=1e-6
+        )
+        random = whole[chosen.token_indices[chosen.random]]
+        assert len(random) == 200
+        assert metrics["explained_variance_baseline"] == pytest.approx(explained_variance(random))
         assert metrics["explained_variance_adjusted"] == pytest.approx(
             metrics["explained_variance"] - metrics["explained_variance_baseline"]
         )
@@ -168,7 +197,7 @@ def test_adjusted_self_similarity_matches_a_hand_computation():
     layer = LayerStates(7, 1, 2)
     layer.occurrences[:] = np.vstack([OCCURRENCES, RANDOM])
     pairs = np.array([(i, j) for i in range(3, 7) for j in range(3, 7) if i != j])
-    chosen = Occurrences(np.arange(7), (np.arange(3),), pairs, np.arange(3, 7))
+    chosen = Occurrences(np.arange(7), (np.arange(3),), pairs, random=np.arange(3, 7), compared=3)
     metrics = layer_metrics(layer, chosen, 0)
     assert metrics["self_similarity_adjusted"].value == pytest.approx(0.232316, abs=1e-6)
     assert (metrics["self_similarity"].count, metrics["word_cosine"].count, metrics["word_cosine"].of) == (
@@ -189,9 +218,19 @@ def test_static_words_have_self_similarity_one_and_random_states_none():
     layers = gather_states(batches(tokens, [static, noise], 50), tokens, chosen)
     of_static, of_noise = (layer_metrics(layer, chosen, 0) for layer in layers)
     assert of_static["self_similarity"].value == pytest.approx(1, abs=1e-6)
-    assert of_static["explained_variance"].value == 1.0
+    assert of_static["explained_variance"].value == pytest.approx(1)
     assert abs(of_noise["self_similarity_adjusted"].value) < 0.03
-    assert abs(of_noise["explained_variance_adjusted"].value) < 0.03
+
+
+def test_random_states_of_frequent_words_explain_no_more_variance_than_random_words():
+    """Rare words explain more in any model: the baseline has 1,000 rows, and they have few."""
+    tokens = texts(3_000)
+    noise = np.random.default_rng(7).normal(size=(len(tokens.ids), 16)).astype(np.float32)
+    chosen = choose_occurrences(tokens, contexts=400, pairs=1_000, limit=100_000, seed=0)
+    (layer,) = gather_states(batches(tokens, [noise], 500), tokens, chosen)
+    for mev in ("literal", "published", "centred"):
+        metrics = layer_metrics(layer, chosen, 0, mev=mev)
+        assert abs(metrics["explained_variance_adjusted"].value) < 0.03
 
 
 def test_metrics_without_data_are_omitted():

@@ -70,6 +70,7 @@ def measure_geometry(run: Run, candidates: Sequence[ResolvedCandidate]) -> Geome
         seed=settings.seed,
         neighbours=settings.neighbours,
         edit_unit=settings.edit_distance,
+        mev=settings.mev,
         missing={name: each.reason for name, each in (("corpus", texts), ("pairs", pairs)) if each.reason},
         gold_edits=rank_correlation(scored.gold, scored.edits, "pairs") if scored else None,
         series=tuple(_named_spaces(candidates, by_space)),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pipeline.models.inference.encoder import Encoder
     from pipeline.models.inference.hidden_states import HiddenStates
 
-_VERSION = 1  # of the measurement; raise it to measure again
+_VERSION = 2  # of the measurement; raise it to measure again
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class MeasureEncoder(PlainTask[EncoderToMeasure, EncoderGeometry]):
                 chosen,
                 positives[number] if positives else None,
                 seed=settings.seed,
-                centred=settings.centred,
+                mev=settings.mev,
             )
             for number, layer in enumerate(layers)
         )
@@ -140,7 +140,7 @@ class MeasureEncoder(PlainTask[EncoderToMeasure, EncoderGeometry]):
         layers = gather_states(
             hidden_states.states(tokens),
             Tokenized(tokens.ids, tokens.offsets, np.zeros(len(tokens.ids), dtype=bool)),
-            Occurrences(no_words, (), np.zeros((0, 2), np.int64), no_words),
+            Occurrences(no_words, (), np.zeros((0, 2), np.int64), random=no_words, compared=0),
         )
         return [(layer.means[: len(positive_rows)], layer.means[len(positive_rows) :]) for layer in layers]
 
