@@ -9,6 +9,7 @@ from jobs.augment import augment
 from jobs.boundary import EXIT_CODES
 from jobs.command import application
 from jobs.completion import completion
+from jobs.count import count
 from jobs.encode import encode
 from jobs.evaluate import evaluate
 from jobs.index import index
@@ -65,7 +66,20 @@ def _without_command(
         raise typer.Exit(2)
 
 
-for _command in (init, plan, preflight, train, augment, encode, whiten, index, evaluate, nightly, search):
+for _command in (
+    init,
+    plan,
+    preflight,
+    train,
+    augment,
+    count,
+    encode,
+    whiten,
+    index,
+    evaluate,
+    nightly,
+    search,
+):
     app.command()(_command)
 app.add_typer(releases, name="releases")
 app.command()(completion)

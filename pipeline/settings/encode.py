@@ -44,8 +44,9 @@ class EncoderSettings(Settings):
     frequent: Annotated[int, Field(ge=1)] = 36
     """number of tokens that `exclude: [frequent]` leaves out, by `frequencies`"""
     frequencies: str | None = None
-    """a Parquet file, path or URI, with the columns word and count, for `exclude: [frequent]` and `sif`. A
-    file frequencies.parquet in the encoder folder, such as in a release's copy, takes precedence"""
+    """a Parquet file, path or URI, with the columns word and count, for `exclude: [frequent]` and `sif`, or
+    with token and count, which `manta count` writes for `exclude: [frequent]`. A file frequencies.parquet in
+    the encoder folder, such as in a release's copy, takes precedence"""
     sif: Annotated[float, Field(gt=0)] | None = None
     """weight a word of probability p by sif / (sif + p) in an average (Arora et al. 2017; 0.001 is usual);
     null: equal weights. Needs word vectors and `frequencies`"""

@@ -12,18 +12,21 @@ import argparse
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
 from pipeline.config import digest_of
 from pipeline.errors import DataError
 from pipeline.evaluate.similarity import paired
+from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.locate import locate
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.models.layers.numerics import use_threads
@@ -183,32 +186,19 @@ def token_averages(sentences: Sentences, frequencies: Path) -> Iterator[tuple[st
     """Yield a line for each average of MiniLM's static token vectors.
 
     These are averages of all tokens, without the kinds of tokens that bias them, and of word vectors with SIF
-    weights.
+    weights. The most frequent tokens are those of the evaluated sets, the probabilities of SIF those of
+    `frequencies`.
     """
-    counted = str(frequencies)
-    variants = {
-        "all tokens": EncoderSettings(pooling="table", normalize=False),
-        "without the 36 most frequent": EncoderSettings(
-            pooling="table", normalize=False, exclude=("frequent",), frequencies=counted
-        ),
-        "without sub-words": EncoderSettings(pooling="table", normalize=False, exclude=("subword",)),
-        "without punctuation": EncoderSettings(pooling="table", normalize=False, exclude=("punctuation",)),
-        "without any of them": EncoderSettings(
-            pooling="table",
-            normalize=False,
-            exclude=("frequent", "subword", "punctuation"),
-            frequencies=counted,
-        ),
-    }
-    for name, settings in variants.items():
-        yield _line(
-            "token table", name, "", _of(sentences, load_encoder(settings, EncodeSettings())).values()
-        )
     with tempfile.TemporaryDirectory(prefix="manta-bench-") as folder:
+        counted = str(_token_counts(sentences, Path(folder, "counts.parquet")))
+        for name, settings in token_variants(counted).items():
+            encoder = load_encoder(settings, EncodeSettings())
+            yield _line("token table", name, "", _of(sentences, encoder).values())
         words = str(_word_vectors(Path(folder, "words.txt")))
         plain = load_encoder(EncoderSettings(path=words), EncodeSettings())
         yield _line("word vectors", "average", "", _of(sentences, plain).values())
-        sif = load_encoder(EncoderSettings(path=words, sif=1e-3, frequencies=counted), EncodeSettings())
+        settings = EncoderSettings(path=words, sif=1e-3, frequencies=str(frequencies))
+        sif = load_encoder(settings, EncodeSettings())
         yield _line("word vectors", "SIF weights", "", _of(sentences, sif).values())
         table = SentenceVectors(sentences, sif.encode(list(sentences.index_of)))
         for fit in FITS:
@@ -222,6 +212,35 @@ def token_averages(sentences: Sentences, frequencies: Path) -> Iterator[tuple[st
             yield _line("word vectors", "SIF", fit, [table.score(name, first[name]) for name in SETS])
 
 
+def token_variants(counted: str) -> dict[str, EncoderSettings]:
+    """Return the averages of static tokens without the kinds of tokens that bias them, by name."""
+    return {
+        "all tokens": EncoderSettings(pooling="table", normalize=False),
+        "without the 36 most frequent": EncoderSettings(
+            pooling="table", normalize=False, exclude=("frequent",), frequencies=counted
+        ),
+        "without sub-words": EncoderSettings(pooling="table", normalize=False, exclude=("subword",)),
+        "without punctuation": EncoderSettings(pooling="table", normalize=False, exclude=("punctuation",)),
+        "without any of them": EncoderSettings(
+            pooling="table",
+            normalize=False,
+            exclude=("frequent", "subword", "punctuation"),
+            frequencies=counted,
+        ),
+    }
+
+
+def _token_counts(sentences: Sentences, file: Path) -> Path:
+    """Write the counts of MiniLM's tokens in the distinct sentences of the evaluated sets."""
+    tokenizer = open_folder(EncoderSettings()).tokenizer()
+    texts = _distinct(text for name in SETS for side in sentences.pairs[name][:2] for text in side)
+    names = {token_id: token for token, token_id in tokenizer.vocabulary().items()}
+    counts = Counter(token_id for row in tokenizer.text_ids(texts) for token_id in row)
+    tokens = [names[token_id] for token_id in counts]
+    pq.write_table(pa.table({"token": tokens, "count": list(counts.values())}), file)
+    return file
+
+
 def _of(sentences: Sentences, encoder: Encoder) -> dict[str, float]:
     table = SentenceVectors(sentences, encoder.encode(list(sentences.index_of)))
     return {name: table.score(name) for name in SETS}
@@ -230,8 +249,6 @@ def _of(sentences: Sentences, encoder: Encoder) -> dict[str, float]:
 def _word_vectors(file: Path) -> Path:
     """Write MiniLM's token embeddings of whole words in GloVe's format, in place of real word vectors."""
     folder = locate("all-MiniLM-L6-v2")
-    from pipeline.models.folder.folder import open_folder
-
     table = (
         open_checkpoint(open_folder(EncoderSettings()))
         .tensor("embeddings.word_embeddings.weight", (30_522, 384))

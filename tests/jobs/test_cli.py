@@ -21,6 +21,7 @@ COMMANDS = (
     "init",
     "plan",
     "preflight",
+    "count",
     "encode",
     "whiten",
     "index",

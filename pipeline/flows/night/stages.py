@@ -3,8 +3,11 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+import pyarrow as pa
+
 from pipeline.errors import DataError
 from pipeline.flows.corpus import harvest_corpus, open_releases, read_corpus
+from pipeline.flows.encode.count_tokens import count_tokens, without_counts
 from pipeline.flows.encode.encode import count_unencoded_rows, encode
 from pipeline.flows.encode.encoder_copy import encoder_for_workers, keep_encoder
 from pipeline.flows.encode.probe import EncodeTexts
@@ -216,6 +219,13 @@ def through_encoding(job: Job, stages: Stages, *, verbose: bool = False) -> tupl
     with _started(job, stages, verbose) as (run, previous, corpus):
         vectors, _ = encode(run, corpus, previous.release)
     return run.store, corpus, vectors
+
+
+def through_counting(job: Job, stages: Stages, *, verbose: bool = False) -> tuple[Store, str, pa.Table]:
+    """Read the corpus and count its tokens. Returns the store, the path of the counts, and the counts."""
+    job = job.model_copy(update={"encoder": without_counts(job.encoder)})
+    with _started(job, stages, verbose) as (run, _, corpus):
+        return run.store, *count_tokens(run, corpus)
 
 
 def through_whitening(

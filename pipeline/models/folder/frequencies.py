@@ -1,4 +1,4 @@
-"""Read word counts: a Parquet file with the columns word and count.
+"""Read counts of words or of tokens: a Parquet file with the columns word, or token, and count.
 
 Imports neither torch nor transformers.
 """
@@ -25,12 +25,14 @@ _KEY = "encoder.frequencies"
 
 @dataclass(frozen=True)
 class Frequencies:
-    """Counts of n words."""
+    """Counts of n words, or of n tokens of a tokenizer's vocabulary."""
 
     words: pa.ChunkedArray
     """(n,) strings; a word may occur in several rows"""
     counts: np.ndarray
     """(n,) float64, not negative"""
+    are_tokens: bool = False
+    """the strings are tokens of a vocabulary, such as ##ing, which must not be tokenized"""
 
     def batches(self) -> Iterator[tuple[list[str], np.ndarray]]:
         """Yield words and their counts, one batch at a time."""
@@ -57,7 +59,7 @@ def locate_frequencies(path: str) -> Path:
 
 
 def read_frequencies(file: Path) -> Frequencies:
-    """Read words and counts.
+    """Read words, or tokens, and counts.
 
     Raises:
         ModelError: a column is missing or of another type, a word or count is missing, or a count is negative
@@ -66,12 +68,13 @@ def read_frequencies(file: Path) -> Frequencies:
     try:
         parquet = pq.ParquetFile(file)
         names = parquet.schema_arrow.names
-        if missing := [name for name in ("word", "count") if name not in names]:
+        what = "token" if "token" in names and "word" not in names else "word"
+        if missing := [name for name in (what, "count") if name not in names]:
             raise _unusable(
-                file, "the columns word and count", f"no {missing[0]} among {', '.join(names[:8])}"
+                file, f"the columns {what} and count", f"no {missing[0]} among {', '.join(names[:8])}"
             )
-        table = parquet.read(columns=["word", "count"])
-        words, counts = table["word"], table["count"]
+        table = parquet.read(columns=[what, "count"])
+        words, counts = table[what], table["count"]
     except (pa.ArrowException, OSError) as error:
         raise _unusable(file, "a readable Parquet file", " ".join(str(error).split())[:200]) from None
     if nulls := words.null_count + counts.null_count:
@@ -88,7 +91,7 @@ def read_frequencies(file: Path) -> Frequencies:
         raise _unusable(file, expected, f"{values[bad[0]]:g} for {words[bad[0]].as_py()!r}")
     if not values.any():
         raise _unusable(file, expected, "only zeros" if len(values) else "no row")
-    return Frequencies(words, values)
+    return Frequencies(words, values, are_tokens=what == "token")
 
 
 def _unusable(file: Path, expected: str, found: str) -> ModelError:

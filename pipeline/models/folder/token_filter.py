@@ -102,13 +102,19 @@ def _is_punctuation(text: str) -> bool:
 
 
 def _most_frequent(tokenizer: Tokenizer, counts: Frequencies, words: bool, number: int) -> np.ndarray:
-    """Return the ids of the `number` most frequent tokens, without special ones, by the counts of words."""
+    """Return the ids of the `number` most frequent tokens, without special ones.
+
+    The counts are of tokens, or of words, which are tokenized.
+    """
     vocabulary = tokenizer.vocabulary()
     # inside a text, a space precedes each word and belongs to its first token
     has_spaces = not words and _marker(vocabulary) == _BPE_SPACE
     totals = np.zeros(max(vocabulary.values(), default=-1) + 1)
     for batch, word_counts in counts.batches():
-        rows = tokenizer.text_ids([f" {word}" for word in batch] if has_spaces else batch)
+        if counts.are_tokens:
+            rows = [[vocabulary[token]] if token in vocabulary else [] for token in batch]
+        else:
+            rows = tokenizer.text_ids([f" {word}" for word in batch] if has_spaces else batch)
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         ids = np.fromiter((token_id for row in rows for token_id in row), np.int64, int(lengths.sum()))
         totals += np.bincount(ids, np.repeat(word_counts, lengths), minlength=len(totals))

@@ -4,6 +4,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
+from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.frequencies import Frequencies, read_frequencies
 from pipeline.models.folder.word_vectors import TABLE
@@ -29,9 +30,15 @@ class BagModel(Model):
         self._weights: Tensor | None = None
         averages = folder.averages
         if averages.sif is not None and averages.counts is not None:
-            weights = sif_weights(
-                tokenizer, read_frequencies(averages.counts), averages.sif, lower=folder.lower
-            )
+            frequencies = read_frequencies(averages.counts)
+            if frequencies.are_tokens:
+                raise ModelError(
+                    f"encoder.frequencies {averages.counts}",
+                    "counts of words (columns word and count), for encoder.sif",
+                    "counts of tokens",
+                    "count the corpus with these word vectors as encoder.path",
+                )
+            weights = sif_weights(tokenizer, frequencies, averages.sif, lower=folder.lower)
             self._weights = self.put(weights.astype(np.float32))
 
     def forward(

@@ -27,6 +27,7 @@ BARE = (
     "manta init",
     "manta train",
     "manta augment",
+    "manta count",
     "manta encode",
     "manta index",
     "manta whiten",

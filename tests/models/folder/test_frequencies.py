@@ -34,7 +34,8 @@ def test_words_and_counts_of_any_numeric_type_are_read_in_order(tmp_path):
     ("columns", "message"),
     [
         ({"word": ["a"], "n": [1]}, "expected the columns word and count, found no count among word, n"),
-        ({"token": ["a"], "count": [1]}, "found no word among token, count"),
+        ({"tokens": ["a"], "count": [1]}, "found no word among tokens, count"),
+        ({"token": ["a"], "n": [1]}, "expected the columns token and count, found no count among token, n"),
         ({"word": ["a", None], "count": [1, 2]}, "expected a word and a count in every row, found 1 missing"),
         (
             {"word": ["a"], "count": ["many"]},

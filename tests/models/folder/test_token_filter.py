@@ -5,11 +5,14 @@ import string
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import transformers
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.folder import open_folder
+from pipeline.models.folder.token_filter import load_filter
 from pipeline.settings import EncoderSettings
 from tests.models.folder.wordfiles import write_counts, write_words
 from tests.models.folders import LONG, TEXTS, encoder_at, hidden_states, table_rows
@@ -92,6 +95,20 @@ def test_averages_are_taken_over_the_remaining_tokens(folders, counts, family, p
         removed += max(0, len(rows) - 2 - len(places))
         np.testing.assert_allclose(vector, FORMULAS[pooling](rows, states, places), atol=1e-5)
     assert removed > 0, "the filter has something to do"
+
+
+def test_counts_of_tokens_are_used_as_they_are(folders, tmp_path):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders["bert"])
+    pieces = [piece for piece in tokenizer.get_vocab() if piece.startswith("##")][:3]
+    file = tmp_path / "counts.parquet"
+    pq.write_table(pa.table({"token": ["the", *pieces, "no such token"], "count": [1, 9, 8, 7, 99]}), file)
+    folder = open_folder(
+        EncoderSettings(path=str(folders["bert"]), exclude=("frequent",), frequencies=str(file), frequent=3)
+    )
+    kept = load_filter(folder, folder.tokenizer())
+    assert kept is not None
+    special = set(tokenizer.all_special_ids) & {tokenizer.cls_token_id, tokenizer.sep_token_id}
+    assert set(np.flatnonzero(~kept).tolist()) == special | set(tokenizer.convert_tokens_to_ids(pieces))
 
 
 def test_word_vectors_are_filtered_too(tmp_path, counts, monkeypatch):
