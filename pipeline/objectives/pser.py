@@ -1,9 +1,9 @@
 """PSER (Guo et al.): SimCSE with shuffled positions, plus R-Drop's divergence (Liang et al. 2021)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 from torch import Tensor, nn
 
 from pipeline.losses import pser
@@ -22,10 +22,12 @@ class Pser(InBatchContrast):
 
     Args:
         temperature: divides the cosines.
-        alpha: weight of the divergence.
+        alpha: weight of the divergence; 0 leaves it out.
         kl_on: "embedding" compares softmax(z1) and softmax(z2) over the dimensions, the literal reading of
             the paper; "similarity" compares the distributions over the candidates of all ranks (softmax of
             the cosines over the temperature), as R-Drop compares distributions over classes.
+        shuffle: False gives both views their own positions, so that they differ by dropout only. Without
+            divergence, too, this is SimCSE with the encoder's pooling: the paper's ablations.
         keep_special: True if [CLS] and [SEP] keep their positions: the paper shuffles those of the text.
     """
 
@@ -37,13 +39,14 @@ class Pser(InBatchContrast):
         encoder: nn.Module,
         *,
         temperature: PositiveFloat = 0.05,
-        alpha: PositiveFloat = 1.0,
+        alpha: Annotated[float, Field(ge=0)] = 1.0,
         kl_on: Literal["embedding", "similarity"] = "embedding",
+        shuffle: bool = True,
         keep_special: bool = True,
     ) -> None:
         super().__init__(encoder)
         self.temperature, self.alpha, self.kl_on = temperature, alpha, kl_on
-        self.keep_special = keep_special
+        self.shuffle, self.keep_special = shuffle, keep_special
 
     @classmethod
     def correction(cls, options: Mapping[str, JsonValue], encoder: EncoderFolder) -> str | None:
@@ -52,12 +55,15 @@ class Pser(InBatchContrast):
 
     def views(self, batch: Batch) -> Sequence[View]:
         tokens = batch.tokens("text")
-        shuffled = shuffled_positions(tokens, keep_special=self.keep_special)
+        shuffled = shuffled_positions(tokens, keep_special=self.keep_special) if self.shuffle else None
         return View(self.encoder, tokens), View(self.encoder, tokens, positions=shuffled)
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
+        contrast = super().loss(reps, batch)
+        if self.alpha == 0:
+            return contrast
         first, second = reps
         if self.kl_on == "similarity":  # distributions over the rows of all ranks need all their vectors
             first, second = batch.peers.gather(first), batch.peers.gather(second)
         divergence = pser(first, second, temperature=self.temperature, kl_on=self.kl_on)
-        return super().loss(reps, batch) + Loss.of(divergence=self.alpha * divergence)
+        return contrast + Loss.of(divergence=self.alpha * divergence)

@@ -6,6 +6,7 @@ import torch
 
 from pipeline.errors import ConfigError
 from pipeline.objectives.pser import Pser
+from pipeline.objectives.simcse import SimCSE
 from pipeline.train.gradcache import loss_and_backward
 from tests.objectives.tiny import Tiny, batch_of, texts
 
@@ -45,6 +46,29 @@ def test_by_default_the_text_is_shuffled_between_its_special_tokens():
         assert (positions[0], positions[15], *positions[16:]) == (0, 15, 0, 1, 2)
         assert sorted(positions[:16]) == list(range(16))
         assert positions[:16].tolist() != list(range(16))
+
+
+def test_without_shuffling_and_divergence_it_is_simcse_without_a_head():
+    batch = batch_of({"text": texts(5)})
+    losses = []
+    for objective in (
+        Pser(Tiny(dropout=0.2), alpha=0.0, shuffle=False),
+        SimCSE(Tiny(dropout=0.2), head="none"),
+    ):
+        torch.manual_seed(0)
+        losses.append(loss_and_backward(objective.double(), batch).loss)
+    assert losses[0].parts.keys() == {"info_nce"}
+    torch.testing.assert_close(losses[0].total, losses[1].total, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("alpha", "parts"), [(0.0, {"info_nce"}), (0.1, {"info_nce", "divergence"})])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_each_component_can_be_left_out(alpha: float, parts: set[str], shuffle: bool):
+    objective, batch = Pser(Tiny(), alpha=alpha, shuffle=shuffle), batch_of({"text": ["abcdefghij", "qrs"]})
+    assert (objective.views(batch)[1].positions is not None) == shuffle
+    found = objective.loss((Z, OTHER), PAIR)
+    assert found.parts.keys() == parts
+    assert found.parts["info_nce"].item() == pytest.approx(0.001427, abs=1e-6)
 
 
 def test_chunks_give_the_same_loss_for_both_divergences():
