@@ -23,7 +23,7 @@ from pipeline.store.base import Store, in_threads
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.units import Corpus, CorpusUnit, Manifest, UnitRecord, sum_counts
 from pipeline.text.corpus.normalize import normalize
-from pipeline.text.tokens.coverage import token_counts, token_warnings
+from pipeline.text.tokens.coverage import ScriptCoverage, token_counts, token_warnings
 
 
 class EncodeBlocks:
@@ -122,7 +122,7 @@ def encode(run: Run, corpus: Corpus, before: ReleaseManifest | None = None) -> t
         records = with_samples(run, records, before)
         bar.stage.note = _waiting_note(stats)
     units = tuple(records[unit.sha256] for unit in corpus.units)
-    _warn(units, before)
+    _report_tokens(units, before)
     check_any_vector(units, job.encoder, "the whole corpus")
     return Manifest(stage="vectors", units=units, parents=(corpus.digest,), settings_digest=space_id), stats
 
@@ -162,12 +162,14 @@ def _can_copy(before: ReleaseManifest, job: Job, space_id: str) -> bool:
     )
 
 
-def _warn(units: Sequence[UnitRecord], before: ReleaseManifest | None) -> None:
-    """Log warnings about unknown tokens and rejected texts."""
+def _report_tokens(units: Sequence[UnitRecord], before: ReleaseManifest | None) -> None:
+    """Log the unknown and lost tokens, and warnings if they or the rejected texts are many."""
     known = {unit.path for unit in before.units} if before is not None else set()
     counts = [unit.counts for unit in units]
     tokens = token_counts(counts, [unit.counts for unit in units if unit.path not in known])
-    sums = sum_counts(counts)
+    sums, covered = sum_counts(counts), ScriptCoverage.of(tokens)
+    if covered.scripts:
+        say(f"tokens: {covered.total.sentence}")
     for sentence in (*token_warnings(tokens), *rejected_warnings(sums, sums.get("rows", 0))):
         say(f"warning: {sentence}")
 

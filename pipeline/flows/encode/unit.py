@@ -84,7 +84,6 @@ class EncodeUnit:
                 f"space {encoder.space_id}",
                 "make the same files available on every node",
             )
-        encoder.check()
         unreported = {"load": time.perf_counter() - start}  # the first unit reports it
 
         def work(unit: CorpusUnit) -> tuple[UnitRecord, WorkerStats]:

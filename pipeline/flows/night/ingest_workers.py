@@ -34,6 +34,7 @@ def ingest_workers(
         yield map_here
         return
     with connect(job.cluster, stages.under("ingest"), verbose=verbose) as workers:
+        workers.check(job.cluster)
 
         def map_on_workers(task: IngestTask, items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
             return workers.map_units(task, items, Pool(workers.index_workers(job.cluster, len(items))))

@@ -123,11 +123,13 @@ def tried_encoder(
     Without local workers the cluster is connected, and stays so for the duration of the block.
 
     Raises:
-        ModelError: the encoder makes vectors with NaN or infinity.
+        ModelError: the encoder cannot be loaded, or gives no usable vector of a plain sentence.
+        ConfigError: the cluster cannot have as many workers as the settings ask for.
     """
     with ExitStack() as stack:
         connected = connect(job.cluster, stages.under("encoder"), verbose=verbose)
         workers = local or stack.enter_context(connected)
+        workers.check(job.cluster)
         with stages("encoder"):
             settings = encoder_for_workers(job.encoder, store, workers)
             task = EncodeTexts(settings, workers.encode_settings(job.encode))

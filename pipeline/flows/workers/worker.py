@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
 
 def worker_encoder(encoder: EncoderSettings, encode: EncodeSettings) -> "Encoder":
-    """Load the encoder on the device that this worker was assigned, or return it if it is loaded."""
+    """Load the encoder on the device that this worker was assigned, or return it if it is loaded.
+
+    Raises:
+        ModelError: the folder cannot be loaded, or the encoder gives no usable vector of a plain sentence.
+    """
     return _load_encoder(encoder, encode, gpu_assigned())
 
 
@@ -20,7 +24,9 @@ def worker_encoder(encoder: EncoderSettings, encode: EncodeSettings) -> "Encoder
 def _load_encoder(encoder: EncoderSettings, encode: EncodeSettings, gpu: bool) -> "Encoder":
     from pipeline.models.inference.encoder import load_encoder
 
-    return load_encoder(encoder, encode, resolve(encode.device, float(gpu)))
+    loaded = load_encoder(encoder, encode, resolve(encode.device, float(gpu)))
+    loaded.check()
+    return loaded
 
 
 def gpu_assigned() -> bool:

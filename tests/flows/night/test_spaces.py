@@ -100,14 +100,25 @@ def test_a_release_with_a_replaced_encoder_refuses_queries(night: Night):
         open_release(night.job.release.root).search("a dog runs")
 
 
-def test_an_encoder_with_infinite_weights_ends_the_first_night_before_the_corpus_is_read(night: Night):
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        (
+            "output.dense.bias",
+            float("inf"),
+            r"in .*layer\.0\.output\.dense\.bias, found NaN or infinity in 1",
+        ),
+        ("output.dense.weight", 3e38, "finite vectors, found NaN or infinity for 'A sentence"),
+    ],
+)
+def test_an_unusable_encoder_ends_the_first_night_before_the_corpus_is_read(
+    night: Night, name: str, value: float, found: str
+):
     weights = Path(night.job.encoder.path) / "model.safetensors"
     tensors = load_file(weights)
-    tensors["encoder.layer.0.output.dense.bias"][3] = float("inf")
+    tensors[f"encoder.layer.0.{name}"][3] = value
     save_file(tensors, weights, {"format": "pt"})
-    with pytest.raises(
-        ModelError, match=r"layer\.0\.output\.dense\.bias, found NaN or infinity in 1"
-    ) as caught:
+    with pytest.raises(ModelError, match=found) as caught:
         night.run()
     assert caught.value.exit_code == 4
     assert [entry.path for entry in open_releases(night.job).store.list("")] == []
