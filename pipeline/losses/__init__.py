@@ -15,7 +15,7 @@ from pipeline.losses.classification import (
     pair_features,
 )
 from pipeline.losses.context import quick_thoughts
-from pipeline.losses.contrastive import cosines, info_nce, nt_xent
+from pipeline.losses.contrastive import Similarity, cosines, info_nce, nt_xent
 from pipeline.losses.distillation import embedding_distillation, similarity_distillation
 from pipeline.losses.divergence import pser, symmetric_divergence
 from pipeline.losses.momentum import enqueue, moco, moving_average, random_queue
@@ -25,6 +25,7 @@ __all__ = [
     "FEATURES",
     "SBERT_FEATURES",
     "Feature",
+    "Similarity",
     "classification",
     "contrastive_tension",
     "cosine_regression",

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from pipeline.losses.checks import (
     require_shape,
 )
 
+Similarity = Literal["cosine", "dot"]
 MASKED_LOGIT = -1e9  # of excluded candidates; not -inf, which gives NaN with a target probability of 0
 
 
@@ -37,11 +39,19 @@ def cosines(left: Tensor, right: Tensor) -> Tensor:
     return inner_products(F.normalize(left, dim=-1, eps=1e-12), F.normalize(right, dim=-1, eps=1e-12))
 
 
+def similarities(left: Tensor, right: Tensor, similarity: Similarity) -> Tensor:
+    """Return the (Q, K) cosines, or inner products, of left (Q, D) and right (K, D) in at least float32."""
+    if similarity == "cosine":
+        return cosines(left, right)
+    return inner_products(*check_representations("inner products", left=left, right=right))
+
+
 def info_nce(
     queries: Tensor,
     keys: Tensor,
     *,
     temperature: float,
+    similarity: Similarity = "cosine",
     negatives: Tensor | None = None,
     hard_negative_weight: float = 1.0,
     excluded: Tensor | None = None,
@@ -58,7 +68,8 @@ def info_nce(
         queries: (Q, D), need not be normalized.
         keys: (K, D) with K >= offset + Q. The positive of query i is keys[offset + i]; all other keys are
             negatives.
-        temperature: divides the cosines; > 0.
+        temperature: divides the similarities; > 0.
+        similarity: "cosine", or "dot" for inner products (SimCSE, appendix), with a temperature of 1.
         negatives: (M, D) with M >= offset + Q. The hard negative of query i is negatives[offset + i]; the
             others are negatives too.
         hard_negative_weight: factor of exp(logit) of a query's own hard negative (SimCSE, appendix); > 0.
@@ -76,9 +87,9 @@ def info_nce(
     """
     require_positive("hard_negative_weight", hard_negative_weight)
     require_positive("temperature", temperature)
-    logits = cosines(queries, keys)
+    logits = similarities(queries, keys, similarity)
     if negatives is not None:
-        logits = torch.cat([logits, cosines(queries, negatives)], dim=1)
+        logits = torch.cat([logits, similarities(queries, negatives, similarity)], dim=1)
     logits = logits / temperature
     _check_offset(
         len(queries), offset, keys=len(keys), negatives=len(keys if negatives is None else negatives)

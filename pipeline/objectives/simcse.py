@@ -5,9 +5,10 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from pipeline.losses import Similarity
 from pipeline.models.trainable.heads import HeadName, head_of
 from pipeline.objectives import OBJECTIVES, Batch, Loss, PositiveFloat, View
-from pipeline.objectives.in_batch import HeadedContrast
+from pipeline.objectives.in_batch import HeadedContrast, default_temperature
 
 
 @OBJECTIVES.register("simcse")
@@ -16,7 +17,8 @@ class SimCSE(HeadedContrast):
 
     Both copies are encoded in one pass. The encoder needs dropout: without it both copies are equal, and the
     loss only pushes texts apart. `masks`: "own" gives each copy its own dropout mask; "shared" uses one mask
-    for both, the paper's ablation. Inference does not use the head.
+    for both, the paper's ablation. `similarity`: "cosine", or "dot" for inner products, another ablation.
+    `temperature`: None: 0.05 for cosines, 1 for inner products. Inference does not use the head.
     """
 
     columns = ("text",)
@@ -25,12 +27,14 @@ class SimCSE(HeadedContrast):
         self,
         encoder: nn.Module,
         *,
-        temperature: PositiveFloat = 0.05,
+        temperature: PositiveFloat | None = None,
+        similarity: Similarity = "cosine",
         head: HeadName = "cls_mlp",
         masks: Literal["own", "shared"] = "own",
     ) -> None:
         super().__init__(encoder)
-        self.temperature, self.masks = temperature, masks
+        self.temperature = temperature or default_temperature(similarity)
+        self.similarity, self.masks = similarity, masks
         self.head = head_of(head, self.dim)
         self.allows_truncation = head == "none"
         self.has_positive_pairs = masks == "own"

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from torch import nn
 
+from pipeline.losses import Similarity
 from pipeline.models.layers.post_pooling import DenseModule
 from pipeline.models.trainable.heads import HeadName, head_of
 from pipeline.objectives import OBJECTIVES, PositiveFloat, TrainedModel
-from pipeline.objectives.in_batch import HeadedContrast
+from pipeline.objectives.in_batch import HeadedContrast, default_temperature
 
 
 @OBJECTIVES.register("supervised")
@@ -15,9 +16,10 @@ class Supervised(HeadedContrast):
     """InfoNCE of anchors with positives and, if the data has them, hard negatives; for example NLI triples.
 
     `hard_negative_weight` multiplies an anchor's own hard negative in the denominator of its softmax; hard
-    negatives of other anchors have weight one (equation 5, with the weight of the appendix). The paper trains
-    a layer over [CLS] and keeps it at inference: use an encoder with pooling cls_mlp, or a `head` over any
-    pooling, which inference keeps unless `keep_head` is false.
+    negatives of other anchors have weight one (equation 5, with the weight of the appendix). `similarity`:
+    "cosine", or "dot" for inner products, an ablation of the paper. `temperature`: None: 0.05 for cosines, 1
+    for inner products. The paper trains a layer over [CLS] and keeps it at inference: use an encoder with
+    pooling cls_mlp, or a `head` over any pooling, which inference keeps unless `keep_head` is false.
     """
 
     columns = ("anchor", "positive")
@@ -27,13 +29,15 @@ class Supervised(HeadedContrast):
         self,
         encoder: nn.Module,
         *,
-        temperature: PositiveFloat = 0.05,
+        temperature: PositiveFloat | None = None,
+        similarity: Similarity = "cosine",
         head: HeadName = "none",
         keep_head: bool = True,
         hard_negative_weight: PositiveFloat = 1.0,
     ) -> None:
         super().__init__(encoder)
-        self.temperature, self.hard_negative_weight = temperature, hard_negative_weight
+        self.temperature = temperature or default_temperature(similarity)
+        self.similarity, self.hard_negative_weight = similarity, hard_negative_weight
         self.head, self.keep_head = head_of(head, self.dim), keep_head
         self.allows_truncation = head == "none"
 

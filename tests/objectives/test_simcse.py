@@ -27,6 +27,17 @@ def test_the_loss_of_two_pairs_matches_a_hand_computation(temperature: float, lo
     )
 
 
+def test_inner_products_have_no_temperature():
+    """Scores 1 and 0 for the first text, 1 and 2 for the second: log(1 + 1/e) each."""
+    batch = batch_of({"text": ["a", "b"]})
+    objective = SimCSE(Tiny(dim=2), similarity="dot", head="none")
+    assert objective.temperature == 1
+    assert objective.loss((Z, OTHER), batch).total.item() == pytest.approx(0.313262, abs=1e-6)
+    assert SimCSE(Tiny(dim=2)).temperature == 0.05
+    longer = objective.loss((3 * Z, OTHER), batch).total.item()
+    assert longer == pytest.approx(np.log1p(np.exp(-3)), abs=1e-9), "lengths count"
+
+
 def test_both_copies_share_a_pass_with_different_dropout_masks():
     torch.manual_seed(0)
     objective, batch = SimCSE(Tiny(dropout=0.2)).double(), batch_of({"text": texts(5)})

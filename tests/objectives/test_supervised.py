@@ -18,6 +18,15 @@ def test_the_loss_of_two_triples_matches_a_hand_computation(weight: float, loss:
     assert objective.loss((Z, POSITIVE, NEGATIVE), BATCH).total.item() == pytest.approx(loss, abs=1e-6)
 
 
+def test_inner_products_with_hard_negatives():
+    """The first anchor scores 1, 0 and -1, 1; the second 1, 2 and 1, 2."""
+    objective = Supervised(Tiny(dim=2), similarity="dot")
+    scores = torch.tensor([[1.0, 0, -1, 1], [1, 2, 1, 2]]).double()
+    expected = torch.nn.functional.cross_entropy(scores, torch.tensor([0, 1]))
+    found = objective.loss((Z, POSITIVE, NEGATIVE), BATCH).total
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
 def test_without_negatives_it_is_the_loss_of_pairs():
     objective = Supervised(Tiny(dim=2), temperature=0.5, hard_negative_weight=2.0)
     assert objective.loss((Z, POSITIVE), BATCH).total.item() == pytest.approx(0.330085, abs=1e-6)
