@@ -1,7 +1,6 @@
 """The candidate of a night: a release that is built, with its manifest, before it is published."""
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,20 +69,16 @@ class LiveUnits:
     placed: tuple[PlacedUnit, ...]
     dead: DeadRows
 
-    def units(self) -> Iterator[tuple[PlacedUnit, np.ndarray, np.ndarray]]:
-        """Yield each unit, its dead rows that have a vector, and its live rows that have none."""
-        for placed in self.placed:
-            dead, dropped = self.dead.rows_of(placed.ordinal), np.asarray(placed.unit.dropped, dtype=np.int64)
-            yield (
-                placed,
-                np.setdiff1d(dead, dropped, assume_unique=True),
-                np.setdiff1d(dropped, dead, assume_unique=True),
-            )
+    def rows_of(self, placed: PlacedUnit) -> int:
+        """Return the number of the unit's live rows with a vector."""
+        dropped = np.asarray(placed.unit.dropped, dtype=np.int64)
+        dead = np.setdiff1d(self.dead.rows_of(placed.ordinal), dropped, assume_unique=True)
+        return placed.unit.rows - len(dead)
 
     @property
     def rows(self) -> int:
         """Number of live rows with a vector."""
-        return sum(placed.unit.rows - len(dead) for placed, dead, _ in self.units())
+        return sum(map(self.rows_of, self.placed))
 
     def numerics(self) -> dict[str, int]:
         """Count live rows by the numerics of their vectors.
@@ -91,10 +86,10 @@ class LiveUnits:
         Dead rows are subtracted from the rows that were encoded for their unit, not from copied ones.
         """
         counts: Counter[str] = Counter()
-        for placed, dead, _ in self.units():
-            unit = placed.unit
-            counts.update(unit.copied)
-            counts[unit.numerics_id or ""] += unit.rows - len(dead) - sum(unit.copied.values())
+        for placed in self.placed:
+            copied = placed.unit.copied
+            counts.update(copied)
+            counts[placed.unit.numerics_id or ""] += self.rows_of(placed) - sum(copied.values())
         return {name: count for name, count in counts.items() if count > 0}
 
     def count_quarantined(self, store: Store) -> dict[str, int]:
@@ -108,7 +103,11 @@ class LiveUnits:
             by_row = dict(zip(unit.dropped, reasons, strict=True))  # both in the order of the rows
             return Counter(f"quarantined_{by_row[row]}" for row in rows.tolist())
 
-        quarantined = [(placed.unit, rows) for placed, _, rows in self.units() if len(rows)]
+        quarantined = [
+            (placed.unit, rows)
+            for placed in self.placed
+            if len(rows := np.setdiff1d(placed.unit.dropped, self.dead.rows_of(placed.ordinal)))
+        ]
         return dict(sorted(sum_counts(in_threads(count, quarantined)).items()))
 
 

@@ -25,6 +25,12 @@ from pipeline.text.tokens.coverage import CoverageCounter, ScriptCoverage
 
 _SAMPLED_FILES, _SAMPLED_BATCHES = 4, 4
 _SAMPLED_TEXTS = 256  # of one batch, tokenized
+# names of checks without whose success a check is left out
+_NEEDED_CHECKS = {
+    "index": ("encoder",),
+    "tokens": ("encoder", "corpus"),
+    "space": ("store", "commits", "encoder", "index", "corpus"),
+}
 
 
 @dataclass(frozen=True)
@@ -49,8 +55,8 @@ class Check:
 def preflight(job: Job, stages: Stages, *, verbose: bool = False) -> list[Check]:
     """Run all checks, except checks that need the success of one that failed."""
     checks, failed = list[Check](), set[str]()
-    for name, needs, check in _Checks(job, stages, verbose).all():
-        if failed.intersection(needs):
+    for name, check in _Checks(job, stages, verbose).all():
+        if failed.intersection(_NEEDED_CHECKS.get(name, ())):
             continue
         try:
             found = check()
@@ -72,20 +78,20 @@ class _Checks:
         self.texts = list[str]()
         self.row_bytes = 1  # the largest mean size of a row in a sampled file
 
-    def all(self) -> Iterator[tuple[str, tuple[str, ...], Callable[[], str | Check]]]:
-        """Yield (name, names of the checks that must have succeeded, function) of every check."""
+    def all(self) -> Iterator[tuple[str, Callable[[], str | Check]]]:
+        """Yield (name, function) of every check."""
         root, commits_root = self.job.release.root, self.job.release.commits_root
-        yield "versions", (), self.versions
-        yield "store", (), lambda: self.store(root, needs_create=commits_root is None)
+        yield "versions", self.versions
+        yield "store", lambda: self.store(root, needs_create=commits_root is None)
         if commits_root is not None:
-            yield "commits", (), lambda: self.store(commits_root, needs_create=True)
-        yield "encoder", (), self.encoder
-        yield "index", ("encoder",), self.index
+            yield "commits", lambda: self.store(commits_root, needs_create=True)
+        yield "encoder", self.encoder
+        yield "index", self.index
         if self.job.corpus.harvest is None:
-            yield "corpus", (), self.corpus
-            yield "tokens", ("encoder", "corpus"), self.tokens
-            yield "space", ("store", "commits", "encoder", "index", "corpus"), self.space
-        yield "cluster", (), self.cluster
+            yield "corpus", self.corpus
+            yield "tokens", self.tokens
+            yield "space", self.space
+        yield "cluster", self.cluster
 
     def versions(self) -> str:
         """Check that exactly one faiss is installed."""

@@ -30,14 +30,14 @@ class RowOrder:
     def __init__(
         self, source: LiveRows, units: Sequence[PlacedUnit], left_out: np.ndarray, batch_rows: int, seed: int
     ) -> None:
-        self._source, self._units, self._seed = source, units, seed
+        self._source, self._seed = source, seed
         self._left_out, self._dead = np.sort(left_out), DeadRows(source.store, source.dead)
-        sizes = [len(self._rows(number)) for number in range(len(units))]
+        sizes = [len(self._rows(unit)) for unit in units]
         self.rows = sum(sizes)
-        # (number of the unit, slice of its rows that are trained on)
+        # (unit, slice of its rows that are trained on)
         self._pieces = [
-            (number, slice(start, min(start + PIECE_ROWS, size)))
-            for number, size in enumerate(sizes)
+            (unit, slice(start, min(start + PIECE_ROWS, size)))
+            for unit, size in zip(units, sizes, strict=True)
             for start in range(0, size, PIECE_ROWS)
         ]
         self.batch_rows = max(1, min(batch_rows, self.rows))
@@ -71,12 +71,11 @@ class RowOrder:
                 yield np.concatenate([prepare(self._read(*piece)) for piece in pieces])[order[skip:]]
             skip = max(0, skip - size)
 
-    def _read(self, number: int, rows: slice) -> np.ndarray:
-        return vectors_at(self._source.open(self._units[number]), self._rows(number)[rows])
+    def _read(self, unit: PlacedUnit, rows: slice) -> np.ndarray:
+        return vectors_at(self._source.open(unit), self._rows(unit)[rows])
 
-    def _rows(self, number: int) -> np.ndarray:
+    def _rows(self, unit: PlacedUnit) -> np.ndarray:
         """Return the rows of the unit's file that are trained on, ascending."""
-        unit = self._units[number]
         return np.flatnonzero(is_live(unit, self._dead) & ~np.isin(row_addresses(unit), self._left_out))
 
 

@@ -164,8 +164,8 @@ def _dataset(task: Task[Item, Result], items: Sequence[Item], pool: Pool, call: 
     from ray.data import ActorPoolStrategy, from_items
 
     rows = [{"number": number, "item": pickle.dumps(item)} for number, item in enumerate(items)]
-    least, most, first = pool.of_items(len(rows))
-    stand_bys = stand_by_rows(len(rows), most)
+    pool = pool.limited_to(len(items))
+    stand_bys = stand_by_rows(len(items), pool.size)
     pickled = ray.put([row["item"] for row in rows]) if stand_bys else None
     stand_by = StandBy(call, pickled, len(rows))
     rows += [{"number": STAND_BY, "item": b""}] * stand_bys
@@ -175,7 +175,7 @@ def _dataset(task: Task[Item, Result], items: Sequence[Item], pool: Pool, call: 
         batch_format="pyarrow",
         fn_constructor_args=(pickle.dumps(task), call, stand_by),
         compute=ActorPoolStrategy(
-            min_size=least, max_size=most, initial_size=first, max_tasks_in_flight_per_actor=1
+            min_size=pool.least, max_size=pool.size, initial_size=pool.now, max_tasks_in_flight_per_actor=1
         ),
         num_cpus=pool.cpus,
         num_gpus=pool.gpus or None,

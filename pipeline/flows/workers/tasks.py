@@ -3,7 +3,7 @@
 import abc
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from pipeline.errors import PipelineError
@@ -74,11 +74,11 @@ class Pool:
         """Return a pool of one encode worker."""
         return cls(1, settings.cpus_per_worker, settings.gpus_per_worker)
 
-    def of_items(self, count: int) -> tuple[int, int, int]:
-        """Return the numbers (least, most, at the beginning) of workers for `count` items."""
-        most = max(1, min(self.size, count))
-        least = min(self.least or self.size, most)
-        return least, most, max(least, min(self.now or self.size, most))
+    def limited_to(self, items: int) -> "Pool":
+        """Return the pool with `size`, `least` and `now` for `items` items, at most one worker for each."""
+        size = max(1, min(self.size, items))
+        least = min(self.least or size, size)
+        return replace(self, size=size, least=least, now=max(least, min(self.now or size, size)))
 
     @property
     def demand(self) -> ResourceDemand:

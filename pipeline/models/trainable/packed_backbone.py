@@ -90,17 +90,20 @@ class Layer(nn.Module):
     def _add_and_norm(self, x: Tensor, update: Tensor, norm_name: str, rate: float) -> Tensor:
         """Add the output of a sublayer, after dropout, and normalize the sum."""
         norm: Any = self.get_submodule(norm_name)
-        parameters = norm.weight, norm.bias, norm.eps
-        return self._maybe_compiled(_norm_of_sum)(x, update, parameters, rate if self.training else 0.0)
+        weight_bias_epsilon = norm.weight, norm.bias, norm.eps
+        return self._maybe_compiled(_norm_of_sum)(
+            x, update, rate if self.training else 0.0, weight_bias_epsilon
+        )
 
     def _maybe_compiled(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return _compiled(function) if self.compiled else function
 
 
-def _norm_of_sum(x: Tensor, update: Tensor, norm: tuple[Tensor, Tensor, float], rate: float) -> Tensor:
-    """Return the layer norm, given by weight, bias and epsilon, of x + dropout(update)."""
-    weight, bias, epsilon = norm
-    return F.layer_norm(x + F.dropout(update, rate, rate > 0), weight.shape, weight, bias, epsilon)
+def _norm_of_sum(
+    x: Tensor, update: Tensor, rate: float, weight_bias_epsilon: tuple[Tensor, Tensor, float]
+) -> Tensor:
+    """Return the layer norm of x + dropout(update)."""
+    return F.layer_norm(x + F.dropout(update, rate, rate > 0), x.shape[-1:], *weight_bias_epsilon)
 
 
 @functools.cache

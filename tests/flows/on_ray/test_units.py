@@ -252,7 +252,8 @@ def test_the_warning_about_a_killed_worker_names_no_infinite_retries(tmp_path: P
     ],
 )
 def test_a_pool_has_at_most_one_actor_per_item(count: int, pool: Pool, expected: tuple[int, int, int]):
-    assert pool.of_items(count) == expected
+    limited = pool.limited_to(count)
+    assert (limited.least, limited.size, limited.now) == expected
 
 
 @pytest.fixture(scope="module")

@@ -182,7 +182,8 @@ def test_the_pool_size_follows_the_settings_the_work_and_the_resources(
     cluster: Workers, values: dict[str, Any], work: int, expected: tuple[int, int, int]
 ):
     pool = cluster.pool(settings(**values), work)
-    assert pool.of_items(work) == expected
+    limited = pool.limited_to(work)
+    assert (limited.least, limited.size, limited.now) == expected
 
 
 IDLE = RayWorkers((Node(cpus=16), Node(cpus=6)), idle=True)
