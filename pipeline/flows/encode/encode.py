@@ -235,6 +235,6 @@ def _waiting_note(stats: WorkerStats) -> str:
     if not waiting:
         return ""
     return (
-        f"{stats.totals.get('tokens', 0):,.0f} tokens; workers waited {waiting['tokenizer']:.1%} for the "
+        f"{stats.tokens:,} tokens; workers waited {waiting['tokenizer']:.1%} for the "
         f"tokenizer, {waiting['store']:.1%} for the store"
     )

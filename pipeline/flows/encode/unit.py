@@ -6,7 +6,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,11 +84,11 @@ class EncodeUnit:
                 f"space {encoder.space_id}",
                 "make the same files available on every node",
             )
-        unreported = {"load": time.perf_counter() - start}  # the first unit reports it
+        unreported_load_s = [time.perf_counter() - start]  # the first unit reports it
 
         def work(unit: CorpusUnit) -> tuple[UnitRecord, WorkerStats]:
-            stats = WorkerStats(dict(unreported), tuple(warnings))
-            unreported.clear()
+            load_s = unreported_load_s.pop() if unreported_load_s else 0.0
+            stats = WorkerStats(load_s=load_s, warnings=tuple(warnings))
             path = record_path(self.space_id, unit, self.encode, self.id_name)
             record = load_record(self.store, path, self.space_id)
             if record is None or not record.is_complete(self.store):
@@ -99,8 +99,13 @@ class EncodeUnit:
                 attempts.end()
                 count_encoded(
                     record.rows - sum(record.copied.values()),
-                    int(stats.totals.get("tokens", 0)),
-                    stats.totals,
+                    stats.tokens,
+                    {
+                        "device": stats.forward_s,
+                        "tokenizer": stats.waiting_s,
+                        "store": stats.store_s,
+                        "model": stats.load_s,
+                    },
                 )
             return record, stats
 
@@ -136,7 +141,7 @@ class _UnitEncoding:
                 result = self._encode_in_child(file)
             start = time.perf_counter()
             record = self._store_files(file, result)
-            self.stats.add("store", time.perf_counter() - start)
+            self.stats.store_s += time.perf_counter() - start
         return record
 
     def _encode_in_child(self, file: Path) -> UnitResult:
@@ -153,14 +158,16 @@ class _UnitEncoding:
         task = self.task
         device = self.encoder.arithmetic.device.kind
         known = find_known(task.store, self.unit, task.sources, task.space_id, device)
-        before = asdict(self.encoder.counters)
+        counters, before = self.encoder.counters, replace(self.encoder.counters)
         if known:
             result = self._write_vectors(ReusingEncoder(self.encoder, known), file, {}, progress)
             result.copied = dict(known.numerics)
         else:
             result = self._write_vectors(self.encoder, file, {}, progress)
-        for name, value in asdict(self.encoder.counters).items():
-            self.stats.add(name, value - before[name])
+        self.stats.tokens += counters.tokens - before.tokens
+        self.stats.repeats += counters.repeats - before.repeats
+        self.stats.forward_s += counters.forward_s - before.forward_s
+        self.stats.waiting_s += counters.waiting_s - before.waiting_s
         return result
 
     def _write_vectors(
@@ -205,7 +212,7 @@ class _UnitEncoding:
                 arrays = [row_id, text_key, vector_column(vectors, schema.field("vector")), *others]
                 start = time.perf_counter()
                 writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
-                self.stats.add("store", time.perf_counter() - start)
+                self.stats.store_s += time.perf_counter() - start
         progress(result.rows, last=True)
         return result
 

@@ -1,28 +1,30 @@
 """Timings and counters of encode workers."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields, replace
 
 
 @dataclass
 class WorkerStats:
     """Seconds of a worker by activity, and counters of its encoder; logged and reported, never stored."""
 
-    totals: dict[str, float] = field(default_factory=dict)
-    """seconds by activity, and counters (tokens, repeats) by name"""
+    tokens: int = 0
+    repeats: int = 0
+    """texts that were not encoded because their window contains the same text already"""
+    load_s: float = 0.0
+    """time spent loading the encoder"""
+    forward_s: float = 0.0
+    """time spent in forward passes"""
+    waiting_s: float = 0.0
+    """time spent waiting for tokenized texts"""
+    store_s: float = 0.0
+    """time spent writing files"""
     warnings: tuple[str, ...] = ()
     """sentences without repetition"""
 
-    def add(self, name: str, amount: float) -> None:
-        """Add seconds of an activity, or to a counter."""
-        self.totals[name] = self.totals.get(name, 0.0) + amount
-
     def merge(self, other: "WorkerStats") -> "WorkerStats":
         """Return the sums, and each warning once."""
-        sums = {
-            name: self.totals.get(name, 0.0) + other.totals.get(name, 0.0)
-            for name in {**self.totals, **other.totals}
-        }
-        return WorkerStats(sums, tuple(dict.fromkeys(self.warnings + other.warnings)))
+        sums = WorkerStats(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+        return replace(sums, warnings=tuple(dict.fromkeys(sums.warnings)))
 
     def waiting_proportions(self) -> dict[str, float]:
         """Return the proportions of the encoding time in which workers waited for tokenizer and store.
@@ -30,6 +32,5 @@ class WorkerStats:
         Returns:
             The proportions by what was waited for; empty if nothing was encoded.
         """
-        waiting_s = {"tokenizer": self.totals.get("waiting_s", 0.0), "store": self.totals.get("store", 0.0)}
-        total_s = self.totals.get("forward_s", 0.0) + sum(waiting_s.values())
-        return {name: seconds / total_s for name, seconds in waiting_s.items()} if total_s else {}
+        total_s = self.forward_s + self.waiting_s + self.store_s
+        return {"tokenizer": self.waiting_s / total_s, "store": self.store_s / total_s} if total_s else {}

@@ -171,11 +171,11 @@ def encode_sentences(
         bar.reach(len(new))
     records = (*earlier.units, *encoded)
     check_any_vector(records, candidate.encoder, f"{len(new):,} sentences")
-    busy_s = sum(stats.totals.get(name, 0.0) for name in ("forward_s", "waiting_s"))
     speed_path = _speed_path(earlier.space_id)
     largest = Speed.load_intact(store, speed_path)
     if largest is None or largest.sentences <= len(new):
-        store.write(speed_path, Speed(sentences=len(new), busy_s=max(busy_s, 1e-9)).to_json())
+        busy_s = max(stats.forward_s + stats.waiting_s, 1e-9)
+        store.write(speed_path, Speed(sentences=len(new), busy_s=busy_s).to_json())
     return SpaceVectors(store, earlier.space_id, earlier.dim, records)
 
 

@@ -157,7 +157,7 @@ def _row_counts(candidate: Candidate) -> Counts:
         changed=counts["changed"],
         deleted=counts["deleted"],
         truncated=counts["truncated"],
-        duplicate_texts=int(candidate.encode_stats.totals.get("repeats", 0)),
+        duplicate_texts=candidate.encode_stats.repeats,
     )
 
 
@@ -194,11 +194,10 @@ def _decisions(candidate: Candidate) -> Iterator[str]:
 def _encode_throughput(stats: WorkerStats, finished: Sequence[Stage]) -> Throughput | None:
     """Return the speed of encoding and the time spent waiting; None if nothing was encoded."""
     encoding = next((stage for stage in finished if stage.name == "encode" and stage.done), None)
-    if encoding is None or not stats.totals:
+    if encoding is None or not stats.tokens:
         return None
-    tokens = stats.totals.get("tokens", 0)
     return Throughput(
-        encoding.done / encoding.seconds, tokens / encoding.seconds, stats.waiting_proportions()
+        encoding.done / encoding.seconds, stats.tokens / encoding.seconds, stats.waiting_proportions()
     )
 
 

@@ -74,9 +74,6 @@ GATE_PASSED = MetricSeries(
     "Gauge", "manta_gate_passed", "1 if the last candidate passed the gate, else 0", ("gate",)
 )
 
-# Label `doing` of SECONDS, by the key in `WorkerStats.totals`.
-ACTIVITIES = {"forward_s": "device", "waiting_s": "tokenizer", "store": "store", "load": "model"}
-
 
 def count_unit(task: str, outcome: Literal["done", "failed", "restarted"]) -> None:
     """Count one item of a pool. Called on the worker.
@@ -93,12 +90,12 @@ def count_encoded(rows: int, tokens: int, seconds: Mapping[str, float]) -> None:
     """Count the rows and tokens of one encoded unit, and the worker's time. Called on the worker.
 
     Args:
-        seconds: seconds by activity, as in `WorkerStats`; keys that are not in ACTIVITIES are ignored.
+        seconds: by what the worker did (device), or waited for (tokenizer, store, model).
     """
     ROWS.record(rows)
     TOKENS.record(tokens)
-    for name, doing in ACTIVITIES.items():
-        SECONDS.record(seconds.get(name, 0.0), doing=doing)
+    for doing, amount in seconds.items():
+        SECONDS.record(amount, doing=doing)
 
 
 def count_quarantined(counts: Mapping[str, int]) -> None:
