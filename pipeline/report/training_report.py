@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipeline.models.folder.encoder_folder import MASKED, EncoderFolder
-from pipeline.models.folder.modules import Denoising, Dense
+from pipeline.models.folder.modules import Denoising, Dense, Normalization
 from pipeline.models.layers.pooling import POOLINGS
 from pipeline.settings.training import TrainSettings
 from pipeline.train.metrics_line import MetricsLine
@@ -69,7 +69,7 @@ class EncoderSummary:
             dict.fromkeys(name for part in folder.parts for name in part.pooling)
         )
         all_parts_named = all(POOLINGS[name].st_name for name in pooling) and all(
-            isinstance(module, Dense) or module == "normalize" for module in folder.tail
+            isinstance(module, Dense | Normalization) for module in folder.tail
         )
         is_portable = all_parts_named and not (
             folder.whole_words or folder.parts or folder.template or folder.ends_sentences

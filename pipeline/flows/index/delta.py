@@ -30,8 +30,8 @@ class SurveyResult(Stored):
     """addresses of the dead rows of the base, for an index whose base is not changed"""
     dead_queries: float
     """proportion of the queries whose row in the corpus is not live"""
-    unusable: str = ""
-    """reason why last night's files cannot be extended; empty if they can"""
+    unusable: str | None = None
+    """reason why last night's files cannot be extended; None if they can"""
 
     @property
     def rows(self) -> int:
@@ -92,11 +92,11 @@ class Survey(PlainTask[tuple[PlacedUnit, ...], SurveyResult]):
             revived += int((was_dead & ~is_dead).sum())
         return np.concatenate(gone), revived
 
-    def _check_small_files(self, units: Sequence[PlacedUnit]) -> tuple[str, float]:
+    def _check_small_files(self, units: Sequence[PlacedUnit]) -> tuple[str | None, float]:
         """Check last night's training, queries, exact neighbours and ids.
 
         Returns:
-            The reason why they cannot be used, or an empty string; and the proportion of dead queries.
+            The reason why they cannot be used, None if they can; and the proportion of dead queries.
         """
         from pipeline.index.ids import ids_schema
 
@@ -115,4 +115,4 @@ class Survey(PlainTask[tuple[PlacedUnit, ...], SurveyResult]):
         if new and not (new_schema := next(self.source.ids(new[:1])).schema).equals(old_schema):
             columns = f"{', '.join(old_schema.names)}, new rows have {', '.join(new_schema.names)}"
             return f"the columns of the ids or their types changed: old rows have {columns}", 0.0
-        return "", float((~self.source.holds(units, queries)).mean())
+        return None, float((~self.source.holds(units, queries)).mean())

@@ -106,16 +106,15 @@ class _Extender:
         self._check_rows(survey, plan)
         delta_reason = rules.delta_reason(plan, last, settings.rewrite_gib)
         checks = [rules.quantizer_fit(last, survey.rows, None)]
-        if delta_reason:
+        if delta_reason is not None:
             checks.append(rules.compaction(survey.delta, survey.tombstone_rows, survey.rows))
         _raise_if_rebuilt(checks)
         extension = self._extension(survey, plan, work)
-        path, with_delta = f"{work}/extended.json", bool(delta_reason)
         record = load_or_make_racing(
             self.run.store,
-            path,
+            f"{work}/extended.json",
             _ExtensionRecord,
-            lambda: self._extend_and_measure(extension, with_delta),
+            lambda: self._extend_and_measure(extension, with_delta=delta_reason is not None),
         )
         checks[0] = rules.quantizer_fit(last, survey.rows, record.built.measured)
         _raise_if_rebuilt(checks[:1])
@@ -175,7 +174,7 @@ class _Extender:
         identity = index_identity(self.run.job, vectors.units, vectors.dead, vectors.transform)
         return f"indexes/work/{digest_of({**identity, 'before': before})[:24]}"
 
-    def _extend_and_measure(self, extension: Extension, with_delta: bool) -> _ExtensionRecord:
+    def _extend_and_measure(self, extension: Extension, *, with_delta: bool) -> _ExtensionRecord:
         """Extend and measure the index. Raises _Rebuild if last night's files cannot be used."""
         extended = self._fill_delta(extension) if with_delta else self._change_in_place(extension)
         measurement, truth = self._measure(extension, extended)

@@ -233,8 +233,8 @@ def unusable_files(reason: str) -> Choice:
     return _rebuilt(f"built anew: last night's index cannot be extended: {reason}")
 
 
-def delta_reason(plan: IndexPlan, index: IndexFiles, rewrite_gib: float) -> str:
-    """Return the reason to put new rows into a delta; empty if they are added to last night's file."""
+def delta_reason(plan: IndexPlan, index: IndexFiles, rewrite_gib: float) -> str | None:
+    """Return the reason to put new rows into a delta; None if they are added to last night's file."""
     if index.delta_ids:
         return "the index has a delta already, which only a rebuild joins with its base"
     if lists_on_disk(index):
@@ -244,17 +244,17 @@ def delta_reason(plan: IndexPlan, index: IndexFiles, rewrite_gib: float) -> str:
     size = sum(file.bytes for file in index.files) / GIB
     if size > rewrite_gib:
         return f"its file of {size:.1f} GiB is larger than index.rewrite_gib ({rewrite_gib:g})"
-    return ""
+    return None
 
 
 def extended(
-    built: BuiltIndex, survey: SurveyResult, new_rows: int, reason: str, rewrite_gib: float
+    built: BuiltIndex, survey: SurveyResult, new_rows: int, reason: str | None, rewrite_gib: float
 ) -> Choice:
     """Describe how last night's index was extended: changed in place, or by a delta and tombstones.
 
     Args:
         new_rows: number of live rows in tonight's units.
-        reason: reason for a delta; empty if the index was changed in place.
+        reason: reason for a delta; None if the index was changed in place.
     """
     removed, dead = survey.gone.rows, survey.tombstone_rows
     numbers: dict[str, float | int | None] = {
@@ -266,7 +266,7 @@ def extended(
         "rewrite_bound_gib": rewrite_gib,
     }
     changed = f"{new_rows:,} rows added, {removed:,} removed"
-    if not reason:
+    if reason is None:
         sentence = f"last night's index, changed in place: {changed}"
         return Choice(what="index", chosen="in place", sentence=sentence, numbers=numbers)
     numbers |= {"delta_rows": survey.delta, "tombstones": dead}

@@ -25,12 +25,12 @@ class PreviousRelease:
     """The live release with its corpus; both None before the first night.
 
     Attributes:
-        lost: reason why there is a release without a corpus.
+        lost: why the release's corpus cannot be read; None if it was read, or before the first night.
     """
 
     release: ReleaseManifest | None = None
     corpus: Corpus | None = None
-    lost: str = ""
+    lost: str | None = None
 
     def has_space(self, space_id: str) -> bool:
         """Return whether the live release has vectors of this space."""
@@ -44,8 +44,8 @@ class PreviousRelease:
         """
         return ParentCorpus(self.corpus, next_ordinal, self._rebuild_reason(job))
 
-    def _rebuild_reason(self, job: Job) -> str:
-        """Return why tonight's release cannot reuse units of the live release; empty if it can."""
+    def _rebuild_reason(self, job: Job) -> str | None:
+        """Return why tonight's release cannot reuse units of the live release; None if it can."""
         if self.release is None or self.lost:
             return self.lost
         number, settings = self.release.release, self.release.settings
@@ -65,7 +65,7 @@ class PreviousRelease:
         id_column = settings.get("corpus", {}).get("id")
         if id_column != job.corpus.id:
             return f"corpus.id is {job.corpus.id!r}, in release {number} it was {id_column!r}"
-        return ""
+        return None
 
 
 def load_previous(releases: Releases) -> PreviousRelease:

@@ -10,7 +10,7 @@ from pathlib import Path
 from pipeline.config import digest_of
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import JOINED, EncoderFolder
-from pipeline.models.folder.modules import check_inside, read_json
+from pipeline.models.folder.modules import Normalization, check_inside, read_json
 from pipeline.settings import EncoderSettings
 from pipeline.store.cache import digest_of_file
 
@@ -56,12 +56,11 @@ def open_joined(
     normalize = settings.normalize
     if normalize is None:
         normalize = all(part.normalize for part in parts.values())
-    tail = ("normalize",) if normalize else ()
     return replace(
         first,
         path=path,
         dim=sum(part.dim for part in parts.values()),
-        tail=tail,
+        tail=(Normalization(),) if normalize else (),
         parts=tuple(parts.values()),
         transformer=f"{next(iter(parts))}/{first.transformer}".rstrip("/"),
         weights=tuple(f"{name}/{file}" for name, part in parts.items() for file in part.weights),
@@ -69,7 +68,12 @@ def open_joined(
             _CONFIG: digest_of_file(path / _CONFIG),
             **{f"{name}/{file}": sha for name, part in parts.items() for file, sha in part.files.items()},
         },
-        space_id=digest_of({"joined": [part.space_id for part in parts.values()], "tail": tail}),
+        space_id=digest_of(
+            {
+                "joined": [part.space_id for part in parts.values()],
+                "tail": ["normalize"] if normalize else [],
+            }
+        ),
     )
 
 

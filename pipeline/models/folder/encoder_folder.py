@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.models.folder.averaging import Averages
 from pipeline.models.folder.frequencies import FREQUENCIES
-from pipeline.models.folder.modules import Module
+from pipeline.models.folder.modules import Module, Normalization
 from pipeline.models.folder.word_vectors import load_sequences, load_words
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from pipeline.text.tokens.templates import apply_template
@@ -98,7 +98,7 @@ class EncoderFolder:
     @property
     def normalize(self) -> bool:
         """True if the vectors have length one."""
-        return "normalize" in self.tail
+        return Normalization() in self.tail
 
     def file(self, relative: str) -> Path:
         """Return the path of one of `files`. Word counts may be outside the folder; a copy includes them."""

@@ -7,7 +7,15 @@ from pipeline.config import digest_of
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.frequencies import FREQUENCIES
-from pipeline.models.folder.modules import OWN_MODULES, Denoising, Dense, Module, ModuleEntry, Truncation
+from pipeline.models.folder.modules import (
+    OWN_MODULES,
+    Denoising,
+    Dense,
+    Module,
+    ModuleEntry,
+    Normalization,
+    Truncation,
+)
 from pipeline.models.folder.weight_files import path_inside
 from pipeline.models.layers.pooling import POOLINGS
 from pipeline.store.cache import digest_of_file
@@ -74,7 +82,7 @@ def with_identity(folder: EncoderFolder, modules: list[ModuleEntry]) -> EncoderF
 
 def _width_after(folder: EncoderFolder, module: Module, width: int) -> int:
     """Return the number of dimensions after a module, for vectors of `width` dimensions."""
-    if isinstance(module, str):  # "normalize"
+    if isinstance(module, Normalization):
         return width
     if isinstance(module, Truncation):
         return min(width, module.width)
@@ -140,8 +148,8 @@ def _space_id(folder: EncoderFolder) -> str:
 
 def _identity(folder: EncoderFolder, module: Module) -> Any:
     """Return what identifies a module: its weights, and settings that the weights do not contain."""
-    if isinstance(module, str):  # "normalize"
-        return module
+    if isinstance(module, Normalization):
+        return "normalize"
     if isinstance(module, Truncation):
         return ["cut", module.width]
     weights = folder.files[module.weights]

@@ -64,8 +64,13 @@ class Truncation:
     width: int
 
 
-Module = Dense | Denoising | Truncation | str
-"""a module after the pooling; the only string is "normalize" """
+@dataclass(frozen=True)
+class Normalization:
+    """Divide by the Euclidean norm."""
+
+
+Module = Dense | Denoising | Truncation | Normalization
+"""a module after the pooling"""
 
 
 class ModuleEntry(NamedTuple):
@@ -221,10 +226,10 @@ def tail_of(path: Path, modules: list[ModuleEntry], normalize: bool | None) -> l
     """
     readers: dict[str, Callable[[Path, str], Module]] = {"Dense": _read_dense, "Denoising": _read_denoising}
     tail: list[Module] = [
-        readers[kind](path, folder) if kind in readers else "normalize" for kind, folder in modules[2:]
+        readers[kind](path, folder) if kind in readers else Normalization() for kind, folder in modules[2:]
     ]
     if normalize is False:
-        tail = [module for module in tail if module != "normalize"]
+        tail = [module for module in tail if module != Normalization()]
     file = path / "config_sentence_transformers.json"
     width = read_json(file).get("truncate_dim")
     if width is not None:
@@ -236,8 +241,8 @@ def tail_of(path: Path, modules: list[ModuleEntry], normalize: bool | None) -> l
                 "correct it, or remove that line",
             )
         tail.append(Truncation(width))
-    if normalize and tail[-1:] != ["normalize"]:
-        tail.append("normalize")
+    if normalize and tail[-1:] != [Normalization()]:
+        tail.append(Normalization())
     return tail
 
 

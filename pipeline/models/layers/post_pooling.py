@@ -217,7 +217,7 @@ def _load_module(folder: EncoderFolder, module: Module) -> nn.Module:
         return _load_denoise(folder, module)
     if isinstance(module, Truncation):
         return TruncationModule(module.width)
-    return Normalize()  # the module is "normalize"
+    return Normalize()
 
 
 def _load_dense(folder: EncoderFolder, config: Dense) -> DenseModule:

@@ -13,6 +13,7 @@ from pipeline.errors import ConfigError, ModelError
 from pipeline.models.folder.averaging import Averages
 from pipeline.models.folder.encoder_folder import MASKED, EncoderFolder
 from pipeline.models.folder.folder import positions_of
+from pipeline.models.folder.modules import Normalization
 from pipeline.models.layers.post_pooling import (
     DenoiseModule,
     DenoiseTransform,
@@ -159,7 +160,7 @@ def apply_template(folder: EncoderFolder, template: str | None, limit: int | Non
     Raises:
         ModelError: the folder has layers after the pooling, or too few positions.
     """
-    if any(module != "normalize" for module in folder.tail):
+    if any(module != Normalization() for module in folder.tail):
         raise ModelError(
             str(folder.path),
             "an encoder without layers after the pooling, for use with a template",
@@ -188,7 +189,7 @@ def apply_template(folder: EncoderFolder, template: str | None, limit: int | Non
             f"{max_length} with the template",
             "lower limit",
         )
-    return replace(plain, max_length=max_length, tail=("normalize",) if folder.normalize else ())
+    return replace(plain, max_length=max_length, tail=folder.tail[:1])
 
 
 def transform_of(encoder: TrainableEncoder) -> DenoiseTransform:

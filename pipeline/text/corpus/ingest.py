@@ -59,7 +59,7 @@ def ingest(
     """
     files = list_files(corpus)
     digest, parent = corpus_digest(corpus, files), _usable_parent(parent or ParentCorpus(), store)
-    parent_facts = [parent.corpus and parent.corpus.id, parent.next_ordinal, parent.rebuild_reason]
+    parent_facts = [parent.corpus and parent.corpus.id, parent.next_ordinal, parent.rebuild_reason or ""]
     corpus_id = digest_of([TABLES_VERSION, digest, *parent_facts, unit_rows])
     record = load_complete_corpus(store, corpus_id)
     if record is None:

@@ -24,8 +24,8 @@ class ParentCorpus:
     corpus: Corpus | None = None
     next_ordinal: int = 0
     """first ordinal of a unit that no release has used"""
-    rebuild_reason: str = ""
-    """reason why none of its units can be kept; empty if they can"""
+    rebuild_reason: str | None = None
+    """reason why none of its units can be kept; None if they can"""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class TonightsFiles:
     files: list[SourceFile]
     """tonight's listing"""
     parent: Corpus | None
-    rebuild_reason: str
-    """reason why all rows get new addresses; empty if the parent's units are kept"""
+    rebuild_reason: str | None
+    """reason why all rows get new addresses; None if the parent's units are kept"""
     unchanged: dict[str, InputFile]
     """files that need not be read tonight, by name"""
     survey: CorpusSurvey
