@@ -8,21 +8,6 @@ from pipeline.store.answers import Hit
 
 
 @dataclass(frozen=True)
-class Previous:
-    """Metrics of the previous release; None if it did not record them."""
-
-    number: int
-    rows: int
-    bytes: int
-    recall_at_10: float | None = None
-    p50_ms: float | None = None
-    p99_ms: float | None = None
-    seconds: float | None = None
-    has_answers: bool = True
-    """True if the release stored its answers to the fixed queries"""
-
-
-@dataclass(frozen=True)
 class RowChange:
     """A new, changed or deleted row, with its texts.
 

@@ -13,7 +13,6 @@ from pipeline.log import Stage
 from pipeline.post.choose import Curve
 from pipeline.report.changes import (
     ChangedAnswers,
-    Previous,
     QuarantinedRow,
     RowChange,
     format_difference,
@@ -24,6 +23,7 @@ from pipeline.report.page import Filters, render_template
 from pipeline.stats.sample import Histogram
 from pipeline.store.answers import Answers
 from pipeline.store.manifest import USER_QUERY_RECALL, Gate
+from pipeline.store.summary import Summary
 from pipeline.text.tokens.coverage import ScriptCoverage, script_phrase
 
 Status = Literal["published", "refused", "held"]
@@ -132,7 +132,8 @@ class NightReport:
     token_coverage: ScriptCoverage | None = None
     """token coverage by script"""
     warnings: tuple[str, ...] = ()
-    previous: Previous | None = None
+    previous: Summary | None = None
+    """the previous release"""
     changed_rows: tuple[RowChange, ...] = ()
     """a few of the new, changed and deleted rows"""
     quarantined: tuple[QuarantinedRow, ...] = ()
@@ -183,14 +184,14 @@ def _format_differences(report: NightReport) -> dict[str, str]:
     before, index = report.previous, report.index
     if before is None:
         return dict.fromkeys(("rows", "recall", "latency", "index", "time"), "")
-    recall, latency, number = index.measured.recall["10"], index.measured.latency, before.number
+    recall, latency, number = index.measured.recall["10"], index.measured.latency, before.release
     points = None if before.recall_at_10 is None else 100 * before.recall_at_10
     return {
         "rows": format_difference(report.counts.live, before.rows, number, 1),
         "recall": format_difference(100 * recall.value, points, number, 0.1, " points"),
         "latency": format_difference(latency.p50_ms, before.p50_ms, number, 0.01, " ms"),
-        "index": format_difference(100 * index.bytes / before.bytes, 100, number, 0.1, " %")
-        if before.bytes
+        "index": format_difference(100 * index.bytes / before.index_bytes, 100, number, 0.1, " %")
+        if before.index_bytes
         else "",
         "time": format_difference(report.seconds, before.seconds, number, 1, " s"),
     }

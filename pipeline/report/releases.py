@@ -9,27 +9,22 @@ from pipeline.charts.frame import compact, percent
 from pipeline.charts.releases import history_chart
 from pipeline.report.page import render_template
 from pipeline.store.commits import Commit
+from pipeline.store.summary import Summary
 
 
 @dataclass(frozen=True)
 class ReleaseRow:
-    """A release that was not deleted. Metrics that were not measured or recorded are None."""
+    """A release that was not deleted.
 
-    number: int
-    published: str
-    """time of the commit, in ISO 8601; empty if the commit is missing"""
-    rows: int
+    Attributes:
+        summary: its metrics.
+        commit: the commit that published it; None if it is missing.
+        has_report: False if its report.html was deleted.
+    """
+
+    summary: Summary
+    commit: Commit | None
     has_report: bool
-    """False if its report.html was deleted"""
-    new: int = 0
-    changed: int = 0
-    deleted: int = 0
-    recall_at_10: float | None = None
-    p99_ms: float | None = None
-    index_kind: str = ""
-    index_bytes: int = 0
-    seconds: float | None = None
-    """duration of the night"""
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,7 @@ class Overview:
 
 def render(overview: Overview) -> str:
     """Render the page."""
-    live = next((row for row in overview.rows if row.number == overview.current), None)
+    live = next((row for row in overview.rows if row.summary.release == overview.current), None)
     return render_template(
         "releases.html.j2",
         {"minute": _minute},
@@ -82,6 +77,10 @@ def _charts(rows: Sequence[ReleaseRow]) -> Iterator[tuple[str, Markup]]:
         ("seconds", "Duration of the night, s", compact, True),
         ("p99_ms", "p99 query time, ms", compact, True),
     ):
-        points = [(row.number, value) for row in rows[::-1] if (value := getattr(row, name)) is not None]
+        points = [
+            (row.summary.release, value)
+            for row in rows[::-1]
+            if (value := getattr(row.summary, name)) is not None
+        ]
         if len(points) > 1:
             yield heading, history_chart(points, heading, label, from_zero=from_zero)

@@ -18,6 +18,7 @@ from pipeline.store.manifest import ReleaseManifest, manifest_path, report_path
 from pipeline.store.probe import clock
 from pipeline.store.release import Releases
 from pipeline.store.stored import Stored
+from pipeline.store.summary import summary_path
 from pipeline.store.verify import needed_files
 
 # Top folders whose unneeded files are removed; other folders, such as evaluations/, are kept.
@@ -209,7 +210,7 @@ def _paths_of_damaged(releases: Releases, number: int) -> Iterator[str]:
 def _paths(releases: Releases, manifest: ReleaseManifest) -> Iterator[str]:
     """Yield the paths of the files that the release needs, and of its whitened vectors."""
     number = manifest.release
-    yield from (manifest_path(number), report_path(number), f"releases/{number:08d}/summary.json")
+    yield from (manifest_path(number), report_path(number), summary_path(number))
     yield from (file.path for file in needed_files(releases.store, manifest))
     if manifest.transform_id:
         whitened = f"units/whitened/{manifest.transform_id[:16]}"

@@ -6,7 +6,7 @@ import numpy as np
 
 from pipeline.index.metrics import CurvePoint, IndexMetrics, Latency, Proportion
 from pipeline.log import Stage
-from pipeline.report.changes import ChangedAnswers, Previous, QuarantinedRow, RowChange
+from pipeline.report.changes import ChangedAnswers, QuarantinedRow, RowChange
 from pipeline.report.night import (
     Counts,
     Index,
@@ -17,6 +17,7 @@ from pipeline.report.night import (
 from pipeline.stats.sample import cosine_histogram
 from pipeline.store.answers import Answers, Hit
 from pipeline.store.manifest import Gate
+from pipeline.store.summary import Summary
 from pipeline.text.tokens.coverage import ScriptCoverage
 from tests.charts.lengths import length_histogram
 
@@ -85,7 +86,16 @@ FULL = replace(
         deleted=55,
         truncated=212,
     ),
-    previous=Previous(41, 18_203, 32_000_000, 0.9542, 0.171, 0.8, 171.0),
+    previous=Summary(
+        release=41,
+        rows=18_203,
+        recall_at_10=0.9542,
+        p50_ms=0.171,
+        p99_ms=0.8,
+        index_kind="ivf_pq",
+        index_bytes=32_000_000,
+        seconds=171.0,
+    ),
     changed_rows=(
         RowChange("n1", None, "a new text"),
         RowChange("c1", "the text before", "the text after"),

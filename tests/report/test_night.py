@@ -13,10 +13,11 @@ import pyarrow as pa
 import pytest
 
 from pipeline.post.choose import Curve
-from pipeline.report.changes import ChangedAnswers, Previous, QuarantinedRow, RowChange
+from pipeline.report.changes import ChangedAnswers, QuarantinedRow, RowChange
 from pipeline.report.night import NightReport, render
 from pipeline.store.answers import Answers, Hit
 from pipeline.store.manifest import Gate
+from pipeline.store.summary import Summary
 from tests.report.nights import FULL, REFUSED, SMALLEST
 from tests.report.pages import Page, spaced_words_in
 
@@ -105,10 +106,17 @@ def test_every_tile_shows_the_difference_from_the_previous_release() -> None:
     assert [
         tile for tile, each in zip(tiles, differences, strict=True) if f"{each} release 41" not in tile
     ] == []
-    assert "as in release 41" in spaced_words(replace(FULL, previous=replace(FULL.previous, rows=19_048)))
+    assert FULL.previous is not None
+    assert "as in release 41" in spaced_words(
+        replace(FULL, previous=FULL.previous.model_copy(update={"rows": 19_048}))
+    )
     assert "since release" not in spaced_words(replace(FULL, previous=None))
     without = spaced_words(
-        replace(FULL, previous=Previous(41, 18_203, 32_000_000, has_answers=False), answers=())
+        replace(
+            FULL,
+            previous=Summary(release=41, rows=18_203, index_kind="flat", index_bytes=32_000_000),
+            answers=(),
+        )
     )
     assert "since release 41" in without
     assert without.count("not known of release 41") == 3, "recall, latency and time"

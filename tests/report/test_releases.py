@@ -7,9 +7,11 @@ import pytest
 
 from pipeline.report.releases import Overview, ReleaseRow, render
 from pipeline.store.commits import Commit
+from pipeline.store.summary import Summary
 from tests.report.pages import Page
 
-ROW = ReleaseRow(number=2, published="2026-11-22T11:24:05Z", rows=300, has_report=True)
+PUBLISHED = Commit(commit=2, kind="publish", release=2, committed_at="2026-11-22T11:24:05Z")
+ROW = ReleaseRow(Summary(release=2, rows=300, index_kind="flat", index_bytes=0), PUBLISHED, has_report=True)
 OVERVIEW = Overview("/srv/manta", 2, None, (ROW,), (), 0, "", "5747e")
 
 

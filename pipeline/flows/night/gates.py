@@ -22,6 +22,7 @@ from pipeline.stats.tensors import pack, unpack
 from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.stored import FileRef
+from pipeline.store.summary import Summary
 from pipeline.store.units import Corpus, TableBucket
 from pipeline.text.corpus.table_buckets import read_key_bucket
 from pipeline.text.tokens.coverage import ScriptCoverage
@@ -91,7 +92,7 @@ def judge_candidate(
     """
     job, store, manifest = run.job, run.store, candidate.manifest
     with run.stages("gates"):
-        summary = load_summary(store, previous.release) if previous else None
+        summary = (load_summary(store, previous.release) or Summary.of(previous)) if previous else None
         queries = fixed_queries(store, candidate, summary.answers if summary else ())
         repeated = count_repeated_ids(run, candidate.corpus)
         encoded = encode_texts(run, (*CANARIES, *queries))

@@ -14,51 +14,14 @@ from pipeline.store.commits import Commit
 from pipeline.store.manifest import ReleaseManifest, report_path
 from pipeline.store.once import load_or_make
 from pipeline.store.release import Releases
-from pipeline.store.stored import Stored
+from pipeline.store.summary import Summary, summary_path
 
 if TYPE_CHECKING:
-    from pipeline.report.releases import Overview, ReleaseRow
+    from pipeline.report.releases import Overview
 
 PAGE = "index.html"
 _VERSION = 2  # of the page; pages of other versions are written again
 _EVENTS = 20  # rollbacks and holds on the page
-_CHANGES = ("new", "changed", "deleted")
-
-
-class Summary(Stored):
-    """The metrics of a release for the page of all releases, so that it need not read large manifests."""
-
-    release: int
-    rows: int
-    counts: dict[str, int] = {}
-    recall_at_10: float | None = None
-    p50_ms: float | None = None
-    p99_ms: float | None = None
-    index_kind: str
-    index_bytes: int
-    seconds: float | None = None
-    """duration of the night"""
-    answers: tuple[Answers, ...] = ()
-    """answers to the fixed queries, with which the next night compares its answers"""
-
-    @classmethod
-    def of(cls, manifest: ReleaseManifest) -> "Summary":
-        """Summarize a manifest. Of recall and latency it contains only values that gates measured."""
-        values = {name: gate.value for name, gate in manifest.gates.items()}
-        return cls(
-            release=manifest.release,
-            rows=manifest.rows,
-            counts={name: manifest.counts.get(name, 0) for name in _CHANGES},
-            recall_at_10=values.get("recall_at_10"),
-            p99_ms=values.get("p99_ms"),
-            index_kind=manifest.index.kind,
-            index_bytes=sum(file.bytes for file in manifest.index.files),
-        )
-
-
-def summary_path(number: int) -> str:
-    """Return the path of a release's summary; prune removes it with the release."""
-    return f"releases/{number:08d}/summary.json"
 
 
 def write_summary(
@@ -140,7 +103,7 @@ def _overview(releases: Releases, history: Sequence[Commit], state: str) -> "Ove
     Args:
         history: all commits, the oldest first.
     """
-    from pipeline.report.releases import Overview
+    from pipeline.report.releases import Overview, ReleaseRow
 
     numbers, first_commits = releases.numbers(), {commit.release: commit for commit in reversed(history)}
     summaries = in_threads(lambda number: _load_or_make_summary(releases, number), reversed(numbers))
@@ -151,7 +114,7 @@ def _overview(releases: Releases, history: Sequence[Commit], state: str) -> "Ove
         current=current.release if current else None,
         held=releases.commits.hold(),
         rows=tuple(
-            _row(each, first_commits.get(each.release), report_path(each.release) in reports)
+            ReleaseRow(each, first_commits.get(each.release), report_path(each.release) in reports)
             for each in summaries
             if each
         ),
@@ -159,29 +122,6 @@ def _overview(releases: Releases, history: Sequence[Commit], state: str) -> "Ove
         pruned=len({commit.release for commit in history}) - len(numbers),
         damage=str(releases.commits.sequence_error(releases.commits.numbers()) or ""),
         state=state,
-    )
-
-
-def _row(summary: Summary, published: Commit | None, has_report: bool) -> "ReleaseRow":
-    """Return a release's line in the table.
-
-    Args:
-        published: the commit that published the release; None if it is missing.
-        has_report: False if the report of the release was deleted.
-    """
-    from pipeline.report.releases import ReleaseRow
-
-    return ReleaseRow(
-        number=summary.release,
-        published=published.committed_at if published else "",
-        rows=summary.rows,
-        has_report=has_report,
-        **{name: summary.counts.get(name, 0) for name in _CHANGES},
-        recall_at_10=summary.recall_at_10,
-        p99_ms=summary.p99_ms,
-        index_kind=summary.index_kind,
-        index_bytes=summary.index_bytes,
-        seconds=summary.seconds,
     )
 
 

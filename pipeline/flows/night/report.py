@@ -11,14 +11,13 @@ from pipeline.flows.encode.worker_stats import WorkerStats
 from pipeline.flows.index.rules import REBUILT, near_dead_warnings
 from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.night.example_rows import changed_rows, quarantined_rows, search_examples
-from pipeline.flows.night.overview import Summary
 from pipeline.flows.run import Run
 from pipeline.log import Stage
 from pipeline.post import Transform
 from pipeline.post.chain import name_of
 from pipeline.post.compare import noun
 from pipeline.post.whitening import Whitening
-from pipeline.report.changes import ChangedAnswers, Previous
+from pipeline.report.changes import ChangedAnswers
 from pipeline.report.night import (
     Counts,
     Index,
@@ -33,6 +32,7 @@ from pipeline.stats.tensors import unpack
 from pipeline.store.answers import Answers
 from pipeline.store.base import Store
 from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.summary import Summary
 from pipeline.store.units import counts_under
 from pipeline.text.tokens.coverage import ScriptCoverage, token_warnings
 
@@ -43,7 +43,7 @@ class ReleaseComparison:
 
     Attributes:
         previous: manifest of the previous release; None for the first.
-        summary: summary of the previous release, with its answers; None if it is missing.
+        summary: summary of the previous release, without answers if its file is missing; None for the first.
         answers: the candidate's answers to the fixed queries.
     """
 
@@ -54,7 +54,7 @@ class ReleaseComparison:
     @property
     def changes(self) -> tuple[ChangedAnswers, ...]:
         """The answers of both releases to the queries that both of them answered."""
-        if self.previous is None or self.summary is None:
+        if self.summary is None:
             return ()
         previous_hits = {each.query: each.hits for each in self.summary.answers}
         return tuple(
@@ -96,7 +96,7 @@ def summarize(run: Run, candidate: Candidate, comparison: ReleaseComparison) -> 
         warnings=warnings_of(manifest),
         settings=to_yaml(Job.model_validate(manifest.settings)),
         packages=manifest.packages,
-        previous=_previous(comparison),
+        previous=comparison.summary,
         changed_rows=tuple(changed_rows(store, candidate, comparison.previous)),
         quarantined=quarantined_rows(store, candidate),
         answers=comparison.changes,
@@ -109,24 +109,6 @@ def warnings_of(release: ReleaseManifest) -> tuple[str, ...]:
         *token_warnings(release.counts),
         *rejected_warnings(release.counts, release.counts["total"]),
         *near_dead_warnings(release.choices),
-    )
-
-
-def _previous(comparison: ReleaseComparison) -> Previous | None:
-    """Return the metrics of the previous release: from its summary, or else the few in its manifest."""
-    manifest, summary = comparison.previous, comparison.summary
-    if manifest is None:
-        return None
-    previous = Previous(manifest.release, manifest.rows, sum(ref.bytes for ref in manifest.index.files))
-    if summary is None:
-        gate = manifest.gates.get("recall_at_10")
-        return replace(previous, recall_at_10=gate.value if gate else None, has_answers=False)
-    return replace(
-        previous,
-        recall_at_10=summary.recall_at_10,
-        p50_ms=summary.p50_ms,
-        p99_ms=summary.p99_ms,
-        seconds=summary.seconds,
     )
 
 

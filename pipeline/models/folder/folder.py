@@ -23,13 +23,13 @@ from pipeline.models.folder.identity import TRANSFORMER_CONFIGS, with_identity
 from pipeline.models.folder.locate import locate
 from pipeline.models.folder.modules import (
     Denoising,
-    check_numbers,
     modules_of,
     pooling_of,
     read_json,
     tail_of,
 )
 from pipeline.models.folder.pretrained import check_code
+from pipeline.models.folder.values import check_numbers
 from pipeline.models.folder.weight_files import weights_of
 from pipeline.models.folder.word_vectors import RECURRENT, WORDS
 from pipeline.models.layers.pooling import POOLINGS

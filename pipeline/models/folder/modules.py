@@ -17,10 +17,6 @@ from pipeline.models.layers.pooling import POOLINGS, ST_FLAGS, ST_NAMES
 OWN_MODULES = "template_modules"  # name of the Python file in a folder that has modules of this project
 _OWN_KINDS = {f"{OWN_MODULES}.MaskPooling": "Pooling", f"{OWN_MODULES}.Denoise": "Denoising"}
 _KINDS = ("Dense", "Normalize", "Pooling", "Transformer")  # of sentence-transformers
-_SIZES = (  # keys of config.json
-    *("hidden_size", "dim", "num_hidden_layers", "n_layers", "num_attention_heads", "n_heads"),
-    *("intermediate_size", "hidden_dim", "vocab_size", "max_position_embeddings"),
-)
 
 
 @dataclass(frozen=True)
@@ -111,24 +107,6 @@ def read_json(file: Path, required: bool = False) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number in JSON")
-
-
-def check_numbers(file: Path, config: dict[str, Any]) -> None:
-    """Check that the sizes of a model of a packed family are possible.
-
-    Raises:
-        ModelError: a size is not a positive number, or the padding token is not in the vocabulary.
-    """
-    for name in _SIZES:
-        if name in config and (type(config[name]) is not int or not 1 <= config[name] < 2**31):
-            raise ModelError(
-                str(file), f"{name} as a whole number, 1 or more", repr(config[name]), "restore the file"
-            )
-    pad, words = config.get("pad_token_id"), config.get("vocab_size", 2**31)
-    if pad is not None and (type(pad) is not int or not 0 <= pad < words):
-        raise ModelError(
-            str(file), f"pad_token_id as a number from 0 to {words - 1}", repr(pad), "restore the file"
-        )
 
 
 def check_inside(file: Path, names: Iterable[Any]) -> None:

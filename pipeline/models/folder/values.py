@@ -1,4 +1,4 @@
-"""Check the types of the values in a model folder's JSON files.
+"""Check the values in a model folder's JSON files.
 
 Imports neither torch nor transformers.
 """
@@ -16,6 +16,10 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic requires
 from pipeline.errors import ModelError
 
 _Count = Annotated[int, Field(ge=0)]
+_SIZES = (  # keys of config.json
+    *("hidden_size", "dim", "num_hidden_layers", "n_layers", "num_attention_heads", "n_heads"),
+    *("intermediate_size", "hidden_dim", "vocab_size", "max_position_embeddings"),
+)
 
 
 class _TokenizerArguments(TypedDict, total=False):
@@ -127,3 +131,21 @@ def check_values(file: Path, values: Mapping[str, Any]) -> None:
                 raise ModelError(
                     str(file), f"{rule.expected} as {key}", repr(values[key])[:60], "restore the file"
                 ) from None
+
+
+def check_numbers(file: Path, config: dict[str, Any]) -> None:
+    """Check that the sizes of a model of a packed family are possible.
+
+    Raises:
+        ModelError: a size is not a positive number, or the padding token is not in the vocabulary.
+    """
+    for name in _SIZES:
+        if name in config and (type(config[name]) is not int or not 1 <= config[name] < 2**31):
+            raise ModelError(
+                str(file), f"{name} as a whole number, 1 or more", repr(config[name]), "restore the file"
+            )
+    pad, words = config.get("pad_token_id"), config.get("vocab_size", 2**31)
+    if pad is not None and (type(pad) is not int or not 0 <= pad < words):
+        raise ModelError(
+            str(file), f"pad_token_id as a number from 0 to {words - 1}", repr(pad), "restore the file"
+        )

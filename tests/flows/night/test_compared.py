@@ -11,12 +11,13 @@ import pytest
 
 from pipeline.flows.night.example_rows import _chosen_rows
 from pipeline.flows.night.nightly import nightly
-from pipeline.flows.night.overview import Summary, load_summary, summary_path
+from pipeline.flows.night.overview import load_summary
 from pipeline.index.search import open_release
 from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.store.changes import ChangedRow, ChangedRows
 from pipeline.store.store import open_store
+from pipeline.store.summary import Summary, summary_path
 from tests.flows.conftest import write_corpus
 
 pytestmark = pytest.mark.usefixtures("cluster")
