@@ -70,8 +70,7 @@ class ReleasesRun:
         words = [self.root, *arguments]
         roots = [word for word in arguments if word and not word.isdecimal()]
         if self.root.isdecimal() and len(roots) == 1:
-            words.remove(roots[0])
-            words.insert(0, roots[0])
+            words = [*roots, *(word for word in words if word not in roots)]
             say(f"note: the root comes first: manta releases {self.command} {' '.join(filter(None, words))}")
         root, *numbers = words
         for number in numbers:

@@ -126,7 +126,7 @@ class Objective(nn.Module):
 
     @classmethod
     def roles(cls, options: Mapping[str, JsonValue]) -> Roles:
-        """Return `columns` and `optional` of an instance with these options, which need not be valid."""
+        """Return `columns` and `optional` of an instance with these options. The options may be invalid."""
         return Roles(cls.columns, cls.optional)
 
     @classmethod

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pipeline.train.metrics_line import MetricsLine
 
 _END_PROPORTION = 0.1  # proportion of the records that is averaged at each end, because single steps vary
-_MIN_RECORDS = 6  # records without which a rising loss is not reported
-_STANDARD_ERRORS = 3.0  # a loss that rises by more is reported
+_MIN_RECORDS = 6  # the fewest records from which a rising loss is reported
+_STANDARD_ERRORS = 3.0  # a rise of the loss by more standard errors is reported
 
 # Label, and the direction in which the metric is better.
 _METRICS = {

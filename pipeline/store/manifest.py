@@ -53,7 +53,8 @@ class IndexFiles(Stored):
     files: tuple[FileRef, ...]
     """files of all parts, in the order of their units; inverted lists on disk are a second file of a part"""
     layout: tuple[PartLayout, ...] = ()
-    """one entry per part; empty in releases of earlier versions, which have a base and at most one delta"""
+    """numbers of files, one entry per part; empty in releases of earlier versions, which have a base and at
+    most one delta"""
     settings: dict[str, Any] = {}
     """nprobe, nlist, fingerprint of the trained quantizer ..."""
     base_ordinals: int = 0

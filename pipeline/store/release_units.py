@@ -235,14 +235,9 @@ def store_units(store: Store, units: Sequence[ReleaseUnit]) -> Sequence[ReleaseU
     with store.scratch() as scratch:
         local = scratch / "units.parquet"
         with pq.ParquetWriter(local, _SCHEMA, compression="zstd", write_statistics=False) as writer:
-            while group := [_row(unit) for unit in islice(rest, _GROUP_UNITS)]:
+            while group := [{"counts": {}} | unit.model_dump() for unit in islice(rest, _GROUP_UNITS)]:
                 writer.write_table(pa.Table.from_pylist(group, _SCHEMA))
         return UnitTable(store, put_by_content(store, local, _FOLDER, len(units)), tuple(units))
-
-
-def _row(unit: ReleaseUnit) -> dict[str, Any]:
-    """Return the row of a unit in the table."""
-    return {"counts": {}} | unit.model_dump()
 
 
 def _parse(value: Any, parse: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Sequence[ReleaseUnit]:

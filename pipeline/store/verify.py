@@ -57,7 +57,7 @@ def needed_files(store: Store, manifest: ReleaseManifest) -> Iterator[FileRef]:
 
 
 def _known_files(store: Store, manifest: ReleaseManifest) -> tuple[FileRef, ...]:
-    """Return `files_of`; if the corpus record cannot be read, the files that the manifest and its units name.
+    """Return the files to compare sizes of: all, or without those that only a damaged corpus record names.
 
     Raises:
         DataError: the table of units is missing or was changed.
@@ -69,7 +69,7 @@ def _known_files(store: Store, manifest: ReleaseManifest) -> tuple[FileRef, ...]
 
 
 def _files_to_read(store: Store, manifest: ReleaseManifest) -> tuple[FileRef, ...]:
-    """Return `_known_files`; if the table of units cannot be read, what the manifest itself names."""
+    """Return `_known_files`; if the table of units is damaged, only the files that the manifest names."""
     try:
         return _known_files(store, manifest)
     except DataError:

@@ -42,12 +42,12 @@ class ResolvedCandidate:
 
     @property
     def id(self) -> tuple[str, str | None]:
-        """Return the ids of space and transform, which together determine every score."""
+        """Ids of space and transform, which together determine every score."""
         return self.space_id, self.transform_id
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """Return the settings that differ from those of the encoder's folder."""
+        """Settings that differ from those of the encoder's folder."""
         return self.encoder.model_dump(mode="json", exclude_defaults=True, exclude={"path"})
 
     def facts(self) -> dict[str, Any]:
@@ -115,7 +115,8 @@ def _resolve_encoder(settings: CandidateSettings, job: Job, store: Store) -> Res
     raw = _without_transform(settings.name or _encoder_name(encoder), encoder, open_folder(encoder))
     if settings.transform is None:
         return raw
-    where, (transform_store, path) = f"transform {settings.transform}", store_of(settings.transform)
+    where = f"transform {settings.transform}"
+    transform_store, path = store_of(settings.transform)
     try:
         content = transform_store.read(path)
     except (FileNotFoundError, IsADirectoryError):

@@ -90,7 +90,7 @@ class ExampleQuery(Stored):
 
 
 class BuiltIndex(Stored):
-    """An index that was built or extended, and measured."""
+    """A built or extended index with its measurements; it has the fields of `IndexFiles`, and more."""
 
     kind: str
     factory: str

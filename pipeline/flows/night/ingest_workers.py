@@ -28,9 +28,9 @@ def ingest_workers(
     the duration of the block.
     """
     is_remote = local_path(job.corpus.uri) is None
-    has_local_workers = address_of(job.cluster)[0] == "local"
+    address, _ = address_of(job.cluster)
     # workers of another cluster do not see the files of this machine
-    if not (is_remote or has_local_workers) or _changed_bytes(job, previous) <= _SMALL_INPUT:
+    if not (is_remote or address == "local") or _changed_bytes(job, previous) <= _SMALL_INPUT:
         yield map_here
         return
     with connect(job.cluster, stages.under("ingest"), verbose=verbose) as workers:

@@ -11,8 +11,8 @@ _CONNECT_S = 10.0  # timeout for opening a connection
 _FIRST_BYTES_S = 60.0  # timeout for the first bytes of the head, which may be busy
 # The bytes that open an HTTP/2 connection (RFC 9113, 3.4), which a gRPC server answers.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-# How to use a local Ray instead, by the setting that gave the address.
-LOCAL_REMEDIES = {
+# What to do about an unusable address, by the setting that gave it.
+ADDRESS_REMEDIES = {
     "cluster.address": "set cluster.address to null for a local one",
     "RAY_ADDRESS": "unset RAY_ADDRESS for a local one",
     "local Ray": "look at its logs below /tmp/ray",
@@ -43,7 +43,7 @@ def no_answer_error(address: str, setting: str, found: str) -> TransientError:
         f"{setting} {address}",
         "a Ray cluster that answers",
         found,
-        f"check host and port, start the cluster, {token}or {LOCAL_REMEDIES[setting]}",
+        f"check host and port, start the cluster, {token}or {ADDRESS_REMEDIES[setting]}",
     )
 
 

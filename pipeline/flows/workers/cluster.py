@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.errors import ConfigError, TransientError
 from pipeline.flows.workers.address import (
-    LOCAL_REMEDIES,
+    ADDRESS_REMEDIES,
     TOKEN_SETTINGS,
     address_of,
     check_answers,
@@ -162,7 +162,7 @@ def _connect_to_ray(settings: ClusterSettings, verbose: bool) -> None:
             setting,
             "a Ray address: host:port, auto or local",
             f"{address!r} ({' '.join(str(error).split())[:200]})",
-            f"correct it, or {LOCAL_REMEDIES[setting]}",
+            f"correct it, or {ADDRESS_REMEDIES[setting]}",
         ) from error
     except ray.exceptions.AuthenticationError as error:
         raise ConfigError(

@@ -114,9 +114,9 @@ class _PreparedAttention:
     """Weights of an attention pooling layer, prepared for a fixed number of texts."""
 
     def __init__(self, attention: AttentionPooling, rows: int) -> None:
-        self._rows = _BLOCK * rows
-        self._inner = _prepare_linear(attention.inner, self._rows)
-        self._contexts = _prepare_linear(attention.contexts, self._rows)
+        self._block_rows = _BLOCK * rows
+        self._inner = _prepare_linear(attention.inner, self._block_rows)
+        self._contexts = _prepare_linear(attention.contexts, self._block_rows)
 
     def __call__(self, x: Tensor, words: tuple[Tensor, Tensor], counts: Tensor) -> Tensor:
         """Compute the same as `AttentionPooling`.
@@ -132,7 +132,7 @@ class _PreparedAttention:
         scores = torch.cat(
             [
                 self._contexts(elementwise(torch.tanh, self._inner(block)))
-                for block in x.flatten(0, 1).split(self._rows)
+                for block in x.flatten(0, 1).split(self._block_rows)
             ]
         ).view(*x.shape[:2], -1)
         highest = scores.new_zeros(scores.shape[1:])

@@ -23,7 +23,7 @@ from pipeline.models.folder.word_vectors import (
     words_of,
 )
 from pipeline.models.layers.recurrence import CELLS
-from pipeline.models.trainable.recurrent import Recurrent, RecurrentBackbone
+from pipeline.models.trainable.recurrent import RecurrentBackbone, RecurrentShape
 from pipeline.models.trainable.saving import write_json
 from pipeline.settings.weights import RecurrentSettings
 
@@ -105,7 +105,7 @@ def write_recurrent_folder(
     )
 
 
-def _config(shape: Recurrent) -> dict[str, object]:
+def _config(shape: RecurrentShape) -> dict[str, object]:
     return {
         "model_type": RECURRENT,
         "cell": shape.cell,
@@ -191,11 +191,11 @@ def _read_vocabulary(file: str, limit: int | None) -> _Vocabulary:
     return _Vocabulary([FIRST, LAST, *(words[row] for row in chosen)], vectors, lower)
 
 
-def _shape(settings: RecurrentSettings, vocabulary: int, word_dim: int) -> Recurrent:
+def _shape(settings: RecurrentSettings, vocabulary: int, word_dim: int) -> RecurrentShape:
     """Return the shape of the encoder. Raises ConfigError if the settings name no cell."""
     if settings.cell is None:
         raise ConfigError("train.recurrent.cell", f"one of {', '.join(CELLS)}", "null", "set it to one")
-    return Recurrent(
+    return RecurrentShape(
         cell=settings.cell,
         width=settings.width,
         directions=settings.directions,

@@ -35,7 +35,7 @@ _REQUIRED_KEYS = (
 
 
 @dataclass(frozen=True)
-class Recurrent:
+class RecurrentShape:
     """Shape of a recurrent encoder, as in its config.json."""
 
     cell: str
@@ -63,7 +63,7 @@ class Recurrent:
         return self.layer_width * max(1, self.contexts)
 
 
-def recurrent_of(folder: EncoderFolder, dropout: float | None = None) -> Recurrent:
+def recurrent_of(folder: EncoderFolder, dropout: float | None = None) -> RecurrentShape:
     """Read the shape from config.json.
 
     Args:
@@ -86,7 +86,7 @@ def recurrent_of(folder: EncoderFolder, dropout: float | None = None) -> Recurre
             "restore the file",
         )
     contexts = int(config.get("contexts", 0))
-    return Recurrent(
+    return RecurrentShape(
         cell=config["cell"],
         width=int(config["hidden_size"]) // (int(config["directions"]) * max(1, contexts)),
         contexts=contexts,
@@ -135,7 +135,7 @@ class RecurrentBackbone(Backbone):
     The attention pooling layer, if any, gives one more state.
     """
 
-    def __init__(self, shape: Recurrent, path: str) -> None:
+    def __init__(self, shape: RecurrentShape, path: str) -> None:
         super().__init__()
         self.shape, self._path = shape, path
         self.width, self.layers = shape.output_width, shape.layers + bool(shape.contexts)

@@ -84,7 +84,7 @@ def list_files(corpus: CorpusSettings) -> list[SourceFile]:
         and (kind := _file_format(name, corpus.format, listing.single))
     ]
     if not files:
-        raise _no_files(corpus, sorted(named))
+        raise _no_files_error(corpus, sorted(named))
     if parquet := [file.name for file in files if file.format == "parquet"]:
         _refuse_lake_tables(corpus.uri, listing, named, parquet)
     hash_all = corpus.fingerprint == "full"
@@ -117,9 +117,10 @@ def open_ranges(file: SourceFile) -> pa.NativeFile:
 
 def is_unchanged(files: list[SourceFile], corpus: CorpusSettings) -> bool:
     """Return whether the files have the same sizes and modification times as when they were listed."""
-    listings = files, list_files(corpus.model_copy(update={"fingerprint": "fast"}))
-    before, now = ([(file.name, file.size, file.modified) for file in listing] for listing in listings)
-    return before == now
+    now = list_files(corpus.model_copy(update={"fingerprint": "fast"}))
+    return [(file.name, file.size, file.modified) for file in files] == [
+        (file.name, file.size, file.modified) for file in now
+    ]
 
 
 def _is_hidden(name: str) -> bool:
@@ -166,18 +167,18 @@ def _refuse_lake_tables(uri: str, listing: Listing, names: Iterable[str], parque
     The table's log may be among the listed `names`, or in a folder above them.
     """
     refuse_tables(uri.rstrip("/"), names, parquet)
-    is_local, (scheme, separator, _) = local_path(uri) is not None, uri.partition("://")
+    is_local, scheme = local_path(uri) is not None, uri.partition("://")[0]
     for base in possible_table_roots(listing.base):
         if base == listing.base and not (listing.single or glob.has_magic(uri)):
             continue  # `names` has all its files
-        root = base if is_local else f"{scheme}{separator}{base}"
+        root = base if is_local else f"{scheme}://{base}"
         for folder in LOG_FOLDERS:
             with storage_errors(root):
                 in_folder = local_names(f"{root}/{folder}") if is_local else remote_names(root, folder)
             refuse_tables(root, (f"{folder}/{name}" for name in in_folder), parquet)
 
 
-def _no_files(corpus: CorpusSettings, names: list[str]) -> DataError:
+def _no_files_error(corpus: CorpusSettings, names: list[str]) -> DataError:
     """Create the error for a corpus without files."""
     formats = [kind for kind in _SUFFIXES if corpus.format in ("auto", kind)]
     endings = [suffix for kind in formats for suffix in _SUFFIXES[kind]]
