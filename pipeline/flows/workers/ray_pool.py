@@ -137,7 +137,12 @@ def _watched_results(dataset: Any, watch: Watch, missing: set[int]) -> Iterator[
     try:
         while missing:
             if (row := _next_row(rows, watch)) is None:
-                raise _lost_items_error(missing)
+                raise TransientError(
+                    "a pool of workers",
+                    "a result of every item",
+                    f"none of items {', '.join(map(str, sorted(missing)))}",
+                    "run again: finished units are kept; if it repeats, look at the logs below /tmp/ray",
+                )
             if isinstance(row, BaseException):
                 raise row
             if row["number"] in missing:  # else of a stand-by, or of an attempt that came second
@@ -265,15 +270,6 @@ def _run_task(task: bytes, item: bytes, call: Call) -> bytes:
 
     with call.heartbeats():
         return _run_and_count(task, work, item)
-
-
-def _lost_items_error(items: set[int]) -> TransientError:
-    return TransientError(
-        "a pool of workers",
-        "a result of every item",
-        f"none of items {', '.join(map(str, sorted(items)))}",
-        "run again: finished units are kept; if it repeats, look at the logs below /tmp/ray",
-    )
 
 
 def as_worker_error(error: Exception) -> Exception:
