@@ -3,7 +3,6 @@
 Both are stored in partitions by the hash of the id.
 """
 
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -91,7 +90,7 @@ class ReadPart(Stored):
         return self.lines.rows
 
 
-def store_part(work: Store, scratch: Path, rows: ReadRows, count: int, stem: str) -> ReadPart:
+def store_part(work: Store, rows: ReadRows, count: int, stem: str) -> ReadPart:
     """Store rows in `count` partitions by the hash of their id, in two files with paths from `stem`."""
     partitions = partition_of(id_hashes(rows.lines), count)
     lines = store_partitions(work, rows.lines, partitions, count, f"{stem}-lines.arrow")

@@ -142,7 +142,6 @@ class PartWriter:
     """Collects rows and stores them in parts of bounded size."""
 
     work: Store
-    scratch: Path
     partitions: int
     stem: str
     """beginning of the paths of all parts"""
@@ -169,7 +168,7 @@ class PartWriter:
         )
         self._pending, self._bytes = [], 0
         stem = f"{self.stem}-{len(self.parts):04d}"
-        self.parts.append(store_part(self.work, self.scratch, rows, self.partitions, stem))
+        self.parts.append(store_part(self.work, rows, self.partitions, stem))
 
 
 @dataclass
@@ -189,7 +188,7 @@ class _Reading:
     def __post_init__(self) -> None:
         task, stem = self.task, f"{self.task.work.path}/read-{self.item.number:06d}"
         self.quarantine_file = QuarantineFile(self.scratch / "quarantine.parquet")
-        self.writer = PartWriter(task.work.store, self.scratch, task.partitions, stem)
+        self.writer = PartWriter(task.work.store, task.partitions, stem)
 
     def run(self) -> ReadRecord:
         for each in self.item.files:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -97,10 +96,10 @@ class ResolveBucket:
         return lambda bucket: self.work.remembered(
             f"bucket-{bucket:05d}",
             BucketRecord,
-            lambda scratch: self._resolve(bucket, scratch),
+            lambda scratch: self._resolve(bucket),
         )
 
-    def _resolve(self, bucket: int, scratch: Path) -> BucketRecord:
+    def _resolve(self, bucket: int) -> BucketRecord:
         read, known = self._lines_read(bucket), self._stored_lines(bucket)
         resolved = resolve_ids(self._lines_before(known), read, reuse=self.reuse)
         changed, deleted = self._changes(known, resolved)

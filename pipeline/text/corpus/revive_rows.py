@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -60,12 +59,12 @@ class ReviveRows:
         return lambda item: self.work.remembered(
             f"revived-{item.number:06d}",
             ReadRecord,
-            lambda scratch: self._read(item, scratch),
+            lambda scratch: self._read(item),
         )
 
-    def _read(self, item: FilesToRead, scratch: Path) -> ReadRecord:
+    def _read(self, item: FilesToRead) -> ReadRecord:
         stem = f"{self.work.path}/revived-{item.number:06d}"
-        writer = PartWriter(self.work.store, scratch, self.partitions, stem)
+        writer = PartWriter(self.work.store, self.partitions, stem)
         files = pa.array([each.index for each in item.files], pa.int32())
         wanted = pa.concat_tables(
             rows.filter(pc.is_in(rows["file"], value_set=files))
