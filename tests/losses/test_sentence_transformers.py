@@ -1,0 +1,198 @@
+"""Losses and their gradients equal those of the installed sentence-transformers.
+
+Options are chosen so that both compute the same value. The conventions that differ by default are in the
+table of jobs/configs/README.md.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from sentence_transformers.sentence_transformer import losses as theirs
+from torch import Tensor, nn
+
+from pipeline.losses import (
+    FEATURES,
+    SBERT_FEATURES,
+    Feature,
+    classification,
+    contrastive_tension,
+    cosine_regression,
+    embedding_distillation,
+    info_nce,
+    nt_xent,
+    pair_features,
+    similarity_distillation,
+    triplet,
+)
+from pipeline.objectives.matryoshka import Matryoshka
+from pipeline.objectives.supervised import Supervised
+from tests.objectives.tiny import Tiny, batch_of, texts
+
+ROWS, DIM, CLASSES = 6, 8, 3
+TEMPERATURE = 0.3
+SCALE = 1 / TEMPERATURE
+
+
+class GivenVectors(nn.Module):
+    """Model of sentence-transformers whose embeddings are the features themselves."""
+
+    device = torch.device("cpu")
+
+    def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"sentence_embedding": features["vectors"]}
+
+    def get_embedding_dimension(self) -> int:
+        return DIM
+
+
+class Case(NamedTuple):
+    """Loss of ours and its counterpart.
+
+    Attributes:
+        columns: number of embeddings of each row.
+        ours: loss of the columns (N, D) and the labels.
+        theirs: the same, by sentence-transformers.
+        labels: function of N that draws the labels, float32 if they are scores; None if there are none.
+    """
+
+    columns: int
+    ours: Callable[[Sequence[Tensor], Any], Tensor]
+    theirs: Callable[[Sequence[Tensor], Any], Tensor]
+    labels: Callable[[int], Tensor | None] = lambda count: None
+
+
+def computed_by(loss: nn.Module) -> Callable[[Sequence[Tensor], Any], Tensor]:
+    """Return a function that computes a loss of sentence-transformers from the columns and labels."""
+
+    def compute(columns: Sequence[Tensor], labels: Any) -> Tensor:
+        return loss.to(columns[0].dtype)([{"vectors": column} for column in columns], labels)
+
+    return compute
+
+
+def ranking(**options: Any) -> Callable[[Sequence[Tensor], Any], Tensor]:
+    return computed_by(theirs.MultipleNegativesRankingLoss(GivenVectors(), scale=SCALE, **options))
+
+
+def two_directions(columns: Sequence[Tensor], labels: None) -> Tensor:
+    """Add the loss of the first views and that of the second, each with the other first or second views."""
+    one_way = ranking(directions=("query_to_doc", "query_to_query"), partition_mode="joint")
+    return one_way(columns, labels) + one_way(columns[::-1], labels)
+
+
+def classified(features: Sequence[Feature]) -> Case:
+    """Compare classifications of pairs by these features, with one classifier for both."""
+    product = "u*v" in features
+    softmax = theirs.SoftmaxLoss(GivenVectors(), DIM, CLASSES, concatenation_sent_multiplication=product)
+
+    def ours(columns: Sequence[Tensor], labels: Tensor) -> Tensor:
+        return classification(softmax.classifier(pair_features(*columns, features)), labels)
+
+    return Case(2, ours, computed_by(softmax), lambda count: torch.randint(CLASSES, (count,)))
+
+
+def distilled(columns: Sequence[Tensor], teacher: Tensor) -> Tensor:
+    query, *candidates = columns
+    scores = torch.stack([(query * candidate).sum(dim=1) for candidate in candidates], dim=1)
+    return TEMPERATURE**2 * similarity_distillation(scores, teacher, temperature=TEMPERATURE)
+
+
+CASES = {
+    "pairs": Case(2, lambda x, _: info_nce(*x, temperature=TEMPERATURE), ranking()),
+    "triplets": Case(3, lambda x, _: info_nce(*x[:2], negatives=x[2], temperature=TEMPERATURE), ranking()),
+    "several negatives": Case(
+        4, lambda x, _: info_nce(*x[:2], negatives=torch.cat(x[2:]), temperature=TEMPERATURE), ranking()
+    ),
+    "both ways": Case(
+        2,
+        lambda x, _: (
+            (info_nce(*x, temperature=TEMPERATURE) + info_nce(*x[::-1], temperature=TEMPERATURE)) / 2
+        ),
+        ranking(directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"),
+    ),
+    "NT-Xent": Case(2, lambda x, _: nt_xent(*x, temperature=TEMPERATURE), two_directions),
+    "cosine regression": Case(
+        2,
+        lambda x, scores: cosine_regression(*x, scores),
+        computed_by(theirs.CosineSimilarityLoss(GivenVectors())),
+        torch.rand,
+    ),
+    "triplet": Case(
+        3,
+        lambda x, _: triplet(*x, margin=1.0),
+        computed_by(theirs.TripletLoss(GivenVectors(), triplet_margin=1.0)),
+    ),
+    "contrastive tension": Case(
+        2,
+        lambda x, equal: contrastive_tension(*x, equal, reduction="sum"),
+        computed_by(theirs.ContrastiveTensionLoss(GivenVectors())),
+        lambda count: torch.arange(count) % 3 == 0,
+    ),
+    "distillation of embeddings": Case(
+        1,
+        lambda x, teacher: embedding_distillation(*x, teacher),
+        computed_by(theirs.MSELoss(GivenVectors())),
+        lambda count: torch.randn(count, DIM),
+    ),
+    "distillation of similarities": Case(
+        4,
+        distilled,
+        computed_by(theirs.DistillKLDivLoss(GivenVectors(), temperature=TEMPERATURE)),
+        lambda count: torch.randn(count, 3),
+    ),
+    "classes by u, v, |u-v|": classified(SBERT_FEATURES),
+    "classes by u, v, |u-v|, u*v": classified(FEATURES),
+}
+
+
+def value_and_gradients(
+    loss: Callable[[Sequence[Tensor], Any], Tensor], columns: Sequence[Tensor], labels: Any
+) -> tuple[Tensor, ...]:
+    leaves = [column.clone().requires_grad_() for column in columns]
+    value = loss(leaves, labels)
+    return value.detach(), *torch.autograd.grad(value, leaves)
+
+
+def assert_equal(found: Sequence[Tensor], expected: Sequence[Tensor], dtype: torch.dtype) -> None:
+    tolerance = 1e-6 if dtype == torch.float32 else 1e-12
+    assert all(gradient.abs().max() > 1e-3 for gradient in expected[1:])
+    for ours, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, other, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_a_loss_and_its_gradients_equal_those_of_sentence_transformers(name: str, dtype: torch.dtype):
+    torch.manual_seed(0)
+    case = CASES[name]
+    columns = [torch.randn(ROWS, DIM, dtype=dtype) for _ in range(case.columns)]
+    labels = case.labels(ROWS)
+    if labels is not None and labels.is_floating_point():
+        labels = labels.to(dtype)
+    expected = value_and_gradients(case.theirs, columns, labels)
+    assert_equal(value_and_gradients(case.ours, columns, labels), expected, dtype)
+
+
+def test_the_mean_of_contrastive_tension_is_their_sum_divided_by_the_rows():
+    torch.manual_seed(0)
+    case, columns = CASES["contrastive tension"], [torch.randn(ROWS, DIM, dtype=torch.float64)] * 2
+    equal = case.labels(ROWS)
+    expected = [part / ROWS for part in value_and_gradients(case.theirs, columns, equal)]
+    found = value_and_gradients(lambda x, labels: contrastive_tension(*x, labels), columns, equal)
+    assert_equal(found, expected, torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_matryoshka_equals_that_of_sentence_transformers(dtype: torch.dtype):
+    torch.manual_seed(0)
+    dims, roles = (DIM, DIM // 2, 2), ("anchor", "positive", "negative")
+    encoder, batch = Tiny(dim=DIM), batch_of({role: texts(ROWS, seed) for seed, role in enumerate(roles)})
+    ours = Matryoshka(encoder, Supervised(encoder, temperature=TEMPERATURE), dims=dims)
+    model = GivenVectors()
+    ranked = theirs.MultipleNegativesRankingLoss(model, scale=SCALE)
+    other = computed_by(theirs.MatryoshkaLoss(model, ranked, dims))
+    columns = [torch.randn(ROWS, DIM, dtype=dtype) for _ in roles]
+    found = value_and_gradients(lambda x, _: ours.loss(tuple(x), batch).total, columns, None)
+    assert_equal(found, value_and_gradients(other, columns, None), dtype)
