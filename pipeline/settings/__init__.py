@@ -7,7 +7,7 @@ from pydantic import model_validator
 
 from pipeline.config import Settings
 from pipeline.settings.augment import AugmentSettings
-from pipeline.settings.cluster import ClusterSettings, WorkerSettings
+from pipeline.settings.cluster import ClusterSettings, NodesSettings, WorkerSettings
 from pipeline.settings.corpus import CorpusSettings
 from pipeline.settings.encode import Dtype, EncoderSettings, EncodeSettings
 from pipeline.settings.evaluate import CandidateSettings, EvaluateSettings, GeometrySettings, TaskSettings
@@ -29,6 +29,7 @@ __all__ = [
     "GeometrySettings",
     "IndexSettings",
     "Job",
+    "NodesSettings",
     "ReleaseSettings",
     "TaskSettings",
     "TrainSettings",

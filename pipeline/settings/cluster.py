@@ -26,6 +26,26 @@ class WorkerSettings(Settings):
         return self
 
 
+class NodesSettings(Settings):
+    """Nodes for which `manta plan` predicts the cost of a night; a plain number sets count.
+
+    Nights do not read these settings.
+    """
+
+    count: Annotated[int, Field(ge=1)] | None = None
+    """number of nodes; null: the nodes of the cluster of cluster.address or RAY_ADDRESS, else this machine"""
+    cpus: Annotated[int, Field(ge=1)] | None = None
+    """CPUs of each of the count nodes; null: as many as this machine has"""
+    gpus: Annotated[int, Field(ge=0)] = 0
+    """GPUs of each of the count nodes"""
+
+    @model_validator(mode="after")
+    def _count_is_given(self) -> "NodesSettings":
+        if self.count is None and (self.cpus is not None or self.gpus):
+            raise ValueError("count too, the number of nodes with these CPUs and GPUs")
+        return self
+
+
 class ClusterSettings(Settings):
     """The Ray cluster and its workers."""
 
@@ -33,6 +53,7 @@ class ClusterSettings(Settings):
     """host:port or auto; null: the cluster of RAY_ADDRESS, as inside `ray job submit` (an http address is
     ignored), else a local Ray"""
     workers: WorkerSettings = WorkerSettings()
+    nodes: NodesSettings = NodesSettings()
     cpus_per_worker: Annotated[float, Field(gt=0)] = 1.0
     """CPUs that Ray reserves for an encode worker; encode.threads is the number of threads that it uses"""
     gpus_per_worker: Annotated[float, Field(ge=0)] = 0.0
@@ -58,6 +79,13 @@ class ClusterSettings(Settings):
         if type(value) is int:
             return {"min": value, "max": value}
         return WorkerSettings() if value is None else value
+
+    @field_validator("nodes", mode="before")
+    @classmethod
+    def _number_is_count(cls, value: Any) -> Any:
+        if type(value) is int:
+            return {"count": value}
+        return NodesSettings() if value is None else value
 
     @field_validator("gpus_per_worker")
     @classmethod

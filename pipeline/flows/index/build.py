@@ -24,7 +24,7 @@ from pipeline.flows.workers.workers import Workers
 from pipeline.index.plan import GIB, IndexPlan, plan_index, variants_to_measure
 from pipeline.log import packages
 from pipeline.post import Transform
-from pipeline.settings import Job
+from pipeline.settings import IndexSettings, Job
 from pipeline.store.base import Store
 from pipeline.store.once import load_or_make
 from pipeline.store.stored import FileRef, Stored
@@ -79,7 +79,7 @@ def build_index(run: Run, vectors: IndexInput) -> BuiltIndex:
     identity = {
         **index_identity(job, indexed, vectors.dead, transform),
         "plan": plan.model_dump(mode="json"),
-        "shards": shard_count(run, plan, len(indexed), rows),
+        "shards": shard_count(job.index, plan, len(indexed), rows),
     }
     if vectors.previous_queries:
         identity["asked_before"] = vectors.previous_queries.sha256
@@ -114,12 +114,17 @@ def _measured_plan(
     )
 
 
+def is_small_training(plan: IndexPlan) -> bool:
+    """Return whether one CPU trains the index, whose result then equals that of any other machine."""
+    return plan.train_rows * max(1, plan.nlist) * plan.dim <= _SMALL_TRAINING
+
+
 def _training_pool(run: Run, plan: IndexPlan) -> Pool:
-    """Return one CPU for a small training, whose result then equals that of any other machine, or a machine.
+    """Return one CPU for a small training, else a machine.
 
     The last bits of a training depend on its number of threads.
     """
-    if plan.train_rows * max(1, plan.nlist) * plan.dim <= _SMALL_TRAINING:
+    if is_small_training(plan):
         return Pool(1)
     return replace(run.workers.machine_pool(run.job.cluster), memory=4.0 * plan.train_rows * plan.dim)
 
@@ -156,7 +161,7 @@ def live_units(
     return tuple(placed for placed, count in zip(ordered, counts, strict=True) if count), sum(counts)
 
 
-def shard_count(run: Run, plan: IndexPlan, units: int, rows: int) -> int:
+def shard_count(settings: IndexSettings, plan: IndexPlan, units: int, rows: int) -> int:
     """Return the number of shards to fill, at least one for each part and at most one for each unit.
 
     It does not depend on the workers, so another cluster continues an index that was begun, and all workers
@@ -167,7 +172,7 @@ def shard_count(run: Run, plan: IndexPlan, units: int, rows: int) -> int:
         rows: number of live rows.
     """
     shard_rows = max(_SHARD_VALUES // plan.dim, _SHARD_ROWS_PER_LIST * plan.nlist)
-    wanted = run.job.index.shards or -(-rows // shard_rows)
+    wanted = settings.shards or -(-rows // shard_rows)
     return min(units, max(plan.parts(rows), wanted if plan.shardable else 1))
 
 
@@ -192,7 +197,9 @@ def fill_parts(run: Run, task: FillShard, units: tuple[PlacedUnit, ...], rows: i
         rows: number of live rows.
     """
     plan = task.build.plan
-    shards_of_parts = divide_into_parts(units, plan.parts(rows), shard_count(run, plan, len(units), rows))
+    shards_of_parts = divide_into_parts(
+        units, plan.parts(rows), shard_count(run.job.index, plan, len(units), rows)
+    )
     shards = [shard for of_part in shards_of_parts for shard in of_part]
     with run.stages("index", rows) as bar:
         records = iter(map_in_order(run, task, shards, bar))

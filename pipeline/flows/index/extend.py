@@ -237,7 +237,7 @@ class _Extender:
         """
         run, build, before = self.run, extension.build, self.before.index
         # Shards differ with their number, so each number has a directory of its own.
-        shards = shard_count(run, build.plan, len(units), rows) if units else 0
+        shards = shard_count(run.job.index, build.plan, len(units), rows) if units else 0
         build = replace(build, work=f"{build.work}/delta-{shards}")
         filled = fill_parts(run, FillShard(build, extension.trained), units, rows) if units else ()
         with run.stages("extend"):

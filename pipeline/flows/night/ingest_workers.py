@@ -15,7 +15,7 @@ from pipeline.text.corpus.sources import list_files
 from pipeline.text.corpus.task_map import IngestTask, TaskMap, map_here
 
 # Bytes of changed files. One process reads as many in about the time that Ray takes to start.
-_SMALL_INPUT = 1 << 30
+SMALL_INPUT = 1 << 30
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def ingest_workers(
     is_remote = local_path(job.corpus.uri) is None
     address, _ = address_of(job.cluster)
     # workers of another cluster do not see the files of this machine
-    if not (is_remote or address == "local") or _changed_bytes(job, previous) <= _SMALL_INPUT:
+    if not (is_remote or address == "local") or _changed_bytes(job, previous) <= SMALL_INPUT:
         yield map_here
         return
     with connect(job.cluster, stages.under("ingest"), verbose=verbose) as workers:

@@ -1,6 +1,5 @@
 """Estimate a night from file footers, sampled texts, and a few seconds of encoding on this machine."""
 
-import os
 import tempfile
 import time
 from collections import Counter
@@ -8,15 +7,20 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipeline.device import resolve
-from pipeline.errors import DataError
+from pipeline.device import Device, resolve
+from pipeline.errors import ConfigError, DataError
 from pipeline.flows.corpus import open_releases, sample_files
+from pipeline.flows.night.cost import NightSize, predict_cost
+from pipeline.flows.night.planned_nodes import planned_nodes
 from pipeline.flows.night.previous import changed_files, load_previous
+from pipeline.flows.night.stage_cost import NightCost
+from pipeline.flows.workers.nodes import Node
 from pipeline.index.plan import IndexPlan, plan_extension, plan_index
 from pipeline.log import Running, Stages
 from pipeline.settings import CorpusSettings, Job
 from pipeline.text.corpus.corpus_record import reading_digest
 from pipeline.text.corpus.docstrings import harvest_docstrings
+from pipeline.text.corpus.listing import local_path
 from pipeline.text.corpus.reader import survey_files
 from pipeline.text.corpus.sources import SourceFile, list_files
 
@@ -34,12 +38,15 @@ class NightPlan:
     """An estimate of a night.
 
     Attributes:
-        rows: number of rows; exact for Parquet, else estimated from the sample.
+        rows: number of rows, as given, else of the corpus.
+        exact: True if the rows were given, or each file records its number; else they are estimated.
         sampled: number of sampled texts.
         unusable_share: proportion of texts without a vector, such as those without a known word.
-        rows_per_s: speed of one worker, measured here.
+        rows_per_s: speed of one worker, as given, else measured here.
         vector_bytes: size of the vectors of all rows.
         worker_bytes: memory of one worker.
+        cost: prediction for the nodes of the cluster.
+        nodes: resources of these nodes.
         release: number of the live release; None before the first night.
         recall_at_10: recall of its index, if it was measured.
         changed_files: number of files that changed since that release.
@@ -60,14 +67,38 @@ class NightPlan:
     vector_bytes: int
     worker_bytes: int
     index: IndexPlan
+    cost: NightCost
+    nodes: tuple[Node, ...]
     release: int | None = None
     recall_at_10: float | None = None
     changed_files: int | None = None
     tonight_rows: int | None = None
 
+    @property
+    def task_bytes(self) -> int:
+        """Memory of the largest task of the index: the training sample, or a part that is written."""
+        plan, parts = self.index, self.index.parts(self.rows)
+        return max(4 * plan.train_rows * plan.dim, 0 if plan.on_disk else plan.file_bytes // parts)
+
     def facts(self) -> dict[str, Any]:
         """Return the plan as a JSON object."""
-        return vars(self) | {"index": self.index.model_dump(mode="json")}
+        return vars(self) | {
+            "index": self.index.model_dump(mode="json"),
+            "cost": self.cost.facts(),
+            "nodes": [{"cpus": node.cpus, "gpus": node.gpus} for node in self.nodes],
+        }
+
+
+class Assumptions(NamedTuple):
+    """Values to plan with, instead of those of this corpus and this machine.
+
+    Attributes:
+        rows: number of rows; None: those of the corpus.
+        rows_per_s: rows that one worker encodes in a second; None: as measured here.
+    """
+
+    rows: int | None = None
+    rows_per_s: float | None = None
 
 
 class _Sample(NamedTuple):
@@ -77,8 +108,29 @@ class _Sample(NamedTuple):
     rows: int
     exact: bool
 
+    @property
+    def text_bytes(self) -> float:
+        """Mean number of bytes of a text."""
+        return sum(len(text.encode()) for text in self.texts) / len(self.texts)
 
-def plan(job: Job, stages: Stages, *, seconds: float = SECONDS) -> NightPlan:
+
+class _Inputs(NamedTuple):
+    """The number of files, the sample of their texts, and the counts and seconds of encoding it."""
+
+    files: int
+    sample: _Sample
+    sums: Counter[str]
+    seconds: float
+
+
+def plan(
+    job: Job,
+    stages: Stages,
+    *,
+    seconds: float = SECONDS,
+    assumed: Assumptions = Assumptions(),
+    verbose: bool = False,
+) -> NightPlan:
     """Estimate a night.
 
     Nothing is written below release.root or corpus.uri; a harvested corpus is harvested into a temporary
@@ -86,9 +138,14 @@ def plan(job: Job, stages: Stages, *, seconds: float = SECONDS) -> NightPlan:
 
     Args:
         seconds: duration of encoding sampled texts.
+        verbose: show the log of Ray, if a cluster is asked for its nodes.
+
+    Raises:
+        ConfigError: no encode worker fits the nodes, or the encoder cannot be measured here.
     """
     from pipeline.models.inference.encoder import load_encoder
 
+    nodes = planned_nodes(job.cluster, stages, verbose=verbose)
     with tempfile.TemporaryDirectory(prefix="manta-plan-") as directory:
         corpus = job.corpus
         if corpus.harvest is not None:
@@ -96,34 +153,71 @@ def plan(job: Job, stages: Stages, *, seconds: float = SECONDS) -> NightPlan:
             corpus = corpus.model_copy(update={"uri": directory, "harvest": None})
         with stages("sample"):
             files = list_files(corpus)
-            texts, rows, exact = _sample(files, corpus)
+            sample = _sample(files, corpus)
         with stages("measure", unit="texts") as bar:
-            encoder = load_encoder(
-                job.encoder, job.encode, resolve(job.encode.device, job.cluster.gpus_per_worker)
-            )
-            sums, spent_s = _measure(encoder, texts, seconds, bar)
+            encoder = load_encoder(job.encoder, job.encode, _measuring_device(job, assumed))
+            sums, spent_s = _measure(encoder, sample.texts, seconds, bar)
+    inputs = _Inputs(len(files), sample, sums, spent_s)
+    first_night = _estimate_first_night(job, inputs, encoder, nodes, assumed)
+    return _estimate_tonight(first_night, job, corpus, files)
+
+
+def _estimate_first_night(
+    job: Job, inputs: _Inputs, encoder: "Encoder", nodes: tuple[Node, ...], assumed: Assumptions
+) -> NightPlan:
+    """Estimate a night in which all rows are new."""
+    files, sample, sums, spent_s = inputs
     texts_encoded, dim = sums["texts"], encoder.dim
     weights = sum(encoder.folder.file(name).stat().st_size for name in encoder.folder.weights)
-    units = -(-rows // job.encode.unit_rows)
-    max_workers = max(1, int((os.cpu_count() or 1) / job.cluster.cpus_per_worker))
-    workers = min(job.cluster.workers.max or max_workers, units)
-    first_night = NightPlan(
-        files=len(files),
+    rows = assumed.rows or sample.rows
+    size = NightSize(
         rows=rows,
-        exact=exact,
-        sampled=len(texts),
+        text_bytes=sample.text_bytes,
+        dim=dim,
+        rows_per_s=assumed.rows_per_s or texts_encoded / spent_s,
+        index=plan_index(rows, dim, job.index, target=job.gates.wanted_recall),
+        reads_on_workers=len(nodes) == 1 or local_path(job.corpus.uri) is None,
+    )
+    cost, units = predict_cost(job, size, nodes), -(-rows // job.encode.unit_rows)
+    return NightPlan(
+        files=files,
+        rows=rows,
+        exact=sample.exact or assumed.rows is not None,
+        sampled=len(sample.texts),
         tokens_per_row=sums["tokens"] / texts_encoded,
         truncated_share=sums["truncated"] / texts_encoded,
         unusable_share=sums["unusable"] / texts_encoded,
         units=units,
-        workers=workers,
-        rows_per_s=texts_encoded / spent_s,
-        encode_s=rows * spent_s / texts_encoded / workers,
+        workers=min(cost.of("encode").workers, units),
+        rows_per_s=size.rows_per_s,
+        encode_s=cost.of("encode").wall_s,
         vector_bytes=rows * dim * (2 if job.encode.vectors == "float16" else 4),
         worker_bytes=_PROCESS_BYTES + 2 * weights + 3 * min(rows, job.encode.unit_rows) * dim * 4,
-        index=plan_index(rows, dim, job.index, target=job.gates.wanted_recall),
+        index=size.index,
+        cost=cost,
+        nodes=nodes,
     )
-    return _estimate_tonight(first_night, job, corpus, files)
+
+
+def _measuring_device(job: Job, assumed: Assumptions) -> Device:
+    """Return the device of the workers; if its speed is given and it does not exist here, the CPU.
+
+    Raises:
+        ConfigError: the workers use GPUs, their speed is not given, and this machine has no GPU.
+    """
+    import torch
+
+    device = resolve(job.encode.device, job.cluster.gpus_per_worker)
+    if device.kind == "cpu" or torch.cuda.is_available():
+        return device
+    if assumed.rows_per_s is None:
+        raise ConfigError(
+            "plan",
+            "a GPU on this machine, to measure how fast a worker encodes",
+            "none",
+            "run it on a node with a GPU, or give the rows that a worker encodes in a second: --rows-per-s",
+        )
+    return Device("cpu")
 
 
 def _sample(files: list[SourceFile], corpus: CorpusSettings) -> _Sample:

@@ -1,5 +1,6 @@
 """Each stage alone: its files can be read with plain tools, and a second run changes nothing."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,12 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from pipeline.errors import ConfigError
 from pipeline.flows.encode.encode import encode
 from pipeline.flows.night.audit import remeasure
 from pipeline.flows.night.nightly import nightly
-from pipeline.flows.night.plan import plan
+from pipeline.flows.night.plan import Assumptions, plan
 from pipeline.flows.night.stages import through_encoding, through_index, through_whitening
 from pipeline.flows.run import Run
 from pipeline.flows.workers.nodes import Node
@@ -116,3 +118,24 @@ def test_a_plan_writes_nothing_and_knows_the_rows(make_job: Make, tmp_path: Path
     assert made.index.kind == "flat"
     assert made.rows_per_s > 0
     assert not (tmp_path / "releases").exists()
+
+
+def test_a_plan_for_more_rows_on_named_nodes_scales_this_corpus(make_job: Make):
+    job = make_job("encode.unit_rows=32768", "cluster.nodes.count=10", "cluster.nodes.cpus=16")
+    assumed = Assumptions(rows=10**9, rows_per_s=1_000.0)
+    made = plan(job, Stages(), seconds=0.1, assumed=assumed)
+    assert (made.rows, made.workers) == (10**9, 160)
+    assert 1 < made.encode_s / (10**9 / 1_000 / 160) < 1.1
+    assert made.index.kind != "flat"
+    assert made.cost.hours > made.encode_s / 3_600
+    assert made.cost.node_hours == 10 * made.cost.hours
+    json.dumps(made.facts())
+
+
+def test_a_plan_for_gpus_that_are_not_here_asks_for_their_speed(make_job: Make):
+    job = make_job("cluster.gpus_per_worker=1", "cluster.nodes.count=1", "cluster.nodes.gpus=1")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(ConfigError, match="--rows-per-s"):
+        plan(job, Stages(), seconds=0.1)
+    assert plan(job, Stages(), seconds=0.1, assumed=Assumptions(rows_per_s=9.0)).rows_per_s == 9.0
