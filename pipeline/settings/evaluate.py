@@ -83,6 +83,15 @@ class GeometrySettings(Settings):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """seed of every sample"""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_centred(cls, given: Any) -> Any:
+        """Understand `centred: true` and `false`, which releases of earlier versions and their YAML have."""
+        if isinstance(given, dict) and "centred" in given and "mev" not in given:
+            others = {name: value for name, value in given.items() if name != "centred"}
+            return others | {"mev": "centred" if given["centred"] else "literal"}
+        return given
+
 
 class EvaluateSettings(Settings):
     """Tasks and candidates of `manta evaluate`.

@@ -93,6 +93,10 @@ def manifests(root: Path) -> list[ReleaseManifest]:
     return [Releases(open_store(root)).get(number) for number in RELEASES]
 
 
+# Still understood in YAML and in the manifests of old releases, but written under another name.
+REPLACED_SETTINGS = {".evaluate.geometry.centred"}  # evaluate.geometry.mev
+
+
 def computes_alike(folder: Path) -> bool:
     """Whether this machine computes the archive's vectors to the bit."""
     return manifests(folder / "root")[0].numerics.keys() == manifests(folder / "again")[0].numerics.keys()
@@ -132,7 +136,9 @@ def test_records_keep_every_key_and_value(again: Path):
 def test_manifests_keep_every_key_and_value(again: Path):
     same = ("space_id", "rows", "parent", "next_ordinal", "transform_id", "corpus", "ids", "dead")
     for old, new in zip(manifests(again / "root"), manifests(again / "again"), strict=True):
-        assert {path for path, _ in values(old.settings)} <= {path for path, _ in values(new.settings)}
+        assert {path for path, _ in values(old.settings)} - REPLACED_SETTINGS <= {
+            path for path, _ in values(new.settings)
+        }
         assert {name: getattr(new, name) for name in same} == {name: getattr(old, name) for name in same}
         assert (new.index.kind, new.index.factory, new.index.parts, new.index.settings) == (
             old.index.kind,
