@@ -8,8 +8,11 @@ from scipy import stats
 
 from pipeline.evaluate import Score
 from pipeline.evaluate.bootstrap import estimate, resampled, statistics
+from pipeline.evaluate.metrics import average_precision
 from pipeline.settings import EvaluateSettings
 from tests.evaluate.files import difference_interval, drawn, save, task_of, value_interval
+
+PAIRS, SAMPLES, RESAMPLES = 100, 1_000, 200
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +88,50 @@ def test_the_interval_of_many_pairs_in_subsets_contains_the_score(tmp_path: Path
     assert found.low is not None
     assert found.high is not None
     assert found.low < score.value < found.high
+
+
+def normal_scores(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+    """Draw pairs whose gold scores and predictions are normal with correlation 0.8."""
+    gold, noise = rng.normal(size=(2, count))
+    return {"prediction": 0.8 * gold + 0.6 * noise, "gold": gold, "stratum": np.zeros(count, np.int64)}
+
+
+def labelled_scores(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+    """Draw pairs of two classes of equal size, whose predictions are normal at a distance of 2."""
+    positive = rng.random(count) < 0.5
+    return {"prediction": 2 * positive + rng.normal(size=count), "positive": positive}
+
+
+def many_labelled_pairs() -> float:
+    """Estimate the average precision x100 of the distribution: its standard error is 0.03."""
+    evidence = labelled_scores(np.random.default_rng(1), 1_000_000)
+    return 100 * average_precision(evidence["prediction"], evidence["positive"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "columns", "draw", "true_value", "coverage"),
+    [
+        # Spearman's correlation of a bivariate normal is 6 / pi arcsin(r / 2) (Pearson 1907).
+        ("sts", {"score": np.arange(6)}, normal_scores, lambda: 600 / np.pi * np.arcsin(0.4), (0.94, 0.96)),
+        ("pairs", {"label": [0, 1]}, labelled_scores, many_labelled_pairs, (0.89, 0.93)),
+    ],
+    ids=["Spearman", "average precision"],
+)
+def test_intervals_contain_the_true_value_as_often_as_documented(
+    kind, columns, draw, true_value, coverage, tmp_path: Path
+):
+    """Simulate samples of 100 pairs; the bounds leave 0.1 % on either side for the documented coverages."""
+    rows = len(next(iter(columns.values())))
+    sentences = {name: [f"{name}{i}" for i in range(rows)] for name in ("sentence1", "sentence2")}
+    task = task_of(kind, save(tmp_path / "task.parquet", {**sentences, **columns}))
+    rng, true, covered = np.random.default_rng(0), true_value(), 0
+    for seed in range(SAMPLES):
+        interval = estimate(true, statistics(task, draw(rng, PAIRS), RESAMPLES, seed))
+        assert interval.low is not None
+        assert interval.high is not None
+        covered += interval.low <= true <= interval.high
+    least, most = (
+        stats.binom.ppf(tail, SAMPLES, p) for tail, p in zip((0.001, 0.999), coverage, strict=True)
+    )
+    assert least <= covered <= most
