@@ -252,18 +252,20 @@ def test_a_failed_thread_start_is_a_transient_error(manta: Manta, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("number", "words"),
+    ("error", "words"),
     [
-        (errno.EAGAIN, "no further thread or process"),
-        (errno.EMFILE, "ulimit -n"),
-        (errno.ENOMEM, "no memory is left"),
+        (OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "no further thread or process"),
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "ulimit -n"),
+        (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "no memory is left"),
+        (MemoryError(), "no memory is left"),
     ],
+    ids=["threads", "files", "memory", "MemoryError"],
 )
-def test_operating_system_errors_for_lack_of_resources_are_transient(
-    number: int, words: str, capfd: pytest.CaptureFixture[str]
+def test_errors_for_lack_of_resources_are_transient(
+    error: Exception, words: str, capfd: pytest.CaptureFixture[str]
 ):
     def work(say: Say) -> None:
-        raise OSError(number, os.strerror(number))
+        raise error
 
     with pytest.raises(typer.Exit) as ended:
         guarded(work, as_json=False, verbose=False)
