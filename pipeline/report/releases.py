@@ -1,5 +1,6 @@
 """Render index.html of a root: the page that lists all its releases."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -40,6 +41,7 @@ class Overview:
         pruned: number of deleted releases.
         damage: description of damage to the store; empty without any.
         state: digest of the store's state, from which a later run sees that the page is up to date.
+        commits_root: URI of the store of the commits; None if they are below the root.
     """
 
     root: str
@@ -50,6 +52,7 @@ class Overview:
     pruned: int
     damage: str
     state: str
+    commits_root: str | None = None
 
 
 def render(overview: Overview) -> str:
@@ -57,7 +60,7 @@ def render(overview: Overview) -> str:
     live = next((row for row in overview.rows if row.summary.release == overview.current), None)
     return render_template(
         "releases.html.j2",
-        {"minute": _minute},
+        {"minute": _minute, "shell": shlex.quote},
         overview=overview,
         live=live,
         charts=list(_charts(overview.rows)),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pipeline.report.releases import Overview
 
 PAGE = "index.html"
-_VERSION = 2  # of the page; pages of other versions are written again
+_VERSION = 3  # of the page; pages of other versions are written again
 _EVENTS = 20  # rollbacks and holds on the page
 
 
@@ -108,7 +108,7 @@ def _overview(releases: Releases, history: Sequence[Commit], state: str) -> "Ove
     numbers, first_commits = releases.numbers(), {commit.release: commit for commit in reversed(history)}
     summaries = in_threads(lambda number: _load_or_make_summary(releases, number), reversed(numbers))
     reports = {entry.path for entry in releases.store.list("releases", ".html")}
-    current = releases.current()
+    current, commits_uri = releases.current(), releases.commits.store.uri
     return Overview(
         root=releases.store.uri,
         current=current.release if current else None,
@@ -122,6 +122,7 @@ def _overview(releases: Releases, history: Sequence[Commit], state: str) -> "Ove
         pruned=len({commit.release for commit in history}) - len(numbers),
         damage=str(releases.commits.sequence_error(releases.commits.numbers()) or ""),
         state=state,
+        commits_root=commits_uri if commits_uri != releases.store.uri else None,
     )
 
 

@@ -14,13 +14,17 @@ from typing import Any
 import pytest
 
 from pipeline.flows.night.nightly import nightly
+from pipeline.flows.night.overview import PAGE, refresh_page
 from pipeline.log import Stages
 from pipeline.report.training import render
 from pipeline.report.training_report import EncoderSummary, TrainingReport
 from pipeline.settings import Job
 from pipeline.settings.training import TrainSettings
+from pipeline.store.release import Releases
+from pipeline.store.store import open_store
 from tests.conftest import Ended
 from tests.flows.train.training import write_sts
+from tests.store.candidates import candidate
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -59,6 +63,23 @@ def test_commands_on_the_page_of_a_night_run(
     search, faiss = (block for block in blocks(page) if "import" in block.splitlines()[0])
     assert "row-0" in printed(search)
     assert "row-0" in printed(faiss)
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["commits beside", "commits apart"])
+def test_the_command_on_the_page_of_a_held_root_ends_the_hold(
+    apart: bool, tmp_path: Path, manta: Callable[..., Ended]
+):
+    root = open_store(tmp_path / "all 'my' releases")
+    commits = open_store(tmp_path / "its commits") if apart else None
+    releases = Releases(root, commits)
+    releases.publish(candidate(root, "one", None), str)
+    releases.hold(1)
+    refresh_page(releases)
+    page = root.read(PAGE).decode()
+    (command,) = (html.unescape(code) for code in re.findall("<code>(manta .*?)</code>", page))
+    ended = manta(*shlex.split(command)[1:])
+    assert (ended.code, Releases(root, commits).commits.hold()) == (0, None), ended.err
+    assert "<code>manta" not in root.read(PAGE).decode()
 
 
 def test_commands_on_the_page_of_a_training_run(
