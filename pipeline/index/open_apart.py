@@ -18,13 +18,16 @@ from pipeline.store.release import Releases
 # Memory of the child beyond its imports: a multiple of the bytes of the index and ids files, for an index
 # that cannot be mapped, and room for one search.
 _PER_BYTE, _ROOM = 2, 512 << 20
+# Time limit of the child: a minimum for its imports on a busy machine, and the time to fetch and read the
+# files at the rate of a slow connection to the store.
+_START_S, _BYTES_PER_S = 600.0, 4 << 20
 
 
 def check_opens(releases: Releases, manifest: ReleaseManifest) -> None:
-    """Open a release in a child process with limited memory, read every row of its ids, and search it once.
+    """Open a release, read every row of its ids, and search it once, in a child of limited memory and time.
 
     Raises:
-        DataError: the release cannot be opened, or reading its files crashes the child.
+        DataError: the release cannot be opened, or reading its files crashes the child or does not end.
     """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -32,22 +35,33 @@ def check_opens(releases: Releases, manifest: ReleaseManifest) -> None:
     child = context.Process(target=_open, args=(sender, stores, manifest.release), daemon=True)
     child.start()
     sender.close()
+    limit_s = _START_S + _count_bytes(manifest) / _BYTES_PER_S
+    if not receiver.poll(limit_s):
+        child.kill()
+        child.join()
+        raise _read_error(releases.store, manifest, f"files whose reader did not end in {limit_s:,.0f} s")
     try:
         error: PipelineError | None = receiver.recv()
     except EOFError:
         child.join()
-        error = _crash_error(releases.store, manifest, child.exitcode or 0)
+        code = child.exitcode or 0
+        end = f"signal {-code}" if code < 0 else f"exit code {code}"
+        found = f"files that crash a process or exceed its memory ({end})"
+        error = _read_error(releases.store, manifest, found)
     if error is not None:
         raise error
 
 
-def _crash_error(store: Store, manifest: ReleaseManifest, exit_code: int) -> DataError:
-    end = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
+def _count_bytes(manifest: ReleaseManifest) -> int:
+    return sum(file.bytes for file in (*manifest.index.files, *manifest.ids))
+
+
+def _read_error(store: Store, manifest: ReleaseManifest, found: str) -> DataError:
     files = [store.uri_of(file.path) for file in (*manifest.index.files, *manifest.ids)]
     return DataError(
         ", ".join(files),
         "an index and ids that can be read",
-        f"files that crash a process or exceed its memory ({end})",
+        found,
         "delete them and run `manta nightly`, which makes them again, or roll back to another release",
     )
 
@@ -56,8 +70,7 @@ def _open(sender: Connection, stores: Sequence[Store], number: int) -> None:
     """Send None if the release can be opened and searched, else the error. Runs in the child."""
     releases = Releases(*stores)
     manifest = releases.get(number)
-    size = sum(file.bytes for file in (*manifest.index.files, *manifest.ids))
-    _limit_memory(_PER_BYTE * size + _ROOM)
+    _limit_memory(_PER_BYTE * _count_bytes(manifest) + _ROOM)
     try:
         release = open_release(releases, number, verify=False)
         release.validate()

@@ -1,11 +1,15 @@
 """Index files that would crash their reader, though their sha256 is right, end `releases verify` with 3."""
 
+import multiprocessing
 import struct
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from pipeline.errors import DataError
+from pipeline.index import open_apart
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
@@ -48,6 +52,21 @@ def test_a_header_with_a_huge_count_ends_verify_with_3(
     assert ended.code == 3, ended.err
     assert "expected an index and ids that can be read, found files that crash a process" in ended.err
     assert Releases(publish.store).get(2).index.files[0].path in ended.err
+
+
+def never_end(*_: object) -> None:
+    threading.Event().wait()
+
+
+def test_a_reader_that_does_not_end_is_killed(publish: Publisher, monkeypatch: pytest.MonkeyPatch):
+    manifest = publish(texts(ROWS))
+    monkeypatch.setattr(open_apart, "_open", never_end)
+    monkeypatch.setattr(open_apart, "_START_S", 0.0)
+    with pytest.raises(DataError, match="found files whose reader did not end in 0 s") as caught:
+        open_apart.check_opens(Releases(publish.store), manifest)
+    assert caught.value.exit_code == 3
+    assert manifest.index.files[0].path in str(caught.value)
+    assert multiprocessing.active_children() == []
 
 
 def test_an_index_of_fewer_rows_than_the_manifest_says_ends_verify_with_3(
