@@ -168,10 +168,15 @@ class _Searcher:
             rows = log.counted(len(self.release), "row")
             log.say(f"{self.k:,} answers were asked for, and release {self.release.number} has {rows}")
         else:
+            kind = self.release.manifest.index.kind
+            # `search_further` has raised nprobe to all lists; faiss searches HNSW with efSearch >= k, and
+            # then ends with fewer than k rows only if the graph leads to no other.
+            effort = (
+                "nprobe was raised to all lists" if "ivf" in kind.lower() else "a higher efSearch finds none"
+            )
             log.say(
-                f"a query has {fewest:,} of {self.k:,} answers: an index of kind "
-                f"{self.release.manifest.index.kind} leads to no more. Ask for fewer, or use "
-                "index.kind=ivf_flat"
+                f"a query has {fewest:,} of {self.k:,} answers: an index of kind {kind} leads to no more "
+                f"({effort}). Ask for fewer, or use index.kind=flat"
             )
 
 

@@ -7,7 +7,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,14 +19,18 @@ import pytest
 from rich.cells import cell_len
 
 from jobs.nightly import search_command
-from jobs.search import _format_answers
+from jobs.queries import Query
+from jobs.search import _format_answers, _Searcher
 from pipeline.config import load_settings
+from pipeline.log import listening
 from pipeline.settings import Job
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
+from pipeline.store.stored import FileRef
 from tests.conftest import ROOT, Ended
 from tests.index.published import Publisher
 from tests.models.folders import save_folder
+from tests.models.inference.poisoned import CODE, REFUSED, Poisoned
 
 Manta = Callable[..., Ended]
 
@@ -221,6 +229,68 @@ def test_fewer_answers_than_asked_for_are_explained_once(root: str, manta: Manta
     ended = manta("search", root, "two dogs run", "a girl reads", "-k", "7", "--json")
     assert len(ended.out.splitlines()) == 8
     assert ended.err.splitlines() == ["7 answers were asked for, and release 1 has 4 rows"]
+
+
+@dataclass
+class ShortRelease:
+    """A release of many rows whose index finds only one of them."""
+
+    kind: str
+    number = 1
+
+    @property
+    def manifest(self) -> SimpleNamespace:
+        return SimpleNamespace(index=SimpleNamespace(kind=self.kind))
+
+    def __len__(self) -> int:
+        return 100
+
+    def search(self, queries: list[str], k: int, texts: bool = False) -> pa.Table:
+        return pa.table({"query": list(range(len(queries))), "rank": [1] * len(queries)})
+
+
+@pytest.mark.parametrize(
+    ("kind", "effort"),
+    [
+        ("hnsw", "a higher efSearch finds none"),
+        ("ivf_sq8", "nprobe was raised to all lists"),
+        ("IVF64_HNSW32,SQ8", "nprobe was raised to all lists"),
+    ],
+)
+def test_an_index_that_leads_to_fewer_answers_is_named_once_with_its_effort(kind: str, effort: str):
+    searcher = _Searcher(cast(Any, ShortRelease(kind)), 3, texts=False)
+    with listening() as said:
+        for number in range(2):
+            searcher.search([Query(number, "two dogs run")])
+    assert said == [
+        f"a query has 1 of 3 answers: an index of kind {kind} leads to no more ({effort}). Ask for fewer, or "
+        "use index.kind=flat"
+    ]
+
+
+def test_a_search_of_a_forged_root_runs_none_of_its_code(root: str, manta: Manta, tmp_path: Path):
+    """The copy of the encoder names code, and the manifest has the sha256 of the forged files."""
+    releases = Releases(open_store(root))
+    manifest, witness = releases.get(1), tmp_path / "witness"
+    folder = Poisoned(tmp_path / "root" / manifest.encoder.path, witness)
+    folder.code(f"{CODE}.py")
+    REFUSED["the model's class"](folder)
+    forged = [folder.path / f"{CODE}.py", folder.path / "config.json"]
+    kept = [file for file in manifest.encoder.files if file.path != "config.json"]
+    files = [
+        FileRef(
+            path=file.name,
+            sha256=sha256(file.read_bytes()).hexdigest(),
+            bytes=file.stat().st_size,
+        )
+        for file in forged
+    ]
+    encoder = manifest.encoder.model_copy(update={"files": (*kept, *files)})
+    releases.publish(manifest.model_copy(update={"parent": 1, "release": 0, "encoder": encoder}), str)
+    ended = manta("search", root, "a girl reads")
+    assert (ended.code, ended.out, witness.exists()) == (4, "", False), ended.err
+    assert "code from a folder is not run, found auto_map, which names the code evil" in ended.err
+    assert len(ended.err.splitlines()) == 1
 
 
 def test_a_closed_pipe_ends_the_command_quietly(root: str):

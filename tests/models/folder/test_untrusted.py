@@ -14,11 +14,11 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.mlm_guesses import load_masked_lm
 from pipeline.models.trainable.encoder import load_trainable
-from pipeline.models.translation.seq2seq import open_translator
+from pipeline.models.translation.seq2seq import open_tokenizer, open_translator
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.settings.augment import TranslatorSettings
 from tests.models.folders import folder_of_language_model, save_folder
-from tests.models.inference.poisoned import LOADED, REFUSED, Poisoned, save_poisoned
+from tests.models.inference.poisoned import CODE, LOADED, REFUSED, Poisoned, save_poisoned
 from tests.models.translation.translators import save_translator
 
 
@@ -98,6 +98,20 @@ def test_code_named_in_auto_map_is_refused(tmp_path, family, auto, load):
         ModelError, match="code from a folder is not run, found auto_map, which names the code evil"
     ):
         load(folder)
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
+def test_code_of_a_translators_tokenizer_is_refused(tmp_path: Path, witness: Path, file: str):
+    settings = TranslatorSettings(path=str(save_translator(tmp_path, "marian")))
+    open_tokenizer(open_translator(settings), settings)
+    folder = Poisoned(Path(settings.path), witness)
+    folder.code(f"{CODE}.py")
+    folder.edit("tokenizer_config.json", tokenizer_class="T")
+    folder.edit(file, auto_map={"AutoTokenizer": [f"{CODE}.T", None]})
+    with pytest.raises(ModelError) as caught:
+        open_tokenizer(open_translator(settings), settings)
+    assert caught.value.exit_code == 4
+    assert str(folder.path) in str(caught.value)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
