@@ -8,7 +8,7 @@ from typing import Literal
 from markupsafe import Markup
 
 from pipeline.charts import night
-from pipeline.index.metrics import IndexMetrics
+from pipeline.index.metrics import IndexMetrics, Latency
 from pipeline.log import Stage
 from pipeline.post.choose import Curve
 from pipeline.report.changes import (
@@ -189,12 +189,21 @@ def _format_differences(report: NightReport) -> dict[str, str]:
     return {
         "rows": format_difference(report.counts.live, before.rows, number, 1),
         "recall": format_difference(100 * recall.value, points, number, 0.1, " points"),
-        "latency": format_difference(latency.p50_ms, before.p50_ms, number, 0.01, " ms"),
+        "latency": _latency_difference(latency, before),
         "index": format_difference(100 * index.bytes / before.index_bytes, 100, number, 0.1, " %")
         if before.index_bytes
         else "",
         "time": format_difference(report.seconds, before.seconds, number, 1, " s"),
     }
+
+
+def _latency_difference(now: Latency, before: Summary) -> str:
+    """Describe how the median and the p99 differ from the previous release; once if both differ alike."""
+    median, p99 = (
+        format_difference(value, previous, before.release, 0.01, " ms")
+        for value, previous in ((now.p50_ms, before.p50_ms), (now.p99_ms, before.p99_ms))
+    )
+    return median if median == p99 else f"median {median}; p99 {p99}"
 
 
 def _recall_note(report: NightReport) -> str:

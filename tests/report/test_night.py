@@ -124,6 +124,17 @@ def test_every_tile_shows_the_difference_from_the_previous_release() -> None:
     assert "kept no answers" not in spaced_words(FULL)
 
 
+def test_the_latency_tile_names_a_changed_p99_beside_an_equal_median() -> None:
+    latency = FULL.index.measured.latency
+    assert FULL.previous is not None
+    before = FULL.previous.model_copy(update={"p50_ms": latency.p50_ms, "p99_ms": latency.p99_ms - 0.5})
+    assert "median as in release 41; p99 +0.50 ms since release 41" in spaced_words(
+        replace(FULL, previous=before)
+    )
+    same = before.model_copy(update={"p99_ms": latency.p99_ms})
+    assert "median as" not in spaced_words(replace(FULL, previous=same))
+
+
 def test_exact_search_is_not_described_as_lossy() -> None:
     flat, compressed = (replace(FULL.index, kind=kind) for kind in ("flat", "ivf_pq"))
     assert "compares each query with every row" in spaced_words(replace(FULL, index=flat))
