@@ -105,15 +105,17 @@ def _init(options: InitOptions) -> Answer:
     job = validated(Job, sections, "manta init")
     files, columns = counted(found.files, "file"), _list_columns(found)
     head = _HEADER.format(rows=found.rows, files=files, columns=columns, file=output)
-    note = _language_note(found)
-    _write(output, head + (f"# {note}.\n" if note else "") + "\n" + to_yaml(job, only=_WRITTEN_SETTINGS))
+    notes = [note for note in (_id_note(found), _language_note(found)) if note]
+    _write(
+        output, head + "".join(f"# {note}.\n" for note in notes) + "\n" + to_yaml(job, only=_WRITTEN_SETTINGS)
+    )
     lines = [
         f"{output} is written: {files}, columns {columns}",
         printable(
             f"id {found.id}, text {found.text}, kept {', '.join(found.keep) or 'nothing'}, "
             f"language {found.language or 'unknown'}"
         ),
-        *([note] if note else []),
+        *notes,
         f"next: manta nightly --config {output}",
     ]
     facts = {"status": "done", "file": str(output), **vars(found), "root": job.release.root}
@@ -125,6 +127,17 @@ def _list_columns(found: "CorpusLook") -> str:
     shown = printable(", ".join(found.columns[:_MAX_COLUMNS]))
     more = len(found.columns) - _MAX_COLUMNS
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _id_note(found: "CorpusLook") -> str:
+    """Return a note if rows have no id, or the id of another row, else ""."""
+    if not found.unusable_ids:
+        return ""
+    rows = f"{found.unusable_ids:,} of the {counted(found.rows, 'row')} that were read"
+    return printable(
+        f"{rows} have no usable id in the column {found.id}, or an earlier row's: a night quarantines such "
+        "rows"
+    )
 
 
 def _language_note(found: "CorpusLook") -> str:

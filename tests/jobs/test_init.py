@@ -118,6 +118,23 @@ def test_columns_are_guessed_from_their_values(
     assert (corpus.id, corpus.text, corpus.keep) == expected
 
 
+def test_a_few_rows_without_an_id_of_their_own_are_counted(manta: Manta):
+    ids: list[Any] = [f"row-{number}" for number in range(200)]
+    texts = [f"a text with the number {number % 7}" for number in range(202)]
+    ended = manta("init", written({"id": [*ids, "row-7", None], "text": texts}))
+    assert ended.code == 0, ended.err
+    assert load_settings(Job, "night.yaml").corpus.id == "id"
+    note = (
+        "2 of the 202 rows that were read have no usable id in the column id, or an earlier row's: a night "
+        "quarantines such rows"
+    )
+    assert note in ended.out.splitlines()
+    assert f"# {note}.\n" in Path("night.yaml").read_text()
+    many = written({"id": [*ids[:8], None, None], "text": texts[:10]}, "many.parquet")
+    refused = manta("init", many, "--output", "many.yaml")
+    assert refused.code == 3, "one row in five"
+
+
 def test_a_language_unknown_to_the_default_encoder_is_named(manta: Manta):
     pytest.importorskip("py3langid")
     with gzip.open("corpus.jsonl.gz", "wt", encoding="utf-8") as lines:

@@ -43,6 +43,7 @@ _TEXTS = (
 # Factors by which the mean length of a column counts more if its name is one of _TEXTS, and less if it is the
 # name of an id: an id may be longer than a title.
 _TEXT_WEIGHT, _ID_WEIGHT = 4, 1 / 16
+_UNIQUE = 0.95  # proportion of rows that must have an id of their own, as a night quarantines the others
 _AGREEMENT = 0.8  # proportion of the texts that must have the same language or script
 
 Values = dict[str, list[Any]]
@@ -56,6 +57,7 @@ class CorpusLook:
         files: number of files.
         rows: number of rows that were read.
         language: ISO 639 code; None if texts differ, are few, or py3langid is not installed.
+        unusable_ids: number of rows without an id, or with the id of an earlier row.
         script: script of most texts, such as latin or chinese; None if texts differ.
     """
 
@@ -67,6 +69,7 @@ class CorpusLook:
     keep: tuple[str, ...]
     language: str | None
     script: str | None
+    unusable_ids: int
 
 
 def look(corpus: CorpusSettings, id_column: str | None = None, text_column: str | None = None) -> CorpusLook:
@@ -104,6 +107,7 @@ def look(corpus: CorpusSettings, id_column: str | None = None, text_column: str 
         script=_most_common(
             [SCRIPTS[number] for number in scripts_of(pa.array(strings, pa.large_string())).tolist()]
         ),
+        unusable_ids=_count_unusable_ids(values[id_column]),
     )
 
 
@@ -175,16 +179,22 @@ def _text_weight(name: str) -> float:
 
 
 def _guess_id(corpus: CorpusSettings, values: Values, text: str) -> str:
-    """Return a column of distinct values: by its name, or the first whose values look like identifiers."""
-    distinct = [name for name, column in values.items() if name != text and _may_be_ids(column)]
-    if not distinct:
+    """Return a column of values that are distinct in nearly all rows.
+
+    A column with the name of an id comes first, then one whose values are distinct in all rows.
+    """
+    unusable = {
+        name: _count_unusable_ids(column) for name, column in values.items() if name != text and column
+    }
+    candidates = [name for name, count in unusable.items() if count <= (1 - _UNIQUE) * len(values[name])]
+    if not candidates:
         raise DataError(
             corpus.uri,
             "a column of distinct integers or short strings for the id",
             f"the columns {', '.join(values)}",
             "name one with --id, or add a column that identifies each row from night to night",
         )
-    return min(distinct, key=_id_rank)
+    return min(candidates, key=lambda name: (_id_rank(name) > len(_IDS), unusable[name] > 0, _id_rank(name)))
 
 
 def _id_rank(name: str) -> int:
@@ -208,11 +218,14 @@ def _guess_kept(values: Values, id_column: str, text: str) -> tuple[str, ...]:
     return tuple(name for name in (text, *short[:_MAX_KEPT]) if name not in reserved)
 
 
-def _may_be_ids(column: Sequence[Any]) -> bool:
-    """Return whether all values are distinct integers, or distinct short strings."""
-    integers = all(type(value) is int for value in column)
-    strings = all(isinstance(value, str) and 0 < len(value) <= _MAX_ID_LENGTH for value in column)
-    return (integers or strings) and len(set(column)) == len(column) > 0
+def _count_unusable_ids(column: Sequence[Any]) -> int:
+    """Return the number of rows without an id: an integer or a short string, and no earlier row's.
+
+    Integers in a column of strings are no ids, nor are strings in a column of integers.
+    """
+    integers = {value for value in column if type(value) is int}
+    strings = {value for value in column if isinstance(value, str) and 0 < len(value) <= _MAX_ID_LENGTH}
+    return len(column) - max(len(integers), len(strings))
 
 
 def _all_of(column: Sequence[Any], types: tuple[type, ...]) -> bool:
