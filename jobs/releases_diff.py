@@ -105,7 +105,7 @@ def _answers(diff: "Difference", width: int | None) -> str:
 def _drift(diff: "Difference") -> str:
     drift = diff.drift
     if drift is None:
-        return "drift: not measured: vectors of two spaces, or no moments"
+        return "drift: not measured: vectors of two spaces, no moments, or no more rows than dimensions"
     return (
         f"drift: {drift.distance:.4f} (shift {drift.shift:.4f}, spread {drift.spread:.4f}, outside "
         f"{drift.outside:.4f})"

@@ -64,7 +64,8 @@ class Difference:
     """The difference between two releases.
 
     Attributes:
-        drift: drift of the vectors; None if the spaces differ or moments are missing.
+        drift: drift of the vectors; None if the spaces differ, moments are missing, or there are no more rows
+            than dimensions.
         settings: (earlier, later) values of the settings that differ, by their full names.
         gates: (earlier, later) values of all gates, by name.
     """
@@ -125,7 +126,11 @@ def _flatten(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _measure_drift(store: Store, before: ReleaseManifest, after: ReleaseManifest) -> Drift | None:
-    """Return the drift of the vectors; None if the spaces differ, or moments are missing or too few."""
+    """Return the drift of the vectors; None if the spaces differ, moments are missing, or rows are too few.
+
+    The covariance of no more rows than dimensions is singular: a single changed row, in a direction without
+    variance before, would then be a huge spread.
+    """
     if before.moments is None or after.moments is None or before.space_id != after.space_id:
         return None
     try:
@@ -133,7 +138,7 @@ def _measure_drift(store: Store, before: ReleaseManifest, after: ReleaseManifest
     except FileNotFoundError as error:
         say(f"the drift is not measured: {error.filename or error} is gone")
         return None
-    return drift(earlier, later) if earlier.count > 1 and later.count else None
+    return drift(earlier, later) if min(earlier.count, later.count) > len(earlier.mean) else None
 
 
 def _compare_answers(

@@ -26,7 +26,7 @@ from pipeline.flows.workers.cluster import connect, is_local, local_workers
 from pipeline.flows.workers.local import LocalWorkers
 from pipeline.flows.workers.tasks import Pool
 from pipeline.index.plan import plan_index
-from pipeline.log import Stages, say
+from pipeline.log import Stages, counted, say
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.locate import with_absolute_paths
 from pipeline.post.chain import check_transform
@@ -70,19 +70,19 @@ def corpus_choice(corpus: Corpus, previous: PreviousRelease) -> Choice:
     changes = corpus.changes
     first_new = previous.corpus.next_ordinal if previous.corpus else 0  # ordinal of the first new unit
     rows, dead = sum(unit.rows for unit in corpus.units), sum(unit.dead for unit in corpus.units)
-    counted = (
-        f"{changes.new:,} rows new, {changes.changed:,} changed, {changes.deleted:,} deleted, "
+    counts = (
+        f"{counted(changes.new, 'row')} new, {changes.changed:,} changed, {changes.deleted:,} deleted, "
         f"{changes.unchanged:,} unchanged"
     )
     read = f"{corpus.read_files} of {len(corpus.files)} files were read"
     if previous.release is None:
-        chosen, sentence = "first", f"{counted}; {read}"
+        chosen, sentence = "first", f"{counts}; {read}"
     elif corpus.anew:
-        chosen, sentence = "anew", f"all rows stand in new units, since {corpus.anew}: {counted}; {read}"
+        chosen, sentence = "anew", f"all rows stand in new units, since {corpus.anew}: {counts}; {read}"
     else:
         chosen = "kept"
         sentence = (
-            f"{counted} since release {previous.release.release}; {read}, {dead:,} of the units' {rows:,} "
+            f"{counts} since release {previous.release.release}; {read}, {dead:,} of the units' {rows:,} "
             "rows are dead"
         )
     return Choice(
