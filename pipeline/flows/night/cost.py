@@ -8,7 +8,7 @@ from functools import cached_property
 from pipeline.flows.index.build import is_small_training, shard_count
 from pipeline.flows.night import rates
 from pipeline.flows.night.ingest_workers import SMALL_INPUT
-from pipeline.flows.night.stage_cost import NightCost, Work
+from pipeline.flows.night.stage_cost import NightCost, StageWork
 from pipeline.flows.workers.nodes import Node, ResourceDemand
 from pipeline.index.plan import IndexPlan, variants_to_measure
 from pipeline.settings import Job
@@ -57,9 +57,9 @@ class _Predictor:
     size: NightSize
     nodes: tuple[Node, ...]
 
-    def stages(self) -> Iterator[tuple[str, Work]]:
+    def stages(self) -> Iterator[tuple[str, StageWork]]:
         """Yield the stages in the order of a night."""
-        yield "start", Work(alone_s=rates.START_S)
+        yield "start", StageWork(alone_s=rates.START_S)
         yield "ingest", self._ingest()
         yield "encode", self._encode()
         yield "whiten", self._whiten()
@@ -100,11 +100,11 @@ class _Predictor:
         target = self.job.gates.wanted_recall
         return len(variants_to_measure(self.size.rows, self.size.index.dim, self.job.index, target))
 
-    def _ingest(self) -> Work:
+    def _ingest(self) -> StageWork:
         size = self.size
         text_bytes = size.rows * size.text_bytes
         on_workers = size.reads_on_workers and text_bytes > SMALL_INPUT
-        return Work(
+        return StageWork(
             cpu_s=1e-9 * (size.rows * rates.INGEST_NS_PER_ROW + text_bytes * rates.INGEST_NS_PER_BYTE),
             workers=self._cpus if on_workers else 1,
             items=self._units if on_workers else 1,
@@ -112,7 +112,7 @@ class _Predictor:
             moved_bytes=rates.INGEST_COPIES * text_bytes,
         )
 
-    def _encode(self) -> Work:
+    def _encode(self) -> StageWork:
         size, cluster = self.size, self.job.cluster
         demand = ResourceDemand(cluster.cpus_per_worker, cluster.gpus_per_worker)
         if not (fit := demand.fit(self.nodes)):
@@ -121,7 +121,7 @@ class _Predictor:
         row_ns = size.dim**2 * rates.MOMENTS_NS_PER_PRODUCT + self._vector_bytes * rates.WRITE_NS_PER_BYTE
         store_s = 1e-9 * size.rows * row_ns + self._units * rates.UNIT_S
         on_gpu, workers = cluster.gpus_per_worker > 0, min(cluster.workers.max or fit, fit)
-        return Work(
+        return StageWork(
             cpu_s=store_s if on_gpu else store_s + encode_s,
             gpu_s=encode_s if on_gpu else 0.0,
             gpus=workers * cluster.gpus_per_worker or 1.0,
@@ -131,11 +131,11 @@ class _Predictor:
             moved_bytes=size.rows * (size.text_bytes + self._vector_bytes) + self._units * self._sample_bytes,
         )
 
-    def _whiten(self) -> Work:
+    def _whiten(self) -> StageWork:
         """Merge the moments of all units, and encode both halves of the texts that decide."""
         whiten, products = self.job.whiten, self.size.dim**2
         dev_texts = 0 if whiten.mode == "off" else 2 * whiten.dev_texts
-        return Work(
+        return StageWork(
             cpu_s=1e-9 * self._units * products * rates.MERGE_NS_PER_PRODUCT,
             workers=self._cpus,
             items=-(-self._units // rates.UNITS_PER_MERGE),
@@ -144,11 +144,11 @@ class _Predictor:
             alone_s=dev_texts / self.size.rows_per_s,
         )
 
-    def _pilot(self, kinds: int) -> Work:
+    def _pilot(self, kinds: int) -> StageWork:
         """Measure kinds, one on each worker, on a sample that one process reads."""
         sampled = min(self._units, rates.PILOT_UNITS) * self._sample_bytes
         rows = min(self.size.rows, rates.PILOT_ROWS)
-        return Work(
+        return StageWork(
             cpu_s=1e-9 * kinds * rows * self.size.dim * rates.PILOT_NS_PER_VALUE,
             workers=self._cpus,
             items=kinds,
@@ -158,7 +158,7 @@ class _Predictor:
             alone_bytes=sampled,
         )
 
-    def _train(self) -> Work:
+    def _train(self) -> StageWork:
         """Sample all units twice, for training and for queries, and train on the largest node."""
         plan, units = self.size.index, self._units
         whole_units = plan.train_rows > rates.TRAIN_SAMPLE_ROWS * units
@@ -166,7 +166,7 @@ class _Predictor:
         read += units * self._sample_bytes
         products = rates.KMEANS_ROUNDS * plan.train_rows * plan.nlist * plan.dim
         hashed = self.size.rows if whole_units else units * min(self._unit_rows, rates.SAMPLED_ROWS)
-        sampling = Work(
+        sampling = StageWork(
             cpu_s=1e-9 * read * rates.READ_NS_PER_BYTE,
             alone_s=1e-9 * 2 * hashed * rates.ID_NS,
             alone_bytes=read,
@@ -182,7 +182,7 @@ class _Predictor:
             return replace(sampling, gpu_s=gpu_s)
         return replace(sampling, cpu_s=cpu_s, workers=cpus, largest=1 / cpus)
 
-    def _fill(self) -> Work:
+    def _fill(self) -> StageWork:
         """Add all rows to shards, and compute the exact neighbours of the queries."""
         plan, index = self.size.index, self.job.index
         shards = shard_count(index, plan, self._units, self.size.rows)
@@ -194,7 +194,7 @@ class _Predictor:
             row_s += plan.nlist * plan.dim / rates.FLAT_PRODUCTS_PER_S
         code_ns = rates.RABITQ_NS_PER_VALUE if "RaBitQ" in plan.factory else rates.CODE_NS_PER_VALUE
         row_s += 1e-9 * (plan.dim * code_ns + self._vector_bytes * rates.READ_NS_PER_BYTE)
-        return Work(
+        return StageWork(
             cpu_s=self.size.rows * row_s,
             workers=self._index_workers(),
             items=shards,
@@ -202,7 +202,7 @@ class _Predictor:
             moved_bytes=self.size.rows * self._vector_bytes + plan.file_bytes,
         )
 
-    def _merge(self) -> Work:
+    def _merge(self) -> StageWork:
         """Merge the shards of each part, and check that no row is lost or repeated."""
         plan, check_ns = self.size.index, self.size.rows * rates.CHECK_NS_PER_ROW
         return self._per_part(
@@ -210,19 +210,19 @@ class _Predictor:
             moved_bytes=2.0 * plan.file_bytes,
         )
 
-    def _measure(self) -> Work:
+    def _measure(self) -> StageWork:
         """Search all parts at several efforts. An index of one part is still in memory."""
         plan, queries = self.size.index, self.job.index.queries
         visited = min(1.0, rates.VISITED_LISTS / plan.nlist) if plan.nlist else 1.0
         search_s = 1e-9 * queries * visited * self.size.rows * plan.dim * rates.SCAN_NS_PER_VALUE
         if plan.parts(self.size.rows) == 1:
-            return Work(alone_s=search_s)
+            return StageWork(alone_s=search_s)
         read = float(rates.MEASURE_PASSES * plan.file_bytes)
         return self._per_part(cpu_s=search_s + 1e-9 * read * rates.HASH_NS_PER_BYTE, moved_bytes=read)
 
-    def _gates(self) -> Work:
+    def _gates(self) -> StageWork:
         """Read the ids once more, and publish the records of all units."""
-        return Work(
+        return StageWork(
             cpu_s=1e-9 * self.size.rows * rates.GATES_NS_PER_ROW,
             workers=self._cpus,
             largest=self._unit_rows / self.size.rows,
@@ -234,11 +234,11 @@ class _Predictor:
         fit = ResourceDemand(1.0, 0.0, memory=memory).fit(self.nodes)
         return max(1, min(wanted, self._cpus, fit))
 
-    def _per_part(self, cpu_s: float, moved_bytes: float) -> Work:
+    def _per_part(self, cpu_s: float, moved_bytes: float) -> StageWork:
         """Return work that one worker does for each part of the index."""
         plan = self.size.index
         parts = plan.parts(self.size.rows)
-        return Work(
+        return StageWork(
             cpu_s=cpu_s,
             workers=self._index_workers(plan.file_bytes / parts),
             items=parts,

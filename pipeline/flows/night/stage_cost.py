@@ -60,7 +60,7 @@ class NightCost:
 
 
 @dataclass(frozen=True)
-class Work:
+class StageWork:
     """The work of one stage.
 
     Attributes:
