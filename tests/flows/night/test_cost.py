@@ -1,4 +1,4 @@
-"""The predicted cost of nights, in a table from ten thousand rows to a billion; `pytest -s -n 0` prints it."""
+"""The predicted cost of nights, from ten thousand rows to a billion; `pytest -s -n 0` prints the tables."""
 
 import pytest
 
