@@ -196,7 +196,7 @@ def test_a_corpus_read_by_actors_is_that_of_one_process(
     roots = [tmp_path / "alone", tmp_path / "on-ray"]
     with connect(ClusterSettings(), Stages(), local=child):
         nightly(make_job(f"release.root={roots[0]}"), Stages())
-    monkeypatch.setattr(ingest_workers, "_SMALL_INPUT", 0)
+    monkeypatch.setattr(ingest_workers, "SMALL_INPUT", 0)
     stages = Stages()
     assert nightly(make_job(f"release.root={roots[1]}", ON_RAY), stages).status == "published"
     assert "ingest: cluster" in stages.seconds()
