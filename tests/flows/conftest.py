@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +148,21 @@ def current_manifest(root: Path) -> ReleaseManifest:
 def encoded_units(root: Path) -> dict[str, int]:
     """List the records of finished embedding units, with their modification times in nanoseconds."""
     return {path.name: path.stat().st_mtime_ns for path in root.glob("units/vectors/*/*.json")}
+
+
+def unit_hashes(root: Path, *, after_a_kill: bool = False) -> dict[str, str]:
+    """Hash every file below units/ with SHA-256.
+
+    A process that was killed leaves two things to prune, which no reader lists: incomplete files,
+    and the mark of the attempt it was killed in. With `after_a_kill` both are left out.
+    """
+    if after_a_kill:
+        open_store(root).sweep(time.time() + 60)
+    return {
+        path.relative_to(root).as_posix(): sha256(path.read_bytes()).hexdigest()
+        for path in (root / "units").rglob("*")
+        if path.is_file() and not (after_a_kill and path.parent.name.endswith(".attempts"))
+    }
 
 
 @pytest.fixture

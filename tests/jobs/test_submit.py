@@ -22,7 +22,7 @@ import yaml
 from pipeline.index.search import open_release
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
-from tests.flows.conftest import ROOT, encoded_units, write_corpus
+from tests.flows.conftest import ROOT, encoded_units, unit_hashes, write_corpus
 from tests.jobs.ray_head import Head, environment_of, program, ray_head, wait_until
 from tests.models.folders import save_folder
 
@@ -62,14 +62,6 @@ def night(work: Path, root: str, **sections: dict[str, Any]) -> list[str]:
     file = work / f"{root}.yaml"
     file.write_text(yaml.safe_dump(job | sections))
     return ["python", "-m", "jobs.nightly", "--json", "--config", str(file)]
-
-
-def units(root: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(root).as_posix(): path.read_bytes()
-        for path in (root / "units").rglob("*")
-        if path.is_file()
-    }
 
 
 def driver(config: str) -> int:
@@ -152,7 +144,7 @@ def test_a_killed_driver_is_submitted_again_and_the_release_is_the_same(
     assert head.submit("again", entrypoint) == 0, head.logs("again")[-3000:]
     after = encoded_units(root)
     assert {name: after[name] for name in before} == before, "what was finished was not encoded again"
-    assert units(root) == units(undisturbed)
+    assert unit_hashes(root, after_a_kill=True) == unit_hashes(undisturbed)
     assert open_release(str(root)).search(QUERIES, 10) == open_release(str(undisturbed)).search(QUERIES, 10)
 
 

@@ -25,6 +25,7 @@ from tests.flows.conftest import (
     finish_job,
     job_arguments,
     kill_job,
+    unit_hashes,
     write_corpus,
 )
 
@@ -41,20 +42,6 @@ def arguments(folder: Path, encoder: Path, *overrides: str) -> list[str]:
         "encode.unit_rows=25",
         *overrides,
     ]
-
-
-def unit_bytes(root: Path) -> dict[str, bytes]:
-    """Read every file below units/ after prune has removed incomplete files, which no reader lists.
-
-    Marks of attempts are left out: an attempt that was killed before its end leaves its mark to
-    prune.
-    """
-    open_store(root).sweep(time.time() + 60)
-    return {
-        path.relative_to(root).as_posix(): path.read_bytes()
-        for path in (root / "units").rglob("*")
-        if path.is_file() and not path.parent.name.endswith(".attempts")
-    }
 
 
 @pytest.fixture
@@ -102,7 +89,7 @@ def test_a_killed_night_resumes_to_the_same_bytes(
     after = encoded_units(root)
     assert len(after) == _UNITS
     assert {name: after[name] for name in before} == before, "what was finished was not encoded again"
-    assert unit_bytes(root) == unit_bytes(undisturbed)
+    assert unit_hashes(root, after_a_kill=True) == unit_hashes(undisturbed)
     queries = ["a man reads", "the lazy dog sleeps near the river"]
     assert open_release(str(root)).search(queries, 10) == open_release(str(undisturbed)).search(queries, 10)
 
@@ -126,7 +113,7 @@ def test_killed_workers_are_replaced_without_changing_a_byte(
     answer, _ = finish_job(night)
     assert answer["status"] == "published"
     assert killed == 2
-    assert unit_bytes(root) == unit_bytes(undisturbed)
+    assert unit_hashes(root, after_a_kill=True) == unit_hashes(undisturbed)
 
 
 @pytest.mark.slow
@@ -143,7 +130,7 @@ def test_a_night_whose_ray_is_killed_ends_at_once_and_resumes(
     assert "local Ray: expected its processes to run" in json.loads(out)["message"]
     answer, _ = finish_job(start_job("nightly", arguments(folder, encoder)))
     assert answer["status"] == "published"
-    assert unit_bytes(folder / "releases") == unit_bytes(undisturbed)
+    assert unit_hashes(folder / "releases", after_a_kill=True) == unit_hashes(undisturbed)
 
 
 @pytest.mark.usefixtures("cluster")
@@ -157,7 +144,7 @@ def test_a_truncated_unit_is_written_again_with_the_same_bytes(
     for name in ("commits", "releases", "indexes"):
         shutil.rmtree(root / name)  # as if the night had stopped before the index
     nightly(load_settings(Job, None, tuple(arguments(folder, encoder))), Stages())
-    assert unit_bytes(root) == unit_bytes(undisturbed)
+    assert unit_hashes(root, after_a_kill=True) == unit_hashes(undisturbed)
 
 
 @pytest.mark.slow

@@ -25,18 +25,10 @@ from pipeline.store.release import Releases
 from pipeline.store.schema import vector_matrix
 from pipeline.store.store import open_store
 from pipeline.store.units import Corpus
-from tests.flows.conftest import sentences, write_corpus
+from tests.flows.conftest import sentences, unit_hashes, write_corpus
 
 Make = Callable[..., Job]
 pytestmark = pytest.mark.usefixtures("cluster")
-
-
-def unit_bytes(root: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(root).as_posix(): path.read_bytes()
-        for path in (root / "units").rglob("*")
-        if path.is_file()
-    }
 
 
 @pytest.mark.parametrize(("kind", "mode"), [("flat", "off"), ("IVF8,Flat", "on"), ("hnsw", "auto")])
@@ -91,23 +83,23 @@ def test_units_are_parquet_files_of_the_encoders_vectors(make_job: Make):
 def test_a_second_night_without_changes_publishes_nothing(make_job: Make):
     job = make_job("whiten.mode=off", "gates.recall_at_10=")
     nightly(job, Stages())
-    before = unit_bytes(Path(job.release.root))
+    before = unit_hashes(Path(job.release.root))
     assert nightly(job, Stages()).status == "unchanged"
-    assert unit_bytes(Path(job.release.root)) == before
+    assert unit_hashes(Path(job.release.root)) == before
     assert Releases(open_store(job.release.root)).numbers() == [1]
 
 
 def test_added_files_make_a_new_release_and_keep_the_old_vectors(make_job: Make, tmp_path: Path):
     job = make_job("whiten.mode=off", "gates.recall_at_10=")
     first = nightly(job, Stages())
-    before = unit_bytes(tmp_path / "releases")
+    before = unit_hashes(tmp_path / "releases")
     table = pa.table(
         {"id": ["new-1", "new-2"], "text": ["a new dog", "a new man reads"], "lang": ["en", "en"]}
     )
     pq.write_table(table, tmp_path / "corpus" / "part-9.parquet")
     second = nightly(job, Stages())
     assert (first.release, second.release, second.rows) == (1, 2, 402)
-    assert before.items() <= unit_bytes(tmp_path / "releases").items(), "nothing that was published changed"
+    assert before.items() <= unit_hashes(tmp_path / "releases").items(), "nothing that was published changed"
     assert {name: second.facts["counts"][name] for name in ("new", "changed", "deleted")} == {
         "new": 2,
         "changed": 0,

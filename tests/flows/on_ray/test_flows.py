@@ -29,11 +29,10 @@ from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings, Job
 from pipeline.settings.training import PairSettings
 from tests.flows.augment.test_augment import LENIENT, expected_shuffle, rows_of, shuffles, worked_on
-from tests.flows.conftest import ON_RAY, sentences
+from tests.flows.conftest import ON_RAY, sentences, unit_hashes
 from tests.flows.documents.test_readme import blocks
 from tests.flows.evaluate.evaluating import job as evaluation
 from tests.flows.evaluate.evaluating import write_pairs
-from tests.flows.night.test_nightly import unit_bytes
 from tests.flows.train.test_mine import job_of, mined, write_questions
 from tests.flows.train.test_mine import rows_of as rows_of_pairs
 from tests.flows.transform.test_train_flow import stored, trained, training
@@ -51,7 +50,7 @@ def test_units_encoded_by_actors_have_the_bytes_of_one_process(
         )
     store, _, on_ray = through_encoding(make_job("encode.unit_rows=200", "cluster.workers=1"), Stages())
     assert (on_ray, on_ray.rows) == (alone, 400)
-    assert unit_bytes(Path(store.uri)) == unit_bytes(tmp_path / "alone")
+    assert unit_hashes(Path(store.uri)) == unit_hashes(tmp_path / "alone")
 
 
 @pytest.mark.slow
@@ -75,7 +74,7 @@ def test_a_night_on_actors_has_the_bytes_of_one_process(
         == (alone.status, alone.release, alone.rows)
         == ("published", 1, 400)
     )
-    assert unit_bytes(Path(on_ray.root)) == unit_bytes(Path(alone.root))
+    assert unit_hashes(Path(on_ray.root)) == unit_hashes(Path(alone.root))
     releases = [open_release(outcome.root) for outcome in (on_ray, alone)]
     assert releases[0].manifest.index == releases[1].manifest.index, "files are named with their sha256"
     assert releases[0].search(sentences(400)[:20], 5) == releases[1].search(sentences(400)[:20], 5)
