@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import logging
 import os
 import signal
 import sys
@@ -52,13 +53,15 @@ def guarded(work: Callable[[Say], None], *, as_json: bool, verbose: bool) -> Non
         work: is called with a function that prints a line on standard output; all other output goes to
             standard error.
         as_json: also print the error as a JSON object.
-        verbose: print the traceback of every error, not only of internal ones.
+        verbose: print the traceback of every error, not only of internal ones, and what modules log.
     """
 
     def stop(*_: object) -> NoReturn:
         raise Stopped
 
     signal.signal(signal.SIGTERM, stop)
+    if verbose:
+        _print_log()
     with _standard_output() as say:
         say_json = say if as_json else None
         try:
@@ -74,6 +77,22 @@ def guarded(work: Callable[[Say], None], *, as_json: bool, verbose: bool) -> Non
                 traceback.print_exc()
             _report(failure, say_json)
             raise typer.Exit(failure.code) from None
+
+
+def _print_log() -> None:
+    """Print on standard error what this package logs, which is more than most users want to read."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_PrintableFormatter())
+    package = logging.getLogger("pipeline")
+    package.handlers = [handler]
+    package.setLevel(logging.INFO)
+
+
+class _PrintableFormatter(logging.Formatter):
+    """The message as one printable line: it may quote the names of a file's contents."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(record.getMessage())
 
 
 def _describe_failure(error: BaseException) -> _Failure:

@@ -36,7 +36,10 @@ PrintConfig = Annotated[
     bool, typer.Option("--print-config", help="Print the resolved settings as YAML and stop.")
 ]
 Json = Annotated[bool, typer.Option("--json", help=_JSON_HELP)]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the log of Ray, and tracebacks.")]
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", help="Show the log of Ray, unused weights of models, and tracebacks."),
+]
 Root = Annotated[
     str, typer.Argument(metavar="ROOT", help="Where releases are published: release.root of the job.")
 ]

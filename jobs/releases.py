@@ -4,6 +4,7 @@ manta releases list releases
 python -m jobs.releases rollback releases 3
 """
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,6 +46,11 @@ class ReleasesRun:
     commits_root: str | None
     width: int | None
     """width of the output in terminal cells; None without a limit"""
+
+    def other_command(self, name: str) -> str:
+        """Return another of these commands, for the same releases, as a shell takes it."""
+        commits = ["--commits-root", self.commits_root] if self.commits_root else []
+        return shlex.join(["manta", "releases", name, self.root, *commits])
 
     def open(self) -> "Releases":
         """Open the releases below the root."""
@@ -190,7 +196,7 @@ def rollback(
     text = (
         f"release {chosen} is current again (commit {commit.commit})\n"
         "The next night publishes a new release from the corpus and the settings.\n"
-        f"To stay on release {chosen}: manta releases hold {run.root}"
+        f"To stay on release {chosen}: {run.other_command('hold')}"
     )
     return Answer(commit.model_dump(mode="json"), text)
 
@@ -216,7 +222,7 @@ def hold(
     _refresh(opened)
     text = (
         f"release {commit.release} is held since {commit.committed_at} (commit {commit.commit})\n"
-        f"Nights make their candidates and publish none until: manta releases release {run.root}"
+        f"Nights make their candidates and publish none until: {run.other_command('release')}"
     )
     return Answer(commit.model_dump(mode="json"), text)
 

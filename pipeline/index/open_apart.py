@@ -21,6 +21,7 @@ _PER_BYTE, _ROOM = 2, 512 << 20
 # Time limit of the child: a minimum for its imports on a busy machine, and the time to fetch and read the
 # files at the rate of a slow connection to the store.
 _START_S, _BYTES_PER_S = 600.0, 4 << 20
+_MAKE_AGAIN = "delete them and run `manta nightly`, which makes them again, or roll back to another release"
 
 
 def check_opens(releases: Releases, manifest: ReleaseManifest) -> None:
@@ -39,7 +40,10 @@ def check_opens(releases: Releases, manifest: ReleaseManifest) -> None:
     if not receiver.poll(limit_s):
         child.kill()
         child.join()
-        raise _read_error(releases.store, manifest, f"files whose reader did not end in {limit_s:,.0f} s")
+        found = f"files whose reader did not end in {limit_s:,.0f} s"
+        raise _read_error(
+            releases.store, manifest, found, f"try again with a faster connection; else {_MAKE_AGAIN}"
+        )
     try:
         error: PipelineError | None = receiver.recv()
     except EOFError:
@@ -47,7 +51,7 @@ def check_opens(releases: Releases, manifest: ReleaseManifest) -> None:
         code = child.exitcode or 0
         end = f"signal {-code}" if code < 0 else f"exit code {code}"
         found = f"files that crash a process or exceed its memory ({end})"
-        error = _read_error(releases.store, manifest, found)
+        error = _read_error(releases.store, manifest, found, _MAKE_AGAIN)
     if error is not None:
         raise error
 
@@ -56,13 +60,13 @@ def _count_bytes(manifest: ReleaseManifest) -> int:
     return sum(file.bytes for file in (*manifest.index.files, *manifest.ids))
 
 
-def _read_error(store: Store, manifest: ReleaseManifest, found: str) -> DataError:
+def _read_error(store: Store, manifest: ReleaseManifest, found: str, remedy: str) -> DataError:
     files = [store.uri_of(file.path) for file in (*manifest.index.files, *manifest.ids)]
     return DataError(
         ", ".join(files),
         "an index and ids that can be read",
         found,
-        "delete them and run `manta nightly`, which makes them again, or roll back to another release",
+        remedy,
     )
 
 

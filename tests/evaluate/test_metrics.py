@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import pytrec_eval
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, f1_score, ndcg_score, roc_auc_score
@@ -77,3 +78,23 @@ def test_ndcg_matches_scikit_learn():
     places = np.argsort(np.argsort(-scores, axis=1), axis=1) + 1
     ranks = [np.sort(row[gain]) for row, gain in zip(places, gains, strict=True)]
     assert ndcg_at(ranks, 10).mean() == pytest.approx(ndcg_score(gains, scores, k=10), abs=1e-12)
+
+
+def test_metrics_of_ranks_match_trec_eval():
+    rng = np.random.default_rng(3)
+    documents = [f"d{number:02d}" for number in range(40)]
+    relevant, results, ranks = {}, {}, []
+    for query in map(str, range(50)):
+        order = rng.permutation(documents)
+        chosen = rng.choice(documents, rng.integers(1, 15), replace=False)
+        relevant[query] = dict.fromkeys(map(str, chosen), 1)
+        results[query] = {str(name): 40.0 - place for place, name in enumerate(order)}
+        ranks.append(np.flatnonzero(np.isin(order, chosen)) + 1)
+    measures = {"recip_rank", "recall.10", "ndcg_cut.10"}
+    theirs = pytrec_eval.RelevanceEvaluator(relevant, measures).evaluate(results)
+    for name, ours in {
+        "recip_rank": reciprocal_rank(ranks),
+        "recall_10": recall_at(ranks, 10),
+        "ndcg_cut_10": ndcg_at(ranks, 10),
+    }.items():
+        np.testing.assert_allclose(ours, [theirs[query][name] for query in relevant], rtol=1e-12)

@@ -12,7 +12,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from pipeline.errors import ModelError
-from pipeline.models.folder.finite import check_finite
+from pipeline.models.folder.check_weights import check_finite, log_unused
 from pipeline.models.folder.modules import read_json
 
 OFFLINE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -151,6 +151,7 @@ def load_complete(
             f"{len(missing)} weights missing: {shown}",
             remedy,
         )
+    log_unused(str(folder), report["unexpected_keys"])
     for name, parameter in model.named_parameters():
         if not name.startswith(tuple(unused)):
             check_finite(str(folder), name, parameter.detach())

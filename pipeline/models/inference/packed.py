@@ -66,9 +66,9 @@ class PackedModel(Model):
         self.width, self.layers = self.shape.width, self.shape.layers
         self.device, self._dtype = arithmetic.torch_device, arithmetic.torch_dtype
         self._rows, self._longest = arithmetic.max_tokens, folder.max_length
-        checkpoint.check_present(
-            tensor_names(folder.family, self.layers, token_types=self.shape.token_types > 0)
-        )
+        used = tensor_names(folder.family, self.layers, token_types=self.shape.token_types > 0)
+        checkpoint.check_present(used)
+        checkpoint.log_unused(used)
         self._fused = torch.compile(_norm_of_sum) if arithmetic.fused else None
         self._tables = self._embeddings(checkpoint)
         self._norm = self._layer_norm(checkpoint, "embeddings.LayerNorm")

@@ -11,8 +11,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from pipeline.errors import ModelError
+from pipeline.models.folder.check_weights import check_finite, log_unused
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.folder.finite import check_finite
 
 # every encoder has this tensor; what precedes this name in a checkpoint precedes all of the encoder's tensors
 _ANCHOR = "embeddings.word_embeddings.weight"
@@ -167,6 +167,10 @@ class Checkpoint:
                 f"(the weights have {len(self._load)} tensors, first {', '.join(sorted(self._load)[:3])})",
                 "check that weights and config.json belong together",
             )
+
+    def log_unused(self, used: Iterable[str]) -> None:
+        """Log the tensors of the encoder other than the `used` ones, for `manta -v`."""
+        log_unused(self._path, self._load.keys() - set(used))
 
     def raw(self, name: str) -> Tensor:
         """Read a tensor without checks, in the type in which it is stored."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -187,6 +188,23 @@ def test_rollback_hold_and_prune_refresh_the_page(published: Path, tmp_path: Pat
     page = (root / "index.html").read_text()
     assert "2 more were pruned" in page
     assert "releases/00000003/report.html" not in page
+
+
+def test_the_commands_that_hold_and_rollback_print_run_as_printed(
+    published: Path, tmp_path: Path, manta: Manta
+):
+    root, commits = tmp_path / "our releases", tmp_path / "the commits"
+    shutil.copytree(published, root)
+    commits.mkdir()
+    (root / "commits").rename(commits / "commits")
+    where = (str(root), "--commits-root", str(commits))
+    for command, number, printed_command in (("rollback", "1", "hold"), ("hold", None, "release")):
+        out = manta("releases", command, where[0], *filter(None, [number]), *where[1:]).out
+        (printed,) = re.findall(r"manta releases .*", out)
+        words = shlex.split(printed)
+        assert words == ["manta", "releases", printed_command, *where]
+        assert manta(*words[1:]).code == 0
+        manta("releases", "release", *where)
 
 
 def test_the_page_has_no_link_to_a_deleted_report(published: Path, tmp_path: Path, manta: Manta):

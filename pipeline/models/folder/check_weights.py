@@ -1,14 +1,25 @@
-"""Refuse weights that are NaN or infinite when a model is loaded.
+"""Check the weights of a model while it is loaded: none is NaN or infinite, and which ones are not used.
 
 Imports torch where a tensor is checked.
 """
 
+import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pipeline.errors import ModelError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_log = logging.getLogger(__name__)
+
+
+def log_unused(where: str, names: Iterable[str]) -> None:
+    """Log the weights of a model that are stored but not used, for `manta -v`; usually a head or a pooler."""
+    if unused := sorted(names):
+        _log.info("%s: %d stored weights are not used: %s", where, len(unused), ", ".join(unused))
 
 
 def check_finite(where: str, name: str, tensor: "Tensor") -> None:

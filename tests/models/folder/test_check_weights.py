@@ -1,5 +1,6 @@
-"""A model with NaN or infinity among its weights is refused by every forward pass that loads it."""
+"""A model with NaN or infinity among its weights is refused, and weights that are not used are logged."""
 
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from pipeline.errors import ModelError
-from pipeline.models.folder.finite import check_finite
+from pipeline.models.folder.check_weights import check_finite
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.mlm_guesses import load_masked_lm
@@ -46,6 +47,21 @@ def test_one_infinite_row_of_the_word_table_is_refused(folders, tmp_path, load, 
     wanted = r"expected finite numbers in .*word_embeddings\.weight, found NaN or infinity in 1 of 300 rows; "
     with pytest.raises(ModelError, match=wanted):
         LOADERS[load](folder)
+
+
+@pytest.mark.parametrize("family", ["bert", "electra"])
+def test_stored_weights_that_are_not_used_are_logged(folders, tmp_path, family, caplog):
+    folder = shutil.copytree(folders[family], tmp_path / family)
+    tensors = load_file(folder / "model.safetensors")
+    prefix = "" if "embeddings.word_embeddings.weight" in tensors else f"{family}."
+    extra = f"{prefix}encoder.layer.0.attention.self.query_norm.weight"
+    save_file(tensors | {extra: np.ones(48, np.float32)}, folder / "model.safetensors", {"format": "pt"})
+    with caplog.at_level(logging.INFO, "pipeline"):
+        LOADERS["encode"](folder)
+    (line,) = [record.getMessage() for record in caplog.records if "not used" in record.getMessage()]
+    assert line.startswith(f"{folder}: ")
+    assert "encoder.layer.0.attention.self.query_norm.weight" in line
+    assert "query.weight" not in line
 
 
 def test_invalid_values_of_a_bias_are_counted(tmp_path):
