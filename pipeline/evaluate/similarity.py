@@ -36,11 +36,14 @@ def paired(kind: Similarity, left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Compute the similarity of row i of left with row i of right, both (n, d): (n,) float64.
 
     The cosine with a zero vector is 0. Angular similarity is 1 - arccos(cosine) / pi (Cer et al. 2018,
-    Universal Sentence Encoder), Euclidean similarity is minus the distance, dot is the inner product.
+    Universal Sentence Encoder), Euclidean and Manhattan similarity are minus the distance, dot is the inner
+    product.
     """
     left, right = left.astype(np.float64), right.astype(np.float64)
     if kind == "euclidean":
         return -np.asarray(np.linalg.norm(left - right, axis=1))
+    if kind == "manhattan":
+        return -np.asarray(np.abs(left - right).sum(axis=1))
     if kind == "dot":
         return np.asarray(np.einsum("nd,nd->n", left, right))
     cosines = np.round(np.einsum("nd,nd->n", unit_rows(left), unit_rows(right)), _DECIMALS)
@@ -56,17 +59,22 @@ def angular(cosines: np.ndarray) -> np.ndarray:
 
 
 def prepared(kind: Similarity, x: np.ndarray) -> np.ndarray:
-    """Prepare x (n, d) for `crossed`: unit rows for cosine and angular, float64 for euclidean.
+    """Prepare x (n, d) for `crossed`: unit rows for cosine and angular, float64 for distances.
 
-    In float32, the squared norms and the products of which a distance is computed would cancel.
+    In float32, the squared norms and the products of which a Euclidean distance is computed would cancel;
+    scipy computes Manhattan distances in float64.
     """
-    if kind == "euclidean":
+    if kind in ("euclidean", "manhattan"):
         return x.astype(np.float64)
     return x.astype(np.float32) if kind == "dot" else unit_rows(x).astype(np.float32)
 
 
 def crossed(kind: Similarity, queries: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Compute the similarity of every query (q, d) with every target (t, d), both prepared: (q, t)."""
+    if kind == "manhattan":
+        from scipy.spatial.distance import cdist  # takes a second to import, and few tasks need it
+
+        return -np.asarray(cdist(queries, targets, "cityblock"))
     products = queries @ targets.T
     if kind == "euclidean":
         squares = np.einsum("qd,qd->q", queries, queries)[:, None] + np.einsum("td,td->t", targets, targets)

@@ -12,7 +12,7 @@ from pipeline.evaluate.source import RowOptions, TaskFile, TaskRoles, open_file
 from pipeline.settings import EvaluateSettings, TaskSettings
 from pipeline.store.base import Store
 
-Similarity = Literal["cosine", "angular", "euclidean", "dot"]
+Similarity = Literal["cosine", "angular", "euclidean", "manhattan", "dot"]
 
 
 class Vectors(Protocol):

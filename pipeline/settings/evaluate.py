@@ -113,8 +113,9 @@ class EvaluateSettings(Settings):
     """encoder paths, release:current, ROOT#7, or mappings with name, encoder, transform, release, root ({} is
     the job's encoder); none: the job's encoder. Each is compared with the first one, with intervals of the
     differences"""
-    similarity: Literal["cosine", "angular", "euclidean", "dot"] = "cosine"
-    """similarity of two sentences: angular as in Cer et al. 2018 (USE), euclidean is the negative distance"""
+    similarity: Literal["cosine", "angular", "euclidean", "manhattan", "dot"] = "cosine"
+    """similarity of two sentences: angular as in Cer et al. 2018 (USE); euclidean and manhattan are minus the
+    distance (L2 and L1)"""
     aggregation: Literal["all", "mean", "wmean"] = "all"
     """score of a task with subsets: one correlation over all pairs, the mean over subsets, or their mean
     weighted by number of pairs"""

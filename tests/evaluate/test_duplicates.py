@@ -37,15 +37,16 @@ def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path):
 
 
 @pytest.mark.parametrize("block", [1, 200, 1 << 24])
-@pytest.mark.parametrize("similarity", ["cosine", "euclidean"])
+@pytest.mark.parametrize("similarity", ["cosine", "euclidean", "manhattan"])
 def test_mined_pairs_are_the_most_similar_of_all_pairs(
     monkeypatch: pytest.MonkeyPatch, similarity: str, block: int
 ):
     monkeypatch.setattr(ranks, "BLOCK", block)
     x = np.random.default_rng(2).normal(size=(40, 6)).astype(np.float32)
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    order = {"euclidean": 2, "manhattan": 1}.get(similarity)
     nearness = {
-        (i, j): -float(np.linalg.norm(x[i] - x[j])) if similarity == "euclidean" else float(unit[i] @ unit[j])
+        (i, j): float(unit[i] @ unit[j]) if order is None else -float(np.linalg.norm(x[i] - x[j], ord=order))
         for i, j in combinations(range(40), 2)
     }
     expected = sorted(nearness, key=lambda pair: -nearness[pair])[:50]

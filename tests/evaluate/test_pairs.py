@@ -21,7 +21,7 @@ def labelled(folder: Path, **changed: Any) -> Path:
     return save(folder / "pairs.parquet", columns | changed)
 
 
-@pytest.mark.parametrize("similarity", ["cosine", "euclidean", "dot"])
+@pytest.mark.parametrize("similarity", ["cosine", "euclidean", "manhattan", "dot"])
 def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path, similarity: str):
     file, vectors = labelled(tmp_path), drawn()
     task = task_of("pairs", file, EvaluateSettings(similarity=similarity))
@@ -32,7 +32,7 @@ def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path, similarit
     )(Peer(vectors))
     for ours, theirs in (("average precision", "ap"), ("accuracy", "accuracy"), ("F1", "f1")):
         assert score.metrics[ours] == pytest.approx(100 * found[f"{similarity}_{theirs}"], abs=1e-3)
-    sign = -1 if similarity == "euclidean" else 1  # sentence-transformers uses the distance
+    sign = -1 if similarity in ("euclidean", "manhattan") else 1  # sentence-transformers uses the distance
     assert sign * score.facts["threshold_f1"] == pytest.approx(found[f"{similarity}_f1_threshold"], abs=1e-5)
     assert sign * score.facts["threshold_accuracy"] == pytest.approx(
         found[f"{similarity}_accuracy_threshold"], abs=1e-5

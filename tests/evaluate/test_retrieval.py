@@ -52,7 +52,7 @@ def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path):
     assert task.statistic(score.evidence, np.arange(25)) == pytest.approx(score.value)
 
 
-@pytest.mark.parametrize("similarity", ["cosine", "angular", "euclidean", "dot"])
+@pytest.mark.parametrize("similarity", ["cosine", "angular", "euclidean", "manhattan", "dot"])
 @pytest.mark.parametrize("block", [1, 100, 1 << 24])
 def test_ranks_match_sorting_every_row(monkeypatch: pytest.MonkeyPatch, similarity: str, block: int):
     monkeypatch.setattr(ranks, "BLOCK", block)
@@ -63,10 +63,11 @@ def test_ranks_match_sorting_every_row(monkeypatch: pytest.MonkeyPatch, similari
     y = x.astype(np.float64) / (
         np.linalg.norm(x, axis=1, keepdims=True) if similarity in ("cosine", "angular") else 1
     )
-    nearness = -np.linalg.norm(y[:, None] - y, axis=2) if similarity == "euclidean" else y @ y.T
+    order = {"euclidean": 2, "manhattan": 1}.get(similarity)
+    nearness = y @ y.T if order is None else -np.linalg.norm(y[:, None] - y, ord=order, axis=2)
     for row in range(30):
-        order = [place for place in np.argsort(-nearness[row]) if place != row]
-        expected = [rank for rank, place in enumerate(order, 1) if groups[place] == groups[row]]
+        others = [place for place in np.argsort(-nearness[row]) if place != row]
+        expected = [rank for rank, place in enumerate(others, 1) if groups[place] == groups[row]]
         assert found[row].tolist() == expected
 
 

@@ -6,7 +6,7 @@ import pytest
 from pipeline.errors import ModelError
 from pipeline.evaluate.similarity import crossed, paired, prepared, vectors_of
 
-KINDS = ("cosine", "angular", "euclidean", "dot")
+KINDS = ("cosine", "angular", "euclidean", "manhattan", "dot")
 
 
 def test_angular_similarity_matches_a_hand_computation():
@@ -52,6 +52,10 @@ def test_the_crossed_form_matches_the_paired_form(kind: str):
 
 def test_euclidean_is_minus_the_distance():
     assert paired("euclidean", np.array([[0.0, 0.0]]), np.array([[3.0, 4.0]]))[0] == -5
+
+
+def test_manhattan_is_minus_the_sum_of_absolute_differences():
+    assert paired("manhattan", np.array([[0.0, 1.0]]), np.array([[3.0, -3.0]]))[0] == -7
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def random_pairs(folder: Path, **changed: Any) -> Path:
     return save(folder / "pairs.parquet", columns | changed)
 
 
-@pytest.mark.parametrize("similarity", ["cosine", "euclidean", "dot"])
+@pytest.mark.parametrize("similarity", ["cosine", "euclidean", "manhattan", "dot"])
 def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path, similarity: str):
     task, vectors = task_of("sts", random_pairs(tmp_path), EvaluateSettings(similarity=similarity)), drawn()
     pairs, score = task.pairs(), task.score(vectors)
