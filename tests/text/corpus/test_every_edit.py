@@ -3,7 +3,7 @@
 import uuid
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.text.corpus import keys, sorted_rows
@@ -23,14 +23,15 @@ edits = st.one_of(
 )
 
 
+@pytest.mark.parametrize("map_tasks", [map_here, map_in_other_processes])
+@settings(max_examples=settings.default.max_examples // 2)
 @given(
     st.lists(st.lists(edits, min_size=1, max_size=3), min_size=1, max_size=5),
     st.integers(1, 5),
     st.sampled_from([1 << 18, 12, 4]),
-    st.sampled_from([map_here, map_in_other_processes]),
 )
 def test_any_sequence_of_edits_equals_reading_everything_again(
-    tmp_path, nights_edits, unit_rows, bucket_rows, map_tasks
+    tmp_path, map_tasks, nights_edits, unit_rows, bucket_rows
 ):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keys, "BUCKET_ROWS", bucket_rows)
