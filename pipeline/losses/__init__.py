@@ -20,6 +20,7 @@ from pipeline.losses.distillation import embedding_distillation, similarity_dist
 from pipeline.losses.divergence import pser, symmetric_divergence
 from pipeline.losses.momentum import enqueue, moco, moving_average, random_queue
 from pipeline.losses.pairs import contrastive_tension, cosine_regression, triplet
+from pipeline.losses.words import sampled_word_prediction, word_prediction
 
 __all__ = [
     "FEATURES",
@@ -42,7 +43,9 @@ __all__ = [
     "pser",
     "quick_thoughts",
     "random_queue",
+    "sampled_word_prediction",
     "similarity_distillation",
     "symmetric_divergence",
     "triplet",
+    "word_prediction",
 ]

@@ -77,6 +77,11 @@ class Batch:
     def __contains__(self, role: str) -> bool:
         return role in self.columns
 
+    @property
+    def step_indices(self) -> np.ndarray:
+        """(n,) position of each row within the batch of the step."""
+        return np.arange(len(self)) if self.indices is None else self.indices
+
     def column(self, role: str) -> Column:
         """Return the n values of a column; raise DataError if it is missing or has another length."""
         if role not in self.columns:

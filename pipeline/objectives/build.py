@@ -1,6 +1,7 @@
 """Build objectives from settings: check options, add up losses, truncate vectors."""
 
 import inspect
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -14,8 +15,9 @@ from pipeline.objectives import OBJECTIVES, Objective
 from pipeline.objectives.matryoshka import Matryoshka
 from pipeline.objectives.weighted import Sum, Term, merged_roles
 from pipeline.settings.training import TrainSettings
+from pipeline.text.rows.triples import NEIGHBOURS, RUNNING_TEXT
 
-Order = Literal["shuffled", "contiguous"]
+Order = Literal["shuffled", "contiguous", "triples"]
 
 
 class DataRequirements(NamedTuple):
@@ -24,7 +26,8 @@ class DataRequirements(NamedTuple):
     Attributes:
         columns: roles of the columns that the data must have.
         optional: roles of the columns that are used if they exist.
-        order: "contiguous" if a batch must be consecutive sentences of documents.
+        order: "contiguous" if a batch must be consecutive sentences of documents; "triples" if each row needs
+            the sentences before and after its text, which are made from the order of the rows.
     """
 
     columns: tuple[str, ...]
@@ -58,9 +61,28 @@ def data_requirements(settings: TrainSettings) -> DataRequirements:
     """
     classes = [OBJECTIVES[term.name] for term in settings.objective]
     roles = [objective.roles(_checked_options(settings, index)) for index, objective in enumerate(classes)]
-    # If one objective needs contiguous rows, all get them: the others can use any order.
-    contiguous = any(objective.order == "contiguous" for objective in classes)
-    return DataRequirements(*merged_roles(roles), "contiguous" if contiguous else "shuffled")
+    columns, optional = merged_roles(roles)
+    order = _common_order({term.name: OBJECTIVES[term.name].order for term in settings.objective})
+    if order == "triples":
+        made = [role for role in columns if role not in NEIGHBOURS]
+        columns = tuple(dict.fromkeys([*made, *RUNNING_TEXT]))
+    return DataRequirements(columns, optional, order)
+
+
+def _common_order(orders: Mapping[str, Order]) -> Order:
+    """Return the order of rows for objectives with these orders, by name.
+
+    If one objective needs an order, all get it: those that need none can use any.
+    """
+    needed = {name: order for name, order in orders.items() if order != "shuffled"}
+    if len(set(needed.values())) > 1:
+        raise ConfigError(
+            "train.objective",
+            "objectives that read rows in one order",
+            ", ".join(f"{name} ({order})" for name, order in needed.items()),
+            "train them one after the other",
+        )
+    return next(iter(needed.values()), "shuffled")
 
 
 def corrections(settings: TrainSettings, encoder: EncoderFolder) -> dict[str, str]:

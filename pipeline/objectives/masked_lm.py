@@ -71,7 +71,7 @@ class MaskedLanguageModelling(Objective):
             rng=np.random.default_rng(int(torch.randint(_MAX_SEED, ()).item())),
             rate=self.rate,
         )
-        self._row_by_index = {index: row for row, index in enumerate(_indices(batch))}
+        self._row_by_index = {index: row for row, index in enumerate(batch.step_indices.tolist())}
         self._original = original
         self._masked = Tokens(ids, original.offsets, original.truncated, kept=chosen)
         return ()
@@ -84,7 +84,7 @@ class MaskedLanguageModelling(Objective):
         return Loss.of()
 
     def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
-        rows = np.array([self._row_by_index[index] for index in _indices(batch)])
+        rows = np.array([self._row_by_index[index] for index in batch.step_indices.tolist()])
         masked, original_ids = self._masked.of_rows(rows), self._original.of_rows(rows).ids
         assert masked.kept is not None
         states = self.encoder.states(masked)
@@ -103,11 +103,6 @@ class MaskedLanguageModelling(Objective):
             "masked_lm: the encoder's folder has no language model head, so a new one starts with random "
             "weights; use a checkpoint that has one"
         ]
-
-
-def _indices(batch: Batch) -> list[int]:
-    """Return the position of each row within the batch of the step."""
-    return list(range(len(batch))) if batch.indices is None else batch.indices.tolist()
 
 
 def _mask_id(encoder: TrainableEncoder, vocabulary: Mapping[str, int]) -> int:

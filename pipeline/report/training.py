@@ -57,7 +57,7 @@ def comparison(report: TrainingReport) -> str:
     dev = report.settings.dev
     if dev.uri is None or dev.measure != "spearman":
         return ""
-    start = [] if report.settings.recurrent.cell else [report.encoder]
+    start = [] if report.settings.new_encoder else [report.encoder]
     task = {
         "kind": "sts",
         "uri": dev.uri,

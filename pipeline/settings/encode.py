@@ -18,9 +18,9 @@ class EncoderSettings(Settings):
     if that is installed); or a file of word vectors in the format of word2vec or GloVe, text or binary, also
     with .gz: the vector of a text is then the average of its known words, in lower case if the file's are"""
     pooling: str | None = None
-    """cls, cls_mlp, mean, max, first_last, static_last, last2, static, table, sqrt_len, weighted_mean, last
-    or mask; mean+max concatenates two. static averages the output of the embedding layer, table only the word
-    embeddings in it; mask is the hidden state of a template's mask token"""
+    """cls, cls_mlp, mean, max, first_last, static_last, last2, static, table, sqrt_len, weighted_mean, sum,
+    last or mask; mean+max concatenates two. static averages the output of the embedding layer, table only the
+    word embeddings in it; mask is the hidden state of a template's mask token"""
     template: str | None = None
     """template for every text, such as `This sentence : "[X]" means [MASK].` [X] stands for the text, which
     is truncated so that the template fits into max_length. [MASK] is the tokenizer's mask token; its hidden

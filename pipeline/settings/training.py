@@ -7,10 +7,20 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from pipeline.config import Settings, ShortSettings
 from pipeline.errors import did_you_mean
-from pipeline.settings.weights import LoraSettings, RecurrentSettings
+from pipeline.settings.mining import MineSettings
+from pipeline.settings.weights import LoraSettings, RecurrentSettings, WordTableSettings
 
 TextRole = Literal[
-    "text", "sentence1", "sentence2", "premise", "hypothesis", "anchor", "positive", "negative"
+    "text",
+    "sentence1",
+    "sentence2",
+    "premise",
+    "hypothesis",
+    "anchor",
+    "positive",
+    "negative",
+    "previous",
+    "next",
 ]
 TEXTS: tuple[TextRole, ...] = get_args(TextRole)
 ROLES = (*TEXTS, "score", "label", "document", "position")
@@ -126,11 +136,13 @@ class ScheduleSettings(Settings):
     """The learning rate over the steps."""
 
     name: Literal["linear", "cosine", "constant", "stairs", "plateau"] = "linear"
-    """linear and cosine fall to 0 after the last step; stairs follows `stairs`; plateau multiplies the rate
-    by `decay` after every epoch and by `drop` whenever the score on dev has fallen, and ends the training
-    when the rate is below `least` (Conneau et al. 2017)"""
+    """linear and cosine fall to `final` after the last step; stairs follows `stairs`; plateau multiplies the
+    rate by `decay` after every epoch and by `drop` whenever the score on dev has fallen, and ends the
+    training when the rate is below `least` (Conneau et al. 2017)"""
     warmup: Annotated[float, Field(ge=0)] = 0.0
     """steps in which the learning rate rises linearly; below 1: a proportion of all steps"""
+    final: Annotated[float, Field(ge=0)] = 0.0
+    """linear and cosine: the learning rate to which they fall"""
     stairs: dict[int, float] = {}
     """step -> learning rate from this step on"""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.99
@@ -174,36 +186,6 @@ class DevSettings(Settings):
     """weights of the trained encoder: those with the best score, or the last ones"""
 
 
-class MineSettings(Settings):
-    """Mining of hard negatives for (anchor, positive) rows.
-
-    Negatives are near neighbours of the anchor among all positives, by the encoder that training starts from.
-    """
-
-    enabled: bool = False
-    """mine negatives before the first step; they replace those of the files"""
-    neighbours: Annotated[int, Field(ge=1)] = 50
-    """number of nearest neighbours of each anchor to consider, without its known positives"""
-    skip: Annotated[int, Field(ge=0)] = 0
-    """number of nearest neighbours to skip, because they are the most likely to be positives too"""
-    margin: float | None = 0.05
-    """smallest difference of the positive's cosine with the anchor and the negative's; null: any"""
-    most: Annotated[float, Field(gt=-1, le=1)] | None = None
-    """highest cosine of a negative with the anchor; null: any"""
-    negatives: Annotated[int, Field(ge=1)] = 1
-    """negatives of each pair; each makes a row of its own"""
-    pick: Literal["first", "random"] = "first"
-    """which of the remaining neighbours become negatives: the nearest, or random ones"""
-
-    @model_validator(mode="after")
-    def _some_neighbours_remain(self) -> Self:
-        if self.skip >= self.neighbours:
-            raise ValueError(
-                f"skip to be below neighbours: skipping {self.skip} of {self.neighbours} leaves none"
-            )
-        return self
-
-
 class WatchSettings(Settings):
     """Reports during a training."""
 
@@ -235,6 +217,7 @@ class TrainSettings(Settings):
     """numbers of leading dimensions: the loss is the sum of the losses of the vectors truncated to each
     (Kusupati et al. 2022); none: vectors are not truncated"""
     recurrent: RecurrentSettings = RecurrentSettings()
+    word_table: WordTableSettings = WordTableSettings()
     fresh: bool = False
     """start from random weights of the encoder's architecture instead of its trained weights"""
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -277,6 +260,22 @@ class TrainSettings(Settings):
     checkpoint: CheckpointSettings = CheckpointSettings()
     dev: DevSettings = DevSettings()
     watch: WatchSettings = WatchSettings()
+
+    @property
+    def new_encoder(self) -> str | None:
+        """Name of the setting that asks for an encoder with new weights; None to start from encoder.path."""
+        if self.recurrent.cell is not None:
+            return "train.recurrent"
+        return "train.word_table" if self.word_table.dim is not None else None
+
+    @model_validator(mode="after")
+    def _at_most_one_new_encoder(self) -> Self:
+        if self.recurrent.cell is not None and self.word_table.dim is not None:
+            raise ValueError(
+                f"one new encoder: recurrent.cell is {self.recurrent.cell}, and word_table.dim is "
+                f"{self.word_table.dim}; set one of them to null"
+            )
+        return self
 
     @field_validator("data", "objective", mode="before")
     @classmethod

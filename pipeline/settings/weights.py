@@ -1,4 +1,4 @@
-"""Settings of weights to train instead of the encoder's own: LoRA adapters, or a recurrent encoder."""
+"""Settings of weights to train instead of the encoder's own: LoRA adapters, or a new encoder."""
 
 from typing import Annotated, Literal
 
@@ -44,3 +44,16 @@ class RecurrentSettings(Settings):
     with `words` the first ones of the file, and other words are ignored; null: all"""
     word_dim: Annotated[int, Field(ge=1)] = 620
     """dimensions of learned word vectors"""
+
+
+class WordTableSettings(Settings):
+    """New word vectors to train instead of encoder.path; the vector of a text is their sum.
+
+    Other keys of `encoder` apply to them too.
+    """
+
+    dim: Annotated[int, Field(ge=1)] | None = None
+    """dimensions of a word vector; null: training starts from encoder.path"""
+    vocabulary: Annotated[int, Field(ge=1)] | None = 50_000
+    """number of known words: the most frequent ones of train.data, in lower case; other words are ignored;
+    null: all"""

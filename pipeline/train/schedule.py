@@ -22,7 +22,7 @@ class Schedule:
             steps_per_epoch: number of steps of one pass over the rows.
 
         Raises:
-            ConfigError: the schedule stairs without a stair.
+            ConfigError: the schedule stairs without a stair, or `final` above the base rate.
         """
         if settings.name == "stairs" and not settings.stairs:
             raise ConfigError(
@@ -30,6 +30,13 @@ class Schedule:
                 "steps, with the learning rate from each of them on",
                 "none",
                 "set them, or use train.schedule.name=constant",
+            )
+        if settings.final > base_rate:
+            raise ConfigError(
+                "train.schedule.final",
+                f"at most the {base_rate:g} of train.optimizer.learning_rate",
+                f"{settings.final:g}",
+                "lower it",
             )
         self._settings, self._base_rate = settings, base_rate
         self._steps, self._steps_per_epoch = steps, steps_per_epoch
@@ -54,10 +61,11 @@ class Schedule:
 
     def _rate_without_warmup(self, step: int) -> float:
         settings = self._settings
+        range_ = self._base_rate - settings.final  # of the rates of linear and cosine
         if settings.name == "linear":
-            return self._base_rate * (1 - self._decay_progress(step))
+            return settings.final + range_ * (1 - self._decay_progress(step))
         if settings.name == "cosine":
-            return self._base_rate * (1 + math.cos(math.pi * self._decay_progress(step))) / 2
+            return settings.final + range_ * (1 + math.cos(math.pi * self._decay_progress(step))) / 2
         if settings.name == "stairs":
             reached = [first_step for first_step in settings.stairs if first_step <= step]
             return settings.stairs[max(reached)] if reached else self._base_rate

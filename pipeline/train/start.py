@@ -1,4 +1,4 @@
-"""The encoder that a training starts from: the configured one, or a new recurrent one."""
+"""The encoder that a training starts from: the configured one, or a new one."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -9,12 +9,14 @@ import torch
 from pipeline.config import digest_of
 from pipeline.log import say
 from pipeline.models.folder.locate import cached_folder
+from pipeline.models.folder.word_vectors import FORMAT as WORDS_FORMAT
 from pipeline.models.trainable.new_recurrent import (
     FORMAT,
     count_words,
     word_vector_folder,
     write_recurrent_folder,
 )
+from pipeline.models.trainable.new_word_table import write_word_table_folder
 from pipeline.objectives.build import data_requirements
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import TEXTS, TrainSettings
@@ -25,22 +27,45 @@ _WORD_VECTOR_FILES = ("vocab.txt", "model.safetensors", "sentence_bert_config.js
 
 
 def starting_encoder(train: TrainSettings, encoder: EncoderSettings) -> EncoderSettings:
-    """Return `encoder`, or the new encoder that `train.recurrent` asks for.
+    """Return `encoder`, or the new encoder that `train.recurrent` or `train.word_table` asks for.
 
     A new encoder is built in this machine's cache, once for each set of settings and files. Its vocabulary is
     that of `train.recurrent.words`, or else the words of the training rows, counted in one streaming pass.
 
     Raises:
-        ConfigError, DataError: as in `open_training_rows` and `write_recurrent_folder`.
+        ConfigError, DataError, ModelError: as in `open_training_rows`, `write_recurrent_folder` and
+            `write_word_table_folder`.
     """
-    if train.recurrent.cell is None:
+    if train.new_encoder is None:
         return encoder
+    path = _new_words(train) if train.recurrent.cell is None else _new_recurrent(train)
+    return encoder.model_copy(update={"path": str(path)})
+
+
+def _new_words(train: TrainSettings) -> Path:
+    """Build the folder of new word vectors, or find it in the cache."""
+
+    def build(folder: Path) -> None:
+        write_word_table_folder(train.word_table, _count_words(train), folder, seed=train.seed)
+
+    version = digest_of(
+        {
+            "format": WORDS_FORMAT,
+            "settings": train.word_table.model_dump(mode="json"),
+            "seed": train.seed,
+            "torch": torch.__version__,
+            "of": _training_files(train),
+        }
+    )
+    return cached_folder("words", version, build)
+
+
+def _new_recurrent(train: TrainSettings) -> Path:
+    """Build the folder of a new recurrent encoder, or find it in the cache."""
     settings = train.recurrent
 
     def build(folder: Path) -> None:
-        if settings.words is None:
-            say("counting the words of the training rows; this is done once per machine")
-        counts = count_words(_texts(train)) if settings.words is None else Counter()
+        counts = _count_words(train) if settings.words is None else Counter()
         write_recurrent_folder(settings, counts, folder, seed=train.seed)
 
     if settings.words is None:
@@ -57,7 +82,13 @@ def starting_encoder(train: TrainSettings, encoder: EncoderSettings) -> EncoderS
             "of": vocabulary_source,
         }
     )
-    return encoder.model_copy(update={"path": str(cached_folder("recurrent", version, build))})
+    return cached_folder("recurrent", version, build)
+
+
+def _count_words(train: TrainSettings) -> Counter[str]:
+    """Count the words of the training rows."""
+    say("counting the words of the training rows; this is done once per machine")
+    return count_words(_texts(train))
 
 
 def _texts(train: TrainSettings) -> Iterator[str]:

@@ -5,7 +5,7 @@ import pytest
 
 from pipeline.index.negatives import pick_negatives, without_positives
 from pipeline.index.truth import NO_NEIGHBOUR, Neighbours
-from pipeline.settings.training import MineSettings
+from pipeline.settings.mining import MineSettings
 
 
 def made(pairs: int = 200, k: int = 12) -> tuple[Neighbours, np.ndarray]:

@@ -14,6 +14,7 @@ FORMULAS: Mapping[str, Callable[[Layers, np.ndarray], np.ndarray]] = {
     "mean": lambda h, at: h[-1][at].mean(0),
     "sqrt_len": lambda h, at: h[-1][at].sum(0) / np.sqrt(len(at)),
     "weighted_mean": lambda h, at: np.average(h[-1][at], axis=0, weights=at + 1),
+    "sum": lambda h, at: h[-1][at].sum(0),
     "last": lambda h, at: h[-1][at[-1]],
     "first_last": lambda h, at: ((h[1] + h[-1]) / 2)[at].mean(0),
     "static_last": lambda h, at: ((h[0] + h[-1]) / 2)[at].mean(0),

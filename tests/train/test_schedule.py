@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from pipeline.errors import ConfigError
@@ -30,6 +31,14 @@ def test_cosine_decays_as_half_a_cosine():
     assert rates(name="cosine", warmup=2) == pytest.approx(
         [0.5, *((1 + math.cos(math.pi * part / 9)) / 2 for part in range(9))]
     )
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine"])
+def test_linear_and_cosine_fall_to_the_final_rate(name: str):
+    from_zero = np.array(rates(name=name, highest=0.75))
+    assert rates(name=name, highest=1.0, final=0.25) == pytest.approx(0.25 + from_zero)
+    with pytest.raises(ConfigError, match="at most the 1 of train"):
+        rates(name=name, final=1.5)
 
 
 def test_constant_does_not_change_after_the_warm_up():

@@ -95,11 +95,11 @@ def check_mining(job: Job) -> None:
     """Raise ConfigError if training starts from new weights, or if the objectives read no negatives."""
     from pipeline.objectives.build import data_requirements
 
-    if job.train.fresh or job.train.recurrent.cell is not None:
+    if job.train.fresh or job.train.new_encoder is not None:
         raise ConfigError(
             "train.mine.enabled",
             "a trained encoder, to search with",
-            f"new weights ({'train.fresh' if job.train.fresh else 'train.recurrent'})",
+            f"new weights ({'train.fresh' if job.train.fresh else job.train.new_encoder})",
             "train without mining, then mine with the encoder that comes out",
         )
     columns, optional, _ = data_requirements(job.train)

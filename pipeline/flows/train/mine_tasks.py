@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from pipeline.flows.index.records import BuiltIndex
 from pipeline.flows.rows import LiveRows, PlacedUnit, row_addresses
 from pipeline.flows.workers.tasks import progress
-from pipeline.settings.training import MineSettings
+from pipeline.settings.mining import MineSettings
 from pipeline.store.address import row_of
 from pipeline.store.arrays import one_chunk
 from pipeline.store.base import sha256_of

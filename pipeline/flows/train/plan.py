@@ -12,6 +12,7 @@ from pipeline.text.rows.mixture import AlternatingOrder, BlendedOrder, reduce_we
 from pipeline.text.rows.neighbours import NeighbourOrder
 from pipeline.text.rows.order import ShuffledOrder
 from pipeline.text.rows.pairs import TrainingRows, open_training_rows
+from pipeline.text.rows.triples import triples_of
 
 if TYPE_CHECKING:
     from pipeline.train.dev import DevSet
@@ -89,6 +90,8 @@ def plan_of(settings: TrainSettings) -> Plan:
     sources = tuple(
         open_training_rows(source, required.columns, required.optional) for source in settings.data
     )
+    if required.order == "triples":
+        sources = tuple(map(triples_of, sources))
     order = _order(settings, sources, contiguous=required.order == "contiguous")
     steps = max(1, round(settings.epochs * order.steps_per_epoch))
     return Plan(order, min(steps, settings.max_steps or steps), tuple(source.counts for source in sources))

@@ -187,6 +187,10 @@ def open_run(settings: TrainSettings, encoder: EncoderFolder) -> RunFolder:
         excluded["dev"] = {"measure"}
     if settings.max_length is None:
         excluded["max_length"] = True
+    if settings.word_table.dim is None:
+        excluded["word_table"] = True
+    if not settings.schedule.final:
+        excluded["schedule"] = {"final"}
     definition = {
         "version": _VERSION,
         "encoder": {"space_id": encoder.space_id},

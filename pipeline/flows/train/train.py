@@ -95,7 +95,7 @@ def open_training(job: Job) -> tuple[Job, RunFolder]:
 def _open_with(job: Job, settings: TrainSettings) -> tuple[Job, RunFolder]:
     """Open the training of the job with these training settings."""
     job = job.model_copy(update={"train": settings})
-    if settings.recurrent.cell is not None:
+    if settings.new_encoder is not None:
         from pipeline.train.start import starting_encoder
 
         job = job.model_copy(update={"encoder": starting_encoder(settings, job.encoder)})
@@ -104,7 +104,9 @@ def _open_with(job: Job, settings: TrainSettings) -> tuple[Job, RunFolder]:
 
 def _encoder_name(job: Job) -> str:
     """Return a readable name of the encoder that training starts from."""
-    recurrent = job.train.recurrent
+    recurrent, table = job.train.recurrent, job.train.word_table
+    if table.dim is not None:
+        return f"new word vectors ({table.dim} dimensions, {table.vocabulary or 'all'} words)"
     if recurrent.cell is None:
         return job.encoder.path
     return f"new {recurrent.cell} ({recurrent.directions} x {recurrent.width}, {recurrent.readout})"

@@ -3,7 +3,7 @@
 Imports neither torch nor transformers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,20 @@ class Frequencies:
         """Yield words and their counts, one batch at a time."""
         for start in range(0, len(self.words), _BATCH_ROWS):
             yield self.words.slice(start, _BATCH_ROWS).to_pylist(), self.counts[start : start + _BATCH_ROWS]
+
+    def of_vocabulary(self, vocabulary: Mapping[str, int], *, lower: bool) -> np.ndarray:
+        """Sum the counts of each word of a vocabulary: (words,) float64, 0 for a word without a count.
+
+        Args:
+            vocabulary: id of each word, from 0.
+            lower: the vocabulary is lowercase, so counts of spellings that differ in case are summed.
+        """
+        sums = np.zeros(len(vocabulary))
+        for words, counts in self.batches():
+            ids = np.array([vocabulary.get(word.lower() if lower else word, -1) for word in words])
+            is_known = ids >= 0
+            np.add.at(sums, ids[is_known], counts[is_known])
+        return sums
 
 
 def locate_frequencies(path: str) -> Path:

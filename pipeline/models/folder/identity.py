@@ -111,7 +111,8 @@ def _needed_files(folder: EncoderFolder, modules: list[ModuleEntry]) -> list[str
         *(path_inside(subfolder, "config.json") for _, subfolder in modules[1:]),
         *(module.weights for module in folder.tail if isinstance(module, Dense | Denoising)),
         *folder.weights,
-        *([FREQUENCIES] if folder.averages.counts else []),
+        # A training may read the counts that are stored beside word vectors.
+        *([FREQUENCIES] if folder.averages.counts or folder.family == "words" else []),
     }
     return sorted(name for name in names if folder.file(name).is_file())
 

@@ -27,7 +27,7 @@ FORMAT = 1  # of the written folders; to be raised when this module writes them 
 # tokens of a recurrent encoder for unknown words, the start and the end of a text
 UNKNOWN, FIRST, LAST = "<unk>", "<s>", "</s>"
 _WHITE_SPACE = re.compile(r"\s")
-_MAX_LENGTH = 1_024  # default limit of words per text
+MAX_LENGTH = 1_024  # default limit of words per text
 # with a smaller proportion of words with capitals, such as UNK, a vocabulary counts as lowercase
 _MIN_CASED_PROPORTION = 0.01
 _HEADER_BYTES = 256  # space for the header of a safetensors file with one tensor
@@ -52,7 +52,7 @@ def build_folder(file: Path, name: str, folder: Path) -> None:
         say(f"{name}: {repeated:,} lines repeat a word; its first vector is used")
     cased = sum(word != word.lower() for word in counts)
     config = {"model_type": WORDS, "hidden_size": dim, "vocab_size": len(counts), "words": FORMAT}
-    st_config = {"max_seq_length": _MAX_LENGTH, "do_lower_case": cased < _MIN_CASED_PROPORTION * len(counts)}
+    st_config = {"max_seq_length": MAX_LENGTH, "do_lower_case": cased < _MIN_CASED_PROPORTION * len(counts)}
     (folder / "vocab.txt").write_bytes("\n".join(counts).encode())
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     (folder / "sentence_bert_config.json").write_text(json.dumps(st_config, indent=1))

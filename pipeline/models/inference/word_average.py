@@ -64,10 +64,5 @@ def sif_weights(tokenizer: Tokenizer, frequencies: Frequencies, a: float, *, low
     Returns:
         (vocabulary,) float64; 1 for words without a count.
     """
-    vocabulary = tokenizer.vocabulary()
-    counts = np.zeros(len(vocabulary))
-    for words, word_counts in frequencies.batches():
-        ids = np.array([vocabulary.get(word.lower() if lower else word, -1) for word in words])
-        is_known = ids >= 0
-        np.add.at(counts, ids[is_known], word_counts[is_known])
+    counts = frequencies.of_vocabulary(tokenizer.vocabulary(), lower=lower)
     return np.asarray(a / (a + counts / frequencies.counts.sum()))

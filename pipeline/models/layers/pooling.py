@@ -217,6 +217,7 @@ POOLINGS: Mapping[str, Pooling] = {
             st_name="weightedmean",
             st_flag="weightedmean_tokens",
         ),
+        Pooling("sum", _sum, words=True, recurrent=True, sif=True),
         Pooling("last", _last, token="last", recurrent=True, st_name="lasttoken", st_flag="lasttoken"),
         Pooling("first_last", _mean, layers=(1, -1)),
         Pooling("static_last", _mean, layers=(0, -1)),

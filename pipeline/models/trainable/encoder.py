@@ -14,6 +14,7 @@ from pipeline.models.trainable.heads import TanhHead
 from pipeline.models.trainable.packed_backbone import PackedBackbone, rates_of
 from pipeline.models.trainable.padded_backbone import PaddedBackbone
 from pipeline.models.trainable.recurrent import load_recurrent
+from pipeline.models.trainable.word_table import load_word_table
 from pipeline.text.tokens.tokens import Tokens
 
 
@@ -39,16 +40,35 @@ class TrainableEncoder(nn.Module):
     def forward(
         self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
     ) -> Tensor:
-        """Encode texts: (n, dim) vectors.
+        """Encode texts: (n, dim) vectors, zero for a text without a token.
 
         Args:
-            tokens: n texts of at least one token each.
+            tokens: n texts. Only word vectors allow texts without a token, those of unknown words.
             positions: (tokens,) position of each token in its text, from 0; the family's offset is added.
                 None: 0, 1, 2 ...
             at_embedding: change of the embedding layer's output before the first layer.
         """
+        has_tokens = tokens.lengths > 0
+        if not has_tokens.all():
+            return self._encode_known(tokens, has_tokens, positions, at_embedding)
         pooled = self.pool_states(tokens, positions=positions, at_embedding=at_embedding)
         return apply_tail(self.tail, pooled, tokens.lengths)
+
+    def _encode_known(
+        self,
+        tokens: Tokens,
+        has_tokens: np.ndarray,
+        positions: np.ndarray | None,
+        at_embedding: AtEmbedding | None,
+    ) -> Tensor:
+        """Encode the texts that have a token, and give zero vectors to the others: (n, dim)."""
+        rows = np.flatnonzero(has_tokens)
+        table = self.backbone.word_table
+        zeros = table.new_zeros(len(tokens), self.dim)
+        if not len(rows):
+            return zeros
+        known = self(tokens.of_rows(rows), positions=positions, at_embedding=at_embedding)
+        return zeros.to(known.dtype).index_copy(0, torch.from_numpy(rows).to(table.device), known)
 
     def pool_states(
         self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
@@ -91,7 +111,7 @@ def load_trainable(
         fresh: draw new weights instead of those of the folder.
 
     Raises:
-        ModelError: the folder has word vectors or several encoders, or cannot be used.
+        ModelError: the folder has several encoders, or cannot be used.
     """
     if folder.parts:
         raise ModelError(
@@ -100,8 +120,6 @@ def load_trainable(
             f"{len(folder.parts)} concatenated encoders",
             f"name one of its parts: {folder.parts[0].path}",
         )
-    if folder.family == "words":
-        raise ModelError(str(folder.path), "an encoder to train", "word vectors", "name another encoder.path")
     weights = open_checkpoint(folder)
     backbone = _backbone(folder, weights, dropout)
     mlp = None
@@ -115,6 +133,8 @@ def load_trainable(
 
 
 def _backbone(folder: EncoderFolder, weights: Checkpoint, dropout: float | None) -> Backbone:
+    if folder.family == "words":
+        return load_word_table(folder, weights, dropout)
     if folder.family == "recurrent":
         return load_recurrent(folder, weights, dropout)
     if folder.family == "other":

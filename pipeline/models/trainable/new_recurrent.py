@@ -49,6 +49,22 @@ def count_words(texts: Iterable[str], most: int = _MAX_COUNTED) -> Counter[str]:
     return counts
 
 
+def most_frequent(counts: Counter[str], limit: int | None) -> list[str]:
+    """List at most `limit` words, the most frequent first, ties by spelling.
+
+    Raises:
+        ModelError: there are no words.
+    """
+    if not counts:
+        raise ModelError(
+            "train.data",
+            "words to learn vectors for",
+            "texts without any",
+            "check the files, or start from word vectors of your own",
+        )
+    return sorted(counts, key=lambda word: (-counts[word], word))[:limit]
+
+
 def write_recurrent_folder(
     settings: RecurrentSettings, counts: Counter[str], folder: Path, *, seed: int
 ) -> None:
@@ -87,12 +103,23 @@ def write_recurrent_folder(
         {"max_seq_length": _MAX_LENGTH, "do_lower_case": words.lower},
     )
     poolings = {"last": "lasttoken" if settings.directions == 1 else "ends", "attention": "mean"}
+    write_pooling(folder, shape.output_width, poolings.get(settings.readout, settings.readout))
+
+
+def write_pooling(folder: Path, width: int, pooling: str) -> None:
+    """Write modules.json of an encoder with a pooling and no module after it.
+
+    Args:
+        folder: the encoder's folder.
+        width: values of a hidden state.
+        pooling: name in sentence-transformers, or this project's name if that library has no such pooling.
+    """
     write_json(
         folder / "1_Pooling" / "config.json",
         {
-            "word_embedding_dimension": shape.output_width,
-            # a list, so that sentence-transformers refuses "ends", a pooling that it does not have
-            "pooling_mode": [poolings.get(settings.readout, settings.readout)],
+            "word_embedding_dimension": width,
+            # a list, so that sentence-transformers refuses a pooling that it does not have
+            "pooling_mode": [pooling],
             "include_prompt": True,
         },
     )
@@ -158,17 +185,9 @@ class _Vocabulary(NamedTuple):
 
 
 def _choose_words(settings: RecurrentSettings, counts: Counter[str]) -> list[str]:
-    """List the tokens for unknown words, start and end, then the most frequent words; ties by spelling."""
-    if not counts:
-        raise ModelError(
-            "train.data",
-            "words to learn vectors for",
-            "texts without any",
-            "check the files, or set train.recurrent.words to word vectors",
-        )
-    by_count = sorted(counts, key=lambda word: (-counts[word], word))
+    """List the tokens for unknown words, start and end, then the most frequent words."""
     limit = None if settings.vocabulary is None else settings.vocabulary - 1  # without UNKNOWN
-    return [UNKNOWN, FIRST, LAST, *by_count[:limit]]
+    return [UNKNOWN, FIRST, LAST, *most_frequent(counts, limit)]
 
 
 def _read_vocabulary(file: str, limit: int | None) -> _Vocabulary:

@@ -98,12 +98,17 @@ def _has_neighbour(pairs: TrainingRows) -> np.ndarray:
     follows = [np.zeros(0, bool)]  # of each row, whether it follows the row before
     previous: tuple[object, int] | None = None  # document and position of the last row of the previous table
     for table in pairs.read(pairs.spans(), ["document", "position"]):
-        documents, positions = table["document"].combine_chunks(), table["position"].to_numpy()
-        codes = pc.fill_null(documents.dictionary_encode().indices, -1).to_numpy()
-        is_neighbour = np.zeros(len(table), bool)
-        is_neighbour[0] = codes[0] >= 0 and (documents[0].as_py(), positions[0] - 1) == previous
-        is_neighbour[1:] = (np.diff(codes) == 0) & (np.diff(positions) == 1) & (codes[1:] >= 0)
-        follows.append(is_neighbour)
-        previous = documents[-1].as_py(), int(positions[-1])
+        documents, positions = table["document"], table["position"]
+        first = documents[0].as_py()
+        is_first_neighbour = first is not None and (first, positions[0].as_py() - 1) == previous
+        follows.append(np.concatenate([[is_first_neighbour], follow_each_other(table)]))
+        previous = documents[-1].as_py(), positions[-1].as_py()
     is_followed = np.concatenate([*follows, [False]])
     return is_followed[:-1] | is_followed[1:]
+
+
+def follow_each_other(table: pa.Table) -> np.ndarray:
+    """(rows - 1,) bool: row i + 1 is of the same document as row i, at the next position."""
+    documents, positions = table["document"].combine_chunks(), table["position"].to_numpy()
+    codes = pc.fill_null(documents.dictionary_encode().indices, -1).to_numpy()
+    return np.asarray((np.diff(codes) == 0) & (np.diff(positions) == 1) & (codes[1:] >= 0))

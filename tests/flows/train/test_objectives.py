@@ -32,6 +32,7 @@ CASES = {
     "joint": "[classification, {name: consert, weight: 0.15}]",
     "quickthoughts": "{name: quickthoughts, options: {inference: first}}",
     "side by side": "quickthoughts",
+    "fastsent": "fastsent",
 }
 
 

@@ -41,11 +41,15 @@ def tokens_of(words: list[str], text: str, tmp_path: Path) -> list[str]:
     return [words[number] for number in encoder_at(file)._tokenizer([text]).ids]
 
 
-@pytest.mark.parametrize("pooling", ["mean", "max", "sqrt_len", "static", "table", "mean+max"])
+@pytest.mark.parametrize("pooling", ["mean", "max", "sqrt_len", "sum", "static", "table", "mean+max"])
 def test_poolings_of_word_vectors_match_numpy(glove, pooling):
     words, table = minilm_table()
     places = {word: place for place, word in enumerate(words)}
-    formulas = {"max": lambda x: x.max(0), "sqrt_len": lambda x: x.sum(0) / np.sqrt(len(x))}
+    formulas = {
+        "max": lambda x: x.max(0),
+        "sum": lambda x: x.sum(0),
+        "sqrt_len": lambda x: x.sum(0) / np.sqrt(len(x)),
+    }
     for text, vector in zip(SENTENCES, encoder_at(glove, pooling=pooling).encode(SENTENCES), strict=True):
         simple = re.findall(r"n't|[^\W\d_]+(?=n't)|'s|\w+|[^\w\s]", text.lower())  # all that these texts need
         rows = table[[places[word] for word in simple if word in places]].astype(np.float64)

@@ -45,7 +45,8 @@ def test_every_pooling_equals_its_formula_on_the_states_of_each_text_alone(folde
         states |= {-1: states[3], -2: states[2], TABLE: table_rows(folders[family], text)}
         at = np.arange(len(states[0]))
         expected = np.concatenate([FORMULAS[name](states, at) for name in pooling.split("+")])
-        np.testing.assert_allclose(vector, expected, atol=1e-5)
+        terms = len(at) if pooling == "sum" else 1  # rounding grows with the sum
+        np.testing.assert_allclose(vector, expected, atol=1e-5 * terms)
 
 
 def test_cls_mlp_is_the_trained_layer_over_the_first_token(folders):

@@ -115,7 +115,7 @@ def test_the_space_depends_on_weight_and_used_counts(small, tmp_path):
         ),
         (
             {"sif": 1e-3, "frequencies": "/none.parquet", "pooling": "max"},
-            r"encoder\.sif: expected one of the poolings mean, sqrt_len, static, table, found 'max'",
+            r"encoder\.sif: expected one of the poolings mean, sqrt_len, sum, static, table, found 'max'",
         ),
         (
             {"sif": 1e-3, "frequencies": "/none.parquet", "path": "all-MiniLM-L6-v2"},

@@ -13,8 +13,6 @@ import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel
 
-from pipeline.errors import ModelError
-from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.token_filter import load_filter
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.layers.linear import TrainableLinear
@@ -54,13 +52,14 @@ def test_vectors_and_every_gradient_equal_those_of_the_padded_model(folders, fam
 def test_every_pooling_equals_the_encoder_and_has_a_gradient(folders, family, pooling):
     folder = folder_at(folders[family], pooling=pooling)
     encoder = load_trainable(folder).eval()
-    vectors = encoder(tokens_of(folders[family], TEXTS))
+    tokens = tokens_of(folders[family], TEXTS)
+    vectors = encoder(tokens)
     np.testing.assert_allclose(
         vectors.detach(),
         load_encoder(EncoderSettings(path=str(folders[family]), pooling=pooling), EncodeSettings()).encode(
             TEXTS
         ),
-        atol=1e-5,
+        atol=1e-5 * (tokens.lengths.max() if pooling == "sum" else 1),  # a sum grows with the text
     )
     vectors.square().sum().backward()
     name = "embeddings.word_embeddings.weight"
@@ -192,9 +191,3 @@ def test_half_precision_is_close_and_has_finite_gradients(folders, family):
     half.square().sum().backward()
     gradients = [parameter.grad for parameter in encoder.parameters()]
     assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients)
-
-
-def test_word_vectors_cannot_be_trained(tmp_path):
-    (tmp_path / "words.txt").write_text("dog 1 0 0\ncat 0 1 0\n")
-    with pytest.raises(ModelError, match="an encoder to train"):
-        load_trainable(open_folder(EncoderSettings(path=str(tmp_path / "words.txt"))))

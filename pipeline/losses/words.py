@@ -1,0 +1,65 @@
+"""Prediction of the words of a bag from a vector: softmax over the vocabulary, or negative sampling."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pipeline.losses.checks import at_least_float32, check_representations, require_shape
+from pipeline.losses.contrastive import inner_products
+
+
+def word_prediction(vectors: Tensor, table: Tensor, *, words: Tensor, rows: Tensor) -> Tensor:
+    """Mean over vectors of the sum of -log softmax(V s)_w over the words w of each.
+
+    Source: FastSent, Hill et al. 2016, section 2.2.
+
+    Args:
+        vectors: (N, D) vectors s.
+        table: (vocabulary, D) output vectors V.
+        words: (M,) int64 words to predict; a word may occur several times.
+        rows: (M,) int64 index of each word's vector.
+
+    Returns:
+        Scalar: M / N log(vocabulary) if all scores are equal.
+
+    Raises:
+        ModelError: values that are not finite.
+        Defect: wrong shapes.
+    """
+    vectors, table = check_representations("word prediction", vectors=vectors, table=table)
+    require_shape("word prediction", "rows", rows, len(words))
+    log_probabilities = F.log_softmax(inner_products(vectors, table), dim=1)  # (N, vocabulary)
+    return -log_probabilities[rows, words].sum() / len(vectors)
+
+
+def sampled_word_prediction(
+    vectors: Tensor, table: Tensor, *, words: Tensor, rows: Tensor, negatives: Tensor
+) -> Tensor:
+    """Mean over vectors of the sum of -log sigmoid(v_w . s) - sum log sigmoid(-v_n . s) over their words w.
+
+    Source: negative sampling, "Distributed Representations of Words and Phrases and their Compositionality",
+    Mikolov et al. 2013, eq. 4.
+
+    Args:
+        vectors: (N, D) vectors s.
+        table: (vocabulary, D) output vectors v.
+        words: (M,) int64 words to predict; a word may occur several times.
+        rows: (M,) int64 index of each word's vector.
+        negatives: (M, K) int64 words n that were drawn for each word.
+
+    Returns:
+        Scalar: M / N (K + 1) log 2 if all scores are 0.
+
+    Raises:
+        ModelError: values that are not finite.
+        Defect: wrong shapes.
+    """
+    (vectors,) = check_representations("word prediction", vectors=vectors)
+    require_shape("word prediction", "rows", rows, len(words))
+    require_shape("word prediction", "negatives", negatives, len(words), negatives.shape[-1])
+    candidates = torch.cat([words[:, None], negatives], dim=1)  # (M, 1 + K)
+    with torch.autocast(vectors.device.type, enabled=False):
+        own = vectors.index_select(0, rows)[:, :, None]  # (M, D, 1)
+        scores = (at_least_float32(F.embedding(candidates, table)) @ own).squeeze(-1)
+    log_likelihood = F.logsigmoid(scores[:, 0]).sum() + F.logsigmoid(-scores[:, 1:]).sum()
+    return -log_likelihood / len(vectors)

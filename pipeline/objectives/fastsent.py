@@ -1,0 +1,142 @@
+"""FastSent (Hill et al. 2016): the vector of a sentence predicts the words of its neighbours."""
+
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from pipeline.errors import ModelError
+from pipeline.losses import sampled_word_prediction, word_prediction
+from pipeline.models.folder.frequencies import FREQUENCIES, read_frequencies
+from pipeline.models.trainable.encoder import TrainableEncoder
+from pipeline.models.trainable.word_table import draw_vectors
+from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, View
+from pipeline.text.tokens.tokens import frame_masks
+
+_MAX_SEED = (1 << 63) - 1  # torch draws int64
+_POWER = 0.75  # of the words' probabilities in drawing negatives, as in Mikolov et al. 2013
+_LARGE_VOCABULARY = 20_000  # words; above, a softmax over all of them takes most of a step
+
+
+class _Targets(NamedTuple):
+    """The words that the rows of a step predict."""
+
+    words: np.ndarray
+    """(M,) int64 ids"""
+    rows: np.ndarray
+    """(M,) int64 position of each word's row within the batch of the step"""
+    negatives: np.ndarray
+    """(M, K) int64 ids of the words that were drawn for each word; K is 0 without negative sampling"""
+
+
+@OBJECTIVES.register("fastsent")
+class FastSent(Objective):
+    """Sum of -log softmax(V s)_w over the words w of the sentences before and after, s the sentence's vector.
+
+    The published model sums word vectors: a new table (`train.word_table`) has the pooling sum. The output
+    vectors V are trained with it, and not part of the result. A word that occurs twice counts twice; special
+    tokens do not count. The loss is the mean over rows.
+
+    `autoencode` adds the words of the sentence itself (FastSent+AE). `negatives` is the number of words that
+    are drawn for each word instead of a softmax over the whole vocabulary, in proportion to their
+    probability to the power of 0.75; it needs the word counts that `train.word_table` stores beside its
+    vectors. null: the softmax.
+    """
+
+    columns = ("previous", "text", "next")
+    order = "triples"
+    min_rows = 1
+    needs_folder = True
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        *,
+        autoencode: bool = False,
+        negatives: Annotated[int, Field(ge=1)] | None = None,
+    ) -> None:
+        super().__init__(encoder)
+        self._predicted_roles = self.columns if autoencode else ("previous", "next")
+        self.negatives = negatives
+        tokenizer = self.encoder.folder.tokenizer()
+        self._special_counts = len(tokenizer.prefix), len(tokenizer.suffix)
+        vocabulary_size, width = len(self.encoder.backbone.word_table), self.dim
+        self.output = nn.Parameter(draw_vectors(torch.empty(vocabulary_size, width)))
+        self._cumulative = None if negatives is None else _cumulative(self.encoder)
+        self._targets: _Targets | None = None  # of the current step, from `views` to `row_terms`
+
+    def views(self, batch: Batch) -> Sequence[View]:
+        """Draw the negatives of the whole batch, so that they do not depend on chunks."""
+        self._targets = self._collect(batch)
+        return (View(self.encoder, batch.tokens("text")),)
+
+    def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
+        """Return no loss: no row needs another, so all of it is a row term."""
+        return Loss.of()
+
+    def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
+        assert self._targets is not None, "views comes first"
+        words, rows, negatives = self._of_rows(self._targets, batch.step_indices)
+        (vectors,), device = outputs, self.output.device
+        predicted = {"words": torch.from_numpy(words).to(device), "rows": torch.from_numpy(rows).to(device)}
+        if self.negatives is None:
+            return Loss.of(words=word_prediction(vectors, self.output, **predicted))
+        drawn = torch.from_numpy(negatives).to(device)
+        return Loss.of(words=sampled_word_prediction(vectors, self.output, **predicted, negatives=drawn))
+
+    def warnings(self) -> list[str]:
+        if self.negatives is not None or len(self.output) <= _LARGE_VOCABULARY:
+            return []
+        return [
+            f"fastsent: each step computes a softmax over {len(self.output):,} words; set negatives to 5 for "
+            "negative sampling"
+        ]
+
+    def _collect(self, batch: Batch) -> _Targets:
+        """Return the words that each row of the batch predicts, and draw their negatives."""
+        words, rows = [], []
+        for role in self._predicted_roles:
+            tokens = batch.tokens(role)
+            special = tokens.in_template
+            if special is None:
+                special = frame_masks(tokens.offsets, *self._special_counts, 0)[1]
+            words.append(tokens.ids[~special].astype(np.int64))
+            rows.append(np.repeat(batch.step_indices, tokens.lengths)[~special])
+        count = sum(map(len, words))
+        negatives = np.empty((count, 0), np.int64)
+        if self._cumulative is not None:
+            rng = np.random.default_rng(int(torch.randint(_MAX_SEED, ()).item()))
+            drawn = rng.random((count, self.negatives or 0)) * self._cumulative[-1]
+            negatives = np.searchsorted(self._cumulative, drawn, side="right")
+        return _Targets(np.concatenate(words), np.concatenate(rows), negatives)
+
+    @staticmethod
+    def _of_rows(targets: _Targets, indices: np.ndarray) -> _Targets:
+        """Select the words of the rows at these positions of the batch, with rows counted from 0."""
+        local = np.full(max(indices.max(), targets.rows.max(initial=0)) + 1, -1)
+        local[indices] = np.arange(len(indices))
+        rows = local[targets.rows]
+        chosen = rows >= 0
+        return _Targets(targets.words[chosen], rows[chosen], targets.negatives[chosen])
+
+
+def _cumulative(encoder: TrainableEncoder) -> np.ndarray:
+    """(vocabulary,) cumulative sums of the weights with which negatives are drawn.
+
+    Raises:
+        ModelError: the encoder's folder has no word counts, or none of a word of its vocabulary.
+    """
+    folder = encoder.folder
+    file = folder.file(FREQUENCIES)
+    remedy = "train new word vectors (train.word_table.dim), or set negatives to null"
+    if not file.is_file():
+        raise ModelError(
+            str(folder.path), f"word counts in {FREQUENCIES}, to draw negatives by", "no such file", remedy
+        )
+    counts = read_frequencies(file).of_vocabulary(folder.tokenizer().vocabulary(), lower=folder.lower)
+    if not counts.any():
+        raise ModelError(str(file), "counts of the encoder's words", "none of its words", remedy)
+    return np.cumsum(counts**_POWER)

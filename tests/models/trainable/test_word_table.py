@@ -1,0 +1,98 @@
+"""Trainable word vectors: they compute what inference computes, learn, and are saved as word vectors."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.errors import ModelError
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.inference.encoder import load_encoder
+from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
+from pipeline.models.trainable.saving import save_folder
+from pipeline.objectives.simcse import SimCSE
+from pipeline.settings import EncoderSettings, EncodeSettings
+from pipeline.train.gradcache import loss_and_backward
+from tests.models.folder.wordfiles import write_counts, write_words
+from tests.objectives.tiny import batch_of
+
+WORDS = ("dog", "cat", "runs", "sleeps", "the")
+TEXTS = ["the dog runs", "nothing known here", "cat", "the the cat sleeps", ""]
+
+
+@pytest.fixture
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    torch.set_num_threads(1)
+    monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
+    vectors = np.random.default_rng(0).normal(size=(len(WORDS), 3)).astype(np.float32)
+    return write_words(tmp_path / "words.txt", WORDS, vectors)
+
+
+def trainable(path: Path, **overrides: object) -> TrainableEncoder:
+    return load_trainable(open_folder(EncoderSettings(path=str(path), **overrides)))
+
+
+@pytest.mark.parametrize("normalize", [None, True])
+@pytest.mark.parametrize("pooling", ["sum", "mean", "max", "sqrt_len", "weighted_mean", "table", "mean+max"])
+def test_vectors_are_those_of_inference_and_zero_without_a_known_word(words, pooling, normalize):
+    encoder = trainable(words, pooling=pooling, normalize=normalize)
+    found = encoder(encoder.folder.tokenizer()(TEXTS))
+    expected = load_encoder(
+        EncoderSettings(path=str(words), pooling=pooling, normalize=normalize), EncodeSettings()
+    ).encode(TEXTS)
+    np.testing.assert_allclose(found.detach(), expected, atol=1e-6)
+    assert not found[[1, 4]].any()
+    found.sum().backward()
+    assert torch.isfinite(encoder.backbone.word_table.grad).all()
+
+
+def test_texts_without_a_known_word_alone_have_zero_vectors(words):
+    encoder = trainable(words, pooling="sum")
+    assert not encoder(encoder.folder.tokenizer()(["unheard", ""])).any()
+
+
+def test_the_gradient_of_a_sum_counts_the_words(words):
+    encoder = trainable(words, pooling="sum")
+    encoder(encoder.folder.tokenizer()(TEXTS)).sum().backward()
+    assert encoder.backbone.word_table.grad[:, 0].tolist() == [1, 2, 1, 1, 3]
+
+
+def test_trained_word_vectors_are_saved_as_word_vectors(words, tmp_path):
+    encoder = trainable(words, pooling="sum")
+    with torch.no_grad():
+        encoder.backbone.word_table.mul_(2)
+    saved = save_folder(encoder, encoder.folder, tmp_path / "saved")
+    assert (saved.family, saved.pooling, saved.lower) == ("words", ("sum",), True)
+    assert saved.space_id != encoder.folder.space_id
+    before = load_encoder(EncoderSettings(path=str(words), pooling="sum"), EncodeSettings()).encode(TEXTS)
+    after = load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(TEXTS)
+    np.testing.assert_allclose(after, 2 * before, atol=1e-6)
+
+
+def test_dropout_and_contrastive_objectives_apply_to_word_vectors(words):
+    folder = open_folder(EncoderSettings(path=str(words), pooling="mean"))
+    objective = SimCSE(load_trainable(folder, dropout=0.3))
+    batch = dataclasses.replace(
+        batch_of({"text": ["the dog runs", "cat", "the cat sleeps"]}), tokenize=folder.tokenizer()
+    )
+    result = loss_and_backward(objective, batch)
+    assert not torch.equal(*result.reps)
+    assert objective.encoder.backbone.has_dropout
+    assert objective.encoder.backbone.word_table.grad.any()
+
+
+def test_new_vectors_are_small_and_uniform(words):
+    table = trainable(words).draw().backbone.word_table
+    assert 0 < table.abs().max() <= 0.5 / 3
+
+
+def test_views_and_settings_that_word_vectors_cannot_have_are_refused(words, tmp_path):
+    encoder = trainable(words)
+    tokens = encoder.folder.tokenizer()(TEXTS)
+    with pytest.raises(ModelError, match="an encoder with layers"):
+        encoder(tokens, positions=np.arange(len(tokens.ids)))
+    counts = write_counts(tmp_path / "counts.parquet", {"dog": 2, "the": 9})
+    with pytest.raises(ModelError, match="gives all words equal weights"):
+        trainable(words, sif=0.001, frequencies=str(counts))

@@ -1,0 +1,110 @@
+"""Triples are the sentences of a document with the ones before and after them, whatever the files."""
+
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import DataError
+from pipeline.settings.training import OrderSettings, PairSettings
+from pipeline.text.rows import row_groups
+from pipeline.text.rows.order import ShuffledOrder
+from pipeline.text.rows.pairs import TrainingRows, open_training_rows
+from pipeline.text.rows.row_groups import Span
+from pipeline.text.rows.triples import RUNNING_TEXT, triples_of
+
+ROLES = ["previous", "text", "next"]
+
+
+def running_text(
+    folder: Path, documents: list[object], positions: list[int], group: int | None = None
+) -> TrainingRows:
+    """Write sentences named by document and position."""
+    texts = [f"{document} {position}" for document, position in zip(documents, positions, strict=True)]
+    table = pa.table({"text": texts, "document": documents, "position": positions})
+    pq.write_table(table, folder / "x.parquet", row_group_size=group or len(table))
+    return open_training_rows(PairSettings(uri=str(folder)), RUNNING_TEXT)
+
+
+def contents(table: pa.Table) -> list[tuple[object, ...]]:
+    return list(zip(*(table[role].to_pylist() for role in (*ROLES, "row")), strict=True))
+
+
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=9), group=st.integers(3, 40))
+def test_every_sentence_with_both_neighbours_in_its_row_group_is_in_one_triple(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], group: int
+):
+    documents = [f"d{number}" for number, length in enumerate(lengths) for _ in range(length)]
+    positions = [position for length in lengths for position in range(length)]
+    sentences = running_text(tmp_path_factory.mktemp("triples"), documents, positions, group)
+    names = [f"{document} {position}" for document, position in zip(documents, positions, strict=True)]
+    expected = [
+        (names[row - 1], names[row], names[row + 1], row)
+        for row in range(1, len(names) - 1)
+        if documents[row - 1] == documents[row + 1] and (row - 1) // group == (row + 1) // group
+    ]
+    if not expected:
+        with pytest.raises(DataError, match="sentences that follow each other"):
+            triples_of(sentences)
+        return
+    triples = triples_of(sentences)
+    assert len(triples) == len(expected)
+    found = [row for table in triples.read(triples.spans()) for row in contents(table)]
+    assert found == expected
+
+
+def test_gaps_and_rows_without_a_document_end_a_run(tmp_path: Path):
+    documents = ["a"] * 7 + [None] * 4 + ["b"] * 3
+    positions = [0, 1, 2, 5, 6, 7, 8, 0, 1, 2, 3, 0, 1, 2]
+    triples = triples_of(running_text(tmp_path, documents, positions))
+    (table,) = triples.read(triples.spans())
+    assert [row for *_, row in contents(table)] == [1, 4, 5, 12]
+
+
+def test_pieces_and_spans_do_not_change_the_triples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    triples = triples_of(running_text(tmp_path, ["a"] * 23, list(range(23))))
+    expected = [row for table in triples.read(triples.spans()) for row in contents(table)]
+    (span,) = triples.spans()
+    for piece in (1, 2, 5):
+        monkeypatch.setattr(row_groups, "_PIECE_ROWS", piece)
+        for start, stop in ((0, 21), (4, 9), (20, 21)):
+            spans = [Span(span.group, start, stop)]
+            found = [row for table in triples.read(spans) for row in contents(table)]
+            assert found == expected[start:stop]
+
+
+def test_the_shuffled_order_reads_every_triple_once_an_epoch_and_continues_at_any_step(tmp_path: Path):
+    triples = triples_of(running_text(tmp_path, ["a"] * 20 + ["b"] * 16, [*range(20), *range(16)], 12))
+    order = ShuffledOrder(triples, OrderSettings(batch_rows=4, window_rows=8, bucket_batches=1))
+    batches = [contents(batch.table) for batch in islice(order.batches(0), 2 * order.steps_per_epoch)]
+    first = [row for batch in batches[: order.steps_per_epoch] for row in batch]
+    assert len(set(first)) == len(first) == len(triples) // 4 * 4
+    assert [row for *_, row in first] != sorted(row for *_, row in first)
+    for previous, text, following, _ in first:
+        document, position = text.split()
+        assert (previous, following) == tuple(f"{document} {int(position) + step}" for step in (-1, 1))
+    later = [contents(batch.table) for batch in islice(order.batches(3), len(batches) - 3)]
+    assert later == batches[3:]
+
+
+def test_a_changed_file_is_noticed(tmp_path: Path):
+    triples = triples_of(running_text(tmp_path, ["a"] * 9, list(range(9))))
+    running_text(tmp_path, ["a"] * 5, list(range(5)))
+    with pytest.raises(DataError, match="train on files that do not change"):
+        list(triples.read(triples.spans()))
+
+
+def test_other_columns_belong_to_the_sentence_in_the_middle(tmp_path: Path):
+    table = pa.table(
+        {"text": list("abcd"), "document": [1] * 4, "position": range(4), "score": np.arange(4) / 2}
+    )
+    pq.write_table(table, tmp_path / "x.parquet")
+    triples = triples_of(open_training_rows(PairSettings(uri=str(tmp_path)), [*RUNNING_TEXT, "score"]))
+    (found,) = triples.read(triples.spans())
+    assert found["score"].to_pylist() == pytest.approx([0.1, 0.2])
+    assert triples.roles == ("text", "score", "previous", "next")
