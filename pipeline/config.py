@@ -64,7 +64,7 @@ class ShortSettings(Settings):
 def _described_fields(module: str) -> dict[str, dict[str, str]]:
     """Return the docstrings below fields of a module's classes, by class and field.
 
-    {} for a module without a source file, such as an interactive session.
+    The result is empty if the module has no source file, as in an interactive session.
     """
     try:
         statements = ast.parse(inspect.getsource(sys.modules[module])).body
@@ -96,6 +96,7 @@ _SUPERFLUOUS = re.compile(
 )
 _KEY_IN_QUERY = re.compile(r"[?&][^=&/]*(key|secret|token|pass|pwd|sig|credential)[^=&/]*=", re.IGNORECASE)
 _CORRECT = "correct the value; --print-config shows all settings"
+_COMMENT_WIDTH = 150  # columns of a comment in YAML
 
 
 def canonical(value: Any) -> bytes:
@@ -153,7 +154,8 @@ def refuse_credentials(uri: str) -> None:
     if not separator or scheme == "file":
         return
     host = rest.partition("/")[0]
-    # s3://key:secret@bucket: a secret with a slash cuts off "@bucket", but not the colon before it.
+    # In s3://key:secret@bucket the secret may contain a slash: then `host` ends before "@bucket", but has the
+    # colon. A colon is also part of host:port and of an ARN (arn:aws:s3:...).
     has_secret = ":" in host and not host.startswith("arn:") and not host.rpartition(":")[2].isdigit()
     if "@" in host or has_secret or _KEY_IN_QUERY.search(rest):
         raise ConfigError(
@@ -174,19 +176,20 @@ def to_yaml(settings: Settings, indent: str = "", only: Collection[str] | None =
     """Return the resolved settings as YAML, with a comment above every key.
 
     Args:
+        indent: spaces before every line.
         only: dotted keys to write; None for all.
     """
     lines: list[str] = []
     descriptions, values = type(settings).descriptions(), settings.model_dump(mode="json")
     for name, value in settings:
-        only_below = None
+        only_below = None  # all keys of the section
         if only is not None and name not in only:
             only_below = [key.removeprefix(f"{name}.") for key in only if key.startswith(f"{name}.")]
             if not only_below:
                 continue
         is_section = isinstance(value, Settings)
         comment = type(value).__doc__ if is_section else descriptions.get(name)
-        wrapped = textwrap.wrap(" ".join((comment or "").split()), 150 - len(indent))
+        wrapped = textwrap.wrap(" ".join((comment or "").split()), _COMMENT_WIDTH - len(indent))
         lines += [f"{indent}# {line}" for line in wrapped]
         if is_section:
             lines += [f"{indent}{name}:", to_yaml(value, f"{indent}  ", only_below)]

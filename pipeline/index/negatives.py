@@ -9,7 +9,7 @@ from pipeline.settings.mining import MineSettings
 
 
 def without_positives(neighbours: Neighbours, positives: Sequence[np.ndarray]) -> Neighbours:
-    """Replace the positives among the neighbours by NO_NEIGHBOUR.
+    """Replace the addresses of positives among the neighbours by NO_NEIGHBOUR.
 
     Args:
         neighbours: (n, k) neighbours, best first.
@@ -31,7 +31,7 @@ def pick_negatives(
     candidates, and whether the nearest or random candidates are picked.
 
     Args:
-        neighbours: (n, k) neighbours of the anchors, best first.
+        neighbours: (n, k) neighbours of the anchors, best first; their scores are cosines with the anchor.
         cosines: (n,) cosine of anchor and positive.
         pairs: (n,) number of each pair. The random negatives of a pair depend on its number and `seed` only.
 

@@ -12,7 +12,8 @@ from pipeline.objectives.weighted import Composite
 class Matryoshka(Composite):
     """Sum of an objective's loss over truncated vectors (Kusupati et al. 2022, eq. 1, with weights 1).
 
-    Row terms count once. The trained model returns vectors of full length; its users truncate them.
+    The terms of `row_terms` are added once, not for each length. The trained model returns vectors of full
+    length; its users truncate them.
     """
 
     def __init__(self, encoder: nn.Module, objective: Objective, *, dims: Sequence[int]) -> None:

@@ -36,7 +36,7 @@ class DevSet:
     """Sentence pairs with human scores or labels, read once; can be pickled.
 
     Attributes:
-        where: name of the file, for error messages.
+        where: path or URI of the file, for error messages.
         left: n sentences.
         right: n sentences.
         gold: (n,) scores on any scale, because only ranks count; or class numbers.
@@ -180,7 +180,7 @@ class BestScore:
             limit. An equal score is no improvement.
         figure: best score; None before the first measurement.
         step: step of the best score.
-        since: number of measurements after the best one, all without improvement.
+        since: number of measurements since the best one; none of them improved it.
     """
 
     patience: int | None = None

@@ -28,7 +28,7 @@ class TrainableEncoder(nn.Module):
         folder: folder of the encoder.
         backbone: model without pooling.
         mlp: layer of the pooling cls_mlp; None for other poolings.
-        skip: leading tokens of each text, those of the prompt, that are not pooled.
+        skip: number of tokens at the start of each text that are not pooled, because they are the prompt.
     """
 
     def __init__(self, folder: EncoderFolder, backbone: Backbone, mlp: DenseModule | None, skip: int) -> None:
@@ -74,9 +74,10 @@ class TrainableEncoder(nn.Module):
         self, tokens: Tokens, *, positions: np.ndarray | None = None, at_embedding: AtEmbedding | None = None
     ) -> Tensor:
         """Compute the (n, width) pooled states, the input of the modules after the pooling."""
-        layers, vectors = self.backbone.layers, []
+        layers = self.backbone.layers
         wanted = layers_of(self.folder.pooling, layers)
         states, segments = self.backbone(ForwardRequest(tokens, wanted, self._skip, positions, at_embedding))
+        vectors = []
         for name in self.folder.pooling:
             pooled = pool(name, states, layers, segments)
             vectors.append(self.mlp(pooled) if name == "cls_mlp" and self.mlp is not None else pooled)
@@ -84,8 +85,9 @@ class TrainableEncoder(nn.Module):
 
     def states(self, tokens: Tokens) -> Tensor:
         """Compute the last hidden states of all tokens, in their order: (tokens, width) float32."""
-        # without `kept`, which would leave out the tokens that are not pooled
-        all_tokens, last = Tokens(tokens.ids, tokens.offsets, tokens.truncated), self.backbone.layers
+        last = self.backbone.layers
+        # `kept` is not copied: it would leave out the tokens that are not pooled
+        all_tokens = Tokens(tokens.ids, tokens.offsets, tokens.truncated)
         states, segments = self.backbone(ForwardRequest(all_tokens, {last}))
         return at_least_float32(states[last][segments.indices])
 

@@ -39,7 +39,10 @@ def shuffled_positions(tokens: Tokens, *, keep_special: bool) -> np.ndarray:
 
 
 def keeps_special(encoder: nn.Module) -> bool:
-    """Return True if special tokens have to keep their positions, because one of them is pooled."""
+    """Return True if special tokens have to keep their positions, because one of them is pooled.
+
+    False for an encoder without a folder.
+    """
     return pools_special(getattr(getattr(encoder, "folder", None), "pooling", ()))
 
 
@@ -120,7 +123,9 @@ class Cutoff:
             kept = torch.repeat_interleave(
                 features, segments.counts, dim=0, output_size=len(segments.indices)
             )
-        return x * x.new_ones(len(x), kept.shape[1]).index_copy(0, segments.indices, kept)
+        # rows of x outside the segments, such as padding, are multiplied by 1
+        factors = x.new_ones(len(x), kept.shape[1]).index_copy(0, segments.indices, kept)
+        return x * factors
 
     def _keep_mask(self, count: int, seed: int) -> np.ndarray:
         """Draw a (count,) mask of the values that are kept."""

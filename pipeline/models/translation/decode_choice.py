@@ -10,7 +10,9 @@ from pipeline.settings.augment import DecodingSettings
 
 # tokens of a block: block by block, a running sum over the vocabulary is faster and more exact
 _BLOCK = 64
-_FIRST_LIKELIEST = 64  # tokens that are tried first for top_p
+# For top_p, this many of the most likely tokens are tried first, then more by this factor.
+_FIRST_COUNT, _COUNT_FACTOR = 64, 8
+_BELOW_ONE = 1 - 2**-24  # the largest float32 below 1
 
 
 class TokenChoice(Protocol):
@@ -34,8 +36,8 @@ def sample(scores: Tensor, uniforms: Tensor | None, decoding: DecodingSettings) 
     """Sample a token for each row by inverting its cumulative distribution at its random number.
 
     Applies temperature, then top-k, then top-p to the remaining tokens, as transformers does. The
-    distribution runs over tokens by id, or by decreasing probability (ties by id) if top-k or
-    top-p restricts them.
+    cumulative distribution orders tokens by id, or by decreasing probability (ties by id) if top-k or top-p
+    restricts them.
 
     Args:
         scores: (n, V) logits.
@@ -69,12 +71,12 @@ def _likeliest(probabilities: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
     Returns:
         Probabilities, decreasing, and token ids, each (n, k).
     """
-    count, size = _FIRST_LIKELIEST, probabilities.shape[-1]
+    count, size = _FIRST_COUNT, probabilities.shape[-1]
     while count < size:
         best, tokens = probabilities.topk(count, dim=-1)
         if bool((best.sum(-1) >= top_p).all()):
             return best, tokens
-        count *= 8
+        count *= _COUNT_FACTOR
     return torch.sort(probabilities, stable=True, dim=-1, descending=True)
 
 
@@ -88,7 +90,7 @@ def _sample_vocabulary(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     before = (sums - blocks).gather(1, block[:, None])[:, 0]
     in_block = padded[torch.arange(rows, device=probabilities.device), block]
     # the part of the random number that lies within the block, scaled to [0, 1)
-    rest = ((uniforms * sums[:, -1] - before) / in_block.sum(-1)).clamp(0, 1 - 2**-24)
+    rest = ((uniforms * sums[:, -1] - before) / in_block.sum(-1)).clamp(0, _BELOW_ONE)
     return block * _BLOCK + _sample_index(in_block, rest)
 
 
@@ -99,6 +101,6 @@ def _sample_index(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     """
     sums = probabilities.cumsum(-1)
     index = (sums <= uniforms[:, None] * sums[:, -1:]).sum(-1)
-    # after rounding, the running sum may never exceed the threshold
+    # rounding may keep every running sum at or below the threshold: then the last value above 0 is taken
     last = probabilities.shape[-1] - 1 - (probabilities.flip(-1) > 0).int().argmax(-1)
     return torch.minimum(index, last)

@@ -8,22 +8,30 @@ import torch
 
 from pipeline.device import Device
 from pipeline.errors import ModelError
-from pipeline.models.translation.decode import Request, decode_batch, plan
-from pipeline.models.translation.decode_beam import search
+from pipeline.models.translation.decode import Request, decode_batch
+from pipeline.models.translation.decode import plan as plan_batches
+from pipeline.models.translation.decode_beam import search as beam_search
 from pipeline.models.translation.decode_fused import FusedStepper, is_fused
 from pipeline.models.translation.decode_rules import rules_of
 from pipeline.models.translation.decode_steps import GeneralStepper
 from pipeline.models.translation.seq2seq import TranslatorFolder, load_model, open_tokenizer
 from pipeline.settings.augment import TranslatorSettings
 
-BATCH_TOKENS = {"cpu": 2_048, "cuda": 16_384}
+BATCH_TOKENS = {"cpu": 2_048, "cuda": 16_384}  # source tokens of a batch, padding included, by kind of device
 Uniforms = Callable[[int, int], np.ndarray]
 """Function that draws random numbers in [0, 1) for a text: (its index, max_tokens) -> an array of shape
 (hypotheses, max_tokens)"""
 
 
 class Translator:
-    """Translation model with its tokenizer and decoding settings, on one device."""
+    """Translation model with its tokenizer and decoding settings, on one device.
+
+    Attributes:
+        longest: largest number of source tokens that the model reads.
+        tokenizer: tokenizer of source and target.
+        batch_tokens: limit on the source tokens of a batch, padding and copies included.
+        copies: rows that decoding needs for each text: its beams or its hypotheses.
+    """
 
     def __init__(
         self, folder: TranslatorFolder, settings: TranslatorSettings, device: Device, dtype: str
@@ -59,7 +67,7 @@ class Translator:
         Raises:
             ModelError: the device does not have enough memory for one text.
         """
-        batches = plan([len(request.ids) for request in requests], self.batch_tokens, self.copies)
+        batches = plan_batches([len(request.ids) for request in requests], self.batch_tokens, self.copies)
         while batches:
             hypotheses = self._decode([requests[index] for index in batches[0]])
             if hypotheses is not None:
@@ -68,13 +76,13 @@ class Translator:
             self._halve(len(batches[0]))
             remaining = np.concatenate(batches)
             lengths = [len(requests[index].ids) for index in remaining]
-            batches = [remaining[part] for part in plan(lengths, self.batch_tokens, self.copies)]
+            batches = [remaining[part] for part in plan_batches(lengths, self.batch_tokens, self.copies)]
 
     def _decode(self, requests: list[Request]) -> list[list[list[int]]] | None:
         """Decode one batch; None if the GPU ran out of memory (a CPU without memory raises another error)."""
         try:
             if self._decoding.method == "beam":
-                return search(self._model, self._rules, requests, self._decoding, self._device)
+                return beam_search(self._model, self._rules, requests, self._decoding, self._device)
             return decode_batch(self._stepper, self._rules, requests, self._decoding, self._device)
         except torch.OutOfMemoryError:
             return None

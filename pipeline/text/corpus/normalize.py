@@ -10,20 +10,19 @@ import pyarrow.compute as pc
 
 from pipeline.store.arrays import is_text
 
-NORMALIZER_VERSION = (
-    "strip-1"  # part of space_id: vectors of texts normalized by another rule are in another space
-)
+# Part of space_id: vectors of texts normalized by another rule are in another space.
+NORMALIZER_VERSION = "strip-1"
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
-# Unicode category Cc without tab, line feed and carriage return
+# Unicode category Cc without tab, line feed and carriage return, in the syntax of RE2, which Arrow uses
 _CONTROLS = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x{80}-\x{9f}]"
 
 
 def normalize(texts: pa.Array | Sequence[str | None]) -> pa.Array:
-    r"""Strip white space from both ends, as `str.strip` does, and change nothing else.
+    r"""Strip white space from both ends, as `str.strip` does.
 
-    Only lone surrogates, which Python strings may contain (from "\ud800" in JSON) and Arrow arrays may not,
-    become U+FFFD.
+    In Python strings, lone surrogates (from "\ud800" in JSON) become U+FFFD, because Arrow arrays cannot
+    contain them. Nothing else is changed.
 
     Returns:
         A large_string array; null stays null.

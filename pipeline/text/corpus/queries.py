@@ -42,7 +42,10 @@ def read_texts(file: str, column: str | None = None) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _open(file: str) -> Iterator[Any]:
-    """Open a file for reading; raise ConfigError if it is missing, DataError if it cannot be read."""
+    """Open a file for reading; raise ConfigError if it is missing, DataError if it cannot be read.
+
+    Errors of reading, which occur in the caller's `with` block, are converted too.
+    """
     remedy = "check the path and its permissions"
     try:
         if "://" in file:
@@ -95,6 +98,6 @@ def _query_column(schema: pa.Schema, file: str, column: str | None) -> str:
             file,
             "one column of strings, or query or text" if column is None else f"a column {column} of strings",
             ", ".join(schema.names) or "no columns",
-            "name the column with --column",
+            "name the column with --column, or call it query",
         )
     return query_column

@@ -130,7 +130,7 @@ class ReadFiles:
 
     def start(self) -> Callable[[FilesToRead], ReadRecord]:
         """Return the function that reads an item."""
-        return lambda item: self.work.remembered(
+        return lambda item: self.work.load_or_make(
             f"read-{item.number:06d}",
             ReadRecord,
             lambda scratch: _Reading(self, item, scratch).run(),

@@ -93,7 +93,7 @@ class ResolveBucket:
 
     def start(self) -> Callable[[int], BucketRecord]:
         """Return the function that resolves a bucket."""
-        return lambda bucket: self.work.remembered(
+        return lambda bucket: self.work.load_or_make(
             f"bucket-{bucket:05d}",
             BucketRecord,
             lambda scratch: self._resolve(bucket),

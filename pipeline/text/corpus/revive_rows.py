@@ -56,7 +56,7 @@ class ReviveRows:
 
     def start(self) -> Callable[[FilesToRead], ReadRecord]:
         """Return the function that reads an item."""
-        return lambda item: self.work.remembered(
+        return lambda item: self.work.load_or_make(
             f"revived-{item.number:06d}",
             ReadRecord,
             lambda scratch: self._read(item),

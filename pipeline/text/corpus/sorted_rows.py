@@ -87,7 +87,7 @@ class SortDead:
     def start(self) -> Callable[[int], DeadRange]:
         """Return the function that sorts a range."""
         earlier = DeadRows(self.store, self.earlier)
-        return lambda number: self.work.remembered(
+        return lambda number: self.work.load_or_make(
             f"dead-{number:05d}", DeadRange, lambda scratch: self._sort(number, earlier)
         )
 
@@ -128,7 +128,7 @@ class SortDuplicates:
 
     def start(self) -> Callable[[int], DuplicateRange]:
         """Return the function that sorts a range."""
-        return lambda number: self.work.remembered(
+        return lambda number: self.work.load_or_make(
             f"duplicates-{number:05d}", DuplicateRange, lambda scratch: self._sort(number)
         )
 

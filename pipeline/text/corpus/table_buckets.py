@@ -1,4 +1,4 @@
-"""Buckets of a corpus's two tables, stored as a base file and deltas with the changes of later nights.
+"""Buckets of a corpus's key table and text table: a base file, and deltas with the changes of later nights.
 
 A line of the key table is identified by its file and row. A delta has the lines that were added or changed,
 and marks for those that were deleted. Deltas of the text table only add lines; lines of units that are no
@@ -47,8 +47,10 @@ def extend_bucket(
     """Return bucket `number` of a table with a new base or delta.
 
     Args:
-        stored: the stored buckets.
+        stored: the stored buckets; they may be empty if the file is a base.
+        number: index of the bucket.
         file: the base or delta; None if no line changed.
+        is_base: True if the file is a base.
     """
     if file is None:
         return stored[number]
@@ -87,14 +89,14 @@ def find_changed_lines(stored: pa.Table, listed: pa.Array, lines: pa.Table) -> t
     before = line_identities(files, stored["row"].to_numpy())
     now = line_identities(lines["file"].to_numpy(), lines["row"].to_numpy())
     order = np.argsort(before)
-    places = np.minimum(np.searchsorted(before[order], now), len(before) - 1)
-    found = order[places]
-    is_same = before[found] == now
+    positions = np.minimum(np.searchsorted(before[order], now), len(before) - 1)
+    nearest = order[positions]  # the stored line with the same identity, if there is one
+    is_same = before[nearest] == now
     is_deleted = np.ones(len(before), dtype=bool)
-    is_deleted[found[is_same]] = False
-    others = stored.take(pa.array(found))
+    is_deleted[nearest[is_same]] = False
+    stored_lines = stored.take(pa.array(nearest))
     for name in ("id", "text_key", "carried", "address"):
-        is_same &= _equal_or_null(lines[name], others[name])
+        is_same &= _equal_or_null(lines[name], stored_lines[name])
     return ~is_same, is_deleted
 
 
@@ -153,7 +155,7 @@ def _read_files(store: Store, bucket: TableBucket, names: Sequence[str] | None) 
 
 def _merge(tables: Sequence[pa.Table]) -> pa.Table:
     """Return the lines of a base and its deltas without those that a later delta changed or deleted."""
-    schema = tables[0].schema
+    schema = tables[0].schema  # in deltas, _MARK is nullable
     lines = pa.concat_tables([tables[0].cast(tables[-1].schema), *tables[1:]]).combine_chunks()
     files = one_chunk(lines["file"]).dictionary_encode().indices.to_numpy()
     identities = line_identities(files, lines["row"].to_numpy())

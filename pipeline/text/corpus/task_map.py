@@ -45,7 +45,7 @@ def ignore_progress(rows: int, size: int) -> None:
 
 @dataclass(frozen=True)
 class TaskRunner:
-    """The function that runs the tasks of an ingestion, and the one that follows its progress.
+    """Functions that run the tasks of an ingestion and report its progress.
 
     Attributes:
         map_tasks: function that runs the tasks. The default runs them in this process, with temporary files
@@ -64,8 +64,8 @@ class WorkFolder:
     store: Store
     path: str
 
-    def remembered(self, name: str, kind: type[Record], make: Callable[[Path], Record]) -> Record:
-        """Load the record that an earlier run of an item stored, or make it in a scratch folder and store it.
+    def load_or_make(self, name: str, kind: type[Record], make: Callable[[Path], Record]) -> Record:
+        """Load the record that an earlier run stored, or make it in a scratch folder and store it.
 
         Raises:
             TransientError: a file is missing: another run of the same ingestion may have removed it.

@@ -59,7 +59,7 @@ class ResolveTexts:
 
     def start(self) -> Callable[[int], TextBucketRecord]:
         """Return the function that writes a bucket."""
-        return lambda bucket: self.work.remembered(
+        return lambda bucket: self.work.load_or_make(
             f"texts-{bucket:05d}",
             TextBucketRecord,
             lambda scratch: self._resolve(bucket, scratch),
@@ -133,7 +133,7 @@ class GatherCopies:
 
     def start(self) -> Callable[[UnitsToCopyTo], CopiesRecord]:
         """Return the function that works on a group."""
-        return lambda item: self.work.remembered(
+        return lambda item: self.work.load_or_make(
             f"copies-{item.group:05d}",
             CopiesRecord,
             lambda scratch: CopiesRecord(units=tuple(self._gather(item, scratch))),

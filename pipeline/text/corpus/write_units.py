@@ -91,7 +91,7 @@ class WriteUnits:
 
     def start(self) -> Callable[[BucketGroup], GroupRecord]:
         """Return the function that writes a group."""
-        return lambda group: self.work.remembered(
+        return lambda group: self.work.load_or_make(
             f"group-{group.number:05d}",
             GroupRecord,
             lambda scratch: _Group(self, group, scratch).write(),

@@ -16,9 +16,9 @@ from pipeline.text.tokens.load_tokenizer import read_mapping, read_tokenizer, to
 from pipeline.text.tokens.tokens import Side, Tokenizer, Tokens, frame_masks
 
 TEXT, MASK = "[X]", "[MASK]"
-_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+_TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 _COMMON_MASK_TOKENS = ("[MASK]", "<mask>")
-# Other classes, such as BertTokenizer, ignore the post-processor in tokenizer.json.
+# A class that applies the post-processor in tokenizer.json; others, such as BertTokenizer, ignore it.
 _PLAIN_CLASS = "PreTrainedTokenizerFast"
 
 
@@ -31,7 +31,7 @@ class TemplateFrame:
     suffix: tuple[int, ...]
     """tokens after the text"""
     mask: int
-    """position of the mask token in a row, negative if counted from the row's end"""
+    """position of the mask token among the tokens of a framed text, negative if counted from its end"""
 
     def __len__(self) -> int:
         return len(self.prefix) + len(self.suffix)
@@ -52,13 +52,13 @@ class TemplateFrame:
             limit: largest number of tokens of the text itself.
             truncation_side: side from which tokens over the limit are removed.
         """
-        old = (
-            frame_masks(tokens.offsets, *specials, 0)[1] if tokens.in_template is None else tokens.in_template
-        )
-        owners, inner = tokens.owners[~old], tokens.ids[~old]
+        in_frame = tokens.in_template
+        if in_frame is None:
+            in_frame = frame_masks(tokens.offsets, *specials, 0)[1]
+        owners, inner = tokens.owners[~in_frame], tokens.ids[~in_frame]
         lengths = np.bincount(owners, minlength=len(tokens))
-        position = np.arange(len(inner)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        inner = inner[position < limit if truncation_side == "end" else lengths[owners] - position <= limit]
+        positions = np.arange(len(inner)) - np.repeat(np.cumsum(lengths) - lengths, lengths)  # in the text
+        inner = inner[positions < limit if truncation_side == "end" else lengths[owners] - positions <= limit]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.minimum(lengths, limit) + len(self))])
         kept, around = frame_masks(offsets, len(self.prefix), len(self.suffix), self.mask)
         ids = np.empty(offsets[-1], np.int32)
@@ -68,7 +68,7 @@ class TemplateFrame:
 
 
 def template_frame(tokenizer: Tokenizer) -> TemplateFrame:
-    """The frame that a tokenizer with a mask token puts around texts."""
+    """Return the frame that the tokenizer of an encoder with mask pooling puts around texts."""
     assert tokenizer.mask is not None
     return TemplateFrame(tokenizer.prefix, tokenizer.suffix, tokenizer.mask)
 
@@ -144,8 +144,8 @@ def _with_template(tokenizer: Tokenizer, template: str, mask_name: str, folder: 
 def wrap_tokenizer(folder: Path, prefix: tuple[int, ...], suffix: tuple[int, ...]) -> None:
     """Rewrite the folder's tokenizer.json so that libraries which read it put these tokens around a text.
 
-    They truncate the text to the remaining length. If the folder has no tokenizer.json, it is built from the
-    vocabulary.
+    The libraries truncate the text to the remaining length. If the folder has no tokenizer.json, it is built
+    from the vocabulary. The tokenizer's class in tokenizer_config.json is replaced too (`_PLAIN_CLASS`).
     """
     backend = read_tokenizer(folder)
     parts = [
@@ -153,8 +153,8 @@ def wrap_tokenizer(folder: Path, prefix: tuple[int, ...], suffix: tuple[int, ...
         {"Sequence": {"id": "A", "type_id": 0}},
         {"SpecialToken": {"id": "behind", "type_id": 0}},
     ]
-    described = json.loads(backend.to_str())
-    described["post_processor"] = {
+    content = json.loads(backend.to_str())
+    content["post_processor"] = {
         "type": "TemplateProcessing",
         "single": parts,
         "pair": [*parts[:2], {"Sequence": {"id": "B", "type_id": 0}}, parts[2]],
@@ -163,11 +163,11 @@ def wrap_tokenizer(folder: Path, prefix: tuple[int, ...], suffix: tuple[int, ...
             for name, ids in (("before", prefix), ("behind", suffix))
         },
     }
-    (folder / "tokenizer.json").write_text(json.dumps(described, ensure_ascii=False), encoding="utf-8")
-    config = folder / "tokenizer_config.json"
-    named = read_mapping(config) | {"tokenizer_class": _PLAIN_CLASS}
-    config.write_text(
-        json.dumps(named, indent=2, ensure_ascii=False) + "\n",
+    (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    config_path = folder / "tokenizer_config.json"
+    config = read_mapping(config_path) | {"tokenizer_class": _PLAIN_CLASS}
+    config_path.write_text(
+        json.dumps(config, indent=2, ensure_ascii=False) + "\n",
         encoding="utf-8",
     )
 
@@ -201,6 +201,6 @@ def add_tokens(folder: Path, count: int) -> list[int]:
 
 def mask_token(folder: Path, vocabulary: Mapping[str, int]) -> str | None:
     """Name of the mask token: the one in the tokenizer's files, or a common one; None if there is none."""
-    named = (read_mapping(folder / file).get("mask_token") for file in _FILES)
+    named = (read_mapping(folder / file).get("mask_token") for file in _TOKENIZER_FILES)
     names = [*(token_text(token) for token in named if token is not None), *_COMMON_MASK_TOKENS]
     return next((name for name in names if name in vocabulary), None)
