@@ -20,7 +20,7 @@ def encode(run: CommandRun) -> Answer:
 
     store, corpus, vectors = through_encoding(run.job, run.stages, verbose=run.verbose)
     counts = [unit.counts for unit in vectors.units]
-    tokens = token_counts(counts, fresh=counts)
+    tokens = token_counts(counts, fresh=counts)  # of all units, reused ones too, as if all were encoded now
     facts = {
         "status": "done",
         "root": store.uri,

@@ -74,8 +74,8 @@ def _sections(diff: "Difference", width: int | None) -> list[str]:
         f"release {after.release} ({counted(after.rows, 'row')}) against release {before.release} "
         f"({counted(before.rows, 'row')})\nrows: {counts}",
         *([table_within(examples, ("row", "id", "before", "after"), width)] if examples else []),
-        f"space: {_same(before.space_id, after.space_id)}\n"
-        f"transform: {_same(before.transform_id, after.transform_id)}\n{_drift(diff)}",
+        f"space: {_compare_ids(before.space_id, after.space_id)}\n"
+        f"transform: {_compare_ids(before.transform_id, after.transform_id)}\n{_drift(diff)}",
         table_within(settings, ("setting", "before", "after"), width) if settings else "settings: the same",
         *([table(gates, ("gate", "before", "after"))] if gates else []),
         _answers(diff, width),
@@ -83,11 +83,11 @@ def _sections(diff: "Difference", width: int | None) -> list[str]:
 
 
 def _answers(diff: "Difference", width: int | None) -> str:
-    """Format the queries whose answers differ."""
+    """Format the queries that have other results in the second release, with the first result of each."""
     if not diff.answers:
         return "queries: not compared: a release keeps no vectors of the fixed queries"
     changed = [each for each in diff.answers if each.before != each.after]
-    summary = f"queries: {len(changed)} of {len(diff.answers)} are answered otherwise"
+    summary = f"queries: {len(changed)} of {len(diff.answers)} have other results"
     if not changed:
         return summary
     lines = [
@@ -112,7 +112,7 @@ def _drift(diff: "Difference") -> str:
     )
 
 
-def _same(before: str | None, after: str | None) -> str:
+def _compare_ids(before: str | None, after: str | None) -> str:
     if before == after:
         return "the same" if before else "none"
     return f"{(before or 'none')[:16]} before, {(after or 'none')[:16]} now"

@@ -11,7 +11,8 @@ WIDTH = 600  # pixels; wider than other charts, because of the task names
 _LEFT, _RIGHT, _TOP, _BOTTOM = 140, 12, 8, 40  # margins in pixels
 _ROW_HEIGHT, _DOT_STEP = 24, 7  # pixels: height of a task's row, and distance between the dots in it
 _MAX_NAME = 24  # characters of a task's name
-COLOURS = 5  # number of different colours of candidates
+_MARGIN = 1.08  # limit of the axis over the largest value, so that no dot is cut off at the edge
+COLOURS = 5  # candidates beyond this number get the first colours again
 
 
 def difference_chart(rows: Sequence[tuple[str, Sequence[ScoreEstimate | None]]], unit: str) -> Markup:
@@ -25,7 +26,7 @@ def difference_chart(rows: Sequence[tuple[str, Sequence[ScoreEstimate | None]]],
     """
     differences = [each for _, row in rows for each in row if each is not None]
     ends = [abs(x) for each in differences for x in (each.value, each.low, each.high) if x is not None]
-    limit = max(ends, default=0.0) * 1.08 or 1.0
+    limit = max(ends, default=0.0) * _MARGIN or 1.0
     frame = ChartFrame((-limit, limit), (0, 1), left=_LEFT, right=WIDTH - _RIGHT)
     base = _TOP + _ROW_HEIGHT * len(rows)  # pixel of the x axis
     height = base + _BOTTOM

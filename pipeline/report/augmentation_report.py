@@ -16,7 +16,7 @@ class VariantMethod:
     Attributes:
         name: name of the entry in the settings.
         kind: registered name of the method.
-        labels: names of the columns of the method's variants.
+        labels: labels of the method's variants, after which their columns are named.
         keep: limits that the variants must meet.
         ratios: histogram of length ratios of sampled variants, or None.
         similarities: histogram of cosines of sampled variants, or None.
@@ -65,19 +65,22 @@ class VariantSample:
 
     Attributes:
         rows: number of rows in the sample.
-        texts: numbers of texts with at least one kept variant, at least two, and so on.
+        texts_by_kept: entry i is the number of texts with at least i + 1 kept variants.
         examples: texts with their variants.
         rejected: examples of rejected variants, by reason.
     """
 
     rows: int = 0
-    texts: tuple[int, ...] = ()
+    texts_by_kept: tuple[int, ...] = ()
     examples: tuple[AugmentedExample, ...] = ()
     rejected: Mapping[str, tuple[RejectedVariant, ...]] = field(default_factory=dict)
 
     def proportion_with(self, variants: int) -> float:
-        """Proportion of texts that have at least this number of kept variants; the sample has rows."""
-        return self.texts[variants - 1] / self.rows
+        """Proportion of the sample's texts with at least `variants` (from 1) kept variants.
+
+        The sample must have rows.
+        """
+        return self.texts_by_kept[variants - 1] / self.rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +96,7 @@ class AugmentationReport:
     corpus: str
     """corpus.uri of the job"""
     rows: int
+    """rows of the augmented corpus"""
     units: int
     counts: Mapping[str, Mapping[str, int]]
     """number of variants by label, and by "kept" or the reason of rejection"""
@@ -110,7 +114,7 @@ class AugmentationReport:
     """duration of the whole run"""
     created: str | None = None
     settings_text: str = ""
-    """YAML"""
+    """settings of the job, as YAML"""
     packages: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -18,7 +18,7 @@ def two_decimals(value: float | None, missing: str = "") -> str:
 
 
 def signed(value: float | None) -> str:
-    """Format with a sign and two decimals; None becomes empty."""
+    """Format with a sign and two decimals, zero without a sign; None becomes the empty string."""
     if value is None:
         return ""
     return minus(f"{value:+.2f}") if round(value, 2) else "0.00"
@@ -77,6 +77,7 @@ def gate_name(name: str) -> str:
 
 def excerpt(text: str) -> str:
     """Shorten a text to one line of at most 240 characters; control characters become U+FFFD."""
+    # a few times the excerpt is enough even with white space in it, and a long text is not split as a whole
     line = " ".join(text[: 4 * MAX_EXCERPT].split())
     line = "".join(char if char.isprintable() else "\ufffd" for char in line)
     return line if len(line) <= MAX_EXCERPT else line[: MAX_EXCERPT - 1].rstrip() + "…"

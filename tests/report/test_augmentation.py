@@ -150,7 +150,7 @@ def test_a_good_augmentation_has_no_warning():
     ("report", "expected"),
     [
         (
-            replace(FULL, sample=replace(FULL.sample, texts=(850, 0, 0))),
+            replace(FULL, sample=replace(FULL.sample, texts_by_kept=(850, 0, 0))),
             "Only 85 % of the texts have a variant that is kept",
         ),
         (

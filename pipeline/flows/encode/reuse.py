@@ -48,12 +48,12 @@ class KnownVectors:
 
 
 def is_copying_faster(store: Store, unit: UnitRecord, rows: int, device: str) -> bool:
-    """Return whether `rows` vectors of the unit are sooner copied than encoded again.
+    """Return whether reading the unit to copy `rows` vectors takes less time than encoding their texts.
 
     Args:
         device: kind of the encoder's device.
     """
-    # the whole file is read, since its sha256 is checked
+    # `read_s` counts the whole file, since its sha256 is checked
     return rows > store.read_s(unit.bytes) * _TEXTS_PER_S[device]
 
 
@@ -64,8 +64,8 @@ def find_known(
 
     Args:
         sources: units of vectors in the space `space_id`. Rows that none of them has are left out.
-        device: kind of the encoder's device. A unit with so few of the rows that it encodes them sooner than
-            they are read is not opened.
+        device: kind of the encoder's device. A unit is not opened if it has so few of the rows that encoding
+            them takes less time than reading the unit (`is_copying_faster`).
     """
     if unit.copies is None or not sources:
         return None
@@ -73,7 +73,7 @@ def find_known(
     table = pq.read_table(unit.copies.open(store))
     rows, addresses = table["row"].to_numpy().astype(np.int64), table["source"].to_numpy()
     ordinals, source_rows = ordinal_of(addresses), row_of(addresses)
-    found: list[tuple[UnitRecord, np.ndarray]] = []  # a unit, and which of the rows are copied from it
+    found: list[tuple[UnitRecord, np.ndarray]] = []  # a unit, mask of the rows to copy from it
     for ordinal in np.unique(ordinals).tolist():
         if source := by_ordinal.get(ordinal):
             usable = (ordinals == ordinal) & ~np.isin(source_rows, source.dropped)
@@ -81,7 +81,12 @@ def find_known(
                 found.append((source, usable))
     if not found:
         return None
-    vectors = in_threads(lambda each: _read_vectors(store, each[0], source_rows[each[1]], space_id), found)
+
+    def read(source_and_usable: tuple[UnitRecord, np.ndarray]) -> np.ndarray:
+        source, usable = source_and_usable
+        return _read_vectors(store, source, source_rows[usable], space_id)
+
+    vectors = in_threads(read, found)
     numerics: Counter[str] = Counter()
     for source, usable in found:
         numerics[source.numerics_id or ""] += int(usable.sum())
@@ -110,7 +115,11 @@ class ReusingEncoder:
     ) -> Iterator["Encoded"]:
         """Yield the vectors of each batch, in order.
 
-        Copied texts are tokenized too, so that token counts do not depend on what is copied.
+        Copied texts are tokenized too, so that token counts do not depend on whether texts are copied.
+
+        Args:
+            batches: batches of texts.
+            on_rows: called with the number of rows done so far, encoded or copied.
         """
         # batches that the encoder has taken: texts, mask of texts to encode, vectors of the other texts
         taken: deque[tuple[pa.Array, np.ndarray, np.ndarray]] = deque()
@@ -161,7 +170,7 @@ class ReusingEncoder:
 
 
 def _merge_rows(encoded: np.ndarray, is_encoded: np.ndarray, copied: np.ndarray) -> np.ndarray:
-    """Merge the values of encoded and of copied rows; is_encoded (n,) tells which rows are encoded."""
+    """Merge the values of encoded and of copied rows; is_encoded (n,) is True for the encoded ones."""
     merged = np.empty((len(is_encoded), *encoded.shape[1:]), encoded.dtype)
     merged[is_encoded], merged[~is_encoded] = encoded, copied
     return merged

@@ -19,7 +19,7 @@ class WorkerStats:
     store_s: float = 0.0
     """time spent writing files"""
     warnings: tuple[str, ...] = ()
-    """sentences without repetition"""
+    """warnings from loading the encoder, each once"""
 
     def merge(self, other: "WorkerStats") -> "WorkerStats":
         """Return the sums, and each warning once."""

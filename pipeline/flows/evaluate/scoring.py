@@ -86,8 +86,11 @@ class Scoring:
     candidate: ResolvedCandidate
     task: EvaluationTask
     vectors: SpaceVectors
+    """raw vectors of the task's sentences, before the candidate's transform"""
     resamples: int
+    """number of bootstrap resamples; 0 for none"""
     seed: int
+    """seed of the resamples"""
 
     @property
     def path(self) -> str:
@@ -162,7 +165,7 @@ class ScoreTask(PlainTask[Scoring, ResampledResult]):
 class _TransformedVectors:
     """A function from sentences to the vectors of a candidate, which also collects warnings.
 
-    A sentence without a usable vector has the zero vector also after the transform: its cosines are 0.
+    Sentences without a usable vector have the zero vector even after the transform, so their cosines are 0.
     """
 
     def __init__(self, raw: SpaceVectors, transform: Transform | None) -> None:

@@ -24,7 +24,8 @@ from pipeline.store.base import Store
 from pipeline.store.once import load_or_make, put_by_content
 from pipeline.store.stored import FileRef
 
-# Proportion of dead rows in a sample of queries: half of that at which queries are sampled again.
+# Proportion of dead rows in a sample of queries: half of rules.MAX_DEAD_QUERIES, the limit above which
+# queries are sampled again.
 _DEAD_QUERIES = 0.05
 
 
@@ -86,7 +87,7 @@ class Train(PlainTask[tuple[PlacedUnit, ...], TrainedIndex]):
 
     build: Build
     threads: int
-    """threads of faiss, which another number would let round differently"""
+    """threads of faiss; its rounding depends on their number"""
 
     def work(self, units: tuple[PlacedUnit, ...]) -> TrainedIndex:
         return load_or_make(

@@ -48,7 +48,7 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
         raise DataError(
             f"release {manifest.release}",
             "its corpus record",
-            current.lost or "none",
+            current.corpus_problem or "none",
             "restore it, roll back, or run a night",
         )
     # Checked before Ray starts, where each damaged file would fail a task of its own.

@@ -20,9 +20,10 @@ from pipeline.store.base import Store
 from pipeline.store.local import LocalStore
 from pipeline.text.corpus.sources import SourceFile
 
-_TABLE_BYTES = 120  # of one row in the key tables and beside the index: id, text key, address, file, row
-_REPORT_BYTES = 1 << 20  # report, manifests and records, which do not grow with the rows
-_LINE_BYTES = 100  # of one row while the corpus is read
+# bytes of one row in the key tables and beside the index: id, text key, address, file, row
+_TABLE_BYTES = 120
+_REPORT_BYTES = 1 << 20  # bytes of report, manifests and records, which do not grow with the rows
+_LINE_BYTES = 100  # bytes of one row in the temporary files of ingestion, beside its text
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class SpaceEstimate:
 
     Attributes:
         stored: bytes written below release.root, by purpose.
-        scratch: largest size of its temporary files at one time.
+        scratch: largest total size of temporary files at one time, in bytes.
     """
 
     stored: Mapping[str, int]
@@ -65,9 +66,11 @@ def estimate_space(job: Job, store: Store, files: Mapping[SourceFile, int]) -> S
     vector_bytes = folder.dim * (2 if job.encode.vectors == "float16" else 4)
     new_units = -(-new_rows // job.encode.unit_rows)
     moments_bytes = new_units * folder.dim * (folder.dim + 1) * 4  # one triangle of a float64 matrix each
+    # units with fewer than LEAST_SAMPLED_ROWS rows have no sample
     sampled_units = new_rows // max(job.encode.unit_rows, LEAST_SAMPLED_ROWS)
     sample_bytes = sampled_units * sum(SAMPLE_SIZES.values()) * vector_bytes
     index = plan_index(max(all_rows, 1), folder.dim, job.index, target=job.gates.wanted_recall)
+    indexes = {"index": index.file_bytes} if release else {"two indexes": 2 * index.file_bytes}
     copy = encoder_copy_path(folder)
     encoder_files = {f"{copy}/{name}": folder.file(name).stat().st_size for name in folder.files}
     kept_columns = new_bytes if job.corpus.keep else 0  # not more than the files that they are read from
@@ -75,7 +78,7 @@ def estimate_space(job: Job, store: Store, files: Mapping[SourceFile, int]) -> S
         "vectors": new_rows * vector_bytes + moments_bytes + sample_bytes,
         "texts": new_bytes,
         "tables": all_rows * _TABLE_BYTES + kept_columns,
-        "index" if release else "two indexes": index.file_bytes if release else 2 * index.file_bytes,
+        **indexes,
         "report and samples": _REPORT_BYTES + 2 * job.index.queries * folder.dim * 4,
         "encoder": sum(count for path, count in encoder_files.items() if store.size(path) != count),
     }

@@ -1,4 +1,4 @@
-"""The live release with its corpus, and the comparison of tonight's job with it.
+"""The current release with its corpus, and the comparison of tonight's job with it.
 
 Imports neither torch nor Ray.
 """
@@ -22,18 +22,18 @@ from pipeline.text.corpus.tonights_files import ParentCorpus
 
 @dataclass(frozen=True)
 class PreviousRelease:
-    """The live release with its corpus; both None before the first night.
+    """The current release, from which the night starts, with its corpus; both None before the first night.
 
     Attributes:
-        lost: why the release's corpus cannot be read; None if it was read, or before the first night.
+        corpus_problem: why the corpus cannot be read; None if it was read, or before the first night.
     """
 
     release: ReleaseManifest | None = None
     corpus: Corpus | None = None
-    lost: str | None = None
+    corpus_problem: str | None = None
 
     def has_space(self, space_id: str) -> bool:
-        """Return whether the live release has vectors of this space."""
+        """Return whether the current release has vectors of this space."""
         return self.release is not None and self.release.space_id == space_id
 
     def parent_corpus(self, job: Job, next_ordinal: int) -> ParentCorpus:
@@ -45,9 +45,9 @@ class PreviousRelease:
         return ParentCorpus(self.corpus, next_ordinal, self._rebuild_reason(job))
 
     def _rebuild_reason(self, job: Job) -> str | None:
-        """Return why tonight's release cannot reuse units of the live release; None if it can."""
-        if self.release is None or self.lost:
-            return self.lost
+        """Return why tonight's release cannot reuse units of the current release; None if it can."""
+        if self.release is None or self.corpus_problem:
+            return self.corpus_problem
         number, settings = self.release.release, self.release.settings
         if (space_id := open_folder(job.encoder).space_id) != self.release.space_id:
             previous_encoder = settings.get("encoder", {})
@@ -57,9 +57,8 @@ class PreviousRelease:
                 if name != "query_prompt"
                 and value != previous_encoder.get(name, EncoderSettings.model_fields[name].default)
             ]
-            why = "the settings are the same: a file of the encoder changed"
-            if changed:
-                why = f"{', '.join(changed)} changed"
+            same_settings = "the settings are the same: a file of the encoder changed"
+            why = f"{', '.join(changed)} changed" if changed else same_settings
             spaces = f"the encoder's space is {space_id}, that of release {number} is {self.release.space_id}"
             return f"{spaces} ({why})"
         id_column = settings.get("corpus", {}).get("id")
@@ -69,7 +68,7 @@ class PreviousRelease:
 
 
 def load_previous(releases: Releases) -> PreviousRelease:
-    """Load the live release and its corpus.
+    """Load the current release and its corpus.
 
     Raises:
         DataError: the corpus record was changed after it was published.
@@ -81,15 +80,15 @@ def load_previous(releases: Releases) -> PreviousRelease:
     try:
         content = release.corpus.read(releases.store)
     except FileNotFoundError:
-        return PreviousRelease(release, lost=f"{where} is gone")
+        return PreviousRelease(release, corpus_problem=f"{where} is gone")
     try:
         return PreviousRelease(release, Corpus.from_json(content, where))
     except DataError:  # its sha256 is right, so it is not damaged: another version wrote it
-        return PreviousRelease(release, lost=f"{where} was written by another version")
+        return PreviousRelease(release, corpus_problem=f"{where} was written by another version")
 
 
 def is_damaged(store: Store, previous: PreviousRelease, stages: Stages, *, by_content: bool) -> bool:
-    """Return whether files of the live release are missing or of another size, and log the first of them.
+    """Return whether files of the current release are missing or of another size, and log the first of them.
 
     Tonight's stages make such files again.
 
@@ -114,10 +113,12 @@ def is_damaged(store: Store, previous: PreviousRelease, stages: Stages, *, by_co
 
 
 def _content_faults(store: Store, release: ReleaseManifest, stages: Stages) -> list[Fault]:
+    """Find faults by reading every file. Raises DataError for a file of the right size with other content."""
     with stages("verify", bytes_to_read(store, release), "bytes") as bar:
         faults = content_faults(store, release, bar.add)
     if changed := [fault for fault in faults if fault.is_content_changed]:
-        first, more = changed[0], f", and {len(changed) - 1:,} more files" if len(changed) > 1 else ""
+        first = changed[0]
+        more = f", and {len(changed) - 1:,} more files" if len(changed) > 1 else ""
         raise DataError(
             store.uri_of(first.path),
             first.expected,
@@ -127,26 +128,26 @@ def _content_faults(store: Store, release: ReleaseManifest, stages: Stages) -> l
     return faults
 
 
-def same_release(job: Job, previous: PreviousRelease, encoder: str) -> ReleaseManifest | None:
-    """Return the live release if encoder and settings are still those that made it, else None.
+def same_release(job: Job, previous: PreviousRelease, encoder_path: str) -> ReleaseManifest | None:
+    """Return the current release if encoder and settings are still those that made it, else None.
 
     The corpus is not compared.
 
     Args:
-        encoder: path of the encoder's copy in the store.
+        encoder_path: path of the encoder's copy in the store.
     """
     release = previous.release
     equal = (
         release is not None
         and release.space_id == open_folder(job.encoder).space_id
-        and release.encoder.path == encoder
-        and _settings_of_files(job) == _stored_settings_of_files(release)
+        and release.encoder.path == encoder_path
+        and _release_settings(job) == _stored_release_settings(release)
     )
     return release if equal else None
 
 
 def has_same_files(job: Job, previous: PreviousRelease) -> bool:
-    """Return whether the listing of the corpus is that of the live release. Opens no file."""
+    """Return whether the listing of the corpus is that of the current release. Opens no file."""
     corpus = previous.corpus
     return corpus is not None and corpus.digest == corpus_digest(job.corpus, list_files(job.corpus))
 
@@ -157,7 +158,7 @@ def changed_files(files: Iterable[SourceFile], corpus: Corpus | None) -> list[So
     return [file for file in files if (file.name, file.size, file.stamp) not in known]
 
 
-def _settings_of_files(job: Job) -> dict[str, object]:
+def _release_settings(job: Job) -> dict[str, object]:
     """Return the settings on which the published files depend."""
     settings = job.model_dump(mode="json")
     whiten = settings["whiten"]
@@ -175,8 +176,8 @@ def _settings_of_files(job: Job) -> dict[str, object]:
     }
 
 
-def _stored_settings_of_files(release: ReleaseManifest) -> dict[str, object]:
+def _stored_release_settings(release: ReleaseManifest) -> dict[str, object]:
     try:
-        return _settings_of_files(Job.model_validate(release.settings))
+        return _release_settings(Job.model_validate(release.settings))
     except ValueError:  # written by a version with other settings; not the same release
         return {}

@@ -51,12 +51,17 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> CompletedTraini
     if (result := run.result()) is not None:
         return CompletedTraining("unchanged", run, result)
     dev = open_dev(job.train)
-    # Without mining the rows are checked now, before the cluster is used.
-    plan = None if _mines(job) else _plan(job.train, stages)
+    plan: Plan | None = None  # made on the cluster, after hard negatives are mined
+    if job.train.mine.enabled:
+        check_settings(job.train)  # all settings, because a mistake found after mining costs hours
+        check_mining(job)
+    else:
+        plan = _plan(job.train, stages)  # checks the rows before the cluster is used
     with connect(job.cluster, stages, verbose=verbose) as workers:
         group = RankGroup(job.train, job.cluster)
         group.check(workers)
-        plan = plan or _plan(_with_negatives(job, workers, stages), stages)
+        if plan is None:
+            plan = _plan(_mine_negatives(job, workers, stages), stages)
         done_steps = record_start(run, plan, _encoder_name(job), [source.uri for source in job.train.data])
         for other in describe_holders(run.store, _LEASES):
             say(f"another command runs this training ({other}): each does all of it, with the same result")
@@ -120,15 +125,7 @@ def _plan(settings: TrainSettings, stages: Stages) -> Plan:
     return plan
 
 
-def _mines(job: Job) -> bool:
-    """Return whether hard negatives are mined first. Raises ConfigError if they cannot be."""
-    if job.train.mine.enabled:
-        check_settings(job.train)  # all settings, because a mistake found after mining costs hours
-        check_mining(job)
-    return job.train.mine.enabled
-
-
-def _with_negatives(job: Job, workers: Workers, stages: Stages) -> TrainSettings:
+def _mine_negatives(job: Job, workers: Workers, stages: Stages) -> TrainSettings:
     """Mine hard negatives, and return the training settings with the mined rows as data."""
     store = open_store(f"{open_store(job.train.root).uri}/{_MINED}")
     return job.train.model_copy(update={"data": mine(Run(job, store, workers, stages), job.train.data)})
