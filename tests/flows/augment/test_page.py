@@ -57,7 +57,7 @@ def test_page_is_beside_its_manifest_and_matches_the_units(make_job: MakeJob):
     report = reported(made, job, most=1_000)
     assert report.sample.rows == len(rows) == 400
     for number in range(3):
-        assert report.sample.texts[number] == sum(
+        assert report.sample.texts_by_kept[number] == sum(
             sum(row[f"variant_{label}"] is not None for label in made.manifest.labels) > number
             for row in rows
         )
