@@ -3,24 +3,27 @@
 The published index takes the encoder's raw output: whitening and normalization are inside it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from pipeline.errors import ConfigError, DataError
+from pipeline.index.add import RowAdder
+from pipeline.index.centroids import train_centroids
 from pipeline.index.library import faiss, prints_to_stderr
 from pipeline.index.plan import IndexPlan
 from pipeline.index.refine import refined_of, remove_from_refined
 from pipeline.index.structure import (
+    graph_of,
     has_lists_on_disk,
     is_append_only,
     ivf_of,
     make_ann,
+    nlist_of,
     transforms_of,
     unwrap,
 )
@@ -33,8 +36,6 @@ from pipeline.store.address import describe
 _OPQ_ROUNDS = 20
 _MAX_PROBES = 32  # rows of a part that are searched for after a merge, to see that none is lost
 _KMEANS_ROUNDS = 10  # the default of faiss for coarse quantizers
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,31 +53,6 @@ class FillResult:
     neighbours: Neighbours | None
     probe_addresses: np.ndarray
     probe_vectors: np.ndarray
-
-
-@contextmanager
-def faiss_threads(count: int) -> Iterator[None]:
-    """Let faiss use `count` threads for the duration of the block."""
-    before = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(count)
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)
-
-
-def map_in_threads(work: Callable[[Any], Result], indexes: Sequence[Any]) -> list[Result]:
-    """Apply `work` to indexes in parallel, with as many threads as faiss may use. Results are in order."""
-    threads = faiss.omp_get_max_threads()
-    if len(indexes) == 1 or threads == 1:
-        return [work(index) for index in indexes]
-
-    def work_in_thread(index: Any) -> Result:
-        with faiss_threads(max(1, threads // len(indexes))):  # OpenMP counts threads for each Python thread
-            return work(index)
-
-    with ThreadPoolExecutor(min(threads, len(indexes))) as pool:
-        return list(pool.map(work_in_thread, indexes))
 
 
 def train(plan: IndexPlan, transform: Affine | None, sample: np.ndarray, seed: int = 0) -> Any:
@@ -102,6 +78,8 @@ def train(plan: IndexPlan, transform: Affine | None, sample: np.ndarray, seed: i
     index = _assemble(plan, transform)
     if not index.is_trained:
         with _training_settings(index, seed), _on_gpus(ivf_of(index)):
+            if graph_of(index) is not None:
+                _train_graph(index, sample, seed)
             index.train(sample)
     return index
 
@@ -116,9 +94,10 @@ def fill(index: Any, batches: Batches, truth: ExactTopK | None = None) -> FillRe
     """
     rows, best = 0, truth.empty() if truth else None
     probes: list[tuple[int, np.ndarray]] = []
+    adder = RowAdder(index)
     for addresses, vectors in batches:
         vectors = _valid_vectors(addresses, vectors, "index", index.d)
-        index.add_with_ids(vectors, np.ascontiguousarray(addresses, dtype=np.int64))
+        adder.add(np.ascontiguousarray(addresses, dtype=np.int64), vectors)
         if truth is not None and best is not None:
             best = truth.merge(best, truth.search([(addresses, vectors)]))
         probe_rows = np.linspace(0, len(addresses) - 1, min(_MAX_PROBES, len(addresses))).astype(int)
@@ -126,6 +105,7 @@ def fill(index: Any, batches: Batches, truth: ExactTopK | None = None) -> FillRe
         while len(probes) >= 2 * _MAX_PROBES:
             probes = probes[::2]  # every other one, so that they remain spread over all rows
         rows += len(addresses)
+    adder.finish()
     return FillResult(
         rows,
         best,
@@ -257,6 +237,20 @@ def _training_settings(index: Any, seed: int) -> Iterator[None]:
     finally:
         for rotation in rotations:
             rotation.pq = None  # it belongs to `quantizers`, which Python frees
+
+
+def _train_graph(index: Any, sample: np.ndarray, seed: int) -> None:
+    """Train the transforms of an IVF index, and the centroids in its graph.
+
+    faiss would compare every row with every centroid. It keeps centroids that are there already.
+    """
+    graph = graph_of(index)
+    assert graph is not None
+    for transform in transforms_of(index):
+        if not transform.is_trained:
+            transform.train(sample)
+        sample = transform.apply(sample)
+    graph.add(train_centroids(sample, nlist_of(index), _KMEANS_ROUNDS, seed))
 
 
 @contextmanager

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.index.build import faiss_threads
 from pipeline.index.metrics import CurvePoint, Latency
 from pipeline.index.recall import recall
 from pipeline.index.searched_parts import SearchedParts, indexes_of, query_ms
 from pipeline.index.structure import nlist_of, set_index_effort, unwrap
+from pipeline.index.threads import faiss_threads
 from pipeline.index.truth import Neighbours, Queries
 
 _BEYOND_TARGET = 2  # points of the curve after the chosen one, which show the gain from more effort

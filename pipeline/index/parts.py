@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.index.build import map_in_threads, read_index
+from pipeline.index.build import read_index
 from pipeline.index.merge import count_duplicates
 from pipeline.index.searched_parts import SearchedParts, best_of, query_ms
 from pipeline.index.structure import (
@@ -24,6 +24,7 @@ from pipeline.index.structure import (
     set_index_effort,
     unwrap,
 )
+from pipeline.index.threads import map_in_threads
 from pipeline.index.truth import NO_NEIGHBOUR
 from pipeline.store.base import Store, normal_path
 from pipeline.store.dead import Dead

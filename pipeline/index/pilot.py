@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.index.build import faiss_threads, fill, train
+from pipeline.index.build import fill, train
 from pipeline.index.effort import set_effort
 from pipeline.index.kind_recall import CodeRecall
 from pipeline.index.plan import KindVariant, plan_variant
 from pipeline.index.recall import recall
 from pipeline.index.structure import nlist_of
+from pipeline.index.threads import faiss_threads
 from pipeline.index.truth import ExactTopK, Neighbours, Queries
 from pipeline.post import Affine
 from pipeline.settings import IndexSettings

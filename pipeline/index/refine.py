@@ -77,6 +77,26 @@ def merge_refined(index: Any, other: Any) -> None:
     _set_addresses(index, addresses)
 
 
+def add_to_refined(index: Any, addresses: np.ndarray, vectors: np.ndarray, lists: np.ndarray) -> None:
+    """Add rows to the given lists of a refined index.
+
+    Args:
+        addresses: (n,) int64.
+        vectors: (n, d) float32, after all transforms.
+        lists: (n,) int64, the inverted list of each row.
+    """
+    refined, id_map = refined_of(index), id_map_of(index)
+    assert refined is not None
+    assert id_map is not None
+    ivf, codes = _ivf_and_codes(refined)
+    # None: the rows are numbered from ntotal
+    ivf.add_core(len(vectors), faiss.swig_ptr(vectors), None, faiss.swig_ptr(lists))
+    codes.add(vectors)
+    id_map.id_map.resize(codes.ntotal)
+    faiss.rev_swig_ptr(id_map.id_map.data(), codes.ntotal)[-len(addresses) :] = addresses
+    index.ntotal = id_map.ntotal = refined.ntotal = codes.ntotal
+
+
 def remove_from_refined(index: Any, addresses: np.ndarray) -> int:
     """Remove rows of a refined index, and return the number of them that were in it.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.index.build import faiss_threads
+from pipeline.index.threads import faiss_threads
 
 
 class SearchedParts(abc.ABC):

@@ -172,6 +172,14 @@ def ivf_of(index: Any) -> Any | None:
     return ann if isinstance(ann, faiss.IndexIVF) else None
 
 
+def graph_of(index: Any) -> Any | None:
+    """Return the graph of centroids inside an IVF index, as a view; None if it has none."""
+    if (ivf := ivf_of(index)) is None:
+        return None
+    quantizer = faiss.downcast_index(ivf.quantizer)
+    return quantizer if isinstance(quantizer, faiss.IndexHNSW) else None
+
+
 def lists_of(ivf: Any) -> Any:
     """Return the inverted lists of an IVF index as an object of their actual class."""
     return faiss.downcast_InvertedLists(ivf.invlists)

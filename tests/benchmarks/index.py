@@ -20,11 +20,12 @@ import faiss
 import numpy as np
 import pyarrow.parquet as pq
 
-from pipeline.index.build import faiss_threads, fill, read_index, train, write_index
+from pipeline.index.build import fill, read_index, train, write_index
 from pipeline.index.effort import choose_effort, get_effort, set_effort
 from pipeline.index.merge import FilledShard, merge
 from pipeline.index.plan import IndexPlan, plan_index
 from pipeline.index.recall import recall
+from pipeline.index.threads import faiss_threads
 from pipeline.index.truth import ExactTopK, Neighbours, Queries
 from pipeline.settings import EncoderSettings, EncodeSettings, IndexSettings
 from pipeline.settings.index_kinds import KINDS

@@ -18,13 +18,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.index.build import faiss_threads, fill, train, write_index
+from pipeline.index.build import fill, train, write_index
+from pipeline.index.centroids import BLOCK_ROWS, GROUPS_PER_ROW, CentroidGroups, sums_of_each
 from pipeline.index.effort import set_effort
 from pipeline.index.merge import FilledShard, count_duplicates, merge
 from pipeline.index.pilot import Pilot
 from pipeline.index.plan import KindVariant, plan_index
 from pipeline.index.sample import hash_order, id_bytes
 from pipeline.index.structure import addresses_of
+from pipeline.index.threads import faiss_threads
 from pipeline.index.truth import NOT_A_ROW, ExactTopK, Queries
 from pipeline.settings import CorpusSettings, IndexSettings
 from pipeline.settings.index_kinds import DIMS_PER_BYTE
@@ -110,16 +112,26 @@ def training(dim: int, nlist: int = 1_024) -> None:
 
 
 def assignment(dim: int, nlist: int = 16_384, rows: int = 2_048) -> None:
-    """Find the nearest list of each row, exhaustively and through a graph."""
-    centroids, vectors = random_vectors(nlist, dim), random_vectors(rows, dim)
-    flat, graph = faiss.IndexFlatL2(dim), faiss.IndexHNSWFlat(dim, 32)
+    """Find the nearest list of each row: exhaustively, through a graph, and in groups of lists."""
+    centroids, vectors = random_vectors(nlist, dim), random_vectors(BLOCK_ROWS, dim)
+    faiss.normalize_L2(centroids)
+    faiss.normalize_L2(vectors)
+    flat, graph = faiss.IndexFlatIP(dim), faiss.IndexHNSWFlat(dim, 32, faiss.METRIC_INNER_PRODUCT)
     flat.add(centroids)
-    graph.add(centroids)
-    exhaustive = cpu_s(lambda: flat.search(vectors, 1))
-    searched = cpu_s(lambda: graph.search(vectors, 1))
+    built = cpu_s(lambda: graph.add(centroids), repeats=1)
+    exhaustive = cpu_s(lambda: flat.search(vectors[:rows], 1))
+    searched = cpu_s(lambda: graph.search(vectors[:rows], 1))
+    groups = CentroidGroups.of(centroids)
+    nearest = groups.nearest(vectors)
+    grouped = cpu_s(lambda: groups.nearest(vectors))
+    compared = len(groups.members) + GROUPS_PER_ROW * nlist / len(groups.members)
+    added = cpu_s(lambda: sums_of_each(vectors, nearest, nlist))
     print(
         f"d = {dim}: FLAT_PRODUCTS_PER_S = {rows * nlist * dim / exhaustive:.3g}; "
-        f"GRAPH_NS_PER_VALUE = {1e9 * searched / rows / dim:.0f}",
+        f"GROUPED_PRODUCTS_PER_S = {len(vectors) * compared * dim / grouped:.3g}; "
+        f"GRAPH_NS_PER_VALUE = {1e9 * searched / rows / dim:.0f}; "
+        f"GRAPH_BUILD_NS_PER_VALUE = {1e9 * built / nlist / dim:.0f}; "
+        f"MEAN_NS_PER_VALUE = {1e9 * added / len(vectors) / dim:.2f}",
         flush=True,
     )
 

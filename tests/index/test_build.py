@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.index.build import faiss_threads, fill, read_index, remove, train, write_index
+from pipeline.index.build import fill, read_index, remove, train, write_index
 from pipeline.index.parts import Parts
 from pipeline.index.plan import IndexPlan, plan_index
 from pipeline.index.structure import addresses_of, fingerprint, ivf_of
+from pipeline.index.threads import faiss_threads
 from pipeline.index.truth import ExactTopK
 from pipeline.settings import IndexSettings, index_kinds
 from tests.index.clustered import Map, clustered, cosines, some_map
@@ -25,6 +26,7 @@ KINDS = [
     "SQ8",
     "IVF16,PQ4x8np,Refine(Flat)",
     "IVF16_HNSW8,Flat",
+    "IVF16_HNSW8,PQ4x8np,Refine(Flat)",
 ]
 APART = ["hnsw", "IVF16,PQ4x4fs"]  # faiss cannot remove rows from these, or not add others afterwards
 REMOVABLE = [kind for kind in KINDS if kind not in APART]

@@ -129,8 +129,9 @@ class GrowPart(PlainTask[PartToGrow, GrownPart]):
         return load_or_make(build.store, path, GrownPart, lambda: self._grow(item))
 
     def _grow(self, item: PartToGrow) -> GrownPart:
-        from pipeline.index.build import faiss_threads, fill, read_index, remove, write_index
+        from pipeline.index.build import fill, read_index, remove, write_index
         from pipeline.index.structure import fingerprint
+        from pipeline.index.threads import faiss_threads
         from pipeline.index.truth import ExactTopK
 
         extension, before, source = self.extension, self.extension.before, self.extension.build.source

@@ -50,7 +50,7 @@ class ScanTruth(PlainTask[tuple[PlacedUnit, ...], FileRef]):
     queries: FileRef
 
     def work(self, units: tuple[PlacedUnit, ...]) -> FileRef:
-        from pipeline.index.build import faiss_threads
+        from pipeline.index.threads import faiss_threads
         from pipeline.index.truth import ExactTopK
 
         store = self.source.store

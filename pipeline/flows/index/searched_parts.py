@@ -13,10 +13,11 @@ from pipeline.errors import DataError
 from pipeline.flows.index.records import NumberedPart, numbered
 from pipeline.flows.run import Run, map_in_order
 from pipeline.flows.workers.tasks import PlainTask, Task
-from pipeline.index.build import faiss_threads, read_index
+from pipeline.index.build import read_index
 from pipeline.index.effort import candidate_efforts, get_effort, set_effort
 from pipeline.index.parts import Parts, open_parts
 from pipeline.index.searched_parts import SearchedParts, best_of
+from pipeline.index.threads import faiss_threads
 from pipeline.store.address import ordinal_of
 from pipeline.store.base import Store
 from pipeline.store.dead import DeadRows

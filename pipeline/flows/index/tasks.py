@@ -95,7 +95,8 @@ class Train(PlainTask[tuple[PlacedUnit, ...], TrainedIndex]):
         )
 
     def _train(self, units: tuple[PlacedUnit, ...]) -> TrainedIndex:
-        from pipeline.index.build import faiss_threads, train, write_index
+        from pipeline.index.build import train, write_index
+        from pipeline.index.threads import faiss_threads
 
         build = self.build
         _, sample = build.source.sample(units, max(build.plan.train_rows, 1), "train")
@@ -158,8 +159,9 @@ class FillShard(PlainTask[Shard, ShardRecord]):
         return load_or_make(self.build.store, f"{stem}.json", ShardRecord, lambda: self._fill(shard, stem))
 
     def _fill(self, shard: Shard, stem: str) -> ShardRecord:
-        from pipeline.index.build import faiss_threads, fill, read_index, write_index
+        from pipeline.index.build import fill, read_index, write_index
         from pipeline.index.ids import write_ids
+        from pipeline.index.threads import faiss_threads
         from pipeline.index.truth import ExactTopK
 
         source, store = self.build.source, self.build.store

@@ -164,34 +164,66 @@ class _Predictor:
         whole_units = plan.train_rows > rates.TRAIN_SAMPLE_ROWS * units
         read = self.size.rows * self._vector_bytes if whole_units else units * self._sample_bytes
         read += units * self._sample_bytes
-        products = rates.KMEANS_ROUNDS * plan.train_rows * plan.nlist * plan.dim
         hashed = self.size.rows if whole_units else units * min(self._unit_rows, rates.SAMPLED_ROWS)
         sampling = StageWork(
             cpu_s=1e-9 * read * rates.READ_NS_PER_BYTE,
             alone_s=1e-9 * 2 * hashed * rates.ID_NS,
             alone_bytes=read,
         )
-        cpu_s = sampling.cpu_s + products / rates.KMEANS_PRODUCTS_PER_S
+        products = rates.KMEANS_ROUNDS * plan.train_rows * plan.nlist * plan.dim
+        k_means_s = self._graph_training_s() if self._has_graph else products / rates.KMEANS_PRODUCTS_PER_S
+        cpu_s = sampling.cpu_s + k_means_s
+        if self._has_graph:
+            values = rates.REFINING_ROUNDS * plan.train_rows * plan.dim
+            means_s = 1e-9 * values * rates.MEAN_NS_PER_VALUE
+            sampling = replace(sampling, alone_s=sampling.alone_s + means_s)
         if is_small_training(plan):
             return replace(sampling, cpu_s=cpu_s)
-        on_gpu = self.job.cluster.gpus_per_worker > 0
-        cpus = max(1, int(max(node.cpus for node in self.nodes if node.gpus >= on_gpu)))
-        if on_gpu:
+        has_gpu = self.job.cluster.gpus_per_worker > 0
+        cpus = max(1, int(max(node.cpus for node in self.nodes if node.gpus >= has_gpu)))
+        if has_gpu and not self._has_graph:
             gpu_s = products / rates.GPU_KMEANS_PRODUCTS_PER_S
             sampling = replace(sampling, alone_s=sampling.alone_s + sampling.cpu_s / cpus, cpu_s=0)
             return replace(sampling, gpu_s=gpu_s)
         return replace(sampling, cpu_s=cpu_s, workers=cpus, largest=1 / cpus)
+
+    @property
+    def _has_graph(self) -> bool:
+        """True if the index has so many lists that it has a graph of their centroids."""
+        return self.size.index.nlist >= LARGE_NLIST
+
+    def _nearest_list_s(self) -> float:
+        """CPU seconds to find the nearest of many lists for one row, in the nearest groups of them."""
+        plan = self.size.index
+        groups = math.isqrt(plan.nlist)
+        compared = groups + rates.GROUPS_PER_ROW * plan.nlist / groups
+        return compared * plan.dim / rates.GROUPED_PRODUCTS_PER_S
+
+    def _graph_training_s(self) -> float:
+        """CPU seconds to train centroids in two levels, to refine them, and to build their graph.
+
+        RaBitQ codes are of residuals, so faiss then searches the graph for the list of every training row.
+        """
+        plan = self.size.index
+        groups = math.isqrt(plan.nlist)
+        products = rates.KMEANS_ROUNDS * plan.train_rows * (groups + plan.nlist / groups) * plan.dim
+        hops = math.log(plan.nlist) / math.log(rates.GRAPH_LISTS)
+        graph_ns = plan.nlist * rates.GRAPH_BUILD_NS_PER_VALUE
+        if "RaBitQ" in plan.factory:
+            graph_ns += plan.train_rows * rates.GRAPH_NS_PER_VALUE
+        return (
+            products / rates.KMEANS_PRODUCTS_PER_S
+            + rates.REFINING_ROUNDS * plan.train_rows * self._nearest_list_s()
+            + 1e-9 * plan.dim * graph_ns * hops
+        )
 
     def _fill(self) -> StageWork:
         """Add all rows to shards, and compute the exact neighbours of the queries."""
         plan, index = self.size.index, self.job.index
         shards = shard_count(index, plan, self._units, self.size.rows)
         row_s = index.queries * plan.dim / rates.TRUTH_PRODUCTS_PER_S
-        if plan.nlist >= LARGE_NLIST:
-            hops = math.log(plan.nlist) / math.log(rates.GRAPH_LISTS)
-            row_s += 1e-9 * plan.dim * rates.GRAPH_NS_PER_VALUE * hops
-        else:
-            row_s += plan.nlist * plan.dim / rates.FLAT_PRODUCTS_PER_S
+        flat_s = plan.nlist * plan.dim / rates.FLAT_PRODUCTS_PER_S
+        row_s += self._nearest_list_s() if self._has_graph else flat_s
         code_ns = rates.RABITQ_NS_PER_VALUE if "RaBitQ" in plan.factory else rates.CODE_NS_PER_VALUE
         row_s += 1e-9 * (plan.dim * code_ns + self._vector_bytes * rates.READ_NS_PER_BYTE)
         return StageWork(

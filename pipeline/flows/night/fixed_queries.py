@@ -51,8 +51,8 @@ class AskIndex:
 
     def start(self) -> Callable[[np.ndarray], ScoresAndAddresses]:
         """Open the index. The returned function finds the nearest rows of query vectors (q, d)."""
-        from pipeline.index.build import faiss_threads
         from pipeline.index.parts import load_index
+        from pipeline.index.threads import faiss_threads
 
         parts = load_index(self.store, self.index, self.tombstones)
 

@@ -27,9 +27,13 @@ ID_NS = 1_000.0  # hashing an id, by which rows are sampled
 PILOT_NS_PER_VALUE = 230.0
 KMEANS_PRODUCTS_PER_S = 3.9e10
 TRUTH_PRODUCTS_PER_S = 2.2e10
-FLAT_PRODUCTS_PER_S = 3.6e10
-# With 16,384 lists; with more it grows with their logarithm (Malkov and Yashunin 2018, 4.2.1).
-GRAPH_NS_PER_VALUE, GRAPH_LISTS = 580.0, 16_384
+FLAT_PRODUCTS_PER_S = 3.7e10
+# Comparing rows with groups of centroids, at 16,384 lists.
+GROUPED_PRODUCTS_PER_S = 2.06e10
+# Searching and building a graph of 16,384 centroids; with more, a row or centroid takes longer by the
+# logarithm of their number (Malkov and Yashunin 2018, 4.2).
+GRAPH_NS_PER_VALUE, GRAPH_BUILD_NS_PER_VALUE, GRAPH_LISTS = 535.0, 1_189.0, 16_384
+MEAN_NS_PER_VALUE = 0.81  # of the rows of a list
 CODE_NS_PER_VALUE, RABITQ_NS_PER_VALUE = 6.0, 17.0
 MERGE_NS_PER_BYTE = 8.2
 CHECK_NS_PER_ROW = 110.0
@@ -45,7 +49,7 @@ NODE_BYTES_PER_S = 1.25e9
 # Sizes that the night itself uses.
 SAMPLED_ROWS, TRAIN_SAMPLE_ROWS = sum(SAMPLE_SIZES.values()), SAMPLE_SIZES["train"]
 UNITS_PER_MERGE = MERGE_GROUP
-KMEANS_ROUNDS = 10
+KMEANS_ROUNDS, REFINING_ROUNDS, GROUPS_PER_ROW = 10, 4, 8
 PILOT_UNITS, PILOT_ROWS = 1_000, 200_000
 # Lists that the search for the effort visits in all (nprobe 1, 2, 3, 4, 6 ... 96), and passes over the parts
 # of an index, which each search at four of these efforts.

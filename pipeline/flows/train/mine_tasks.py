@@ -129,8 +129,8 @@ class MineUnit:
             (n, negatives) addresses, NO_NEIGHBOUR where there are fewer; and an (n,) mask of the pairs whose
             texts both have a vector.
         """
-        from pipeline.index.build import faiss_threads
         from pipeline.index.negatives import pick_negatives, without_positives
+        from pipeline.index.threads import faiss_threads
         from pipeline.index.truth import NO_NEIGHBOUR, Neighbours
 
         anchors = self._vectors(units.anchors, units.anchor_vectors)

@@ -3,9 +3,11 @@
 import pytest
 
 from pipeline.errors import ConfigError
+from pipeline.flows.night import rates
 from pipeline.flows.night.cost import NightSize, predict_cost
 from pipeline.flows.night.stage_cost import NightCost
 from pipeline.flows.workers.nodes import Node
+from pipeline.index import centroids
 from pipeline.index.plan import plan_index
 from pipeline.log import duration
 from pipeline.settings import ClusterSettings, EncodeSettings, Job
@@ -72,12 +74,25 @@ def test_a_corpus_that_only_one_machine_sees_is_read_by_one_process():
     assert here.wall_s > 10 * predicted(10**9, 384, 10).of("ingest").wall_s
 
 
-def test_k_means_runs_on_a_gpu_only_if_the_workers_have_one():
+def test_k_means_runs_on_a_gpu_only_if_the_workers_have_one_and_the_lists_are_compared_one_by_one():
     cpu_job = Job()
-    assert predicted(10**9, 384, 10).of("train").gpu_s > 0
-    on_cpus = predicted(10**9, 384, 10, cpu_job).of("train")
-    assert on_cpus.gpu_s == 0
-    assert on_cpus.workers == 16
+    assert predicted(10**7, 384, 10).of("train").gpu_s > 0
+    for rows, job in ((10**7, cpu_job), (10**9, cpu_job), (10**9, JOB)):
+        on_cpus = predicted(rows, 384, 10, job).of("train")
+        assert on_cpus.gpu_s == 0
+        assert on_cpus.workers == 16
+
+
+def test_a_billion_rows_reach_the_goal():
+    cost = predicted(10**9, 384, 10)
+    assert cost.hours <= 2
+    assert cost.node_hours <= 20
+    assert cost.of("encode").wall_s > 3_600 * cost.hours / 2
+
+
+def test_the_sizes_of_the_prediction_are_those_of_the_index():
+    assert rates.GROUPS_PER_ROW == centroids.GROUPS_PER_ROW
+    assert rates.REFINING_ROUNDS == centroids.REFINING_ROUNDS
 
 
 def test_a_night_that_was_measured_is_predicted_within_a_factor_of_two():

@@ -1,0 +1,148 @@
+"""Train the centroids of many inverted lists, and find the nearest one of many rows.
+
+An index with so many lists has a graph of their centroids, in which a search finds those nearest to a query.
+For thousands of rows at a time it is faster to divide the centroids into groups and to compare rows with
+centroids by matrix products, group by group.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from pipeline.index.library import faiss
+from pipeline.index.threads import map_in_threads
+
+BLOCK_ROWS = 32_768  # rows whose nearest centroids are found at once: with fewer, products are slower
+GROUPS_PER_ROW = 8  # nearest groups of which every centroid is compared with a row
+_GROUP_ROUNDS, _GROUP_SAMPLE = 4, 64  # k-means that divides centroids: rounds, and centroids for each group
+# Rounds of k-means over all centroids, after those within groups of rows.
+REFINING_ROUNDS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class CentroidGroups:
+    """Centroids in about sqrt(k) groups of similar ones.
+
+    Attributes:
+        heads: faiss index of the g mean vectors of the groups.
+        members: for each group, the numbers of its centroids.
+        centroids: for each group, (members, d) float32.
+    """
+
+    heads: Any
+    members: tuple[np.ndarray, ...]
+    centroids: tuple[np.ndarray, ...]
+
+    @classmethod
+    def of(cls, centroids: np.ndarray) -> "CentroidGroups":
+        """Divide centroids (k, d) float32 of length 1. On one thread, equal centroids give equal groups."""
+        heads = faiss.IndexFlatIP(centroids.shape[1])
+        heads.add(_k_means(centroids, math.isqrt(len(centroids)), _GROUP_ROUNDS, 0, _GROUP_SAMPLE))
+        members = _rows_of_each(_nearest(heads, centroids), heads.ntotal)
+        return cls(heads, tuple(members), tuple(centroids[numbers] for numbers in members))
+
+    def nearest(self, vectors: np.ndarray) -> np.ndarray:
+        """Find the centroid with the largest inner product for each vector.
+
+        Of text embeddings, the nearest of 126,491 centroids is missed by 1 in 100 vectors: it is in none of
+        the nearest groups.
+
+        Args:
+            vectors: (n, d) float32 of length 1.
+
+        Returns:
+            (n,) int64, numbers of centroids.
+        """
+        blocks = [vectors[start : start + BLOCK_ROWS] for start in range(0, len(vectors), BLOCK_ROWS)]
+        return np.concatenate(map_in_threads(self._nearest_of_block, blocks))
+
+    def _nearest_of_block(self, vectors: np.ndarray) -> np.ndarray:
+        visited = min(GROUPS_PER_ROW, len(self.members))
+        _, groups = self.heads.search(vectors, visited)
+        best = np.full(len(vectors), -np.inf, dtype=np.float32)
+        nearest = np.zeros(len(vectors), dtype=np.int64)
+        for group, pairs in enumerate(_rows_of_each(groups.ravel(), len(self.members))):
+            if not len(pairs) or not len(self.members[group]):
+                continue
+            rows = pairs // visited
+            scores, positions = faiss.knn(
+                vectors[rows], self.centroids[group], 1, metric=faiss.METRIC_INNER_PRODUCT
+            )
+            better = scores[:, 0] > best[rows]
+            best[rows[better]] = scores[better, 0]
+            nearest[rows[better]] = self.members[group][positions[better, 0]]
+        return nearest
+
+
+def train_centroids(vectors: np.ndarray, count: int, rounds: int, seed: int) -> np.ndarray:
+    """Train centroids by spherical k-means in two levels, then refine them by rounds over all of them.
+
+    The vectors are clustered into sqrt(count) groups, and each group into centroids in proportion to its
+    vectors, which takes sqrt(count) / 2 times fewer operations than one level. After the refining rounds,
+    the same nprobe finds as many neighbours as with centroids of one level.
+
+    Args:
+        vectors: (n, d) float32 of length 1, n >= count.
+        count: number of centroids.
+        rounds: rounds of k-means on each level.
+
+    Returns:
+        (count, d) float32 of length 1.
+    """
+    group_count = math.isqrt(count)
+    heads = faiss.IndexFlatIP(vectors.shape[1])
+    heads.add(_k_means(vectors, group_count, rounds, seed))
+    groups = _rows_of_each(_nearest(heads, vectors), group_count)
+    ends = np.cumsum([len(rows) for rows in groups]) * count // len(vectors)
+    counts = np.diff(ends, prepend=0)
+    centroids = np.concatenate(
+        map_in_threads(
+            lambda group: _k_means(vectors[groups[group]], int(counts[group]), rounds, seed),
+            np.flatnonzero(counts),
+        )
+    )
+    for _ in range(REFINING_ROUNDS):
+        centroids = _refined(vectors, centroids)
+    return centroids
+
+
+def _refined(vectors: np.ndarray, centroids: np.ndarray) -> np.ndarray:
+    """Replace each centroid by the mean direction of its vectors; keep those without vectors."""
+    sums = sums_of_each(vectors, CentroidGroups.of(centroids).nearest(vectors), len(centroids))
+    lengths = np.linalg.norm(sums, axis=1, keepdims=True)
+    return np.where(lengths > 0, sums / np.maximum(lengths, np.finfo(np.float32).tiny), centroids)
+
+
+def sums_of_each(vectors: np.ndarray, groups: np.ndarray, count: int) -> np.ndarray:
+    """Add up the vectors (n, d) float32 of each of `count` groups. Returns (count, d) float32."""
+    members = (np.ones(len(vectors), dtype=np.float32), (groups, np.arange(len(vectors))))
+    return np.asarray(csr_matrix(members, shape=(count, len(vectors))) @ vectors)
+
+
+def _k_means(vectors: np.ndarray, count: int, rounds: int, seed: int, sample: int = 1 << 30) -> np.ndarray:
+    """Cluster vectors (n, d) by spherical k-means of faiss on at most `sample` vectors for each centroid."""
+    clustering = faiss.Kmeans(
+        vectors.shape[1],
+        count,
+        niter=rounds,
+        seed=seed,
+        spherical=True,
+        min_points_per_centroid=1,
+        max_points_per_centroid=sample,
+    )
+    clustering.train(vectors)
+    return np.asarray(clustering.centroids)
+
+
+def _nearest(heads: Any, vectors: np.ndarray) -> np.ndarray:
+    """Return the number of the nearest head (n,) for each vector."""
+    return np.asarray(heads.search(vectors, 1)[1][:, 0])
+
+
+def _rows_of_each(groups: np.ndarray, count: int) -> list[np.ndarray]:
+    """Return the positions, ascending, at which `groups` (n,) holds each number below `count`."""
+    order = np.argsort(groups, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(groups, minlength=count))[:-1])
