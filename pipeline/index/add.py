@@ -47,9 +47,11 @@ class RowAdder:
             self._add_together(addresses, vectors)
 
     def _add_together(self, addresses: np.ndarray, vectors: np.ndarray) -> None:
-        index, ivf = self._index, self._ivf
+        index, ivf, graph = self._index, self._ivf, graph_of(self._index)
+        assert ivf is not None
+        assert graph is not None
         if self._groups is None:
-            self._groups = CentroidGroups.of(graph_of(index).reconstruct_n(0, ivf.nlist))
+            self._groups = CentroidGroups.of(graph.reconstruct_n(0, ivf.nlist))
         for transform in transforms_of(index):
             vectors = transform.apply(vectors)
         lists = self._groups.nearest(vectors)

@@ -255,7 +255,10 @@ def _train_graph(index: Any, sample: np.ndarray, seed: int) -> None:
 
 @contextmanager
 def _on_gpus(ivf: Any | None) -> Iterator[None]:
-    """Train the coarse quantizer of `ivf` on all GPUs that faiss sees, within the block."""
+    """Train the coarse quantizer of `ivf` on all GPUs that faiss sees, within the block.
+
+    It is not used for a graph, whose centroids are there already.
+    """
     if ivf is None or not faiss.get_num_gpus():
         yield
         return

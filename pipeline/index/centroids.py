@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_matrix
 
 from pipeline.index.library import faiss
 from pipeline.index.threads import map_in_threads
@@ -19,7 +18,7 @@ BLOCK_ROWS = 32_768  # rows whose nearest centroids are found at once: with fewe
 GROUPS_PER_ROW = 8  # nearest groups of which every centroid is compared with a row
 _GROUP_ROUNDS, _GROUP_SAMPLE = 4, 64  # k-means that divides centroids: rounds, and centroids for each group
 # Rounds of k-means over all centroids, after those within groups of rows.
-REFINING_ROUNDS = 4
+REFINING_ROUNDS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +80,8 @@ def train_centroids(vectors: np.ndarray, count: int, rounds: int, seed: int) -> 
     """Train centroids by spherical k-means in two levels, then refine them by rounds over all of them.
 
     The vectors are clustered into sqrt(count) groups, and each group into centroids in proportion to its
-    vectors, which takes sqrt(count) / 2 times fewer operations than one level. After the refining rounds,
-    the same nprobe finds as many neighbours as with centroids of one level.
+    vectors, which takes sqrt(count) / 2 times fewer operations than one level. After the refining rounds, the
+    same nprobe finds about as many neighbours as with centroids of one level (tests/benchmarks/README.md).
 
     Args:
         vectors: (n, d) float32 of length 1, n >= count.
@@ -101,7 +100,7 @@ def train_centroids(vectors: np.ndarray, count: int, rounds: int, seed: int) -> 
     centroids = np.concatenate(
         map_in_threads(
             lambda group: _k_means(vectors[groups[group]], int(counts[group]), rounds, seed),
-            np.flatnonzero(counts),
+            [group for group in range(group_count) if counts[group]],
         )
     )
     for _ in range(REFINING_ROUNDS):
@@ -118,6 +117,8 @@ def _refined(vectors: np.ndarray, centroids: np.ndarray) -> np.ndarray:
 
 def sums_of_each(vectors: np.ndarray, groups: np.ndarray, count: int) -> np.ndarray:
     """Add up the vectors (n, d) float32 of each of `count` groups. Returns (count, d) float32."""
+    from scipy.sparse import csr_matrix  # most commands do not need it
+
     members = (np.ones(len(vectors), dtype=np.float32), (groups, np.arange(len(vectors))))
     return np.asarray(csr_matrix(members, shape=(count, len(vectors))) @ vectors)
 

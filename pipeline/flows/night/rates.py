@@ -49,7 +49,7 @@ NODE_BYTES_PER_S = 1.25e9
 # Sizes that the night itself uses.
 SAMPLED_ROWS, TRAIN_SAMPLE_ROWS = sum(SAMPLE_SIZES.values()), SAMPLE_SIZES["train"]
 UNITS_PER_MERGE = MERGE_GROUP
-KMEANS_ROUNDS, REFINING_ROUNDS, GROUPS_PER_ROW = 10, 4, 8
+KMEANS_ROUNDS, REFINING_ROUNDS, GROUPS_PER_ROW = 10, 8, 8
 PILOT_UNITS, PILOT_ROWS = 1_000, 200_000
 # Lists that the search for the effort visits in all (nprobe 1, 2, 3, 4, 6 ... 96), and passes over the parts
 # of an index, which each search at four of these efforts.
