@@ -12,7 +12,8 @@ from pipeline.store.base import Store
 from pipeline.store.store import open_store
 
 # The seven tasks of each published average.
-STS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STSB-test", "SICK-R")
+YEARLY_STS = ("STS12", "STS13", "STS14", "STS15", "STS16")
+STS = (*YEARLY_STS, "STSB-test", "SICK-R")
 TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")
 GROUPS: dict[str, tuple[str, ...]] = {
     "sts": STS,
@@ -57,6 +58,13 @@ class TaskAverage:
     value: float
     members: tuple[str, ...]
     complete: bool
+
+    @property
+    def shown_label(self) -> str:
+        """The label, which names the tasks as those that were measured if the average is not complete."""
+        if self.complete:
+            return self.label
+        return f"average of the {len(self.members)} measured: {', '.join(self.members)}"
 
 
 def select_tasks(settings: EvaluateSettings) -> Selection:

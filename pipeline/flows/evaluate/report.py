@@ -10,6 +10,7 @@ import numpy as np
 from pipeline.config import canonical
 from pipeline.evaluate.bootstrap import ScoreEstimate, estimate
 from pipeline.evaluate.tasks import averages
+from pipeline.flows.evaluate.aggregations import AggregatedScore, aggregated_scores, aggregation_section
 from pipeline.flows.evaluate.candidates import ResolvedCandidate
 from pipeline.flows.evaluate.evaluate import Evaluation
 from pipeline.flows.evaluate.scoring import MeasuredTask
@@ -18,6 +19,7 @@ from pipeline.report.evaluation_report import (
     AverageRow,
     EvaluatedCandidate,
     EvaluationReport,
+    Section,
     TaskRow,
 )
 from pipeline.report.geometry import sections
@@ -65,10 +67,22 @@ def page_of(evaluation: Evaluation, created: str) -> EvaluationReport:
         missing=tuple((each.name, each.reason) for each in evaluation.missing),
         warnings=tuple(_warnings(evaluation)),
         resamples=evaluation.resamples,
-        sections=sections(evaluation.geometry) if evaluation.geometry else (),
+        sections=tuple(_sections(evaluation)),
         settings=evaluation.settings,
         packages=evaluation.packages,
     )
+
+
+def _sections(evaluation: Evaluation) -> Iterator[Section]:
+    """Yield the sections of the page after the tables of scores."""
+    if scores := _aggregated_scores(evaluation):
+        yield aggregation_section(scores)
+    if evaluation.geometry:
+        yield from sections(evaluation.geometry)
+
+
+def _aggregated_scores(evaluation: Evaluation) -> list[AggregatedScore]:
+    return aggregated_scores(evaluation.measured, [each.name for each in evaluation.candidates])
 
 
 def facts_of(evaluation: Evaluation) -> dict[str, Any]:
@@ -104,6 +118,7 @@ def facts_of(evaluation: Evaluation) -> dict[str, Any]:
             for average in means
             for difference in _differences(average, names)
         ],
+        "aggregations": [asdict(each) for each in _aggregated_scores(evaluation)],
         "missing": [{"task": each.name, "reason": each.reason} for each in evaluation.missing],
         "disagreements": [asdict(each) for each in evaluation.disagreements],
         "warnings": list(_warnings(evaluation)),
@@ -184,13 +199,11 @@ def _average_rows(evaluation: Evaluation) -> Iterator[AverageRow]:
         for index in range(len(evaluation.candidates))
     ]
     for same_average in zip(*averages_by_candidate, strict=True):  # one average, as each candidate has it
-        label, names, complete = same_average[0].label, same_average[0].members, same_average[0].complete
-        if not complete:
-            label = f"average of the {len(names)} measured: {', '.join(names)}"
+        first, names = same_average[0], same_average[0].members
         values = [each.value if math.isfinite(each.value) else None for each in same_average]
         members = [measured[name] for name in names]
         draws = [_mean_draws(members, index) for index in range(len(values))]
-        yield AverageRow(label, names, complete, *_estimates(values, draws))
+        yield AverageRow(first.shown_label, names, first.complete, *_estimates(values, draws))
 
 
 def _mean_draws(members: Sequence[MeasuredTask], index: int) -> np.ndarray | None:

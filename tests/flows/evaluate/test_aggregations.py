@@ -1,0 +1,94 @@
+"""Both published aggregations of the yearly STS sets match scipy, and so do their averages."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from scipy.stats import spearmanr
+
+from pipeline.evaluate import Score
+from pipeline.flows.evaluate.aggregations import aggregated_scores, aggregation_section
+from pipeline.flows.evaluate.scoring import MeasuredTask, ResampledResult, Result
+from tests.evaluate.files import drawn, save, task_of
+from tests.flows.evaluate.evaluating import write_pairs
+
+CANDIDATES = ("small", "large")
+
+
+def measured(file: Path, name: str, kind: str = "sts") -> MeasuredTask:
+    """Score a file of pairs with the random vectors of two candidates."""
+    task = task_of(kind, file, name=name)
+    scores = [task.score(drawn(seed=seed)) for seed in range(len(CANDIDATES))]
+    return MeasuredTask(task, tuple(ResampledResult(_result(score), None) for score in scores))
+
+
+def _result(score: Score) -> Result:
+    return Result(
+        kind="sts",
+        task_digest="",
+        space_id="",
+        transform_id=None,
+        numerics={},
+        metric=score.metric,
+        value=score.value,
+        count=score.count,
+        figures=dict(score.metrics),
+    )
+
+
+def by_scipy(file: Path, seed: int, aggregation: str) -> float:
+    table, vectors = pq.read_table(file), drawn(seed=seed)
+    left, right = np.split(vectors(table["sentence1"].to_pylist() + table["sentence2"].to_pylist()), 2)
+    cosines = np.sum(left * right, axis=1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)
+    gold, subset = table["score"].to_numpy(), np.array(table["subset"].to_pylist())
+    if aggregation == "all":
+        return 100 * float(spearmanr(cosines, gold).statistic)
+    parts = [subset == name for name in np.unique(subset)]
+    values = [spearmanr(cosines[part], gold[part]).statistic for part in parts]
+    return 100 * float(np.average(values, weights=[part.sum() for part in parts]))
+
+
+def test_yearly_sets_have_both_and_single_sets_count_by_all_in_both_averages(tmp_path: Path):
+    years, benchmark = write_pairs(tmp_path / "a.parquet", 61), write_pairs(tmp_path / "b.parquet", 45, 1)
+    sets = [measured(years, "STS12"), measured(benchmark, "STSB-test"), measured(benchmark, "mine")]
+    scores = aggregated_scores(sets, CANDIDATES)
+    average = "average of the 2 measured: STS12, STSB-test"
+    found = {(each.task, each.candidate, each.aggregation): each.value for each in scores}
+    expected = {}
+    for seed, name in enumerate(CANDIDATES):
+        for how in ("all", "wmean"):
+            expected["STS12", name, how] = by_scipy(years, seed, how)
+            mean = (by_scipy(years, seed, how) + by_scipy(benchmark, seed, "all")) / 2
+            expected[average, name, how] = mean
+    assert found == pytest.approx(expected, abs=1e-4)
+    assert abs(found["STS12", "small", "all"] - found["STS12", "small", "wmean"]) > 0.01
+    section = aggregation_section(scores)
+    header = ("Spearman x100", "small, all", "small, wmean", "large, all", "large, wmean")
+    assert section.table[0] == header
+    assert [row[0] for row in section.table[1:]] == ["STS12", average]
+
+
+def test_other_tasks_have_no_such_table(tmp_path: Path):
+    pairs = write_pairs(tmp_path / "a.parquet", 40)
+    labels = save(
+        tmp_path / "pairs.parquet",
+        {"sentence1": ["a", "b"], "sentence2": ["c", "d"], "label": [0, 1]},
+    )
+    assert (
+        aggregated_scores([measured(pairs, "STSB-test"), measured(labels, "STS12", "pairs")], CANDIDATES)
+        == []
+    )
+
+
+def test_an_undefined_aggregation_is_said(tmp_path: Path):
+    year = measured(write_pairs(tmp_path / "a.parquet", 40), "STS13")
+    without = [
+        ResampledResult(each.result.model_copy(update={"figures": {"Spearman all": 50.0}}), None)
+        for each in year.results
+    ]
+    scores = aggregated_scores([MeasuredTask(year.task, tuple(without))], ["one"])
+    assert [(each.aggregation, each.value) for each in scores] == [("all", 50.0), ("wmean", None)]
+    assert aggregation_section(scores).table[1] == ("STS13", "50.00", "not defined")
+    assert not any(each.value is not None and math.isnan(each.value) for each in scores)
