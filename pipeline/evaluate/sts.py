@@ -79,7 +79,7 @@ class StsTask(EvaluationTask):
         rows = self.file.rows()
         scored = rows.take(~np.isnan(rows.numbers("score")))
         gold = scored.numbers("score")
-        self._check(gold)
+        check_scores(gold, self.options.low, self.options.high, self.file.where)
         subset, names = (
             scored.codes("subset") if scored.has("subset") else (np.zeros(len(scored), np.int64), [self.name])
         )
@@ -94,28 +94,6 @@ class StsTask(EvaluationTask):
             without_score=len(rows) - len(scored),
             missing=scored.missing("sentence1", "sentence2"),
         )
-
-    def _check(self, gold: np.ndarray) -> None:
-        low, high = self.options.low, self.options.high
-        outside = gold[(gold < low) | (gold > high)]
-        if len(outside):
-            raise DataError(
-                self.file.where,
-                f"scores from {low:g} to {high:g}",
-                f"{len(outside):,} outside, such as {outside[0]:g}",
-                "correct the file, or set the options `low` and `high`",
-            )
-        if len(gold) < 2:
-            raise DataError(
-                self.file.where, "at least two pairs with a score", f"{len(gold)}", "use more pairs"
-            )
-        if is_constant(gold):
-            raise DataError(
-                self.file.where,
-                "at least two different scores",
-                f"{len(gold):,} pairs, all with {gold[0]:g}",
-                "use other pairs; no correlation is defined for these",
-            )
 
     def sentences(self) -> Sequence[str]:
         pairs = self.pairs()
@@ -180,6 +158,27 @@ class StsTask(EvaluationTask):
     def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:
         return 100 * aggregated(
             spearman, {name: values[rows] for name, values in evidence.items()}, self.settings.aggregation
+        )
+
+
+def check_scores(gold: np.ndarray, low: float, high: float, where: str) -> None:
+    """Raise DataError if scores (n,) are not from low to high, all equal, or fewer than two."""
+    outside = gold[(gold < low) | (gold > high)]
+    if len(outside):
+        raise DataError(
+            where,
+            f"scores from {low:g} to {high:g}",
+            f"{len(outside):,} outside, such as {outside[0]:g}",
+            "correct the file, or set the options `low` and `high`",
+        )
+    if len(gold) < 2:
+        raise DataError(where, "at least two pairs with a score", f"{len(gold)}", "use more pairs")
+    if is_constant(gold):
+        raise DataError(
+            where,
+            "at least two different scores",
+            f"{len(gold):,} pairs, all with {gold[0]:g}",
+            "use other pairs; no correlation is defined for these",
         )
 
 

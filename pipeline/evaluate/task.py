@@ -60,6 +60,8 @@ class EvaluationTask(ABC):
     """explanation of this kind of task, shown above its results on the report page"""
     quick: ClassVar[bool] = False
     """True if scoring is one pass over the rows, without a search or training a classifier"""
+    trains: ClassVar[bool] = False
+    """True if scoring trains a classifier or a regressor"""
     roles: ClassVar[TaskRoles]
     """columns that the file must have"""
     options_type: ClassVar[type[Settings]] = RowOptions

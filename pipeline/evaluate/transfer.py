@@ -64,6 +64,7 @@ class TransferTask(EvaluationTask):
         "Proportion of texts that a linear classifier of the frozen vectors classifies correctly. "
         "Results of lbfgs and sgd, two methods to fit it, are not comparable."
     )
+    trains: ClassVar[bool] = True
     roles: ClassVar[TaskRoles] = TaskRoles(
         ("text", "label"), ("sentence1", "sentence2", "label"), optional=("split",)
     )

@@ -49,7 +49,7 @@ class TaskSettings(Settings):
     """An evaluation task on the user's own data."""
 
     kind: str
-    """sts, triplets, pairs, retrieval, duplicates or transfer"""
+    """sts, triplets, pairs, retrieval, duplicates, transfer or relatedness"""
     uri: str
     """a Parquet file"""
     name: str | None = None
@@ -57,8 +57,8 @@ class TaskSettings(Settings):
     columns: dict[str, str] = {}
     """role -> column, if the column's name is not the role. Roles of sts: sentence1, sentence2, score;
     triplets: anchor, positive, negative; pairs: sentence1, sentence2, label; retrieval: query, positive or
-    text, group; duplicates: as pairs, or text, group; transfer: text (or sentence1, sentence2), label, split
-    """
+    text, group; duplicates: as pairs, or text, group; transfer: text (or sentence1, sentence2), label, split;
+    relatedness: sentence1, sentence2, score, split"""
     options: dict[str, float | int | str | bool] = {}
     """options of the kind, described in its class in pipeline/evaluate"""
 
@@ -108,7 +108,7 @@ class EvaluateSettings(Settings):
     Missing tasks are listed, and an average over them is left out"""
     own: tuple[TaskSettings, ...] = ()
     """tasks on the user's own data: a list of {kind, uri, name, columns, options}; kind is sts, triplets,
-    pairs, retrieval, duplicates or transfer"""
+    pairs, retrieval, duplicates, transfer or relatedness"""
     candidates: tuple[CandidateSettings, ...] = ()
     """encoder paths, release:current, ROOT#7, or mappings with name, encoder, transform, release, root ({} is
     the job's encoder); none: the job's encoder. Each is compared with the first one, with intervals of the
@@ -123,7 +123,7 @@ class EvaluateSettings(Settings):
     """solver of the logistic regression in transfer tasks: L-BFGS to the optimum, with a search over
     regularization strengths, or Adam with early stopping as in published tables"""
     folds: Annotated[int, Field(ge=2)] = 10
-    """folds of cross-validation in transfer tasks"""
+    """folds of cross-validation in tasks that train: transfer, and relatedness without a dev split"""
     bootstrap: Annotated[int, Field(ge=0)] = 1_000
     """resamples for the 95 % intervals; 0: no intervals"""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1111

@@ -33,6 +33,12 @@ COLUMNS: dict[str, dict[str, Any]] = {
     "retrieval": {"query": LEFT, "positive": RIGHT},
     "duplicates": {"sentence1": LEFT, "sentence2": RIGHT, "label": LABELS},
     "transfer": {"text": LEFT, "label": LABELS},
+    "relatedness": {
+        "sentence1": LEFT,
+        "sentence2": RIGHT,
+        "score": RNG.uniform(0, 5, ROWS),
+        "split": ["train"] * 40 + ["test"] * 20,
+    },
 }
 
 

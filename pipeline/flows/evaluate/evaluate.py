@@ -196,7 +196,7 @@ class _Work:
         training_sentences = sum(
             self.sizes[scoring.task.name]
             for scoring in self._items().values()
-            if scoring.task.kind == "transfer" and scoring.load_result(self.store) is None
+            if scoring.task.trains and scoring.load_result(self.store) is None
         )
         return training_sentences + sampled + sum(map(len, self.new.values())) <= self.job.cluster.small_rows
 
@@ -218,7 +218,7 @@ class _Work:
             results = {key: result for key, result in stored.items() if result is not None}
             todo = sorted(
                 (key for key in items if key not in results),
-                key=lambda key: (items[key].task.kind == "transfer", self.sizes[key[1]]),
+                key=lambda key: (items[key].task.trains, self.sizes[key[1]]),
                 reverse=True,
             )
             bar.skip(len(results))
