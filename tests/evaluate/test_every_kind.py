@@ -39,6 +39,7 @@ COLUMNS: dict[str, dict[str, Any]] = {
         "score": RNG.uniform(0, 5, ROWS),
         "split": ["train"] * 40 + ["test"] * 20,
     },
+    "weat": {"text": LEFT, "set": ["X", "Y", "A", "B"] * (ROWS // 4)},
 }
 
 
