@@ -8,7 +8,12 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from pipeline.config import Settings, ShortSettings
 from pipeline.errors import did_you_mean
 from pipeline.settings.mining import MineSettings
-from pipeline.settings.weights import LoraSettings, RecurrentSettings, WordTableSettings
+from pipeline.settings.weights import (
+    ConvolutionalSettings,
+    LoraSettings,
+    RecurrentSettings,
+    WordTableSettings,
+)
 
 TextRole = Literal[
     "text",
@@ -217,6 +222,7 @@ class TrainSettings(Settings):
     """numbers of leading dimensions: the loss is the sum of the losses of the vectors truncated to each
     (Kusupati et al. 2022); none: vectors are not truncated"""
     recurrent: RecurrentSettings = RecurrentSettings()
+    convolutional: ConvolutionalSettings = ConvolutionalSettings()
     word_table: WordTableSettings = WordTableSettings()
     fresh: bool = False
     """start from random weights of the encoder's architecture instead of its trained weights"""
@@ -264,17 +270,22 @@ class TrainSettings(Settings):
     @property
     def new_encoder(self) -> str | None:
         """Name of the setting that asks for an encoder with new weights; None to start from encoder.path."""
-        if self.recurrent.cell is not None:
-            return "train.recurrent"
-        return "train.word_table" if self.word_table.dim is not None else None
+        return next((f"train.{key.partition('.')[0]}" for key in self._new_encoders()), None)
+
+    def _new_encoders(self) -> dict[str, object]:
+        """Return the settings that ask for a new encoder, with their values."""
+        asking = {
+            "recurrent.cell": self.recurrent.cell,
+            "convolutional.width": self.convolutional.width,
+            "word_table.dim": self.word_table.dim,
+        }
+        return {key: value for key, value in asking.items() if value is not None}
 
     @model_validator(mode="after")
     def _at_most_one_new_encoder(self) -> Self:
-        if self.recurrent.cell is not None and self.word_table.dim is not None:
-            raise ValueError(
-                f"one new encoder: recurrent.cell is {self.recurrent.cell}, and word_table.dim is "
-                f"{self.word_table.dim}; set one of them to null"
-            )
+        if len(found := self._new_encoders()) > 1:
+            listed = ", and ".join(f"{key} is {value}" for key, value in found.items())
+            raise ValueError(f"one new encoder: {listed}; set all but one of them to null")
         return self
 
     @field_validator("data", "objective", mode="before")

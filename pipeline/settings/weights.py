@@ -1,6 +1,6 @@
 """Settings of weights to train instead of the encoder's own: LoRA adapters, or a new encoder."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -23,8 +23,25 @@ class LoraSettings(Settings):
     """last parts of the names of layers that get an adapter; none: query and value projections"""
 
 
-class RecurrentSettings(Settings):
+class VocabularySettings(Settings):
+    """Words of a new encoder that reads them in their order, and their vectors."""
+
+    section: ClassVar[str]
+    """dotted key of these settings, for error messages"""
+
+    words: str | None = None
+    """a file of word vectors (GloVe, word2vec), which are not trained; null: word vectors are learned"""
+    vocabulary: Annotated[int, Field(ge=2)] | None = 50_001
+    """number of known words: the most frequent ones of train.data, in lower case, and one for all others;
+    with `words` the first ones of the file, and other words are ignored; null: all"""
+    word_dim: Annotated[int, Field(ge=1)] = 620
+    """dimensions of learned word vectors"""
+
+
+class RecurrentSettings(VocabularySettings):
     """A new recurrent encoder to train instead of encoder.path. Other keys of `encoder` apply to it too."""
+
+    section = "train.recurrent"
 
     cell: Literal["gru", "lstm"] | None = None
     """recurrent cell; null: training starts from encoder.path"""
@@ -37,13 +54,21 @@ class RecurrentSettings(Settings):
     readout: Literal["last", "max", "mean", "attention"] = "last"
     """vector of a text: the final state of each direction, the maximum or the mean of the states at all
     words, or four weighted sums of them (self-attention)"""
-    words: str | None = None
-    """a file of word vectors (GloVe, word2vec), which are not trained; null: word vectors are learned"""
-    vocabulary: Annotated[int, Field(ge=2)] | None = 50_001
-    """number of known words: the most frequent ones of train.data, in lower case, and one for all others;
-    with `words` the first ones of the file, and other words are ignored; null: all"""
-    word_dim: Annotated[int, Field(ge=1)] = 620
-    """dimensions of learned word vectors"""
+
+
+class ConvolutionalSettings(VocabularySettings):
+    """A new convolutional encoder to train instead of encoder.path (Conneau et al. 2017, section 3.2).
+
+    The vector of a text is the maximum over the words of the output of each layer, side by side. Other keys
+    of `encoder` apply to it too.
+    """
+
+    section = "train.convolutional"
+
+    width: Annotated[int, Field(ge=1)] | None = None
+    """channels of a layer (1024 in the paper); null: training starts from encoder.path"""
+    layers: Annotated[int, Field(ge=1)] = 4
+    """number of stacked layers, each with a kernel of three words"""
 
 
 class WordTableSettings(Settings):

@@ -23,8 +23,8 @@ def shard(objective: nn.Module) -> None:
     """Shard every Transformer of the objective over all ranks, in place, on its device.
 
     The objective must be equal on all ranks. Momentum encoders are sharded like the trained encoder, so that
-    each rank can update its shards in place. A recurrent encoder is small and is not sharded. With a single
-    rank, nothing is sharded.
+    each rank can update its shards in place. Recurrent and convolutional encoders are small and are not
+    sharded. With a single rank, nothing is sharded.
     """
     backbones = [
         module for module in objective.modules() if isinstance(module, PackedBackbone | PaddedBackbone)

@@ -10,16 +10,13 @@ from pipeline.config import digest_of
 from pipeline.log import say
 from pipeline.models.folder.locate import cached_folder
 from pipeline.models.folder.word_vectors import FORMAT as WORDS_FORMAT
-from pipeline.models.trainable.new_recurrent import (
-    FORMAT,
-    count_words,
-    word_vector_folder,
-    write_recurrent_folder,
-)
+from pipeline.models.trainable import new_convolutional, new_recurrent
+from pipeline.models.trainable.new_vocabulary import count_words, word_vector_folder
 from pipeline.models.trainable.new_word_table import write_word_table_folder
 from pipeline.objectives.build import data_requirements
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import TEXTS, TrainSettings
+from pipeline.settings.weights import VocabularySettings
 from pipeline.store.cache import digest_of_file
 from pipeline.text.rows.pairs import open_training_rows, training_files
 
@@ -27,19 +24,23 @@ _WORD_VECTOR_FILES = ("vocab.txt", "model.safetensors", "sentence_bert_config.js
 
 
 def starting_encoder(train: TrainSettings, encoder: EncoderSettings) -> EncoderSettings:
-    """Return `encoder`, or the new encoder that `train.recurrent` or `train.word_table` asks for.
+    """Return `encoder`, or the new encoder that `TrainSettings.new_encoder` names.
 
     A new encoder is built in this machine's cache, once for each set of settings and files. Its vocabulary is
-    that of `train.recurrent.words`, or else the words of the training rows, counted in one streaming pass.
+    that of a file of word vectors, or else the words of the training rows, counted in one streaming pass.
 
     Raises:
-        ConfigError, DataError, ModelError: as in `open_training_rows`, `write_recurrent_folder` and
-            `write_word_table_folder`.
+        ConfigError, DataError, ModelError: as in `open_training_rows`, `write_recurrent_folder`,
+            `write_convolutional_folder` and `write_word_table_folder`.
     """
     if train.new_encoder is None:
         return encoder
-    path = _new_words(train) if train.recurrent.cell is None else _new_recurrent(train)
-    return encoder.model_copy(update={"path": str(path)})
+    build = {
+        "train.recurrent": _new_recurrent,
+        "train.convolutional": _new_convolutional,
+        "train.word_table": _new_words,
+    }[train.new_encoder]
+    return encoder.model_copy(update={"path": str(build(train))})
 
 
 def _new_words(train: TrainSettings) -> Path:
@@ -65,24 +66,43 @@ def _new_recurrent(train: TrainSettings) -> Path:
     settings = train.recurrent
 
     def build(folder: Path) -> None:
-        counts = _count_words(train) if settings.words is None else Counter()
-        write_recurrent_folder(settings, counts, folder, seed=train.seed)
+        new_recurrent.write_recurrent_folder(settings, _counts(train, settings), folder, seed=train.seed)
 
+    return cached_folder("recurrent", _version(train, settings, new_recurrent.FORMAT), build)
+
+
+def _new_convolutional(train: TrainSettings) -> Path:
+    """Build the folder of a new convolutional encoder, or find it in the cache."""
+    settings = train.convolutional
+
+    def build(folder: Path) -> None:
+        counts = _counts(train, settings)
+        new_convolutional.write_convolutional_folder(settings, counts, folder, seed=train.seed)
+
+    return cached_folder("convolutional", _version(train, settings, new_convolutional.FORMAT), build)
+
+
+def _counts(train: TrainSettings, settings: VocabularySettings) -> Counter[str]:
+    """Count the words of the training rows, unless the vocabulary is that of a file of word vectors."""
+    return _count_words(train) if settings.words is None else Counter()
+
+
+def _version(train: TrainSettings, settings: VocabularySettings, file_format: int) -> str:
+    """Return a digest of everything that decides the new encoder."""
     if settings.words is None:
         vocabulary_source = _training_files(train)
     else:
-        folder = word_vector_folder(settings.words)
+        folder = word_vector_folder(settings)
         vocabulary_source = [digest_of_file(folder / name) for name in _WORD_VECTOR_FILES]
-    version = digest_of(
+    return digest_of(
         {
-            "format": FORMAT,
+            "format": file_format,
             "settings": settings.model_dump(mode="json", exclude={"words"}),
             "seed": train.seed,
             "torch": torch.__version__,
             "of": vocabulary_source,
         }
     )
-    return cached_folder("recurrent", version, build)
 
 
 def _count_words(train: TrainSettings) -> Counter[str]:

@@ -62,9 +62,10 @@ def test_optiprompt_has_the_settings_of_its_comparison():
     assert train.dev.steps == 1_000
 
 
-def test_infersent_classifies_by_a_hidden_layer_of_512_without_activation():
-    options = (
-        load_settings(Job, ROOT / "jobs" / "configs" / "train" / "infersent.yaml").train.objective[0].options
-    )
+@pytest.mark.parametrize(("name", "nonlinear"), [("infersent", False), ("infersent-convnet", True)])
+def test_infersent_classifies_by_a_hidden_layer_of_512_with_an_activation_for_convolutions_only(
+    name: str, nonlinear: bool
+):
+    options = load_settings(Job, ROOT / "jobs/configs/train" / f"{name}.yaml").train.objective[0].options
     assert options["features"] == ["u", "v", "|u-v|", "u*v"]
-    assert (options["hidden"], options["nonlinear"]) == (512, False)
+    assert (options["hidden"], options["nonlinear"]) == (512, nonlinear)

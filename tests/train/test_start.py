@@ -132,6 +132,24 @@ def test_a_new_bilstm_with_max_pooling_learns_inference(tmp_path):
     assert training.objective.trained_model().encoder.folder.pooling == ("max",)
 
 
+def test_new_convolutions_learn_inference(tmp_path):
+    words = write_words(tmp_path / "words.txt", *minilm_table())
+    job = configured(
+        "infersent-convnet.yaml",
+        f"train.data={write_nli(tmp_path / 'nli.parquet')}",
+        f"train.convolutional.words={words}",
+        "train.convolutional.width=16",
+        "train.convolutional.vocabulary=null",
+        "train.order.batch_rows=16",
+        "train.optimizer={name: adam, learning_rate: 0.005}",
+    )
+    training, found = losses(job, 36)
+    assert np.mean(found[-6:]) < 0.8 * np.mean(found[:3])
+    encoder = training.objective.trained_model().encoder
+    assert (encoder.folder.pooling, encoder.dim) == (("max",), 64)
+    assert starting_encoder(job.train, job.encoder).path == str(encoder.folder.path)
+
+
 def test_the_encoder_is_built_once_for_equal_rows_and_settings(tmp_path, capfd):
     data = write_books(tmp_path / "books.parquet")
     job = configured(

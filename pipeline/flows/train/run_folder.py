@@ -187,6 +187,8 @@ def open_run(settings: TrainSettings, encoder: EncoderFolder) -> RunFolder:
         excluded["dev"] = {"measure"}
     if settings.max_length is None:
         excluded["max_length"] = True
+    if settings.convolutional.width is None:
+        excluded["convolutional"] = True
     if settings.word_table.dim is None:
         excluded["word_table"] = True
     if not settings.schedule.final:

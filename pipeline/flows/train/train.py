@@ -109,9 +109,11 @@ def _open_with(job: Job, settings: TrainSettings) -> tuple[Job, RunFolder]:
 
 def _encoder_name(job: Job) -> str:
     """Return a readable name of the encoder that training starts from."""
-    recurrent, table = job.train.recurrent, job.train.word_table
+    recurrent, convolutional, table = job.train.recurrent, job.train.convolutional, job.train.word_table
     if table.dim is not None:
         return f"new word vectors ({table.dim} dimensions, {table.vocabulary or 'all'} words)"
+    if convolutional.width is not None:
+        return f"new convolutions ({convolutional.layers} layers of {convolutional.width})"
     if recurrent.cell is None:
         return job.encoder.path
     return f"new {recurrent.cell} ({recurrent.directions} x {recurrent.width}, {recurrent.readout})"

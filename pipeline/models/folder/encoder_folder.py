@@ -16,6 +16,7 @@ from pipeline.text.tokens.tokens import Side, Tokenizer
 ENDS_SENTENCES = "ensure_final_punctuation"  # key that this project adds to sentence_bert_config.json
 MASKED = ("mask",)  # pooling of encoders that read a template's mask token; never concatenated with others
 JOINED = "manta-joined"  # model_type of a folder with several encoders
+SEQUENCE_FAMILIES = ("recurrent", "convolutional")  # of encoders that read whole words in their order
 PACKED_FAMILIES = {
     "bert": "bert",
     "roberta": "roberta",
@@ -33,8 +34,8 @@ class EncoderFolder:
 
     path: Path
     family: str
-    """bert, roberta, distilbert or mpnet for the packed forward pass; words for word vectors; recurrent for a
-    recurrent encoder; otherwise other"""
+    """bert, roberta, distilbert or mpnet for the packed forward pass; words for word vectors; recurrent or
+    convolutional for an encoder of that kind; otherwise other"""
     dim: int
     max_length: int
     pooling: tuple[str, ...]
@@ -73,7 +74,7 @@ class EncoderFolder:
             ModelError: it cannot be loaded, or has no mask token for its template.
         """
         folder = self.transformer_path
-        load_by_family = {"words": load_words, "recurrent": load_sequences}
+        load_by_family = {"words": load_words} | dict.fromkeys(SEQUENCE_FAMILIES, load_sequences)
         load = load_by_family.get(self.family, load_tokenizer)
         tokenizer = replace(
             load(
@@ -93,7 +94,7 @@ class EncoderFolder:
     @property
     def whole_words(self) -> bool:
         """True if tokens are whole words, not pieces of words."""
-        return self.family in ("words", "recurrent")
+        return self.family in ("words", *SEQUENCE_FAMILIES)
 
     @property
     def normalize(self) -> bool:

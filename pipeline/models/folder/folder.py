@@ -17,6 +17,7 @@ from pipeline.models.folder.encoder_folder import (
     JOINED,
     MASKED,
     PACKED_FAMILIES,
+    SEQUENCE_FAMILIES,
     EncoderFolder,
 )
 from pipeline.models.folder.identity import TRANSFORMER_CONFIGS, with_identity
@@ -31,12 +32,12 @@ from pipeline.models.folder.modules import (
 from pipeline.models.folder.pretrained import check_code
 from pipeline.models.folder.values import check_numbers
 from pipeline.models.folder.weight_files import weights_of
-from pipeline.models.folder.word_vectors import RECURRENT, WORDS
+from pipeline.models.folder.word_vectors import CONVOLUTIONAL, RECURRENT, WORDS
 from pipeline.models.layers.pooling import POOLINGS
 from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.tokens import Side
 
-_OWN_FAMILIES = {WORDS: "words", RECURRENT: "recurrent"}
+_OWN_FAMILIES = {WORDS: "words", RECURRENT: "recurrent", CONVOLUTIONAL: "convolutional"}
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # in the order of sentence-transformers
 # the setting of tokenizer.json that truncates the beginning of texts
 _LEFT_TRUNCATION = re.compile(rb'"truncation":\s*\{[^{}]*"direction":\s*"Left"')
@@ -160,8 +161,8 @@ def _check_pooling(folder: EncoderFolder, settings: EncoderSettings) -> None:
         pooling,
         "set it to null",
     )
-    if folder.family == "recurrent":
-        _check_recurrent_pooling(folder)
+    if folder.family in SEQUENCE_FAMILIES:
+        _check_sequence_pooling(folder)
     refuse_if(
         "ends" in folder.pooling and folder.config.get("directions") != 2,
         "encoder.pooling",
@@ -171,14 +172,14 @@ def _check_pooling(folder: EncoderFolder, settings: EncoderSettings) -> None:
     )
 
 
-def _check_recurrent_pooling(folder: EncoderFolder) -> None:
-    """Check that a recurrent encoder has the pooling."""
+def _check_sequence_pooling(folder: EncoderFolder) -> None:
+    """Check that a recurrent or convolutional encoder has the pooling."""
     pooling = "+".join(folder.pooling)
     refuse_if(
-        not all(POOLINGS[name].recurrent for name in folder.pooling),
+        not all(POOLINGS[name].sequences for name in folder.pooling),
         "encoder.pooling",
-        f"one of {', '.join(each.name for each in POOLINGS.values() if each.recurrent)} for a recurrent "
-        "encoder",
+        f"one of {', '.join(each.name for each in POOLINGS.values() if each.sequences)} for a "
+        f"{folder.family} encoder",
         pooling,
         "choose one of these",
     )

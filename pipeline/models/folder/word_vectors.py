@@ -21,10 +21,11 @@ from pipeline.text.tokens.stop_words import STOP_WORDS
 from pipeline.text.tokens.tokens import SKIPPED_WORD, Side, Tokenizer
 
 WORDS = "manta-words"  # model_type of a folder of word vectors
-RECURRENT = "manta-recurrent"  # model_type of a folder whose encoder reads words in their order
+# model_types of folders whose encoders read words in their order
+RECURRENT, CONVOLUTIONAL = "manta-recurrent", "manta-convolutional"
 TABLE = "embeddings.word_embeddings.weight"  # name of the tensor of the word vectors
 FORMAT = 1  # of the written folders; to be raised when this module writes them differently
-# tokens of a recurrent encoder for unknown words, the start and the end of a text
+# tokens of such an encoder for unknown words, the start and the end of a text
 UNKNOWN, FIRST, LAST = "<unk>", "<s>", "</s>"
 _WHITE_SPACE = re.compile(r"\s")
 MAX_LENGTH = 1_024  # default limit of words per text
@@ -117,7 +118,7 @@ def load_words(
 def load_sequences(
     folder: Path, max_length: int, *, prompt: str, lower: bool, truncation_side: Side
 ) -> Tokenizer:
-    """Load the tokenizer of a recurrent encoder.
+    """Load the tokenizer of a recurrent or convolutional encoder.
 
     It splits texts as `load_words` does and puts a start and an end token around each, so that none is empty.
     An unknown word becomes the vocabulary's token for such words, or is left out if there is none.

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from pipeline.device import Device, resolve
 from pipeline.errors import MODEL_FAILURES, ModelError
-from pipeline.models.folder.encoder_folder import EncoderFolder
+from pipeline.models.folder.encoder_folder import SEQUENCE_FAMILIES, EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.token_filter import load_filter
+from pipeline.models.inference.convolutional import ConvolutionalModel
 from pipeline.models.inference.model import Model
 from pipeline.models.inference.packed import PackedModel
 from pipeline.models.inference.padded import PaddedModel
@@ -289,8 +290,9 @@ def _load_backbone(
     checkpoint = open_checkpoint(folder)
     if folder.family == "words":
         return BagModel(folder, checkpoint, arithmetic, tokenizer), None
-    if folder.family == "recurrent":
-        return SteppedModel(folder, checkpoint, arithmetic), None
+    if folder.family in SEQUENCE_FAMILIES:
+        kind = SteppedModel if folder.family == "recurrent" else ConvolutionalModel
+        return kind(folder, checkpoint, arithmetic), None
     is_packed = folder.family != "other"
     model = PackedModel(folder, checkpoint, arithmetic) if is_packed else PaddedModel(folder, arithmetic)
     if "cls_mlp" not in folder.pooling:

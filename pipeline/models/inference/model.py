@@ -11,7 +11,7 @@ from pipeline.text.tokens.tokens import Tokens
 
 
 class Model:
-    """Backbone of an encoder: packed, padded, recurrent, or a word table without layers."""
+    """Backbone of an encoder: packed, padded, recurrent, convolutional, or a word table without layers."""
 
     width: int
     """values of a hidden state"""

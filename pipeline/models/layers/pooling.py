@@ -51,8 +51,8 @@ class Pooling:
     """the only token that is read; None: all tokens that `encoder.exclude` does not leave out"""
     words: bool = False
     """allowed for word vectors, which have one layer and no token that represents the text"""
-    recurrent: bool = False
-    """allowed for recurrent encoders, whose word vectors and layers differ in width"""
+    sequences: bool = False
+    """allowed for recurrent and convolutional encoders, whose word vectors and layers differ in width"""
     sif: bool = False
     """allowed with `encoder.sif`, which weights tokens"""
     st_name: str | None = None
@@ -198,13 +198,13 @@ POOLINGS: Mapping[str, Pooling] = {
     for pooling in (
         Pooling("cls", _first, token="first", st_name="cls", st_flag="cls_token"),
         Pooling("cls_mlp", _first, token="first"),
-        Pooling("max", _max, words=True, recurrent=True, st_name="max", st_flag="max_tokens"),
-        Pooling("mean", _mean, words=True, recurrent=True, sif=True, st_name="mean", st_flag="mean_tokens"),
+        Pooling("max", _max, words=True, sequences=True, st_name="max", st_flag="max_tokens"),
+        Pooling("mean", _mean, words=True, sequences=True, sif=True, st_name="mean", st_flag="mean_tokens"),
         Pooling(
             "sqrt_len",
             _sqrt_len,
             words=True,
-            recurrent=True,
+            sequences=True,
             sif=True,
             st_name="mean_sqrt_len_tokens",
             st_flag="mean_sqrt_len_tokens",
@@ -213,19 +213,19 @@ POOLINGS: Mapping[str, Pooling] = {
             "weighted_mean",
             _weighted_mean,
             words=True,
-            recurrent=True,
+            sequences=True,
             st_name="weightedmean",
             st_flag="weightedmean_tokens",
         ),
-        Pooling("sum", _sum, words=True, recurrent=True, sif=True),
-        Pooling("last", _last, token="last", recurrent=True, st_name="lasttoken", st_flag="lasttoken"),
+        Pooling("sum", _sum, words=True, sequences=True, sif=True),
+        Pooling("last", _last, token="last", sequences=True, st_name="lasttoken", st_flag="lasttoken"),
         Pooling("first_last", _mean, layers=(1, -1)),
         Pooling("static_last", _mean, layers=(0, -1)),
         Pooling("last2", _mean, layers=(-2, -1)),
         Pooling("static", _mean, layers=(0,), words=True, sif=True),
-        Pooling("table", _mean, layers=None, words=True, recurrent=True, sif=True),
+        Pooling("table", _mean, layers=None, words=True, sequences=True, sif=True),
         Pooling("mask", _masked, token="mask"),
-        Pooling("ends", _ends, recurrent=True),
+        Pooling("ends", _ends, sequences=True),
     )
 }
 ST_NAMES = {pooling.st_name: pooling.name for pooling in POOLINGS.values() if pooling.st_name}

@@ -10,6 +10,7 @@ from pipeline.models.layers.pooling import at_least_float32, layers_of, pool
 from pipeline.models.layers.post_pooling import DenseModule, apply_tail, load_tail, mlp_name
 from pipeline.models.layers.weights import Checkpoint, open_checkpoint
 from pipeline.models.trainable.backbones import AtEmbedding, Backbone, ForwardRequest
+from pipeline.models.trainable.convolutional import load_convolutional
 from pipeline.models.trainable.heads import TanhHead
 from pipeline.models.trainable.packed_backbone import PackedBackbone, rates_of
 from pipeline.models.trainable.padded_backbone import PaddedBackbone
@@ -139,6 +140,8 @@ def _backbone(folder: EncoderFolder, weights: Checkpoint, dropout: float | None)
         return load_word_table(folder, weights, dropout)
     if folder.family == "recurrent":
         return load_recurrent(folder, weights, dropout)
+    if folder.family == "convolutional":
+        return load_convolutional(folder, weights, dropout)
     if folder.family == "other":
         return PaddedBackbone(folder, dropout)
     return PackedBackbone(folder, weights, rates_of(folder, dropout))

@@ -34,11 +34,11 @@ def check_adapters(settings: TrainSettings) -> None:
             "none",
             "pip install 'manta-embeddings[lora]', or set train.lora.rank to null",
         )
-    if settings.fresh or settings.recurrent.cell is not None:
+    if settings.fresh or settings.new_encoder is not None:
         raise ConfigError(
             "train.lora.rank",
             "trained weights to adapt",
-            f"new ones ({'train.fresh' if settings.fresh else 'train.recurrent'})",
+            f"new ones ({'train.fresh' if settings.fresh else settings.new_encoder})",
             "set one of the two only: adapters alone cannot make up for random weights",
         )
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from pipeline.models.folder.frequencies import FREQUENCIES
 from pipeline.models.folder.word_vectors import FORMAT, MAX_LENGTH, TABLE, WORDS
-from pipeline.models.trainable.new_recurrent import most_frequent, write_pooling
+from pipeline.models.trainable.new_vocabulary import most_frequent, write_pooling
 from pipeline.models.trainable.word_table import draw_vectors
 from pipeline.settings.weights import WordTableSettings
 

@@ -10,7 +10,8 @@ import torch
 
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
-from pipeline.models.trainable.new_recurrent import count_words, write_recurrent_folder
+from pipeline.models.trainable.new_recurrent import write_recurrent_folder
+from pipeline.models.trainable.new_vocabulary import count_words
 from pipeline.models.trainable.recurrent import RecurrentBackbone
 from pipeline.settings import EncoderSettings
 from pipeline.settings.weights import RecurrentSettings

@@ -13,7 +13,8 @@ from pipeline.models.folder.word_vectors import FIRST, LAST, TABLE, UNKNOWN
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.models.layers.weights import open_checkpoint
 from pipeline.models.trainable.encoder import load_trainable
-from pipeline.models.trainable.new_recurrent import count_words, write_recurrent_folder
+from pipeline.models.trainable.new_recurrent import write_recurrent_folder
+from pipeline.models.trainable.new_vocabulary import count_words
 from pipeline.models.trainable.saving import save_folder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.settings.weights import RecurrentSettings
