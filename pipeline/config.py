@@ -23,9 +23,12 @@ from pipeline.yaml_tree import leaves, override, read_yaml
 
 
 class Settings(BaseModel):
-    """Base class of settings: frozen, compared and hashed by content; unknown keys are refused."""
+    """Base class of settings: frozen, compared and hashed by content; unknown keys are refused.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    A field with an alias is written under the alias, and read under either name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", serialize_by_alias=True, validate_by_name=True)
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """Yield the values that are not defaults."""

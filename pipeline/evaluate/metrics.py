@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,18 +24,28 @@ class BestThreshold:
     recall: float
 
 
+class _ThresholdCounts(NamedTuple):
+    """Numbers of rows at or above each of the m distinct predictions, in descending order."""
+
+    thresholds: np.ndarray
+    """(m,) the distinct predictions"""
+    hits: np.ndarray
+    """(m,) positives at or above each threshold"""
+    rows: np.ndarray
+    """(m,) positives and negatives at or above each threshold"""
+
+
 def average_precision(predicted: np.ndarray, positive: np.ndarray, positives: int | None = None) -> float:
     """Average precision, in [0, 1]; equal predictions are ranked together.
 
     Args:
         predicted: (n,) similarities.
         positive: (n,) bool.
-        positives: total number of positives, at least one, if not all of them are among the n.
+        positives: number of all positives, at least one, if some are not among the n rows; None if all are.
     """
-    hits, taken = _cumulated(predicted, positive)
-    return float(
-        (np.diff(hits, prepend=0) * hits / taken).sum() / (hits[-1] if positives is None else positives)
-    )
+    _, hits, rows = _threshold_counts(predicted, positive)
+    precision_per_hit = np.diff(hits, prepend=0) * hits / rows
+    return float(precision_per_hit.sum() / (hits[-1] if positives is None else positives))
 
 
 def roc_auc(predicted: np.ndarray, positive: np.ndarray) -> float:
@@ -42,8 +53,10 @@ def roc_auc(predicted: np.ndarray, positive: np.ndarray) -> float:
 
     Both classes must occur.
     """
-    hits, taken = _cumulated(predicted, positive)
-    return float(np.trapezoid(np.r_[0, hits] / hits[-1], np.r_[0, taken - hits] / (taken - hits)[-1]))
+    _, hits, rows = _threshold_counts(predicted, positive)
+    false_positives = rows - hits
+    true_positive_rate = np.r_[0, hits] / hits[-1]
+    return float(np.trapezoid(true_positive_rate, np.r_[0, false_positives] / false_positives[-1]))
 
 
 def best_accuracy(predicted: np.ndarray, positive: np.ndarray) -> BestThreshold:
@@ -51,47 +64,47 @@ def best_accuracy(predicted: np.ndarray, positive: np.ndarray) -> BestThreshold:
 
     It is infinity if it is best to call nothing positive.
     """
-    hits, taken = _cumulated(predicted, positive)
-    true_negatives = (len(positive) - hits[-1]) - np.r_[0, taken - hits]
-    return _best_threshold(
-        (np.r_[0, hits] + true_negatives) / len(positive), predicted, hits, taken, max(int(hits[-1]), 1)
-    )
+    counts = _threshold_counts(predicted, positive)
+    positives = int(counts.hits[-1])
+    true_negatives = len(positive) - positives - np.r_[0, counts.rows - counts.hits]
+    accuracies = (np.r_[0, counts.hits] + true_negatives) / len(positive)
+    return _best_threshold(accuracies, counts, max(positives, 1))
 
 
 def best_f1(predicted: np.ndarray, positive: np.ndarray, positives: int | None = None) -> BestThreshold:
     """Find the threshold with the highest F1 of the positive class; `positives` as in `average_precision`."""
-    hits, taken = _cumulated(predicted, positive)
-    total = int(hits[-1]) if positives is None else positives
-    return _best_threshold(2 * np.r_[0, hits] / (np.r_[0, taken] + total), predicted, hits, taken, total)
+    counts = _threshold_counts(predicted, positive)
+    total = int(counts.hits[-1]) if positives is None else positives
+    return _best_threshold(2 * np.r_[0, counts.hits] / (np.r_[0, counts.rows] + total), counts, total)
 
 
-def _cumulated(predicted: np.ndarray, positive: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Count the positives and the rows at or above each distinct prediction, in descending order."""
+def _threshold_counts(predicted: np.ndarray, positive: np.ndarray) -> _ThresholdCounts:
+    """Use every distinct prediction as a threshold; at least one row."""
     order = np.argsort(-predicted, kind="stable")
-    ends = np.r_[np.flatnonzero(np.diff(predicted[order])), len(order) - 1]
-    return np.cumsum(positive[order])[ends], ends + 1
+    descending = predicted[order]
+    ends = np.r_[np.flatnonzero(np.diff(descending)), len(order) - 1]  # last row of each distinct prediction
+    return _ThresholdCounts(descending[ends], np.cumsum(positive[order])[ends], ends + 1)
 
 
-def _best_threshold(
-    values: np.ndarray, predicted: np.ndarray, hits: np.ndarray, taken: np.ndarray, total: int
-) -> BestThreshold:
-    """Return the threshold with the largest value, half-way between two predictions, to suit new rows.
+def _best_threshold(values: np.ndarray, counts: _ThresholdCounts, positives: int) -> BestThreshold:
+    """Return the threshold with the largest value, half-way to the next lower prediction, to suit new rows.
 
     Args:
-        values: (m + 1,) metric for a threshold above all predictions, then at each of m distinct ones.
-        predicted: (n,) predictions.
-        hits: (m,) positives at or above each distinct prediction.
-        taken: (m,) rows at or above each distinct prediction.
-        total: number of positives.
+        values: (m + 1,) metric for a threshold above all predictions, then for each of the m thresholds.
+        counts: counts at the m thresholds.
+        positives: number of positives, at least one.
     """
     best = int(np.argmax(values))
     if best == 0:
         return BestThreshold(float(values[0]), float("inf"), 0.0, 0.0)
-    hit, count, descending = hits[best - 1], taken[best - 1], -np.sort(-predicted)
-    last, below = descending[count - 1], descending[min(count, len(descending) - 1)]
-    middle = (last + below) / 2
-    threshold = middle if middle > below else last  # the two may be adjacent floats, or `last` the lowest
-    return BestThreshold(float(values[best]), float(threshold), float(hit / count), float(hit / total))
+    index = best - 1  # of the threshold, as `values` has one more at its beginning
+    threshold = counts.thresholds[index]
+    if index + 1 < len(counts.thresholds):
+        below = counts.thresholds[index + 1]
+        middle = (threshold + below) / 2
+        threshold = middle if middle > below else threshold  # the two may be adjacent floats
+    hits, rows = counts.hits[index], counts.rows[index]
+    return BestThreshold(float(values[best]), float(threshold), float(hits / rows), float(hits / positives))
 
 
 def recall_at(ranks: Sequence[np.ndarray], k: int) -> np.ndarray:

@@ -17,7 +17,7 @@ STS = (*YEARLY_STS, "STSB-test", "SICK-R")
 TRANSFER = ("MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC")
 GROUPS: dict[str, tuple[str, ...]] = {
     "sts": STS,
-    "stsb-multi": (),
+    "stsb-multi": (),  # the files of this folder, whatever their languages
     "senteval": ("MR", "CR", "SUBJ", "MPQA", "SST2", "SST5", "TREC", "MRPC"),
 }
 
@@ -48,23 +48,21 @@ class TaskAverage:
     """Unweighted mean of the values of several tasks.
 
     Attributes:
-        label: "Avg. (...)" if it is comparable with published averages, else "mean of ...".
         value: the mean.
         members: names of the tasks.
-        complete: True if it has all tasks of the published average, with all their splits.
+        complete: True if it has all tasks of the published average, with all their splits, so that the two
+            are comparable.
     """
 
-    label: str
     value: float
     members: tuple[str, ...]
     complete: bool
 
     @property
-    def shown_label(self) -> str:
-        """The label, which names the tasks as those that were measured if the average is not complete."""
-        if self.complete:
-            return self.label
-        return f"average of the {len(self.members)} measured: {', '.join(self.members)}"
+    def label(self) -> str:
+        """Name of the average in tables and in JSON."""
+        names = ", ".join(self.members)
+        return f"Avg. ({names})" if self.complete else f"average of the {len(self.members)} measured: {names}"
 
 
 def select_tasks(settings: EvaluateSettings) -> Selection:
@@ -117,18 +115,19 @@ def task_of_file(source: TaskSettings, settings: EvaluateSettings) -> Evaluation
 
 
 def averages(scores: Mapping[str, Score]) -> tuple[TaskAverage, ...]:
-    """Average the STS tasks and the transfer tasks among `scores` (by task name), if two or more exist."""
-    return tuple(filter(None, (_average(group, scores) for group in (STS, TRANSFER))))
+    """Average the STS tasks, and the transfer tasks; no average of a group with fewer than two scores.
+
+    Args:
+        scores: scores by name of the task.
+    """
+    measured = (tuple(name for name in group if name in scores) for group in (STS, TRANSFER))
+    return tuple(_average(names, scores) for names in measured if len(names) >= 2)
 
 
-def _average(group: Sequence[str], scores: Mapping[str, Score]) -> TaskAverage | None:
-    names = tuple(name for name in group if name in scores)
-    if len(names) < 2:
-        return None
-    published_splits = not any(scores[name].facts.get("missing_splits") for name in names)
-    complete = len(names) == len(group) and published_splits
-    label = f"Avg. ({', '.join(names)})" if complete else f"mean of {', '.join(names)}"
-    return TaskAverage(label, sum(scores[name].value for name in names) / len(names), names, complete)
+def _average(names: tuple[str, ...], scores: Mapping[str, Score]) -> TaskAverage:
+    lacks_splits = any(scores[name].facts.get("missing_splits") for name in names)
+    value = sum(scores[name].value for name in names) / len(names)
+    return TaskAverage(value, names, complete=names in (STS, TRANSFER) and not lacks_splits)
 
 
 def _select_from_folder(
@@ -164,14 +163,17 @@ def _files(store: Store) -> dict[str, str]:
 
 
 def _expand(requested: str, files: Mapping[str, str]) -> Sequence[str]:
-    """Return the names of the tasks that a name or a group stands for. ConfigError if it is unknown."""
-    if requested == "stsb-multi":
-        return [stem for stem, path in files.items() if path.startswith("stsb-multi/")] or [requested]
+    """Return the names of the tasks of a group, or the name of a single task. ConfigError if it is unknown.
+
+    Args:
+        files: path of every task file by the name of the task.
+    """
+    if requested == "stsb-multi":  # without a file the name stays, and is reported as a missing task
+        return [name for name, path in files.items() if path.startswith("stsb-multi/")] or [requested]
     if requested in GROUPS:
         return GROUPS[requested]
-    known = list(
-        dict.fromkeys([*GROUPS, *(name for group in GROUPS.values() for name in group), *_UNGROUPED, *files])
-    )
+    grouped = (name for group in GROUPS.values() for name in group)
+    known = list(dict.fromkeys([*GROUPS, *grouped, *_UNGROUPED, *files]))
     if requested in known or _TRANSLATED.fullmatch(requested):
         return [requested]
     hint = did_you_mean(requested, known, f"known: {', '.join(known)}", most=3)

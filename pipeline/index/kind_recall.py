@@ -59,7 +59,7 @@ class KindRecalls(Stored):
     """Recall of several kinds, measured on the same rows."""
 
     source: str
-    """the measured vectors, for people"""
+    """the measured vectors; ends a sentence that names the number of rows of the index"""
     measured: tuple[CodeRecall, ...]
 
     def of(self, kind: str, dims_per_byte: int) -> CodeRecall | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pipeline.augment import ModelWork
 from pipeline.charts.augmentation import VariantHistogram
@@ -30,18 +31,23 @@ class VariantMethod:
     similarities: VariantHistogram | None = None
 
 
+class ExampleVariant(NamedTuple):
+    """A variant of an example, kept or rejected."""
+
+    label: str
+    """label of the variant"""
+    text: str | None
+    """the variant; None if the method made none"""
+    rejection: str | None
+    """reason of the rejection; None if the variant is kept"""
+
+
 @dataclass(frozen=True)
 class AugmentedExample:
-    """A text with its variants, in the order of the columns.
-
-    Attributes:
-        text: the text.
-        variants: (label, variant, reason of rejection). The variant is None if the method made none, the
-            reason is None if the variant is kept.
-    """
+    """A text with its variants, in the order of the columns."""
 
     text: str
-    variants: tuple[tuple[str, str | None, str | None], ...]
+    variants: tuple[ExampleVariant, ...]
 
 
 @dataclass(frozen=True)

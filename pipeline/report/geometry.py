@@ -143,9 +143,9 @@ def _space_charts(geometry: GeometryReport) -> tuple[Chart, ...]:
         "spectra": charts.spectra_chart([space.spectrum for space in spaces]),
         "cosines": charts.cosines_chart([space.cosines for space in spaces]),
     }
-    if all({"alignment", "pair_uniformity"} <= space.figures.keys() for space in spaces):
+    if all({"alignment", "pair_uniformity"} <= space.metrics.keys() for space in spaces):
         drawn["plane"] = charts.plane_chart(
-            [(space.figures["pair_uniformity"].value, space.figures["alignment"].value) for space in spaces]
+            [(space.metrics["pair_uniformity"].value, space.metrics["alignment"].value) for space in spaces]
         )
     if all(space.found for space in spaces):
         drawn["hubs"] = charts.hubs_chart([space.found for space in spaces], geometry.neighbours)
@@ -175,9 +175,9 @@ def _layer_charts(geometry: GeometryReport) -> tuple[Chart, ...]:
     for name, (heading, explanation) in _LAYER_METRICS.items():
         curves = [
             [
-                (float(level.number), level.figures[name].value)
+                (float(level.number), level.metrics[name].value)
                 for level in depth.levels
-                if name in level.figures
+                if name in level.metrics
             ]
             for depth in depths
         ]
@@ -191,10 +191,10 @@ def _metric_table(geometry: GeometryReport) -> tuple[tuple[str, ...], ...]:
     rows = [("", *(series.name for series in geometry.series), "good")]
     for name, (label, good) in _SPACE_METRICS.items():
         spaces = [series.space for series in geometry.series]
-        if any(space.figures.get(name) for space in spaces):
+        if any(space.metrics.get(name) for space in spaces):
             if name == "edit_correlation" and geometry.gold_edits is not None:
                 good = f"human scores: {two_decimals(geometry.gold_edits.value)}"
-            rows.append((label, *(_cell(name, space.figures.get(name), space.dim) for space in spaces), good))
+            rows.append((label, *(_cell(name, space.metrics.get(name), space.dim) for space in spaces), good))
     return tuple(rows)
 
 

@@ -1,6 +1,7 @@
 """Records of the geometry of encoders, as stored and reported: sentence spaces, layers, token table."""
 
 import numpy as np
+from pydantic import Field
 
 from pipeline.config import Settings
 from pipeline.stats.contextuality import LayerStates, Mev, layer_metrics
@@ -21,7 +22,7 @@ class Level(Settings):
     """
 
     number: int
-    figures: dict[str, Metric]
+    metrics: dict[str, Metric] = Field(alias="figures")
 
 
 class EncoderGeometry(Stored):
@@ -105,10 +106,10 @@ def measure_layer(
         seed: seed of the sampled pairs.
         mev: definition of the explained variance.
     """
-    figures = layer_metrics(layer, chosen, seed, mev=mev)
+    metrics = layer_metrics(layer, chosen, seed, mev=mev)
     means = layer.means
     if len(means) >= 2:
-        figures |= {
+        metrics |= {
             "sentence_anisotropy": Metric(value=anisotropy(means), count=len(means), of="sentences"),
             "sentence_uniformity": uniformity(means, seed),
             "sentence_participation_ratio": Metric(
@@ -116,7 +117,7 @@ def measure_layer(
             ),
         }
     if positives is not None:
-        figures["sentence_alignment"] = Metric(
+        metrics["sentence_alignment"] = Metric(
             value=alignment(*positives), count=len(positives[0]), of="pairs"
         )
-    return Level(number=number, figures=figures)
+    return Level(number=number, metrics=metrics)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from pydantic import Field
 from scipy.stats import rankdata
 
 from pipeline.config import Settings
@@ -42,7 +43,7 @@ class Space(Settings):
     """Geometry of the sentence vectors of one space."""
 
     dim: int
-    figures: dict[str, Metric]
+    metrics: dict[str, Metric] = Field(alias="figures")
     spectrum: tuple[float, ...]
     """singular values of the sentence vectors, not centred, divided by the largest, in descending order"""
     spectrum_centred: tuple[float, ...]
@@ -89,7 +90,7 @@ def sentence_space(x: np.ndarray, texts: Sequence[str], neighbours: int, seed: i
     """Measure the geometry of the vectors x (n, d) of n different texts, n >= 2."""
     spectrum, spectrum_centred = singular_spectrum(x), singular_spectrum(x, centred=True)
     missing = dict[str, str]()
-    figures = {
+    metrics = {
         "anisotropy": Metric(value=anisotropy(x), count=len(x), of="sentences"),
         "uniformity": uniformity(x, seed),
         "participation_ratio": Metric(value=participation_ratio(spectrum), count=len(x), of="sentences"),
@@ -100,7 +101,7 @@ def sentence_space(x: np.ndarray, texts: Sequence[str], neighbours: int, seed: i
     hub_counts: tuple[int, ...] = ()
     if len(x) > neighbours:
         hubs = hubness(x, neighbours)
-        figures |= {
+        metrics |= {
             name: Metric(value=value, count=len(x), of="sentences")
             for name, value in (
                 ("hub_skewness", hubs.skewness),
@@ -111,15 +112,15 @@ def sentence_space(x: np.ndarray, texts: Sequence[str], neighbours: int, seed: i
         hub_counts = tuple(np.bincount(hubs.counts).tolist())
     else:
         missing["hubness"] = f"needs more than {neighbours} sentences, there are {len(x)}"
-    length_figures, missing_length_figures = length_metrics(x, texts, seed)
+    length_values, missing_lengths = length_metrics(x, texts, seed)
     return Space(
         dim=x.shape[1],
-        figures=figures | length_figures,
+        metrics=metrics | length_values,
         spectrum=tuple(spectrum.tolist()),
         spectrum_centred=tuple(spectrum_centred.tolist()),
         cosines=cosine_histogram(x, seed=seed),
         found=hub_counts,
-        missing=missing | missing_length_figures,
+        missing=missing | missing_lengths,
     )
 
 
@@ -144,7 +145,7 @@ def with_pairs(space: Space, sentences: np.ndarray, pairs: ScoredPairs, seed: in
         "all cosines are equal" if np.ptp(values) else "all pairs have the same value"
         for values in (pairs.edits, pairs.gold)
     )
-    figures, missing = _split(
+    metrics, missing = _split(
         pair_uniformity=(uniformity(sentences, seed), ""),
         alignment=(aligned, f"no pair has a score above {POSITIVE:g}"),
         edit_correlation=(rank_correlation(similarity, pairs.edits, "pairs"), edit_reason),
@@ -152,7 +153,7 @@ def with_pairs(space: Space, sentences: np.ndarray, pairs: ScoredPairs, seed: in
     )
     return space.model_copy(
         update={
-            "figures": space.figures | figures,
+            "metrics": space.metrics | metrics,
             "missing": space.missing | missing,
             "bands": cosine_bands(similarity, pairs.gold),
             "edits": edit_bins(similarity, pairs),

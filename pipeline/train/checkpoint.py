@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pydantic import Field
 
 from pipeline.errors import DataError
 from pipeline.log import say
@@ -32,7 +33,7 @@ class CheckpointRecord(Stored):
     path: str
     bytes: int
     sha256: str
-    figure: float | None = None
+    score: float | None = Field(None, alias="figure")
     """score on dev at that step; higher is better"""
 
     @property
@@ -61,7 +62,7 @@ class Checkpoints:
             minutes is not None and _from_first_rank(time.monotonic() - self._saved_at > 60 * minutes)
         )
 
-    def save(self, step: int, state: dict[str, Any], figure: float | None = None) -> None:
+    def save(self, step: int, state: dict[str, Any], score: float | None = None) -> None:
         """Write the state in a thread; the caller must not modify it any more.
 
         Waits for the previous write, and raises its error.
@@ -69,12 +70,12 @@ class Checkpoints:
         Args:
             step: number of the last step.
             state: tensors and plain values.
-            figure: score on dev, higher is better.
+            score: score on dev, higher is better.
         """
         self._saved_at = time.monotonic()
         if Ranks().rank == 0:
             self._wait()
-            self._running_write = self._writer.submit(self._write, step, state, figure)
+            self._running_write = self._writer.submit(self._write, step, state, score)
 
     def last(self) -> Path | None:
         """Return a local copy of the checkpoint of the highest step; None if there is none.
@@ -141,7 +142,7 @@ class Checkpoints:
                 say(f"a checkpoint is skipped: {error}")
         return [record for record in records if record is not None]
 
-    def _write(self, step: int, state: dict[str, Any], figure: float | None) -> None:
+    def _write(self, step: int, state: dict[str, Any], score: float | None) -> None:
         """Write the file, then its record, then delete checkpoints that are no longer kept."""
         with self._store.scratch() as scratch:
             path = scratch / "checkpoint.pt"
@@ -152,7 +153,7 @@ class Checkpoints:
                 path=f"{self._folder}/step-{step:08d}-{digest[:12]}.pt",
                 bytes=path.stat().st_size,
                 sha256=digest,
-                figure=figure,
+                score=score,
             )
             self._store.put(path, record.path)
         self._store.write(record.name, record.to_json())
@@ -167,7 +168,7 @@ class Checkpoints:
         records = self._records()
         past = [written, *(record for record in records if record.step < written.step)]
         latest = sorted(past, key=lambda record: record.step)[-self._settings.keep :]
-        scored = sorted((record for record in past if record.figure is not None), key=_by_score)
+        scored = sorted((record for record in past if record.score is not None), key=_by_score)
         best = scored[-self._settings.keep_best :]
         kept_names = {written.name, *(record.name for record in (*latest, *best))}
         for record in records:
@@ -189,7 +190,7 @@ def load_state(file: Path) -> dict[str, Any]:
 
 def _by_score(record: CheckpointRecord) -> Any:
     """Return a sort key by score on dev, higher for the earlier of equal scores; None without a score."""
-    return None if record.figure is None else (record.figure, -record.step)
+    return None if record.score is None else (record.score, -record.step)
 
 
 def _from_first_rank(value: Any) -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -173,26 +173,35 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class BestScore:
-    """Best score on dev so far. Checkpoints store its attributes under these names.
+    """Best score on dev so far.
 
     Attributes:
         patience: number of consecutive measurements without improvement that end the training; None for no
             limit. An equal score is no improvement.
-        figure: best score; None before the first measurement.
+        score: best score; None before the first measurement.
         step: step of the best score.
         since: number of measurements since the best one; none of them improved it.
     """
 
     patience: int | None = None
-    figure: float | None = None
+    score: float | None = None
     step: int | None = None
     since: int = 0
 
     def observe(self, step: int, score: float) -> "BestScore":
         """Return the best score after another measurement."""
-        if self.figure is None or score > self.figure:
-            return replace(self, figure=score, step=step, since=0)
+        if self.score is None or score > self.score:
+            return replace(self, score=score, step=step, since=0)
         return replace(self, since=self.since + 1)
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {"patience": self.patience, "figure": self.score, "step": self.step, "since": self.since}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> "BestScore":
+        """Return the value whose `state` a checkpoint has."""
+        return cls(state["patience"], state["figure"], state["step"], state["since"])
 
     @property
     def ended(self) -> bool:

@@ -1,4 +1,4 @@
-"""Two roots over the same nights, compared: rows by id, every file that the live releases name by path and
+"""Two roots over the same nights, compared: rows by id, every file that the current releases name by path and
 bytes, counts, quarantine, and answers.
 
 What may differ, and why: a number that was reserved and never committed is skipped, and with it the ordinals
@@ -58,7 +58,7 @@ class Differences:
 
 @dataclass
 class Root:
-    """The live release of a root, with all that it names."""
+    """The current release of a root, with all that it names."""
 
     uri: str
     doubled: list[str] = field(default_factory=list)
@@ -168,7 +168,7 @@ class Root:
 
 
 def compare(disturbed: str, undisturbed: str) -> Differences:
-    """How the live release of one root differs from that of the other."""
+    """How the current release of one root differs from that of the other."""
     mine, other = Root(disturbed), Root(undisturbed)
     found = Differences(rows=len(other.rows), files=len(other.files), shifted=mine.ordinals != other.ordinals)
     found.add("lost", other.rows.keys() - mine.rows.keys(), "rows lost")

@@ -110,7 +110,7 @@ def test_the_published_average_needs_all_seven_tasks():
     assert (whole.value, whole.complete) == (3.0, True)
     assert whole.label == "Avg. (STS12, STS13, STS14, STS15, STS16, STSB-test, SICK-R)"
     part = averages(scored({"STS13": 1.0, "STS12": 2.0}))[0]
-    assert (part.label, part.value, part.complete) == ("mean of STS12, STS13", 1.5, False)
+    assert (part.label, part.value, part.complete) == ("average of the 2 measured: STS12, STS13", 1.5, False)
     assert averages(scored({"STS13": 1.0})) == ()
 
 

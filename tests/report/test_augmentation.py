@@ -13,6 +13,7 @@ from pipeline.report.augmentation import charts, meaning, render, verdict, warni
 from pipeline.report.augmentation_report import (
     AugmentationReport,
     AugmentedExample,
+    ExampleVariant,
     VariantSample,
 )
 from pipeline.report.formats import mark_changes, proportion
@@ -230,7 +231,9 @@ def test_all_texts_are_escaped(what: str):
                 replace(
                     FULL,
                     sample=VariantSample(
-                        1, (1,), (AugmentedExample("<script>", (("<script>", "<script>a", None),)),)
+                        1,
+                        (1,),
+                        (AugmentedExample("<script>", (ExampleVariant("<script>", "<script>a", None),)),),
                     ),
                 )
             )

@@ -37,7 +37,7 @@ def levels(count: int) -> tuple[Level, ...]:
     return tuple(
         Level(
             number=number,
-            figures={name: Metric(value=0.1 * number, count=9, of="words", seed=0) for name in names},
+            metrics={name: Metric(value=0.1 * number, count=9, of="words", seed=0) for name in names},
         )
         for number in range(count)
     )

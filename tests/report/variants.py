@@ -9,6 +9,7 @@ from pipeline.charts.augmentation import VariantHistogram
 from pipeline.report.augmentation_report import (
     AugmentationReport,
     AugmentedExample,
+    ExampleVariant,
     RejectedVariant,
     VariantMethod,
     VariantSample,
@@ -61,12 +62,12 @@ FULL = AugmentationReport(
             AugmentedExample(
                 "a <b>man</b> reads",
                 (
-                    ("de", "a man is reading", None),
-                    ("cut_1", "a man", None),
-                    ("cut_2", "a <b>man</b>", "duplicate"),
+                    ExampleVariant("de", "a man is reading", None),
+                    ExampleVariant("cut_1", "a man", None),
+                    ExampleVariant("cut_2", "a <b>man</b>", "duplicate"),
                 ),
             ),
-            AugmentedExample("long", (("de", None, "too_long_for_model"),)),
+            AugmentedExample("long", (ExampleVariant("de", None, "too_long_for_model"),)),
         ),
         {
             "unlike": (RejectedVariant("de", "a dog runs", "a cat sleeps"),),

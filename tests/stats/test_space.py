@@ -26,13 +26,13 @@ PAIRS = ScoredPairs.of(TEXTS[:60], TEXTS[60:], np.linspace(0, 5, 60), "character
 
 def test_metrics_of_sentences_match_their_definitions():
     space = sentence_space(X, TEXTS, 5, 0)
-    assert space.figures["anisotropy"].value == anisotropy(X)
-    assert space.figures["uniformity"] == uniformity(X)
-    assert (space.dim, sum(space.found), space.figures["hub_skewness"].count) == (10, 120, 120)
+    assert space.metrics["anisotropy"].value == anisotropy(X)
+    assert space.metrics["uniformity"] == uniformity(X)
+    assert (space.dim, sum(space.found), space.metrics["hub_skewness"].count) == (10, 120, 120)
     assert sum(times * count for times, count in enumerate(space.found)) == 5 * 120
     norms, lengths = np.linalg.norm(X, axis=1), [len(text) for text in TEXTS]
-    assert space.figures["length_norm"].value == pytest.approx(100 * spearmanr(norms, lengths).statistic)
-    assert abs(space.figures["length_cosine"].value) < 10  # random vectors do not depend on lengths
+    assert space.metrics["length_norm"].value == pytest.approx(100 * spearmanr(norms, lengths).statistic)
+    assert abs(space.metrics["length_cosine"].value) < 10  # random vectors do not depend on lengths
     np.testing.assert_allclose(
         space.spectrum_centred,
         np.linalg.svd(X - X.mean(axis=0), compute_uv=False) / np.linalg.svd(X - X.mean(axis=0))[1][0],
@@ -44,21 +44,21 @@ def test_dependence_on_length_is_detected():
     lengths = np.array([len(text) for text in TEXTS], dtype=np.float64)
     angle = np.pi * lengths / lengths.max() / 2
     space = sentence_space(lengths[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1), TEXTS, 5, 0)
-    assert space.figures["length_norm"].value == pytest.approx(100)
-    assert space.figures["length_cosine"].value == pytest.approx(-100, abs=0.5)
+    assert space.metrics["length_norm"].value == pytest.approx(100)
+    assert space.metrics["length_cosine"].value == pytest.approx(-100, abs=0.5)
 
 
 def test_pairs_add_alignment_bands_and_edit_distance():
     space = with_pairs(sentence_space(X, TEXTS, 5, 0), X, PAIRS, 0)
     similarity, positive = cosines(X[:60], X[60:]), PAIRS.gold > 4
     assert PAIRS.sentences == TEXTS
-    assert space.figures["alignment"].value == pytest.approx(alignment(X[:60][positive], X[60:][positive]))
-    assert space.figures["alignment"].count == positive.sum() == 12
-    assert space.figures["pair_uniformity"] == uniformity(X)
-    assert space.figures["edit_correlation"].value == pytest.approx(
+    assert space.metrics["alignment"].value == pytest.approx(alignment(X[:60][positive], X[60:][positive]))
+    assert space.metrics["alignment"].count == positive.sum() == 12
+    assert space.metrics["pair_uniformity"] == uniformity(X)
+    assert space.metrics["edit_correlation"].value == pytest.approx(
         100 * spearmanr(similarity, PAIRS.edits).statistic
     )
-    assert space.figures["gold_correlation"].value == pytest.approx(
+    assert space.metrics["gold_correlation"].value == pytest.approx(
         100 * spearmanr(similarity, PAIRS.gold).statistic
     )
     assert Space.model_validate_json(space.model_dump_json()) == space

@@ -264,9 +264,9 @@ def test_the_best_score_is_the_earliest_of_equals_and_patience_counts():
     best = BestScore(patience=2)
     told = [(0, 50.0), (250, 60.0), (500, 60.0), (750, 59.0)]
     seen = []
-    for step, figure in told:
-        best = best.observe(step, figure)
-        seen.append((best.step, best.figure, best.since, best.ended))
+    for step, score in told:
+        best = best.observe(step, score)
+        seen.append((best.step, best.score, best.since, best.ended))
     assert seen == [(0, 50.0, 0, False), (250, 60.0, 0, False), (250, 60.0, 1, False), (250, 60.0, 2, True)]
     assert not best.observe(1000, 61.0).ended
     assert not replace(best, patience=None).ended

@@ -23,6 +23,7 @@ from pipeline.report.augmentation import render
 from pipeline.report.augmentation_report import (
     AugmentationReport,
     AugmentedExample,
+    ExampleVariant,
     RejectedVariant,
     VariantMethod,
     VariantSample,
@@ -255,7 +256,7 @@ def _example(batch: pa.RecordBatch, labels: Sequence[str], row: int) -> Augmente
     variants = []
     for label in labels:
         kept, rejected, reason, _ = (batch[name][row].as_py() for name in columns_of(label))
-        variants.append((label, rejected if kept is None else kept, reason))
+        variants.append(ExampleVariant(label, rejected if kept is None else kept, reason))
     return AugmentedExample(batch["text"][row].as_py(), tuple(variants))
 
 

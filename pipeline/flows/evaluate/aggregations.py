@@ -59,7 +59,7 @@ def aggregated_scores(measured: Sequence[MeasuredTask], names: Sequence[str]) ->
         for column, scores in columns.items()
     ]
     means = [
-        AggregatedScore(average.shown_label, *column, _defined(average.value))
+        AggregatedScore(average.label, *column, _defined(average.value))
         for column, scores in columns.items()
         for average in averages(scores)
     ]
@@ -70,7 +70,7 @@ def _scores(sets: Mapping[str, MeasuredTask], index: int, aggregation: str) -> I
     """Yield the score of the candidate `index` on each set by the aggregation, or by "all" on single sets."""
     for name, each in sets.items():
         result: Result = each.results[index].result
-        value = result.figures.get(f"Spearman {aggregation if name in YEARLY_STS else 'all'}")
+        value = result.metrics.get(f"Spearman {aggregation if name in YEARLY_STS else 'all'}")
         yield name, replace(result.score(), value=math.nan if value is None else value)
 
 

@@ -99,7 +99,7 @@ def judged_pairs(job: Job) -> Sample:
 
 
 def _sample_corpus(job: Job, workers: Workers) -> Sample:
-    """Sample texts by content key from the corpus of the live release, else from corpus.uri."""
+    """Sample texts by content key from the corpus of the current release, else from corpus.uri."""
     releases = open_releases(job)
     try:
         live = load_previous(releases)

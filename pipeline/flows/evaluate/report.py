@@ -132,7 +132,7 @@ def facts_of(evaluation: Evaluation) -> dict[str, Any]:
 def _results(evaluation: Evaluation, rows: Sequence[TaskRow]) -> Iterator[dict[str, Any]]:
     """Yield the result of each candidate on each task as a JSON object."""
     names = [each.name for each in evaluation.candidates]
-    fields = {"count", "figures", "facts", "warnings", "numerics"}
+    fields = {"count", "metrics", "facts", "warnings", "numerics"}
     for row, measured in zip(rows, evaluation.measured, strict=True):
         for name, score, resampled in zip(names, row.scores, measured.results, strict=True):
             yield {
@@ -178,14 +178,14 @@ def _candidate(
 def _task_row(measured: MeasuredTask) -> TaskRow:
     results = [each.result for each in measured.results]
     draws = [each.draws.numbers() if each.draws else None for each in measured.results]
-    names = dict.fromkeys(name for result in results for name in result.figures)
+    names = dict.fromkeys(name for result in results for name in result.metrics)
     return TaskRow(
         measured.task.name,
         measured.task.kind,
         results[0].metric,
         results[0].count,
         *_estimates([result.value for result in results], draws),
-        tuple((name, tuple(result.figures.get(name) for result in results)) for name in names),
+        tuple((name, tuple(result.metrics.get(name) for result in results)) for name in names),
         *split_facts([result.facts for result in results]),
         measured.task.description,
     )
@@ -203,7 +203,7 @@ def _average_rows(evaluation: Evaluation) -> Iterator[AverageRow]:
         values = [each.value if math.isfinite(each.value) else None for each in same_average]
         members = [measured[name] for name in names]
         draws = [_mean_draws(members, index) for index in range(len(values))]
-        yield AverageRow(first.shown_label, names, first.complete, *_estimates(values, draws))
+        yield AverageRow(first.label, names, first.complete, *_estimates(values, draws))
 
 
 def _mean_draws(members: Sequence[MeasuredTask], index: int) -> np.ndarray | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 from pydantic_core import from_json, to_json
 
 from pipeline.config import digest_of
@@ -35,11 +36,12 @@ class Result(Stored):
     metric: str
     value: float | None
     count: int
-    figures: dict[str, float | None] = {}
+    metrics: dict[str, float | None] = Field({}, alias="figures")
     """`Score.metrics`"""
     facts: dict[str, Any] = {}
     warnings: tuple[str, ...] = ()
     evidence: FileRef | None = None
+    """arrays of the task's rows that the metric is resampled from; None if resampling is not meaningful"""
 
     def score(self) -> Score:
         """Return the result as the task's Score, without the evidence."""
@@ -98,18 +100,22 @@ class Scoring:
         key = digest_of([_VERSION, self.task.digest, *self.candidate.id])[:32]
         return f"results/{self.candidate.space_id[:16]}/{key}.json"
 
-    def draws_path(self, evidence: FileRef) -> str:
-        """Return the path of the draws."""
-        identity = [_VERSION, self.task.digest, evidence.sha256, self.resamples, self.seed]
+    def draws_path(self, result: Result) -> str | None:
+        """Return the path of the draws; None if the rows of the task are not resampled."""
+        if result.evidence is None or not self.resamples:
+            return None
+        identity = [_VERSION, self.task.digest, result.evidence.sha256, self.resamples, self.seed]
         return f"draws/{self.candidate.space_id[:16]}/{digest_of(identity)[:32]}.json"
 
     def load_result(self, store: Store) -> ResampledResult | None:
         """Load the result of an earlier run with its draws; None if a file is missing or truncated."""
         result = Result.load_complete(store, self.path)
-        if result is None or result.evidence is None or not self.resamples:
-            return ResampledResult(result, None) if result else None
-        draws = Draws.load_intact(store, self.draws_path(result.evidence))
-        return ResampledResult(result, draws) if draws else None
+        if result is None:
+            return None
+        if (draws_path := self.draws_path(result)) is None:
+            return ResampledResult(result, None)
+        draws = Draws.load_intact(store, draws_path)
+        return None if draws is None else ResampledResult(result, draws)
 
 
 @dataclass(frozen=True)
@@ -120,19 +126,18 @@ class ScoreTask(PlainTask[Scoring, ResampledResult]):
 
     def work(self, scoring: Scoring) -> ResampledResult:
         result = load_or_make(self.store, scoring.path, Result, lambda: self._score(scoring))
-        if (evidence := result.evidence) is None or not scoring.resamples:
+        if (draws_path := scoring.draws_path(result)) is None:
             return ResampledResult(result, None)
-        path = scoring.draws_path(evidence)
-        return ResampledResult(
-            result, load_or_make(self.store, path, Draws, lambda: self._draw(scoring, evidence))
-        )
+        draws = load_or_make(self.store, draws_path, Draws, lambda: self._draw(scoring, result))
+        return ResampledResult(result, draws)
 
-    def _draw(self, scoring: Scoring, reference: FileRef) -> Draws:
-        """Compute the metric on resamples of the evidence."""
+    def _draw(self, scoring: Scoring, result: Result) -> Draws:
+        """Compute the metric on resamples of the rows that the result keeps as evidence."""
         from pipeline.evaluate.bootstrap import statistics
 
-        evidence, _ = unpack(reference.read(self.store), kind="evidence")
-        values = statistics(scoring.task, evidence, scoring.resamples, scoring.seed)
+        assert result.evidence is not None, "draws_path returns None for results without evidence"
+        rows, _ = unpack(result.evidence.read(self.store), kind="evidence")
+        values = statistics(scoring.task, rows, scoring.resamples, scoring.seed)
         return Draws(values=tuple(map(_number, values.tolist())))
 
     def _score(self, scoring: Scoring) -> Result:
@@ -153,7 +158,7 @@ class ScoreTask(PlainTask[Scoring, ResampledResult]):
             metric=score.metric,
             value=_number(score.value),
             count=score.count,
-            figures={name: _number(value) for name, value in score.metrics.items()},
+            metrics={name: _number(value) for name, value in score.metrics.items()},
             facts=from_json(
                 to_json(dict(score.facts), inf_nan_mode="null", fallback=lambda value: value.tolist())
             ),
@@ -186,10 +191,7 @@ class _TransformedVectors:
     def warnings(self) -> Iterator[str]:
         """Yield warnings about the vectors that were looked up."""
         if self._unusable:
-            yield (
-                f"the encoder gave {self._unusable:,} sentences no usable vector: "
-                "they count as unlike everything"
-            )
+            yield (f"the encoder gave {self._unusable:,} sentences no usable vector: their cosines are 0")
         if self._identical:
             yield f"all {self._identical:,} sentences have one and the same vector: the score is meaningless"
 

@@ -18,8 +18,9 @@ from pipeline.stats.tensors import pack, unpack
 from pipeline.store.once import load_or_make, put_by_content
 from pipeline.store.stored import FileRef, Stored
 
-# Units that the sample is taken from, evenly spaced: each gives 200 rows of its stored sample of 1.6 MB.
-_UNITS = 1_000
+# Largest number of units that the sample is taken from. Each of so many gives 200 of the PILOT_ROWS; to read
+# them, its stored sample (1.6 MB for 384 dimensions) is loaded, not the unit.
+_MAX_UNITS = 1_000
 
 
 class _PilotSample(Stored):
@@ -29,7 +30,7 @@ class _PilotSample(Stored):
 
 
 class _MeasuredKind(Stored):
-    """Measurement of one kind, which a later run loads."""
+    """File with the measurement of one kind, which a later run loads."""
 
     found: CodeRecall
 
@@ -92,7 +93,8 @@ def measure_kinds(
         units: units with live rows, by ordinal.
         transform: transform that the index applies; None for raw vectors.
     """
-    chosen = tuple(units[number] for number in np.unique(np.linspace(0, len(units) - 1, _UNITS).astype(int)))
+    spaced = np.unique(np.linspace(0, len(units) - 1, _MAX_UNITS).astype(int))
+    chosen = tuple(units[index] for index in spaced)
     identity = {
         "units": [[placed.ordinal, placed.unit.sha256] for placed in chosen],
         "dead": source.dead.sha256 if source.dead else None,
@@ -102,27 +104,13 @@ def measure_kinds(
         "versions": packages("manta-embeddings", "faiss-cpu", "faiss-gpu"),
     }
     work = f"indexes/work/pilot-{digest_of(identity)[:24]}"
-    task = SamplePilot(source, work)
-    return load_or_make(
-        run.store, f"{work}/kinds.json", KindRecalls, lambda: _measure(run, task, chosen, transform, kinds)
-    )
 
+    def measure() -> KindRecalls:
+        with run.stages("pilot"):
+            vectors = run.workers.run(SamplePilot(source, work), chosen, Pool(1)).vectors
+            task = MeasureKind(source, work, vectors, affine_of(transform), run.job.index.seed)
+            found = map_in_order(run, task, kinds)
+        run.store.delete(vectors.path)
+        return KindRecalls(source=f"a sample of {vectors.rows:,} of them", measured=found)
 
-def _measure(
-    run: Run,
-    sampling: SamplePilot,
-    units: tuple[PlacedUnit, ...],
-    transform: Transform | None,
-    kinds: Sequence[KindVariant],
-) -> KindRecalls:
-    with run.stages("pilot"):
-        vectors = run.workers.run(sampling, units, Pool(1)).vectors
-        measure = MeasureKind(
-            sampling.source, sampling.folder, vectors, affine_of(transform), run.job.index.seed
-        )
-        found = map_in_order(run, measure, kinds)
-    run.store.delete(vectors.path)
-    return KindRecalls(
-        source=f"a sample of {vectors.rows:,} of them",
-        measured=found,
-    )
+    return load_or_make(run.store, f"{work}/kinds.json", KindRecalls, measure)

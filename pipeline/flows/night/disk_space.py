@@ -85,7 +85,7 @@ def estimate_space(job: Job, store: Store, files: Mapping[SourceFile, int]) -> S
     return SpaceEstimate(stored, max(new_bytes + new_rows * _LINE_BYTES, index.file_bytes))
 
 
-def check_space(estimate: SpaceEstimate, store: Store, root: str) -> str:
+def check_disk_space(estimate: SpaceEstimate, store: Store, root: str) -> str:
     """Return a sentence on the free and the needed space.
 
     Raises:
@@ -95,26 +95,19 @@ def check_space(estimate: SpaceEstimate, store: Store, root: str) -> str:
     if free is not None:
         needed = stored + estimate.scratch
         if free < needed:
-            raise _too_little_space(
-                root,
-                estimate,
-                needed,
-                free,
-                "make room (manta releases prune), or choose another release.root",
-            )
+            remedy = "make room (manta releases prune), or choose another release.root"
+            raise ConfigError(root, _needed(needed, estimate), size(free), remedy)
         return f"{size(free)} free, about {size(needed)} needed: {estimate.sentence}"
     folder = tempfile.gettempdir()
     free = LocalStore(folder).free_bytes() or 0
     if free < estimate.scratch:
         remedy = "make room there, or set TMPDIR to a larger disk"
-        raise _too_little_space(folder, estimate, estimate.scratch, free, remedy)
+        raise ConfigError(folder, _needed(estimate.scratch, estimate), size(free), remedy)
     return (
         f"an object store: no limit known, about {size(stored)} needed; {size(free)} free for scratch in "
         f"{folder}: {estimate.sentence}"
     )
 
 
-def _too_little_space(
-    where: str, estimate: SpaceEstimate, needed: int, free: int, remedy: str
-) -> ConfigError:
-    return ConfigError(where, f"about {size(needed)} free ({estimate.sentence})", size(free), remedy)
+def _needed(count: int, estimate: SpaceEstimate) -> str:
+    return f"about {size(count)} free ({estimate.sentence})"

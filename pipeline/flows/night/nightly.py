@@ -10,8 +10,8 @@ from pipeline.flows.night.outcome import NightOutcome, outcome_of, publish_or_re
 from pipeline.flows.night.overview import refresh_page_at_end
 from pipeline.flows.night.previous import (
     PreviousRelease,
+    find_damage,
     has_same_files,
-    is_damaged,
     load_previous,
     same_release,
 )
@@ -38,16 +38,16 @@ from pipeline.store.release import Releases
 def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = False) -> NightOutcome:
     """Make and publish tonight's release.
 
-    If another night published meanwhile, this one publishes nothing and ends as "overtaken". A live release
-    that lacks files is repaired, even if the corpus did not change. On a held root the candidate is made,
-    judged and kept, but not published.
+    If another night published meanwhile, this one publishes nothing and ends as "overtaken". If files of the
+    current release are missing, they are made again, even if the corpus did not change. On a held root the
+    candidate is made, judged and kept, but not published.
 
     Args:
-        verify: also compare every file of the live release with its sha256.
+        verify: also compare every file of the current release with its sha256.
 
     Raises:
         GatesRefused: a gate did not pass; the candidate is kept for inspection.
-        DataError: the sequence of commits has a gap, or a file of the live release was changed.
+        DataError: the sequence of commits has a gap, or a file of the current release was changed.
     """
     releases = open_releases(job)
     with refresh_page_at_end(releases):
@@ -56,8 +56,10 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
         previous = load_previous(releases)
         encoder = encoder_copy_path(open_folder(job.encoder))  # an unusable encoder shows before any work
         harvest_corpus(job, stages)
-        damaged = is_damaged(store, previous, stages, by_content=verify)
-        up_to_date = None if damaged else same_release(job, previous, encoder)
+        damage = find_damage(store, previous, stages, by_content=verify)
+        if damage is not None:
+            say(f"{damage}; this night makes again what is missing, and publishes it as a new release")
+        up_to_date = None if damage else same_release(job, previous, encoder)
         if up_to_date and has_same_files(job, previous):
             return outcome_of("unchanged", up_to_date, store.uri, {"why": "nothing changed"})
         _check(job, releases, previous)

@@ -47,7 +47,7 @@ class NightPlan:
         worker_bytes: memory of one worker.
         cost: prediction for the nodes of the cluster.
         nodes: resources of these nodes.
-        release: number of the live release; None before the first night.
+        release: number of the current release; None before the first night.
         recall_at_10: recall of its index, if it was measured.
         changed_files: number of files that changed since that release.
         tonight_rows: number of rows in these files, an upper bound of the rows to encode.

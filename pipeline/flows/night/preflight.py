@@ -10,7 +10,7 @@ import pyarrow as pa
 from pipeline.device import resolve
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.flows.corpus import sample_files
-from pipeline.flows.night.disk_space import check_space, estimate_space
+from pipeline.flows.night.disk_space import check_disk_space, estimate_space
 from pipeline.flows.night.stages import check_index_and_transform
 from pipeline.flows.workers.nodes import describe_resources
 from pipeline.log import Stages, counted, packages
@@ -202,7 +202,7 @@ class _Checks:
         for file in self.files:
             count = known.get(file.name)
             counts[file] = file.size // self.row_bytes if count is None else count
-        return check_space(estimate_space(self.job, store, counts), store, root)
+        return check_disk_space(estimate_space(self.job, store, counts), store, root)
 
     def cluster(self) -> str:
         """Check that workers can be started."""

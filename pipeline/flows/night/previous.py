@@ -3,11 +3,11 @@
 Imports neither torch nor Ray.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pipeline.errors import DataError
-from pipeline.log import Stages, say
+from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings, Job
 from pipeline.store.base import Store
@@ -87,8 +87,8 @@ def load_previous(releases: Releases) -> PreviousRelease:
         return PreviousRelease(release, corpus_problem=f"{where} was written by another version")
 
 
-def is_damaged(store: Store, previous: PreviousRelease, stages: Stages, *, by_content: bool) -> bool:
-    """Return whether files of the current release are missing or of another size, and log the first of them.
+def find_damage(store: Store, previous: PreviousRelease, stages: Stages, *, by_content: bool) -> str | None:
+    """Describe missing files of the current release, and files of another size; None if there are none.
 
     Tonight's stages make such files again.
 
@@ -98,18 +98,10 @@ def is_damaged(store: Store, previous: PreviousRelease, stages: Stages, *, by_co
     Raises:
         DataError: a file has the right size but another content, which later stages would not notice.
     """
-    release = previous.release
-    if release is None:
-        return False
+    if (release := previous.release) is None:
+        return None
     faults = _content_faults(store, release, stages) if by_content else size_faults(store, release)
-    if not faults:
-        return False
-    more = f" and {len(faults) - 1:,} more" if len(faults) > 1 else ""
-    say(
-        f"release {release.release} is damaged: {faults[0]}{more}; this night makes again what is missing, "
-        "and publishes it as a new release"
-    )
-    return True
+    return f"release {release.release} is damaged: {faults[0]}{_and_more(faults)}" if faults else None
 
 
 def _content_faults(store: Store, release: ReleaseManifest, stages: Stages) -> list[Fault]:
@@ -117,15 +109,17 @@ def _content_faults(store: Store, release: ReleaseManifest, stages: Stages) -> l
     with stages("verify", bytes_to_read(store, release), "bytes") as bar:
         faults = content_faults(store, release, bar.add)
     if changed := [fault for fault in faults if fault.is_content_changed]:
-        first = changed[0]
-        more = f", and {len(changed) - 1:,} more files" if len(changed) > 1 else ""
         raise DataError(
-            store.uri_of(first.path),
-            first.expected,
-            f"{first.found}{more}",
+            store.uri_of(changed[0].path),
+            changed[0].expected,
+            f"{changed[0].found}{_and_more(changed)}",
             "restore it, or delete it and run again: the night makes it again; or roll back",
         )
     return faults
+
+
+def _and_more(faults: Sequence[Fault]) -> str:
+    return f" and {len(faults) - 1:,} more" if len(faults) > 1 else ""
 
 
 def same_release(job: Job, previous: PreviousRelease, encoder_path: str) -> ReleaseManifest | None:

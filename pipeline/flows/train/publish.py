@@ -29,7 +29,7 @@ class Outcome:
 
     Attributes:
         steps: number of steps taken.
-        best: best score on dev; `best.figure` is None if nothing was measured.
+        best: best score on dev; `best.score` is None if nothing was measured.
         workers: number of ranks.
         device: device of the first rank.
         warnings: the objective's warnings about its settings.
@@ -59,7 +59,7 @@ def publish(run: RunFolder, settings: TrainSettings, model: "TrainedModel", outc
         write_card(report, folder.path)
         _upload(folder, run.store)
     run.store.write(REPORT, render(report, training_warnings(report)).encode())
-    best = outcome.best.figure
+    best = outcome.best.score
     result = ResultRecord(
         name=run.name,
         digest=run.digest,
@@ -102,7 +102,7 @@ def _report(
         )
         for source, counts in zip(settings.data, record.counts, strict=True)
     )
-    chosen_by_dev = outcome.best.figure is not None and settings.dev.keep == "best"
+    chosen_by_dev = outcome.best.score is not None and settings.dev.keep == "best"
     return TrainingReport(
         name=run.name,
         uri=run.store.uri,

@@ -116,7 +116,7 @@ class TrainRank:
                 if log is not None:
                     log.add(step, score, same_rows)
                 _save_if_due(resumable, log)
-                dev = "" if resumable.best.figure is None else f", best on dev {resumable.best.figure:.2f}"
+                dev = "" if resumable.best.score is None else f", best on dev {resumable.best.score:.2f}"
                 report(step.number - self.done_steps, f"loss {float(step.loss.total):.4g}{dev}")
         except (NonFinite, ModelError) as error:
             raise self._store_refused_batch(error, resumable.number + 1) from None

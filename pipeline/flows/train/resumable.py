@@ -1,7 +1,6 @@
 """A training on one rank that resumes from checkpoints and is evaluated on dev between its steps."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 from pipeline.objectives import Batch
@@ -27,7 +26,7 @@ class ResumableTraining:
         if (last := checkpoints.last()) is not None:
             state = load_state(last)
             training.restore(state)
-            self.best, self._saved_step = BestScore(**state[_BEST]), self.number
+            self.best, self._saved_step = BestScore.from_state(state[_BEST]), self.number
 
     @property
     def number(self) -> int:
@@ -47,7 +46,7 @@ class ResumableTraining:
         if self.number or self._dev is None:
             return None
         if self.best.step is not None:  # measured by the run that saved the checkpoint of step 0
-            return self.best.figure
+            return self.best.score
         return self._measure(self._dev)
 
     def steps(self, batches: Iterator[Batch]) -> Iterator[tuple[Step, float | None]]:
@@ -70,7 +69,7 @@ class ResumableTraining:
     def save(self) -> None:
         """Save a checkpoint. Every rank must call it."""
         self._checkpoints.save(
-            self.number, {**self.training.state(), _BEST: asdict(self.best)}, self._score_if_best()
+            self.number, {**self.training.state(), _BEST: self.best.state()}, self._score_if_best()
         )
         self._saved_step = self.number
 
@@ -101,4 +100,4 @@ class ResumableTraining:
 
     def _score_if_best(self) -> float | None:
         """Return the score on dev of the current weights if it is the best so far, else None."""
-        return self.best.figure if self.best.step == self.number else None
+        return self.best.score if self.best.step == self.number else None

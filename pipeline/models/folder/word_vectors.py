@@ -102,7 +102,7 @@ def load_words(
     """
     vocabulary = _read_vocabulary(folder)
     return Tokenizer(
-        source=functools.partial(_word_ids, known=vocabulary, lower=lower, unknown=SKIPPED_WORD),
+        to_ids=functools.partial(_word_ids, known=vocabulary, lower=lower, unknown=SKIPPED_WORD),
         prefix=(),
         suffix=(),
         max_length=max_length,
@@ -133,7 +133,7 @@ def load_sequences(
         )
     unknown = vocabulary.get(UNKNOWN, SKIPPED_WORD)
     return Tokenizer(
-        source=functools.partial(_word_ids, known=vocabulary, lower=lower, unknown=unknown),
+        to_ids=functools.partial(_word_ids, known=vocabulary, lower=lower, unknown=unknown),
         prefix=(vocabulary[FIRST],),
         suffix=(vocabulary[LAST],),
         max_length=max_length,

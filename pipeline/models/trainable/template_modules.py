@@ -69,10 +69,15 @@ class MaskPooling(_ConfiguredModule):
 
 
 class Denoise(_ConfiguredModule):
-    """Subtraction of the vector of the template without a text, which depends on the text's length.
+    """Subtract the vector of the template without a text, which depends on the number of tokens.
 
-    If there is a transform, the dense layer of a masked language model's head, it is applied to the text's
-    vector first; the vectors of the table are its outputs already.
+    Its config.json has:
+        width: number of components of the vectors.
+        activation: activation of the dense layer of a masked language model's head, which is applied to a
+            text's vector first; None without such a layer. The vectors of the table are its outputs already.
+        epsilon: epsilon of the LayerNorm after the dense layer.
+        shortest: number of tokens, those of the template included, that the table's first row is for.
+        longest: number of tokens that its last row is for.
     """
 
     def __init__(

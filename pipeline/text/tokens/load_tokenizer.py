@@ -144,12 +144,12 @@ def _from_backend(
     prefix, suffix = _special_tokens(backend, folder)
     description = json.loads(backend.to_str())
 
-    def source(texts: list[str]) -> list[list[int]]:
+    def to_ids(texts: list[str]) -> list[list[int]]:
         return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     pad_id = read_mapping(folder / "config.json").get("pad_token_id")
     return Tokenizer(
-        source,
+        to_ids,
         prefix,
         suffix,
         max_length,
@@ -188,13 +188,13 @@ def _special_tokens(backend: "tokenizers.Tokenizer", folder: Path) -> tuple[tupl
     added them; version 5 ignores them if the folder has a tokenizer.json.
     """
     bare, full = (backend.encode("a", add_special_tokens=special).ids for special in (False, True))
-    before, behind = _split_special_tokens(bare, full, folder)
+    before, after = _split_special_tokens(bare, full, folder)
     added = {name: backend.token_to_id(token) for name, token in added_tokens(folder).items()}
     if (start := added.get("bos_token")) is not None and before[:1] != (start,):
         before = (start, *before)
-    if (end := added.get("eos_token")) is not None and behind[-1:] != (end,):
-        behind = (*behind, end)
-    return before, behind
+    if (end := added.get("eos_token")) is not None and after[-1:] != (end,):
+        after = (*after, end)
+    return before, after
 
 
 def _split_special_tokens(
@@ -217,7 +217,7 @@ def _from_slow(loaded: Any, folder: Path, max_length: int, *, prompt: str, lower
     bare, full = (loaded("a", add_special_tokens=special)["input_ids"] for special in (False, True))
     prefix, suffix = _split_special_tokens(bare, full, folder)
 
-    def source(texts: list[str]) -> list[list[int]]:
+    def to_ids(texts: list[str]) -> list[list[int]]:
         cased = [text.lower() for text in texts] if lower else texts
         ids = loaded(cased, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
         return list(map(list, ids))
@@ -225,7 +225,7 @@ def _from_slow(loaded: Any, folder: Path, max_length: int, *, prompt: str, lower
     vocabulary = loaded.get_vocab
     unknown = () if loaded.unk_token_id is None else (int(loaded.unk_token_id),)
     return Tokenizer(
-        source,
+        to_ids,
         prefix,
         suffix,
         max_length,

@@ -117,12 +117,14 @@ def apply_template(tokenizer: Tokenizer, folder: Path, template: str | None, *, 
             f"{tokenizer.max_length}, of which {len(around)} belong to the template",
             "raise it",
         )
-    # A fixed position, because the text may contain the mask token too.
-    position = around.index(mask) if mask in tokenizer.prefix else around.index(mask) - len(around)
+    # Counted from the nearer end: it must not depend on the text, which may contain the mask token too.
+    index = around.index(mask)
+    position = index if mask in tokenizer.prefix else index - len(around)
     return replace(tokenizer, mask=position if masked else None)
 
 
 def _with_template(tokenizer: Tokenizer, template: str, mask_name: str, folder: Path) -> Tokenizer:
+    """Return the tokenizer with the tokens of the template inside its special tokens."""
     if tokenizer.vocabulary()[mask_name] in (*tokenizer.prefix, *tokenizer.suffix):
         raise ModelError(
             "encoder.template",
@@ -137,8 +139,8 @@ def _with_template(tokenizer: Tokenizer, template: str, mask_name: str, folder: 
             repr(template),
             f"write {TEXT} where the text belongs",
         )
-    before, behind = tokenizer.source(template.replace(MASK, mask_name).split(TEXT))
-    return replace(tokenizer, prefix=(*tokenizer.prefix, *before), suffix=(*behind, *tokenizer.suffix))
+    before, after = tokenizer.to_ids(template.replace(MASK, mask_name).split(TEXT))
+    return replace(tokenizer, prefix=(*tokenizer.prefix, *before), suffix=(*after, *tokenizer.suffix))
 
 
 def wrap_tokenizer(folder: Path, prefix: tuple[int, ...], suffix: tuple[int, ...]) -> None:
@@ -188,11 +190,11 @@ def add_tokens(folder: Path, count: int) -> list[int]:
     names = [f"[template {number}]" for number in range(count)]
     backend.add_special_tokens([AddedToken(name, normalized=False) for name in names])
     ids = [backend.get_vocab()[name] for name in names]
-    if known & set(ids) or len(set(ids)) < count:
+    if taken := known.intersection(ids):
         raise ModelError(
             str(folder / "tokenizer.json"),
             f"a vocabulary with room for {count} more tokens at its end",
-            f"the id {ids[0]} already taken",
+            f"the id {min(taken)} already taken",
             "use another encoder",
         )
     backend.save(str(folder / "tokenizer.json"))

@@ -14,7 +14,7 @@ import numpy as np
 Side = Literal["start", "end"]
 
 SKIPPED_WORD = -1
-"""returned by an `IdSource` in place of an unknown word for which there is no token at all"""
+"""returned by a `TextsToIds` in place of an unknown word for which there is no token at all"""
 # Limits of the texts that are given to the tokenizer's threads at once. Their encodings take about 100 bytes
 # a token until they are copied.
 _BATCH_TEXTS = 1_024
@@ -121,7 +121,7 @@ class TokenCounts(NamedTuple):
         return cls(*(np.zeros(count, bool if name == "truncated" else np.int64) for name in cls._fields))
 
 
-IdSource = Callable[[list[str]], list[list[int]]]
+TextsToIds = Callable[[list[str]], list[list[int]]]
 """a function from texts to token ids without special tokens"""
 
 
@@ -129,7 +129,7 @@ IdSource = Callable[[list[str]], list[list[int]]]
 class Tokenizer:
     """Turn texts into `Tokens`: put the prompt before them, tokenize, truncate, add special tokens."""
 
-    source: IdSource
+    to_ids: TextsToIds
     """tokenizes whole texts"""
     prefix: tuple[int, ...]
     """special tokens before every text"""
@@ -159,7 +159,7 @@ class Tokenizer:
     unknown: tuple[int, ...] = ()
     """ids of the tokens that stand for text outside the vocabulary: the unknown token, and byte tokens"""
     skips_words: bool = False
-    """whether `source` returns SKIPPED_WORD for words without any token"""
+    """whether `to_ids` returns SKIPPED_WORD for words without any token"""
 
     @property
     def max_text_tokens(self) -> int:
@@ -241,7 +241,7 @@ class Tokenizer:
 
     def _tokenize(self, texts: list[str]) -> tuple[list[list[int]], list[int]]:
         """(token ids, number of skipped words) of each text."""
-        rows = self.source(texts)
+        rows = self.to_ids(texts)
         if not self.skips_words:
             return rows, [0] * len(rows)
         known = [[id_ for id_ in row if id_ != SKIPPED_WORD] for row in rows]
@@ -255,13 +255,13 @@ class Tokenizer:
         return text[: split.start()] if split else text
 
 
-def frame_masks(offsets: np.ndarray, before: int, behind: int, mask: int) -> tuple[np.ndarray, np.ndarray]:
+def frame_masks(offsets: np.ndarray, before: int, after: int, mask: int) -> tuple[np.ndarray, np.ndarray]:
     """Masks of the tokens of rows that have equal numbers of tokens before and after their text.
 
     Args:
         offsets: (n + 1,) of the rows.
         before: number of tokens before each text.
-        behind: number of tokens after each text.
+        after: number of tokens after each text.
         mask: position of the mask token in every row, negative if counted from the row's end.
 
     Returns:
@@ -270,7 +270,7 @@ def frame_masks(offsets: np.ndarray, before: int, behind: int, mask: int) -> tup
     lengths = np.diff(offsets)
     inside = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
     to_end = np.repeat(lengths, lengths) - inside  # tokens from this one to the row's end, itself included
-    return inside == mask if mask >= 0 else to_end == -mask, (inside < before) | (to_end <= behind)
+    return inside == mask if mask >= 0 else to_end == -mask, (inside < before) | (to_end <= after)
 
 
 def _end_sentence(text: str) -> str:

@@ -34,7 +34,7 @@ def _result(score: Score) -> Result:
         metric=score.metric,
         value=score.value,
         count=score.count,
-        figures=dict(score.metrics),
+        metrics=dict(score.metrics),
     )
 
 
@@ -85,7 +85,7 @@ def test_other_tasks_have_no_such_table(tmp_path: Path):
 def test_an_undefined_aggregation_is_said(tmp_path: Path):
     year = measured(write_pairs(tmp_path / "a.parquet", 40), "STS13")
     without = [
-        ResampledResult(each.result.model_copy(update={"figures": {"Spearman all": 50.0}}), None)
+        ResampledResult(each.result.model_copy(update={"metrics": {"Spearman all": 50.0}}), None)
         for each in year.results
     ]
     scores = aggregated_scores([MeasuredTask(year.task, tuple(without))], ["one"])

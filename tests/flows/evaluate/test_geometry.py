@@ -98,16 +98,16 @@ def test_geometry_matches_the_encoder_and_its_transform(
     vectors = load_encoder(job.encoder, job.encode).encode(sentences(160, seed=5))
     for series, x in zip(geometry.series[:2], (vectors, transform(vectors)), strict=True):
         similarity = cosines(x[:80], x[80:])
-        assert series.space.figures["gold_correlation"].value == pytest.approx(
+        assert series.space.metrics["gold_correlation"].value == pytest.approx(
             100 * np.corrcoef(np.argsort(np.argsort(similarity)), np.arange(80))[0, 1], abs=1e-3
         )
-        assert series.space.figures["alignment"].count == 16
+        assert series.space.metrics["alignment"].count == 16
         assert series.space.dim == x.shape[1]
     levels = geometry.depths[0].levels
     assert [depth.name for depth in geometry.depths] == ["plain, cls"]  # another pooling has the same layers
     assert [level.number for level in levels] == [0, 1, 2, 3]
-    assert levels[3].figures["sentence_anisotropy"].value == pytest.approx(
-        geometry.series[0].space.figures["anisotropy"].value, abs=1e-5
+    assert levels[3].metrics["sentence_anisotropy"].value == pytest.approx(
+        geometry.series[0].space.metrics["anisotropy"].value, abs=1e-5
     )  # mean pooling
     assert GeometryReport.model_validate_json(geometry.model_dump_json()) == geometry
 
@@ -122,7 +122,7 @@ def test_texts_are_sampled_by_hash_and_a_second_run_reuses_vectors(
     assert measure(job, plain(job, "another name")).series[0].space == first.series[0].space
     assert {file: file.stat().st_mtime_ns for file in files} == files
     other = (
-        measure(make_job("evaluate.geometry.sentences=400"), plain(job)).series[0].space.figures["anisotropy"]
+        measure(make_job("evaluate.geometry.sentences=400"), plain(job)).series[0].space.metrics["anisotropy"]
     )
     everything = load_encoder(job.encoder, job.encode).encode(sentences(400))
     assert other.value == pytest.approx(anisotropy(everything), abs=1e-6)

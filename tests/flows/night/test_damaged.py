@@ -1,4 +1,4 @@
-"""A missing file of the live release is found and made again by the next night, though nothing changed."""
+"""A missing file of the current release is found and made again by the next night, though nothing changed."""
 
 import json
 import shutil

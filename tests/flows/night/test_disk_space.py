@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.flows.night.disk_space import SpaceEstimate, check_space, estimate_space
+from pipeline.flows.night.disk_space import SpaceEstimate, check_disk_space, estimate_space
 from pipeline.flows.night.nightly import nightly
 from pipeline.log import Stages
 from pipeline.settings import Job
@@ -51,8 +51,8 @@ def test_the_estimate_covers_the_files_of_this_night_and_the_next(
 
 def test_too_little_space_is_refused_listing_the_parts(tmp_path: Path):
     store = LocalStore(str(tmp_path))
-    assert "vectors" in check_space(SpaceEstimate({"vectors": 10}, 5), store, "root")
+    assert "vectors" in check_disk_space(SpaceEstimate({"vectors": 10}, 5), store, "root")
     with pytest.raises(
         ConfigError, match=r"root: expected about .* free \(vectors .*, encoder .*, scratch .*\).*make room"
     ):
-        check_space(SpaceEstimate({"vectors": 1 << 60, "encoder": 1 << 20}, 1 << 20), store, "root")
+        check_disk_space(SpaceEstimate({"vectors": 1 << 60, "encoder": 1 << 20}, 1 << 20), store, "root")

@@ -119,7 +119,7 @@ def test_lost_tokens_are_those_beyond_max_length(truncation_side: str, tmp_path:
     word_piece().save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(tmp_path, 16, truncation_side=truncation_side)  # type: ignore[arg-type]
     texts = [*TEXTS, LONG, 50 * LONG]
-    whole = np.array([len(row) for row in tokenizer.source(texts)])
+    whole = np.array([len(row) for row in tokenizer.to_ids(texts)])
     counts = tokenizer.counts(tokenizer(texts))
     lost = np.maximum(whole - tokenizer.max_text_tokens, 0)
     assert counts.truncated.tolist() == (lost > 0).tolist()
