@@ -1,6 +1,7 @@
 """Supervised PromptBERT (Jiang et al. 2022, section 4): pairs and hard negatives in one prompt template."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 from torch import nn
@@ -30,14 +31,16 @@ class PromptSupervised(InBatchContrast):
 
     The default, None, means transform for a BERT that has the head, else mlp, as in the paper. `template`:
     None: the folder's, or if it has none, the paper's first one for the encoder's family. `limit`: largest
-    number of tokens of a text, in training and in inference; None: the encoder's limit.
+    number of tokens of a text, in training and in inference; None: the encoder's limit. `keep_denoise`: False
+    leaves h_hat out in inference, as the paper describes it; True keeps it, as its program does.
     `hard_negative_weight`: as in `supervised`.
     """
 
     columns = ("anchor", "positive")
     optional = ("negative",)
     needs_folder = True
-    _prompted: PromptedEncoder
+    _training_encoder: PromptedEncoder
+    _inference_encoder: PromptedEncoder
 
     def __init__(
         self,
@@ -47,6 +50,7 @@ class PromptSupervised(InBatchContrast):
         template: str | None = None,
         limit: Limit | None = 32,
         denoise: bool = True,
+        keep_denoise: bool = True,
         readout: Readout | None = None,
         hard_negative_weight: PositiveFloat = 1.0,
     ) -> None:
@@ -59,20 +63,21 @@ class PromptSupervised(InBatchContrast):
         self.transform = transform_of(self.encoder) if readout == "transform" else None
         self.head = TanhHead(self.encoder.backbone.width) if readout == "mlp" else None
         template = default_template(folder) if template is None else template
-        prompted = PromptedEncoder(
-            self.encoder, template, limit=limit, denoise=denoise, readout=self.transform or self.head
+        prompted = partial(
+            PromptedEncoder, self.encoder, template, limit=limit, readout=self.transform or self.head
         )
-        self.set_unregistered("_prompted", prompted)
-        self.dim = self._prompted.dim
+        self.set_unregistered("_training_encoder", prompted(denoise=denoise))
+        self.set_unregistered("_inference_encoder", prompted(denoise=denoise and keep_denoise))
+        self.dim = self._training_encoder.dim
 
     def views(self, batch: Batch) -> Sequence[View]:
+        encoder = self._training_encoder
         return [
-            View(self._prompted, self._prompted.put_into(view.tokens, self._prompted.frame))
-            for view in super().views(batch)
+            View(encoder, encoder.put_into(view.tokens, encoder.frame)) for view in super().views(batch)
         ]
 
     def trained_model(self) -> TrainedModel:
-        return TrainedModel(self._prompted)
+        return TrainedModel(self._inference_encoder)
 
     def warnings(self) -> list[str]:
         if not isinstance(self.transform, DenoiseTransform) or has_language_head(self.encoder):

@@ -110,6 +110,28 @@ def test_the_saved_product_encodes_as_the_paper_does_at_inference(folders, tmp_p
     np.testing.assert_allclose(found, expected.detach(), atol=2e-5)
 
 
+@pytest.mark.parametrize(("family", "has_transform"), [("bert", True), ("roberta", False)])
+def test_a_supervised_product_can_leave_denoising_to_the_training(
+    folders, tmp_path, family, has_transform
+):
+    template = ROBERTA[0] if family == "roberta" else BERT[0]
+    kept, dropped = (
+        made(folders[family], "prompt_supervised", keep_denoise=keep_denoise) for keep_denoise in (True, False)
+    )
+    rows = batch(folders[family], anchor=TEXTS, positive=TEXTS[::-1])
+    for expected, found in zip(_vectors(kept, rows), _vectors(dropped, rows), strict=True):
+        assert torch.equal(found, expected), "the training subtracts in any case"
+    product = dropped.trained_model().encoder
+    saved = save_folder(product, product.folder, tmp_path / "saved")
+    found = load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(TEXTS)
+    expected = read(folders[family], template, TEXTS, denoise=False, transform=has_transform)
+    if not has_transform:
+        expected = dropped.head(expected)
+    np.testing.assert_allclose(found, expected.detach(), atol=2e-5)
+    denoised = kept.trained_model().encoder(product.folder.tokenizer()(TEXTS))
+    assert (expected - denoised).abs().max() > 1e-3
+
+
 @pytest.mark.parametrize("name", ["prompt", "prompt_supervised"])
 def test_chunks_with_dropout_replay_the_empty_template_too(folders, name):
     """Compare with chunked passes that keep their graph: each chunk encodes the empty template with new
