@@ -54,8 +54,9 @@ class Batch:
         tokenize: tokenizer of the texts.
         peers: ranks whose rows are candidates too.
         false_negatives: (n, candidates) bool by role, True where a candidate means the same as the row
-            without being its positive. For the role "text" the candidates are the texts of all peers; for
-            "anchor" they are the positives of all peers, followed by their negatives if there are any.
+            without being its positive. For the roles "text", "next" and "next3" the candidates are the texts
+            of that role of all peers; for "anchor" they are the positives of all peers, followed by their
+            negatives if there are any.
         source: data source of the rows.
         indices: (n,) position of each row within the batch of the step, if this is a part of that batch; else
             None.

@@ -11,13 +11,13 @@ from torch import nn
 from pipeline.config import Settings, validated
 from pipeline.errors import ConfigError
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.objectives import OBJECTIVES, Objective
+from pipeline.objectives import OBJECTIVES, Objective, Roles
 from pipeline.objectives.matryoshka import Matryoshka
 from pipeline.objectives.weighted import Sum, Term, merged_roles
 from pipeline.settings.training import TrainSettings
-from pipeline.text.rows.triples import NEIGHBOURS, RUNNING_TEXT
+from pipeline.text.rows.adjacent import ADJACENT, RUNNING_TEXT
 
-Order = Literal["shuffled", "contiguous", "triples"]
+Order = Literal["shuffled", "contiguous", "adjacent"]
 
 
 class DataRequirements(NamedTuple):
@@ -26,8 +26,9 @@ class DataRequirements(NamedTuple):
     Attributes:
         columns: roles of the columns that the data must have.
         optional: roles of the columns that are used if they exist.
-        order: "contiguous" if a batch must be consecutive sentences of documents; "triples" if each row needs
-            the sentences before and after its text, which are made from the order of the rows.
+        order: "contiguous" if a batch must be consecutive sentences of documents; "adjacent" if each row
+            needs sentences before or after its text, which are made from the order of the rows: those of
+            `adjacent_roles`.
     """
 
     columns: tuple[str, ...]
@@ -59,14 +60,28 @@ def data_requirements(settings: TrainSettings) -> DataRequirements:
     Raises:
         ConfigError: as in `build_objective`.
     """
-    classes = [OBJECTIVES[term.name] for term in settings.objective]
-    roles = [objective.roles(_checked_options(settings, index)) for index, objective in enumerate(classes)]
+    roles = _roles(settings)
     columns, optional = merged_roles(roles)
-    order = _common_order({term.name: OBJECTIVES[term.name].order for term in settings.objective})
-    if order == "triples":
-        made = [role for role in columns if role not in NEIGHBOURS]
-        columns = tuple(dict.fromkeys([*made, *RUNNING_TEXT]))
+    orders: dict[str, Order] = {
+        term.name: "adjacent" if set(ADJACENT) & set(each.required) else OBJECTIVES[term.name].order
+        for term, each in zip(settings.objective, roles, strict=True)
+    }
+    order = _common_order(orders)
+    if order == "adjacent":
+        stored = [role for role in columns if role not in ADJACENT]
+        columns = tuple(dict.fromkeys([*stored, *RUNNING_TEXT]))
     return DataRequirements(columns, optional, order)
+
+
+def adjacent_roles(settings: TrainSettings) -> tuple[str, ...]:
+    """Return the roles of ADJACENT that the objectives of `settings` read."""
+    return tuple(role for role in merged_roles(_roles(settings)).required if role in ADJACENT)
+
+
+def _roles(settings: TrainSettings) -> list[Roles]:
+    """Return the roles that each objective of `settings` reads."""
+    classes = [OBJECTIVES[term.name] for term in settings.objective]
+    return [objective.roles(_checked_options(settings, index)) for index, objective in enumerate(classes)]
 
 
 def _common_order(orders: Mapping[str, Order]) -> Order:

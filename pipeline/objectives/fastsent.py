@@ -47,7 +47,6 @@ class FastSent(Objective):
     """
 
     columns = ("previous", "text", "next")
-    order = "triples"
     min_rows = 1
     needs_folder = True
 

@@ -1,11 +1,17 @@
 """Contrastive objectives whose candidates are the rows of the batch, on all ranks."""
 
-from typing import cast
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal, cast
 
 from torch import Tensor, nn
 
 from pipeline.losses import Similarity, info_nce
-from pipeline.objectives import Batch, Loss, Objective
+from pipeline.models.trainable.heads import HeadName, head_of
+from pipeline.objectives import Batch, Loss, Objective, View
+
+Second = Literal["same", "copy"]
 
 
 class InBatchContrast(Objective):
@@ -22,13 +28,22 @@ class InBatchContrast(Objective):
     similarity: Similarity = "cosine"
     hard_negative_weight: float = 1.0
 
+    @property
+    def compared_role(self) -> str:
+        """Role of the `Batch.false_negatives` that are excluded from the candidates."""
+        return self.columns[0]
+
     def project(self, vectors: Tensor) -> Tensor:
         """Apply the layers between vectors and loss to (n, dim) vectors; by default there are none."""
         return vectors
 
+    def project_candidates(self, vectors: Tensor) -> Tensor:
+        """Apply the layers between the vectors of candidates and loss; by default those of the queries."""
+        return self.project(vectors)
+
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        queries, *columns = map(self.project, reps)
-        candidates, *negatives = [batch.peers.gather(column) for column in columns]
+        queries = self.project(reps[0])
+        candidates, *negatives = [batch.peers.gather(self.project_candidates(rep)) for rep in reps[1:]]
         return Loss.of(
             info_nce=info_nce(
                 queries,
@@ -37,7 +52,7 @@ class InBatchContrast(Objective):
                 hard_negative_weight=self.hard_negative_weight,
                 temperature=self.temperature,
                 similarity=self.similarity,
-                excluded=batch.false_negative_mask(self.columns[0], queries.device),
+                excluded=batch.false_negative_mask(self.compared_role, queries.device),
                 offset=batch.offset,
             )
         )
@@ -50,6 +65,33 @@ class HeadedContrast(InBatchContrast):
 
     def project(self, vectors: Tensor) -> Tensor:
         return cast(Tensor, self.head(vectors))
+
+
+class TwoEncoderContrast(HeadedContrast):
+    """InfoNCE whose candidates may have an encoder of their own (Gao et al. 2021, section 3, table 3).
+
+    With `second` "copy", a second encoder with its head encodes positives and negatives. Both start with the
+    weights of the first and are trained with it; the trained model is the first.
+    """
+
+    def __init__(self, encoder: nn.Module, *, head: HeadName, second: Second) -> None:
+        super().__init__(encoder)
+        self.head = head_of(head, self.dim)
+        self.allows_truncation = head == "none"
+        self.twin = copy.deepcopy(self.encoder) if second == "copy" else None
+        self.twin_head = copy.deepcopy(self.head) if second == "copy" else None
+
+    @property
+    def candidate_encoder(self) -> nn.Module:
+        """Encoder of positives and negatives."""
+        return self.encoder if self.twin is None else self.twin
+
+    def views(self, batch: Batch) -> Sequence[View]:
+        queries, *others = super().views(batch)
+        return [queries, *(replace(view, encoder=self.candidate_encoder) for view in others)]
+
+    def project_candidates(self, vectors: Tensor) -> Tensor:
+        return self.project(vectors) if self.twin_head is None else cast(Tensor, self.twin_head(vectors))
 
 
 def default_temperature(similarity: Similarity) -> float:

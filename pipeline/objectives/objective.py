@@ -93,10 +93,10 @@ class Objective(nn.Module):
     may be overridden by an instance, where they depend on its options.
 
     Attributes:
-        columns: roles of the columns that it requires.
+        columns: roles of the columns that it requires. Those of `adjacent.ADJACENT`, such as next, are made
+            from the rows before and after.
         optional: roles of the columns that it uses if they exist.
-        order: "contiguous" if a batch must be consecutive sentences of documents; "triples" if it needs the
-            roles previous and next, the sentences before and after the text.
+        order: "contiguous" if a batch must be consecutive sentences of documents.
         min_rows: smallest number of rows, over all peers, for which the loss is defined.
         allows_truncation: True if the loss may be computed on truncated vectors, because no layer or queue
             depends on their full dimension.
@@ -111,7 +111,7 @@ class Objective(nn.Module):
 
     columns: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
-    order: ClassVar[Literal["shuffled", "contiguous", "triples"]] = "shuffled"
+    order: ClassVar[Literal["shuffled", "contiguous"]] = "shuffled"
     min_rows: int = 2
     allows_truncation: bool = False
     has_positive_pairs: bool = False

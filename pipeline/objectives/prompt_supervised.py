@@ -72,9 +72,7 @@ class PromptSupervised(InBatchContrast):
 
     def views(self, batch: Batch) -> Sequence[View]:
         encoder = self._training_encoder
-        return [
-            View(encoder, encoder.put_into(view.tokens, encoder.frame)) for view in super().views(batch)
-        ]
+        return [View(encoder, encoder.put_into(view.tokens, encoder.frame)) for view in super().views(batch)]
 
     def trained_model(self) -> TrainedModel:
         return TrainedModel(self._inference_encoder)

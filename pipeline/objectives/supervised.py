@@ -6,20 +6,21 @@ from torch import nn
 
 from pipeline.losses import Similarity
 from pipeline.models.layers.post_pooling import DenseModule
-from pipeline.models.trainable.heads import HeadName, head_of
+from pipeline.models.trainable.heads import HeadName
 from pipeline.objectives import OBJECTIVES, PositiveFloat, TrainedModel
-from pipeline.objectives.in_batch import HeadedContrast, default_temperature
+from pipeline.objectives.in_batch import Second, TwoEncoderContrast, default_temperature
 
 
 @OBJECTIVES.register("supervised")
-class Supervised(HeadedContrast):
+class Supervised(TwoEncoderContrast):
     """InfoNCE of anchors with positives and, if the data has them, hard negatives; for example NLI triples.
 
     `hard_negative_weight` multiplies an anchor's own hard negative in the denominator of its softmax; hard
     negatives of other anchors have weight one (equation 5, with the weight of the appendix). `similarity`:
     "cosine", or "dot" for inner products, an ablation of the paper. `temperature`: None: 0.05 for cosines, 1
-    for inner products. The paper trains a layer over [CLS] and keeps it at inference: use an encoder with
-    pooling cls_mlp, or a `head` over any pooling, which inference keeps unless `keep_head` is false.
+    for inner products. `second`: "copy" encodes positives and negatives by a second encoder; see `simcse`.
+    The paper trains a layer over [CLS] and keeps it at inference: use an encoder with pooling cls_mlp, or a
+    `head` over any pooling, which inference keeps unless `keep_head` is false.
     """
 
     columns = ("anchor", "positive")
@@ -32,14 +33,14 @@ class Supervised(HeadedContrast):
         temperature: PositiveFloat | None = None,
         similarity: Similarity = "cosine",
         head: HeadName = "none",
+        second: Second = "same",
         keep_head: bool = True,
         hard_negative_weight: PositiveFloat = 1.0,
     ) -> None:
-        super().__init__(encoder)
+        super().__init__(encoder, head=head, second=second)
         self.temperature = temperature or default_temperature(similarity)
         self.similarity, self.hard_negative_weight = similarity, hard_negative_weight
-        self.head, self.keep_head = head_of(head, self.dim), keep_head
-        self.allows_truncation = head == "none"
+        self.keep_head = keep_head
 
     def trained_model(self) -> TrainedModel:
         if not self.keep_head or not isinstance(self.head, DenseModule):  # the head "none" is the identity

@@ -26,6 +26,7 @@ TextRole = Literal[
     "negative",
     "previous",
     "next",
+    "next3",
 ]
 TEXTS: tuple[TextRole, ...] = get_args(TextRole)
 ROLES = (*TEXTS, "score", "label", "document", "position")

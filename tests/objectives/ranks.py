@@ -14,6 +14,7 @@ from pipeline.objectives.consert import Consert
 from pipeline.objectives.contrastive_tension import ContrastiveTension
 from pipeline.objectives.pser import Pser
 from pipeline.objectives.quickthoughts import QuickThoughts
+from pipeline.objectives.simcse import SimCSE
 from pipeline.train.gather import Ranks
 from pipeline.train.gradcache import loss_and_backward
 from tests.objectives.tiny import Tiny, batch_of, gradients, texts
@@ -29,9 +30,19 @@ CASES: dict[str, Callable[[], Objective]] = {
     "tension sum": lambda: ContrastiveTension(Tiny(seed=1), reduction="sum"),
     "cert": lambda: Cert(Tiny(seed=1), queue=10, width=4, momentum=0.9),
     "quickthoughts": lambda: QuickThoughts(Tiny(seed=1)),
+    "next sentence, two encoders": lambda: SimCSE(
+        Tiny(seed=1), temperature=0.3, positive="next", second="copy"
+    ),
 }
 # Cases that run also with false negatives.
-WITH_FALSE_NEGATIVES = ("consert", "consert adversarial", "pser", "tension", "quickthoughts")
+WITH_FALSE_NEGATIVES = (
+    "consert",
+    "consert adversarial",
+    "pser",
+    "tension",
+    "quickthoughts",
+    "next sentence, two encoders",
+)
 
 
 def batch(rank: int, world: int, step: int, peers: Peers = NO_PEERS, alike: bool = False) -> Batch:
@@ -41,7 +52,7 @@ def batch(rank: int, world: int, step: int, peers: Peers = NO_PEERS, alike: bool
     """
     columns = {
         role: [text[:3] for text in texts(ROWS, 3 * step + number)]
-        for number, role in enumerate(("text", "anchor", "positive"))
+        for number, role in enumerate(("text", "anchor", "positive", "next"))
     }
     own = np.arange(ROWS * rank // world, ROWS * (rank + 1) // world)
     mask = np.zeros((ROWS, ROWS), bool)
@@ -49,7 +60,9 @@ def batch(rank: int, world: int, step: int, peers: Peers = NO_PEERS, alike: bool
     whole = batch_of(
         {**columns, "document": ["x", "a", "a", "a", "a", None], "position": np.arange(ROWS)}, peers
     )
-    return replace(whole.of_rows(own), false_negatives={"text": mask[own]} if alike else {})
+    return replace(
+        whole.of_rows(own), false_negatives=dict.fromkeys(("text", "next"), mask[own]) if alike else {}
+    )
 
 
 def trained(

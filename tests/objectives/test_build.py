@@ -10,7 +10,7 @@ import torch
 
 from pipeline.errors import ConfigError
 from pipeline.objectives import Objective
-from pipeline.objectives.build import build_objective, data_requirements
+from pipeline.objectives.build import adjacent_roles, build_objective, data_requirements
 from pipeline.objectives.simcse import SimCSE
 from pipeline.objectives.supervised import Supervised
 from pipeline.settings.training import TrainSettings
@@ -77,6 +77,15 @@ def test_labels_without_a_class_are_refused_before_rows_are_read():
 
 def test_roles_of_all_objectives_are_combined():
     assert data_requirements(TrainSettings()) == (("text",), (), "shuffled")
+    following = {"name": "simcse", "options": {"positive": "next3"}}
+    for objective, made in (
+        (following, ("next3",)),
+        (["fastsent", following], ("previous", "next", "next3")),
+    ):
+        settings = TrainSettings(objective=objective)
+        assert data_requirements(settings) == (("text", "document", "position"), (), "adjacent")
+        assert adjacent_roles(settings) == made
+    assert adjacent_roles(TrainSettings()) == ()
     assert data_requirements(TrainSettings(objective=["simcse", "supervised"])) == (
         ("text", "anchor", "positive"),
         ("negative",),

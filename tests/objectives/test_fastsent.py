@@ -145,7 +145,7 @@ def test_it_reads_running_text_and_cannot_be_added_to_an_objective_of_another_or
     def requirements(*names: str) -> tuple[object, ...]:
         return tuple(data_requirements(TrainSettings(objective=[{"name": name} for name in names])))
 
-    assert requirements("fastsent") == (("text", "document", "position"), (), "triples")
-    assert requirements("fastsent", "simcse")[2] == "triples"
-    with pytest.raises(ConfigError, match=r"fastsent \(triples\), quickthoughts \(contiguous\)"):
+    assert requirements("fastsent") == (("text", "document", "position"), (), "adjacent")
+    assert requirements("fastsent", "simcse")[2] == "adjacent"
+    with pytest.raises(ConfigError, match=r"fastsent \(adjacent\), quickthoughts \(contiguous\)"):
         requirements("fastsent", "quickthoughts")

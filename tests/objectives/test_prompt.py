@@ -111,12 +111,11 @@ def test_the_saved_product_encodes_as_the_paper_does_at_inference(folders, tmp_p
 
 
 @pytest.mark.parametrize(("family", "has_transform"), [("bert", True), ("roberta", False)])
-def test_a_supervised_product_can_leave_denoising_to_the_training(
-    folders, tmp_path, family, has_transform
-):
+def test_a_supervised_product_can_leave_denoising_to_the_training(folders, tmp_path, family, has_transform):
     template = ROBERTA[0] if family == "roberta" else BERT[0]
     kept, dropped = (
-        made(folders[family], "prompt_supervised", keep_denoise=keep_denoise) for keep_denoise in (True, False)
+        made(folders[family], "prompt_supervised", keep_denoise=keep_denoise)
+        for keep_denoise in (True, False)
     )
     rows = batch(folders[family], anchor=TEXTS, positive=TEXTS[::-1])
     for expected, found in zip(_vectors(kept, rows), _vectors(dropped, rows), strict=True):

@@ -10,11 +10,13 @@ from pipeline.errors import ConfigError
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.heads import TanhHead
+from pipeline.objectives.build import data_requirements
 from pipeline.objectives.simcse import SimCSE
 from pipeline.settings import EncoderSettings
+from pipeline.settings.training import TrainSettings
 from pipeline.train.gradcache import loss_and_backward
 from tests.models.folders import save_folder
-from tests.objectives.tiny import Tiny, batch_of, texts
+from tests.objectives.tiny import Tiny, assert_same, batch_of, gradients, texts
 
 Z, OTHER = torch.tensor([[1.0, 0], [0, 1]]).double(), torch.tensor([[1.0, 1], [0, 2]]).double()
 
@@ -95,11 +97,62 @@ def test_false_negatives_are_excluded():
     assert objective.loss(reps, batch).total.item() > expected + 0.1
 
 
+def cosines(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cosine_similarity(left[:, None], right[None], dim=2)
+
+
+@pytest.mark.parametrize("positive", ["next", "next3"])
+@pytest.mark.parametrize("second", ["same", "copy"])
+@pytest.mark.parametrize("chunk_rows", [None, 2])
+def test_another_sentence_is_the_positive_through_the_same_encoder_or_a_second_one(
+    positive: str, second: str, chunk_rows: int | None
+):
+    torch.manual_seed(0)
+    objective = SimCSE(Tiny(), temperature=0.3, positive=positive, second=second).double()
+    batch = batch_of({"text": texts(5, 1), positive: texts(5, 2)})
+    encoder, head = objective.encoder, objective.head
+    if second == "copy":
+        assert torch.equal(objective.twin.layer, encoder.layer), "both start equal"
+        encoder, head = objective.twin, objective.twin_head
+        with torch.no_grad():
+            encoder.layer += 0.3
+            head.linear.bias += 0.5
+    left = objective.head(objective.encoder(batch.tokens("text")))
+    right = head(encoder(batch.tokens(positive)))
+    expected = torch.nn.functional.cross_entropy(cosines(left, right) / 0.3, torch.arange(5))
+    expected.backward()
+    known = gradients(objective)
+    found = loss_and_backward(objective, batch, chunk_rows=chunk_rows).loss.total
+    torch.testing.assert_close(found, expected.detach(), rtol=0, atol=1e-12)
+    assert_same(gradients(objective), known)
+    assert any(name.startswith("twin_head.") for name in known) == (second == "copy")
+    product = objective.trained_model()
+    assert (product.encoder, product.twin) == (objective.encoder, None)
+
+
+def test_sentences_that_mean_the_same_as_the_next_one_are_excluded():
+    objective = SimCSE(Tiny(), temperature=0.3, head="none", positive="next")
+    batch = batch_of({"text": ["ab", "c", "def"], "next": ["c", "gh", "c"]})
+    alike = np.array([[0, 1, 1], [1, 0, 1], [1, 1, 0]], bool)
+    reps = tuple(view.encode() for view in objective.views(batch))
+    masked = replace(batch, false_negatives={"text": np.zeros((3, 3), bool), "next": alike})
+    assert objective.loss(reps, masked).total.item() == pytest.approx(0, abs=1e-12)
+    assert objective.loss(reps, batch).total.item() > 0.1
+
+
+@pytest.mark.parametrize("options", [{"positive": "next"}, {"second": "copy"}])
+def test_only_copies_of_a_text_in_one_encoder_can_share_a_mask(options: dict[str, str]):
+    settings = TrainSettings(objective={"name": "simcse", "options": {"masks": "shared", **options}})
+    with pytest.raises(ConfigError, match=r"masks of simcse: expected own.*found shared"):
+        data_requirements(settings)
+
+
 @pytest.mark.parametrize("family", ["bert", "electra"])
 def test_an_encoder_without_dropout_is_warned_about(tmp_path, family):
     folder = open_folder(EncoderSettings(path=str(save_folder(tmp_path / family, family))))
     assert "no dropout" in SimCSE(load_trainable(folder, dropout=0.0)).warnings()[0]
     assert not SimCSE(load_trainable(folder)).warnings()
+    assert not SimCSE(load_trainable(folder, dropout=0.0), positive="next").warnings()
     assert "shared" in SimCSE(load_trainable(folder), masks="shared").warnings()[0]
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pipeline.objectives.supervised import Supervised
+from pipeline.train.gradcache import loss_and_backward
 from tests.objectives.tiny import Tiny, batch_of, texts
 
 Z, POSITIVE, NEGATIVE = (
@@ -40,6 +41,20 @@ def test_negatives_are_encoded_if_the_batch_has_them():
     assert [view.tokens.ids.tolist() for view in views] == [
         batch_of({"text": texts(3, seed)}).tokens("text").ids.tolist() for seed in (1, 2, 3)
     ]
+
+
+def test_a_second_encoder_reads_positives_and_negatives():
+    objective = Supervised(Tiny(), temperature=0.5, second="copy").double()
+    with torch.no_grad():
+        objective.twin.layer += 0.3
+    batch = batch_of({role: texts(3, seed) for seed, role in enumerate(("anchor", "positive", "negative"))})
+    anchors = objective.encoder(batch.tokens("anchor"))
+    others = torch.cat([objective.twin(batch.tokens(role)) for role in ("positive", "negative")])
+    cosines = torch.nn.functional.cosine_similarity(anchors[:, None], others[None], dim=2)
+    expected = torch.nn.functional.cross_entropy(cosines / 0.5, torch.arange(3))
+    found = loss_and_backward(objective, batch, chunk_rows=2).loss.total
+    torch.testing.assert_close(found, expected.detach(), rtol=0, atol=1e-12)
+    assert objective.trained_model().encoder is objective.encoder
 
 
 def test_the_product_keeps_the_head_by_default():

@@ -78,10 +78,17 @@ def test_accumulating_half_batches_gives_another_gradient():
     assert np.abs(np.array(HALVES) - GRADIENT).max() > 0.1
 
 
-@pytest.mark.parametrize("make", [supervised, lambda: SimCSE(Tiny(), temperature=0.3).double()])
+@pytest.mark.parametrize(
+    "make",
+    [
+        supervised,
+        lambda: SimCSE(Tiny(), temperature=0.3).double(),
+        lambda: SimCSE(Tiny(), temperature=0.3, positive="next", second="copy").double(),
+    ],
+)
 def test_without_dropout_the_gradient_does_not_depend_on_chunks(make):
     objective = make()
-    batch = batch_of({**TRIPLES, "text": texts(ROWS)})
+    batch = batch_of({**TRIPLES, "text": texts(ROWS), "next": texts(ROWS, 4)})
     expected = by_autograd(objective, batch)
     assert "head.linear.weight" in expected
     for chunk_rows in [None, *range(1, ROWS + 3)]:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from pipeline.errors import ConfigError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.settings.training import TrainSettings
+from pipeline.text.rows.adjacent import with_adjacent
 from pipeline.text.rows.batches import Order, RankSlice
 from pipeline.text.rows.mixture import AlternatingOrder, BlendedOrder, reduce_weights, rows_per_source
 from pipeline.text.rows.neighbours import NeighbourOrder
 from pipeline.text.rows.order import ShuffledOrder
 from pipeline.text.rows.pairs import TrainingRows, open_training_rows
-from pipeline.text.rows.triples import triples_of
 
 if TYPE_CHECKING:
     from pipeline.train.dev import DevSet
@@ -83,15 +83,16 @@ def plan_of(settings: TrainSettings) -> Plan:
         ConfigError: as in `check_settings`, or weights of sources that cannot be met.
         DataError: rows that cannot be trained on.
     """
-    from pipeline.objectives.build import data_requirements
+    from pipeline.objectives.build import adjacent_roles, data_requirements
 
     check_settings(settings)
     required = data_requirements(settings)
     sources = tuple(
         open_training_rows(source, required.columns, required.optional) for source in settings.data
     )
-    if required.order == "triples":
-        sources = tuple(map(triples_of, sources))
+    if required.order == "adjacent":
+        made, seed = adjacent_roles(settings), settings.order.seed
+        sources = tuple(with_adjacent(source, made, seed) for source in sources)
     order = _order(settings, sources, contiguous=required.order == "contiguous")
     steps = max(1, round(settings.epochs * order.steps_per_epoch))
     return Plan(order, min(steps, settings.max_steps or steps), tuple(source.counts for source in sources))

@@ -62,7 +62,7 @@ class RankRows:
     another batch, to reduce the repeated ones; blank: texts that were missing or are a single blank.
     """
     false_negatives: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Role (text or anchor) -> (n, m) bool: candidate j is a false negative of row i.
+    """Role (text, next, next3 or anchor) -> (n, m) bool: candidate j is a false negative of row i.
 
     The candidates are the m rows of all ranks, or of this rank only, and their hard negatives; see
     `false_negatives.false_negatives`. Empty if the batch needs no mask.

@@ -32,6 +32,8 @@ def false_negatives(table: pa.Table, first: int, end: int) -> dict[str, np.ndarr
     Returns:
         For each of these roles that the table has:
         text: (end - first, n) bool: another row has an equal text.
+        next, next3: (end - first, n) bool: candidate j is the sentence of that role of another row whose text
+            or sentence equals this row's text or sentence.
         anchor: (end - first, n) bool, or (end - first, 2 n) with negatives: candidate j is the positive of
             another row whose anchor or positive equals this row's anchor or positive, so it is a positive of
             this row too; candidate n + j is a negative that equals this row's anchor or positive.
@@ -39,6 +41,9 @@ def false_negatives(table: pa.Table, first: int, end: int) -> dict[str, np.ndarr
     masks = {}
     if "text" in table.column_names:
         masks["text"] = _rows_with_common_text(text_codes(table, ["text"]), first, end)
+    for role in ("next", "next3"):
+        if role in table.column_names:
+            masks[role] = _rows_with_common_text(text_codes(table, ["text", role]), first, end)
     if {"anchor", "positive"} <= set(table.column_names):
         roles = ["anchor", "positive", "negative"]
         codes = text_codes(table, [role for role in roles if role in table.column_names])

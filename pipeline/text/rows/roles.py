@@ -14,7 +14,7 @@ from pipeline.text.corpus.normalize import valid_utf8
 
 BLANK = " "  # replaces a missing text: leaving the row out would change the meaning of the other columns
 # Two rows of a batch with an equal text in one of these roles are false negatives of each other.
-COMPARED = ("text", "anchor", "positive")
+COMPARED = ("text", "anchor", "positive", "next", "next3")
 
 
 class _ColumnTypes(NamedTuple):

@@ -33,6 +33,7 @@ CASES = {
     "quickthoughts": "{name: quickthoughts, options: {inference: first}}",
     "side by side": "quickthoughts",
     "fastsent": "fastsent",
+    "next sentence": "{name: simcse, options: {positive: next3, second: copy}}",
 }
 
 
@@ -100,7 +101,7 @@ def test_of_two_encoders_the_better_one_on_dev_is_the_product(tmp_path: Path, en
     assert spaces["best"] == spaces["first" if figures["first"] > figures["second"] else "second"]
 
 
-@pytest.mark.parametrize("name", ["cert", "side by side"])
+@pytest.mark.parametrize("name", ["cert", "side by side", "next sentence"])
 def test_queues_and_second_encoders_resume_to_the_same_bits(name: str, tmp_path: Path, encoder: Path):
     whole, parts = rank_for(name, tmp_path, encoder), rank_for(name, tmp_path, encoder, "parts")
     train(whole)

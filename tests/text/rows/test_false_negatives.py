@@ -54,6 +54,21 @@ def test_false_negative_masks_equal_a_double_loop(rows: list[tuple[str, str, str
         np.testing.assert_array_equal(found, np.array(expected, bool).reshape(found.shape))
 
 
+@given(rows=triples, cut=st.integers(0, 12))
+def test_next_sentences_of_rows_that_share_a_text_are_masked(rows: list[tuple[str, str, str]], cut: int):
+    first, pairs = min(cut, len(rows) - 1), [row[:2] for row in rows]
+    columns = zip(("text", "next"), zip(*pairs, strict=True), strict=True)
+    batch = pa.table(
+        {role: pa.chunked_array([pa.array(texts, pa.large_string())]) for role, texts in columns}
+    )
+    expected = [
+        [bool({*other} & {*pairs[row]}) and place != row for place, other in enumerate(pairs)]
+        for row in range(first, len(pairs))
+    ]
+    found = false_negatives(batch, first, len(pairs))["next"]
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_other_positives_of_an_anchor_are_masked_and_its_hard_negatives_are_not():
     rows = [("a man", "someone", "nobody"), ("a man", "a person", "a dog"), ("a cat", "an animal", "a bird")]
     assert false_negatives(table(rows), 0, 3)["anchor"].astype(int).tolist() == [

@@ -1,4 +1,4 @@
-"""Triples are the sentences of a document with the ones before and after them, whatever the files."""
+"""Rows are the sentences of a document with others before and after them, whatever the files."""
 
 from itertools import islice
 from pathlib import Path
@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from pipeline.errors import DataError
 from pipeline.settings.training import OrderSettings, PairSettings
 from pipeline.text.rows import row_groups
+from pipeline.text.rows.adjacent import RUNNING_TEXT, AdjacentRows, with_adjacent
 from pipeline.text.rows.order import ShuffledOrder
 from pipeline.text.rows.pairs import TrainingRows, open_training_rows
 from pipeline.text.rows.row_groups import Span
-from pipeline.text.rows.triples import RUNNING_TEXT, triples_of
 
 ROLES = ["previous", "text", "next"]
 
@@ -29,6 +29,10 @@ def running_text(
     table = pa.table({"text": texts, "document": documents, "position": positions})
     pq.write_table(table, folder / "x.parquet", row_group_size=group or len(table))
     return open_training_rows(PairSettings(uri=str(folder)), RUNNING_TEXT)
+
+
+def triples_of(sentences: TrainingRows) -> AdjacentRows:
+    return with_adjacent(sentences, ["previous", "next"], seed=0)
 
 
 def contents(table: pa.Table) -> list[tuple[object, ...]]:
@@ -62,7 +66,7 @@ def test_gaps_and_rows_without_a_document_end_a_run(tmp_path: Path):
     documents = ["a"] * 7 + [None] * 4 + ["b"] * 3
     positions = [0, 1, 2, 5, 6, 7, 8, 0, 1, 2, 3, 0, 1, 2]
     triples = triples_of(running_text(tmp_path, documents, positions))
-    (table,) = triples.read(triples.spans())
+    table = pa.concat_tables(triples.read(triples.spans()))
     assert [row for *_, row in contents(table)] == [1, 4, 5, 12]
 
 
@@ -90,6 +94,52 @@ def test_the_shuffled_order_reads_every_triple_once_an_epoch_and_continues_at_an
         assert (previous, following) == tuple(f"{document} {int(position) + step}" for step in (-1, 1))
     later = [contents(batch.table) for batch in islice(order.batches(3), len(batches) - 3)]
     assert later == batches[3:]
+
+
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=9), group=st.integers(3, 40))
+def test_every_sentence_with_a_next_one_has_it_and_one_of_the_next_three(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], group: int
+):
+    documents = [f"d{number}" for number, length in enumerate(lengths) for _ in range(length)]
+    positions = [position for length in lengths for position in range(length)]
+    sentences = running_text(tmp_path_factory.mktemp("pairs"), documents, positions, group)
+    names = [f"{document} {position}" for document, position in zip(documents, positions, strict=True)]
+    following = {}
+    for row in range(len(names)):
+        others = range(row + 1, min(row + 4, len(names)))
+        following[row] = [
+            names[other]
+            for other in others
+            if documents[other] == documents[row] and other // group == row // group
+        ]
+    expected = [(names[row], others[0], row) for row, others in following.items() if others]
+    if not expected:
+        with pytest.raises(DataError, match="rows with the sentence after"):
+            with_adjacent(sentences, ["next", "next3"], seed=0)
+        return
+    pairs = with_adjacent(sentences, ["next", "next3"], seed=0)
+    table = pa.concat_tables(pairs.read(pairs.spans()))
+    assert pairs.roles == ("text", "next", "next3")
+    assert list(zip(*(table[role].to_pylist() for role in ("text", "next", "row")), strict=True)) == expected
+    for row, drawn in zip(table["row"].to_pylist(), table["next3"].to_pylist(), strict=True):
+        assert drawn in following[row]
+
+
+def test_one_of_the_next_three_is_drawn_evenly_by_the_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    count = 3_000
+    sentences = running_text(tmp_path, ["a"] * count, list(range(count)))
+
+    def drawn(seed: int) -> np.ndarray:
+        pairs = with_adjacent(sentences, ["next3"], seed)
+        table = pa.concat_tables(pairs.read(pairs.spans()))
+        return np.array([int(text.split()[1]) for text in table["next3"].to_pylist()])
+
+    steps = drawn(0) - np.arange(count - 1)
+    assert set(steps) == {1, 2, 3}
+    assert np.abs(np.bincount(steps)[1:] - count / 3).max() < 5 * np.sqrt(count * 2 / 9)
+    assert (drawn(1) != drawn(0)).mean() > 0.5
+    monkeypatch.setattr(row_groups, "_PIECE_ROWS", 7)
+    np.testing.assert_array_equal(drawn(0) - np.arange(count - 1), steps)
 
 
 def test_a_changed_file_is_noticed(tmp_path: Path):
