@@ -56,7 +56,7 @@ class Batch:
         false_negatives: (n, candidates) bool by role, True where a candidate means the same as the row
             without being its positive. For the roles "text", "next" and "next3" the candidates are the texts
             of that role of all peers; for "anchor" they are the positives of all peers, followed by their
-            negatives if there are any.
+            negatives if there are any, then those of the role negative2.
         source: data source of the rows.
         indices: (n,) position of each row within the batch of the step, if this is a part of that batch; else
             None.

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, cast
 
+import torch
 from torch import Tensor, nn
 
 from pipeline.losses import Similarity, info_nce
@@ -16,6 +17,8 @@ Second = Literal["same", "copy"]
 
 class InBatchContrast(Objective):
     """InfoNCE: the first view of a row is the query, the second its positive, a third its hard negative.
+
+    A fourth view, of the role negative2, is one more negative of every query, with a weight of one.
 
     Attributes:
         temperature: divides the similarities.
@@ -48,7 +51,7 @@ class InBatchContrast(Objective):
             info_nce=info_nce(
                 queries,
                 candidates,
-                negatives=negatives[0] if negatives else None,
+                negatives=torch.cat(negatives) if negatives else None,
                 hard_negative_weight=self.hard_negative_weight,
                 temperature=self.temperature,
                 similarity=self.similarity,

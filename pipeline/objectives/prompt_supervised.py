@@ -33,11 +33,11 @@ class PromptSupervised(InBatchContrast):
     None: the folder's, or if it has none, the paper's first one for the encoder's family. `limit`: largest
     number of tokens of a text, in training and in inference; None: the encoder's limit. `keep_denoise`: False
     leaves h_hat out in inference, as the paper describes it; True keeps it, as its program does.
-    `hard_negative_weight`: as in `supervised`.
+    `hard_negative_weight`, and the role negative2: as in `supervised`.
     """
 
     columns = ("anchor", "positive")
-    optional = ("negative",)
+    optional = ("negative", "negative2")
     needs_folder = True
     _training_encoder: PromptedEncoder
     _inference_encoder: PromptedEncoder

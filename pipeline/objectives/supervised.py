@@ -16,7 +16,8 @@ class Supervised(TwoEncoderContrast):
     """InfoNCE of anchors with positives and, if the data has them, hard negatives; for example NLI triples.
 
     `hard_negative_weight` multiplies an anchor's own hard negative in the denominator of its softmax; hard
-    negatives of other anchors have weight one (equation 5, with the weight of the appendix). `similarity`:
+    negatives of other anchors have weight one (equation 5, with the weight of the appendix), as have those of
+    the role negative2, another ablation: the neutral hypotheses beside the contradictions. `similarity`:
     "cosine", or "dot" for inner products, an ablation of the paper. `temperature`: None: 0.05 for cosines, 1
     for inner products. `second`: "copy" encodes positives and negatives by a second encoder; see `simcse`.
     The paper trains a layer over [CLS] and keeps it at inference: use an encoder with pooling cls_mlp, or a
@@ -24,7 +25,7 @@ class Supervised(TwoEncoderContrast):
     """
 
     columns = ("anchor", "positive")
-    optional = ("negative",)
+    optional = ("negative", "negative2")
 
     def __init__(
         self,

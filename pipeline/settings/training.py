@@ -27,6 +27,7 @@ TextRole = Literal[
     "previous",
     "next",
     "next3",
+    "negative2",
 ]
 TEXTS: tuple[TextRole, ...] = get_args(TextRole)
 ROLES = (*TEXTS, "score", "label", "document", "position")

@@ -15,6 +15,7 @@ from pipeline.objectives.contrastive_tension import ContrastiveTension
 from pipeline.objectives.pser import Pser
 from pipeline.objectives.quickthoughts import QuickThoughts
 from pipeline.objectives.simcse import SimCSE
+from pipeline.objectives.supervised import Supervised
 from pipeline.train.gather import Ranks
 from pipeline.train.gradcache import loss_and_backward
 from tests.objectives.tiny import Tiny, batch_of, gradients, texts
@@ -33,6 +34,9 @@ CASES: dict[str, Callable[[], Objective]] = {
     "next sentence, two encoders": lambda: SimCSE(
         Tiny(seed=1), temperature=0.3, positive="next", second="copy"
     ),
+    "two negatives": lambda: Supervised(
+        Tiny(seed=1), temperature=0.3, second="copy", hard_negative_weight=2.0
+    ),
 }
 # Cases that run also with false negatives.
 WITH_FALSE_NEGATIVES = (
@@ -42,6 +46,7 @@ WITH_FALSE_NEGATIVES = (
     "tension",
     "quickthoughts",
     "next sentence, two encoders",
+    "two negatives",
 )
 
 
@@ -52,7 +57,7 @@ def batch(rank: int, world: int, step: int, peers: Peers = NO_PEERS, alike: bool
     """
     columns = {
         role: [text[:3] for text in texts(ROWS, 3 * step + number)]
-        for number, role in enumerate(("text", "anchor", "positive", "next"))
+        for number, role in enumerate(("text", "anchor", "positive", "next", "negative", "negative2"))
     }
     own = np.arange(ROWS * rank // world, ROWS * (rank + 1) // world)
     mask = np.zeros((ROWS, ROWS), bool)
@@ -60,9 +65,8 @@ def batch(rank: int, world: int, step: int, peers: Peers = NO_PEERS, alike: bool
     whole = batch_of(
         {**columns, "document": ["x", "a", "a", "a", "a", None], "position": np.arange(ROWS)}, peers
     )
-    return replace(
-        whole.of_rows(own), false_negatives=dict.fromkeys(("text", "next"), mask[own]) if alike else {}
-    )
+    masks = {"text": mask[own], "next": mask[own], "anchor": np.tile(mask[own], 3)} if alike else {}
+    return replace(whole.of_rows(own), false_negatives=masks)
 
 
 def trained(

@@ -88,7 +88,7 @@ def test_roles_of_all_objectives_are_combined():
     assert adjacent_roles(TrainSettings()) == ()
     assert data_requirements(TrainSettings(objective=["simcse", "supervised"])) == (
         ("text", "anchor", "positive"),
-        ("negative",),
+        ("negative", "negative2"),
         "shuffled",
     )
 

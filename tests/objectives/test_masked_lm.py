@@ -87,7 +87,11 @@ def test_it_can_use_the_texts_of_another_objective(folder):
         objective=["supervised", {"name": "masked_lm", "weight": 0.1, "options": {"role": "anchor"}}],
         matryoshka=(8, 48),
     )
-    assert data_requirements(settings) == (("anchor", "positive"), ("negative",), "shuffled")
+    assert data_requirements(settings) == (
+        ("anchor", "positive"),
+        ("negative", "negative2"),
+        "shuffled",
+    )
     objective = build_objective(settings, opened(folder))
     batch = batch_for(objective, 4, "anchor")
     batch = replace(batch, columns={**batch.columns, "positive": texts(4)})

@@ -1,5 +1,8 @@
 """Supervised SimCSE: an anchor picks its positive among positives and hard negatives."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
@@ -28,6 +31,27 @@ def test_inner_products_with_hard_negatives():
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("weight", [1.0, 2.0])
+@pytest.mark.parametrize("masked", [False, True])
+def test_second_negatives_are_candidates_of_weight_one(weight: float, masked: bool):
+    """Columns S, T and N, with the weight on the own contradiction alone, over 3 N candidates."""
+    neutral = torch.tensor([[1.0, -1], [0, -1]]).double()
+    objective = Supervised(Tiny(dim=2), temperature=0.5, hard_negative_weight=weight)
+    batch = batch_of({**BATCH.columns, "negative2": ["g", "h"]})
+    logits = torch.nn.functional.cosine_similarity(
+        Z[:, None], torch.cat([POSITIVE, NEGATIVE, neutral])[None], dim=2
+    )
+    logits = logits / 0.5
+    logits[[0, 1], [2, 3]] += np.log(weight)
+    if masked:
+        excluded = np.array([[0, 0, 0, 0, 0, 1], [1, 0, 0, 0, 0, 0]], bool)
+        batch = replace(batch, false_negatives={"anchor": excluded})
+        logits[torch.from_numpy(excluded)] = -torch.inf
+    expected = torch.nn.functional.cross_entropy(logits, torch.tensor([0, 1]))
+    found = objective.loss((Z, POSITIVE, NEGATIVE, neutral), batch).total
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
 def test_without_negatives_it_is_the_loss_of_pairs():
     objective = Supervised(Tiny(dim=2), temperature=0.5, hard_negative_weight=2.0)
     assert objective.loss((Z, POSITIVE), BATCH).total.item() == pytest.approx(0.330085, abs=1e-6)
@@ -37,9 +61,9 @@ def test_negatives_are_encoded_if_the_batch_has_them():
     objective = Supervised(Tiny())
     pairs = {"anchor": texts(3, 1), "positive": texts(3, 2)}
     assert len(objective.views(batch_of(pairs))) == 2
-    views = objective.views(batch_of({**pairs, "negative": texts(3, 3)}))
+    views = objective.views(batch_of({**pairs, "negative2": texts(3, 4), "negative": texts(3, 3)}))
     assert [view.tokens.ids.tolist() for view in views] == [
-        batch_of({"text": texts(3, seed)}).tokens("text").ids.tolist() for seed in (1, 2, 3)
+        batch_of({"text": texts(3, seed)}).tokens("text").ids.tolist() for seed in (1, 2, 3, 4)
     ]
 
 

@@ -19,6 +19,7 @@ from tests.train.four_pairs import GRADIENT, HALVES, LOSS, NEAR, four_pairs, obj
 
 ROWS = 7
 TRIPLES = {"anchor": texts(ROWS, 1), "positive": texts(ROWS, 2), "negative": texts(ROWS, 3)}
+QUADRUPLES = {**TRIPLES, "negative2": texts(ROWS, 5)}
 
 
 def supervised(dropout: float = 0.0) -> Supervised:
@@ -88,7 +89,7 @@ def test_accumulating_half_batches_gives_another_gradient():
 )
 def test_without_dropout_the_gradient_does_not_depend_on_chunks(make):
     objective = make()
-    batch = batch_of({**TRIPLES, "text": texts(ROWS), "next": texts(ROWS, 4)})
+    batch = batch_of({**QUADRUPLES, "text": texts(ROWS), "next": texts(ROWS, 4)})
     expected = by_autograd(objective, batch)
     assert "head.linear.weight" in expected
     for chunk_rows in [None, *range(1, ROWS + 3)]:

@@ -105,14 +105,21 @@ def open_training_rows(
         optional: columns that are used if every file has them.
 
     Raises:
-        DataError: there is no file or no row, a column is missing or has the wrong type, a label is not in
-            the set, or a score is out of range.
+        DataError: there is no file or no row, a column is missing or has the wrong type, there is a column
+            negative2 without one of the role negative, a label is not in the set, or a score is out of range.
     """
     files = training_files(settings.uri)
     footers = list(map(_read_footer, files))
     common = set[str].intersection(*(set(schema.names) for schema, _ in footers))
     present = (role for role in optional if settings.columns.get(role, role) in common)
     used = tuple(dict.fromkeys([*roles, *present]))
+    if "negative2" in used and "negative" not in used:
+        raise DataError(
+            settings.uri,
+            "a column with the role negative, beside that of negative2",
+            f"columns with the roles {', '.join(used)}",
+            "name the only negative of a row in `columns` as negative",
+        )
     for file, (schema, _) in zip(files, footers, strict=True):
         _check_columns(file, schema, settings, used)
     groups, counts = [], Counter(rows=0, unlabelled=0, missing=0)

@@ -54,6 +54,15 @@ def test_false_negative_masks_equal_a_double_loop(rows: list[tuple[str, str, str
         np.testing.assert_array_equal(found, np.array(expected, bool).reshape(found.shape))
 
 
+@given(rows=triples)
+def test_second_negatives_have_columns_of_their_own(rows: list[tuple[str, str, str]]):
+    reversed_texts = pa.array([row[2] for row in rows[::-1]], pa.large_string())
+    with_second = table(rows).append_column("negative2", reversed_texts)
+    found, first = (false_negatives(each, 0, len(rows))["anchor"] for each in (with_second, table(rows)))
+    expected = [[other[2] in row[:2] for other in rows[::-1]] for row in rows]
+    np.testing.assert_array_equal(found, np.concatenate([first, np.array(expected, bool)], axis=1))
+
+
 @given(rows=triples, cut=st.integers(0, 12))
 def test_next_sentences_of_rows_that_share_a_text_are_masked(rows: list[tuple[str, str, str]], cut: int):
     first, pairs = min(cut, len(rows) - 1), [row[:2] for row in rows]

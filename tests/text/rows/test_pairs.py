@@ -188,6 +188,13 @@ def test_row_without_a_label_is_excluded_before_its_text_and_score_are_checked(
     )["score"] == [0.2, 0.4]
 
 
+def test_a_second_negative_needs_a_first_one(tmp_path: Path):
+    write_parquet(tmp_path / "x.parquet", {"anchor": ["a"], "positive": ["b"], "neutral": ["c"]})
+    settings = PairSettings(uri=str(tmp_path), columns={"negative2": "neutral"})
+    with pytest.raises(DataError, match="a column with the role negative, beside that of negative2"):
+        open_training_rows(settings, ["anchor", "positive"], ["negative", "negative2"])
+
+
 def test_optional_roles_are_read_if_every_file_has_them(tmp_path: Path):
     triples = {"anchor": ["a"], "positive": ["b"], "negative": ["c"]}
     write_parquet(tmp_path / "1.parquet", triples)
