@@ -15,6 +15,7 @@ from jobs.evaluate import evaluate
 from jobs.index import index
 from jobs.init import init
 from jobs.nightly import nightly
+from jobs.pairs import pairs
 from jobs.plan import plan
 from jobs.preflight import preflight
 from jobs.releases import releases
@@ -71,6 +72,7 @@ for _command in (
     plan,
     preflight,
     train,
+    pairs,
     augment,
     count,
     encode,

@@ -7,6 +7,7 @@ from pydantic import model_validator
 
 from pipeline.config import Settings
 from pipeline.settings.augment import AugmentSettings
+from pipeline.settings.build import BuildSettings
 from pipeline.settings.cluster import ClusterSettings, NodesSettings, WorkerSettings
 from pipeline.settings.corpus import CorpusSettings
 from pipeline.settings.encode import Dtype, EncoderSettings, EncodeSettings
@@ -17,6 +18,7 @@ from pipeline.settings.transform import FlowSettings, WhitenSettings
 
 __all__ = [
     "AugmentSettings",
+    "BuildSettings",
     "CandidateSettings",
     "ClusterSettings",
     "CorpusSettings",
@@ -53,6 +55,7 @@ class Job(Settings):
     evaluate: EvaluateSettings = EvaluateSettings()
     train: TrainSettings = TrainSettings()
     augment: AugmentSettings = AugmentSettings()
+    pairs: BuildSettings = BuildSettings()
     release: ReleaseSettings = ReleaseSettings()
     cluster: ClusterSettings = ClusterSettings()
 

@@ -30,7 +30,7 @@ TextRole = Literal[
     "negative2",
 ]
 TEXTS: tuple[TextRole, ...] = get_args(TextRole)
-ROLES = (*TEXTS, "score", "label", "document", "position")
+ROLES = (*TEXTS, "score", "label", "document", "position", "group", "section")
 
 
 class Values(Settings):

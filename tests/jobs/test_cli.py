@@ -21,6 +21,7 @@ COMMANDS = (
     "init",
     "plan",
     "preflight",
+    "pairs",
     "count",
     "encode",
     "whiten",
@@ -147,6 +148,10 @@ def test_the_output_of_print_config_loads_to_the_same_settings(tmp_path: Path, m
         (("releases", "diff", "{root}", "4", "five"), 2, "the number of a release"),
         (("releases", "hold", "{root}"), 3, "expected a published release"),
         (("releases", "verify", "{root}"), 3, "expected a published release"),
+        (("pairs",), 2, "pairs.kind: expected one of groups, neighbours, nli, sections, found none"),
+        (("pairs", "pairs.kind=group", "pairs.data={corpus}"), 2, "did you mean 'groups'"),
+        (("pairs", "pairs.kind=groups", "pairs.data={corpus}"), 3, "a column 'group' for the role group"),
+        (("pairs", "pairs.data={{uri: x, weight: 2}}"), 2, "data without a weight"),
         (("evaluate", "release.root={root}"), 3, "expected a published release"),
     ],
 )

@@ -47,15 +47,20 @@ def text_keys(texts: pa.Array) -> pa.Array:
     return blake2b_digests(texts, 16)
 
 
-def blake2b_digests(strings: pa.Array, size: int) -> pa.Array:
-    """Return the blake2b digest, of `size` bytes, of each string's bytes: binary(size), null for null."""
+def blake2b_digests(strings: pa.Array, size: int, key: bytes = b"") -> pa.Array:
+    """Return the blake2b digest, of `size` bytes, of each string's bytes: binary(size), null for null.
+
+    Args:
+        key: at most 64 bytes; digests under different keys are independent.
+    """
     encoded = strings.cast(pa.large_binary()).to_numpy(zero_copy_only=False)
     if strings.null_count:
         digests = [
-            None if value is None else hashlib.blake2b(value, digest_size=size).digest() for value in encoded
+            None if value is None else hashlib.blake2b(value, digest_size=size, key=key).digest()
+            for value in encoded
         ]
         return pa.array(digests, pa.binary(size))
-    content, initial = bytearray(), hashlib.blake2b(digest_size=size)
+    content, initial = bytearray(), hashlib.blake2b(digest_size=size, key=key)
     for value in encoded:
         state = initial.copy()  # half the cost of a new state
         state.update(value)

@@ -33,6 +33,8 @@ _TYPES = {
     "position": _ColumnTypes("integers", (pa.types.is_integer,)),
     "label": _NAME,
     "document": _NAME,
+    "group": _NAME,
+    "section": _NAME,
 }
 
 
@@ -72,7 +74,7 @@ def convert_values(table: pa.Table, values: Values, where: str) -> pa.Table:
 
     Returns:
         Texts as large_string without nulls, labels as int64 indices, scores as float64 from 0 to 1, positions
-        as int64, documents as large_string with null for a row without a document.
+        as int64; documents, groups and sections as large_string, null for a row without one.
 
     Raises:
         DataError: a label is not in the set, a score is missing or out of range, or a text is not valid
@@ -82,7 +84,7 @@ def convert_values(table: pa.Table, values: Values, where: str) -> pa.Table:
         "label": _labels,
         "score": _scores,
         "position": _positions,
-        "document": _documents,
+        **dict.fromkeys(("document", "group", "section"), _names),
     }
     converted = {"row": table["row"]}
     for role in (name for name in table.column_names if name != "row"):
@@ -129,7 +131,5 @@ def _positions(column: pa.ChunkedArray, values: Values) -> _Converted:
     return _Converted(pc.fill_null(column.cast(pa.int64()), 0), valid, "an integer")
 
 
-def _documents(column: pa.ChunkedArray, values: Values) -> _Converted:
-    return _Converted(
-        column.cast(pa.large_string()), np.ones(len(column), bool), "the document's name or number"
-    )
+def _names(column: pa.ChunkedArray, values: Values) -> _Converted:
+    return _Converted(column.cast(pa.large_string()), np.ones(len(column), bool), "a name or a number")

@@ -21,6 +21,7 @@ from tests.conftest import ROOT, Ended
 from tests.flows.conftest import sentences
 from tests.flows.documents.documents import DOCUMENTS, NEEDS, commands, need, python_blocks
 from tests.flows.evaluate.evaluating import write_pairs
+from tests.text.builders.building import inference
 
 Manta = Callable[..., Ended]
 BARE = (
@@ -28,6 +29,7 @@ BARE = (
     "manta train",
     "manta augment",
     "manta count",
+    "manta pairs",
     "manta encode",
     "manta index",
     "manta whiten",
@@ -115,6 +117,7 @@ def place(encoder: Path, child: LocalWorkers, tmp_path_factory: pytest.TempPathF
         )
     for task in ("STS12", "STS13", "STSB-dev"):
         write_pairs(folder / "tasks" / "sts" / f"{task}.parquet", 40)
+    pq.write_table(pa.Table.from_pylist(inference(40)), folder / "nli.parquet")
     (folder / "night.yaml").write_text(f"corpus: {{uri: {folder}/docs}}\nrelease: {{root: {folder}/night}}\n")
     with connect(ClusterSettings(), Stages(), local=child):
         for root in ("bucket/index", "out/quickstart/releases"):

@@ -17,15 +17,22 @@ from tests.conftest import ROOT, Ended
 from tests.flows.conftest import sentences
 from tests.flows.documents.documents import commands, python_blocks
 from tests.flows.documents.test_documents import runs_on_ray
+from tests.text.builders.building import inference
 
 pytestmark = pytest.mark.slow
 README = ROOT / "README.md"
 SETTINGS = ROOT / "jobs" / "configs" / "README.md"
 SMALL = {
+    "pairs": (),
     "train": ("train.max_steps=2", "train.order.batch_rows=8", "train.watch={trackers: []}"),
     "augment": ("corpus.max_rows=60",),
     "encode": (),
 }
+
+
+def is_run(command: str) -> bool:
+    """Whether the command needs Ray, or makes the rows of a training that does."""
+    return runs_on_ray(command) or command.startswith("manta pairs pairs.")
 
 
 def test_commands_of_trainings_and_variants_run_in_the_documented_order(
@@ -40,9 +47,17 @@ def test_commands_of_trainings_and_variants_run_in_the_documented_order(
     (tmp_path / "out" / "quickstart" / "corpus").mkdir(parents=True)
     rows = pa.table({"id": [f"r{number}" for number in range(60)], "text": sentences(60)})
     pq.write_table(rows, tmp_path / "out" / "quickstart" / "corpus" / "part-0.parquet")
-    every = [command for command in commands(SETTINGS) if runs_on_ray(command)]
+    pq.write_table(pa.Table.from_pylist(inference(40)), tmp_path / "nli.parquet")
+    every = [command for command in commands(SETTINGS) if is_run(command)]
     assert {command for command in commands(README) if runs_on_ray(command)} < set(every)
-    assert [command.split()[1] for command in every] == ["train", "encode", "augment", "train"]
+    assert [command.split()[1] for command in every] == [
+        "train",
+        "encode",
+        "pairs",
+        "train",
+        "augment",
+        "train",
+    ]
     for command in every:
         _, verb, *given = shlex.split(command.replace("all-MiniLM-L6-v2", str(encoder)))
         ended = manta(verb, *given, *SMALL[verb])

@@ -1,0 +1,47 @@
+"""Build training rows from labelled, grouped or running text.
+
+manta pairs pairs.kind=nli pairs.data=snli.parquet
+python -m jobs.pairs pairs.kind=groups "pairs.data={uri: captions.parquet, columns: {group: image_id}}"
+"""
+
+from jobs.command import Answer, CommandRun, job_command, standalone
+from pipeline.log import counted
+
+
+@job_command
+def pairs(run: CommandRun) -> Answer:
+    """Build training rows from labelled, grouped or running text.
+
+    Reads pairs.data (Parquet) and builds the rows of pairs.kind: nli (anchor, positive and negative of
+    inference data), groups (anchor and positive of texts with the same group), sections (anchor, positive of
+    the same section and negative of another section of the same document) or neighbours (a sentence with the
+    previous and the next one of its document). Below pairs.root a folder receives train.parquet, for
+    `manta train train.data=FILE`, and with pairs.test the rows of other groups in _test.parquet. A command
+    that was stopped continues where it was; a finished one is not repeated.
+    """
+    from pipeline.text.builders.build import build_rows, open_build
+
+    build = open_build(run.job.pairs)
+    status, built = build_rows(build, run.stages)
+    files = {"train": built.train, **({"test": built.test} if built.test else {})}
+    uris = {split: build.store.uri_of(file.path) for split, file in files.items()}
+    facts = {
+        "status": status,
+        "root": build.store.uri,
+        **uris,
+        "rows": {split: file.rows for split, file in files.items()},
+        "counts": built.counts,
+        "seconds": run.stages.seconds(),
+    }
+    names = sorted(built.counts, key=lambda name: (name != "rows", name))
+    counts = [f"{built.counts[name]:,} {name.replace('_', ' ')}" for name in names if built.counts[name]]
+    lines = [
+        *(["built before; nothing to do"] if status == "unchanged" else []),
+        f"of {build.rows.name}: {', '.join(counts)}",
+        *(f"{split:<6} {uris[split]}: {counted(file.rows, 'row')}" for split, file in files.items()),
+    ]
+    return Answer(facts, "\n".join(lines))
+
+
+if __name__ == "__main__":
+    standalone(pairs)

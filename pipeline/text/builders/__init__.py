@@ -1,0 +1,58 @@
+"""Kinds of training rows that are built from other data. One file for each kind; the registry finds it.
+
+A builder is a settings class whose fields are its options. It is given all rows of some groups at a time: a
+group is the rows with the same value of one role, such as a document. Other folders use `BUILDERS` and
+`build.build_rows`.
+"""
+
+from abc import abstractmethod
+from typing import ClassVar, NamedTuple
+
+import pyarrow as pa
+
+from pipeline.config import Settings
+from pipeline.registry import Registry
+from pipeline.settings.training import Values
+from pipeline.text.builders.grouped import GroupedRows
+
+
+class BuiltTable(NamedTuple):
+    """Rows that were built from groups."""
+
+    columns: dict[str, pa.Array]
+    """texts by role, in the order of the groups; the roles are the same for all groups"""
+    counts: dict[str, int]
+    """numbers of groups and texts, and of those that no row was built from, by reason"""
+
+
+class Builder(Settings):
+    """Builds training rows from the rows of a group.
+
+    Attributes:
+        columns: roles of the columns that are read.
+        group: role whose equal values make a group.
+        within: role that orders the rows of a group, or divides them; None if there is none. It is a number,
+            or a name, of which equal ones follow each other.
+        text: role of the text that differs between the rows of a group.
+        needed: rows that the data must have, as a phrase for error messages.
+    """
+
+    columns: ClassVar[tuple[str, ...]]
+    group: ClassVar[str]
+    within: ClassVar[str | None] = None
+    text: ClassVar[str] = "text"
+    needed: ClassVar[str]
+
+    def check(self, values: Values, where: str) -> None:
+        """Check that rows can be built from data with these labels. Raises ConfigError, naming `where`."""
+
+    @abstractmethod
+    def build(self, rows: GroupedRows) -> BuiltTable:
+        """Build the rows of some groups. The result depends on each group alone.
+
+        Raises:
+            DataError: rows of a group contradict each other.
+        """
+
+
+BUILDERS: Registry[type[Builder]] = Registry("kind of pairs", "pipeline.text.builders")

@@ -1,0 +1,297 @@
+"""Build training rows from other data: divide the rows by group, build each group's, and write Parquet."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.config import digest_of, validated
+from pipeline.errors import ConfigError, DataError, TransientError
+from pipeline.log import Stages
+from pipeline.settings.build import BuildSettings
+from pipeline.settings.training import TEXTS
+from pipeline.store.arrays import one_chunk
+from pipeline.store.base import Store, sha256_of
+from pipeline.store.local import ScratchStore
+from pipeline.store.once import create_record, load_or_make, put_by_content
+from pipeline.store.store import open_store
+from pipeline.store.stored import FileRef, Stored
+from pipeline.store.units import sum_counts
+from pipeline.text.builders import BUILDERS, Builder
+from pipeline.text.builders.grouped import GroupRoles, group_rows, seeded_hashes
+from pipeline.text.corpus import keys
+from pipeline.text.corpus.normalize import NORMALIZER_VERSION, normalize
+from pipeline.text.corpus.partitions import partition_of, read_from_all, store_partitions
+from pipeline.text.corpus.sift import rechunk
+from pipeline.text.corpus.task_map import WorkFolder
+from pipeline.text.rows.pairs import TrainingRows, open_training_rows
+
+TRAIN, TEST = "train.parquet", "_test.parquet"
+"""Names of the files. Where a folder is read, names that begin with an underscore are left out, so that a
+training on the folder reads no test row."""
+_VERSION = 1  # increased by changes of the result
+_RUN, _RESULT = "run.json", "result.json"
+_UNITS = "_units"  # folder of the units, which are removed in the end
+_ROW_GROUP = 8_192  # rows; small, because a training shuffles whole row groups
+
+
+class BuildRecord(Stored):
+    """Definition of the rows of a folder, written first."""
+
+    definition: dict[str, Any]
+    """settings and files: equal definitions give equal rows"""
+
+
+class BuiltUnit(Stored):
+    """Rows that were built from one bucket of groups."""
+
+    train: FileRef
+    test: FileRef | None
+    counts: dict[str, int]
+
+
+class BuiltRows(Stored):
+    """Result of `build_rows`."""
+
+    train: FileRef
+    test: FileRef | None
+    """None unless pairs.test sets groups aside"""
+    counts: dict[str, int]
+    """numbers of rows read, of rows left out by reason, and of groups and texts without a row by reason"""
+
+
+@dataclass(frozen=True)
+class RowBuild:
+    """Rows to build in one folder."""
+
+    store: Store
+    """store whose root is the folder"""
+    settings: BuildSettings
+    builder: Builder
+    rows: TrainingRows
+    definition: dict[str, Any]
+
+
+def open_build(settings: BuildSettings) -> RowBuild:
+    """Open the data, and check settings, columns and labels, before any row is built.
+
+    Raises:
+        ConfigError: settings are missing or invalid, or the labels lack one that the kind needs.
+        DataError: the data is missing, lacks a column, has one of the wrong type, or an unknown label.
+    """
+    if settings.kind is None or settings.data is None:
+        key = "kind" if settings.kind is None else "data"
+        expected = f"one of {', '.join(BUILDERS.names())}" if key == "kind" else "files with rows"
+        raise ConfigError(f"pairs.{key}", expected, "none", f"set pairs.{key}")
+    builder = validated(BUILDERS[settings.kind], settings.options, f"pairs.options of {settings.kind}")
+    data = settings.data.model_copy(update={"missing": "drop"})
+    builder.check(data.values, data.uri)
+    rows = open_training_rows(data, builder.columns)
+    files = {group.file.uri: [group.file.name, group.file.size, group.file.stamp] for group in rows.groups}
+    definition = {
+        "version": _VERSION,
+        "normalizer": NORMALIZER_VERSION,
+        "kind": settings.kind,
+        "options": builder.model_dump(mode="json"),
+        "seed": settings.seed,
+        "test": settings.test,
+        "data": data.identity_settings(without="uri") | {"files": list(files.values())},
+    }
+    name = settings.name or f"{settings.kind}-{digest_of(definition)[:12]}"
+    store = open_store(f"{open_store(settings.root).uri}/{name}")
+    return RowBuild(store, settings, builder, rows, definition)
+
+
+def build_rows(build: RowBuild, stages: Stages) -> tuple[Literal["built", "unchanged"], BuiltRows]:
+    """Build the rows and store them as TRAIN and TEST; a run that was killed continues with its units.
+
+    Every random choice depends on the seed and on texts and names of groups only. Rows are in the order of a
+    hash of their group: so the files are equal to the last byte, however the data is divided into files and
+    whatever the order of its rows.
+
+    Memory: the rows of a bucket of groups, 2^18 rows of the data on average, several times over; a group is
+    never divided, so a larger one takes as much more. Temporary files take the bytes of the texts on the disk
+    of the result, or on this machine's if that is an object store.
+
+    Returns:
+        "unchanged" if an earlier run has built the same rows; and the files and counts.
+
+    Raises:
+        ConfigError: the folder has rows of another definition.
+        DataError: no row can be built, or rows of a group contradict each other.
+        TransientError: another run of the same command has removed the units.
+    """
+    store, record = build.store, BuildRecord(definition=build.definition)
+    _check_folder(build)
+    result = BuiltRows.load_complete(store, _RESULT)
+    status: Literal["built", "unchanged"] = "built" if result is None else "unchanged"
+    if result is None:
+        create_record(store, _RUN, record)
+        _build_units(build, stages)
+        with stages("write"):
+            result = load_or_make(store, _RESULT, BuiltRows, lambda: _join(build))
+    for entry in store.list(_UNITS):
+        store.delete(entry.path)
+    return status, result
+
+
+def _check_folder(build: RowBuild) -> None:
+    """Raise ConfigError if the folder has rows of another definition."""
+    record = BuildRecord.load_intact(build.store, _RUN)
+    if record is not None and record.definition != build.definition:
+        names = [name for name in build.definition if record.definition.get(name) != build.definition[name]]
+        raise ConfigError(
+            build.store.uri,
+            "rows of the same settings and files as before",
+            f"others: {', '.join(names)} changed",
+            "set pairs.name to another name, or remove the folder",
+        )
+
+
+def _unit_paths(build: RowBuild) -> list[str]:
+    """Paths of the records of all units, one for each bucket."""
+    count = keys.bucket_count(build.rows.counts["rows"])
+    return [f"{_UNITS}/{number:05d}-of-{count}.json" for number in range(count)]
+
+
+def _build_units(build: RowBuild, stages: Stages) -> None:
+    """Build the rows of every bucket whose unit no earlier run has stored."""
+    paths = _unit_paths(build)
+    missing = [number for number, path in enumerate(paths) if not BuiltUnit.load_complete(build.store, path)]
+    if not missing:
+        return
+    work = WorkFolder(build.store, _UNITS)
+    with build.store.scratch() as folder:
+        buckets = ScratchStore(str(folder))
+        with stages("read", len(build.rows)) as bar:
+            parts: list[FileRef] = []
+            for table in rechunk(_read(build), keys.BUCKET_ROWS):
+                partitions = partition_of(table["hash"].to_numpy(), len(paths))
+                path = f"part-{len(parts):05d}.arrow"
+                parts.append(store_partitions(buckets, table, partitions, len(paths), path))
+                bar.add(len(table))
+        with stages("build", unit="rows") as bar:
+            for number in missing:
+                rows = read_from_all(buckets, parts, _schema(build.builder), number, number + 1)
+                name = Path(paths[number]).stem
+
+                def make(scratch: Path, rows: pa.Table = rows, name: str = name) -> BuiltUnit:
+                    return _build_unit(build, rows, scratch, name)
+
+                work.load_or_make(name, BuiltUnit, make)
+                bar.add(len(rows))
+
+
+def _schema(builder: Builder) -> pa.Schema:
+    """Schema of the rows of a bucket: columns by role, and `hash`, a hash of the group."""
+    types = {"label": pa.int64(), "position": pa.int64()}
+    columns = [pa.field(role, types.get(role, pa.large_string())) for role in builder.columns]
+    return pa.schema([*columns, pa.field("hash", pa.uint64())])
+
+
+def _read(build: RowBuild) -> Iterator[pa.Table]:
+    """Yield all rows of the data, texts without white space around them, with a hash of their group."""
+    builder, seed = build.builder, build.settings.seed
+    for table in build.rows.read(build.rows.spans()):
+        columns = {role: one_chunk(table[role]) for role in builder.columns}
+        columns |= {role: normalize(columns[role]) for role in columns if role in TEXTS}
+        hashes = seeded_hashes(pc.fill_null(columns[builder.group], ""), seed, "group")
+        yield pa.table(columns | {"hash": hashes}, schema=_schema(builder))
+
+
+def _build_unit(build: RowBuild, rows: pa.Table, scratch: Path, name: str) -> BuiltUnit:
+    """Build the rows of one bucket, and store those of each split."""
+    usable, counts = _usable(build.builder, rows)
+    names = one_chunk(usable[build.builder.group])
+    is_test = seeded_hashes(names, build.settings.seed, "test") < np.uint64(build.settings.test * 2**64)
+    files, counted = dict[str, FileRef](), [counts]
+    for split, path in _splits(build):
+        part = usable.filter(pa.array(is_test if path == TEST else ~is_test))
+        built, split_counts = _build_split(build, part)
+        pq.write_table(built, file := scratch / path, compression="zstd")
+        files[split] = put_by_content(build.store, file, f"{_UNITS}/{name}-{split}", len(built))
+        counted.append(split_counts)
+    return BuiltUnit(train=files["train"], test=files.get("test"), counts=sum_counts(counted))
+
+
+def _usable(builder: Builder, rows: pa.Table) -> tuple[pa.Table, dict[str, int]]:
+    """Leave out rows with a blank text, or without the name of a group or section; count them by reason."""
+    counts = {}
+    for role in builder.columns:
+        column = rows[role]
+        if not pa.types.is_large_string(column.type):
+            continue
+        reason = f"blank_{role}" if role in TEXTS else f"without_{role}"
+        keep = pc.not_equal(column, "") if role in TEXTS else pc.is_valid(column)
+        kept = rows.filter(keep)
+        counts[reason], rows = len(rows) - len(kept), kept
+    return rows, counts
+
+
+def _build_split(build: RowBuild, rows: pa.Table) -> tuple[pa.Table, dict[str, int]]:
+    """Build the rows of the groups of one split."""
+    builder, data = build.builder, build.rows.settings
+    roles = GroupRoles(builder.group, builder.within, builder.text)
+    grouped = group_rows(rows, roles, build.settings.seed, data.values.labels, data.uri)
+    built, counts = builder.build(grouped)
+    table = pa.table({role: texts.cast(pa.string()) for role, texts in built.items()})
+    return table, {"repeated": len(rows) - len(grouped), **counts}
+
+
+def _splits(build: RowBuild) -> list[tuple[str, str]]:
+    """Names of the splits, and of their files."""
+    return [("train", TRAIN), *([("test", TEST)] if build.settings.test else [])]
+
+
+def _join(build: RowBuild) -> BuiltRows:
+    """Write the rows of all units to one file for each split, in the order of the hashes of their groups."""
+    units = [_load_unit(build.store, path) for path in _unit_paths(build)]
+    counts = sum_counts([build.rows.counts, *(unit.counts for unit in units)])
+    files = dict[str, FileRef]()
+    for split, path in _splits(build):
+        parts = [getattr(unit, split) for unit in units]
+        if not any(part.rows for part in parts):
+            raise _no_rows(build, split, counts)
+        files[split] = _write(build.store, parts, path)
+    return BuiltRows(train=files["train"], test=files.get("test"), counts=counts)
+
+
+def _load_unit(store: Store, path: str) -> BuiltUnit:
+    """Load a unit. Raises TransientError if it is missing."""
+    if unit := BuiltUnit.load_complete(store, path):
+        return unit
+    raise TransientError(
+        store.uri_of(path),
+        "the rows of a bucket",
+        "no such file",
+        "run again: another run of the same command may have finished",
+    )
+
+
+def _write(store: Store, parts: Sequence[FileRef], path: str) -> FileRef:
+    """Join Parquet files to one at `path`, whose row groups do not depend on how many they were."""
+    opened = [pq.ParquetFile(part.open(store)) for part in parts]
+    batches = (pa.Table.from_batches([batch]) for part in opened for batch in part.iter_batches(_ROW_GROUP))
+    with store.scratch() as scratch:
+        file, rows = scratch / "rows.parquet", 0
+        with pq.ParquetWriter(file, opened[0].schema_arrow, compression="zstd") as writer:
+            for table in rechunk(batches, _ROW_GROUP):
+                writer.write_table(table)
+                rows += len(table)
+        reference = FileRef(path=path, sha256=sha256_of(file), rows=rows, bytes=file.stat().st_size)
+        store.put(file, path)
+    return reference
+
+
+def _no_rows(build: RowBuild, split: str, counts: dict[str, int]) -> DataError:
+    """Make the error for a split without a row."""
+    found = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
+    remedy = "give files that have such rows"
+    if build.settings.test:
+        remedy += ", or change pairs.test"
+    return DataError(f"{build.rows.name}: {split}", build.builder.needed, f"none ({found})", remedy)

@@ -1,0 +1,32 @@
+"""`manta pairs` on the command line: its answer for people and for programs, and again for the same rows."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Ended
+from tests.text.builders.building import grouped, write_data
+
+Manta = Callable[..., Ended]
+
+
+def test_the_answer_names_files_rows_and_what_was_left_out(
+    manta: Manta, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    write_data(tmp_path, [*grouped(30), {"group": 0, "text": " "}])
+    given = ("pairs", "pairs.kind=groups", "pairs.data=data", "pairs.name=texts", "pairs.test=0.5")
+    answer = json.loads(manta(*given, "--json").out)
+    folder = tmp_path / "pairs" / "texts"
+    assert (answer["status"], answer["root"]) == ("built", str(folder))
+    assert (answer["train"], answer["test"]) == (str(folder / "train.parquet"), str(folder / "_test.parquet"))
+    # Five groups of each of the sizes 1 to 6; of the largest, 10 of 15 pairs.
+    assert sum(answer["rows"].values()) == 5 * (1 + 3 + 6 + 10 + 10)
+    assert answer["counts"]["groups_of_one_text"] == 5
+    assert answer["counts"]["blank_text"] == 1
+    shown = manta(*given).out
+    assert shown.startswith("built before; nothing to do\nof data: 106 rows")
+    assert "1 blank text" in shown
+    assert f"train  {folder / 'train.parquet'}: {answer['rows']['train']} rows" in shown

@@ -1,0 +1,259 @@
+"""Rows of every kind are the same to the last byte, whatever the files, the order of rows and the buckets."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.errors import ConfigError, DataError
+from pipeline.log import Stages
+from pipeline.settings.training import PairSettings
+from pipeline.text.builders import BUILDERS, build
+from pipeline.text.builders.build import TEST, TRAIN, build_rows, open_build
+from pipeline.text.corpus import keys
+from pipeline.text.rows.pairs import open_training_rows
+from tests.conftest import ROOT
+from tests.text.builders.building import DATA, Rows, running, settings_of, test_rows, write_data
+from tests.text.builders.building import build as build_from
+
+every_kind = pytest.mark.parametrize("kind", BUILDERS.names())
+
+
+def files_of(folder: Path) -> list[bytes]:
+    return [(folder / "pairs" / "made" / name).read_bytes() for name in (TRAIN, TEST)]
+
+
+def built(folder: Path, kind: str, rows: Rows, files: int = 1, **changes: Any) -> list[bytes]:
+    write_data(folder, rows, files)
+    build_rows(open_build(settings_of(folder, kind, test=0.3, **changes)), Stages())
+    return files_of(folder)
+
+
+def keys_of(rows: Rows) -> set[str]:
+    """First words of all texts: each names the premise, group or document of its text."""
+    return {text.split()[0] for row in rows for text in row.values()}
+
+
+@every_kind
+def test_rows_do_not_depend_on_files_order_and_buckets(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    rows = DATA[kind](60)
+    expected = built(tmp_path / "one", kind, rows)
+    shuffled = random.Random(0).sample(rows, len(rows))
+    assert built(tmp_path / "four", kind, shuffled, files=4) == expected
+    monkeypatch.setattr(keys, "BUCKET_ROWS", len(rows) // 3)
+    assert keys.bucket_count(len(rows)) == 4
+    assert built(tmp_path / "buckets", kind, shuffled, files=3) == expected
+
+
+@every_kind
+def test_the_seed_draws_other_rows(kind: str, tmp_path: Path):
+    rows = DATA[kind](60)
+    assert built(tmp_path / "0", kind, rows) != built(tmp_path / "1", kind, rows, seed=1)
+
+
+@every_kind
+def test_no_group_is_in_both_splits(kind: str, tmp_path: Path):
+    rows = DATA[kind](300)
+    everything = build_from(tmp_path / "all", kind, rows)
+    train = build_from(tmp_path / "split", kind, rows, test=0.3)
+    test = test_rows(tmp_path / "split")
+    assert not keys_of(train) & keys_of(test)
+    assert sorted(map(str, [*train, *test])) == sorted(map(str, everything))
+    assert 0.2 < len(keys_of(test)) / len(keys_of(everything)) < 0.4
+
+
+@every_kind
+def test_repeated_rows_change_nothing(kind: str, tmp_path: Path):
+    rows = DATA[kind](30)
+    once, twice = build_from(tmp_path / "1", kind, rows), build_from(tmp_path / "2", kind, [*rows, *rows])
+    assert once == twice
+
+
+@every_kind
+def test_a_run_that_fails_keeps_its_units_and_shows_no_file(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    rows = DATA[kind](60)
+    expected = built(tmp_path / "whole", kind, rows)
+    write_data(tmp_path / "part", rows)
+    monkeypatch.setattr(keys, "BUCKET_ROWS", len(rows) // 3)
+    opened = open_build(settings_of(tmp_path / "part", kind, test=0.3))
+    plain, calls = build._build_unit, []
+
+    def fails_at_the_third(*given: Any) -> build.BuiltUnit:
+        calls.append(given[-1])
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return plain(*given)
+
+    monkeypatch.setattr(build, "_build_unit", fails_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        build_rows(opened, Stages())
+    folder = tmp_path / "part" / "pairs" / "made"
+    assert not list(folder.glob("*.parquet"))
+    status, _ = build_rows(opened, Stages())
+    assert status == "built"
+    assert len(calls) == 3 + 2, "of the four units the first two are not built again"
+    assert files_of(tmp_path / "part") == expected
+    assert not list(folder.rglob("_units/*"))
+
+
+def test_the_same_command_does_nothing_and_another_is_refused(tmp_path: Path):
+    write_data(tmp_path, DATA["groups"](20))
+    first = build_rows(open_build(settings_of(tmp_path, "groups")), Stages())
+    stamp = (tmp_path / "pairs" / "made" / TRAIN).stat().st_mtime_ns
+    assert build_rows(open_build(settings_of(tmp_path, "groups")), Stages()) == ("unchanged", first[1])
+    assert (tmp_path / "pairs" / "made" / TRAIN).stat().st_mtime_ns == stamp
+    with pytest.raises(ConfigError, match=r"found others: options, seed changed; set pairs\.name"):
+        build_rows(open_build(settings_of(tmp_path, "groups", seed=1, options={"most": 2})), Stages())
+    (tmp_path / "pairs" / "made" / TRAIN).unlink()
+    assert build_rows(open_build(settings_of(tmp_path, "groups")), Stages()) == first
+
+
+def test_without_a_name_other_settings_get_another_folder(tmp_path: Path):
+    write_data(tmp_path, DATA["groups"](20))
+    stores = {
+        open_build(settings_of(tmp_path, "groups", name=None, seed=seed)).store.uri for seed in (0, 1, 0)
+    }
+    assert len(stores) == 2
+    assert all(Path(uri).name.startswith("groups-") for uri in stores)
+
+
+def test_a_training_on_the_folder_reads_no_test_row(tmp_path: Path):
+    build_from(tmp_path, "sections", DATA["sections"](60), test=0.3)
+    found = open_training_rows(
+        PairSettings(uri=str(tmp_path / "pairs" / "made")), ["anchor", "positive"], ["negative"]
+    )
+    (file,) = {group.file.uri for group in found.groups}
+    assert Path(file).name == TRAIN
+    assert found.roles == ("anchor", "positive", "negative")
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "expected"),
+    [
+        (
+            "nli",
+            [{"premise": "p", "hypothesis": "h"}],
+            "a column 'label' for the role label, found the columns",
+        ),
+        (
+            "nli",
+            [{"premise": "p", "hypothesis": "h", "label": "maybe"}],
+            "row 0 .*, label: expected one of entailment",
+        ),
+        (
+            "nli",
+            [{"premise": "p", "hypothesis": "h", "label": "entailment"}],
+            "an entailed and a contradicting hypothesis, found none .*1 premises without every label",
+        ),
+        ("groups", [{"group": 1, "text": "a"}, {"group": 2, "text": "b"}], "two different texts, found none"),
+        (
+            "sections",
+            [{"document": "d", "section": "s", "text": text} for text in "abc"],
+            "with two sections, .*found none .*1 documents of one section",
+        ),
+        (
+            "sections",
+            [
+                {"document": None, "section": "s", "text": "a"},
+                {"document": "d", "section": None, "text": "a"},
+            ],
+            "1 without document, 1 without section",
+        ),
+        ("neighbours", [{"document": 1, "position": 2 * n, "text": "a"} for n in range(5)], "rise by one"),
+        ("neighbours", [{"document": 1, "position": 0, "text": t} for t in "ab"], "two at position 0 of doc"),
+        (
+            "neighbours",
+            [{"document": 1, "position": "one", "text": "a"}],
+            "a column of integers for the role position",
+        ),
+    ],
+)
+def test_data_that_no_row_can_be_built_from_is_refused(kind: str, rows: Rows, expected: str, tmp_path: Path):
+    with pytest.raises(DataError, match=expected):
+        build_from(tmp_path, kind, rows)
+    assert not list((tmp_path / "pairs").rglob(TRAIN))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"kind": None}, "pairs.kind: expected one of groups, neighbours, nli, sections"),
+        ({"data": None}, "pairs.data: expected files"),
+        ({"kind": "group"}, "did you mean 'groups'"),
+        ({"options": {"mots": 3}}, "did you mean 'most'"),
+    ],
+)
+def test_wrong_settings_are_refused(changes: dict[str, Any], expected: str, tmp_path: Path):
+    write_data(tmp_path, DATA["groups"](20))
+    with pytest.raises(ConfigError, match=expected):
+        open_build(settings_of(tmp_path, **{"kind": "groups", **changes}))
+
+
+def test_a_test_set_without_rows_is_refused(tmp_path: Path):
+    with pytest.raises(DataError, match=r": test: .* or change pairs.test"):
+        build_from(tmp_path, "groups", [{"group": 1, "text": text} for text in "ab"], test=1e-9)
+
+
+@pytest.mark.slow
+def test_a_killed_command_continues_to_the_same_bytes(tmp_path: Path):
+    rows = running(3_000)
+    expected = built(tmp_path / "whole", "neighbours", rows)
+    write_data(tmp_path / "killed", rows)
+    # Small buckets, and a kill after 1, 4, 7 ... units that this process has made itself.
+    program = f"""
+import os, signal, sys
+sys.path.insert(0, {str(ROOT)!r})
+from pipeline.log import Stages
+from pipeline.text.builders import build
+from pipeline.text.corpus import keys
+from tests.text.builders.building import settings_of
+from pathlib import Path
+keys.BUCKET_ROWS, most, plain = 1_000, int(sys.argv[1]), build._build_unit
+def killed(*given):
+    global most
+    most -= 1
+    if most < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return plain(*given)
+build._build_unit = killed
+opened = build.open_build(settings_of(Path({str(tmp_path / "killed")!r}), "neighbours", test=0.3))
+print(build.build_rows(opened, Stages())[0])
+"""
+    ends = []
+    for most in (1, 4, 7, 100):
+        ended = subprocess.run(
+            [sys.executable, "-c", program, str(most)],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=ROOT,
+            env=os.environ,
+            timeout=120,
+        )
+        ends.append(ended.returncode)
+        if ended.returncode:
+            assert not list((tmp_path / "killed" / "pairs").rglob("made/*.parquet"))
+    assert ends == [-signal.SIGKILL] * 3 + [0], ended.stderr
+    assert files_of(tmp_path / "killed") == expected
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("MANTA_EVAL_DATA" not in os.environ, reason="needs the evaluation data")
+def test_every_sentence_of_real_documents_with_two_neighbours_makes_a_row(tmp_path: Path):
+    source = Path(os.environ["MANTA_EVAL_DATA"]) / "running" / "documents.parquet"
+    data = {"uri": str(source), "columns": {"document": "doc_id"}}
+    _, found = build_rows(open_build(settings_of(tmp_path, "neighbours", data=data)), Stages())
+    documents = pq.read_table(source, columns=["doc_id"])["doc_id"]
+    lengths = pa.table({"document": documents}).group_by("document").aggregate([([], "count_all")])
+    assert found.train.rows == sum(max(0, count - 2) for count in lengths["count_all"].to_pylist())
