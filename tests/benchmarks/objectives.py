@@ -38,14 +38,11 @@ from pipeline.models.inference.encoder import load_encoder
 from pipeline.objectives import OBJECTIVES, Batch, Loss
 from pipeline.objectives.supervised import Supervised
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
-from pipeline.settings.training import PairSettings
 from pipeline.stats.correlation import spearman
-from pipeline.store.store import open_store
 from pipeline.text.rows.batches import RankSlice
-from pipeline.text.rows.pairs import open_training_rows
 from pipeline.train.metrics import read_metrics
 from tests.benchmarks.machine import machine, print_table
-from tests.benchmarks.nli_triples import write_triples
+from tests.benchmarks.triples import write_triples
 
 SETS = ("STSB-dev", "STSB-test", "STS12", "STS13", "STS15")
 RATES = {"minilm": 2e-5, "small": 5e-4, "words": 1e-4}
@@ -193,7 +190,7 @@ def prepare_rows(root: Path) -> dict[str, Any]:
     """Write training rows to files in `root`, and return the settings of the data by name."""
     data = Path(os.environ["MANTA_EVAL_DATA"])
     root.mkdir(parents=True, exist_ok=True)
-    if not (root / "triples.parquet").exists():
+    if not (root / "captions.parquet").exists():
         captions = pq.read_table(
             data / "captions" / "flickr30k_captions.parquet", filters=[("split", "=", "train")]
         )
@@ -209,18 +206,12 @@ def prepare_rows(root: Path) -> dict[str, Any]:
             }
         )
         pq.write_table(couples, root / "captions.parquet", row_group_size=8_192)
-        write_triples(
-            open_training_rows(
-                PairSettings(uri=str(data / "nli" / "snli.parquet")), ("premise", "hypothesis", "label")
-            ),
-            open_store(root),
-            "triples.parquet",
-        )
+    write_triples(data / "nli" / "snli.parquet", root)
     return {
         "wikipedia": {"uri": str(data / "wiki" / "sentences.parquet")},
         "sentences of captions": {"uri": str(root / "sentences.parquet")},
         "captions": {"uri": str(root / "captions.parquet")},
-        "triples": {"uri": str(root / "triples.parquet")},
+        "triples": {"uri": str(root / "triples")},
         "snli": {"uri": str(data / "nli" / "snli.parquet")},
         "stsb-train": {"uri": str(data / "sts" / "STSB-train.parquet")},
         "documents": {"uri": str(data / "running" / "documents.parquet"), "columns": {"document": "doc_id"}},

@@ -39,7 +39,6 @@ from pipeline.objectives.simcse import SimCSE
 from pipeline.objectives.supervised import Supervised
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import OrderSettings, PairSettings, TrainSettings
-from pipeline.store.store import open_store
 from pipeline.text.rows.batches import RankSlice
 from pipeline.text.rows.order import ShuffledOrder
 from pipeline.text.rows.pairs import open_training_rows
@@ -48,7 +47,7 @@ from pipeline.train.batches import rank_batches
 from pipeline.train.gather import Ranks, world_size
 from pipeline.train.loop import Step, Training, fit
 from tests.benchmarks.machine import machine, print_table, spread
-from tests.benchmarks.nli_triples import write_triples
+from tests.benchmarks.triples import write_triples
 
 WARM_UP_STEPS = 2  # steps that are not counted
 MAX_TOKENS = 32  # per text, as in the training of SimCSE
@@ -74,15 +73,10 @@ def prepare_rows(scratch: Path) -> list[Rows]:
     data = Path(os.environ["MANTA_EVAL_DATA"])
     wiki = pq.read_table(data / "wiki" / "sentences.parquet", filters=[("source", "=", WIKIPEDIA)])
     pq.write_table(wiki.select(["text"]), scratch / "wiki.parquet")
-    labelled = open_training_rows(
-        PairSettings(uri=str(data / "nli" / "snli.parquet")), ("premise", "hypothesis", "label")
-    )
-    write_triples(labelled, open_store(scratch), "triples.parquet")
+    write_triples(data / "nli" / "snli.parquet", scratch)
     return [
         Rows("SimCSE unsupervised", scratch / "wiki.parquet", SimCSE, ("text", "text")),
-        Rows(
-            "SimCSE supervised", scratch / "triples.parquet", Supervised, ("anchor", "positive", "negative")
-        ),
+        Rows("SimCSE supervised", scratch / "triples", Supervised, ("anchor", "positive", "negative")),
     ]
 
 
@@ -333,7 +327,7 @@ def run_rank(
     torch.set_num_threads(1)
     if world > 1:
         dist.init_process_group("gloo", init_method=f"file://{address}", rank=rank, world_size=world)
-    rows = Rows("", Path(scratch) / "triples.parquet", Supervised, ("anchor", "positive", "negative"))
+    rows = Rows("", Path(scratch) / "triples", Supervised, ("anchor", "positive", "negative"))
     own = steps(
         rows,
         TrainSettings(order=OrderSettings(batch_rows=batch_rows)),
@@ -408,7 +402,7 @@ def time_resuming(turns: int) -> None:
         prepare_rows(Path(scratch))
         for turn in range(turns):
             run_settings = [
-                f"train.data={scratch}/triples.parquet",
+                f"train.data={scratch}/triples",
                 f"train.root={scratch}",
                 f"train.name=run{turn}",
             ]

@@ -1,0 +1,14 @@
+"""Triples of natural-language inference for the benchmarks of trainings, as `manta pairs` builds them."""
+
+from pathlib import Path
+
+from pipeline.log import Stages
+from pipeline.settings.build import BuildSettings
+from pipeline.settings.training import PairSettings
+from pipeline.text.builders.build import build_rows, open_build
+
+
+def write_triples(source: Path, folder: Path) -> None:
+    """Build the folder `triples` below `folder` from a file of premises, hypotheses and labels."""
+    settings = BuildSettings(root=str(folder), name="triples", kind="nli", data=PairSettings(uri=str(source)))
+    build_rows(open_build(settings), Stages())
