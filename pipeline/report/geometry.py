@@ -7,6 +7,7 @@ from pipeline.charts.frame import occupied_range, percent
 from pipeline.report.evaluation_report import Chart, Section
 from pipeline.report.formats import plain, two_decimals
 from pipeline.report.training_charts import legend
+from pipeline.report.word_geometry import frequency_table, lowest_words
 from pipeline.stats.geometry import Metric
 from pipeline.stats.measured import GeometryReport
 
@@ -119,7 +120,9 @@ def sections(geometry: GeometryReport) -> tuple[Section, ...]:
         ),
         Section("Cosines by human score", _band_charts(geometry), notes=(_BANDS_NOTE,)),
         Section("Layer by layer", _layer_charts(geometry), notes=(_MEV_NOTES[geometry.mev],)),
+        lowest_words(geometry.depths),
         Section("The token table", table=_word_table(geometry), notes=(_TOKENS_NOTE,)),
+        frequency_table(geometry.depths),
     )
     missing = Section("Geometry that was not measured", notes=_missing_notes(geometry))
     shown = tuple(section for section in measured if section.charts or section.table)

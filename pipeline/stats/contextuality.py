@@ -141,14 +141,23 @@ def layer_metrics(
     return metrics
 
 
+def self_similarities(states: np.ndarray, chosen: Occurrences) -> list[float]:
+    """Mean cosine of two different occurrences of each chosen word (Ethayarajh 2019, definition 1).
+
+    Args:
+        states: (m, d) states of the chosen occurrences.
+        chosen: of each word, the first `chosen.compared` occurrences are compared.
+    """
+    return [anisotropy(states[word[: chosen.compared]]) for word in chosen.words]
+
+
 def _word_metrics(states: np.ndarray, chosen: Occurrences, seed: int, mev: Mev) -> dict[str, Metric]:
     """Compute the means over the chosen words, and the baseline of their explained variance.
 
     Occurrences are compared in pairs for the self-similarity, and are all used for the explained variance.
     """
     values = {
-        # Ethayarajh 2019, definition 1: the mean cosine of two different occurrences of a word.
-        "self_similarity": [anisotropy(states[word[: chosen.compared]]) for word in chosen.words],
+        "self_similarity": self_similarities(states, chosen),
         "explained_variance": [explained_variance(states[word], mev) for word in chosen.words],
     }
     baseline = explained_variance(states[chosen.random], mev)

@@ -68,6 +68,15 @@ def neighbour_distances(x: np.ndarray, k: int) -> np.ndarray:
     Raises:
         DataError: unless n > k.
     """
+    return np.asarray(nearest_distances(x, k).mean(axis=1))
+
+
+def nearest_distances(x: np.ndarray, k: int) -> np.ndarray:
+    """Return (n, k) Euclidean distances of each row of x (n, d) to its k nearest other rows, ascending.
+
+    Raises:
+        DataError: unless n > k.
+    """
     if len(x) <= k:
         raise DataError(
             "distances to the nearest words",
@@ -82,7 +91,8 @@ def neighbour_distances(x: np.ndarray, k: int) -> np.ndarray:
         block = x[start : start + _BLOCK]
         squared = squares[start : start + _BLOCK, None] + squares - 2 * block @ x.T
         np.fill_diagonal(squared[:, start:], np.inf)
-        blocks.append(np.sqrt(np.maximum(np.partition(squared, k - 1, axis=1)[:, :k], 0)).mean(axis=1))
+        nearest = np.sort(np.partition(squared, k - 1, axis=1)[:, :k], axis=1)
+        blocks.append(np.sqrt(np.maximum(nearest, 0)))
     return np.concatenate(blocks)
 
 

@@ -1,10 +1,13 @@
 """Records of the geometry of encoders, as stored and reported: sentence spaces, layers, token table."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from pydantic import Field
 
 from pipeline.config import Settings
-from pipeline.stats.contextuality import LayerStates, Mev, layer_metrics
+from pipeline.stats.contextuality import LayerStates, Mev, layer_metrics, self_similarities
+from pipeline.stats.frequency import FrequencyBand
 from pipeline.stats.geometry import Metric, alignment, anisotropy, participation_ratio, uniformity
 from pipeline.stats.occurrences import Occurrences
 from pipeline.stats.sample import singular_spectrum
@@ -12,6 +15,16 @@ from pipeline.stats.space import Space
 from pipeline.store.stored import Stored
 
 RAW = "raw"  # key of the untransformed vectors, next to the ids of transforms
+LOWEST_WORDS = 10  # of each layer, as listed by Ethayarajh 2019
+
+
+class WordSimilarity(Settings):
+    """Self-similarity of one word in one layer."""
+
+    word: str
+    value: float
+    sentences: int
+    """number of sentences in which the word occurs"""
 
 
 class Level(Settings):
@@ -23,6 +36,8 @@ class Level(Settings):
 
     number: int
     metrics: dict[str, Metric] = Field(alias="figures")
+    lowest: tuple[WordSimilarity, ...] = ()
+    """the words of lowest self-similarity, ascending"""
 
 
 class EncoderGeometry(Stored):
@@ -34,6 +49,8 @@ class EncoderGeometry(Stored):
     levels: tuple[Level, ...] = ()
     words: dict[str, Metric] = {}
     """metrics of the token table"""
+    bands: tuple[FrequencyBand, ...] = ()
+    """rows of the token table by word frequency"""
     missing: dict[str, str] = {}
     """reason why a metric could not be measured, by name"""
 
@@ -51,6 +68,7 @@ class NamedLayers(Settings):
     name: str
     levels: tuple[Level, ...]
     words: dict[str, Metric]
+    bands: tuple[FrequencyBand, ...] = ()
     missing: dict[str, str]
 
 
@@ -90,6 +108,7 @@ def measure_layer(
     number: int,
     layer: LayerStates,
     chosen: Occurrences,
+    names: Sequence[str],
     positives: tuple[np.ndarray, np.ndarray] | None,
     *,
     seed: int,
@@ -101,6 +120,7 @@ def measure_layer(
         number: index of the layer; 0 is the output of the embedding layer.
         layer: accumulated states of the layer.
         chosen: the occurrences whose states `layer` holds.
+        names: the chosen words as text.
         positives: mean-pooled states of this layer, (n, d) for each side of the pairs of equal meaning; None
             without such pairs.
         seed: seed of the sampled pairs.
@@ -120,4 +140,13 @@ def measure_layer(
         metrics["sentence_alignment"] = Metric(
             value=alignment(*positives), count=len(positives[0]), of="pairs"
         )
-    return Level(number=number, metrics=metrics)
+    return Level(number=number, metrics=metrics, lowest=_lowest_words(layer, chosen, names))
+
+
+def _lowest_words(
+    layer: LayerStates, chosen: Occurrences, names: Sequence[str]
+) -> tuple[WordSimilarity, ...]:
+    """Return the `LOWEST_WORDS` words of lowest self-similarity, ascending; equal ones by name."""
+    values = self_similarities(layer.occurrences, chosen)
+    by_value = sorted(zip(values, names, map(len, chosen.words), strict=True))[:LOWEST_WORDS]
+    return tuple(WordSimilarity(word=name, value=value, sentences=count) for value, name, count in by_value)

@@ -8,6 +8,7 @@ from pydantic import Field
 from scipy.stats import rankdata
 
 from pipeline.config import Settings
+from pipeline.stats.frequency import by_frequency
 from pipeline.stats.geometry import Metric, alignment, anisotropy, cosines, participation_ratio, uniformity
 from pipeline.stats.hubness import hubness
 from pipeline.stats.lexical import EditUnit, edit_distances, neighbour_distances, rank_correlation
@@ -17,7 +18,6 @@ BANDS = 5  # bands of gold scores: 0 to 1, 1 to 2 ... 4 to 5
 POSITIVE = 4.0  # pairs with a higher score count as equal in meaning (Gao et al. 2021, SimCSE)
 _BAND_BINS = 40  # of cosines, 0.05 wide
 _EDIT_BINS = 10  # of edit distances, with equal numbers of pairs
-_MAX_WORDS = 10_000  # the most frequent words only, because neighbour distances take quadratic time
 
 
 class EditBin(Settings):
@@ -231,7 +231,7 @@ def word_metrics(
     """
     if len(counts) <= neighbours:
         return {}, {"word_frequency": f"needs more than {neighbours} words, there are {len(counts)}"}
-    most_frequent = np.argsort(-counts, kind="stable")[:_MAX_WORDS]
+    most_frequent = by_frequency(counts)
     rows, rank = table[most_frequent].astype(np.float64), -counts[most_frequent]
     reason = "all words have the same frequency, or all rows the same norm"
     return _split(

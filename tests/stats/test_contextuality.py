@@ -14,6 +14,7 @@ from pipeline.stats.contextuality import (
     layer_metrics,
 )
 from pipeline.stats.geometry import anisotropy
+from pipeline.stats.measured import measure_layer
 from pipeline.stats.occurrences import Occurrences, Tokenized, choose_occurrences, occurrences_for_pairs
 
 OCCURRENCES = np.array([[1.0, 0], [1, 1], [0, 2]])
@@ -231,6 +232,44 @@ def test_random_states_of_frequent_words_explain_no_more_variance_than_random_wo
     for mev in ("literal", "published", "centred"):
         metrics = layer_metrics(layer, chosen, 0, mev=mev)
         assert abs(metrics["explained_variance_adjusted"].value) < 0.03
+
+
+def test_the_words_of_lowest_self_similarity_are_listed_in_ascending_order():
+    tokens, rng = texts(400), np.random.default_rng(8)
+    # the spread of a word's states grows with its id, so that its self-similarity decreases
+    states = np.ones((len(tokens.ids), 32)) + 0.2 * tokens.ids[:, None] * rng.normal(
+        size=(len(tokens.ids), 32)
+    )
+    chosen = choose_occurrences(tokens, contexts=5, pairs=1_000, limit=100_000, seed=0)
+    (layer,) = gather_states(batches(tokens, [states.astype(np.float32)], 50), tokens, chosen)
+    word_ids = [int(tokens.ids[chosen.token_indices[word[0]]]) for word in chosen.words]
+    names = [f"w{word_id}" for word_id in word_ids]
+    level = measure_layer(3, layer, chosen, names, None, seed=0, mev="literal")
+    expected = {}
+    for word_id, word in zip(word_ids, chosen.words, strict=True):
+        x = states[chosen.token_indices[word[: chosen.compared]]]
+        pairs = [cosine(a, b) for i, a in enumerate(x) for b in x[:i]]
+        expected[f"w{word_id}"] = (np.mean(pairs), len(word))
+    lowest = sorted(expected, key=expected.__getitem__)[:10]
+    assert [each.word for each in level.lowest] == lowest
+    for each in level.lowest:
+        assert (each.value, each.sentences) == (
+            pytest.approx(expected[each.word][0], abs=1e-5),
+            expected[each.word][1],
+        )
+    values = [value for value, _ in expected.values()]
+    assert level.metrics["self_similarity"].value == pytest.approx(np.mean(values), abs=1e-5)
+    assert max(values) > 0.4, "words differ"
+    assert min(values) < 0.1
+
+
+def test_words_of_equal_self_similarity_are_listed_by_name():
+    layer = LayerStates(4, 1, 2)
+    layer.occurrences[:] = 1
+    rows = np.arange(4)
+    chosen = Occurrences(rows, (rows[:2], rows[2:]), np.zeros((0, 2), np.int64), random=rows, compared=2)
+    level = measure_layer(0, layer, chosen, ["b", "a"], None, seed=0, mev="literal")
+    assert [each.word for each in level.lowest] == ["a", "b"]
 
 
 def test_metrics_without_data_are_omitted():

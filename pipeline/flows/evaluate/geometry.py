@@ -153,11 +153,19 @@ def _named_layers(
     """Yield the layers of every encoder; encoders that differ only after their layers share one entry."""
     equal: dict[str, list[str]] = {}  # layers as JSON -> space_ids
     for space_id, each in by_space.items():
-        equal.setdefault(each.model_dump_json(include={"levels", "words", "missing"}), []).append(space_id)
+        equal.setdefault(each.model_dump_json(include={"levels", "words", "bands", "missing"}), []).append(
+            space_id
+        )
     for space_ids in equal.values():
         first = by_space[space_ids[0]]
         names = ", ".join(_raw_name(space_id, candidates) for space_id in space_ids)
-        yield NamedLayers(name=names, levels=first.levels, words=first.words, missing=first.missing)
+        yield NamedLayers(
+            name=names,
+            levels=first.levels,
+            words=first.words,
+            bands=first.bands,
+            missing=first.missing,
+        )
 
 
 def _named_spaces(

@@ -13,6 +13,7 @@ from pipeline.flows.workers.worker import worker_encoder
 from pipeline.post import Transform, load_transform
 from pipeline.settings import EncoderSettings, EncodeSettings, GeometrySettings
 from pipeline.stats.contextuality import MAX_STATE_BYTES, gather_states
+from pipeline.stats.frequency import frequency_bands
 from pipeline.stats.measured import RAW, EncoderGeometry, Level, measure_layer
 from pipeline.stats.occurrences import Occurrences, Tokenized, choose_occurrences
 from pipeline.stats.space import POSITIVE, ScoredPairs, Space, sentence_space, with_pairs, word_metrics
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from pipeline.models.inference.encoder import Encoder
     from pipeline.models.inference.hidden_states import HiddenStates
 
-_VERSION = 2  # of the measurement; raise it to measure again
+_VERSION = 3  # of the measurement; raise it to measure again
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,10 @@ class MeasureEncoder(PlainTask[EncoderToMeasure, EncoderGeometry]):
         hidden_states = encoder.hidden_states()
         tokens = hidden_states.tokens(self.texts)
         word_ids, counts = np.unique(tokens.ids[hidden_states.words(tokens).is_word], return_counts=True)
-        words, missing = word_metrics(hidden_states.table(word_ids), counts, self.settings.neighbours)
+        table = hidden_states.table(word_ids)
+        words, missing = word_metrics(table, counts, self.settings.neighbours)
+        bands, without_bands = frequency_bands(table, counts)
+        missing |= without_bands
         if not hidden_states.layers:
             missing["layers"] = "an average of word vectors has none"
         return EncoderGeometry(
@@ -77,6 +81,7 @@ class MeasureEncoder(PlainTask[EncoderToMeasure, EncoderGeometry]):
             spaces=self._spaces(encoder, transforms),
             levels=self._levels(hidden_states) if hidden_states.layers else (),
             words=words,
+            bands=bands,
             missing=missing,
         )
 
@@ -110,12 +115,15 @@ class MeasureEncoder(PlainTask[EncoderToMeasure, EncoderGeometry]):
             words, contexts=settings.contexts, pairs=settings.pairs, limit=max_sentences, seed=settings.seed
         )
         layers = gather_states(hidden_states.states(tokens), words, chosen)
+        first_tokens = [chosen.token_indices[word[0]] for word in chosen.words]
+        names = hidden_states.spellings(words.ids[np.array(first_tokens, np.int64)])
         positives = self._positives(hidden_states, max_sentences)
         return tuple(
             measure_layer(
                 number,
                 layer,
                 chosen,
+                names,
                 positives[number] if positives else None,
                 seed=settings.seed,
                 mev=settings.mev,

@@ -64,6 +64,21 @@ def unfiltered_tokens(tokenizer: Tokenizer, exclude: tuple[str, ...], *, words: 
     return kept
 
 
+def spellings(tokenizer: Tokenizer, ids: np.ndarray, *, words: bool) -> list[str]:
+    """Return tokens as text, without the mark of a token that begins a word; ## is kept.
+
+    Args:
+        tokenizer: has the vocabulary.
+        ids: (m,) token ids.
+        words: True if each token is a whole word.
+    """
+    vocabulary = tokenizer.vocabulary()
+    marker = None if words else _marker(vocabulary)
+    spelling = _spelling(None if marker == _CONTINUATION else marker)
+    tokens = {token_id: token for token, token_id in vocabulary.items()}
+    return [spelling(tokens[token_id]) for token_id in ids.tolist()]
+
+
 def _marker(vocabulary: Mapping[str, int]) -> str | None:
     """Return the marker that most tokens begin with; a few tokens begin with that of another kind."""
     counts = {

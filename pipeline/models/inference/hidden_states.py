@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.folder.token_filter import unfiltered_tokens
+from pipeline.models.folder.token_filter import spellings, unfiltered_tokens
 from pipeline.models.inference.model import Model
 from pipeline.models.layers.pooling import TABLE_STATE
 from pipeline.stats.contextuality import States
@@ -50,6 +50,10 @@ class HiddenStates:
         ends = np.repeat(tokens.lengths - len(self._tokenizer.suffix), tokens.lengths)
         in_text = (starts <= tokens.positions) & (tokens.positions < ends)
         return Tokenized(tokens.ids, tokens.offsets, is_word[tokens.ids] & in_text)
+
+    def spellings(self, ids: np.ndarray) -> list[str]:
+        """Return tokens (m,) as text; a WordPiece token that continues a word keeps its mark ##."""
+        return spellings(self._tokenizer, ids, words=self._folder.whole_words)
 
     def table(self, ids: np.ndarray) -> np.ndarray:
         """Look up rows of the word table: (m, d) float32 for token ids (m,)."""

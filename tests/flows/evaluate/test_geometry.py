@@ -109,6 +109,18 @@ def test_geometry_matches_the_encoder_and_its_transform(
     assert levels[3].metrics["sentence_anisotropy"].value == pytest.approx(
         geometry.series[0].space.metrics["anisotropy"].value, abs=1e-5
     )  # mean pooling
+    vocabulary = load_encoder(job.encoder, job.encode)._tokenizer.vocabulary()
+    for level in levels:
+        values = [each.value for each in level.lowest]
+        assert len(values) == 10
+        assert values == sorted(values)
+        assert values[0] <= level.metrics["self_similarity"].value
+        assert {each.word for each in level.lowest} <= vocabulary.keys()
+        assert min(each.sentences for each in level.lowest) >= 5
+    assert (
+        sum(band.words for band in geometry.depths[0].bands)
+        == geometry.depths[0].words["table_anisotropy"].count
+    )
     assert GeometryReport.model_validate_json(geometry.model_dump_json()) == geometry
 
 

@@ -71,3 +71,19 @@ def test_the_word_table_is_that_of_the_model(family: str, folders: dict[str, Pat
     ids = np.arange(5, 245, 2)  # more than one pass holds
     np.testing.assert_array_equal(inside.table(ids), table[ids])
     assert inside.table(ids[:0]).shape == (0, 48)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_spellings_are_those_of_transformers(family: str, folders: dict[str, Path]):
+    inside = load_encoder(EncoderSettings(path=str(folders[family])), EncodeSettings(), "cpu").hidden_states()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders[family])
+    tokens = inside.tokens(["The unknowable naïve dogs run, don't they?"])
+    ids = np.unique(tokens.ids[inside.words(tokens).is_word])
+    pieces = tokenizer.convert_ids_to_tokens(ids.tolist())
+    decoded = [
+        piece if piece.startswith("##") else tokenizer.decode([token_id]).strip()
+        for piece, token_id in zip(pieces, ids.tolist(), strict=True)
+    ]
+    assert inside.spellings(ids) == decoded
+    assert inside.spellings(ids[:0]) == []
+    assert "dogs" in decoded or len(decoded) > 10  # in pieces

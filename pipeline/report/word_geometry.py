@@ -1,0 +1,60 @@
+"""Build the sections of the evaluation page about single words: self-similarity and frequency."""
+
+from collections.abc import Sequence
+
+from pipeline.charts.geometry import three_digits
+from pipeline.report.evaluation_report import Section
+from pipeline.report.formats import cosine
+from pipeline.stats.measured import LOWEST_WORDS, NamedLayers
+
+_LOWEST_NOTE = (
+    "The words whose vectors depend most on their sentence: in each layer those of lowest self-similarity, "
+    "the mean cosine of two occurrences of a word (Ethayarajh 2019). The baseline is not subtracted."
+)
+_BANDS_NOTE = (
+    "Rows of the token table by frequency in the sampled sentences: mean L2 norm, and mean L2 distance to "
+    "the k nearest of all these words (Li et al. 2020). Good: equal in all rows; otherwise rare words are "
+    "farther from the origin and from each other."
+)
+
+
+def lowest_words(depths: Sequence[NamedLayers]) -> Section:
+    """Build the table of the words of lowest self-similarity, one row per layer."""
+    rows = [
+        (
+            _row_name(depths, depth, f"layer {level.number}"),
+            *(f"{each.word} {cosine(each.value)}" for each in level.lowest),
+            *[""] * (LOWEST_WORDS - len(level.lowest)),
+        )
+        for depth in depths
+        for level in depth.levels
+        if level.lowest
+    ]
+    header = ("", *(str(number) for number in range(1, LOWEST_WORDS + 1)))
+    return Section(
+        "Words of lowest self-similarity", table=(header, *rows) if rows else (), notes=(_LOWEST_NOTE,)
+    )
+
+
+def frequency_table(depths: Sequence[NamedLayers]) -> Section:
+    """Build the table of word vectors by bands of frequency ranks."""
+    rows = [
+        (
+            _row_name(depths, depth, f"ranks {band.first_rank:,} to {band.last_rank:,}"),
+            f"{band.words:,}",
+            three_digits(band.norm),
+            *(three_digits(distance) for distance in band.distances.values()),
+        )
+        for depth in depths
+        for band in depth.bands
+    ]
+    if not rows:
+        return Section("Word vectors by frequency")
+    distances = next(depth.bands[0].distances for depth in depths if depth.bands)
+    header = ("", "words", "norm", *(f"distance, k = {k}" for k in distances))
+    return Section("Word vectors by frequency", table=(header, *rows), notes=(_BANDS_NOTE,))
+
+
+def _row_name(depths: Sequence[NamedLayers], depth: NamedLayers, name: str) -> str:
+    """Put the encoder before the name of a row if there are several."""
+    return f"{depth.name}, {name}" if len(depths) > 1 else name
