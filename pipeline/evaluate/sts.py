@@ -11,6 +11,7 @@ from pipeline.errors import DataError
 from pipeline.evaluate import TASKS, EvaluationTask, Score, Vectors
 from pipeline.evaluate.similarity import paired, vectors_of
 from pipeline.evaluate.source import RowOptions, TaskRoles
+from pipeline.evaluate.vocabulary import has_vector, missing_facts, missing_texts, missing_warnings
 from pipeline.stats.correlation import is_constant, pearson, spearman
 
 Aggregation = Literal["all", "mean", "wmean"]
@@ -56,7 +57,9 @@ class StsPairs:
 class StsTask(EvaluationTask):
     """Correlation of similarities with human scores.
 
-    Roles: sentence1, sentence2, score, and optionally subset. Options: see StsOptions.
+    Roles: sentence1, sentence2, score, and optionally subset. Options: see StsOptions. Pairs of words with
+    ratings are such pairs, too. A text without a vector, such as a word that is missing from the vocabulary,
+    has cosine 0 with every other; the correlation over the remaining pairs is given beside the score.
     """
 
     kind: ClassVar[str] = "sts"
@@ -101,8 +104,10 @@ class StsTask(EvaluationTask):
 
     def score(self, vectors: Vectors) -> Score:
         pairs = self.pairs()
-        left, right = np.split(vectors_of(vectors, [*pairs.left, *pairs.right], self.name), 2)
-        predicted = paired(self.similarity, left, right)
+        texts = [*pairs.left, *pairs.right]
+        x = vectors_of(vectors, texts, self.name)
+        missing, is_known = missing_texts(texts, x), np.logical_and(*np.split(has_vector(x), 2))
+        predicted = paired(self.similarity, *np.split(x, 2))
         evidence = {"prediction": predicted, "gold": pairs.gold, "stratum": pairs.subset}
         metrics = _correlations(evidence, pairs.names)
         value = metrics[f"Spearman {self.settings.aggregation}"]
@@ -113,6 +118,9 @@ class StsTask(EvaluationTask):
                 f"none of {len(pairs.names)}",
                 "use evaluate.aggregation=all or larger subsets",
             )
+        if missing:
+            known = (predicted[is_known], pairs.gold[is_known])
+            metrics["Spearman of pairs with vectors"] = 100 * correlation(spearman, *known)
         counts = np.bincount(pairs.subset, minlength=len(pairs.names)).tolist()
         return Score(
             f"Spearman x100, {self.similarity}, {self.settings.aggregation}",
@@ -126,8 +134,16 @@ class StsTask(EvaluationTask):
                 "without_gold": pairs.without_score,
                 "missing_texts": pairs.missing,
                 "subsets": dict(zip(pairs.names, counts, strict=True)),
+                **(missing_facts(missing) if missing else {}),
             },
-            warnings=tuple(self._warnings(pairs, predicted)),
+            warnings=(
+                *self._warnings(pairs, predicted),
+                *missing_warnings(
+                    self.name,
+                    missing,
+                    f"{int((~is_known).sum()):,} of {len(is_known):,} pairs are scored with a zero vector",
+                ),
+            ),
             evidence=evidence,
         )
 

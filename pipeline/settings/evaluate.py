@@ -49,7 +49,7 @@ class TaskSettings(Settings):
     """An evaluation task on the user's own data."""
 
     kind: str
-    """sts, triplets, pairs, retrieval, duplicates, transfer, relatedness or weat"""
+    """sts, triplets, pairs, retrieval, duplicates, transfer, relatedness, analogies, categories or weat"""
     uri: str
     """a Parquet file"""
     name: str | None = None
@@ -58,7 +58,8 @@ class TaskSettings(Settings):
     """role -> column, if the column's name is not the role. Roles of sts: sentence1, sentence2, score;
     triplets: anchor, positive, negative; pairs: sentence1, sentence2, label; retrieval: query, positive or
     text, group; duplicates: as pairs, or text, group; transfer: text (or sentence1, sentence2), label, split;
-    relatedness: sentence1, sentence2, score, split; weat: text, set"""
+    relatedness: sentence1, sentence2, score, split; analogies: a, b, c, d; categories: text, label; weat:
+    text, set"""
     options: dict[str, float | int | str | bool] = {}
     """options of the kind, described in its class in pipeline/evaluate"""
 
@@ -108,7 +109,7 @@ class EvaluateSettings(Settings):
     Missing tasks are listed, and an average over them is left out"""
     own: tuple[TaskSettings, ...] = ()
     """tasks on the user's own data: a list of {kind, uri, name, columns, options}; kind is sts, triplets,
-    pairs, retrieval, duplicates, transfer, relatedness or weat"""
+    pairs, retrieval, duplicates, transfer, relatedness, analogies, categories or weat"""
     candidates: tuple[CandidateSettings, ...] = ()
     """encoder paths, release:current, ROOT#7, or mappings with name, encoder, transform, release, root ({} is
     the job's encoder); none: the job's encoder. Each is compared with the first one, with intervals of the

@@ -39,6 +39,14 @@ COLUMNS: dict[str, dict[str, Any]] = {
         "score": RNG.uniform(0, 5, ROWS),
         "split": ["train"] * 40 + ["test"] * 20,
     },
+    "analogies": {
+        "a": [*LEFT[:40], *[None] * 20],
+        "b": [*LEFT[1:41], *[None] * 20],
+        "c": [*LEFT[2:42], *[None] * 20],
+        "d": LEFT[:1] + LEFT[4:43] + LEFT[40:],
+        "category": ["x", "y"] * (ROWS // 2),
+    },
+    "categories": {"text": LEFT, "label": ["x", "y", "z"] * (ROWS // 3)},
     "weat": {"text": LEFT, "set": ["X", "Y", "A", "B"] * (ROWS // 4)},
 }
 

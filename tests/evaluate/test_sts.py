@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import spearmanr
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.settings import EvaluateSettings
@@ -203,3 +204,35 @@ def test_the_packaged_encoder_has_its_published_scores(minilm, name: str, expect
         pytest.skip("MANTA_EVAL_DATA is not set to a folder of evaluation data")
     score = task_of("sts", Path(folder) / "sts" / f"{name}.parquet").score(minilm.encode)
     assert score.value == pytest.approx(expected, abs=0.01)
+
+
+def test_ratings_of_words_are_correlated_with_and_without_the_unknown_words(tmp_path: Path):
+    rng = np.random.default_rng(4)
+    ratings = rng.permutation(20) / 2.0
+    first, second = ([f"{letter}{row}" for row in range(20)] for letter in "ab")
+    columns = {"word1": first, "word2": second, "rating": ratings}
+    vectors = {word: rng.normal(size=3) for word in (*first, *second)}
+    vectors |= {"a3": np.zeros(3), "b3": np.zeros(3), "b7": np.zeros(3)}
+    task = task_of(
+        "sts",
+        save(tmp_path / "words.parquet", columns),
+        columns={"sentence1": "word1", "sentence2": "word2", "score": "rating"},
+        options={"high": 10},
+    )
+    score = task.score(looked_up(vectors))
+    x, y = (np.array([vectors[word] for word in words], np.float32) for words in (first, second))
+    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+    cosines = np.where(norms > 0, (x * y).sum(axis=1) / np.maximum(norms, 1e-9), 0)
+    known = norms > 0
+    assert known.sum() == 18
+    assert score.value == pytest.approx(100 * spearmanr(cosines, ratings).statistic)
+    assert score.metrics["Spearman of pairs with vectors"] == pytest.approx(
+        100 * spearmanr(cosines[known], ratings[known]).statistic
+    )
+    assert (score.facts["without_vector"], score.facts["first_without_vector"]) == (3, ["a3", "b3", "b7"])
+    assert score.warnings == (
+        "words: 3 texts have no vector ('a3', 'b3', 'b7'): 2 of 20 pairs are scored with a zero vector",
+    )
+    whole = task.score(drawn())
+    assert "without_vector" not in whole.facts
+    assert "Spearman of pairs with vectors" not in whole.metrics

@@ -1,0 +1,41 @@
+"""Texts without a vector, such as words that are missing from the vocabulary of word vectors."""
+
+from collections.abc import Sequence
+from itertools import compress
+from typing import Any
+
+import numpy as np
+
+_SHOWN = 10  # missing texts that are named
+
+
+def has_vector(x: np.ndarray) -> np.ndarray:
+    """Return (n,) bool: False for the zero rows of x (n, d), which texts without any known word have."""
+    return np.asarray(x.any(axis=1))
+
+
+def missing_texts(texts: Sequence[str], x: np.ndarray) -> list[str]:
+    """Return the distinct texts whose vector, a row of x (n, d), is zero, in order of appearance."""
+    return list(dict.fromkeys(compress(texts, ~has_vector(x))))
+
+
+def missing_facts(missing: Sequence[str]) -> dict[str, Any]:
+    """Return the number of texts without a vector, and the first of them, for the facts of a score."""
+    if not missing:
+        return {"without_vector": 0}
+    return {"without_vector": len(missing), "first_without_vector": list(missing[:_SHOWN])}
+
+
+def missing_warnings(task: str, missing: Sequence[str], effect: str) -> tuple[str, ...]:
+    """Return a warning that names texts without a vector; () if there are none.
+
+    Args:
+        task: name of the task.
+        missing: the texts.
+        effect: what they do to the score.
+    """
+    if not missing:
+        return ()
+    more = ", ..." if len(missing) > _SHOWN else ""
+    names = ", ".join(repr(text[:80]) for text in missing[:_SHOWN])
+    return (f"{task}: {len(missing):,} texts have no vector ({names}{more}): {effect}",)
