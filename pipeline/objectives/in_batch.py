@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.losses import Similarity, info_nce
+from pipeline.models.layers.post_pooling import DenseModule
 from pipeline.models.trainable.heads import HeadName, head_of
-from pipeline.objectives import Batch, Loss, Objective, View
+from pipeline.objectives import Batch, Loss, Objective, TrainedModel, View
 
 Second = Literal["same", "copy"]
 
@@ -74,12 +75,13 @@ class TwoEncoderContrast(HeadedContrast):
     """InfoNCE whose candidates may have an encoder of their own (Gao et al. 2021, section 3, table 3).
 
     With `second` "copy", a second encoder with its head encodes positives and negatives. Both start with the
-    weights of the first and are trained with it; the trained model is the first.
+    weights of the first and are trained with it; the trained model is the first. Inference uses its head if
+    `keep_head` is true and there is one.
     """
 
-    def __init__(self, encoder: nn.Module, *, head: HeadName, second: Second) -> None:
+    def __init__(self, encoder: nn.Module, *, head: HeadName, keep_head: bool, second: Second) -> None:
         super().__init__(encoder)
-        self.head = head_of(head, self.dim)
+        self.head, self.keep_head = head_of(head, self.dim), keep_head
         self.allows_truncation = head == "none"
         self.twin = copy.deepcopy(self.encoder) if second == "copy" else None
         self.twin_head = copy.deepcopy(self.head) if second == "copy" else None
@@ -95,6 +97,11 @@ class TwoEncoderContrast(HeadedContrast):
 
     def project_candidates(self, vectors: Tensor) -> Tensor:
         return self.project(vectors) if self.twin_head is None else cast(Tensor, self.twin_head(vectors))
+
+    def trained_model(self) -> TrainedModel:
+        if not self.keep_head or not isinstance(self.head, DenseModule):  # the head "none" is the identity
+            return super().trained_model()
+        return replace(super().trained_model(), head=self.head)
 
 
 def default_temperature(similarity: Similarity) -> float:

@@ -18,14 +18,15 @@ class SimCSE(TwoEncoderContrast):
     """InfoNCE of two copies of each text with different dropout masks; candidates come from all ranks.
 
     Both copies are encoded in one pass. The encoder needs dropout: without it both copies are equal, and the
-    loss only pushes texts apart. `temperature`: None: 0.05 for cosines, 1 for inner products. Inference does
-    not use the head. The paper's ablations:
+    loss only pushes texts apart. `temperature`: None: 0.05 for cosines, 1 for inner products. The paper's
+    ablations:
 
     - `positive`: "self" is the text itself; "next" is the sentence after it in its document; "next3" is one
       of the next three, drawn once for each text. These two need the columns document and position.
     - `second`: "same" is one encoder for both sides; "copy" is a second one for the positives, with its own
       head, that starts with the weights of the first and is trained too. Inference uses the first.
     - `masks`: "own" gives each copy of a text its own dropout mask; "shared" uses one mask for both.
+    - `keep_head`: False leaves the head out in inference; True keeps it.
     - `similarity`: "cosine", or "dot" for inner products.
     """
 
@@ -38,11 +39,12 @@ class SimCSE(TwoEncoderContrast):
         temperature: PositiveFloat | None = None,
         similarity: Similarity = "cosine",
         head: HeadName = "cls_mlp",
+        keep_head: bool = False,
         positive: Literal["self", "next", "next3"] = "self",
         second: Second = "same",
         masks: Literal["own", "shared"] = "own",
     ) -> None:
-        super().__init__(encoder, head=head, second=second)
+        super().__init__(encoder, head=head, keep_head=keep_head, second=second)
         self.columns = self.roles({"positive": positive, "second": second, "masks": masks}).required
         self.temperature = temperature or default_temperature(similarity)
         self.similarity, self.masks = similarity, masks

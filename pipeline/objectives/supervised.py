@@ -1,13 +1,10 @@
 """Supervised SimCSE (Gao et al. 2021, section 4): pairs, with hard negatives if the data has them."""
 
-from dataclasses import replace
-
 from torch import nn
 
 from pipeline.losses import Similarity
-from pipeline.models.layers.post_pooling import DenseModule
 from pipeline.models.trainable.heads import HeadName
-from pipeline.objectives import OBJECTIVES, PositiveFloat, TrainedModel
+from pipeline.objectives import OBJECTIVES, PositiveFloat
 from pipeline.objectives.in_batch import Second, TwoEncoderContrast, default_temperature
 
 
@@ -38,12 +35,6 @@ class Supervised(TwoEncoderContrast):
         keep_head: bool = True,
         hard_negative_weight: PositiveFloat = 1.0,
     ) -> None:
-        super().__init__(encoder, head=head, second=second)
+        super().__init__(encoder, head=head, keep_head=keep_head, second=second)
         self.temperature = temperature or default_temperature(similarity)
         self.similarity, self.hard_negative_weight = similarity, hard_negative_weight
-        self.keep_head = keep_head
-
-    def trained_model(self) -> TrainedModel:
-        if not self.keep_head or not isinstance(self.head, DenseModule):  # the head "none" is the identity
-            return super().trained_model()
-        return replace(super().trained_model(), head=self.head)

@@ -81,6 +81,17 @@ def test_a_head_is_a_tanh_layer_with_small_weights():
     np.testing.assert_allclose(objective.head(vectors).detach(), expected, atol=1e-6)
 
 
+def test_the_product_has_the_head_if_keep_head_is_set():
+    kept, dropped = SimCSE(Tiny(), keep_head=True), SimCSE(Tiny())
+    assert kept.trained_model().head is kept.head
+    assert dropped.trained_model().head is None
+    tokens = batch_of({"text": texts(3)}).tokens("text")
+    torch.testing.assert_close(
+        kept.double().trained_model()(tokens), kept.head(kept.encoder(tokens)), rtol=0, atol=0
+    )
+    assert SimCSE(Tiny(), head="none", keep_head=True).trained_model().head is None
+
+
 def test_false_negatives_are_excluded():
     objective = SimCSE(Tiny(), temperature=0.3, head="none")
     batch = batch_of({"text": ["abc", "de", "abc"]})

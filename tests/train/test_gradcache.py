@@ -84,6 +84,7 @@ def test_accumulating_half_batches_gives_another_gradient():
     [
         supervised,
         lambda: SimCSE(Tiny(), temperature=0.3).double(),
+        lambda: SimCSE(Tiny(), temperature=0.3, masks="shared", similarity="dot").double(),
         lambda: SimCSE(Tiny(), temperature=0.3, positive="next", second="copy").double(),
     ],
 )
