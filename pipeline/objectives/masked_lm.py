@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from pipeline.errors import ModelError
 from pipeline.losses import mask_tokens, masked_lm
 from pipeline.models.trainable.encoder import TrainableEncoder
-from pipeline.models.trainable.mlm_head import has_language_head, load_language_head
-from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Roles, View
+from pipeline.models.trainable.mlm_head import can_be_saved, has_language_head, load_language_head
+from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Roles, TrainedModel, View
 from pipeline.settings.training import TextRole
 from pipeline.text.tokens.templates import mask_token
 from pipeline.text.tokens.tokens import Tokens, frame_masks
@@ -26,8 +26,10 @@ class MaskedLanguageModelling(Objective):
 
     A proportion `rate` of the tokens that are not special is chosen; of these 80 % are masked, 10 % become
     another word, 10 % stay as they are. The head that predicts them is loaded from the encoder's folder; if
-    there is none, a new one uses the encoder's word embeddings. Inference does not use the head. The
-    objective has no views: its loss is a row term. Added to SimCSE with weight 0.1, it slightly improves
+    there is none, it is new. Its output table is that of the encoder's word embeddings; `tied`: False gives
+    it one of its own, which starts as that of the folder, or else as a copy. The trained head is saved with
+    the encoder, as transformers' AutoModelForMaskedLM reads it; inference does not use it. The objective has
+    no views: its loss is a row term. Added to SimCSE with weight 0.1, it slightly improves
     transfer tasks and slightly lowers STS scores (Gao et al. 2021).
     """
 
@@ -37,7 +39,12 @@ class MaskedLanguageModelling(Objective):
     needs_folder = True
 
     def __init__(
-        self, encoder: nn.Module, *, role: TextRole = "text", rate: Annotated[float, Field(gt=0, le=1)] = 0.15
+        self,
+        encoder: nn.Module,
+        *,
+        role: TextRole = "text",
+        rate: Annotated[float, Field(gt=0, le=1)] = 0.15,
+        tied: bool = True,
     ) -> None:
         super().__init__(encoder)
         self.columns, self.role, self.rate = (role,), role, rate
@@ -45,7 +52,7 @@ class MaskedLanguageModelling(Objective):
         vocabulary = tokenizer.vocabulary()
         self._special_counts = len(tokenizer.prefix), len(tokenizer.suffix)
         self._vocabulary_size, self._mask_id = len(vocabulary), _mask_id(self.encoder, vocabulary)
-        self.head = load_language_head(self.encoder)
+        self.head = load_language_head(self.encoder, tied=tied)
         # State of the current step, from `views` to `row_terms`.
         self._masked = self._original = Tokens(
             np.empty(0, np.int32), np.zeros(1, np.int64), np.empty(0, bool)
@@ -96,13 +103,22 @@ class MaskedLanguageModelling(Objective):
         scale = len(self._original) / (len(rows) * max(self._chosen_per_rank, 1.0))
         return Loss.of(masked_lm=summed * scale)
 
+    def trained_model(self) -> TrainedModel:
+        return TrainedModel(self.encoder, language_head=self.head)
+
     def warnings(self) -> list[str]:
-        if has_language_head(self.encoder):
-            return []
-        return [
-            "masked_lm: the encoder's folder has no language model head, so a new one starts with random "
-            "weights; use a checkpoint that has one"
-        ]
+        warnings = []
+        if not has_language_head(self.encoder):
+            warnings.append(
+                "masked_lm: the encoder's folder has no language model head, so a new one starts with random "
+                "weights; use a checkpoint that has one"
+            )
+        if not can_be_saved(self.encoder.folder):
+            warnings.append(
+                "masked_lm: the trained encoder is saved without the language model head, because the names "
+                f"of its tensors are not known for {self.encoder.folder.config.get('model_type')}"
+            )
+        return warnings
 
 
 def _mask_id(encoder: TrainableEncoder, vocabulary: Mapping[str, int]) -> int:

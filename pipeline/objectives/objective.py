@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.post_pooling import DenseModule
 from pipeline.models.trainable.encoder import TrainableEncoder
+from pipeline.models.trainable.mlm_head import LanguageHead
 from pipeline.objectives.batch import Batch
 from pipeline.objectives.view import View
 from pipeline.settings.training import TEXTS
@@ -55,11 +56,13 @@ class TrainedModel:
         encoder: the trained encoder.
         head: layer after the encoder that inference keeps, or None.
         twin: second encoder, whose vectors are appended to those of the first, or None.
+        language_head: head for masked words that is saved with the encoder, or None. No vector depends on it.
     """
 
     encoder: TrainableEncoder
     head: DenseModule | None = None
     twin: TrainableEncoder | None = None
+    language_head: LanguageHead | None = None
 
     @property
     def dim(self) -> int:

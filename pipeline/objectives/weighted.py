@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from torch import Tensor, nn
@@ -23,7 +23,8 @@ class Composite(Objective):
     """Base class of objectives that combine other objectives over the same rows.
 
     Each inner objective has its own views; all views of the encoder share a forward pass. The trained model,
-    its candidates and its classifier are those of the first inner objective.
+    its candidates and its classifier are those of the first inner objective; the trained model also has the
+    first language head of an inner objective.
     """
 
     def __init__(self, encoder: nn.Module, inner: Sequence[Objective]) -> None:
@@ -54,7 +55,9 @@ class Composite(Objective):
             objective.after_step(vectors, batch)
 
     def trained_model(self) -> TrainedModel:
-        return self.inner[0].trained_model()
+        model, *others = (objective.trained_model() for objective in self.inner)
+        heads = (each.language_head for each in (model, *others))
+        return replace(model, language_head=next((head for head in heads if head is not None), None))
 
     def candidates(self) -> tuple[TrainedModel, ...]:
         return self.inner[0].candidates()

@@ -17,7 +17,7 @@ from pipeline.settings import EncoderSettings
 from pipeline.settings.training import TrainSettings
 from pipeline.train.gradcache import loss_and_backward
 from tests.models.folders import folder_of_language_model, save_folder
-from tests.objectives.tiny import Tiny, batch_of, texts
+from tests.objectives.tiny import Tiny, assert_same, batch_of, gradients, texts
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +104,37 @@ def test_it_can_use_the_texts_of_another_objective(folder):
     for name, part in whole.parts.items():
         assert chunked.parts[name].item() == pytest.approx(part.item(), rel=1e-5)
     assert objective.trained_model().head is None
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_trained_model_has_the_head(folder, tied):
+    words = {"name": "masked_lm", "weight": 0.1, "options": {"tied": tied}}
+    objective = build_objective(TrainSettings(objective=["simcse", words]), opened(folder))
+    head = objective.trained_model().language_head
+    assert head is objective.inner[1].head
+    assert (head.table is None) == tied
+    assert build_objective(TrainSettings(), opened(folder)).trained_model().language_head is None
+
+
+def test_an_output_table_of_its_own_starts_with_the_loss_of_the_tied_one(folder):
+    steps = []
+    for tied, chunk_rows in ((True, None), (False, None), (False, 3)):
+        objective = MaskedLanguageModelling(opened(folder), tied=tied).double()
+        torch.manual_seed(0)
+        loss = loss_and_backward(objective, batch_for(objective, 8), chunk_rows=chunk_rows).loss.total
+        steps.append((loss, gradients(objective)))
+    (tied_loss, tied_gradients), (loss, whole), (chunked_loss, chunked) = steps
+    torch.testing.assert_close(torch.stack([loss, chunked_loss]), tied_loss.expand(2))
+    assert_same(chunked, whole, tolerance=1e-10)
+    words = next(name for name in whole if name.endswith("word_embeddings.weight"))
+    torch.testing.assert_close(whole[words] + whole["head.table"], tied_gradients[words])
+
+
+def test_a_kind_of_model_whose_head_cannot_be_saved_is_warned_about(folder):
+    encoder = opened(folder)
+    objective = MaskedLanguageModelling(encoder)
+    encoder.folder = replace(encoder.folder, family="other", config={"model_type": "deberta-v2"})
+    assert "saved without the language model head" in objective.warnings()[-1]
 
 
 def test_without_masked_words_the_loss_is_zero(folder):

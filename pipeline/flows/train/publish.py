@@ -51,9 +51,17 @@ def publish(run: RunFolder, settings: TrainSettings, model: "TrainedModel", outc
 
     with run.store.scratch() as scratch:
         folder = (
-            save_folder(model.encoder, model.encoder.folder, scratch / ENCODER, head=model.head)
+            save_folder(
+                model.encoder,
+                model.encoder.folder,
+                scratch / ENCODER,
+                head=model.head,
+                language_head=model.language_head,
+            )
             if model.twin is None
-            else save_joined((model.encoder, model.twin), scratch / ENCODER)
+            else save_joined(
+                (model.encoder, model.twin), scratch / ENCODER, language_head=model.language_head
+            )
         )
         report = _report(run, settings, folder, outcome, head=model.head is not None)
         write_card(report, folder.path)

@@ -1,11 +1,12 @@
 """Heads of masked language models: from the last hidden state of a token to logits of all words."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.linear import ACTIVATIONS
 from pipeline.models.layers.weights import Checkpoint, open_checkpoint
 from pipeline.models.trainable.encoder import TrainableEncoder
@@ -15,38 +16,60 @@ _STD = 0.02  # of new weights, as in BERT
 
 @dataclass(frozen=True)
 class _Names:
-    """Names of the head's tensors in a family."""
+    """Names of the head's tensors in a kind of model."""
 
     dense: str
     """prefix of the weight and the bias of the layer"""
     norm: str
     """prefix of the weight and the bias of its normalization"""
     bias: tuple[str, ...]
-    """names that the bias of the vocabulary has had"""
+    """names of the bias of the vocabulary; without tied weights transformers reads the last one"""
+    table: str
+    """name of the output table"""
 
 
-_NAMES = (
-    _Names(  # BERT
+_ROBERTA = _Names(
+    "lm_head.dense", "lm_head.layer_norm", ("lm_head.bias", "lm_head.decoder.bias"), "lm_head.decoder.weight"
+)
+_NAMES: Mapping[str, _Names] = {
+    "bert": _Names(
         "cls.predictions.transform.dense",
         "cls.predictions.transform.LayerNorm",
         ("cls.predictions.bias", "cls.predictions.decoder.bias"),
+        "cls.predictions.decoder.weight",
     ),
-    # RoBERTa, XLM-R, MPNet
-    _Names("lm_head.dense", "lm_head.layer_norm", ("lm_head.bias", "lm_head.decoder.bias")),
-    # DistilBERT
-    _Names("vocab_transform", "vocab_layer_norm", ("vocab_projector.bias",)),
-    # ELECTRA
-    _Names("generator_predictions.dense", "generator_predictions.LayerNorm", ("generator_lm_head.bias",)),
-    # ALBERT
-    _Names("predictions.dense", "predictions.LayerNorm", ("predictions.bias", "predictions.decoder.bias")),
-)
+    "roberta": _ROBERTA,  # and XLM-R
+    "mpnet": _ROBERTA,
+    "distilbert": _Names(
+        "vocab_transform", "vocab_layer_norm", ("vocab_projector.bias",), "vocab_projector.weight"
+    ),
+    "electra": _Names(
+        "generator_predictions.dense",
+        "generator_predictions.LayerNorm",
+        ("generator_lm_head.bias",),
+        "generator_lm_head.weight",
+    ),
+    "albert": _Names(
+        "predictions.dense",
+        "predictions.LayerNorm",
+        ("predictions.bias", "predictions.decoder.bias"),
+        "predictions.decoder.weight",
+    ),
+}
+"""Names by family, or by model_type for models that have no family here.
+
+Each key, with a dot, is also the prefix of the encoder's tensors in a checkpoint that has a head.
+"""
 
 
 class LanguageHead(nn.Module):
     """logits = norm(activation(W h + b)) words^T + bias (Devlin et al. 2019).
 
-    `words` is the encoder's table of word embeddings (tied weights, Press & Wolf 2017).
+    `words` is the encoder's table of word embeddings (tied weights, Press & Wolf 2017), or an output table of
+    the head's own, `table`, if it is not None.
     """
+
+    table: nn.Parameter | None
 
     def __init__(self, width: int, table_shape: Sequence[int], epsilon: float, activation: str) -> None:
         """Draw new weights.
@@ -61,6 +84,7 @@ class LanguageHead(nn.Module):
         vocabulary, inner = table_shape
         self.dense, self.norm = nn.Linear(width, inner), nn.LayerNorm(inner, epsilon)
         self.bias = nn.Parameter(self.dense.bias.new_zeros(vocabulary))
+        self.register_parameter("table", None)
         self.activation = activation  # a name, which can be pickled
         nn.init.normal_(self.dense.weight, std=_STD)
         nn.init.zeros_(self.dense.bias)
@@ -70,14 +94,19 @@ class LanguageHead(nn.Module):
         return self.norm(ACTIVATIONS[self.activation](self.dense(states)))
 
     def forward(self, states: Tensor, words: Tensor) -> Tensor:
-        """Return (m, vocabulary) logits for states (m, width) and the word table (vocabulary, inner)."""
-        return F.linear(self.transform(states), words, self.bias)
+        """Return (m, vocabulary) logits for states (m, width) and the encoder's words (vocabulary, inner)."""
+        return F.linear(self.transform(states), words if self.table is None else self.table, self.bias)
 
 
-def load_language_head(encoder: TrainableEncoder) -> LanguageHead:
+def load_language_head(encoder: TrainableEncoder, *, tied: bool = True) -> LanguageHead:
     """Load the head among the weights of the encoder's folder, or draw a new one from torch's generator.
 
     The head is on the encoder's device.
+
+    Args:
+        encoder: encoder whose states the head reads.
+        tied: False gives the head an output table of its own, which starts as that of the folder, or if it
+            has none, as a copy of the encoder's word embeddings.
 
     Raises:
         ModelError: a part of the head is missing, or its sizes are not those of the encoder.
@@ -94,6 +123,11 @@ def load_language_head(encoder: TrainableEncoder) -> LanguageHead:
     )
     if names is not None:
         head.load_state_dict(_read_head(weights, names, head))
+    if not tied:
+        table = word_table.detach()
+        if names is not None and names.table in weights:
+            table = weights.tensor(names.table, tuple(word_table.shape))
+        head.table = nn.Parameter(table.clone())
     return head.to(word_table.device)
 
 
@@ -102,9 +136,38 @@ def has_language_head(encoder: TrainableEncoder) -> bool:
     return _names_in(open_checkpoint(encoder.folder)) is not None
 
 
+def can_be_saved(folder: EncoderFolder) -> bool:
+    """Return True if the names of a head's tensors are known for the folder's kind of model."""
+    return _kind(folder) in _NAMES
+
+
+def with_language_head(
+    encoder: Mapping[str, Tensor], head: LanguageHead, folder: EncoderFolder
+) -> dict[str, Tensor]:
+    """Return the tensors of a masked language model, as transformers' AutoModelForMaskedLM names them.
+
+    Args:
+        encoder: tensors of the encoder, by names without prefix.
+        head: the head to add. If it is tied, there is no output table.
+        folder: folder of the encoder's kind; see `can_be_saved`.
+    """
+    kind = _kind(folder)
+    names = _NAMES[kind]
+    tensors = {f"{kind}.{name}": tensor for name, tensor in encoder.items()}
+    for layer, name in ((head.dense, names.dense), (head.norm, names.norm)):
+        tensors |= {f"{name}.{part}": value for part, value in layer.named_parameters()}
+    tensors |= dict.fromkeys(names.bias, head.bias)
+    return tensors if head.table is None else tensors | {names.table: head.table}
+
+
+def _kind(folder: EncoderFolder) -> str:
+    """Return the family, or the model_type if the model has no family here."""
+    return str(folder.config.get("model_type")) if folder.family == "other" else folder.family
+
+
 def _names_in(weights: Checkpoint) -> _Names | None:
     """Return the family's names under which the weights contain a head, or a part of one."""
-    for names in _NAMES:
+    for names in _NAMES.values():
         layers = [f"{name}.{part}" for name in (names.dense, names.norm) for part in ("weight", "bias")]
         if any(name in weights for name in (*layers, *names.bias)):
             return names

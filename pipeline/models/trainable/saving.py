@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -16,14 +16,15 @@ from pipeline.models.folder.concatenated import JOINED_CONFIG, PART_FOLDERS
 from pipeline.models.folder.encoder_folder import ENDS_SENTENCES, MASKED, EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.modules import OWN_MODULES, read_json
-from pipeline.models.layers.pooling import POOLINGS, ST_FLAGS
-from pipeline.models.layers.post_pooling import DenoiseModule, DenseModule, TruncationModule, mlp_name
-from pipeline.models.layers.weights import open_checkpoint
+from pipeline.models.layers.post_pooling import DenseModule, TruncationModule, mlp_name
+from pipeline.models.layers.weights import open_checkpoint, open_files
 from pipeline.models.trainable import template_modules
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.lora import merge_adapters
+from pipeline.models.trainable.mlm_head import LanguageHead, can_be_saved, with_language_head
 from pipeline.models.trainable.padded_backbone import PaddedBackbone
 from pipeline.models.trainable.prompted import PromptedEncoder
+from pipeline.models.trainable.saved_modules import SavedModule, pooling_config, saved_module
 from pipeline.models.trainable.soft_prompt import WORDS_TABLE, LearnedTemplate
 from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.templates import add_tokens, wrap_tokenizer
@@ -38,17 +39,13 @@ _TEMPLATE_CLASSES = {"Pooling": "MaskPooling", "Denoise": "Denoise"}
 _ST_CONFIG = "sentence_bert_config.json"
 
 
-class _SavedModule(NamedTuple):
-    """Contents of the folder of a module."""
-
-    kind: str
-    """class name in sentence-transformers, or key of _TEMPLATE_CLASSES"""
-    config: dict[str, Any]
-    tensors: Mapping[str, Tensor]
-
-
 def save_folder(
-    encoder: TrainableEncoder, folder: EncoderFolder, path: Path | str, *, head: DenseModule | None = None
+    encoder: TrainableEncoder,
+    folder: EncoderFolder,
+    path: Path | str,
+    *,
+    head: DenseModule | None = None,
+    language_head: LanguageHead | None = None,
 ) -> EncoderFolder:
     """Save the encoder as float32, as it computes in eval(), and open the new folder.
 
@@ -62,16 +59,23 @@ def save_folder(
             tokenizer, prompts and max_length.
         path: path of the new folder.
         head: head of an objective to add as the last Dense module; None: no head.
+        language_head: head for masked words, which AutoModelForMaskedLM of transformers finds in the folder;
+            None: no head. It is left out if its names are not known (`mlm_head.can_be_saved`), or if the
+            template has new words.
 
     Raises:
         ModelError: `path` exists.
     """
     plain = merge_adapters(encoder)
-    return _create_folder(path, lambda scratch: _write(plain, folder, scratch, head))
+    return _create_folder(path, lambda scratch: _write(plain, folder, scratch, head, language_head))
 
 
-def save_joined(encoders: Sequence[TrainableEncoder], path: Path | str) -> EncoderFolder:
+def save_joined(
+    encoders: Sequence[TrainableEncoder], path: Path | str, *, language_head: LanguageHead | None = None
+) -> EncoderFolder:
     """Save encoders whose vectors are concatenated, each in a folder of its own, and open the outer folder.
+
+    `language_head` is that of the first encoder; see `save_folder`.
 
     Every job opens the outer folder as one encoder; other libraries refuse it, but load each inner folder.
 
@@ -81,7 +85,8 @@ def save_joined(encoders: Sequence[TrainableEncoder], path: Path | str) -> Encod
 
     def write(scratch: Path) -> None:
         for name, encoder in zip(PART_FOLDERS, encoders, strict=True):
-            save_folder(encoder, encoder.folder, scratch / name)
+            own_head = language_head if encoder is encoders[0] else None
+            save_folder(encoder, encoder.folder, scratch / name, language_head=own_head)
         write_json(scratch / "config.json", JOINED_CONFIG)
 
     return _create_folder(path, write)
@@ -105,7 +110,13 @@ def _create_folder(path: Path | str, write: Callable[[Path], None]) -> EncoderFo
     return open_folder(EncoderSettings(path=str(target)))
 
 
-def _write(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, head: DenseModule | None) -> None:
+def _write(
+    encoder: TrainableEncoder,
+    folder: EncoderFolder,
+    to: Path,
+    head: DenseModule | None,
+    language_head: LanguageHead | None,
+) -> None:
     """Write all files of the encoder into the empty folder `to`."""
     _copy_tokenizer(folder, to)
     word_table = _write_template(encoder, folder, to)
@@ -113,6 +124,9 @@ def _write(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, head: Den
     changed: dict[str, Any] = {key: "float32" for key in ("dtype", "torch_dtype") if key in folder.config}
     if word_table is not None:
         changed["vocab_size"] = len(word_table)
+    elif language_head is not None and can_be_saved(folder):
+        _add_language_head(language_head, folder, to / _WEIGHTS)
+        changed["tie_word_embeddings"] = language_head.table is None
     write_json(to / "config.json", dict(folder.config) | changed)
     config = read_json(folder.transformer_path / _ST_CONFIG)
     config.pop("processing_kwargs", None)  # because its max_length takes precedence over max_seq_length
@@ -128,13 +142,13 @@ def _write_modules(
     """Write modules.json, and a folder for each module after the transformer."""
     pooling, layers = _layers(encoder, head)
     own_types: dict[str, str] = {}
-    pooling_config = _pooling_config(pooling, encoder.backbone.width, folder.include_prompt)
+    config = pooling_config(pooling, encoder.backbone.width, folder.include_prompt)
     if folder.pooling == MASKED:
-        pooling_config["mask"] = folder.tokenizer().mask  # position of the template's mask
+        config["mask"] = folder.tokenizer().mask  # position of the template's mask
         # sentence-transformers has no such modules, and loads them from this file of the folder
         shutil.copyfile(template_modules.__file__, to / f"{OWN_MODULES}.py")
         own_types = {kind: f"{OWN_MODULES}.{name}" for kind, name in _TEMPLATE_CLASSES.items()}
-    modules = [_SavedModule("Pooling", pooling_config, {}), *map(_saved_module, layers)]
+    modules = [SavedModule("Pooling", config, {}), *map(saved_module, layers)]
     entries: list[dict[str, object]] = [
         {"idx": 0, "name": "0", "path": "", "type": f"{_ST_MODULES}Transformer"}
     ]
@@ -194,6 +208,13 @@ def _write_weights(
     _save_tensors(floats, to / _WEIGHTS)
 
 
+def _add_language_head(head: LanguageHead, folder: EncoderFolder, file: Path) -> None:
+    """Add a head for masked words to a file of an encoder's weights."""
+    written = open_files(str(file), [file])
+    encoder = {name: written.raw(name) for name in written.names}
+    _save_tensors(with_language_head(encoder, head, folder), file)
+
+
 def _save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
     copies = {
         name: tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
@@ -246,44 +267,6 @@ def _layers(
     # config_sentence_transformers.json.
     layers = [layer for layer in layers if not isinstance(layer, TruncationModule)]
     return pooling, [layer for layer in (denoising, *layers, head) if layer is not None]
-
-
-def _pooling_config(pooling: Sequence[str], width: int, include_prompt: bool) -> dict[str, Any]:
-    """Return the config.json of the pooling.
-
-    It has a flag for each pooling, which servers and every version of sentence-transformers read. If a
-    pooling has no flag, or their order is not that of the flags, it has a list of poolings instead.
-    """
-    config: dict[str, Any] = {"word_embedding_dimension": width, "include_prompt": include_prompt}
-    if list(pooling) == [name for name in ST_FLAGS.values() if name in pooling]:
-        return config | {flag: name in pooling for flag, name in ST_FLAGS.items()}
-    return config | {"pooling_mode": [POOLINGS[name].st_name or name for name in pooling]}
-
-
-def _saved_module(layer: torch.nn.Module) -> _SavedModule:
-    """Return the files of a layer after the pooling."""
-    if isinstance(layer, DenseModule):
-        dense = layer.config
-        module = "linear" if dense.activation == "Identity" else "activation"
-        config: dict[str, object] = {
-            "in_features": dense.in_features,
-            "out_features": dense.out_features,
-            "bias": dense.bias,
-            "activation_function": f"torch.nn.modules.{module}.{dense.activation}",
-        }
-        config |= {"use_residual": True} if dense.residual else {}
-        return _SavedModule("Dense", config, layer.state_dict())
-    if isinstance(layer, DenoiseModule):
-        denoising = layer.config()
-        config = {
-            "width": denoising.width,
-            "activation": denoising.activation,
-            "epsilon": denoising.epsilon,
-            "shortest": denoising.shortest,
-            "longest": denoising.shortest + len(layer.table) - 1,
-        }
-        return _SavedModule("Denoise", config, layer.state_dict())
-    return _SavedModule("Normalize", {}, {})
 
 
 def write_json(file: Path, value: object) -> None:

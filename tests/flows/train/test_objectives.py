@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from transformers import AutoModelForMaskedLM
 
 from pipeline.flows.train.rank import TrainRank
 from pipeline.models.folder.folder import open_folder
@@ -33,6 +34,7 @@ CASES = {
     "quickthoughts": "{name: quickthoughts, options: {inference: first}}",
     "side by side": "quickthoughts",
     "fastsent": "fastsent",
+    "masked words": "[simcse, {name: masked_lm, weight: 0.1, options: {tied: false}}]",
     "next sentence": "{name: simcse, options: {positive: next3, second: copy}}",
 }
 
@@ -77,6 +79,16 @@ def test_every_objective_trains_and_saves_an_encoder(name: str, tmp_path: Path, 
     assert rank.run.encoder_length() == product.max_length
 
 
+def test_the_product_of_masked_words_is_a_language_model_of_transformers(tmp_path: Path, encoder: Path):
+    rank = rank_for("masked words", tmp_path, encoder)
+    train(rank)
+    folder = open_folder(EncoderSettings(path=rank.run.encoder)).path
+    model = AutoModelForMaskedLM.from_pretrained(folder)
+    inputs, outputs = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    assert not model.config.tie_word_embeddings
+    assert (inputs - outputs).abs().max() > 1e-5
+
+
 def test_of_two_encoders_the_better_one_on_dev_is_the_product(tmp_path: Path, encoder: Path):
     dev = f"train.dev={{uri: {write_sts(tmp_path / 'sts.parquet')}, steps: 4, keep: last}}"
     figures, spaces = {}, {}
@@ -101,7 +113,7 @@ def test_of_two_encoders_the_better_one_on_dev_is_the_product(tmp_path: Path, en
     assert spaces["best"] == spaces["first" if figures["first"] > figures["second"] else "second"]
 
 
-@pytest.mark.parametrize("name", ["cert", "side by side", "next sentence"])
+@pytest.mark.parametrize("name", ["cert", "side by side", "masked words", "next sentence"])
 def test_queues_and_second_encoders_resume_to_the_same_bits(name: str, tmp_path: Path, encoder: Path):
     whole, parts = rank_for(name, tmp_path, encoder), rank_for(name, tmp_path, encoder, "parts")
     train(whole)

@@ -1,5 +1,7 @@
 """The head of a masked language model is that of transformers, whatever the family calls it."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
@@ -10,8 +12,10 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
 from pipeline.models.trainable.mlm_head import has_language_head, load_language_head
+from pipeline.models.trainable.saving import save_folder as save_encoder
 from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
+from pipeline.text.tokens.tokens import Tokens
 from tests.models.folders import TEXTS, folder_of_language_model, save_folder
 
 
@@ -31,14 +35,51 @@ def test_logits_equal_those_of_the_padded_model(tmp_path, family):
     assert has_language_head(encoder)
     head, tokens = load_language_head(encoder), load_tokenizer(path, 64)(TEXTS)
     logits = head(encoder.states(tokens), encoder.backbone.word_table)
+    torch.testing.assert_close(logits, logits_of_transformers(path, tokens), atol=2e-4, rtol=1e-4)
+
+
+def logits_of_transformers(path: Path, tokens: Tokens) -> torch.Tensor:
+    model = AutoModelForMaskedLM.from_pretrained(path).eval()
     rows = torch.nn.utils.rnn.pad_sequence(
         list(torch.from_numpy(tokens.ids).long().split(tokens.lengths.tolist())),
         True,
         model.config.pad_token_id,
     )
     mask = torch.arange(rows.shape[1]) < torch.from_numpy(tokens.lengths)[:, None]
-    expected = model(input_ids=rows, attention_mask=mask.long()).logits[mask]
-    torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
+    return model(input_ids=rows, attention_mask=mask.long()).logits[mask]
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet", "electra", "without a head"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_trained_head_is_saved_where_transformers_finds_it(tmp_path, family, tied):
+    source = (
+        save_folder(tmp_path / "bare", "bert")
+        if family == "without a head"
+        else folder_of_language_model(tmp_path / family, family=family)
+    )
+    encoder = opened(source)
+    head = load_language_head(encoder, tied=tied)
+    with torch.no_grad():
+        for parameter in (*encoder.parameters(), *head.parameters()):
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    saved = save_encoder(encoder, encoder.folder, tmp_path / "saved", language_head=head)
+    tokens = load_tokenizer(source, 64)(TEXTS)
+    expected = head(encoder.states(tokens), encoder.backbone.word_table)
+    torch.testing.assert_close(logits_of_transformers(saved.path, tokens), expected, atol=2e-4, rtol=1e-4)
+    again = opened(saved.path)
+    loaded = load_language_head(again, tied=tied).state_dict()
+    assert loaded.keys() == head.state_dict().keys()
+    assert ("table" in loaded) == (not tied)
+    for name, value in head.state_dict().items():
+        assert torch.equal(loaded[name], value)
+    torch.testing.assert_close(again(tokens), encoder(tokens))
+
+
+def test_an_output_table_of_its_own_starts_as_a_copy_of_the_words(folders):
+    encoder = opened(folders["bert"])
+    head = load_language_head(encoder, tied=False)
+    assert torch.equal(head.table, encoder.backbone.word_table)
+    assert head.table.data_ptr() != encoder.backbone.word_table.data_ptr()
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet", "electra"])

@@ -1,0 +1,56 @@
+"""Contents of the folders of the modules after the transformer, as sentence-transformers reads them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from pipeline.models.layers.pooling import POOLINGS, ST_FLAGS
+from pipeline.models.layers.post_pooling import DenoiseModule, DenseModule
+
+
+class SavedModule(NamedTuple):
+    """Contents of the folder of a module."""
+
+    kind: str
+    """class name in sentence-transformers, or Denoise, of `template_modules`"""
+    config: dict[str, Any]
+    tensors: Mapping[str, Tensor]
+
+
+def pooling_config(pooling: Sequence[str], width: int, include_prompt: bool) -> dict[str, Any]:
+    """Return the config.json of the pooling.
+
+    It has a flag for each pooling, which servers and every version of sentence-transformers read. If a
+    pooling has no flag, or their order is not that of the flags, it has a list of poolings instead.
+    """
+    config: dict[str, Any] = {"word_embedding_dimension": width, "include_prompt": include_prompt}
+    if list(pooling) == [name for name in ST_FLAGS.values() if name in pooling]:
+        return config | {flag: name in pooling for flag, name in ST_FLAGS.items()}
+    return config | {"pooling_mode": [POOLINGS[name].st_name or name for name in pooling]}
+
+
+def saved_module(layer: nn.Module) -> SavedModule:
+    """Return the files of a layer after the pooling."""
+    if isinstance(layer, DenseModule):
+        dense = layer.config
+        module = "linear" if dense.activation == "Identity" else "activation"
+        config: dict[str, object] = {
+            "in_features": dense.in_features,
+            "out_features": dense.out_features,
+            "bias": dense.bias,
+            "activation_function": f"torch.nn.modules.{module}.{dense.activation}",
+        }
+        config |= {"use_residual": True} if dense.residual else {}
+        return SavedModule("Dense", config, layer.state_dict())
+    if isinstance(layer, DenoiseModule):
+        denoising = layer.config()
+        config = {
+            "width": denoising.width,
+            "activation": denoising.activation,
+            "epsilon": denoising.epsilon,
+            "shortest": denoising.shortest,
+            "longest": denoising.shortest + len(layer.table) - 1,
+        }
+        return SavedModule("Denoise", config, layer.state_dict())
+    return SavedModule("Normalize", {}, {})
