@@ -8,16 +8,19 @@ from pipeline.losses.checks import at_least_float32, check_representations, requ
 from pipeline.losses.contrastive import inner_products
 
 
-def word_prediction(vectors: Tensor, table: Tensor, *, words: Tensor, rows: Tensor) -> Tensor:
-    """Mean over vectors of the sum of -log softmax(V s)_w over the words w of each.
+def word_prediction(
+    vectors: Tensor, table: Tensor, *, words: Tensor, rows: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """Mean over vectors of the sum of -log softmax(V s + b)_w over the words w of each.
 
-    Source: FastSent, Hill et al. 2016, section 2.2.
+    Source: FastSent, Hill et al. 2016, section 2.2, without b; Paragraph Vector, Le & Mikolov 2014, eq. 1.
 
     Args:
         vectors: (N, D) vectors s.
         table: (vocabulary, D) output vectors V.
         words: (M,) int64 words to predict; a word may occur several times.
         rows: (M,) int64 index of each word's vector.
+        bias: (vocabulary,) b; None for 0.
 
     Returns:
         Scalar: M / N log(vocabulary) if all scores are equal.
@@ -28,24 +31,34 @@ def word_prediction(vectors: Tensor, table: Tensor, *, words: Tensor, rows: Tens
     """
     vectors, table = check_representations("word prediction", vectors=vectors, table=table)
     require_shape("word prediction", "rows", rows, len(words))
-    log_probabilities = F.log_softmax(inner_products(vectors, table), dim=1)  # (N, vocabulary)
+    scores = inner_products(vectors, table)  # (N, vocabulary)
+    log_probabilities = F.log_softmax(scores if bias is None else scores + bias, dim=1)
     return -log_probabilities[rows, words].sum() / len(vectors)
 
 
 def sampled_word_prediction(
-    vectors: Tensor, table: Tensor, *, words: Tensor, rows: Tensor, negatives: Tensor
+    vectors: Tensor,
+    table: Tensor,
+    *,
+    words: Tensor,
+    rows: Tensor,
+    negatives: Tensor,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """Mean over vectors of the sum of -log sigmoid(v_w . s) - sum log sigmoid(-v_n . s) over their words w.
+    """Mean over vectors of the sum of -log sigmoid(y_w) - sum log sigmoid(-y_n) over their words w.
+
+    The scores are y = V s + b.
 
     Source: negative sampling, "Distributed Representations of Words and Phrases and their Compositionality",
     Mikolov et al. 2013, eq. 4.
 
     Args:
         vectors: (N, D) vectors s.
-        table: (vocabulary, D) output vectors v.
+        table: (vocabulary, D) output vectors V.
         words: (M,) int64 words to predict; a word may occur several times.
         rows: (M,) int64 index of each word's vector.
         negatives: (M, K) int64 words n that were drawn for each word.
+        bias: (vocabulary,) b; None for 0.
 
     Returns:
         Scalar: M / N (K + 1) log 2 if all scores are 0.
@@ -61,5 +74,7 @@ def sampled_word_prediction(
     with torch.autocast(vectors.device.type, enabled=False):
         own = vectors.index_select(0, rows)[:, :, None]  # (M, D, 1)
         scores = (at_least_float32(F.embedding(candidates, table)) @ own).squeeze(-1)
+        if bias is not None:
+            scores = scores + bias[candidates]
     log_likelihood = F.logsigmoid(scores[:, 0]).sum() + F.logsigmoid(-scores[:, 1:]).sum()
     return -log_likelihood / len(vectors)

@@ -110,6 +110,8 @@ class Objective(nn.Module):
         classifies: True if it trains a classifier of sentence pairs, and implements `predict_classes`.
         needs_folder: True if it needs an encoder loaded from a folder, for the tokenizer or for weights that
             are not in the encoder.
+        numbers_rows: True if it has weights of each row, so that the rows of all sources must be numbered one
+            source after another.
     """
 
     columns: tuple[str, ...] = ()
@@ -121,6 +123,7 @@ class Objective(nn.Module):
     has_stateful_loss: bool = False
     classifies: ClassVar[bool] = False
     needs_folder: ClassVar[bool] = False
+    numbers_rows: ClassVar[bool] = False
     encoder: TrainableEncoder
 
     def __init__(self, encoder: nn.Module) -> None:

@@ -11,6 +11,7 @@ from pipeline.settings.mining import MineSettings
 from pipeline.settings.weights import (
     ConvolutionalSettings,
     LoraSettings,
+    ParagraphSettings,
     RecurrentSettings,
     WordTableSettings,
 )
@@ -226,6 +227,7 @@ class TrainSettings(Settings):
     recurrent: RecurrentSettings = RecurrentSettings()
     convolutional: ConvolutionalSettings = ConvolutionalSettings()
     word_table: WordTableSettings = WordTableSettings()
+    paragraph_vectors: ParagraphSettings = ParagraphSettings()
     fresh: bool = False
     """start from random weights of the encoder's architecture instead of its trained weights"""
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -280,6 +282,7 @@ class TrainSettings(Settings):
             "recurrent.cell": self.recurrent.cell,
             "convolutional.width": self.convolutional.width,
             "word_table.dim": self.word_table.dim,
+            "paragraph_vectors.dim": self.paragraph_vectors.dim,
         }
         return {key: value for key, value in asking.items() if value is not None}
 

@@ -82,3 +82,36 @@ class WordTableSettings(Settings):
     vocabulary: Annotated[int, Field(ge=1)] | None = 50_000
     """number of known words: the most frequent ones of train.data, in lower case; other words are ignored;
     null: all"""
+
+
+class ParagraphSettings(Settings):
+    """New paragraph vectors to train instead of encoder.path (Le & Mikolov 2014), one for each row.
+
+    Other keys of `encoder` apply to them too. The trained encoder makes the vector of a text by the same
+    gradient steps with all other weights frozen; its random numbers follow from the text.
+    """
+
+    dim: Annotated[int, Field(ge=1)] | None = None
+    """dimensions of the vector of each model; null: training starts from encoder.path"""
+    models: Annotated[tuple[Literal["dm", "dbow"], ...], Field(min_length=1)] = ("dm", "dbow")
+    """dm predicts a word from the paragraph and the words before it, dbow from the paragraph alone; the
+    vectors of both are side by side"""
+    window: Annotated[int, Field(ge=1)] = 8
+    """number of words before the predicted one that dm reads"""
+    context: Literal["concatenate", "average"] = "concatenate"
+    """concatenate keeps the order of the words that dm reads; average does not, and has a smaller layer"""
+    vocabulary: Annotated[int, Field(ge=1)] | None = 50_000
+    """number of known words: the most frequent ones of train.data, in lower case; other words are ignored;
+    null: all"""
+    words: Annotated[int, Field(ge=1)] = 8
+    """words of a text that are drawn and predicted in each step, in the training and afterwards"""
+    negatives: Annotated[int, Field(ge=1)] = 5
+    """words that are drawn from the vocabulary for each predicted word (negative sampling)"""
+    steps: Annotated[int, Field(ge=1)] = 50
+    """gradient steps that make the vector of a text, after the training"""
+    learning_rate: Annotated[float, Field(gt=0)] = 0.025
+    """learning rate of the first of these steps"""
+    final: Annotated[float, Field(gt=0)] = 0.001
+    """learning rate of the last of these steps; it falls linearly"""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """seed of these steps, together with the text"""

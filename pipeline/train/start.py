@@ -9,8 +9,10 @@ import torch
 from pipeline.config import digest_of
 from pipeline.log import say
 from pipeline.models.folder.locate import cached_folder
+from pipeline.models.folder.paragraphs import FORMAT as PARAGRAPHS_FORMAT
 from pipeline.models.folder.word_vectors import FORMAT as WORDS_FORMAT
 from pipeline.models.trainable import new_convolutional, new_recurrent
+from pipeline.models.trainable.new_paragraph import write_paragraph_folder
 from pipeline.models.trainable.new_vocabulary import count_words, word_vector_folder
 from pipeline.models.trainable.new_word_table import write_word_table_folder
 from pipeline.objectives.build import data_requirements
@@ -31,7 +33,7 @@ def starting_encoder(train: TrainSettings, encoder: EncoderSettings) -> EncoderS
 
     Raises:
         ConfigError, DataError, ModelError: as in `open_training_rows`, `write_recurrent_folder`,
-            `write_convolutional_folder` and `write_word_table_folder`.
+            `write_convolutional_folder`, `write_word_table_folder` and `write_paragraph_folder`.
     """
     if train.new_encoder is None:
         return encoder
@@ -39,6 +41,7 @@ def starting_encoder(train: TrainSettings, encoder: EncoderSettings) -> EncoderS
         "train.recurrent": _new_recurrent,
         "train.convolutional": _new_convolutional,
         "train.word_table": _new_words,
+        "train.paragraph_vectors": _new_paragraphs,
     }[train.new_encoder]
     return encoder.model_copy(update={"path": str(build(train))})
 
@@ -59,6 +62,26 @@ def _new_words(train: TrainSettings) -> Path:
         }
     )
     return cached_folder("words", version, build)
+
+
+def _new_paragraphs(train: TrainSettings) -> Path:
+    """Build the folder of new paragraph vectors, or find it in the cache."""
+
+    def build(folder: Path) -> None:
+        write_paragraph_folder(
+            train.paragraph_vectors, _count_words(train), folder, rows=_count_rows(train), seed=train.seed
+        )
+
+    version = digest_of(
+        {
+            "format": PARAGRAPHS_FORMAT,
+            "settings": train.paragraph_vectors.model_dump(mode="json"),
+            "seed": train.seed,
+            "torch": torch.__version__,
+            "of": _training_files(train),
+        }
+    )
+    return cached_folder("paragraphs", version, build)
 
 
 def _new_recurrent(train: TrainSettings) -> Path:
@@ -109,6 +132,15 @@ def _count_words(train: TrainSettings) -> Counter[str]:
     """Count the words of the training rows."""
     say("counting the words of the training rows; this is done once per machine")
     return count_words(_texts(train))
+
+
+def _count_rows(train: TrainSettings) -> int:
+    """Count the rows of all sources, also those that are not trained on: they have numbers too."""
+    required = data_requirements(train)
+    return sum(
+        open_training_rows(source, required.columns, required.optional).counts["rows"]
+        for source in train.data
+    )
 
 
 def _texts(train: TrainSettings) -> Iterator[str]:

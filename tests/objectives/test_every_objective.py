@@ -19,9 +19,9 @@ from pipeline.objectives.regression import CosineRegression
 from pipeline.objectives.weighted import Sum, Term
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import ROLES, TEXTS
-from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from pipeline.train.gradcache import loss_and_backward
 from tests.models.folders import folder_of_language_model
+from tests.models.trainable.paragraphs import write_paragraphs
 from tests.objectives.tiny import Tiny, assert_same, batch_of, gradients, texts
 
 Make = Callable[..., Objective]
@@ -48,14 +48,22 @@ def make(tmp_path_factory) -> Make:
     for folder in folders[1:]:
         shutil.copy(folders[0] / "tokenizer.json", folder)  # training it breaks ties at random
 
+    paragraphs = [
+        write_paragraphs(
+            top / f"paragraphs {seed}", rows=ROWS, seed=seed, words_known=texts(ROWS, TEXTS.index("text"))
+        )
+        for seed in range(2)
+    ]
+
     def made(name: str, seed: int = 0) -> Objective:
         torch.manual_seed(seed)
         kind = OBJECTIVES[name]
-        encoder = (
-            load_trainable(open_folder(EncoderSettings(path=str(folders[seed]))), dropout=0.0)
-            if kind.needs_folder
-            else Tiny(seed=seed)
-        )
+        if kind.numbers_rows:
+            encoder = load_trainable(open_folder(EncoderSettings(path=str(paragraphs[seed]))))
+        elif kind.needs_folder:
+            encoder = load_trainable(open_folder(EncoderSettings(path=str(folders[seed]))), dropout=0.0)
+        else:
+            encoder = Tiny(seed=seed)
         options = {
             each.name: str(folders[2])
             for each in inspect.signature(kind).parameters.values()
@@ -76,7 +84,7 @@ def batch_for(objective: Objective) -> Batch:
     folder = getattr(objective.encoder, "folder", None)
     if folder is None:
         return batch_of(columns)
-    return replace(batch_of(columns), tokenize=load_tokenizer(folder.path, folder.max_length))
+    return replace(batch_of(columns), tokenize=folder.tokenizer())
 
 
 def trained(objective: Objective, chunk_rows: int | None = None) -> torch.Tensor:

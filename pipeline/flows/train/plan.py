@@ -172,7 +172,7 @@ def _check_dev(settings: TrainSettings) -> None:
 
 
 def _check_rows(settings: TrainSettings) -> None:
-    """Raise ConfigError if a batch cannot be divided among the workers, or has too few rows to compare."""
+    """Raise ConfigError if a batch cannot be divided among the workers, or has unsuitable rows."""
     from pipeline.objectives import OBJECTIVES
 
     rows = settings.order.batch_rows
@@ -180,6 +180,13 @@ def _check_rows(settings: TrainSettings) -> None:
     compared = rows if settings.across_ranks else last - first  # rows that the loss compares with each other
     for term in settings.objective:
         objective = OBJECTIVES[term.name]
+        if objective.numbers_rows and len(settings.data) > 1 and settings.mixing == "alternate":
+            raise ConfigError(
+                "train.mixing",
+                f"blend, because {term.name} has weights of each row of all sources together",
+                f"alternate, with {len(settings.data)} sources",
+                "set train.mixing=blend, or write all rows into one source",
+            )
         objective.check_batch(term.options, compared, all_ranks=compared == rows)
         if compared < objective.min_rows:
             raise ConfigError(

@@ -191,6 +191,8 @@ def open_run(settings: TrainSettings, encoder: EncoderFolder) -> RunFolder:
         excluded["convolutional"] = True
     if settings.word_table.dim is None:
         excluded["word_table"] = True
+    if settings.paragraph_vectors.dim is None:
+        excluded["paragraph_vectors"] = True
     if not settings.schedule.final:
         excluded["schedule"] = {"final"}
     definition = {

@@ -110,6 +110,9 @@ def _open_with(job: Job, settings: TrainSettings) -> tuple[Job, RunFolder]:
 def _encoder_name(job: Job) -> str:
     """Return a readable name of the encoder that training starts from."""
     recurrent, convolutional, table = job.train.recurrent, job.train.convolutional, job.train.word_table
+    paragraphs = job.train.paragraph_vectors
+    if paragraphs.dim is not None:
+        return f"new paragraph vectors ({' and '.join(paragraphs.models)}, {paragraphs.dim} dimensions each)"
     if table.dim is not None:
         return f"new word vectors ({table.dim} dimensions, {table.vocabulary or 'all'} words)"
     if convolutional.width is not None:

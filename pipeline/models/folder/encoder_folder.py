@@ -34,8 +34,8 @@ class EncoderFolder:
 
     path: Path
     family: str
-    """bert, roberta, distilbert or mpnet for the packed forward pass; words for word vectors; recurrent or
-    convolutional for an encoder of that kind; otherwise other"""
+    """bert, roberta, distilbert or mpnet for the packed forward pass; words for word vectors; paragraph for
+    paragraph vectors; recurrent or convolutional for an encoder of that kind; otherwise other"""
     dim: int
     max_length: int
     pooling: tuple[str, ...]
@@ -74,7 +74,9 @@ class EncoderFolder:
             ModelError: it cannot be loaded, or has no mask token for its template.
         """
         folder = self.transformer_path
-        load_by_family = {"words": load_words} | dict.fromkeys(SEQUENCE_FAMILIES, load_sequences)
+        load_by_family = dict.fromkeys(("words", "paragraph"), load_words) | dict.fromkeys(
+            SEQUENCE_FAMILIES, load_sequences
+        )
         load = load_by_family.get(self.family, load_tokenizer)
         tokenizer = replace(
             load(
@@ -85,6 +87,7 @@ class EncoderFolder:
                 truncation_side=self.truncation_side,
             ),
             ends_sentences=self.ends_sentences,
+            keyed=self.family == "paragraph",
         )
         is_masked = self.pooling == MASKED
         if not is_masked and self.template is None:
@@ -94,7 +97,7 @@ class EncoderFolder:
     @property
     def whole_words(self) -> bool:
         """True if tokens are whole words, not pieces of words."""
-        return self.family in ("words", *SEQUENCE_FAMILIES)
+        return self.family in ("words", "paragraph", *SEQUENCE_FAMILIES)
 
     @property
     def normalize(self) -> bool:

@@ -32,12 +32,17 @@ from pipeline.models.folder.modules import (
 from pipeline.models.folder.pretrained import check_code
 from pipeline.models.folder.values import check_numbers
 from pipeline.models.folder.weight_files import weights_of
-from pipeline.models.folder.word_vectors import CONVOLUTIONAL, RECURRENT, WORDS
+from pipeline.models.folder.word_vectors import CONVOLUTIONAL, PARAGRAPH, RECURRENT, WORDS
 from pipeline.models.layers.pooling import POOLINGS
 from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.tokens import Side
 
-_OWN_FAMILIES = {WORDS: "words", RECURRENT: "recurrent", CONVOLUTIONAL: "convolutional"}
+_OWN_FAMILIES = {
+    WORDS: "words",
+    PARAGRAPH: "paragraph",
+    RECURRENT: "recurrent",
+    CONVOLUTIONAL: "convolutional",
+}
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # in the order of sentence-transformers
 # the setting of tokenizer.json that truncates the beginning of texts
 _LEFT_TRUNCATION = re.compile(rb'"truncation":\s*\{[^{}]*"direction":\s*"Left"')
@@ -158,6 +163,13 @@ def _check_pooling(folder: EncoderFolder, settings: EncoderSettings) -> None:
         folder.pooling != MASKED and any(isinstance(module, Denoising) for module in folder.tail),
         "encoder.pooling",
         "mask, the pooling that the folder's Denoise module belongs to",
+        pooling,
+        "set it to null",
+    )
+    refuse_if(
+        folder.family == "paragraph" and pooling != "cls",
+        "encoder.pooling",
+        "cls, the only pooling of paragraph vectors: the vector itself",
         pooling,
         "set it to null",
     )

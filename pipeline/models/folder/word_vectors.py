@@ -23,6 +23,7 @@ from pipeline.text.tokens.tokens import SKIPPED_WORD, Side, Tokenizer
 WORDS = "manta-words"  # model_type of a folder of word vectors
 # model_types of folders whose encoders read words in their order
 RECURRENT, CONVOLUTIONAL = "manta-recurrent", "manta-convolutional"
+PARAGRAPH = "manta-paragraph"  # model_type of a folder that makes paragraph vectors
 TABLE = "embeddings.word_embeddings.weight"  # name of the tensor of the word vectors
 FORMAT = 1  # of the written folders; to be raised when this module writes them differently
 # tokens of such an encoder for unknown words, the start and the end of a text

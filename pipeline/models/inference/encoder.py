@@ -13,21 +13,17 @@ from torch import Tensor, nn
 
 from pipeline.device import Device, resolve
 from pipeline.errors import MODEL_FAILURES, ModelError
-from pipeline.models.folder.encoder_folder import SEQUENCE_FAMILIES, EncoderFolder
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.token_filter import load_filter
-from pipeline.models.inference.convolutional import ConvolutionalModel
+from pipeline.models.inference.backbone import load_backbone
 from pipeline.models.inference.model import Model
-from pipeline.models.inference.packed import PackedModel
 from pipeline.models.inference.padded import PaddedModel
-from pipeline.models.inference.recurrent import SteppedModel
 from pipeline.models.inference.windows import Counters, Encoded, Window, as_strings, windows
-from pipeline.models.inference.word_average import BagModel
-from pipeline.models.layers.numerics import Arithmetic, arithmetic_of, use_threads
+from pipeline.models.layers.numerics import arithmetic_of, use_threads
 from pipeline.models.layers.pooling import Segments, layers_of, pool
-from pipeline.models.layers.post_pooling import FixedRows, apply_tail, load_mlp, load_tail
+from pipeline.models.layers.post_pooling import apply_tail, load_tail
 from pipeline.models.layers.transfer import to_host
-from pipeline.models.layers.weights import open_checkpoint
 from pipeline.prefetch import prefetch
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.text.tokens.tokens import TokenCounts, Tokenizer, Tokens
@@ -66,7 +62,7 @@ class Encoder:
             self._model, self._mlp = (
                 (self._parts[0]._model, None)
                 if self._parts
-                else _load_backbone(folder, self.arithmetic, self._tokenizer)
+                else load_backbone(folder, self.arithmetic, self._tokenizer)
             )
             self._tail = load_tail(folder, fixed_rows=True).to(self.arithmetic.torch_device)
         self._is_pooled = load_filter(folder, self._tokenizer)  # by token id; None: all tokens are
@@ -255,7 +251,8 @@ class Encoder:
         """Compute and pool the hidden states of the texts `rows`, for the modules after the pooling."""
         wanted = layers_of(self.folder.pooling, self._model.layers)
         states, segments = self._model.states(tokens, rows, wanted, max_tokens, skip)
-        self.counters.padding += len(states[min(wanted)]) - int(tokens.lengths[rows].sum())
+        # paragraph vectors are a single state per text, which is fewer than its tokens
+        self.counters.padding += max(0, len(states[min(wanted)]) - int(tokens.lengths[rows].sum()))
         return torch.cat([self._pool(name, states, segments) for name in self.folder.pooling], dim=-1)
 
     def _pool(self, name: str, states: dict[int, Tensor], segments: Segments) -> Tensor:
@@ -281,20 +278,3 @@ def load_encoder(
     settings = EncoderSettings(path=settings) if isinstance(settings, str) else settings
     encode = encode or EncodeSettings(threads=torch.get_num_threads())
     return Encoder(open_folder(settings), encode, resolve(device), settings.path)
-
-
-def _load_backbone(
-    folder: EncoderFolder, arithmetic: Arithmetic, tokenizer: Tokenizer
-) -> tuple[Model, nn.Module | None]:
-    """Load the backbone, and the layer of the pooling cls_mlp, or None without that pooling."""
-    checkpoint = open_checkpoint(folder)
-    if folder.family == "words":
-        return BagModel(folder, checkpoint, arithmetic, tokenizer), None
-    if folder.family in SEQUENCE_FAMILIES:
-        kind = SteppedModel if folder.family == "recurrent" else ConvolutionalModel
-        return kind(folder, checkpoint, arithmetic), None
-    is_packed = folder.family != "other"
-    model = PackedModel(folder, checkpoint, arithmetic) if is_packed else PaddedModel(folder, arithmetic)
-    if "cls_mlp" not in folder.pooling:
-        return model, None
-    return model, FixedRows(load_mlp(checkpoint, model.width)).to(arithmetic.torch_device)

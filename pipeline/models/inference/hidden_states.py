@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.token_filter import spellings, unfiltered_tokens
 from pipeline.models.inference.model import Model
@@ -23,6 +24,13 @@ class HiddenStates:
     """
 
     def __init__(self, model: Model, tokenizer: Tokenizer, folder: EncoderFolder, max_tokens: int) -> None:
+        if folder.family == "paragraph":
+            raise ModelError(
+                str(folder.path),
+                "an encoder whose tokens have hidden states",
+                "paragraph vectors, which are made for a text as a whole",
+                "name another encoder",
+            )
         self.layers, self.width = model.layers, model.width
         self._model, self._tokenizer, self._folder = model, tokenizer, folder
         self._table_width = int(folder.config.get("embedding_size") or self.width)

@@ -14,6 +14,7 @@ from pipeline.models.trainable.convolutional import load_convolutional
 from pipeline.models.trainable.heads import TanhHead
 from pipeline.models.trainable.packed_backbone import PackedBackbone, rates_of
 from pipeline.models.trainable.padded_backbone import PaddedBackbone
+from pipeline.models.trainable.paragraph import load_paragraphs
 from pipeline.models.trainable.recurrent import load_recurrent
 from pipeline.models.trainable.word_table import load_word_table
 from pipeline.text.tokens.tokens import Tokens
@@ -142,6 +143,8 @@ def _backbone(folder: EncoderFolder, weights: Checkpoint, dropout: float | None)
         return load_recurrent(folder, weights, dropout)
     if folder.family == "convolutional":
         return load_convolutional(folder, weights, dropout)
+    if folder.family == "paragraph":
+        return load_paragraphs(folder, weights, dropout)
     if folder.family == "other":
         return PaddedBackbone(folder, dropout)
     return PackedBackbone(folder, weights, rates_of(folder, dropout))

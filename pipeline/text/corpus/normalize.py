@@ -13,6 +13,7 @@ from pipeline.store.arrays import is_text
 # Part of space_id: vectors of texts normalized by another rule are in another space.
 NORMALIZER_VERSION = "strip-1"
 
+_SENTENCE_ENDS = (".", "?", '"', "'")
 _SURROGATES = re.compile("[\ud800-\udfff]")
 # Unicode category Cc without tab, line feed and carriage return, in the syntax of RE2, which Arrow uses
 _CONTROLS = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x{80}-\x{9f}]"
@@ -45,6 +46,17 @@ def has_surrogates(text: str) -> bool:
 def text_keys(texts: pa.Array) -> pa.Array:
     """Return the blake2b-128 of each text in UTF-8: binary(16), null for null."""
     return blake2b_digests(texts, 16)
+
+
+def end_sentence(text: str) -> str:
+    """Add a full stop as the evaluation of PromptBERT does (Jiang et al. 2022); an empty text stays empty."""
+    return text if not text.strip() or text.rstrip().endswith(_SENTENCE_ENDS) else f"{text.rstrip()}."
+
+
+def key_numbers(texts: Sequence[str]) -> np.ndarray:
+    """Return the text_key of each text after `normalize`, as the corpus has it: (n, 2) uint64."""
+    content = b"".join(text_keys(normalize(texts)).to_pylist())
+    return np.frombuffer(content, "<u8").reshape(-1, 2)
 
 
 def blake2b_digests(strings: pa.Array, size: int, key: bytes = b"") -> pa.Array:

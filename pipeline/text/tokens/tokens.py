@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from pipeline.text.corpus.normalize import end_sentence, key_numbers
+
 Side = Literal["start", "end"]
 
 SKIPPED_WORD = -1
@@ -20,7 +22,6 @@ SKIPPED_WORD = -1
 _BATCH_TEXTS = 1_024
 _BATCH_CHARACTERS = 1 << 20
 _CHARACTERS_PER_TOKEN = 8  # first guess of the characters needed to fill max_length; English has 4 to 5
-_SENTENCE_ENDS = (".", "?", '"', "'")
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Tokens:
     The tokens that did not fit are estimated from the number of characters if the text was not tokenized to
     its end.
     """
+    keys: np.ndarray | None = None
+    """(n, 2) uint64: text_key of each text, without the prompt; None: not computed"""
 
     def __len__(self) -> int:
         return len(self.truncated)
@@ -77,6 +80,7 @@ class Tokens:
             None if self.kept is None else self.kept[indices],
             None if self.in_template is None else self.in_template[indices],
             None if self.absent is None else self.absent[rows],
+            None if self.keys is None else self.keys[rows],
         )
 
     @classmethod
@@ -87,6 +91,7 @@ class Tokens:
         kept = [np.ones(len(part.ids), bool) if part.kept is None else part.kept for part in parts]
         in_template = [part.in_template for part in parts if part.in_template is not None]
         absent = [part.absent for part in parts if part.absent is not None]
+        keys = [part.keys for part in parts if part.keys is not None]
         return cls(
             np.concatenate([part.ids for part in parts]),
             offsets,
@@ -94,6 +99,7 @@ class Tokens:
             np.concatenate(kept) if any(part.kept is not None for part in parts) else None,
             np.concatenate(in_template) if len(in_template) == len(parts) else None,
             np.concatenate(absent) if len(absent) == len(parts) else None,
+            np.concatenate(keys) if len(keys) == len(parts) else None,
         )
 
 
@@ -160,6 +166,8 @@ class Tokenizer:
     """ids of the tokens that stand for text outside the vocabulary: the unknown token, and byte tokens"""
     skips_words: bool = False
     """whether `to_ids` returns SKIPPED_WORD for words without any token"""
+    keyed: bool = False
+    """whether to compute the text_key of each text, for encoders that draw random numbers by it"""
 
     @property
     def max_text_tokens(self) -> int:
@@ -195,7 +203,7 @@ class Tokenizer:
         """Tokenize the texts, in order."""
         contents: list[list[int]] = []
         absent_counts: list[tuple[int, int]] = []
-        sentences = map(_end_sentence, texts) if self.ends_sentences else texts
+        sentences = map(end_sentence, texts) if self.ends_sentences else texts
         for batch in _batches([self.prompt + text for text in sentences]):
             batch_contents, batch_absent = self._tokenize_contents(batch)
             contents += batch_contents
@@ -208,10 +216,11 @@ class Tokenizer:
         ids = np.empty(offsets[-1], np.int32)
         for content, start, end in zip(contents, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
             ids[start:end] = [*self.prefix, *content, *self.suffix]
+        keys = key_numbers(texts) if self.keyed else None
         if self.mask is None:
-            return Tokens(ids, offsets, truncated, absent=absent)
+            return Tokens(ids, offsets, truncated, absent=absent, keys=keys)
         kept, in_template = frame_masks(offsets, len(self.prefix), len(self.suffix), self.mask)
-        return Tokens(ids, offsets, truncated, kept, in_template, absent)
+        return Tokens(ids, offsets, truncated, kept, in_template, absent, keys)
 
     def _tokenize_contents(self, texts: list[str]) -> tuple[list[list[int]], list[tuple[int, int]]]:
         """Tokenize texts without their special tokens.
@@ -271,11 +280,6 @@ def frame_masks(offsets: np.ndarray, before: int, after: int, mask: int) -> tupl
     inside = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
     to_end = np.repeat(lengths, lengths) - inside  # tokens from this one to the row's end, itself included
     return inside == mask if mask >= 0 else to_end == -mask, (inside < before) | (to_end <= after)
-
-
-def _end_sentence(text: str) -> str:
-    """Add a full stop as the evaluation of PromptBERT does (Jiang et al. 2022); an empty text stays empty."""
-    return text if not text.strip() or text.rstrip().endswith(_SENTENCE_ENDS) else f"{text.rstrip()}."
 
 
 def _batches(texts: list[str]) -> Iterator[list[str]]:

@@ -1,0 +1,35 @@
+"""Choose and load the backbone of an encoder folder, for inference."""
+
+from torch import nn
+
+from pipeline.models.folder.encoder_folder import SEQUENCE_FAMILIES, EncoderFolder
+from pipeline.models.inference.convolutional import ConvolutionalModel
+from pipeline.models.inference.model import Model
+from pipeline.models.inference.packed import PackedModel
+from pipeline.models.inference.padded import PaddedModel
+from pipeline.models.inference.paragraph import ParagraphModel
+from pipeline.models.inference.recurrent import SteppedModel
+from pipeline.models.inference.word_average import BagModel
+from pipeline.models.layers.numerics import Arithmetic
+from pipeline.models.layers.post_pooling import FixedRows, load_mlp
+from pipeline.models.layers.weights import open_checkpoint
+from pipeline.text.tokens.tokens import Tokenizer
+
+
+def load_backbone(
+    folder: EncoderFolder, arithmetic: Arithmetic, tokenizer: Tokenizer
+) -> tuple[Model, nn.Module | None]:
+    """Load the backbone, and the layer of the pooling cls_mlp, or None without that pooling."""
+    checkpoint = open_checkpoint(folder)
+    if folder.family == "words":
+        return BagModel(folder, checkpoint, arithmetic, tokenizer), None
+    if folder.family in SEQUENCE_FAMILIES:
+        kind = SteppedModel if folder.family == "recurrent" else ConvolutionalModel
+        return kind(folder, checkpoint, arithmetic), None
+    if folder.family == "paragraph":
+        return ParagraphModel(folder, checkpoint, arithmetic), None
+    is_packed = folder.family != "other"
+    model = PackedModel(folder, checkpoint, arithmetic) if is_packed else PaddedModel(folder, arithmetic)
+    if "cls_mlp" not in folder.pooling:
+        return model, None
+    return model, FixedRows(load_mlp(checkpoint, model.width)).to(arithmetic.torch_device)
