@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipeline.config import digest_of
 from pipeline.errors import ModelError
-from pipeline.models.folder.encoder_folder import JOINED, EncoderFolder
+from pipeline.models.folder.encoder_folder import JOINED, MASKED, EncoderFolder
 from pipeline.models.folder.modules import Normalization, check_inside, read_json
 from pipeline.settings import EncoderSettings
 from pipeline.store.cache import digest_of_file
@@ -22,7 +22,6 @@ _CONFIG = "config.json"
 _READING_FIELDS = (
     "family",
     "max_length",
-    "pooling",
     "prompt",
     "query_prompt",
     "lower",
@@ -52,7 +51,7 @@ def open_joined(
     }
     first, *others = parts.values()
     for other in others:
-        _check_same_reading(first, other)
+        check_same_reading(first, other)
     normalize = settings.normalize
     if normalize is None:
         normalize = all(part.normalize for part in parts.values())
@@ -91,8 +90,14 @@ def _part_names(path: Path) -> list[str]:
     )
 
 
-def _check_same_reading(first: EncoderFolder, other: EncoderFolder) -> None:
-    """Check that two parts read texts the same way, because all parts get the tokens of the first one."""
+def check_same_reading(first: EncoderFolder, other: EncoderFolder) -> None:
+    """Check that two encoders read texts the same way, because all parts get the tokens of the first one.
+
+    Their poolings may differ, unless one of them reads the mask token of a template.
+
+    Raises:
+        ModelError: they read texts differently, or weight words by their frequency.
+    """
     if first.averages.counts:
         raise ModelError(
             "encoder.frequencies",
@@ -103,6 +108,8 @@ def _check_same_reading(first: EncoderFolder, other: EncoderFolder) -> None:
     different = [
         name.replace("_", " ") for name in _READING_FIELDS if getattr(first, name) != getattr(other, name)
     ]
+    if (first.pooling == MASKED) != (other.pooling == MASKED):
+        different.append("pooling")
     if _tokenizer_files(first) != _tokenizer_files(other):
         different.append("tokenizer")
     if different:

@@ -5,7 +5,6 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -24,7 +23,7 @@ from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from tests.flows.conftest import job_arguments, sentences, write_corpus
 from tests.flows.train.test_rank import Stop, train
-from tests.flows.train.training import losses
+from tests.flows.train.training import losses, write_books
 
 CONFIG = Path(__file__).parents[3] / "jobs/configs/train/fastsent.yaml"
 
@@ -32,15 +31,6 @@ CONFIG = Path(__file__).parents[3] / "jobs/configs/train/fastsent.yaml"
 @pytest.fixture(autouse=True)
 def _own_cache(cache: Path) -> None:
     """New word vectors are built in a cache of the test's own."""
-
-
-def write_books(file: Path, books: int = 6, length: int = 40) -> Path:
-    """Write documents of made-up sentences."""
-    texts = sentences(books * length)
-    documents = [f"book {row // length}" for row in range(len(texts))]
-    positions = [row % length for row in range(len(texts))]
-    pq.write_table(pa.table({"text": texts, "document": documents, "position": positions}), file)
-    return file
 
 
 def rank_for(folder: Path, name: str = "run", *overrides: str) -> TrainRank:

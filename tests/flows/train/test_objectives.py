@@ -36,6 +36,7 @@ CASES = {
     "fastsent": "fastsent",
     "masked words": "[simcse, {name: masked_lm, weight: 0.1, options: {tied: false}}]",
     "next sentence": "{name: simcse, options: {positive: next3, second: copy}}",
+    "skip_thought": "skip_thought",
 }
 
 

@@ -37,6 +37,15 @@ def write_sts(file: Path, count: int = 24, seed: int = 1) -> Path:
     return file
 
 
+def write_books(file: Path, books: int = 6, length: int = 40) -> Path:
+    """Write documents of made-up sentences."""
+    texts = sentences(books * length)
+    documents = [f"book {row // length}" for row in range(len(texts))]
+    positions = [row % length for row in range(len(texts))]
+    pq.write_table(pa.table({"text": texts, "document": documents, "position": positions}), file)
+    return file
+
+
 def training_arguments(folder: Path, encoder: Path) -> list[str]:
     """A training of 12 steps over 96 sentences, as command line overrides."""
     return [

@@ -2,6 +2,7 @@
 
 import copy
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from pipeline.errors import ModelError
+from pipeline.models.folder.concatenated import check_same_reading
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
@@ -122,6 +124,10 @@ def test_parts_that_read_texts_differently_are_refused(joined: EncoderFolder, tm
     edit_json(tmp_path / "copy" / "1_Second" / "sentence_bert_config.json", max_seq_length=20)
     with pytest.raises(ModelError, match=r"the same max length as 0_First"):
         open_folder(EncoderSettings(path=str(tmp_path / "copy")))
+    first = joined.parts[0]
+    check_same_reading(first, replace(first, pooling=("max",)))
+    with pytest.raises(ModelError, match="the same pooling as 0_First"):
+        check_same_reading(first, replace(first, pooling=("mask",)))
     shutil.rmtree(tmp_path / "copy" / "1_Second")
     with pytest.raises(ModelError, match="names of two or more folders"):
         open_folder(EncoderSettings(path=str(tmp_path / "copy")))

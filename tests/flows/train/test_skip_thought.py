@@ -1,0 +1,142 @@
+"""Skip-Thought from its config to nights: a new GRU is trained, resumed, stored, joined and searched."""
+
+import os
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.config import load_settings
+from pipeline.flows.night.nightly import nightly
+from pipeline.flows.train.plan import open_dev, plan_of
+from pipeline.flows.train.rank import TrainRank
+from pipeline.flows.train.train import open_training, record_start
+from pipeline.index.search import open_release
+from pipeline.log import Stages
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.inference.encoder import load_encoder
+from pipeline.settings import EncoderSettings, EncodeSettings, Job
+from tests.flows.conftest import job_arguments, sentences, write_corpus
+from tests.flows.train.test_rank import Stop, train
+from tests.flows.train.training import losses, write_books
+
+CONFIG = Path(__file__).parents[3] / "jobs/configs/train/skip-thought.yaml"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(cache: Path) -> None:
+    """New encoders are built in a cache of the test's own."""
+
+
+def rank_for(folder: Path, name: str = "run", *overrides: str) -> TrainRank:
+    """Return the training of the config, made small: 14 steps over 228 triples."""
+    small = (
+        f"train.data={write_books(folder / 'books.parquet')}",
+        f"train.root={folder / 'trainings'}",
+        f"train.name={name}",
+        "train.recurrent.width=12",
+        "train.recurrent.word_dim=8",
+        "train.order.batch_rows=16",
+        "train.optimizer.learning_rate=0.02",
+        "train.watch={steps: 1, trackers: []}",
+        "train.checkpoint={steps: 4, minutes: null}",
+    )
+    job, run = open_training(load_settings(Job, CONFIG, (*small, *overrides)))
+    plan = plan_of(job.train)
+    record_start(run, plan, "new gru")
+    return TrainRank(run, job.encoder, job.train, plan, open_dev(job.train))
+
+
+def encoder_at(path: str):
+    return load_encoder(EncoderSettings(path=path), EncodeSettings())
+
+
+def test_a_stopped_training_resumes_to_the_same_bits_and_learns(tmp_path: Path):
+    whole, parts = rank_for(tmp_path), rank_for(tmp_path, "parts")
+    assert whole.plan.steps == 14
+    train(whole)
+    with pytest.raises(Stop):
+        train(parts, 6)
+    train(parts)
+    spaces = [open_folder(EncoderSettings(path=rank.run.encoder)).space_id for rank in (whole, parts)]
+    assert spaces[0] == spaces[1] != open_folder(whole.encoder).space_id
+    result = whole.run.result()
+    assert result.figures["end_loss"] < 0.95 * result.figures["start_loss"]
+    assert losses(tmp_path / "trainings" / "run")[-1] < losses(tmp_path / "trainings" / "run")[0]
+
+
+def test_two_trainings_are_combined_side_by_side(tmp_path: Path):
+    """uni-skip, then bi-skip with the first beside it: combine-skip."""
+    short = "train.max_steps=3"
+    uni = rank_for(tmp_path, "uni", short)
+    train(uni)
+    bi = ("train.recurrent.directions=2", "train.recurrent.width=6")
+    objective = f"{{name: skip_thought, options: {{beside: {uni.run.encoder}}}}}"
+    both = rank_for(tmp_path, "both", short, *bi, f"train.objective={objective}")
+    train(both)
+    alone = rank_for(tmp_path, "bi", short, *bi)
+    train(alone)
+    folder, texts = open_folder(EncoderSettings(path=both.run.encoder)), sentences(9, seed=3)
+    assert [part.pooling for part in folder.parts] == [("ends",), ("last",)]
+    assert folder.dim == 24
+    expected = [encoder_at(rank.run.encoder).encode(texts) for rank in (alone, uni)]
+    np.testing.assert_array_equal(encoder_at(both.run.encoder).encode(texts), np.hstack(expected))
+
+
+@pytest.mark.usefixtures("cluster")
+def test_nights_store_and_search_the_vectors_of_the_product(tmp_path: Path):
+    rank = rank_for(tmp_path)
+    train(rank)
+    product = encoder_at(rank.run.encoder)
+    folder = product.folder
+    assert (folder.family, folder.pooling, folder.dim, folder.lower) == ("recurrent", ("last",), 12, True)
+    arguments = (
+        *job_arguments(tmp_path, Path(rank.run.encoder)),
+        "gates.recall_at_10=",
+        "gates.unknown_tokens=",
+    )
+    for rows in (100, 120):
+        write_corpus(tmp_path / "corpus", rows)
+        nightly(load_settings(Job, None, arguments), Stages())
+        release = open_release(tmp_path / "releases")
+        assert (len(release), release.space_id) == (rows, product.space_id)
+    text = sentences(120)[110]
+    np.testing.assert_allclose(release.encode([text]), product.encode([text]), atol=1e-5)
+    assert release.search(text, k=3)["text"][0].as_py() == text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "MANTA_EVAL_DATA" not in os.environ, reason="MANTA_EVAL_DATA names the folder of evaluation data"
+)
+def test_real_text_is_predicted_better_than_by_the_frequencies_of_its_words(tmp_path: Path):
+    """On rows that were not trained on; decoders that ignore their input have the entropy of the words."""
+    table = pq.read_table(Path(os.environ["MANTA_EVAL_DATA"]) / "running" / "documents.parquet")
+    pq.write_table(table.slice(0, 60_000).rename_columns({"doc_id": "document"}), tmp_path / "real.parquet")
+    rank = rank_for(
+        tmp_path,
+        "real",
+        f"train.data={tmp_path / 'real.parquet'}",
+        "train.recurrent={cell: gru, width: 48, directions: 1, word_dim: 32, vocabulary: 2000}",
+        "train.order.batch_rows=64",
+        "train.optimizer.learning_rate=0.01",
+        "train.max_length=30",
+        "train.max_steps=240",
+        "train.checkpoint={steps: 120, minutes: null}",
+    )
+    train(rank)
+    tokenizer = open_folder(EncoderSettings(path=rank.run.encoder)).tokenizer()
+    # a start token is not predicted; all others are counted over the whole file, as if they were known
+    ids = tokenizer(table["text"].slice(0, 60_000).to_pylist()).ids
+    counts = np.bincount(ids, minlength=len(tokenizer.vocabulary()))
+    counts[tokenizer.prefix[0]] = 0
+    tables = [batch.table for batch in islice(rank.plan.order.batches(rank.plan.steps), 4)]
+    texts = [text for table in tables for role in ("previous", "next") for text in table[role].to_pylist()]
+    predicted = tokenizer(texts).ids
+    predicted = predicted[predicted != tokenizer.prefix[0]]
+    found = rank.run.result().figures
+    entropy = -np.log(counts[predicted] / counts.sum()).sum() / found["same_rows"]
+    assert (found["same_rows"], found["start_loss"] > 1.3 * entropy) == (256, True)
+    assert found["end_loss"] < 0.98 * entropy

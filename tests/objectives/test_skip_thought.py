@@ -1,0 +1,163 @@
+"""Skip-Thought: two decoders predict the sentences around one, each row by itself."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.errors import ConfigError, ModelError
+from pipeline.models.folder.encoder_folder import EncoderFolder
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.trainable.encoder import load_trainable
+from pipeline.models.trainable.new_recurrent import write_recurrent_folder
+from pipeline.models.trainable.new_word_table import write_word_table_folder
+from pipeline.models.trainable.saving import save_joined
+from pipeline.objectives import Batch
+from pipeline.objectives.build import data_requirements
+from pipeline.objectives.skip_thought import SkipThought
+from pipeline.settings import EncoderSettings
+from pipeline.settings.training import TrainSettings
+from pipeline.settings.weights import RecurrentSettings, WordTableSettings
+from pipeline.train.gradcache import loss_and_backward
+from tests.models.folders import encoder_at
+from tests.models.trainable.recurrents import gru_step
+from tests.objectives.tiny import assert_same, batch_of, gradients
+
+COUNTS = Counter({"zero": 81, "one": 16, "two": 1})
+TEXTS = {
+    "previous": ["one", "two two", "", "unknown zero zero one"],
+    "text": ["zero two", "one", "zero", "unknown"],
+    "next": ["two", "zero", "one one two zero one", "two"],
+}
+
+
+def new_folder(path: Path, directions: int = 1, counts: Counter[str] = COUNTS) -> EncoderFolder:
+    torch.set_num_threads(1)
+    settings = RecurrentSettings(cell="gru", width=4 // directions, directions=directions, word_dim=3)
+    write_recurrent_folder(settings, counts, path, seed=directions)
+    return open_folder(EncoderSettings(path=str(path)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> EncoderFolder:
+    """A GRU of three words and the three tokens for unknown words, start and end."""
+    return new_folder(tmp_path / "uni")
+
+
+def objective_of(folder: EncoderFolder, **options: object) -> SkipThought:
+    torch.manual_seed(0)
+    return SkipThought(load_trainable(folder), **options).double()
+
+
+def rows(folder: EncoderFolder) -> Batch:
+    return replace(batch_of(TEXTS), tokenize=folder.tokenizer())
+
+
+def one_by_one(objective: SkipThought, vector: torch.Tensor, role: str, row: int) -> torch.Tensor:
+    """-log P of one neighbour, word after word from <s> to </s>, by the equations."""
+    tokens = objective.encoder.folder.tokenizer()([TEXTS[role][row]]).ids.tolist()
+    decoder, table = objective.decoders[role], objective.encoder.backbone.word_table
+    inputs, condition = decoder.direction.input.weight, decoder.condition.weight @ vector
+    h, total = torch.zeros(4).double(), torch.zeros(()).double()
+    for word, following in pairwise(tokens):
+        weights = torch.cat([inputs, condition[:, None]], dim=1)  # C v is the weight of an input of 1
+        x = torch.cat([table[word], table.new_ones(1)])
+        h, _ = gru_step(x, h, None, weights, decoder.direction.recurrent, None)
+        total = total - torch.log_softmax(objective.output @ h, 0)[following]
+    return total
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+def test_the_loss_and_its_gradient_are_those_of_the_equations(tmp_path: Path, directions: int):
+    folder = new_folder(tmp_path / "new", directions)
+    objective, batch = objective_of(folder), rows(folder)
+    found = loss_and_backward(objective, batch).loss
+    computed = gradients(objective)
+    vectors = objective.encoder(batch.tokens("text"))
+    assert vectors.shape == (4, 4)
+    parts = {
+        role: torch.stack([one_by_one(objective, vectors[row], role, row) for row in range(4)]).mean()
+        for role in ("previous", "next")
+    }
+    for role, expected in parts.items():
+        torch.testing.assert_close(found.parts[role], expected.detach())
+    sum(parts.values()).backward()
+    assert_same(computed, gradients(objective))
+    assert all(gradient.abs().max() > 0 for gradient in computed.values())
+
+
+def test_the_end_token_is_predicted_and_the_start_token_is_not(folder: EncoderFolder):
+    objective = objective_of(folder)
+    with torch.no_grad():
+        objective.output.zero_()
+    found = loss_and_backward(objective, rows(folder)).loss
+    words = {"previous": (1 + 2 + 0 + 4) / 4 + 1, "next": (1 + 1 + 5 + 1) / 4 + 1}
+    for role, count in words.items():
+        assert found.parts[role].item() == pytest.approx(count * math.log(6))
+
+
+def test_chunks_give_the_loss_and_the_gradient_of_the_whole_batch(folder: EncoderFolder):
+    objective, batch = objective_of(folder), rows(folder)
+    expected = loss_and_backward(objective, batch).loss.total
+    known = gradients(objective)
+    for chunk_rows in (1, 3):
+        found = loss_and_backward(objective, batch, chunk_rows=chunk_rows).loss.total
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        assert_same(gradients(objective), known)
+
+
+def test_the_mean_over_two_halves_is_that_of_the_whole_batch(folder: EncoderFolder):
+    """So two ranks, whose gradients are averaged, train as one."""
+    objective, batch = objective_of(folder), rows(folder)
+    loss_and_backward(objective, batch)
+    expected, halves = gradients(objective), []
+    for indices in (np.array([0, 1]), np.array([2, 3])):
+        loss_and_backward(objective, batch.of_rows(indices))
+        halves.append(gradients(objective))
+    assert_same({name: (halves[0][name] + halves[1][name]) / 2 for name in expected}, expected)
+
+
+def test_the_result_is_the_encoder_alone_or_beside_another(tmp_path: Path):
+    uni, bi = new_folder(tmp_path / "uni"), new_folder(tmp_path / "bi", 2)
+    alone = SkipThought(load_trainable(bi))
+    assert (alone.trained_model().dim, alone.trained_model().twin) == (4, None)
+    both = SkipThought(load_trainable(bi), beside=str(uni.path))
+    assert {name.split(".")[0] for name in both.state_dict()} == {"encoder", "decoders", "output"}
+    model, texts = both.eval().trained_model(), [*TEXTS["text"], *TEXTS["next"]]
+    saved = save_joined((model.encoder, model.twin), tmp_path / "combined")
+    expected = np.concatenate([encoder_at(each.path).encode(texts) for each in (bi, uni)], axis=1)
+    np.testing.assert_allclose(encoder_at(saved.path).encode(texts), expected, atol=1e-6)
+    np.testing.assert_allclose(model(saved.tokenizer()(texts)).detach(), expected, atol=1e-6)
+
+
+def test_an_encoder_of_other_words_is_refused_before_the_training(tmp_path: Path, folder: EncoderFolder):
+    other = new_folder(tmp_path / "other", counts=Counter({"zero": 2, "three": 1}))
+    with pytest.raises(ModelError, match="the same tokenizer as uni"):
+        SkipThought(load_trainable(folder), beside=str(other.path))
+
+
+def test_encoders_without_a_start_and_an_end_token_are_refused(tmp_path: Path):
+    write_word_table_folder(WordTableSettings(dim=2), COUNTS, tmp_path / "words", seed=0)
+    with pytest.raises(ModelError, match=r"found 0 before and 0 after; train a new recurrent encoder"):
+        SkipThought(load_trainable(open_folder(EncoderSettings(path=str(tmp_path / "words")))))
+
+
+def test_it_reads_running_text_with_fastsent_but_not_with_quickthoughts():
+    def requirements(*names: str) -> tuple[object, ...]:
+        return tuple(data_requirements(TrainSettings(objective=[{"name": name} for name in names])))
+
+    assert requirements("skip_thought", "fastsent") == (("text", "document", "position"), (), "adjacent")
+    with pytest.raises(ConfigError, match=r"skip_thought \(adjacent\), quickthoughts \(contiguous\)"):
+        requirements("skip_thought", "quickthoughts")
+
+
+def test_a_large_vocabulary_gives_a_warning(folder: EncoderFolder):
+    objective = objective_of(folder)
+    assert objective.warnings() == []
+    objective.output = torch.nn.Parameter(torch.zeros(40_000, 4))
+    assert "softmax over 40,000 words" in objective.warnings()[0]
