@@ -7,7 +7,7 @@ from pipeline.charts.frame import occupied_range, percent
 from pipeline.report.evaluation_report import Chart, Section
 from pipeline.report.formats import plain, two_decimals
 from pipeline.report.training_charts import legend
-from pipeline.report.word_geometry import frequency_table, lowest_words
+from pipeline.report.word_geometry import frequency_table, lowest_words, static_words
 from pipeline.stats.geometry import Metric
 from pipeline.stats.measured import GeometryReport
 
@@ -123,6 +123,7 @@ def sections(geometry: GeometryReport) -> tuple[Section, ...]:
         lowest_words(geometry.depths),
         Section("The token table", table=_word_table(geometry), notes=(_TOKENS_NOTE,)),
         frequency_table(geometry.depths),
+        static_words(geometry.depths),
     )
     missing = Section("Geometry that was not measured", notes=_missing_notes(geometry))
     shown = tuple(section for section in measured if section.charts or section.table)

@@ -11,6 +11,11 @@ _LOWEST_NOTE = (
     "The words whose vectors depend most on their sentence: in each layer those of lowest self-similarity, "
     "the mean cosine of two occurrences of a word (Ethayarajh 2019). The baseline is not subtracted."
 )
+_STATIC_NOTE = (
+    "The first principal component of the vectors of each word, not centred, with the sign of their mean "
+    "(Ethayarajh 2019). Each file is an encoder: encoder.path=FILE. Words are left out at random if their "
+    "vectors in all layers do not fit in memory."
+)
 _BANDS_NOTE = (
     "Rows of the token table by frequency in the sampled sentences: mean L2 norm, and mean L2 distance to "
     "the k nearest of all these words (Li et al. 2020). Good: equal in all rows; otherwise rare words are "
@@ -53,6 +58,17 @@ def frequency_table(depths: Sequence[NamedLayers]) -> Section:
     distances = next(depth.bands[0].distances for depth in depths if depth.bands)
     header = ("", "words", "norm", *(f"distance, k = {k}" for k in distances))
     return Section("Word vectors by frequency", table=(header, *rows), notes=(_BANDS_NOTE,))
+
+
+def static_words(depths: Sequence[NamedLayers]) -> Section:
+    """Build the table of the files of static word vectors."""
+    rows = [
+        (_row_name(depths, depth, f"layer {each.layer}"), f"{each.words:,}", each.uri)
+        for depth in depths
+        for each in depth.static_words
+    ]
+    header = ("", "words", "file")
+    return Section("Static word vectors", table=(header, *rows) if rows else (), notes=(_STATIC_NOTE,))
 
 
 def _row_name(depths: Sequence[NamedLayers], depth: NamedLayers, name: str) -> str:

@@ -81,6 +81,9 @@ class GeometrySettings(Settings):
     """definition of the maximum explained variance of a word's vectors (Ethayarajh 2019): literal is that
     paper's formula, about zero; published is the value of the program behind its figures; centred is that of
     the first principal component, about the mean"""
+    static_words: bool = False
+    """write a static vector of each word that has enough contexts: the first principal component of its
+    vectors in a layer (Ethayarajh 2019), in a word2vec text file for each layer, below evaluations/"""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """seed of every sample"""
 

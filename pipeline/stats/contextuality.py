@@ -87,6 +87,19 @@ def _first_direction(x: np.ndarray) -> np.ndarray:
     return np.asarray(direction / np.linalg.norm(direction))
 
 
+def static_vector(x: np.ndarray) -> np.ndarray:
+    """First right singular vector of occurrences x (n, d), not centred: (d,), of length 1.
+
+    It is the static vector of a word (Ethayarajh 2019, section 4.4). Its sign is such that the mean inner
+    product with the occurrences is not negative. It is zero if all occurrences are.
+    """
+    x = np.asarray(x, dtype=np.float64)
+    if not x.any():
+        return np.zeros(x.shape[1])
+    direction = _first_direction(x)
+    return -direction if (x @ direction).mean() < 0 else direction
+
+
 def _smaller_gram(x: np.ndarray) -> np.ndarray:
     """Return x x' or x' x, whichever is smaller; both have the squared singular values of x (n, d)."""
     return x @ x.T if len(x) <= x.shape[1] else x.T @ x

@@ -12,7 +12,7 @@ from pipeline.stats.geometry import Metric, alignment, anisotropy, participation
 from pipeline.stats.occurrences import Occurrences
 from pipeline.stats.sample import singular_spectrum
 from pipeline.stats.space import Space
-from pipeline.store.stored import Stored
+from pipeline.store.stored import FileRef, Stored
 
 RAW = "raw"  # key of the untransformed vectors, next to the ids of transforms
 LOWEST_WORDS = 10  # of each layer, as listed by Ethayarajh 2019
@@ -51,6 +51,8 @@ class EncoderGeometry(Stored):
     """metrics of the token table"""
     bands: tuple[FrequencyBand, ...] = ()
     """rows of the token table by word frequency"""
+    static_words: tuple[FileRef, ...] = ()
+    """static word vectors of each layer, in the order of the layers; () unless they are requested"""
     missing: dict[str, str] = {}
     """reason why a metric could not be measured, by name"""
 
@@ -62,6 +64,14 @@ class NamedSpace(Settings):
     space: Space
 
 
+class StaticWords(Settings):
+    """A file of static word vectors, made of the states of one layer."""
+
+    layer: int
+    words: int
+    uri: str
+
+
 class NamedLayers(Settings):
     """The layers of one encoder with its name in tables and charts."""
 
@@ -69,6 +79,7 @@ class NamedLayers(Settings):
     levels: tuple[Level, ...]
     words: dict[str, Metric]
     bands: tuple[FrequencyBand, ...] = ()
+    static_words: tuple[StaticWords, ...] = ()
     missing: dict[str, str]
 
 

@@ -11,7 +11,14 @@ from pipeline.report.evaluation_report import EvaluatedCandidate, EvaluationRepo
 from pipeline.report.geometry import sections
 from pipeline.stats.frequency import FrequencyBand
 from pipeline.stats.geometry import Metric
-from pipeline.stats.measured import GeometryReport, Level, NamedLayers, NamedSpace, WordSimilarity
+from pipeline.stats.measured import (
+    GeometryReport,
+    Level,
+    NamedLayers,
+    NamedSpace,
+    StaticWords,
+    WordSimilarity,
+)
 from pipeline.stats.space import ScoredPairs, sentence_space, with_pairs
 from tests.report.pages import Page
 
@@ -56,6 +63,7 @@ BANDS = (
     FrequencyBand(first_rank=1, last_rank=100, words=100, norm=1.234, distances={3: 0.5, 5: 0.6, 7: 0.71}),
     FrequencyBand(first_rank=101, last_rank=500, words=37, norm=2.345, distances={3: 1.5, 5: 1.6, 7: 1.7}),
 )
+STATIC = tuple(StaticWords(layer=layer, words=1_234, uri=f"/root/<{layer}>.txt") for layer in range(2))
 FULL = GeometryReport(
     sentences=60,
     source="some captions",
@@ -69,7 +77,11 @@ FULL = GeometryReport(
     series=tuple(
         NamedSpace(name=name, space=space(loc)) for name, loc in zip(NAMES, (0.5, 0.0), strict=True)
     ),
-    depths=(NamedLayers(name=NAMES[0], levels=levels(7), words=WORDS, bands=BANDS, missing={}),),
+    depths=(
+        NamedLayers(
+            name=NAMES[0], levels=levels(7), words=WORDS, bands=BANDS, static_words=STATIC, missing={}
+        ),
+    ),
     missing={},
 )
 PAGE = EvaluationReport(
@@ -83,7 +95,7 @@ def by_heading(geometry: GeometryReport) -> dict[str, Section]:
 
 def test_all_measured_values_are_shown():
     shown = by_heading(FULL)
-    assert [len(section.charts) for section in shown.values()] == [5, 2, 6, 0, 0, 0]
+    assert [len(section.charts) for section in shown.values()] == [5, 2, 6, 0, 0, 0, 0]
     table = shown["Geometry of the space"].table
     assert table[0] == ("", *NAMES, "good")
     assert shown["The token table"].table[1][1] == "−12.35"
@@ -95,6 +107,7 @@ def test_all_measured_values_are_shown():
         ("ranks 1 to 100", "100", "1.23", "0.500", "0.600", "0.710"),
         ("ranks 101 to 500", "37", "2.35", "1.50", "1.60", "1.70"),
     )
+    assert shown["Static word vectors"].table[2] == ("layer 1", "1,234", "/root/<1>.txt")
     edits = next(row for row in table if "edit distance" in row[0])
     assert edits[-1] == "human scores: −20.20"
     text = render(replace(PAGE, sections=sections(FULL)))

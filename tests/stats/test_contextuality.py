@@ -12,6 +12,7 @@ from pipeline.stats.contextuality import (
     gather_states,
     intra_similarity,
     layer_metrics,
+    static_vector,
 )
 from pipeline.stats.geometry import anisotropy
 from pipeline.stats.measured import measure_layer
@@ -45,6 +46,19 @@ def test_explained_variance_matches_singular_values(shape: tuple[int, int]):
     expected = (x @ first).var() / x.var(axis=0).sum()
     assert explained_variance(x, "published") == pytest.approx(expected)
     assert expected < explained_variance(x, "centred")
+
+
+@pytest.mark.parametrize("shape", [(5, 30), (30, 5), (1, 4)])
+@pytest.mark.parametrize("loc", [0.7, -0.7])
+def test_static_vectors_are_first_singular_vectors_with_the_sign_of_the_mean(shape, loc):
+    x = np.random.default_rng(0).normal(loc=loc, size=shape)
+    expected = np.linalg.svd(x)[2][0]
+    if (x @ expected).mean() < 0:
+        expected = -expected
+    found = static_vector(x.astype(np.float32))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert (x @ found).mean() > 0
+    np.testing.assert_array_equal(static_vector(np.zeros(shape)), np.zeros(shape[1]))
 
 
 def test_rotation_and_scale_do_not_matter():

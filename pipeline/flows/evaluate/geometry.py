@@ -19,7 +19,7 @@ from pipeline.flows.run import Run
 from pipeline.flows.workers.workers import Workers
 from pipeline.settings import GeometrySettings, Job, TaskSettings
 from pipeline.stats.lexical import rank_correlation
-from pipeline.stats.measured import RAW, EncoderGeometry, GeometryReport, NamedLayers, NamedSpace
+from pipeline.stats.measured import RAW, EncoderGeometry, GeometryReport, NamedLayers, NamedSpace, StaticWords
 from pipeline.stats.space import ScoredPairs
 from pipeline.store.base import Store
 from pipeline.store.store import open_store
@@ -74,7 +74,7 @@ def measure_geometry(run: Run, candidates: Sequence[ResolvedCandidate]) -> Geome
         missing={name: each.reason for name, each in (("corpus", texts), ("pairs", pairs)) if each.reason},
         gold_edits=rank_correlation(scored.gold, scored.edits, "pairs") if scored else None,
         series=tuple(_named_spaces(candidates, by_space)),
-        depths=tuple(_named_layers(candidates, by_space)),
+        depths=tuple(_named_layers(candidates, by_space, store)),
     )
 
 
@@ -148,7 +148,7 @@ def _encoders(
 
 
 def _named_layers(
-    candidates: Sequence[ResolvedCandidate], by_space: dict[str, EncoderGeometry]
+    candidates: Sequence[ResolvedCandidate], by_space: dict[str, EncoderGeometry], store: Store
 ) -> Iterator[NamedLayers]:
     """Yield the layers of every encoder; encoders that differ only after their layers share one entry."""
     equal: dict[str, list[str]] = {}  # layers as JSON -> space_ids
@@ -164,6 +164,10 @@ def _named_layers(
             levels=first.levels,
             words=first.words,
             bands=first.bands,
+            static_words=tuple(
+                StaticWords(layer=level.number, words=file.rows, uri=store.uri_of(file.path))
+                for level, file in zip(first.levels, first.static_words, strict=False)
+            ),
             missing=first.missing,
         )
 

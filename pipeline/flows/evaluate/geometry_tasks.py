@@ -8,6 +8,7 @@ import numpy as np
 
 from pipeline.config import digest_of
 from pipeline.errors import ModelError
+from pipeline.flows.evaluate.static_words import storable_words, store_static_words
 from pipeline.flows.workers.tasks import PlainTask
 from pipeline.flows.workers.worker import worker_encoder
 from pipeline.post import Transform, load_transform
@@ -76,12 +77,16 @@ class MeasureEncoder(PlainTask[EncoderToMeasure, EncoderGeometry]):
         missing |= without_bands
         if not hidden_states.layers:
             missing["layers"] = "an average of word vectors has none"
+        levels, static_words = self._levels(hidden_states) if hidden_states.layers else ((), ())
+        if levels and self.settings.static_words and not static_words:
+            missing["static_words"] = f"no whole word occurs in {self.settings.contexts} of the sentences"
         return EncoderGeometry(
             space_id=target.space_id,
             spaces=self._spaces(encoder, transforms),
-            levels=self._levels(hidden_states) if hidden_states.layers else (),
+            levels=levels,
             words=words,
             bands=bands,
+            static_words=static_words,
             missing=missing,
         )
 
@@ -106,8 +111,12 @@ class MeasureEncoder(PlainTask[EncoderToMeasure, EncoderGeometry]):
             )
         return spaces
 
-    def _levels(self, hidden_states: "HiddenStates") -> tuple[Level, ...]:
-        """Measure each layer, on few enough sentences and words that their states fit in memory."""
+    def _levels(self, hidden_states: "HiddenStates") -> tuple[tuple[Level, ...], tuple[FileRef, ...]]:
+        """Measure each layer, on few enough sentences and words that their states fit in memory.
+
+        Returns:
+            The layers, and the static word vectors of each layer if they are requested.
+        """
         max_sentences = max(2, MAX_STATE_BYTES // (4 * hidden_states.width * (hidden_states.layers + 1)))
         tokens = hidden_states.tokens(self.texts[:max_sentences])
         words, settings = hidden_states.words(tokens), self.settings
@@ -116,9 +125,12 @@ class MeasureEncoder(PlainTask[EncoderToMeasure, EncoderGeometry]):
         )
         layers = gather_states(hidden_states.states(tokens), words, chosen)
         first_tokens = [chosen.token_indices[word[0]] for word in chosen.words]
-        names = hidden_states.spellings(words.ids[np.array(first_tokens, np.int64)])
+        word_ids = words.ids[np.array(first_tokens, np.int64)]
+        names, static_words = hidden_states.spellings(word_ids), tuple[FileRef, ...]()
+        if settings.static_words and (storable := storable_words(names, hidden_states.whole_words(word_ids))):
+            static_words = store_static_words(self.store, layers, chosen, storable)
         positives = self._positives(hidden_states, max_sentences)
-        return tuple(
+        levels = tuple(
             measure_layer(
                 number,
                 layer,
@@ -130,6 +142,7 @@ class MeasureEncoder(PlainTask[EncoderToMeasure, EncoderGeometry]):
             )
             for number, layer in enumerate(layers)
         )
+        return levels, static_words
 
     def _positives(
         self, hidden_states: "HiddenStates", max_sentences: int

@@ -1,4 +1,4 @@
-"""Read files of word vectors in batches: GloVe's text, word2vec's text and binary forms, plain or gzipped.
+"""Read and write files of word vectors: GloVe's text, word2vec's text and binary forms, plain or gzipped.
 
 Imports neither torch nor transformers.
 """
@@ -6,7 +6,7 @@ Imports neither torch nor transformers.
 import gzip
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -79,6 +79,19 @@ def read_vectors(file: Path, name: str) -> Iterator[Words]:
             f"{found:,}",
             "fetch the file again, or correct its first line",
         )
+
+
+def word2vec_text(words: Sequence[str], vectors: np.ndarray) -> bytes:
+    """Return a file in word2vec's text form, from which `read_vectors` reads the same words and bits.
+
+    Args:
+        words: n words without white space at their ends.
+        vectors: (n, dim) finite numbers, written as float32 with the fewest digits that are exact.
+    """
+    numbers = pa.array(vectors.astype(np.float32).ravel()).cast(pa.string()).to_numpy(zero_copy_only=False)
+    rows = numbers.reshape(vectors.shape)
+    lines = (f"{word} {' '.join(row)}\n" for word, row in zip(words, rows, strict=True))
+    return f"{len(words)} {vectors.shape[1]}\n{''.join(lines)}".encode()
 
 
 def read_layout(file: Path, name: str) -> Layout:

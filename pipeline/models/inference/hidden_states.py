@@ -63,6 +63,15 @@ class HiddenStates:
         """Return tokens (m,) as text; a WordPiece token that continues a word keeps its mark ##."""
         return spellings(self._tokenizer, ids, words=self._folder.whole_words)
 
+    def whole_words(self, ids: np.ndarray) -> np.ndarray:
+        """Return (m,) bool: tokens that begin a word, neither pieces that continue one nor unknown tokens.
+
+        If a mark begins words, as in byte-level BPE, tokens without it do not count, such as the first word
+        of a text.
+        """
+        begins_word = unfiltered_tokens(self._tokenizer, ("subword",), words=self._folder.whole_words)
+        return np.asarray(begins_word[ids] & ~np.isin(ids, self._tokenizer.unknown))
+
     def table(self, ids: np.ndarray) -> np.ndarray:
         """Look up rows of the word table: (m, d) float32 for token ids (m,)."""
         rows = np.zeros((len(ids), self._table_width), np.float32)

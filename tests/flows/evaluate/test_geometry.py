@@ -21,9 +21,10 @@ from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import connect
 from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
+from pipeline.models.folder.vectorfile import read_vectors
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.post.whitening import Whitening, fit_whitening
-from pipeline.settings import ClusterSettings, Job
+from pipeline.settings import ClusterSettings, EncoderSettings, Job
 from pipeline.stats.geometry import anisotropy, cosines
 from pipeline.stats.measured import GeometryReport
 from pipeline.stats.moments import Moments
@@ -180,6 +181,41 @@ def test_word_vectors_report_that_they_have_no_layers(
     assert depth.levels == ()
     assert "layers" in depth.missing
     assert set(depth.words) == {"frequency_norm", "frequency_distance", "table_anisotropy"}
+
+
+def test_static_words_of_a_layer_are_an_encoder(
+    make_job: Callable[..., Job], measure: Callable[..., GeometryReport], tmp_path: Path
+):
+    job = make_job("evaluate.geometry.sentences=400", "evaluate.geometry.static_words=true")
+    (depth,) = measure(job, plain(job)).depths
+    assert [each.layer for each in depth.static_words] == [0, 1, 2, 3]
+    texts = sentences(400)
+    hidden_states = load_encoder(job.encoder, job.encode).hidden_states()
+    tokens = hidden_states.tokens(texts)
+    words = hidden_states.words(tokens)
+    for each in depth.static_words[1:4:2]:
+        states = np.zeros((len(tokens.ids), hidden_states.width))
+        for batch in hidden_states.states(tokens):
+            owners = [np.arange(tokens.offsets[row], tokens.offsets[row + 1]) for row in batch.rows]
+            states[np.concatenate(owners)] = batch.layers[each.layer]
+        parts = list(read_vectors(Path(each.uri), each.uri))
+        names = [name for part, _ in parts for name in part]
+        assert len(names) == each.words > 20
+        encoder = load_encoder(EncoderSettings(path=each.uri, normalize=False), job.encode)
+        for name, encoded in zip(names, encoder.encode(names), strict=True):
+            token_id = hidden_states._tokenizer.vocabulary()[name]
+            rows = np.flatnonzero(words.is_word & (tokens.ids == token_id))
+            rows = rows[np.unique(tokens.owners[rows], return_index=True)[1]]
+            if len(rows) < (words.is_word & (tokens.ids == token_id)).sum():
+                continue  # which occurrence of a sentence is used is random
+            expected = np.linalg.svd(states[rows])[2][0]
+            expected *= np.sign((states[rows] @ expected).mean())
+            np.testing.assert_allclose(encoded, expected, atol=1e-4)
+    file = Path(depth.static_words[0].uri)
+    content = file.read_bytes()
+    file.unlink()
+    assert measure(job, plain(job)).depths == (depth,)
+    assert file.read_bytes() == content, "a deleted file is written again"
 
 
 def test_geometry_can_be_evaluated_without_tasks(make_job: Callable[..., Job]):

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import ModelError
 from pipeline.models.folder import vectorfile
-from pipeline.models.folder.vectorfile import Layout, read_layout, read_vectors
+from pipeline.models.folder.vectorfile import Layout, read_layout, read_vectors, word2vec_text
 from tests.models.folder.wordfiles import FORMS, write_words
 
 WORDS = (
@@ -47,6 +47,17 @@ def test_every_file_format_gives_the_same_words_and_bits(tmp_path, monkeypatch, 
     assert found == list(words)
     np.testing.assert_array_equal(vectors, expected)
     assert vectors.dtype == np.float32
+
+
+def test_a_written_file_is_read_with_the_same_words_and_bits(tmp_path):
+    vectors = vectors_of(len(WORDS), 7) * np.logspace(-30, 30, len(WORDS), dtype=np.float32)[:, None]
+    vectors[0] = (0, -0.0, 1, -1, 1e-45, 3.4e38, 0.1)
+    file = tmp_path / "words.txt"
+    file.write_bytes(word2vec_text(WORDS, vectors))
+    assert read_layout(file, "words") == Layout("text", 7, len(WORDS))
+    words, found = read(file)
+    assert words == list(WORDS)
+    np.testing.assert_array_equal(found, vectors)
 
 
 def test_the_format_is_detected_by_content(tmp_path):

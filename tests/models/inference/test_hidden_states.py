@@ -87,3 +87,14 @@ def test_spellings_are_those_of_transformers(family: str, folders: dict[str, Pat
     assert inside.spellings(ids) == decoded
     assert inside.spellings(ids[:0]) == []
     assert "dogs" in decoded or len(decoded) > 10  # in pieces
+
+
+def test_pieces_and_unknown_tokens_are_not_whole_words(folders: dict[str, Path]):
+    inside = load_encoder(EncoderSettings(path=str(folders["bert"])), EncodeSettings(), "cpu").hidden_states()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders["bert"])
+    ids = inside.tokens(["dogs unknowable 日本"]).ids[1:-1]
+    pieces = tokenizer.convert_ids_to_tokens(ids.tolist())
+    expected = [not piece.startswith("##") and piece != "[UNK]" for piece in pieces]
+    assert inside.whole_words(ids).tolist() == expected
+    assert {*expected} == {True, False}
+    assert "[UNK]" in pieces
