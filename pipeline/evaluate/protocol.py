@@ -44,6 +44,21 @@ class TransferOutcome:
 
 
 @dataclass(frozen=True)
+class LabelledVectors:
+    """Vectors with their classes.
+
+    Attributes:
+        x: (n, d) vectors.
+        y: (n,) classes.
+        split: (n,) split of each row.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    split: np.ndarray
+
+
+@dataclass(frozen=True)
 class TransferProtocol:
     """Division of a data set for training a classifier, choosing its penalty and testing it.
 
@@ -83,6 +98,35 @@ class TransferProtocol:
             (chosen,),
             model.converged,
         )
+
+    def learning_curve(
+        self, solver: Solver, rows: LabelledVectors, first: int, seeds: int
+    ) -> dict[int, list[float]]:
+        """Accuracies on the test part of classifiers of few training rows, by number of rows.
+
+        The numbers double from `first`, as long as there are more training rows. The rows are drawn, for each
+        seed from 0 on, and the strength of the penalty is chosen on dev, or by folds of the drawn rows.
+        Without a test part the first outer fold is tested, and the others are the training part.
+        """
+        if TEST in self.splits:
+            parts = {name: np.flatnonzero(rows.split == name) for name in (TRAIN, DEV, TEST)}
+        else:
+            train, test = stratified(rows.y, self.folds, self.seed)[0]
+            parts = {TRAIN: train, DEV: np.zeros(0, np.int64), TEST: test}
+        accuracies: dict[int, list[float]] = {}
+        for seed in range(seeds):
+            shuffled, count = np.random.default_rng((self.seed, seed)).permutation(parts[TRAIN]), first
+            while count < len(shuffled):
+                drawn = shuffled[:count]
+                model, _ = (
+                    self._fit_by_dev(solver, rows.x, rows.y, parts | {TRAIN: drawn})
+                    if DEV in self.splits
+                    else self._fit_by_folds(solver, rows.x[drawn], rows.y[drawn])
+                )
+                is_right = model.predict(rows.x[parts[TEST]])[0, 0] == rows.y[parts[TEST]]
+                accuracies.setdefault(count, []).append(100 * float(is_right.mean()))
+                count *= 2
+        return accuracies
 
     def _cross_validate(self, solver: Solver, x: np.ndarray, y: np.ndarray) -> TransferOutcome:
         """Test every outer fold with a classifier of the other folds, by nested cross-validation.

@@ -2,15 +2,18 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from pydantic import Field
 
 from pipeline.config import Settings
 from pipeline.errors import DataError
 from pipeline.evaluate import TASKS, EvaluationTask, Score, Vectors
 from pipeline.evaluate.protocol import (
     CROSS_VALIDATION,
+    TEST,
+    LabelledVectors,
     TransferOutcome,
     TransferProtocol,
     check_classes,
@@ -23,7 +26,13 @@ from pipeline.evaluate.source import TaskRoles
 
 
 class TransferOptions(Settings):
-    """Tasks of kind "transfer" have no options; solver, folds and seed are those of `evaluate`."""
+    """Options of tasks of kind "transfer"; solver, folds and seed are those of `evaluate`."""
+
+    curve_seeds: Annotated[int, Field(ge=0)] = 0
+    """measure a learning curve: the accuracy after training on few texts, drawn with so many seeds (ten are
+    usual), as a mean for each number of texts; 0: no learning curve"""
+    curve_first: Annotated[int, Field(ge=1)] = 1_000
+    """number of training texts at which the learning curve begins; the next ones are twice as large each"""
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,7 @@ class TransferTask(EvaluationTask):
     )
     options_type: ClassVar[type[TransferOptions]] = TransferOptions
     score_settings: ClassVar[tuple[str, ...]] = ("solver", "folds", "seed")
+    options: TransferOptions
 
     def labelled(self) -> LabelledTexts:
         """Return the labelled rows that the protocol uses. DataError for unsuitable splits or classes."""
@@ -124,13 +134,23 @@ class TransferTask(EvaluationTask):
         }
         if len(labelled.labels) == 2 and labelled.right is not None:
             metrics["F1"] = 100 * f1(outcome.predicted == 1, gold == 1)
+        curve = labelled.protocol.learning_curve(
+            solver,
+            LabelledVectors(features, labelled.y, labelled.split),
+            self.options.curve_first,
+            self.options.curve_seeds,
+        )
+        metrics |= {f"accuracy, {count:,} training texts": float(np.mean(curve[count])) for count in curve}
         return Score(
             f"accuracy x100, {self.settings.solver}, {labelled.protocol.name}",
             metrics["accuracy"],
             len(gold),
             metrics,
-            self._facts(labelled, solver, outcome),
-            tuple(self._warnings(labelled.protocol, outcome)),
+            self._facts(labelled, solver, outcome) | _curve_facts(curve),
+            (
+                *self._warnings(labelled.protocol, outcome),
+                *self._curve_warnings(labelled.protocol, curve),
+            ),
             evidence,
         )
 
@@ -167,8 +187,26 @@ class TransferTask(EvaluationTask):
                 "accuracies may change slightly"
             )
 
+    def _curve_warnings(self, protocol: TransferProtocol, curve: Mapping[int, list[float]]) -> Iterator[str]:
+        if self.options.curve_seeds and not curve:
+            yield (
+                f"{self.name}: there is no learning curve, because it has at most "
+                f"{self.options.curve_first:,} training texts; lower the option curve_first"
+            )
+        if curve and TEST not in protocol.splits:
+            yield f"{self.name}: the learning curve is measured on the first of {protocol.folds} folds"
+
     def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:
         return 100 * _mean_of_folds({name: values[rows] for name, values in evidence.items()})
+
+
+def _curve_facts(curve: Mapping[int, list[float]]) -> dict[str, Any]:
+    """Return mean and standard deviation over the seeds for each number of training texts; none if empty."""
+    spread = {
+        str(count): {"mean": float(np.mean(each)), "standard_deviation": float(np.std(each))}
+        for count, each in curve.items()
+    }
+    return {"learning_curve": spread} if spread else {}
 
 
 def pair_features(left: np.ndarray, right: np.ndarray) -> np.ndarray:

@@ -86,6 +86,51 @@ def test_without_dev_the_strength_is_chosen_by_cross_validation(tmp_path: Path):
     assert "by 3-fold cross-validation on train, test" in score.metric
 
 
+@pytest.mark.parametrize("dev", [False, True])
+def test_the_learning_curve_matches_classifiers_of_the_drawn_texts(tmp_path: Path, dev: bool):
+    split = np.array(["train"] * 130 + ["dev" if dev else "train"] * 50 + ["test"] * 60)
+    file, vectors, x, y = classified(tmp_path, name="own", split=split)
+    options = {"curve_seeds": 2, "curve_first": 60}
+    score = task_of("transfer", file, QUICK, options=options).score(vectors)
+    expected: dict[int, list[float]] = {60: [], 120: []}
+    for seed in range(2):
+        shuffled = np.random.default_rng((7, seed)).permutation(np.flatnonzero(split == "train"))
+        for count, accuracies in expected.items():
+            drawn = shuffled[:count]
+            folds = StratifiedKFold(3, shuffle=True, random_state=7).split(x[drawn], y[drawn])
+            if dev:
+                joined = np.concatenate([drawn, np.arange(130, 180)])
+                folds = [(np.arange(count), np.arange(count, count + 50))]
+            else:
+                joined = drawn
+            search = GridSearchCV(
+                LogisticRegression(tol=1e-8, max_iter=10_000),
+                {"C": list(Lbfgs.strengths)},
+                cv=list(folds),
+                refit=False,
+            ).fit(x[joined], y[joined])
+            model = LogisticRegression(tol=1e-8, max_iter=10_000, **search.best_params_).fit(
+                x[drawn], y[drawn]
+            )
+            accuracies.append(100 * model.score(x[180:], y[180:]))
+    assert list(score.facts["learning_curve"]) == ["60", "120"]
+    for count, accuracies in expected.items():
+        assert score.metrics[f"accuracy, {count} training texts"] == pytest.approx(np.mean(accuracies))
+        spread = score.facts["learning_curve"][str(count)]["standard_deviation"]
+        assert spread == pytest.approx(np.std(accuracies))
+    assert score.value == task_of("transfer", file, QUICK).score(vectors).value
+
+
+def test_a_learning_curve_without_a_test_part_and_of_too_few_texts_warns(tmp_path: Path):
+    file, vectors, _, _ = classified(tmp_path)
+    score = task_of("transfer", file, QUICK, options={"curve_seeds": 1, "curve_first": 80}).score(vectors)
+    assert list(score.facts["learning_curve"]) == ["80"]  # two folds of three are 160 texts
+    assert "on the first of 3 folds" in score.warnings[0]
+    few = task_of("transfer", file, QUICK, options={"curve_seeds": 1}).score(vectors)
+    assert "learning_curve" not in few.facts
+    assert "has at most 1,000 training texts" in few.warnings[0]
+
+
 @pytest.mark.parametrize(
     ("name", "splits", "missing"),
     [
