@@ -36,7 +36,7 @@ manta --help names all commands, and manta COMMAND --help their options."""
 app = application(
     name="manta",
     help="From a corpus of text to a published, versioned, searchable index.\n\n"
-    "A job is one YAML file (see jobs/configs), and settings behind it take precedence: manta nightly "
+    "A job is one YAML file (see jobs/configs), and settings after it take precedence: manta nightly "
     "--config night.yaml corpus.uri=s3://bucket/corpus\n\n" + EXIT_CODES,
 )
 

@@ -1,7 +1,7 @@
 """Write a shell script that completes commands, options and settings when Tab is pressed, without Python.
 
 eval "$(manta completion bash)"          # in ~/.bashrc
-eval "$(manta completion zsh)"           # in ~/.zshrc, behind compinit
+eval "$(manta completion zsh)"           # in ~/.zshrc, after compinit
 manta completion fish > ~/.config/fish/completions/manta.fish
 """
 
@@ -32,7 +32,7 @@ def completion(
 ) -> None:
     """Print a script that completes commands, options and settings in a shell.
 
-    bash: eval "$(manta completion bash)" in ~/.bashrc. zsh: the same with zsh in ~/.zshrc, behind compinit.
+    bash: eval "$(manta completion bash)" in ~/.bashrc. zsh: the same with zsh in ~/.zshrc, after compinit.
         fish: manta completion fish > ~/.config/fish/completions/manta.fish
     """
     words = dict(_completions(context.find_root().command, ()))

@@ -105,7 +105,7 @@ def _init(options: InitOptions) -> Answer:
     job = validated(Job, sections, "manta init")
     files, columns = counted(found.files, "file"), _list_columns(found)
     head = _HEADER.format(rows=found.rows, files=files, columns=columns, file=output)
-    notes = [note for note in (_id_note(found), _language_note(found)) if note]
+    notes = [note for note in (_id_note(found), _language_note(found)) if note is not None]
     _write(
         output, head + "".join(f"# {note}.\n" for note in notes) + "\n" + to_yaml(job, only=_WRITTEN_SETTINGS)
     )
@@ -129,10 +129,10 @@ def _list_columns(found: "CorpusLook") -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def _id_note(found: "CorpusLook") -> str:
-    """Return a note if rows have no id, or the id of another row, else ""."""
+def _id_note(found: "CorpusLook") -> str | None:
+    """Return a note if rows have no id, or the id of another row, else None."""
     if not found.unusable_ids:
-        return ""
+        return None
     rows = f"{found.unusable_ids:,} of the {counted(found.rows, 'row')} that were read"
     return printable(
         f"{rows} have no usable id in the column {found.id}, or an earlier row's: a night quarantines such "
@@ -140,16 +140,16 @@ def _id_note(found: "CorpusLook") -> str:
     )
 
 
-def _language_note(found: "CorpusLook") -> str:
-    """Return a note if the default encoder does not know the language or script of the texts, else ""."""
+def _language_note(found: "CorpusLook") -> str | None:
+    """Return a note if the default encoder does not know the language or script of the texts, else None."""
     from pipeline.text.tokens.coverage import script_phrase
 
     if found.language not in (None, "en"):
         subject = f"The texts seem to be in {found.language}"
     elif found.language is None and found.script is not None and found.script not in ("latin", "symbols"):
-        subject = f"Most of them are {script_phrase(found.script)}"
+        subject = f"Most texts are {script_phrase(found.script)}"
     else:
-        return ""
+        return None
     return f"{subject}; {EncoderSettings().path} knows English: name a multilingual encoder in encoder.path"
 
 

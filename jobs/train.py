@@ -35,7 +35,7 @@ def train(run: CommandRun) -> Answer:
     done = "was trained before; nothing to do" if trained.status == "unchanged" else "is trained"
     lines = [
         f"{trained.run.name} {done}: {counted(result.steps, 'step')}",
-        *([f"before the planned steps: {result.ended}"] if result.ended else []),
+        *([f"ended before the planned steps: {result.ended}"] if result.ended else []),
         *_scores(result.figures),
         *_length_note(trained.run.encoder_length(), run.job.train.max_length),
         f"encoder  {trained.run.encoder}",

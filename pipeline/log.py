@@ -19,8 +19,8 @@ from pipeline.terminal import TerminalBar, is_terminal
 
 T = TypeVar("T")
 
-_EVERY_S = 10.0  # between two plain progress lines
-_QUIET_S = 30.0  # after this time without a line, a stage reports that it is still running
+_EVERY_S = 10.0  # least time between two plain progress lines
+_QUIET_S = 30.0  # time without a line after which a stage reports that it is still running
 _listeners: list[list[str]] = []
 _enders: list[Callable[[Exception], None]] = []
 
@@ -115,8 +115,8 @@ class Stages:
         return Stages(self.finished, f"{self.prefix}{name}: ")
 
     @contextlib.contextmanager
-    def __call__(self, name: str, total: int | None = None, unit: str = "rows") -> Iterator["Running"]:
-        running = Running(Stage(self.prefix + name, unit), total, is_terminal())
+    def __call__(self, name: str, total: int | None = None, unit: str = "rows") -> Iterator["RunningStage"]:
+        running = RunningStage(Stage(self.prefix + name, unit), total, is_terminal())
         try:
             yield running
         except BaseException:
@@ -129,7 +129,7 @@ class Stages:
         return {stage.name: round(stage.seconds, 3) for stage in self.finished}
 
 
-class Running:
+class RunningStage:
     """A running stage: its rows, rate and time left. It prints a line at least every 30 seconds."""
 
     def __init__(

@@ -9,7 +9,7 @@ from scipy.stats import rankdata
 from sentence_transformers.sentence_transformer import losses as theirs
 from transformers import get_linear_schedule_with_warmup
 
-from pipeline.evaluate.similarity import paired
+from pipeline.evaluate.similarity import row_similarities
 from pipeline.losses import similarity_distillation
 from pipeline.objectives.contrastive_tension import ContrastiveTension
 from pipeline.objectives.distillation import Distillation
@@ -67,7 +67,7 @@ def test_the_triplet_margin_is_one_unlike_in_sentence_transformers():
 
 def test_cosines_of_pairs_of_equal_texts_tie():
     vectors = np.random.default_rng(0).normal(size=(500, 48)).astype(np.float32)
-    assert len(set(paired("cosine", vectors, vectors))) == 1
+    assert len(set(row_similarities("cosine", vectors, vectors))) == 1
     assert (
         len(
             set(

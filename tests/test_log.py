@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pipeline.log import Running, Stage
+from pipeline.log import RunningStage, Stage
 
 
 @dataclass
@@ -30,7 +30,7 @@ def test_after_a_tenth_the_time_left_is_right_within_a_factor_of_two(
     starting_s: int, rate: int, capfd: pytest.CaptureFixture[str]
 ):
     clock, total = Clock(), 12_000
-    bar = Running(Stage("encode"), total, terminal=False, clock=clock)
+    bar = RunningStage(Stage("encode"), total, terminal=False, clock=clock)
     clock.now += starting_s
     done = 0
     while done < total / 10:
@@ -47,7 +47,7 @@ def test_after_a_tenth_the_time_left_is_right_within_a_factor_of_two(
 
 def test_no_time_left_is_shown_before_the_rate_is_known_or_at_the_end(capfd: pytest.CaptureFixture[str]):
     clock = Clock()
-    bar = Running(Stage("encode"), 460, terminal=False, clock=clock)
+    bar = RunningStage(Stage("encode"), 460, terminal=False, clock=clock)
     clock.now += 60.0
     bar.reach(66)
     assert capfd.readouterr().err.endswith("encode: 66 of 460 rows (14%)\n")
@@ -67,7 +67,7 @@ def on_a_terminal(
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "200")
     clock = Clock()
-    bar = Running(Stage("train"), total, terminal=True, clock=clock)
+    bar = RunningStage(Stage("train"), total, terminal=True, clock=clock)
     clock.now += 59.0
     for done in reached:
         clock.now += 1.0
@@ -95,7 +95,7 @@ def test_a_stage_without_progress_is_reported_as_running(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr("pipeline.log._QUIET_S", 0.05)
-    bar = Running(Stage("index"), None, terminal=False)
+    bar = RunningStage(Stage("index"), None, terminal=False)
     said = ""
     while said.count("index: running for") < 3:
         time.sleep(0.01)
@@ -108,7 +108,7 @@ def test_a_stage_without_progress_is_reported_as_running(
 
 def test_starting_workers_are_reported(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
     clock = Clock()
-    bar = Running(Stage("encode"), 500, terminal=False, clock=clock)
+    bar = RunningStage(Stage("encode"), 500, terminal=False, clock=clock)
     clock.now += 12.0
     bar.reach(0)
     assert capfd.readouterr().err.endswith("encode: workers are starting, 500 rows to do, 12.0 s so far\n")

@@ -71,7 +71,7 @@ class GuessOptions(Settings):
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """divides the logits; above 1 unlikely words are drawn more often"""
     other: bool = True
-    """whether a guess must differ from the word behind the mask"""
+    """whether a guess must differ from the word that is masked"""
     count: Annotated[int, Field(ge=1)] = 1
     """variants of each text, drawn independently"""
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pipeline.errors import ConfigError
-from pipeline.evaluate.similarity import crossed, paired, prepared
+from pipeline.evaluate.similarity import prepare_vectors, row_similarities, similarity_matrix
 from pipeline.evaluate.source import BLANK
 
 MtebBatch = Mapping[str, Any]
@@ -49,16 +49,12 @@ class MtebModel:
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
         """Return the cosines of all rows as a tensor (n, m); a single vector counts as one row."""
-        left, right = (
-            prepared("cosine", np.atleast_2d(np.asarray(each))) for each in (embeddings1, embeddings2)
-        )
-        return _tensor(crossed("cosine", left, right))
+        left, right = (prepare_vectors("cosine", _matrix(each)) for each in (embeddings1, embeddings2))
+        return _tensor(similarity_matrix("cosine", left, right))
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
         """Return the cosines of paired rows as a tensor (n,)."""
-        return _tensor(
-            paired("cosine", np.atleast_2d(np.asarray(embeddings1)), np.atleast_2d(np.asarray(embeddings2)))
-        )
+        return _tensor(row_similarities("cosine", _matrix(embeddings1), _matrix(embeddings2)))
 
     @cached_property
     def mteb_model_meta(self) -> Any:
@@ -105,6 +101,11 @@ def _mteb() -> ModuleType:
             f"{error}",
             'install the extra: pip install "manta-embeddings[bench]"',
         ) from None
+
+
+def _matrix(embeddings: Any) -> np.ndarray:
+    """Return embeddings as an array (n, d); a single vector becomes one row."""
+    return np.atleast_2d(np.asarray(embeddings))
 
 
 def _tensor(x: np.ndarray) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 from pipeline.errors import DataError
 from pipeline.evaluate import TASKS, EvaluationTask, Score, Vectors
 from pipeline.evaluate.metrics import average_precision, best_accuracy, best_f1, roc_auc
-from pipeline.evaluate.similarity import paired, vectors_of
+from pipeline.evaluate.similarity import row_similarities, vectors_of
 from pipeline.evaluate.source import TaskRoles, TaskRows
 
 
@@ -50,7 +50,7 @@ class PairsTask(EvaluationTask):
     def score(self, vectors: Vectors) -> Score:
         rows, unlabelled = self._labelled()
         x = vectors_of(vectors, [*rows.texts("sentence1"), *rows.texts("sentence2")], self.name)
-        predicted, positive = paired(self.similarity, *np.split(x, 2)), rows.labels("label") == 1
+        predicted, positive = row_similarities(self.similarity, *np.split(x, 2)), rows.labels("label") == 1
         accuracy, f1 = best_accuracy(predicted, positive), best_f1(predicted, positive)
         metrics = {
             "average precision": 100 * average_precision(predicted, positive),

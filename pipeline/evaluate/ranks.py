@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.evaluate.similarity import crossed, prepared
+from pipeline.evaluate.similarity import prepare_vectors, similarity_matrix
 from pipeline.evaluate.task import Similarity
 
 BLOCK = 1 << 24  # similarities per block: 64 MiB in float32
@@ -44,10 +44,10 @@ def similarity_blocks(
     kind: Similarity, queries: np.ndarray, targets: np.ndarray
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield (first query, similarities (b, t)) in blocks of at most `BLOCK` similarities."""
-    queries, targets = prepared(kind, queries), prepared(kind, targets)
+    queries, targets = prepare_vectors(kind, queries), prepare_vectors(kind, targets)
     step = max(1, BLOCK // max(len(targets), 1))
     for start in range(0, len(queries), step):
-        yield start, crossed(kind, queries[start : start + step], targets)
+        yield start, similarity_matrix(kind, queries[start : start + step], targets)
 
 
 def _ranks(similarities: np.ndarray, relevant: np.ndarray, self_index: int) -> np.ndarray:

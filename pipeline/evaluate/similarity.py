@@ -8,7 +8,7 @@ from pipeline.errors import ModelError
 from pipeline.evaluate.task import Similarity, Vectors
 from pipeline.stats.geometry import unit_rows
 
-_DECIMALS = 12  # to which cosines are rounded, so that all pairs of equal texts have exactly 1
+_COSINE_DECIMALS = 12  # rounding, so that all pairs of equal texts have a cosine of exactly 1
 
 
 def vectors_of(vectors: Vectors, sentences: Sequence[str], where: str) -> np.ndarray:
@@ -32,7 +32,7 @@ def vectors_of(vectors: Vectors, sentences: Sequence[str], where: str) -> np.nda
     return x
 
 
-def paired(kind: Similarity, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def row_similarities(kind: Similarity, left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Compute the similarity of row i of left with row i of right, both (n, d): (n,) float64.
 
     The cosine with a zero vector is 0. Angular similarity is 1 - arccos(cosine) / pi (Cer et al. 2018,
@@ -46,7 +46,7 @@ def paired(kind: Similarity, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         return -np.asarray(np.abs(left - right).sum(axis=1))
     if kind == "dot":
         return np.asarray(np.einsum("nd,nd->n", left, right))
-    cosines = np.round(np.einsum("nd,nd->n", unit_rows(left), unit_rows(right)), _DECIMALS)
+    cosines = np.round(np.einsum("nd,nd->n", unit_rows(left), unit_rows(right)), _COSINE_DECIMALS)
     return angular(cosines) if kind == "angular" else np.asarray(cosines)
 
 
@@ -58,19 +58,22 @@ def angular(cosines: np.ndarray) -> np.ndarray:
     return np.asarray(1.0 - np.arccos(np.clip(cosines, -1.0, 1.0)) / np.pi)
 
 
-def prepared(kind: Similarity, x: np.ndarray) -> np.ndarray:
-    """Prepare x (n, d) for `crossed`: unit rows for cosine and angular, float64 for distances.
+def prepare_vectors(kind: Similarity, x: np.ndarray) -> np.ndarray:
+    """Prepare x (n, d) for `similarity_matrix`: unit rows for cosine and angular, float64 for distances.
 
-    In float32, the squared norms and the products of which a Euclidean distance is computed would cancel;
-    scipy computes Manhattan distances in float64.
+    A Euclidean distance is computed from squared norms and products, which would cancel in float32; scipy
+    computes Manhattan distances in float64.
     """
     if kind in ("euclidean", "manhattan"):
         return x.astype(np.float64)
     return x.astype(np.float32) if kind == "dot" else unit_rows(x).astype(np.float32)
 
 
-def crossed(kind: Similarity, queries: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Compute the similarity of every query (q, d) with every target (t, d), both prepared: (q, t)."""
+def similarity_matrix(kind: Similarity, queries: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Compute the similarity of every query (q, d) with every target (t, d): (q, t).
+
+    Both come from `prepare_vectors`.
+    """
     if kind == "manhattan":
         from scipy.spatial.distance import cdist  # takes a second to import, and few tasks need it
 

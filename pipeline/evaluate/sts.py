@@ -9,7 +9,7 @@ from pydantic import Field
 
 from pipeline.errors import DataError
 from pipeline.evaluate import TASKS, EvaluationTask, Score, Vectors
-from pipeline.evaluate.similarity import paired, vectors_of
+from pipeline.evaluate.similarity import row_similarities, vectors_of
 from pipeline.evaluate.source import RowOptions, TaskRoles
 from pipeline.evaluate.vocabulary import has_vector, missing_facts, missing_texts, missing_warnings
 from pipeline.stats.correlation import is_constant, pearson, spearman
@@ -107,7 +107,7 @@ class StsTask(EvaluationTask):
         texts = [*pairs.left, *pairs.right]
         x = vectors_of(vectors, texts, self.name)
         missing, is_known = missing_texts(texts, x), np.logical_and(*np.split(has_vector(x), 2))
-        predicted = paired(self.similarity, *np.split(x, 2))
+        predicted = row_similarities(self.similarity, *np.split(x, 2))
         evidence = {"prediction": predicted, "gold": pairs.gold, "stratum": pairs.subset}
         metrics = _correlations(evidence, pairs.names)
         value = metrics[f"Spearman {self.settings.aggregation}"]

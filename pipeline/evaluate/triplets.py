@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.errors import DataError
 from pipeline.evaluate import TASKS, EvaluationTask, Score, Vectors
-from pipeline.evaluate.similarity import paired, vectors_of
+from pipeline.evaluate.similarity import row_similarities, vectors_of
 from pipeline.evaluate.source import TaskRoles
 
 ROLES = ("anchor", "positive", "negative")
@@ -39,7 +39,10 @@ class TripletsTask(EvaluationTask):
     def score(self, vectors: Vectors) -> Score:
         rows = self.file.rows()
         anchor, positive, negative = np.split(vectors_of(vectors, self.sentences(), self.name), 3)
-        margin = paired(self.similarity, anchor, positive) - paired(self.similarity, anchor, negative)
+        to_positive, to_negative = (
+            row_similarities(self.similarity, anchor, each) for each in (positive, negative)
+        )
+        margin = to_positive - to_negative
         is_right, ties = margin > 0, int((margin == 0).sum())
         warning = (
             f"{self.name}: {ties:,} of {len(rows):,} triplets have equal similarities and count as wrong"

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from pipeline.flows.workers.tasks import Pool, Task
 from pipeline.flows.workers.workers import Workers
-from pipeline.log import Running, Stages
+from pipeline.log import RunningStage, Stages
 from pipeline.settings import Job
 from pipeline.store.base import Store
 
@@ -35,7 +35,7 @@ def map_in_order(
     run: Run,
     task: Task[Item, Result],
     items: Sequence[Item],
-    bar: Running | None = None,
+    bar: RunningStage | None = None,
     memory: float = 0.0,
 ) -> tuple[Result, ...]:
     """Apply a task to items on the index workers, and return the results in order.

@@ -34,8 +34,8 @@ def recall(
         # One search for each k: a larger k makes HNSW search more nodes, so it finds more of the nearest.
         found, scores = _search_others(index, queries, k)
         expected = (truth.addresses[:, :k] != NO_NEIGHBOUR).sum(axis=1)
-        last = np.take_along_axis(truth.scores, np.maximum(expected - 1, 0)[:, None], axis=1)[:, 0]
-        min_scores = np.where(expected > 0, last, np.inf) - _SAME_SCORE
+        at_rank_k = np.take_along_axis(truth.scores, np.maximum(expected - 1, 0)[:, None], axis=1)[:, 0]
+        min_scores = np.where(expected > 0, at_rank_k, np.inf) - _SAME_SCORE
         is_hit = (scores >= min_scores[:, None]) & _scores_are_exact(index)
         for row, min_score in enumerate(min_scores):
             is_hit[row] |= np.isin(found[row], truth.addresses[row][truth.scores[row] >= min_score])

@@ -65,7 +65,7 @@ def id_map_of(index: Any) -> Any | None:
 
 
 def merge_refined(index: Any, other: Any) -> None:
-    """Move the rows of `other`, a refined index of the same training, behind those of `index`."""
+    """Move the rows of `other`, a refined index of the same training, to the end of `index`."""
     first, second = refined_of(index), refined_of(other)
     assert first is not None
     assert second is not None

@@ -14,7 +14,6 @@ from pipeline.models.folder.frequencies import FREQUENCIES, read_frequencies
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.word_table import draw_vectors
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, View
-from pipeline.text.tokens.tokens import frame_masks
 
 _MAX_SEED = (1 << 63) - 1  # torch draws int64
 _POWER = 0.75  # of the words' probabilities in drawing negatives, as in Mikolov et al. 2013
@@ -99,11 +98,9 @@ class FastSent(Objective):
         words, rows = [], []
         for role in self._predicted_roles:
             tokens = batch.tokens(role)
-            special = tokens.in_template
-            if special is None:
-                special = frame_masks(tokens.offsets, *self._special_counts, 0)[1]
-            words.append(tokens.ids[~special].astype(np.int64))
-            rows.append(np.repeat(batch.step_indices, tokens.lengths)[~special])
+            is_word = ~tokens.outside_text(self._special_counts)
+            words.append(tokens.ids[is_word].astype(np.int64))
+            rows.append(np.repeat(batch.step_indices, tokens.lengths)[is_word])
         count = sum(map(len, words))
         negatives = np.empty((count, 0), np.int64)
         if self._cumulative is not None:

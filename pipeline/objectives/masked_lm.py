@@ -15,7 +15,7 @@ from pipeline.models.trainable.mlm_head import can_be_saved, has_language_head, 
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Roles, TrainedModel, View
 from pipeline.settings.training import TextRole
 from pipeline.text.tokens.templates import mask_token
-from pipeline.text.tokens.tokens import Tokens, frame_masks
+from pipeline.text.tokens.tokens import Tokens
 
 _MAX_SEED = (1 << 63) - 1  # torch draws int64
 
@@ -67,12 +67,9 @@ class MaskedLanguageModelling(Objective):
     def views(self, batch: Batch) -> Sequence[View]:
         """Mask the words of the whole batch, so that they do not depend on chunks; return no views."""
         original = batch.tokens(self.role)
-        not_text = original.in_template  # special tokens, and those of a template
-        if not_text is None:
-            not_text = frame_masks(original.offsets, *self._special_counts, 0)[1]
         ids, chosen = mask_tokens(
             original.ids,
-            ~not_text,
+            ~original.outside_text(self._special_counts),
             mask_id=self._mask_id,
             vocabulary_size=self._vocabulary_size,
             rng=np.random.default_rng(int(torch.randint(_MAX_SEED, ()).item())),

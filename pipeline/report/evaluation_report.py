@@ -44,7 +44,7 @@ class TaskRow:
     Attributes:
         task: name of the task.
         kind: kind of task, such as sts.
-        metric: name of the metric, with its options behind commas.
+        metric: name of the metric, followed by its options, separated by commas.
         count: number of pairs, texts or queries.
         scores: one score for each candidate.
         differences: difference of each candidate from the first; None for the first.

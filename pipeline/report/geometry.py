@@ -95,8 +95,8 @@ _CHART_TEXTS = {
 _HUMAN_SCORES_KEY = Markup(' <span class="series"><span class="key people"></span>human scores</span>')
 _MEV_NOTES = {
     "literal": "The variance of a word is measured about zero: the formula printed by Ethayarajh (2019).",
-    "published": "The variance of a word is measured as by the program behind the figures of Ethayarajh "
-    "(2019): about the mean, along the first singular vector of the vectors that are not centred.",
+    "published": "The variance of a word is measured as by the program of Ethayarajh (2019): "
+    "about the mean, along the first singular vector of the vectors that are not centred.",
     "centred": "The variance of a word is measured about its mean, along its first principal component.",
 }
 _BANDS_NOTE = (
@@ -151,8 +151,8 @@ def _space_charts(geometry: GeometryReport) -> tuple[Chart, ...]:
         drawn["plane"] = charts.plane_chart(
             [(space.metrics["pair_uniformity"].value, space.metrics["alignment"].value) for space in spaces]
         )
-    if all(space.found for space in spaces):
-        drawn["hubs"] = charts.hubs_chart([space.found for space in spaces], geometry.neighbours)
+    if all(space.hub_counts for space in spaces):
+        drawn["hubs"] = charts.hubs_chart([space.hub_counts for space in spaces], geometry.neighbours)
     if all(space.edits for space in spaces):
         drawn["edits"] = charts.edits_chart([space.edits for space in spaces])
     keys = {"edits": key + _HUMAN_SCORES_KEY}

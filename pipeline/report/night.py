@@ -31,7 +31,7 @@ Status = Literal["published", "refused", "held"]
 
 
 @dataclass(frozen=True)
-class Counts:
+class NightCounts:
     """Numbers of rows: read = live + quarantined, and live = encoded + reused."""
 
     read: int
@@ -57,7 +57,7 @@ class Throughput:
 
 
 @dataclass(frozen=True)
-class Index:
+class IndexSection:
     """The published index.
 
     Attributes:
@@ -115,8 +115,8 @@ class NightReport:
     transform_id: str | None = None
     transform: str | None = None
     """description of the transform that the index applies"""
-    index: Index
-    counts: Counts
+    index: IndexSection
+    counts: NightCounts
     decisions: tuple[str, ...] = ()
     stages: tuple[Stage, ...] = ()
     throughput: Throughput | None = None
@@ -242,7 +242,7 @@ def _charts(report: NightReport) -> dict[str, Markup]:
     return charts
 
 
-def _row_parts(counts: Counts) -> list[tuple[str, str, int]]:
+def _row_parts(counts: NightCounts) -> list[tuple[str, str, int]]:
     """Return (CSS class, label, number) of the parts into which rows are divided, without empty ones."""
     return [
         part

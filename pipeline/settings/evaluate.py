@@ -79,7 +79,7 @@ class GeometrySettings(Settings):
     """unit that an edit inserts, deletes or replaces, to compare similarity with edit distance"""
     mev: Literal["literal", "published", "centred"] = "literal"
     """definition of the maximum explained variance of a word's vectors (Ethayarajh 2019): literal is that
-    paper's formula, about zero; published is the value of the program behind its figures; centred is that of
+    paper's formula, about zero; published is the value that the authors' program computes; centred is that of
     the first principal component, about the mean"""
     static_words: bool = False
     """write a static vector of each word that has enough contexts: the first principal component of its

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -39,6 +40,20 @@ class EditBin(Settings):
     pairs: int
 
 
+class MeasuredMetrics(NamedTuple):
+    """Metrics by name, and the reasons for those that could not be measured, by name too."""
+
+    metrics: dict[str, Metric]
+    missing: dict[str, str]
+
+    @classmethod
+    def of(cls, **results: tuple[Metric | None, str]) -> "MeasuredMetrics":
+        """Split results, each a metric and the reason to give if it is None."""
+        metrics = {name: metric for name, (metric, _) in results.items() if metric}
+        missing = {name: reason for name, (_, reason) in results.items() if name not in metrics}
+        return cls(metrics, missing)
+
+
 class Space(Settings):
     """Geometry of the sentence vectors of one space."""
 
@@ -49,7 +64,7 @@ class Space(Settings):
     spectrum_centred: tuple[float, ...]
     cosines: Histogram
     """cosines of random pairs of sentences"""
-    found: tuple[int, ...] = ()
+    hub_counts: tuple[int, ...] = Field((), alias="found")
     """entry i: number of sentences that are among the k nearest neighbours of exactly i other sentences"""
     bands: tuple[Histogram, ...] = ()
     """cosines of the pairs with gold scores 0 to 1, 1 to 2 ... 4 to 5"""
@@ -112,15 +127,15 @@ def sentence_space(x: np.ndarray, texts: Sequence[str], neighbours: int, seed: i
         hub_counts = tuple(np.bincount(hubs.counts).tolist())
     else:
         missing["hubness"] = f"needs more than {neighbours} sentences, there are {len(x)}"
-    length_values, missing_lengths = length_metrics(x, texts, seed)
+    lengths = length_metrics(x, texts, seed)
     return Space(
         dim=x.shape[1],
-        metrics=metrics | length_values,
+        metrics=metrics | lengths.metrics,
         spectrum=tuple(spectrum.tolist()),
         spectrum_centred=tuple(spectrum_centred.tolist()),
         cosines=cosine_histogram(x, seed=seed),
-        found=hub_counts,
-        missing=missing | missing_lengths,
+        hub_counts=hub_counts,
+        missing=missing | lengths.missing,
     )
 
 
@@ -133,48 +148,44 @@ def with_pairs(space: Space, sentences: np.ndarray, pairs: ScoredPairs, seed: in
         pairs: pairs with gold scores and edit distances.
         seed: seed of the uniformity's sample.
     """
-    row = {sentence: number for number, sentence in enumerate(pairs.sentences)}
-    left, right = (sentences[[row[sentence] for sentence in side]] for side in (pairs.left, pairs.right))
+    row_of = {sentence: row for row, sentence in enumerate(pairs.sentences)}
+    left, right = (sentences[[row_of[sentence] for sentence in side]] for side in (pairs.left, pairs.right))
     similarity, positive = cosines(left, right), pairs.gold > POSITIVE
     aligned = (
         Metric(value=alignment(left[positive], right[positive]), count=int(positive.sum()), of="pairs")
         if positive.any()
         else None
     )
-    edit_reason, gold_reason = (
-        "all cosines are equal" if np.ptp(values) else "all pairs have the same value"
-        for values in (pairs.edits, pairs.gold)
-    )
-    metrics, missing = _split(
+
+    def why_undefined(values: np.ndarray) -> str:
+        """Return why the rank correlation of the cosines with `values` is undefined, if it is."""
+        return "all cosines are equal" if np.ptp(values) else "all pairs have the same value"
+
+    measured = MeasuredMetrics.of(
         pair_uniformity=(uniformity(sentences, seed), ""),
         alignment=(aligned, f"no pair has a score above {POSITIVE:g}"),
-        edit_correlation=(rank_correlation(similarity, pairs.edits, "pairs"), edit_reason),
-        gold_correlation=(rank_correlation(similarity, pairs.gold, "pairs"), gold_reason),
+        edit_correlation=(rank_correlation(similarity, pairs.edits, "pairs"), why_undefined(pairs.edits)),
+        gold_correlation=(rank_correlation(similarity, pairs.gold, "pairs"), why_undefined(pairs.gold)),
     )
     return space.model_copy(
         update={
-            "metrics": space.metrics | metrics,
-            "missing": space.missing | missing,
+            "metrics": space.metrics | measured.metrics,
+            "missing": space.missing | measured.missing,
             "bands": cosine_bands(similarity, pairs.gold),
             "edits": edit_bins(similarity, pairs),
         }
     )
 
 
-def length_metrics(
-    x: np.ndarray, texts: Sequence[str], seed: int
-) -> tuple[dict[str, Metric], dict[str, str]]:
+def length_metrics(x: np.ndarray, texts: Sequence[str], seed: int) -> MeasuredMetrics:
     """Measure how vectors depend on the length (in characters) of their texts.
 
     Correlates the norm with the length, and the cosine of random pairs with their difference in length.
-
-    Returns:
-        Metrics by name, and reasons for those that could not be measured.
     """
     lengths = np.array([len(text) for text in texts])
     left, right = random_pairs(len(x), PAIRS, np.random.default_rng(seed))
     difference = np.abs(lengths[left] - lengths[right])
-    return _split(
+    return MeasuredMetrics.of(
         length_cosine=(
             rank_correlation(cosines(x[left], x[right]), difference, "pairs", seed),
             "all texts have the same length, or all cosines are equal",
@@ -212,9 +223,7 @@ def edit_bins(similarity: np.ndarray, pairs: ScoredPairs) -> tuple[EditBin, ...]
     )
 
 
-def word_metrics(
-    table: np.ndarray, counts: np.ndarray, neighbours: int
-) -> tuple[dict[str, Metric], dict[str, str]]:
+def word_metrics(table: np.ndarray, counts: np.ndarray, neighbours: int) -> MeasuredMetrics:
     """Measure how a token table depends on word frequency (Li et al. 2020, BERT-flow).
 
     Gives the Spearman correlations of the frequency rank (1 is the most frequent) with the norm of a row and
@@ -225,23 +234,15 @@ def word_metrics(
         table: (m, d) rows of m words.
         counts: (m,) number of occurrences of each word.
         neighbours: k, the number of nearest rows.
-
-    Returns:
-        Metrics by name, and reasons for those that could not be measured.
     """
     if len(counts) <= neighbours:
-        return {}, {"word_frequency": f"needs more than {neighbours} words, there are {len(counts)}"}
+        reason = f"needs more than {neighbours} words, there are {len(counts)}"
+        return MeasuredMetrics({}, {"word_frequency": reason})
     most_frequent = by_frequency(counts)
     rows, rank = table[most_frequent].astype(np.float64), -counts[most_frequent]
     reason = "all words have the same frequency, or all rows the same norm"
-    return _split(
+    return MeasuredMetrics.of(
         frequency_norm=(rank_correlation(rank, np.linalg.norm(rows, axis=1), "words"), reason),
         frequency_distance=(rank_correlation(rank, neighbour_distances(rows, neighbours), "words"), reason),
         table_anisotropy=(Metric(value=anisotropy(rows), count=len(rows), of="words"), reason),
     )
-
-
-def _split(**results: tuple[Metric | None, str]) -> tuple[dict[str, Metric], dict[str, str]]:
-    """Split results, each a metric and the reason to give if it is None, into metrics and reasons by name."""
-    metrics = {name: metric for name, (metric, _) in results.items() if metric}
-    return metrics, {name: reason for name, (_, reason) in results.items() if name not in metrics}

@@ -151,9 +151,10 @@ class LocalStore(Store):
 
     @contextlib.contextmanager
     def _temporary(self, file: Path, replace: bool = False) -> Iterator[Path]:
-        """Yield a temporary path beside `file`, and remove it at the end of the block.
+        """Yield a path beside `file` for temporary content, which is removed at the end of the block.
 
-        With `replace`, it is renamed to `file` instead.
+        Args:
+            replace: at the end of the block rename the temporary file to `file`, which may exist.
         """
         _make_folder(file.parent, self.uri)
         temporary = file.parent / f"{PARTIAL}{os.getpid()}-{secrets.token_hex(6)}"

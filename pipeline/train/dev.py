@@ -15,7 +15,7 @@ from torch import nn
 
 from pipeline.config import validated
 from pipeline.errors import ConfigError, DataError
-from pipeline.evaluate.similarity import paired
+from pipeline.evaluate.similarity import row_similarities
 from pipeline.evaluate.sts import StsTask, correlation
 from pipeline.models.folder.token_filter import load_filter
 from pipeline.objectives import Objective, TrainedModel
@@ -117,7 +117,7 @@ class DevSet:
         if self.measure == "accuracy":
             assert objective is not None, "accuracy needs the objective's classifier"
             return self._accuracy(left, right, objective)
-        return 100 * correlation(spearman, paired("cosine", left, right), self.gold)
+        return 100 * correlation(spearman, row_similarities("cosine", left, right), self.gold)
 
     @torch.no_grad()
     def _accuracy(self, left: np.ndarray, right: np.ndarray, objective: Objective) -> float:

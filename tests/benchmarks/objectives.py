@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.config import validated
-from pipeline.evaluate.similarity import paired
+from pipeline.evaluate.similarity import row_similarities
 from pipeline.flows.train.plan import open_dev, plan_of
 from pipeline.flows.train.rank import TrainRank
 from pipeline.flows.train.run_folder import RunFolder, open_run
@@ -278,7 +278,7 @@ class Sets:
                 vectors[[self.index_of[text] for text in table[column].to_pylist()]]
                 for column in ("sentence1", "sentence2")
             )
-            scores.append(100 * spearman(paired("cosine", left, right), table["score"].to_numpy()))
+            scores.append(100 * spearman(row_similarities("cosine", left, right), table["score"].to_numpy()))
         return scores
 
 

@@ -25,7 +25,7 @@ import torch
 
 from pipeline.config import digest_of
 from pipeline.errors import DataError
-from pipeline.evaluate.similarity import paired
+from pipeline.evaluate.similarity import row_similarities
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.locate import locate
 from pipeline.models.inference.encoder import Encoder, load_encoder
@@ -123,7 +123,7 @@ class SentenceVectors:
         """Compute Spearman x100 over all pairs of a set."""
         left, right, gold = self.sentences.pairs[name]
         moved = [self.of(side) if transform is None else transform(self.of(side)) for side in (left, right)]
-        return 100 * spearman(paired("cosine", *moved), gold)
+        return 100 * spearman(row_similarities("cosine", *moved), gold)
 
     def fitted(self, settings: WhitenSettings, texts: Sequence[str]) -> Transform:
         x = self.of(texts)

@@ -8,8 +8,8 @@ from pipeline.index.metrics import CurvePoint, IndexMetrics, Latency, Proportion
 from pipeline.log import Stage
 from pipeline.report.changes import ChangedAnswers, QuarantinedRow, RowChange
 from pipeline.report.night import (
-    Counts,
-    Index,
+    IndexSection,
+    NightCounts,
     NightReport,
     Throughput,
     VectorCharts,
@@ -46,8 +46,8 @@ SMALLEST = NightReport(
     encoder="tiny",
     dim=16,
     space_id="5face" * 8,
-    index=Index("flat", "Flat", 32_500_000, ("indexes/a.faiss",), EXHAUSTIVE),
-    counts=Counts(read=300, live=300, encoded=300),
+    index=IndexSection("flat", "Flat", 32_500_000, ("indexes/a.faiss",), EXHAUSTIVE),
+    counts=NightCounts(read=300, live=300, encoded=300),
 )
 FULL = replace(
     SMALLEST,
@@ -75,7 +75,7 @@ FULL = replace(
             }
         ),
     ),
-    counts=Counts(
+    counts=NightCounts(
         read=19_875,
         live=19_048,
         encoded=1_204,

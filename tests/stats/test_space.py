@@ -28,8 +28,8 @@ def test_metrics_of_sentences_match_their_definitions():
     space = sentence_space(X, TEXTS, 5, 0)
     assert space.metrics["anisotropy"].value == anisotropy(X)
     assert space.metrics["uniformity"] == uniformity(X)
-    assert (space.dim, sum(space.found), space.metrics["hub_skewness"].count) == (10, 120, 120)
-    assert sum(times * count for times, count in enumerate(space.found)) == 5 * 120
+    assert (space.dim, sum(space.hub_counts), space.metrics["hub_skewness"].count) == (10, 120, 120)
+    assert sum(times * count for times, count in enumerate(space.hub_counts)) == 5 * 120
     norms, lengths = np.linalg.norm(X, axis=1), [len(text) for text in TEXTS]
     assert space.metrics["length_norm"].value == pytest.approx(100 * spearmanr(norms, lengths).statistic)
     assert abs(space.metrics["length_cosine"].value) < 10  # random vectors do not depend on lengths

@@ -16,7 +16,7 @@ from pipeline.flows.rows import placed_units
 from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import Pool
 from pipeline.flows.workers.worker import gpu_assigned
-from pipeline.log import Running, say
+from pipeline.log import RunningStage, say
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from pipeline.store.base import Store, in_threads
@@ -128,7 +128,7 @@ def encode(run: Run, corpus: Corpus, before: ReleaseManifest | None = None) -> t
 
 
 def encode_units(
-    run: Run, task: EncodeUnit, units: Sequence[CorpusUnit], pool: Pool, bar: Running
+    run: Run, task: EncodeUnit, units: Sequence[CorpusUnit], pool: Pool, bar: RunningStage
 ) -> tuple[tuple[UnitRecord, ...], WorkerStats]:
     """Encode the units and log warnings. Returns their records in order, and the workers' stats."""
     records, stats = {}, WorkerStats()

@@ -6,7 +6,7 @@ The vector of a text depends only on the encoder and the text, not on its id or 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -57,6 +57,16 @@ def is_copying_faster(store: Store, unit: UnitRecord, rows: int, device: str) ->
     return rows > store.read_s(unit.bytes) * _TEXTS_PER_S[device]
 
 
+class _Copy(NamedTuple):
+    """Rows of a unit whose vectors are copied from one earlier unit."""
+
+    source: UnitRecord
+    source_rows: np.ndarray
+    """(n,) int64: rows of the corpus unit from which `source` was encoded"""
+    rows: np.ndarray
+    """(n,) int64: rows of the unit that needs the vectors"""
+
+
 def find_known(
     store: Store, unit: CorpusUnit, sources: Sequence[PlacedUnit], space_id: str, device: str
 ) -> KnownVectors | None:
@@ -73,26 +83,21 @@ def find_known(
     table = pq.read_table(unit.copies.open(store))
     rows, addresses = table["row"].to_numpy().astype(np.int64), table["source"].to_numpy()
     ordinals, source_rows = ordinal_of(addresses), row_of(addresses)
-    found: list[tuple[UnitRecord, np.ndarray]] = []  # a unit, mask of the rows to copy from it
+    copies: list[_Copy] = []
     for ordinal in np.unique(ordinals).tolist():
         if source := by_ordinal.get(ordinal):
             usable = (ordinals == ordinal) & ~np.isin(source_rows, source.dropped)
             if usable.any() and is_copying_faster(store, source, int(usable.sum()), device):
-                found.append((source, usable))
-    if not found:
+                copies.append(_Copy(source, source_rows[usable], rows[usable]))
+    if not copies:
         return None
-
-    def read(source_and_usable: tuple[UnitRecord, np.ndarray]) -> np.ndarray:
-        source, usable = source_and_usable
-        return _read_vectors(store, source, source_rows[usable], space_id)
-
-    vectors = in_threads(read, found)
+    vectors = in_threads(lambda copy: _read_vectors(store, copy.source, copy.source_rows, space_id), copies)
     numerics: Counter[str] = Counter()
-    for source, usable in found:
-        numerics[source.numerics_id or ""] += int(usable.sum())
-    copied = np.concatenate([rows[usable] for _, usable in found])
-    order = np.argsort(copied)
-    return KnownVectors(copied[order], np.concatenate(vectors)[order], numerics)
+    for copy in copies:
+        numerics[copy.source.numerics_id or ""] += len(copy.rows)
+    known_rows = np.concatenate([copy.rows for copy in copies])
+    order = np.argsort(known_rows)
+    return KnownVectors(known_rows[order], np.concatenate(vectors)[order], numerics)
 
 
 def _read_vectors(store: Store, unit: UnitRecord, rows: np.ndarray, space_id: str) -> np.ndarray:
@@ -101,6 +106,16 @@ def _read_vectors(store: Store, unit: UnitRecord, rows: np.ndarray, space_id: st
     positions = rows - np.searchsorted(np.asarray(unit.dropped, dtype=np.int64), rows)
     wanted, back = np.unique(positions, return_inverse=True)
     return vectors_at(check_space(pq.ParquetFile(unit.file.open(store)), unit.path, space_id), wanted)[back]
+
+
+class _TakenBatch(NamedTuple):
+    """A batch that the encoder has taken."""
+
+    texts: pa.Array
+    is_encoded: np.ndarray
+    """(texts,) bool: True for texts to encode, False for texts with a known vector"""
+    known: np.ndarray
+    """vectors of the texts that are not encoded, in their order"""
 
 
 @dataclass
@@ -121,8 +136,7 @@ class ReusingEncoder:
             batches: batches of texts.
             on_rows: called with the number of rows done so far, encoded or copied.
         """
-        # batches that the encoder has taken: texts, mask of texts to encode, vectors of the other texts
-        taken: deque[tuple[pa.Array, np.ndarray, np.ndarray]] = deque()
+        taken: deque[_TakenBatch] = deque()
         copied = 0
 
         def texts_to_encode() -> Iterator[pa.Array]:
@@ -132,45 +146,37 @@ class ReusingEncoder:
                 start += len(texts)
                 is_encoded = np.ones(len(texts), dtype=bool)
                 is_encoded[rows] = False
-                taken.append((texts, is_encoded, vectors))
+                taken.append(_TakenBatch(texts, is_encoded, vectors))
                 yield texts.filter(pa.array(is_encoded))
 
         def report_rows(rows: int) -> None:
             on_rows(rows + copied)
 
         for encoded in self.encoder.encode_stream(texts_to_encode(), report_rows):
-            texts, is_encoded, vectors = taken.popleft()
-            copied += len(vectors)
-            yield self._merge_encoded(encoded, texts, is_encoded, vectors) if len(vectors) else encoded
+            batch = taken.popleft()
+            copied += len(batch.known)
+            yield self._merge_known(encoded, batch) if len(batch.known) else encoded
 
-    def _merge_encoded(
-        self, encoded: "Encoded", texts: pa.Array, is_encoded: np.ndarray, copied: np.ndarray
-    ) -> "Encoded":
-        """Return the vectors of all texts.
-
-        Args:
-            encoded: vectors of the texts that were encoded.
-            texts: all n texts.
-            is_encoded: (n,) bool, True for the texts that were encoded.
-            copied: vectors of the other texts.
-        """
-        copied_counts = self.encoder.count_tokens(texts.filter(pa.array(~is_encoded)).to_pylist())
+    def _merge_known(self, encoded: "Encoded", batch: _TakenBatch) -> "Encoded":
+        """Return the vectors of all texts of a batch; `encoded` has those of the texts to encode."""
+        is_encoded = batch.is_encoded
+        known_counts = self.encoder.count_tokens(batch.texts.filter(pa.array(~is_encoded)).to_pylist())
         counts = TokenCounts(
             *(
-                _merge_rows(of_encoded, is_encoded, of_copied)
-                for of_encoded, of_copied in zip(encoded.counts, copied_counts, strict=True)
+                _merge_rows(of_encoded, is_encoded, of_known)
+                for of_encoded, of_known in zip(encoded.counts, known_counts, strict=True)
             )
         )
         return replace(
             encoded,
-            vectors=_merge_rows(encoded.vectors, is_encoded, copied),
-            bad=_merge_rows(encoded.bad, is_encoded, np.zeros(len(copied), dtype=bool)),
+            vectors=_merge_rows(encoded.vectors, is_encoded, batch.known),
+            bad=_merge_rows(encoded.bad, is_encoded, np.zeros(len(batch.known), dtype=bool)),
             counts=counts,
         )
 
 
-def _merge_rows(encoded: np.ndarray, is_encoded: np.ndarray, copied: np.ndarray) -> np.ndarray:
-    """Merge the values of encoded and of copied rows; is_encoded (n,) is True for the encoded ones."""
+def _merge_rows(encoded: np.ndarray, is_encoded: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Merge the values of encoded rows and of the others; is_encoded (n,) is True for the first."""
     merged = np.empty((len(is_encoded), *encoded.shape[1:]), encoded.dtype)
-    merged[is_encoded], merged[~is_encoded] = encoded, copied
+    merged[is_encoded], merged[~is_encoded] = encoded, known
     return merged

@@ -51,7 +51,13 @@ _CORPUS_COUNTS = (
 
 @dataclass(frozen=True)
 class Candidate:
-    """A release that is built but not published, with further values for its report."""
+    """A release that is built but not published, with further values for its report.
+
+    Attributes:
+        vectors: the units of vectors, in the order of the corpus.
+        decision: decision about the transform.
+        folder: folder of the encoder.
+    """
 
     manifest: ReleaseManifest
     corpus: Corpus
@@ -187,10 +193,10 @@ def count_rows(corpus: Corpus, live: LiveUnits, previous: PreviousRelease, store
     rows that were encoded for this release; other live rows are reused. truncated, tokens and text_tokens
     (tokens that are not special) are counted in tonight's units, script_... in all units.
     """
-    known = {unit.path for unit in previous.release.units} if previous.release else set()
-    fresh = [placed.unit for placed in live.placed if placed.unit.path not in known]
-    encoded = sum(unit.rows - sum(unit.copied.values()) for unit in fresh)
-    tonight = sum_counts(unit.counts for unit in fresh)
+    previous_paths = {unit.path for unit in previous.release.units} if previous.release else set()
+    new_units = [placed.unit for placed in live.placed if placed.unit.path not in previous_paths]
+    encoded = sum(unit.rows - sum(unit.copied.values()) for unit in new_units)
+    tonight = sum_counts(unit.counts for unit in new_units)
     quarantined = live.count_quarantined(store)
     counts = {
         "total": corpus.counts["rows"],
@@ -204,7 +210,9 @@ def count_rows(corpus: Corpus, live: LiveUnits, previous: PreviousRelease, store
         "truncated": tonight.get("truncated", 0),
         "tokens": tonight.get("tokens", 0),
     }
-    counts |= token_counts([placed.unit.counts for placed in live.placed], [unit.counts for unit in fresh])
+    counts |= token_counts(
+        [placed.unit.counts for placed in live.placed], [unit.counts for unit in new_units]
+    )
     return counts | {
         name: count
         for name, count in sum_counts((corpus.counts, quarantined)).items()

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pipeline.flows.night.previous import PreviousRelease, changed_files
-from pipeline.flows.workers.address import address_of
+from pipeline.flows.workers.address import ClusterAddress
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.tasks import Pool
 from pipeline.log import Stages
@@ -28,9 +28,9 @@ def ingest_workers(
     the duration of the block.
     """
     is_remote = local_path(job.corpus.uri) is None
-    address, _ = address_of(job.cluster)
     # workers of another cluster do not see the files of this machine
-    if not (is_remote or address == "local") or _changed_bytes(job, previous) <= SMALL_INPUT:
+    visible = is_remote or ClusterAddress.of(job.cluster).is_local
+    if not visible or _changed_bytes(job, previous) <= SMALL_INPUT:
         yield map_here
         return
     with connect(job.cluster, stages.under("ingest"), verbose=verbose) as workers:

@@ -16,7 +16,7 @@ from pipeline.flows.night.previous import changed_files, load_previous
 from pipeline.flows.night.stage_cost import NightCost
 from pipeline.flows.workers.nodes import Node
 from pipeline.index.plan import IndexPlan, plan_extension, plan_index
-from pipeline.log import Running, Stages
+from pipeline.log import RunningStage, Stages
 from pipeline.settings import CorpusSettings, Job
 from pipeline.text.corpus.corpus_record import reading_digest
 from pipeline.text.corpus.docstrings import harvest_docstrings
@@ -247,7 +247,7 @@ def _sample(files: list[SourceFile], corpus: CorpusSettings) -> _Sample:
 
 
 def _measure(
-    encoder: "Encoder", texts: list[str], seconds: float, bar: Running
+    encoder: "Encoder", texts: list[str], seconds: float, bar: RunningStage
 ) -> tuple[Counter[str], float]:
     """Encode the texts repeatedly for at least `seconds`.
 

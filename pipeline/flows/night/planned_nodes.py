@@ -2,7 +2,7 @@
 
 import os
 
-from pipeline.flows.workers.address import address_of
+from pipeline.flows.workers.address import ClusterAddress
 from pipeline.flows.workers.cluster import connect
 from pipeline.flows.workers.nodes import Node
 from pipeline.log import Stages
@@ -16,7 +16,7 @@ def planned_nodes(cluster: ClusterSettings, stages: Stages, *, verbose: bool = F
     settings, here = cluster.nodes, os.cpu_count() or 1
     if settings.count is not None:
         return settings.count * (Node(settings.cpus or here, settings.gpus),)
-    if address_of(cluster)[0] != "local":
+    if not ClusterAddress.of(cluster).is_local:
         with connect(cluster, stages, verbose=verbose) as workers:
             return workers.nodes
     return (Node(here, torch.cuda.device_count()),)

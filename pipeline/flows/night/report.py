@@ -19,8 +19,8 @@ from pipeline.post.compare import noun
 from pipeline.post.whitening import Whitening
 from pipeline.report.changes import ChangedAnswers
 from pipeline.report.night import (
-    Counts,
-    Index,
+    IndexSection,
+    NightCounts,
     NightReport,
     Throughput,
     VectorCharts,
@@ -112,9 +112,9 @@ def warnings_of(release: ReleaseManifest) -> tuple[str, ...]:
     )
 
 
-def _index_section(candidate: Candidate) -> Index:
+def _index_section(candidate: Candidate) -> IndexSection:
     built = candidate.built
-    return Index(
+    return IndexSection(
         kind=built.kind,
         factory=built.factory,
         bytes=sum(file.bytes for file in built.files),
@@ -125,11 +125,11 @@ def _index_section(candidate: Candidate) -> Index:
     )
 
 
-def _row_counts(candidate: Candidate) -> Counts:
+def _row_counts(candidate: Candidate) -> NightCounts:
     """Return the row counts that the report shows."""
     counts = candidate.manifest.counts
     # Without skipped rows: files beyond corpus.max_rows are not read, and the total does not count them.
-    return Counts(
+    return NightCounts(
         read=counts["total"],
         live=candidate.manifest.rows,
         encoded=counts["encoded"],

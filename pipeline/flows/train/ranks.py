@@ -14,7 +14,7 @@ from pipeline.errors import ConfigError, TransientError
 from pipeline.flows.train.lost_ranks import LostPeer, describe_loss, failures_by_rank, is_lost_peer
 from pipeline.flows.workers.nodes import ResourceDemand, describe_resources
 from pipeline.flows.workers.workers import Workers
-from pipeline.log import Running, counted, listening, say
+from pipeline.log import RunningStage, counted, listening, say
 from pipeline.settings import ClusterSettings
 from pipeline.settings.training import TrainSettings
 from pipeline.text.rows.batches import RankSlice
@@ -80,7 +80,7 @@ class RankGroup:
                 "lower train.workers: a training continues with any number",
             )
 
-    def run(self, work: Work, bar: Running | None = None) -> None:
+    def run(self, work: Work, bar: RunningStage | None = None) -> None:
         """Run the work on every rank. If a rank is lost, start all of them again from the last checkpoint.
 
         Raises:
@@ -103,7 +103,7 @@ class RankGroup:
             "then run again: it continues from there",
         )
 
-    def _run_once(self, work: Work, bar: Running | None) -> str | None:
+    def _run_once(self, work: Work, bar: RunningStage | None) -> str | None:
         """Run all ranks once. Returns None if they finish, or a description of the loss of a rank."""
         from ray.train import TrainingFailedError
         from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError

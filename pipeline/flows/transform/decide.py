@@ -10,7 +10,7 @@ from pipeline.flows.transform.dev import MIN_TEXTS, dev_pairs, dev_task
 from pipeline.flows.transform.moments import held_out_moments, live_moments
 from pipeline.flows.transform.write import store_transform
 from pipeline.flows.workers.tasks import Pool
-from pipeline.log import Running, say
+from pipeline.log import RunningStage, say
 from pipeline.post import Transform, load_transform
 from pipeline.post.chain import fit_transform, name_of
 from pipeline.post.choose import Curve, tune_transform
@@ -147,7 +147,7 @@ class _Decider:
     corpus: Corpus
     units: tuple[PlacedUnit, ...]
     raw: Decision
-    bar: Running
+    bar: RunningStage
 
     @property
     def settings(self) -> WhitenSettings:

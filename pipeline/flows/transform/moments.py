@@ -36,32 +36,30 @@ _READERS = 4  # units read concurrently: 200 MB at d = 384
 
 
 class UnitToMerge(NamedTuple):
-    """A unit, and its moments without dead rows from the previous release, if this has them."""
+    """A unit whose moments are merged."""
 
     placed: PlacedUnit
     known: FileRef | None
+    """file of the moments of its live rows in the previous release; None if that release has no such file"""
 
 
 class MergedMoments(NamedTuple):
-    """The merged moments of the live rows of units, and the files that were merged for units with dead rows.
-
-    Attributes:
-        merged: file of the merged moments.
-        live: by unit, the file of the moments of its live rows; None for the unit's own moments, and for
-            units so small that none is stored.
-    """
+    """The moments of the live rows of several units."""
 
     merged: FileRef
+    """file of the moments of all these rows"""
     live: tuple[FileRef | None, ...]
+    """for each unit with dead rows the file of the moments of its live rows. None for units without dead
+    rows, without live rows, or so small that no file is stored"""
 
 
 def live_moments(
-    run: Run, source: LiveRows, units: Sequence[PlacedUnit], before: ReleaseManifest | None = None
+    run: Run, source: LiveRows, units: Sequence[PlacedUnit], previous: ReleaseManifest | None = None
 ) -> tuple[Moments, tuple[FileRef | None, ...]]:
     """Compute the moments of the live rows of `units`, with the same bits on any cluster.
 
     Args:
-        before: the previous release. Vectors are read only of units with other dead rows than in it.
+        previous: the previous release. Vectors are read only of units with other dead rows than in it.
 
     Returns:
         The moments, and `MergedMoments.live` of all units.
@@ -69,7 +67,7 @@ def live_moments(
     Raises:
         DataError: there are no rows.
     """
-    known = {unit.ordinal: unit.live_moments for unit in before.units} if before else {}
+    known = {unit.ordinal: unit.live_moments for unit in previous.units} if previous else {}
     items = [UnitToMerge(placed, known.get(placed.ordinal)) for placed in units]
     groups = [tuple(items[start : start + MERGE_GROUP]) for start in range(0, len(items), MERGE_GROUP)]
     task = MergeMoments(source)
@@ -97,7 +95,7 @@ def held_out_moments(run: Run, source: LiveRows, units: tuple[PlacedUnit, ...], 
             f"{rows}",
             "name a number, or give more text",
         )
-    task = HeldMoments(source, min(_MAX_HELD_OUT, rows // 5))
+    task = HeldOutMoments(source, min(_MAX_HELD_OUT, rows // 5))
     return _load(source, run.workers.run(task, units, Pool(1)))
 
 
@@ -115,7 +113,7 @@ def _stem(source: LiveRows, name: str) -> str:
 
 
 @dataclass(frozen=True)
-class HeldMoments(PlainTask[tuple[PlacedUnit, ...], FileRef]):
+class HeldOutMoments(PlainTask[tuple[PlacedUnit, ...], FileRef]):
     """Compute and store the moments of `count` live rows, sampled by hash of id."""
 
     source: LiveRows
@@ -132,55 +130,73 @@ class MergeMoments(PlainTask[tuple[UnitToMerge, ...], MergedMoments]):
     source: LiveRows
 
     def work(self, units: tuple[UnitToMerge, ...]) -> MergedMoments:
-        live = list[FileRef | None]()
-        merged = merge_tree(self._parts(units, live))
-        return MergedMoments(_store(self.source, merged, "merged"), tuple(live))
+        files = list[FileRef | None]()
 
-    def _parts(self, units: Sequence[UnitToMerge], live: list[FileRef | None]) -> Iterator[Moments]:
-        """Yield the moments of each unit with live rows, and add their file, or None, to `live`."""
-        dead = DeadRows(self.source.store, self.source.dead)
-        for start in range(0, len(units), _READERS):
-            masks = [
-                (unit, np.isin(row_of(row_addresses(unit.placed)), dead.rows_of(unit.placed.ordinal)))
-                for unit in units[start : start + _READERS]
-            ]
-            for moments, file in in_threads(self._of_unit, masks, _READERS):
-                live.append(file)
+        def parts() -> Iterator[Moments]:
+            for moments, file in self._unit_moments(units):
+                files.append(file)
                 if moments is not None:
                     yield moments
 
-    def _of_unit(self, item: tuple[UnitToMerge, np.ndarray]) -> tuple[Moments | None, FileRef | None]:
-        """Return the moments of the rows that are not in the mask, if there are any, and their file."""
-        (placed, known), gone = item
-        if gone.all():
-            return None, None
-        if not gone.any():
-            return _load(self.source, _own_moments(placed)), None
-        return self._without_dead(placed, gone, known)
+        merged = merge_tree(parts())
+        return MergedMoments(_store(self.source, merged, "merged"), tuple(files))
 
-    def _without_dead(
-        self, placed: PlacedUnit, gone: np.ndarray, known: FileRef | None
-    ) -> tuple[Moments, FileRef | None]:
-        """Return the moments of the rows that are not `gone`, a mask over the unit's vectors, and their file.
+    def _unit_moments(self, units: Sequence[UnitToMerge]) -> Iterator["_UnitMoments"]:
+        """Yield the moments of the live rows of each unit, in order."""
+        dead = DeadRows(self.source.store, self.source.dead)
+        for start in range(0, len(units), _READERS):
+            group = units[start : start + _READERS]
+            masks = [
+                np.isin(row_of(row_addresses(placed)), dead.rows_of(placed.ordinal)) for placed, _ in group
+            ]
+            items = zip(group, masks, strict=True)
+            yield from in_threads(lambda item: self._of_unit(*item), items, _READERS)
 
-        They are loaded from `known` if this is of the same rows, else computed.
+    def _of_unit(self, unit: UnitToMerge, is_dead: np.ndarray) -> "_UnitMoments":
+        """Return the moments of a unit's live rows.
+
+        Args:
+            is_dead: (n,) bool for the unit's n vectors.
         """
-        rows_digest = sha256(np.flatnonzero(gone).astype("<i8").tobytes()).hexdigest()
-        name = f"{placed.unit.sha256[:24]}-without-{rows_digest[:24]}"
+        if is_dead.all():
+            return _UnitMoments(None, None)
+        if not is_dead.any():
+            return _UnitMoments(_load(self.source, _own_moments(unit.placed)), None)
+        return self._without_dead(unit, is_dead)
+
+    def _without_dead(self, unit: UnitToMerge, is_dead: np.ndarray) -> "_UnitMoments":
+        """Load the moments from the previous release if the dead rows were the same, else compute them."""
+        placed, known = unit
+        dead_digest = sha256(np.flatnonzero(is_dead).astype("<i8").tobytes()).hexdigest()
+        name = f"{placed.unit.sha256[:24]}-without-{dead_digest[:24]}"
         if known is not None and known.path.startswith(f"{_stem(self.source, name)}-"):
             try:
-                return _load(self.source, known), known
+                return _UnitMoments(_load(self.source, known), known)
             except FileNotFoundError:  # computed again, and stored under the same name
                 pass
         own = _own_moments(placed)
-        moments = self._compute(placed, _load(self.source, own), gone)
+        moments = self._compute(placed, _load(self.source, own), is_dead)
         worthwhile = placed.unit.bytes >= _MIN_RATIO * own.bytes
-        return moments, _store(self.source, moments, name) if worthwhile else None
+        return _UnitMoments(moments, _store(self.source, moments, name) if worthwhile else None)
 
-    def _compute(self, placed: PlacedUnit, own: Moments, gone: np.ndarray) -> Moments:
-        if gone.sum() <= MAX_REMOVED * len(gone):
-            return own.without(Moments.of(vectors_at(self.source.open(placed), np.flatnonzero(gone))))
+    def _compute(self, placed: PlacedUnit, own: Moments, is_dead: np.ndarray) -> Moments:
+        """Compute the moments of the live rows, by reading either the dead or the live rows.
+
+        Args:
+            own: moments of all the unit's vectors.
+        """
+        if is_dead.sum() <= MAX_REMOVED * len(is_dead):
+            return own.without(Moments.of(vectors_at(self.source.open(placed), np.flatnonzero(is_dead))))
         return merge_tree(Moments.of(vectors) for _, vectors in self.source.batches([placed]))
+
+
+class _UnitMoments(NamedTuple):
+    """The moments of the live rows of one unit."""
+
+    moments: Moments | None
+    """None if all rows are dead"""
+    file: FileRef | None
+    """the entry of `MergedMoments.live`"""
 
 
 def _own_moments(placed: PlacedUnit) -> FileRef:

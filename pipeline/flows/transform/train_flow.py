@@ -16,7 +16,7 @@ from pipeline.flows.transform.write import store_transform
 from pipeline.flows.workers.tasks import PlainTask, Pool, progress
 from pipeline.flows.workers.worker import gpu_assigned
 from pipeline.flows.workers.workers import Workers
-from pipeline.log import Running, say
+from pipeline.log import RunningStage, say
 from pipeline.post import Transform, space_after
 from pipeline.post.compare import DevTask
 from pipeline.post.flow import Flow
@@ -120,7 +120,7 @@ class _Trained(Stored):
     transform: FileRef
 
 
-def train_flow(training: FlowTraining, workers: Workers, pool: Pool, bar: Running) -> Flow:
+def train_flow(training: FlowTraining, workers: Workers, pool: Pool, bar: RunningStage) -> Flow:
     """Train the flow, from the last checkpoint on, or load it if it is finished. `bar` shows the rows.
 
     One worker trains, with the resources that `pool` gives to one: a step is a few dozen products with

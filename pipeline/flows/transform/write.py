@@ -44,9 +44,10 @@ class WhitenUnit(PlainTask[UnitRecord, UnitRecord]):
                 pq.ParquetFile(unit.file.open(self.store)), unit.path, self.transform.space_id
             )
             columns = source.schema_arrow
-            kept = [field for field in columns if field.name not in (columns.names[0], "text_key", "vector")]
+            id_field = columns.field(0)
+            kept = [field for field in columns if field.name not in (id_field.name, "text_key", "vector")]
             space = space_after(self.transform)
-            schema = vectors_schema(columns.field(0), kept, self.transform.k, space)
+            schema = vectors_schema(id_field, kept, self.transform.k, space)
             with pq.ParquetWriter(file, schema, **writer_options(schema)) as writer:
                 for batch in source.iter_batches(8_192):
                     vectors = self.transform(vector_matrix(batch["vector"]))

@@ -14,13 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, TransientError
-from pipeline.flows.workers.address import (
-    ADDRESS_REMEDIES,
-    TOKEN_SETTINGS,
-    address_of,
-    check_answers,
-    no_answer_error,
-)
+from pipeline.flows.workers.address import TOKEN_SETTINGS, ClusterAddress
 from pipeline.flows.workers.local import LocalWorkers
 from pipeline.flows.workers.nodes import addable_nodes, nodes_alive
 from pipeline.flows.workers.workers import Workers
@@ -135,15 +129,15 @@ def _connect_to_ray(settings: ClusterSettings, verbose: bool) -> None:
     """Connect to the cluster of the settings, or start a local one."""
     import ray
 
-    address, setting = address_of(settings)
+    cluster = ClusterAddress.of(settings)
     _check_directory()
-    check_answers(address, setting, settings.patience_s)
+    cluster.check_answers(settings.patience_s)
     options: dict[str, Any] = {
-        "address": address,
+        "address": cluster.address,
         "log_to_driver": verbose,
         "logging_level": logging.INFO if verbose else logging.ERROR,
     }
-    if address == "local":
+    if cluster.is_local:
         _make_token_folder_private()
         options |= {
             "include_dashboard": False,
@@ -153,20 +147,20 @@ def _connect_to_ray(settings: ClusterSettings, verbose: bool) -> None:
     try:
         with (
             _discard_stderr(verbose) as reopen,
-            _abort_after(settings.patience_s, address, setting, reopen),
+            _abort_after(settings.patience_s, cluster, reopen),
             _restore_sigterm(),
         ):
             ray.init(**options)
     except ValueError as error:
         raise ConfigError(
-            setting,
+            cluster.setting,
             "a Ray address: host:port, auto or local",
-            f"{address!r} ({' '.join(str(error).split())[:200]})",
-            f"correct it, or {ADDRESS_REMEDIES[setting]}",
+            f"{cluster.address!r} ({' '.join(str(error).split())[:200]})",
+            f"correct it, or {cluster.remedy}",
         ) from error
     except ray.exceptions.AuthenticationError as error:
         raise ConfigError(
-            f"{setting} {address}",
+            str(cluster),
             "a token of that cluster",
             " ".join(str(error).split())[:200],
             f"set {TOKEN_SETTINGS}",
@@ -178,7 +172,7 @@ def _connect_to_ray(settings: ClusterSettings, verbose: bool) -> None:
             and type(error) is not Exception
         ):
             raise
-        raise no_answer_error(address, setting, f"{type(error).__name__}: {error}") from error
+        raise cluster.no_answer_error(f"{type(error).__name__}: {error}") from error
 
 
 def _make_token_folder_private() -> None:
@@ -191,20 +185,19 @@ def _make_token_folder_private() -> None:
 
 @contextlib.contextmanager
 def _abort_after(
-    patience_s: float, address: str, setting: str, reopen_stderr: Callable[[], None]
+    patience_s: float, cluster: ClusterAddress, reopen_stderr: Callable[[], None]
 ) -> Iterator[None]:
     """Abort the process if the block takes longer: Ray waits forever for a head that hangs.
 
     Args:
         patience_s: time limit.
-        address: address of the cluster, for the message.
-        setting: setting that gives the address.
+        cluster: the cluster, for the message.
         reopen_stderr: opens standard error again, so that the error can be written.
     """
 
     def end() -> None:
         reopen_stderr()
-        give_up(no_answer_error(address, setting, f"no answer within {patience_s:g} s (cluster.patience_s)"))
+        give_up(cluster.no_answer_error(f"no answer within {patience_s:g} s (cluster.patience_s)"))
 
     timer = threading.Timer(patience_s, end)
     timer.daemon = True
@@ -249,7 +242,7 @@ def _restore_sigterm() -> Iterator[None]:
 
 def is_local(settings: ClusterSettings) -> bool:
     """Return whether all work runs on this machine and none of it on a GPU."""
-    return address_of(settings)[0] == "local" and not settings.gpus_per_worker
+    return ClusterAddress.of(settings).is_local and not settings.gpus_per_worker
 
 
 def silence_ray(verbose: bool) -> None:

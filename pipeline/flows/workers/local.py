@@ -23,7 +23,7 @@ from pipeline.flows.workers.stall import CpuMeter, StallTimer, hang_message, sta
 from pipeline.flows.workers.tasks import Item, Pool, Result, Task, load_result, set_progress_listener
 from pipeline.flows.workers.workers import Workers
 from pipeline.keep_alive import on_keep_alive
-from pipeline.log import Running, say
+from pipeline.log import RunningStage, say
 from pipeline.settings import ClusterSettings, EncodeSettings
 
 MAX_STARTS = 20  # of one item; no item kills its process this often by chance
@@ -62,7 +62,7 @@ class LocalWorkers(Workers):
         self._executor().submit(_warm, pickle.dumps(task))
 
     def map_units(
-        self, task: Task[Item, Result], items: Sequence[Item], pool: Pool, bar: Running | None = None
+        self, task: Task[Item, Result], items: Sequence[Item], pool: Pool, bar: RunningStage | None = None
     ) -> Iterator[tuple[int, Result]]:
         """Yield results in the order of the items. The pool is ignored."""
         pickled_task = pickle.dumps(task)
@@ -183,7 +183,7 @@ class _CurrentItem:
     name: str
     finished_rows: int
     stall_limit_s: float
-    bar: Running | None
+    bar: RunningStage | None
 
 
 def _report(rows: int, more: bool) -> None:

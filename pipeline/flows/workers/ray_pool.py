@@ -22,12 +22,12 @@ from pipeline.flows.workers.metrics import count_unit
 from pipeline.flows.workers.second_attempt import STAND_BY, StandBy, stand_by_rows
 from pipeline.flows.workers.tasks import Item, Pool, Result, Task, load_result, set_progress_listener
 from pipeline.flows.workers.watch import Watch, watch_call
-from pipeline.log import Running
+from pipeline.log import RunningStage
 
-_POLL_S = 1.0  # between two checks of the watch while a result is awaited
-_REPORT_S = 0.2  # between two reports of an item's rows
-_JOIN_S = 10.0  # for the thread that reads Ray Data's results to end
-_STAND_BY_S = 5.0  # for workers that stand by to see that all items are done
+_POLL_S = 1.0  # time between two checks of the watch, while a result is awaited
+_REPORT_S = 0.2  # least time between two reports of an item's rows
+_JOIN_S = 10.0  # timeout for the thread that reads Ray Data's results
+_STAND_BY_S = 5.0  # timeout for the workers that stand by, to notice that all items are done
 
 Row = TypeVar("Row")
 
@@ -65,7 +65,7 @@ class _Worker:
 
 
 def _begin_item(call: Call, number: int, task: bytes, second: bool = False) -> None:
-    """Count the start, and from now on send the item's progress to the board, a few times a second.
+    """Record the start of an item on the board, and from now on its progress, a few times a second.
 
     Args:
         second: whether this is a second attempt beside a slow first one.
@@ -99,32 +99,33 @@ def _task_name(task: bytes) -> str:
 
 
 def map_on_ray(
-    task: Task[Item, Result], items: Sequence[Item], pool: Pool, bar: Running | None = None
+    task: Task[Item, Result], items: Sequence[Item], pool: Pool, bar: RunningStage | None = None
 ) -> Iterator[tuple[int, Result]]:
     """Implement `Workers.map_units` with actors of Ray Data."""
     if not items:
         return
     with watch_call(type(task).__name__, pool.demand, pool.max_deaths, bar) as (call, watch):
         try:
-            yield from _watched_results(_dataset(task, items, pool, call), watch, set(range(len(items))))
+            yield from _watched_results(_dataset(task, items, pool, call), watch, len(items))
         except ray.exceptions.RayError as error:
             raise as_worker_error(error) from error
 
 
-def _watched_results(dataset: Any, watch: Watch, missing: set[int]) -> Iterator[tuple[int, Any]]:
-    """Yield the first result of each item as it comes, until none is missing or the watch gives up.
+def _watched_results(dataset: Any, watch: Watch, items: int) -> Iterator[tuple[int, Any]]:
+    """Yield each item's number and its first result, as they come, until all are there or the watch gives up.
 
     A thread reads them, because Ray Data itself would wait forever for actors that cannot start.
 
     Args:
-        missing: numbers of the items; emptied.
+        items: number of items.
     """
+    missing = set(range(items))
     rows: queue.SimpleQueue[dict[str, Any] | BaseException | None] = queue.SimpleQueue()
     execution = _Execution.of(dataset)
 
     def run() -> None:
         try:
-            # with prefetching, a row would not come before the one after it is there
+            # with prefetching, a row would be withheld until the next one is there
             for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
                 for row in batch.to_pylist():
                     rows.put(row)
@@ -145,7 +146,7 @@ def _watched_results(dataset: Any, watch: Watch, missing: set[int]) -> Iterator[
                 )
             if isinstance(row, BaseException):
                 raise row
-            if row["number"] in missing:  # else of a stand-by, or of an attempt that came second
+            if row["number"] in missing:  # not the row of a stand-by, or of an item's slower attempt
                 missing.remove(row["number"])
                 yield row["number"], load_result(row["result"])
         thread.join(_STAND_BY_S)

@@ -11,7 +11,7 @@ from pipeline.flows.workers.nodes import REMEDY_SMALLER, Node, ResourceDemand
 from pipeline.flows.workers.ray_pool import map_on_ray, run_on_ray
 from pipeline.flows.workers.tasks import Item, Pool, Result, Task
 from pipeline.flows.workers.workers import Workers
-from pipeline.log import Running
+from pipeline.log import RunningStage
 from pipeline.settings import ClusterSettings, EncodeSettings
 
 _IDLE_WITHIN_S = 10.0  # time that the workers of the previous stage have to end
@@ -37,7 +37,7 @@ class RayWorkers(Workers):
     shares_disk = False  # nodes of a cluster have disks of their own
 
     def map_units(
-        self, task: Task[Item, Result], items: Sequence[Item], pool: Pool, bar: Running | None = None
+        self, task: Task[Item, Result], items: Sequence[Item], pool: Pool, bar: RunningStage | None = None
     ) -> Iterator[tuple[int, Result]]:
         return map_on_ray(task, items, pool, bar)
 

@@ -21,7 +21,7 @@ from pipeline.flows.workers.nodes import (
     nodes_seen,
 )
 from pipeline.flows.workers.stall import WorkerProcess, hang_message, kill_process, stall_limit_s
-from pipeline.log import Running, counted, say
+from pipeline.log import RunningStage, counted, say
 
 _POLL_S = 1.0  # between two requests of the call's status
 _NODES_S = 5.0  # between two checks of the cluster's nodes
@@ -38,7 +38,7 @@ class Watch:
     """
 
     def __init__(
-        self, call: Call, task: str, demand: ResourceDemand, max_deaths: int, bar: Running | None
+        self, call: Call, task: str, demand: ResourceDemand, max_deaths: int, bar: RunningStage | None
     ) -> None:
         self._call, self._task, self._demand, self._max_deaths, self._bar = (
             call,
@@ -202,7 +202,7 @@ def _no_worker_error(demand: ResourceDemand, patience_s: float) -> TransientErro
 
 @contextlib.contextmanager
 def watch_call(
-    task: str, demand: ResourceDemand, max_deaths: int, bar: Running | None = None
+    task: str, demand: ResourceDemand, max_deaths: int, bar: RunningStage | None = None
 ) -> Iterator[tuple[Call, Watch]]:
     """Open a call on the board and watch it while the block runs.
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pipeline.flows.workers.nodes import Node
 from pipeline.flows.workers.tasks import Item, Pool, Result, Task
-from pipeline.log import Running
+from pipeline.log import RunningStage
 from pipeline.settings import ClusterSettings, EncodeSettings
 
 
@@ -35,7 +35,7 @@ class Workers(abc.ABC):
 
     @abc.abstractmethod
     def map_units(
-        self, task: Task[Item, Result], items: Sequence[Item], pool: Pool, bar: Running | None = None
+        self, task: Task[Item, Result], items: Sequence[Item], pool: Pool, bar: RunningStage | None = None
     ) -> Iterator[tuple[int, Result]]:
         """Apply the task to every item, one at a time per worker.
 

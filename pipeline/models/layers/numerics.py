@@ -69,17 +69,19 @@ class Arithmetic:
 
 
 def arithmetic_of(encode: EncodeSettings, device: Device, max_length: int) -> Arithmetic:
-    """Resolve the settings for a device.
+    """Resolve the settings for a device, and log settings that the device or the machine does not support.
 
     Raises:
         ConfigError: encode.max_tokens is below `max_length`, the longest text in tokens.
     """
-    arithmetic = Arithmetic(
-        device,
-        encode.dtype,
-        _buffer_tokens(encode.max_tokens, max_length, device),
-        _is_fused(encode.compile, device),
-    )
+    max_tokens = _buffer_tokens(encode.max_tokens, max_length, device)
+    can_fuse = device.kind != "cpu" and importlib.util.find_spec("triton") is not None
+    arithmetic = Arithmetic(device, encode.dtype, max_tokens, fused=encode.compile and can_fuse)
+    if encode.compile and device.kind != "cpu" and not can_fuse:
+        say(
+            "encode.compile: Triton is not installed, so normalization runs unfused (slower); "
+            "install triton or set encode.compile=false"
+        )
     if (
         device.kind == "cpu"
         and encode.dtype != "float32"
@@ -117,15 +119,3 @@ def _buffer_tokens(wanted: int | None, max_length: int, device: Device) -> int:
             "raise it, or lower encoder.max_length",
         )
     return wanted
-
-
-def _is_fused(wanted: bool, device: Device) -> bool:
-    if not wanted or device.kind == "cpu":
-        return False
-    if importlib.util.find_spec("triton") is None:
-        say(
-            "encode.compile: Triton is not installed, so normalization runs unfused (slower); "
-            "install triton or set encode.compile=false"
-        )
-        return False
-    return True

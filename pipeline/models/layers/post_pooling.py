@@ -201,7 +201,7 @@ def load_mlp(checkpoint: Checkpoint, width: int) -> DenseModule:
     if name is None:
         raise ModelError(
             "encoder.pooling cls_mlp",
-            "the trained layer behind the first token's state",
+            "the trained layer after the first token's state",
             f"neither {' nor '.join(_MLP_HEADS)} among the weights",
             "choose cls, or an encoder that has the layer",
         )

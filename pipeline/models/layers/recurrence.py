@@ -2,7 +2,7 @@
 
 GRU as in Skip-Thought (Kiros et al. 2015) and LSTM (Hochreiter & Schmidhuber 1997). Texts are sorted
 by decreasing length; rows are ordered by step: first step 0 of all texts, then step 1 of the texts
-that have one, and so on, so nothing is computed behind the end of a text. One product before the first
+that have one, and so on, so nothing is computed after the end of a text. One product before the first
 step multiplies the inputs of all steps by their weights, and one product after the last step gives the
 gradient of the recurrent weights.
 

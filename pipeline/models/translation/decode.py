@@ -107,7 +107,7 @@ class _Batch:
         check_every = _CHECK_EVERY if tokens.is_cuda else 1
         for step in range(self.longest):
             step_uniforms = uniforms[step, self._alive] if uniforms is not None else None
-            tokens = self._next_tokens(state.scores(tokens), step, choose, step_uniforms)
+            tokens = self._next_tokens(state.next_logits(tokens), step, choose, step_uniforms)
             self._tokens[step + 1].index_copy_(0, self._alive, tokens)
             self._done |= torch.isin(tokens, self._ends) | (self._max == step + 1)
             if (step + 1) % check_every:

@@ -108,7 +108,7 @@ class FusedState:
     cache: list[tuple[Tensor, ...]] = field(default_factory=list)
     """for each layer, keys and values of the appended tokens: (n, heads, capacity, d / heads) each"""
 
-    def scores(self, tokens: Tensor) -> Tensor:
+    def next_logits(self, tokens: Tensor) -> Tensor:
         """Append the latest tokens (n,) and return the logits (n, V) of the next ones."""
         self._make_room(len(tokens))
         x = self.stepper.embed(tokens, self.step)

@@ -9,7 +9,7 @@ from torch import Tensor
 class DecoderState(Protocol):
     """Translations of one batch that are being decoded: the encoder's states and the decoder's cache."""
 
-    def scores(self, tokens: Tensor) -> Tensor:
+    def next_logits(self, tokens: Tensor) -> Tensor:
         """Append the latest tokens (n,) and return the logits (n, V) of the next ones."""
 
     def keep(self, rows: Tensor) -> None:
@@ -35,10 +35,12 @@ class GeneralState:
 
     model: Any
     states: Tensor
+    """(n, L, d) last hidden states of the encoder"""
     mask: Tensor
+    """(n, L), 1 for tokens and 0 for padding"""
     cache: Any
 
-    def scores(self, tokens: Tensor) -> Tensor:
+    def next_logits(self, tokens: Tensor) -> Tensor:
         """Append the latest tokens (n,) and return the logits (n, V) of the next ones."""
         from transformers.modeling_outputs import BaseModelOutput
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeline.errors import ModelError
 from pipeline.text.tokens.load_tokenizer import read_mapping, read_tokenizer, token_text
-from pipeline.text.tokens.tokens import Side, Tokenizer, Tokens, frame_masks
+from pipeline.text.tokens.tokens import Side, Tokenizer, Tokens, surroundings, tokens_at
 
 TEXT, MASK = "[X]", "[MASK]"
 _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json")
@@ -52,19 +52,19 @@ class TemplateFrame:
             limit: largest number of tokens of the text itself.
             truncation_side: side from which tokens over the limit are removed.
         """
-        in_frame = tokens.in_template
-        if in_frame is None:
-            in_frame = frame_masks(tokens.offsets, *specials, 0)[1]
+        in_frame = tokens.outside_text(specials)
         owners, inner = tokens.owners[~in_frame], tokens.ids[~in_frame]
         lengths = np.bincount(owners, minlength=len(tokens))
         positions = np.arange(len(inner)) - np.repeat(np.cumsum(lengths) - lengths, lengths)  # in the text
         inner = inner[positions < limit if truncation_side == "end" else lengths[owners] - positions <= limit]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.minimum(lengths, limit) + len(self))])
-        kept, around = frame_masks(offsets, len(self.prefix), len(self.suffix), self.mask)
+        around = surroundings(offsets, len(self.prefix), len(self.suffix))
         ids = np.empty(offsets[-1], np.int32)
         ids[around] = np.tile(np.array([*self.prefix, *self.suffix], np.int32), len(tokens))
         ids[~around] = inner
-        return Tokens(ids, offsets, tokens.truncated | (lengths > limit), kept, around)
+        return Tokens(
+            ids, offsets, tokens.truncated | (lengths > limit), tokens_at(offsets, self.mask), around
+        )
 
 
 def template_frame(tokenizer: Tokenizer) -> TemplateFrame:

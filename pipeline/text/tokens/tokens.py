@@ -68,6 +68,14 @@ class Tokens:
         """(tokens,) int64: the position of each token in its text, from 0."""
         return np.arange(len(self.ids)) - np.repeat(self.offsets[:-1], self.lengths)
 
+    def outside_text(self, specials: tuple[int, int]) -> np.ndarray:
+        """(tokens,) bool: tokens that are not of the text itself, but of its template, or special.
+
+        Args:
+            specials: number of special tokens (before, after) each text; used if there is no template.
+        """
+        return surroundings(self.offsets, *specials) if self.in_template is None else self.in_template
+
     def of_rows(self, rows: np.ndarray) -> "Tokens":
         """The tokens of the given texts only, in the order given."""
         lengths = self.lengths[rows]
@@ -219,7 +227,8 @@ class Tokenizer:
         keys = key_numbers(texts) if self.keyed else None
         if self.mask is None:
             return Tokens(ids, offsets, truncated, absent=absent, keys=keys)
-        kept, in_template = frame_masks(offsets, len(self.prefix), len(self.suffix), self.mask)
+        kept = tokens_at(offsets, self.mask)
+        in_template = surroundings(offsets, len(self.prefix), len(self.suffix))
         return Tokens(ids, offsets, truncated, kept, in_template, absent, keys)
 
     def _tokenize_contents(self, texts: list[str]) -> tuple[list[list[int]], list[tuple[int, int]]]:
@@ -264,22 +273,31 @@ class Tokenizer:
         return text[: split.start()] if split else text
 
 
-def frame_masks(offsets: np.ndarray, before: int, after: int, mask: int) -> tuple[np.ndarray, np.ndarray]:
-    """Masks of the tokens of rows that have equal numbers of tokens before and after their text.
+def surroundings(offsets: np.ndarray, before: int, after: int) -> np.ndarray:
+    """(tokens,) bool: the first `before` and the last `after` tokens of each row.
 
     Args:
-        offsets: (n + 1,) of the rows.
-        before: number of tokens before each text.
-        after: number of tokens after each text.
-        mask: position of the mask token in every row, negative if counted from the row's end.
-
-    Returns:
-        Two masks (tokens,) bool: the mask tokens, and all tokens around the texts.
+        offsets: (n + 1,) of the rows, as in `Tokens`.
     """
+    from_start, to_end = _distances(offsets)
+    return (from_start < before) | (to_end <= after)
+
+
+def tokens_at(offsets: np.ndarray, position: int) -> np.ndarray:
+    """(tokens,) bool: the token at a position of each row, counted from the row's end if negative.
+
+    Args:
+        offsets: (n + 1,) of the rows, as in `Tokens`.
+    """
+    from_start, to_end = _distances(offsets)
+    return from_start == position if position >= 0 else to_end == -position
+
+
+def _distances(offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return each token's distance from the first token of its row, and from the end (1 for the last)."""
     lengths = np.diff(offsets)
-    inside = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-    to_end = np.repeat(lengths, lengths) - inside  # tokens from this one to the row's end, itself included
-    return inside == mask if mask >= 0 else to_end == -mask, (inside < before) | (to_end <= after)
+    from_start = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+    return from_start, np.repeat(lengths, lengths) - from_start
 
 
 def _batches(texts: list[str]) -> Iterator[list[str]]:

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError, TransientError
-from pipeline.flows.workers.address import address_of
+from pipeline.flows.workers.address import ClusterAddress
 from pipeline.flows.workers.cluster import _abort_after, _discard_stderr, connect
 from pipeline.flows.workers.local import LocalWorkers
 from pipeline.flows.workers.nodes import Node, ResourceDemand
@@ -48,7 +48,7 @@ def test_the_setting_precedes_the_environment_and_dashboard_urls_are_ignored(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     if variable is not None:
         monkeypatch.setenv("RAY_ADDRESS", variable)
-    assert address_of(ClusterSettings(address=setting)) == expected
+    assert ClusterAddress.of(ClusterSettings(address=setting)) == expected
 
 
 @pytest.mark.usefixtures("not_connected")
