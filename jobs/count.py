@@ -18,9 +18,9 @@ def count(run: CommandRun) -> Answer:
     below counts/, for encoder.frequencies: with encoder.exclude=[frequent] averages leave out the most
     frequent tokens of this corpus.
     """
-    from pipeline.flows.night.stages import through_counting
+    from pipeline.flows.night.single_stage import count_corpus_tokens
 
-    store, path, table = through_counting(run.job, run.stages, verbose=run.verbose)
+    store, path, table = count_corpus_tokens(run.job, run.stages, verbose=run.verbose)
     total = sum(table["count"].to_pylist())
     most = table[0].slice(0, _SHOWN).to_pylist()
     facts = {

@@ -15,10 +15,10 @@ def encode(run: CommandRun) -> Answer:
     Reads the corpus, puts invalid rows into quarantine, and encodes the others on the cluster. Units that an
     earlier run finished are reused. Vectors are plain Parquet below units/vectors.
     """
-    from pipeline.flows.night.stages import through_encoding
+    from pipeline.flows.night.single_stage import encode_corpus
     from pipeline.text.tokens.coverage import token_counts, token_facts, token_warnings
 
-    store, corpus, vectors = through_encoding(run.job, run.stages, verbose=run.verbose)
+    store, corpus, vectors = encode_corpus(run.job, run.stages, verbose=run.verbose)
     counts = [unit.counts for unit in vectors.units]
     tokens = token_counts(counts, fresh=counts)  # of all units, reused ones too, as if all were encoded now
     facts = {

@@ -16,9 +16,9 @@ def index(run: CommandRun) -> Answer:
     shards in parallel, merges and measures. The index is the one that `nightly` would publish. It is stored
     below indexes/ as a plain faiss file.
     """
-    from pipeline.flows.night.stages import through_index
+    from pipeline.flows.night.single_stage import index_corpus
 
-    store, built = through_index(run.job, run.stages, verbose=run.verbose)
+    store, built = index_corpus(run.job, run.stages, verbose=run.verbose)
     at_10 = built.measured.recall["10"]
     facts = {
         "status": "done",

@@ -25,11 +25,11 @@ def whiten(run: CommandRun) -> Answer:
     number, it is chosen by the score of several values. With whiten.write_vectors=true the transformed
     vectors are written as units too. Encodes the corpus first, unless an earlier run has done so.
     """
-    from pipeline.flows.night.stages import through_whitening
+    from pipeline.flows.night.single_stage import fit_corpus_transform
     from pipeline.post.chain import name_of, steps_of
     from pipeline.post.flow import Flow
 
-    store, decision, written = through_whitening(run.job, run.stages, verbose=run.verbose)
+    store, decision, written = fit_corpus_transform(run.job, run.stages, verbose=run.verbose)
     comparison, fitted = decision.comparison, decision.fitted
     steps = steps_of(fitted) if fitted else ()
     training = [point for step in steps if isinstance(step, Flow) for point in step.curve]

@@ -12,6 +12,7 @@ import numpy as np
 
 from pipeline.errors import DataError
 from pipeline.evaluate.solvers.linear import LinearClassifiers, Solver
+from pipeline.log import counted
 
 CROSS_VALIDATION, TRAIN, DEV, TEST = "cv", "train", "dev", "test"
 # Splits of the published data sets that are not cross-validated as a whole.
@@ -147,9 +148,9 @@ class TransferProtocol:
 
         If several are equal, the strongest penalty is chosen.
         """
-        parts = np.ones((self.folds, len(y)), bool)
-        for part, (_, test) in zip(parts, stratified(y, self.folds, self.seed), strict=True):
-            part[test] = False
+        parts = np.ones((self.folds, len(y)), bool)  # True for the training rows of each fold
+        for fold, (_, test) in enumerate(stratified(y, self.folds, self.seed)):
+            parts[fold, test] = False
         trials = solver.fit(x, y, int(y.max()) + 1, parts, solver.strengths)
         is_right = trials.predict(x) == y  # (folds, strengths, n)
         accuracy = np.mean([is_right[fold][:, ~part].mean(axis=1) for fold, part in enumerate(parts)], axis=0)
@@ -222,7 +223,7 @@ def check_classes(
         if small:
             raise DataError(
                 where,
-                f"at least {MIN_TEXTS_PER_CLASS} training texts of every class in the split {name}",
+                f"at least {counted(least, 'training text')} of every class in the split {name}",
                 ", ".join(f"{count} of {label!r}" for label, count in small.items()),
                 "leave the class out, or use more texts of it",
             )

@@ -3,10 +3,13 @@
 faiss is not loaded here.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from pipeline.config import Settings
 from pipeline.index.metrics import Proportion
+from pipeline.settings.index_kinds import DIMS_PER_BYTE
 from pipeline.store.stored import Stored
 
 # Proportion of the answers that may be missed, that the codes alone may miss. The other half is for the lists
@@ -15,6 +18,13 @@ _MISSED_BY_CODES = 0.5
 
 # Recall by which codes may be more exact for other vectors than for those of the table.
 _OTHER_VECTORS = 0.1
+
+
+class KindVariant(NamedTuple):
+    """A named kind of index, with the length of its codes if it has a product quantizer."""
+
+    kind: str
+    dims_per_byte: int = DIMS_PER_BYTE
 
 
 class CodeRecall(Settings):
@@ -62,12 +72,9 @@ class KindRecalls(Stored):
     """the measured vectors; ends a sentence that names the number of rows of the index"""
     measured: tuple[CodeRecall, ...]
 
-    def of(self, kind: str, dims_per_byte: int) -> CodeRecall | None:
+    def of(self, variant: KindVariant) -> CodeRecall | None:
         """Return the measurement of a kind; None if it was not measured."""
-        for found in self.measured:
-            if (found.kind, found.dims_per_byte) == (kind, dims_per_byte):
-                return found
-        return None
+        return next((each for each in self.measured if (each.kind, each.dims_per_byte) == variant), None)
 
 
 def required_of_codes(target: float) -> float:
@@ -75,9 +82,9 @@ def required_of_codes(target: float) -> float:
     return 1 - (1 - target) * _MISSED_BY_CODES
 
 
-def may_suffice(kind: str, dims_per_byte: int, target: float) -> bool:
+def may_suffice(variant: KindVariant, target: float) -> bool:
     """Return whether the codes of a kind might be exact enough, by the recall of the vectors in the table."""
-    found = TABLE.of(kind, dims_per_byte)
+    found = TABLE.of(variant)
     return found is None or found.recall[-1].value >= required_of_codes(target) - _OTHER_VECTORS
 
 

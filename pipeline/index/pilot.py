@@ -11,8 +11,8 @@ import numpy as np
 
 from pipeline.index.build import fill, train
 from pipeline.index.effort import set_effort
-from pipeline.index.kind_recall import CodeRecall
-from pipeline.index.plan import KindVariant, plan_variant
+from pipeline.index.kind_recall import CodeRecall, KindVariant
+from pipeline.index.plan import plan_variant
 from pipeline.index.recall import recall
 from pipeline.index.structure import nlist_of
 from pipeline.index.threads import faiss_threads

@@ -7,13 +7,13 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pipeline.config import Settings
 from pipeline.errors import ConfigError, DataError
-from pipeline.index.kind_recall import TABLE, KindRecalls, may_suffice, required_of_codes
+from pipeline.index.kind_recall import TABLE, KindRecalls, KindVariant, may_suffice, required_of_codes
 from pipeline.settings import IndexSettings
-from pipeline.settings.index_kinds import DIMS_PER_BYTE, KINDS, IndexLayout, IndexShape
+from pipeline.settings.index_kinds import KINDS, IndexLayout, IndexShape
 
 GIB = 2**30
 ROWS_PER_LIST = 39  # faiss: with fewer training rows for one centroid, k-means overfits
@@ -60,13 +60,6 @@ class IndexPlan(Settings):
         return -(-rows // self.part_rows) if self.part_rows else 1
 
 
-class KindVariant(NamedTuple):
-    """A kind that `auto` may choose, with the length of its codes."""
-
-    kind: str
-    dims_per_byte: int
-
-
 def plan_index(
     rows: int,
     dim: int,
@@ -88,7 +81,7 @@ def plan_index(
     if settings.kind == "auto":
         return planner.uncompressed() or planner.compressed(recalls, target)
     if settings.kind in KINDS:
-        return planner.named(settings.kind, "index.kind names it")
+        return planner.named(KindVariant(settings.kind), "index.kind names it")
     from pipeline.index.structure import inspect_factory
 
     return planner.plan(
@@ -98,7 +91,7 @@ def plan_index(
 
 def plan_variant(rows: int, dim: int, settings: IndexSettings, variant: KindVariant) -> IndexPlan:
     """Plan an index of a kind whose recall is to be measured."""
-    return _Planner(_valid_rows(rows), dim, settings).named(variant.kind, "a pilot", variant.dims_per_byte)
+    return _Planner(_valid_rows(rows), dim, settings).named(variant, "a pilot")
 
 
 def plan_extension(rows: int, dim: int, settings: IndexSettings, kind: str, factory: str) -> IndexPlan:
@@ -110,8 +103,7 @@ def plan_extension(rows: int, dim: int, settings: IndexSettings, kind: str, fact
     planner = _Planner(_valid_rows(rows), dim, settings)
     if settings.kind == "auto" and planner.uncompressed() is None:
         for variant in planner.variants():
-            why = "the kind that was chosen when the index was built"
-            plan = planner.named(variant.kind, why, variant.dims_per_byte)
+            plan = planner.named(variant, "the kind that was chosen when the index was built")
             if plan.kind == kind and codes_of(plan.factory) == codes_of(factory):
                 return plan
     return plan_index(rows, dim, settings)
@@ -124,7 +116,7 @@ def variants_to_measure(
     planner = _Planner(_valid_rows(rows), dim, settings)
     if settings.kind != "auto" or planner.uncompressed() is not None:
         return ()
-    return tuple(each for each in planner.variants() if may_suffice(*each, target))
+    return tuple(each for each in planner.variants() if may_suffice(each, target))
 
 
 def codes_of(factory: str) -> str:
@@ -145,11 +137,12 @@ class _Planner:
         settings = self.settings
         if self.rows * self.dim <= MAX_FLAT_VALUES and settings.on_disk != "always":
             return self.named(
-                "flat",
+                KindVariant("flat"),
                 f"an exact scan of {self.rows:,} x {self.dim} values takes a millisecond or two",
             )
         why = "the most exact kind that is fast at this size, and it fits index.memory_gib"
-        plan = (self if settings.on_disk == "always" else self._in_memory()).named("ivf_flat", why)
+        planner = self if settings.on_disk == "always" else self._in_memory()
+        plan = planner.named(KindVariant("ivf_flat"), why)
         return plan if plan.on_disk or plan.memory_bytes <= settings.memory_gib * GIB else None
 
     def variants(self) -> tuple[KindVariant, ...]:
@@ -171,7 +164,7 @@ class _Planner:
         expected = {
             each: found.expected(self.rows)
             for each in self.variants()
-            if (found := recalls.of(*each)) is not None
+            if (found := recalls.of(each)) is not None
         }
         required = required_of_codes(target)
         enough = [each for each in expected if expected[each] >= required]
@@ -185,7 +178,7 @@ class _Planner:
             f"{self.rows:,} rows, where {required:.4g} leave room for a recall@10 of {target:g} (measured on "
             f"{recalls.source})"
         )
-        return self.named(chosen.kind, why, chosen.dims_per_byte)
+        return self.named(chosen, why)
 
     def _smallest(self, kinds: Sequence[KindVariant]) -> tuple[KindVariant, str]:
         """Return the kind with the smallest files among those that fit the memory, and the reason.
@@ -193,7 +186,7 @@ class _Planner:
         If none fits, the kind that needs least memory is returned.
         """
         planner = self._in_memory()
-        plans = {each: planner.named(each.kind, "", each.dims_per_byte) for each in kinds}
+        plans = {each: planner.named(each, "") for each in kinds}
         limit = self.settings.memory_gib * GIB
         if fitting := [each for each, plan in plans.items() if plan.memory_bytes <= limit]:
             chosen = min(fitting, key=lambda each: plans[each].file_bytes)
@@ -206,9 +199,9 @@ class _Planner:
         """Return a planner that does not put lists on disk, which makes every search slower."""
         return replace(self, settings=self.settings.model_copy(update={"on_disk": "never"}))
 
-    def named(self, name: str, why: str, dims_per_byte: int = DIMS_PER_BYTE) -> IndexPlan:
-        """Plan an index of the kind called `name`."""
-        kind = KINDS[name]
+    def named(self, variant: KindVariant, why: str) -> IndexPlan:
+        """Plan an index of a named kind."""
+        name, kind = variant.kind, KINDS[variant.kind]
         if self.settings.on_disk == "always" and not kind.mappable:
             raise ConfigError(
                 f"index.kind: {name}",
@@ -216,11 +209,8 @@ class _Planner:
                 "a kind whose lists cannot be in a file of their own",
                 f"name {', '.join(name for name, kind in KINDS.items() if kind.mappable)}, or auto",
             )
-        return self.plan(
-            name,
-            kind.layout(IndexShape(self.dim, self._nlist() if kind.has_lists else 0, dims_per_byte)),
-            why,
-        )
+        shape = IndexShape(self.dim, self._nlist() if kind.has_lists else 0, variant.dims_per_byte)
+        return self.plan(name, kind.layout(shape), why)
 
     def plan(self, name: str, layout: IndexLayout, why: str) -> IndexPlan:
         """Plan an index of the given layout, with lists on disk if `index.on_disk` asks for them.

@@ -57,12 +57,12 @@ class Overview:
 
 def render(overview: Overview) -> str:
     """Render the page."""
-    live = next((row for row in overview.rows if row.summary.release == overview.current), None)
+    current = next((row for row in overview.rows if row.summary.release == overview.current), None)
     return render_template(
         "releases.html.j2",
         {"minute": _minute, "shell": shlex.quote},
         overview=overview,
-        live=live,
+        current=current,
         charts=list(_charts(overview.rows)),
     )
 

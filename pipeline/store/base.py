@@ -151,10 +151,10 @@ class Store(abc.ABC):
         """
         return 0
 
-    def read_s(self, size: int) -> float:
-        """Return the typical seconds to read a file of `size` bytes; 0 for a local disk.
+    def typical_read_s(self, size: int) -> float:
+        """Return the typical time to read a file of `size` bytes; 0 for a local disk.
 
-        They decide whether a result is read or computed again.
+        It decides whether a result is read or computed again.
         """
         return 0.0
 

@@ -49,7 +49,7 @@ class ObjectStore(Store):
                 "use file://, s3://, or install the file system's package",
             ) from None
 
-    def read_s(self, size: int) -> float:
+    def typical_read_s(self, size: int) -> float:
         return _REQUEST_S + size / _BYTES_PER_S
 
     def read(self, path: str) -> bytes:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from pipeline.config import Settings, digest_of
 from pipeline.store.stored import FileRef, Stored
@@ -144,7 +144,7 @@ class Corpus(Stored):
     """digest of the reader's settings; if they change, all files are read again"""
     parent: str | None = None
     """id of the corpus that this one was made from"""
-    anew: str = ""
+    rebuild_reason: str = Field("", alias="anew")
     """why all rows were written to new units; empty if the parent's units are reused"""
     units: tuple[CorpusUnit, ...]
     keys: tuple[TableBucket, ...] = ()

@@ -21,9 +21,10 @@ import pyarrow.parquet as pq
 from pipeline.index.build import fill, train, write_index
 from pipeline.index.centroids import BLOCK_ROWS, GROUPS_PER_ROW, CentroidGroups, sums_of_each
 from pipeline.index.effort import set_effort
+from pipeline.index.kind_recall import KindVariant
 from pipeline.index.merge import FilledShard, count_duplicates, merge
 from pipeline.index.pilot import Pilot
-from pipeline.index.plan import KindVariant, plan_index
+from pipeline.index.plan import plan_index
 from pipeline.index.sample import hash_order, id_bytes
 from pipeline.index.structure import addresses_of
 from pipeline.index.threads import faiss_threads

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.index.kind_recall import TABLE, required_of_codes
+from pipeline.index.kind_recall import TABLE, KindVariant, required_of_codes
 from pipeline.index.plan import GIB, plan_index
 from pipeline.settings import IndexSettings
 
@@ -20,7 +20,7 @@ def test_auto_picks_a_kind_that_may_pass_the_gate_at_every_size(dim: int):
     for power in range(4, 10):
         rows, settings = 10**power, IndexSettings()
         plan = plan_index(rows, dim, settings)
-        found = TABLE.of(plan.kind, 8)
+        found = TABLE.of(KindVariant(plan.kind))
         expected = found.expected(rows) if found else 1.0
         print(
             f"{rows:>13,} {dim:>5}  {plan.kind:24}{plan.factory:44}{plan.parts(rows):>6}"

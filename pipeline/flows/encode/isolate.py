@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 CHUNK = 512  # texts; nine halvings isolate one
 MAX_DEATHS = 3  # of a child with one text alone
-_POLL_S = 0.5  # between two checks of the child's progress
+_POLL_S = 0.5  # time between two checks of the child's progress
 # If more texts of a unit than this, and more than 1 %, are rejected, the encoder is at fault, not the texts.
 _MAX_REJECTED = 16
 _READY = "ready"  # file that the child makes when its encoder is loaded

@@ -53,8 +53,8 @@ def is_copying_faster(store: Store, unit: UnitRecord, rows: int, device: str) ->
     Args:
         device: kind of the encoder's device.
     """
-    # `read_s` counts the whole file, since its sha256 is checked
-    return rows > store.read_s(unit.bytes) * _TEXTS_PER_S[device]
+    # `typical_read_s` counts the whole file, since its sha256 is checked
+    return rows > store.typical_read_s(unit.bytes) * _TEXTS_PER_S[device]
 
 
 class _Copy(NamedTuple):

@@ -10,8 +10,7 @@ from pipeline.flows.index.tasks import affine_of
 from pipeline.flows.rows import LiveRows, PlacedUnit
 from pipeline.flows.run import Run, map_in_order
 from pipeline.flows.workers.tasks import PlainTask, Pool
-from pipeline.index.kind_recall import CodeRecall, KindRecalls
-from pipeline.index.plan import KindVariant
+from pipeline.index.kind_recall import CodeRecall, KindRecalls, KindVariant
 from pipeline.log import packages
 from pipeline.post import Affine, Transform
 from pipeline.stats.tensors import pack, unpack

@@ -5,6 +5,7 @@ A rule returns its decision as a `Choice`, with the numbers that it compared. No
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pipeline.flows.index.delta import SurveyResult
 from pipeline.flows.index.records import BuiltIndex
@@ -54,14 +55,16 @@ def changed_settings(
     target = before.settings.get("gates", {}).get("recall_at_10")
     if changed:
         found = ", ".join(f"index.{name}" for name in changed)
-        return _rebuilt(f"built anew: settings changed since release {before.release}: {found}")
+        return _rebuilt(f"built from scratch: settings changed since release {before.release}: {found}")
     if target != job.gates.recall_at_10:
         found = f"is {job.gates.recall_at_10} and was {target}"
-        return _rebuilt(f"built anew: gates.recall_at_10, by which the search effort is chosen, {found}")
+        return _rebuilt(
+            f"built from scratch: gates.recall_at_10, by which the search effort is chosen, {found}"
+        )
     if before.transform_id != (transform.transform_id if transform else None):
-        return _rebuilt("built anew: the transform has changed, and with it every vector")
+        return _rebuilt("built from scratch: the transform has changed, and with it every vector")
     if before.index.dim != (dim_now := transform.k if transform else dim):
-        sentence = "built anew: the indexed vectors have another dimension"
+        sentence = "built from scratch: the indexed vectors have another dimension"
         return _rebuilt(sentence, dim=dim_now, dim_before=before.index.dim)
     return None
 
@@ -73,7 +76,7 @@ def changed_units(units: Sequence[PlacedUnit], before: ReleaseManifest) -> Choic
     late = sum(placed.ordinal not in known and placed.ordinal < before.next_ordinal for placed in units)
     if not replaced and not late:
         return None
-    sentence = f"built anew: {replaced:,} units hold other vectors than in release {before.release}"
+    sentence = f"built from scratch: {replaced:,} units hold other vectors than in release {before.release}"
     sentence += f", {late:,} are new but have an ordinal that only old units have"
     return _rebuilt(sentence, replaced_units=replaced, late_units=late)
 
@@ -93,7 +96,7 @@ def changed_kind(plan: IndexPlan, index: IndexFiles) -> Choice | None:
     storage = {True: "with lists on disk", False: "in memory"}
     planned, found = f"{plan.factory} {storage[plan.on_disk]}", f"{index.factory} {storage[on_disk]}"
     return _rebuilt(
-        f"built anew: {planned} instead of {found}: {plan.why}", memory_gib=plan.memory_bytes / GIB
+        f"built from scratch: {planned} instead of {found}: {plan.why}", memory_gib=plan.memory_bytes / GIB
     )
 
 
@@ -102,7 +105,7 @@ def turnover(kept: int, rows_before: int) -> Choice | None:
     bound = MIN_KEPT * rows_before
     if kept >= bound and kept:
         return None
-    sentence = f"built anew: {kept:,} of last night's {rows_before:,} rows are left"
+    sentence = f"built from scratch: {kept:,} of last night's {rows_before:,} rows are left"
     return _rebuilt(sentence, rows_kept=kept, rows_before=rows_before, bound=bound)
 
 
@@ -111,8 +114,8 @@ def compaction(delta: int, tombstones: int, rows: int) -> Choice:
     delta_share, tombstone_share = delta / rows, tombstones / rows
     rebuilt = delta_share > MAX_DELTA or tombstone_share > MAX_TOMBSTONES
     sentence = (
-        f"{'built anew: ' * rebuilt}the delta has {delta_share:.2%} of the rows ({MAX_DELTA:.0%} at most), "
-        f"tombstones are {tombstone_share:.2%} ({MAX_TOMBSTONES:.0%} at most)"
+        f"{'built from scratch: ' * rebuilt}the delta has {delta_share:.2%} of the rows "
+        f"({MAX_DELTA:.0%} at most), tombstones are {tombstone_share:.2%} ({MAX_TOMBSTONES:.0%} at most)"
     )
     numbers: Numbers = {
         "delta_share": delta_share,
@@ -146,10 +149,12 @@ def quantizer_fit(index: IndexFiles, rows: int, measured: IndexMetrics | None) -
     if index.settings.get("nlist") and not rows_then / MAX_GROWTH < rows < rows_then * MAX_GROWTH:
         faults.append(f"rows are {rows:,} and were {rows_then:,} when the quantizer was trained")
     if measured is not None:
-        faults += _exceeded_limits(index, measured, numbers)
+        exceeded, compared = _compare_with_training(index, measured)
+        faults += exceeded
+        numbers |= compared
     has_quantizer = re.search("IVF|PQ|SQ", index.factory) is not None
     if faults:
-        work = "trained and built anew" if has_quantizer else "built anew"
+        work = "trained and built from scratch" if has_quantizer else "built from scratch"
         sentence = f"{work}: {'; '.join(faults)}"
     elif measured is None:
         sentence = f"{rows:,} rows, {rows_then:,} at the training"
@@ -159,43 +164,55 @@ def quantizer_fit(index: IndexFiles, rows: int, measured: IndexMetrics | None) -
     return Choice(what="index training", chosen=chosen, sentence=sentence, numbers=numbers)
 
 
-def _exceeded_limits(index: IndexFiles, measured: IndexMetrics, numbers: Numbers) -> list[str]:
-    """Describe each metric beyond its limit, and add the compared metrics and limits to `numbers`."""
-    imbalance_then, recall_then, near_then = _after_training(index)
+def _compare_with_training(index: IndexFiles, measured: IndexMetrics) -> tuple[list[str], Numbers]:
+    """Return a sentence on each metric beyond its limit, and the compared metrics with their limits."""
+    then = _metrics_after_training(index)
     imbalance, recall = measured.imbalance, measured.recall["10"].value
-    most, least = imbalance_then * MAX_IMBALANCE_GROWTH, recall_then - MAX_RECALL_LOSS
-    numbers |= {"imbalance": imbalance, "imbalance_bound": most}
+    most, least = then.imbalance * MAX_IMBALANCE_GROWTH, then.recall_at_10 - MAX_RECALL_LOSS
+    numbers: Numbers = {"imbalance": imbalance, "imbalance_bound": most}
     numbers |= {"recall_at_10": recall, "recall_bound": least}
-    faults = []
+    exceeded = []
     if imbalance > most:
-        change = f"from {imbalance_then:.3f} to {imbalance:.3f}, by more than {MAX_IMBALANCE_GROWTH - 1:.0%}"
-        faults.append(f"the lists' imbalance rose {change}")
+        change = f"from {then.imbalance:.3f} to {imbalance:.3f}, by more than {MAX_IMBALANCE_GROWTH - 1:.0%}"
+        exceeded.append(f"the lists' imbalance rose {change}")
     if recall < least:
-        change = f"from {recall_then:.4f} to {recall:.4f}, by more than {MAX_RECALL_LOSS:g}"
-        faults.append(f"recall@10 fell {change}")
+        change = f"from {then.recall_at_10:.4f} to {recall:.4f}, by more than {MAX_RECALL_LOSS:g}"
+        exceeded.append(f"recall@10 fell {change}")
     if (near := measured.recall_near_dead) is not None:
         numbers["recall_near_dead"] = near.value
-        reference = recall_then if near_then is None else min(recall_then, near_then)
+        reference = then.recall_at_10
+        if then.recall_near_dead is not None:
+            reference = min(reference, then.recall_near_dead)
         if near.high < reference - MAX_RECALL_LOSS_NEAR_DEAD:
             interval = f"{near.value:.4f} (95 % interval up to {near.high:.4f})"
             loss = f"more than {MAX_RECALL_LOSS_NEAR_DEAD:g} below the {reference:.4f} after training"
-            faults.append(f"recall@10 near dead rows is {interval}, {loss}")
-    return faults
+            exceeded.append(f"recall@10 near dead rows is {interval}, {loss}")
+    return exceeded, numbers
 
 
 def _kept_sentence(index: IndexFiles, measured: IndexMetrics, has_quantizer: bool) -> str:
-    imbalance_then, recall_then, _ = _after_training(index)
-    recall = measured.recall["10"].value
+    then, recall = _metrics_after_training(index), measured.recall["10"].value
     if not has_quantizer:
-        return f"recall@10 of the extended index is {recall:.4f}; it was {recall_then:.4f} when it was built"
-    found = f"imbalance {measured.imbalance:.3f} ({imbalance_then:.3f} after training)"
-    return f"the quantizer is kept: {found}, recall@10 {recall:.4f} ({recall_then:.4f})"
+        first = then.recall_at_10
+        return f"recall@10 of the extended index is {recall:.4f}; it was {first:.4f} when it was built"
+    found = f"imbalance {measured.imbalance:.3f} ({then.imbalance:.3f} after training)"
+    return f"the quantizer is kept: {found}, recall@10 {recall:.4f} ({then.recall_at_10:.4f})"
 
 
-def _after_training(index: IndexFiles) -> tuple[float, float, float | None]:
-    """Return imbalance, recall@10, and recall@10 near dead rows if it was measured, after the training."""
+class _TrainedMetrics(NamedTuple):
+    """Metrics of an index after its training."""
+
+    imbalance: float
+    recall_at_10: float
+    recall_near_dead: float | None
+    """None if it was not measured"""
+
+
+def _metrics_after_training(index: IndexFiles) -> _TrainedMetrics:
     then = index.trained_on
-    return then.get("imbalance") or 1.0, then.get("recall_at_10") or 0.0, then.get("recall_near_dead")
+    return _TrainedMetrics(
+        then.get("imbalance") or 1.0, then.get("recall_at_10") or 0.0, then.get("recall_near_dead")
+    )
 
 
 def near_dead(measured: IndexMetrics, wanted: float) -> Choice | None:
@@ -220,17 +237,16 @@ def near_dead(measured: IndexMetrics, wanted: float) -> Choice | None:
 def near_dead_warnings(choices: Sequence[Choice]) -> list[str]:
     """Warn if a release's choices record a recall near dead rows far below the target."""
     found = [(choice, choice.numbers) for choice in choices if choice.what == NEAR_DEAD]
-    bound = MAX_RECALL_LOSS_NEAR_DEAD
     return [
         f"searches near deleted rows miss live rows: {choice.sentence}"
         for choice, numbers in found
-        if (numbers["recall_near_dead"] or 0.0) < (numbers["wanted"] or 0.0) - bound
+        if (numbers["recall_near_dead"] or 0.0) < (numbers["wanted"] or 0.0) - MAX_RECALL_LOSS_NEAR_DEAD
     ]
 
 
 def unusable_files(reason: str) -> Choice:
     """Rebuild because last night's files are damaged or do not match tonight's rows."""
-    return _rebuilt(f"built anew: last night's index cannot be extended: {reason}")
+    return _rebuilt(f"built from scratch: last night's index cannot be extended: {reason}")
 
 
 def delta_reason(plan: IndexPlan, index: IndexFiles, rewrite_gib: float) -> str | None:

@@ -94,16 +94,15 @@ def difference(
     Raises:
         DataError: a table of rows, or the corpus record, of a release is missing or damaged.
     """
-    earlier, later = before.manifest, after.manifest
-    settings = _pair_values(dict(_flatten(earlier.settings)), dict(_flatten(later.settings)))
+    manifests = before.manifest, after.manifest
+    settings = _pair_values(*(dict(_flatten(each.settings)) for each in manifests))
     return Difference(
-        before=earlier,
-        after=later,
-        rows=_compare_rows(store, earlier, later, examples),
-        drift=_measure_drift(store, earlier, later),
+        *manifests,
+        rows=_compare_rows(store, *manifests, examples),
+        drift=_measure_drift(store, *manifests),
         answers=tuple(_compare_answers(before, after, store, queries)),
         settings={name: (old, new) for name, (old, new) in sorted(settings.items()) if old != new},
-        gates=_pair_values(_gate_values(earlier), _gate_values(later)),
+        gates=_pair_values(*(_gate_values(each) for each in manifests)),
     )
 
 

@@ -72,7 +72,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
             ingest_workers(job, previous, stages, verbose=verbose) as map_tasks,
         ):
             corpus = ingest_corpus(job, releases, previous, stages, map_tasks)
-            if up_to_date and not corpus.anew and not corpus.changes.any:
+            if up_to_date and not corpus.rebuild_reason and not corpus.changes.any:
                 return outcome_of(
                     "unchanged", up_to_date, store.uri, {"why": "files changed, but no row did"}
                 )

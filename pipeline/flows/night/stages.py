@@ -3,11 +3,8 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-import pyarrow as pa
-
 from pipeline.errors import DataError
-from pipeline.flows.corpus import harvest_corpus, open_releases, read_corpus
-from pipeline.flows.encode.count_tokens import count_tokens, without_counts
+from pipeline.flows.corpus import read_corpus
 from pipeline.flows.encode.encode import count_unencoded_rows, encode
 from pipeline.flows.encode.encoder_copy import encoder_for_workers, keep_encoder
 from pipeline.flows.encode.probe import EncodeTexts
@@ -16,12 +13,10 @@ from pipeline.flows.index.build import IndexInput, build_index
 from pipeline.flows.index.extend import extend_index
 from pipeline.flows.index.records import BuiltIndex
 from pipeline.flows.night.candidate import Candidate, CandidateParts, LiveUnits, make_manifest
-from pipeline.flows.night.previous import PreviousRelease, load_previous
+from pipeline.flows.night.previous import PreviousRelease
 from pipeline.flows.rows import LiveRows, place_units
 from pipeline.flows.run import Run
-from pipeline.flows.transform.decide import Decision, check_dev, decide_transform
-from pipeline.flows.transform.train_flow import check_flow
-from pipeline.flows.transform.write import write_whitened
+from pipeline.flows.transform.decide import check_dev, decide_transform
 from pipeline.flows.workers.cluster import connect, is_local, local_workers
 from pipeline.flows.workers.local import LocalWorkers
 from pipeline.flows.workers.tasks import Pool
@@ -35,7 +30,7 @@ from pipeline.store.base import Store
 from pipeline.store.dead import DeadRows
 from pipeline.store.manifest import Choice, ReleaseManifest
 from pipeline.store.release import Releases
-from pipeline.store.units import Corpus, Manifest
+from pipeline.store.units import Corpus
 from pipeline.text.corpus.ingest import ingest
 from pipeline.text.corpus.task_map import TaskMap, TaskRunner, map_here
 
@@ -77,8 +72,11 @@ def corpus_choice(corpus: Corpus, previous: PreviousRelease) -> Choice:
     read = f"{corpus.read_files} of {len(corpus.files)} files were read"
     if previous.release is None:
         chosen, sentence = "first", f"{counts}; {read}"
-    elif corpus.anew:
-        chosen, sentence = "anew", f"all rows stand in new units, since {corpus.anew}: {counts}; {read}"
+    elif corpus.rebuild_reason:
+        chosen, sentence = (
+            "anew",
+            f"all rows are in new units, since {corpus.rebuild_reason}: {counts}; {read}",
+        )
     else:
         chosen = "kept"
         sentence = (
@@ -194,15 +192,19 @@ def _extend_or_build(
     Returns:
         The index, and the decisions about it.
     """
-    if previous is not None and not corpus.anew and previous.space_id == vectors.units[0].unit.space_id:
-        index, choices = extend_index(run, vectors, previous)
-    else:
+    reason = None
+    if previous is None:
+        reason = "the first of this root"
+    elif corpus.rebuild_reason:
+        reason = "all rows have new addresses"
+    elif previous.space_id != vectors.units[0].unit.space_id:
+        reason = "the vectors are of another space"
+    choices: tuple[Choice, ...]
+    if previous is None or reason is not None:
         index = build_index(run, vectors)
-        if previous is None:
-            reason = "the first of this root"
-        else:
-            reason = "all rows have new addresses" if corpus.anew else "the vectors are of another space"
-        choices = (Choice(what="index", chosen=rules.REBUILT, sentence=f"built anew: {reason}"),)
+        choices = (Choice(what="index", chosen=rules.REBUILT, sentence=f"built from scratch: {reason}"),)
+    else:
+        index, choices = extend_index(run, vectors, previous)
     if near_dead := rules.near_dead(index.measured, run.job.gates.wanted_recall):
         choices = (*choices, near_dead)
     for choice in choices:
@@ -214,56 +216,3 @@ def _extend_or_build(
         *choices,
         Choice(what="index kind", chosen=plan.kind, sentence=f"{plan.factory}: {plan.why}"),
     )
-
-
-def through_encoding(job: Job, stages: Stages, *, verbose: bool = False) -> tuple[Store, Corpus, Manifest]:
-    """Run a night up to the units of vectors."""
-    with _started(job, stages, verbose) as (run, previous, corpus):
-        vectors, _ = encode(run, corpus, previous.release)
-    return run.store, corpus, vectors
-
-
-def through_counting(job: Job, stages: Stages, *, verbose: bool = False) -> tuple[Store, str, pa.Table]:
-    """Read the corpus and count its tokens. Returns the store, the path of the counts, and the counts."""
-    job = job.model_copy(update={"encoder": without_counts(job.encoder)})
-    with _started(job, stages, verbose) as (run, _, corpus):
-        return run.store, *count_tokens(run, corpus)
-
-
-def through_whitening(
-    job: Job, stages: Stages, *, verbose: bool = False
-) -> tuple[Store, Decision, Manifest | None]:
-    """Run a night up to the transform.
-
-    With whiten.write_vectors the transformed vectors are written as units too.
-    """
-    check_transform(job.whiten, indexed=False)
-    check_dev(job.whiten)
-    check_flow(job.whiten, open_folder(job.encoder).dim)
-    written = None
-    with _started(job, stages, verbose) as (run, previous, corpus):
-        vectors, _ = encode(run, corpus, previous.release)
-        source = LiveRows(run.store, open_folder(job.encoder).space_id, job.corpus.id, corpus.dead)
-        decision = decide_transform(run, source, corpus, place_units(corpus, vectors), previous.release)
-        if job.whiten.write_vectors and decision.fitted:
-            written = write_whitened(run, vectors, decision.fitted)
-    return run.store, decision, written
-
-
-def through_index(job: Job, stages: Stages, *, verbose: bool = False) -> tuple[Store, BuiltIndex]:
-    """Run a night up to the index that it would publish, built and measured."""
-    check_index_and_transform(job)
-    with _started(job, stages, verbose) as (run, previous, corpus):
-        return run.store, build_candidate(run, previous, corpus).built
-
-
-@contextmanager
-def _started(job: Job, stages: Stages, verbose: bool) -> Iterator[tuple[Run, PreviousRelease, Corpus]]:
-    """Read the corpus, then connect to workers for the duration of the block."""
-    open_folder(job.encoder)  # an unusable encoder shows before any work
-    harvest_corpus(job, stages)
-    releases = open_releases(job)
-    previous = load_previous(releases)
-    corpus = ingest_corpus(job, releases, previous, stages)
-    with connect(job.cluster, stages, verbose=verbose) as workers:
-        yield Run(job, releases.store, workers, stages), previous, corpus

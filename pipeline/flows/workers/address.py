@@ -51,7 +51,7 @@ class ClusterAddress(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """What to do about an unusable address."""
+        """Advice for an address that cannot be used."""
         return _REMEDIES[self.setting]
 
     def __str__(self) -> str:

@@ -21,7 +21,7 @@ from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages, give_up
 from pipeline.settings import ClusterSettings
 
-_POLL_S = 0.5  # between two checks of Ray's processes
+_POLL_S = 0.5  # time between two checks of Ray's processes
 _OBJECT_STORE_BYTES = 256 << 20  # enough, since only records and model settings pass through it
 # With Ray's default of 1,000 ms every stage of a short night would wait for new processes.
 _SYSTEM_CONFIG = {"idle_worker_killing_time_threshold_ms": 10_000}

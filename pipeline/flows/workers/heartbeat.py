@@ -22,7 +22,7 @@ from pipeline.flows.workers.stall import CpuMeter, WorkerProcess
 from pipeline.keep_alive import on_keep_alive
 
 PATIENCE_S = 900.0  # cloud nodes with a GPU take up to ten minutes to start
-_HEARTBEAT_S = 2.0  # between two heartbeats of one worker
+_HEARTBEAT_S = 2.0  # time between two heartbeats of one worker
 _ACKNOWLEDGE_S = 5.0  # timeout for the board to acknowledge the start of an item
 _NAMESPACE = "manta"  # in Ray's key-value store
 

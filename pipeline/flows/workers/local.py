@@ -27,8 +27,8 @@ from pipeline.log import RunningStage, say
 from pipeline.settings import ClusterSettings, EncodeSettings
 
 MAX_STARTS = 20  # of one item; no item kills its process this often by chance
-_POLL_S = 0.2  # between two reads of the reported rows
-_MEASURE_S = 1.0  # between two measurements of CPU time, which is counted in hundredths of a second
+_POLL_S = 0.2  # time between two reads of the reported rows
+_MEASURE_S = 1.0  # time between two measurements of CPU time, which is counted in hundredths of a second
 
 # Indices in the array of shared integers through which the child reports on its current item.
 _REPORTS, _ROWS, _MORE_ROWS, _KEEP_ALIVES = range(4)

@@ -15,7 +15,7 @@ from pipeline.log import RunningStage
 from pipeline.settings import ClusterSettings, EncodeSettings
 
 _IDLE_WITHIN_S = 10.0  # time that the workers of the previous stage have to end
-_POLL_S = 0.2  # between two checks of the CPUs in use
+_POLL_S = 0.2  # time between two checks of the CPUs in use
 _REMEDY_SET_MAX = "set cluster.workers.max, and the cluster's autoscaler adds nodes for them"
 
 

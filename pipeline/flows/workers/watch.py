@@ -23,8 +23,8 @@ from pipeline.flows.workers.nodes import (
 from pipeline.flows.workers.stall import WorkerProcess, hang_message, kill_process, stall_limit_s
 from pipeline.log import RunningStage, counted, say
 
-_POLL_S = 1.0  # between two requests of the call's status
-_NODES_S = 5.0  # between two checks of the cluster's nodes
+_POLL_S = 1.0  # time between two requests of the call's status
+_NODES_S = 5.0  # time between two checks of the cluster's nodes
 _ANSWER_S = 10.0  # timeout for the board's answer
 _KILL_S = 30.0  # timeout for a node to answer that it killed a process
 
@@ -40,13 +40,8 @@ class Watch:
     def __init__(
         self, call: Call, task: str, demand: ResourceDemand, max_deaths: int, bar: RunningStage | None
     ) -> None:
-        self._call, self._task, self._demand, self._max_deaths, self._bar = (
-            call,
-            task,
-            demand,
-            max_deaths,
-            bar,
-        )
+        self._call, self._task, self._bar = call, task, bar
+        self._demand, self._max_deaths = demand, max_deaths
         self._failure: PipelineError | None = None
         self._stopped = threading.Event()
         self._nodes = nodes_alive()

@@ -140,7 +140,7 @@ def make_record(tonight: TonightsFiles, outcome: IngestOutcome, duplicates: int)
         digest="",
         reading=reading_digest(tonight.corpus),
         parent=parent.id if parent else None,
-        anew=tonight.rebuild_reason or "",
+        rebuild_reason=tonight.rebuild_reason or "",
         units=outcome.units,
         keys=outcome.keys,
         texts=outcome.texts,

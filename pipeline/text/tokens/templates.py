@@ -13,7 +13,8 @@ import numpy as np
 
 from pipeline.errors import ModelError
 from pipeline.text.tokens.load_tokenizer import read_mapping, read_tokenizer, token_text
-from pipeline.text.tokens.tokens import Side, Tokenizer, Tokens, surroundings, tokens_at
+from pipeline.text.tokens.positions import surroundings, tokens_at
+from pipeline.text.tokens.tokens import Side, Tokenizer, Tokens
 
 TEXT, MASK = "[X]", "[MASK]"
 _TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json")

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from pipeline.text.corpus.normalize import end_sentence, key_numbers
+from pipeline.text.tokens.positions import surroundings, tokens_at
 
 Side = Literal["start", "end"]
 
@@ -273,31 +274,6 @@ class Tokenizer:
         return text[: split.start()] if split else text
 
 
-def surroundings(offsets: np.ndarray, before: int, after: int) -> np.ndarray:
-    """(tokens,) bool: the first `before` and the last `after` tokens of each row.
-
-    Args:
-        offsets: (n + 1,) of the rows, as in `Tokens`.
-    """
-    from_start, to_end = _distances(offsets)
-    return (from_start < before) | (to_end <= after)
-
-
-def tokens_at(offsets: np.ndarray, position: int) -> np.ndarray:
-    """(tokens,) bool: the token at a position of each row, counted from the row's end if negative.
-
-    Args:
-        offsets: (n + 1,) of the rows, as in `Tokens`.
-    """
-    from_start, to_end = _distances(offsets)
-    return from_start == position if position >= 0 else to_end == -position
-
-
-def _distances(offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each token's distance from the first token of its row, and from the end (1 for the last)."""
-    lengths = np.diff(offsets)
-    from_start = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-    return from_start, np.repeat(lengths, lengths) - from_start
 
 
 def _batches(texts: list[str]) -> Iterator[list[str]]:

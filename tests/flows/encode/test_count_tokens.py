@@ -11,7 +11,7 @@ import pytest
 import transformers
 
 from pipeline.errors import DataError
-from pipeline.flows.night.stages import through_counting
+from pipeline.flows.night.single_stage import count_corpus_tokens
 from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.frequencies import read_frequencies
@@ -29,7 +29,7 @@ def expected_counts(encoder: Path, texts: list[str]) -> Counter[str]:
 
 
 def test_every_token_of_every_row_is_counted(make_job: Callable[..., Job], encoder: Path):
-    store, path, table = through_counting(make_job(), Stages())
+    store, path, table = count_corpus_tokens(make_job(), Stages())
     assert table.column_names == ["token", "count"]
     found = dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
     assert found == expected_counts(encoder, sentences(400))
@@ -40,7 +40,7 @@ def test_every_token_of_every_row_is_counted(make_job: Callable[..., Job], encod
 def test_the_frequent_tokens_of_the_corpus_are_left_out_of_averages(
     make_job: Callable[..., Job], encoder: Path
 ):
-    store, path, _ = through_counting(make_job(), Stages())
+    store, path, _ = count_corpus_tokens(make_job(), Stages())
     uri = store.uri_of(path)
     settings = make_job("encoder.exclude=[frequent]", f"encoder.frequencies={uri}", "encoder.frequent=5")
     folder = open_folder(settings.encoder)
@@ -52,13 +52,13 @@ def test_the_frequent_tokens_of_the_corpus_are_left_out_of_averages(
     assert min(counts[token] for token in left_out) >= max(
         count for token, count in counts.items() if token not in left_out
     )
-    _, _, again = through_counting(settings, Stages())
+    _, _, again = count_corpus_tokens(settings, Stages())
     assert again.column("count").to_pylist() == sorted(counts.values(), reverse=True)
 
 
 def test_counts_of_whole_words_serve_sif_too(make_job: Callable[..., Job], tmp_path: Path):
     words = write_words(tmp_path / "words.txt", ("the", "dog", "runs"), np.eye(3, dtype=np.float32))
-    store, path, table = through_counting(make_job(f"encoder.path={words}"), Stages())
+    store, path, table = count_corpus_tokens(make_job(f"encoder.path={words}"), Stages())
     expected = Counter(
         word for text in sentences(400) for word in text.split() if word in ("the", "dog", "runs")
     )
@@ -70,7 +70,7 @@ def test_a_corpus_without_tokens_is_refused(make_job: Callable[..., Job], tmp_pa
     pq.write_table(pa.table({"id": ["a"], "text": ["dog"]}), tmp_path / "one.parquet")
     words = write_words(tmp_path / "words.txt", ("the", "runs"), np.eye(2, dtype=np.float32))
     with pytest.raises(DataError, match="expected texts with tokens, found none"):
-        through_counting(
+        count_corpus_tokens(
             make_job(f"encoder.path={words}", f"corpus.uri={tmp_path / 'one.parquet'}", "corpus.keep=[]"),
             Stages(),
         )

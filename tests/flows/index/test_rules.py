@@ -115,7 +115,7 @@ def test_an_index_without_a_quantizer_has_no_decision_about_it(factory):
     assert kept.sentence == "recall@10 of the extended index is 0.9600; it was 0.9600 when it was built"
     lost = rules.quantizer_fit(index, 1_000, measured(recall=0.9))
     assert lost.chosen == rules.REBUILT
-    assert lost.sentence.startswith("built anew: recall@10 fell")
+    assert lost.sentence.startswith("built from scratch: recall@10 fell")
 
 
 @pytest.mark.parametrize(

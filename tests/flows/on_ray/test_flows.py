@@ -16,7 +16,7 @@ from pipeline.flows.augment.augment import augment
 from pipeline.flows.evaluate.evaluate import evaluate
 from pipeline.flows.night import ingest_workers
 from pipeline.flows.night.nightly import nightly
-from pipeline.flows.night.stages import through_encoding
+from pipeline.flows.night.single_stage import encode_corpus
 from pipeline.flows.train.train import train
 from pipeline.flows.transform.train_flow import train_flow
 from pipeline.flows.workers.cluster import connect
@@ -45,10 +45,10 @@ def test_units_encoded_by_actors_have_the_bytes_of_one_process(
     child: LocalWorkers, make_job: MakeJob, tmp_path: Path
 ):
     with connect(ClusterSettings(), Stages(), local=child):
-        _, _, alone = through_encoding(
+        _, _, alone = encode_corpus(
             make_job("encode.unit_rows=200", f"release.root={tmp_path / 'alone'}"), Stages()
         )
-    store, _, on_ray = through_encoding(make_job("encode.unit_rows=200", "cluster.workers=1"), Stages())
+    store, _, on_ray = encode_corpus(make_job("encode.unit_rows=200", "cluster.workers=1"), Stages())
     assert (on_ray, on_ray.rows) == (alone, 400)
     assert unit_hashes(Path(store.uri)) == unit_hashes(tmp_path / "alone")
 

@@ -19,7 +19,7 @@ import pytest
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError, DataError
 from pipeline.flows.night.nightly import nightly
-from pipeline.flows.night.stages import through_encoding, through_whitening
+from pipeline.flows.night.single_stage import encode_corpus, fit_corpus_transform
 from pipeline.flows.rows import LiveRows
 from pipeline.flows.transform.flow_order import RowOrder
 from pipeline.flows.transform.train_flow import FlowTraining, TrainFlow, check_flow
@@ -239,7 +239,7 @@ def test_manta_whiten_trains_a_flow_behind_other_steps_and_writes_its_vectors(
         "whiten.flow.epochs=2",
         "whiten.flow.depth=1",
     )
-    store, decision, written = through_whitening(job, Stages())
+    store, decision, written = fit_corpus_transform(job, Stages())
     assert decision.ref is not None
     assert written is not None
     chain = load_transform(decision.ref.read(store))
@@ -248,7 +248,7 @@ def test_manta_whiten_trains_a_flow_behind_other_steps_and_writes_its_vectors(
     assert (flow.space_id, flow.metric, chain.affine()) == (space_after(standardised), "MRR", None)
     rows = [pq.read_table(store.open(unit.path, unit.sha256)) for unit in written.units]
     raw = [
-        pq.read_table(store.open(unit.path, unit.sha256)) for unit in through_encoding(job, Stages())[2].units
+        pq.read_table(store.open(unit.path, unit.sha256)) for unit in encode_corpus(job, Stages())[2].units
     ]
     for transformed, own in zip(rows, raw, strict=True):
         np.testing.assert_allclose(

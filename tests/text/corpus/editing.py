@@ -134,7 +134,7 @@ def check(
     assert sorted((row["file"], row["row"]) for row in bad) == sorted(
         all_rows - {(name, number) for _, _, name, number in expected.values()}
     )
-    if not made.anew:
+    if not made.rebuild_reason:
         then, now = ({row: address for address, row in rows.items()} for rows in (before, live))
         assert all(now[row] == address for row, address in then.items() if row in now)
         ids_then, ids_now = {row[0] for row in before.values()}, {row[0] for row in live.values()}

@@ -93,9 +93,9 @@ def test_tables_of_many_nights_equal_those_of_reading_everything(tmp_path: Path,
         before, made = made, nights.night()
         live = check(nights, made, live)
         seen += observe(nights, before, made)
-        seen["rebuilt"] += bool(made.anew)
+        seen["rebuilt"] += bool(made.rebuild_reason)
         now = {row_id: row[2:] for row_id, row in nights.expected().items()}
-        seen["revived"] += 0 if made.anew else revived(places, now, read)
+        seen["revived"] += 0 if made.rebuild_reason else revived(places, now, read)
     kinds = ("compacted", "unchanged", "extended", "extended twice")
     expected = {f"{table} {kind}" for table in ("keys", "texts") for kind in kinds}
     assert {name for name, count in seen.items() if count} >= expected | {"deletion marks", "revived"}, seen
@@ -203,5 +203,5 @@ def test_a_changed_delta_is_refused_and_a_missing_one_rebuilds_the_corpus(tmp_pa
         nights.night()
     nights.store.delete(delta.path)
     made = nights.night()
-    assert f"lacks {delta.path}" in made.anew
+    assert f"lacks {delta.path}" in made.rebuild_reason
     check(nights, made, {})

@@ -80,10 +80,10 @@ def test_many_dead_rows_or_many_small_units_rebuild_the_corpus(tmp_path, monkeyp
     nights.put("a.parquet", [(str(number), f"text {number}", "en") for number in range(4, 10)])
     made = nights.night()
     before = check(nights, made, before)
-    assert not made.anew
+    assert not made.rebuild_reason
     nights.put("b.parquet", [("10", "ten", "en")])
     made = nights.night()
-    assert "40% of the units' rows were dead" in made.anew
+    assert "40% of the units' rows were dead" in made.rebuild_reason
     assert [unit.dead for unit in made.units] == [0]
     assert made.changes == Changes(new=1, unchanged=6)
     assert made.units[0].ordinal == nights.next_ordinal - 1 > max(address >> 32 for address in before)
@@ -106,7 +106,7 @@ def test_other_kept_columns_rebuild_the_corpus(tmp_path):
     assert made.units[-1].copies is not None
     nights.corpus = nights.corpus.model_copy(update={"keep": ()})
     made = nights.night()
-    assert "columns, or their types, have changed" in made.anew
+    assert "columns, or their types, have changed" in made.rebuild_reason
     assert sum(unit.rows for unit in made.units) == 8
 
 
@@ -145,7 +145,7 @@ def test_damaged_table_is_refused_and_missing_table_rebuilds_the_corpus(tmp_path
         nights.night()
     nights.store.delete(first.keys[0].path)
     made = nights.night()
-    assert "lacks" in made.anew
+    assert "lacks" in made.rebuild_reason
     assert len(addresses(nights.store, made)) == 3
 
 

@@ -15,7 +15,7 @@ from pipeline.flows.encode.encode import encode
 from pipeline.flows.night.audit import remeasure
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.night.plan import Assumptions, plan
-from pipeline.flows.night.stages import through_encoding, through_index, through_whitening
+from pipeline.flows.night.single_stage import encode_corpus, fit_corpus_transform, index_corpus
 from pipeline.flows.run import Run
 from pipeline.flows.workers.nodes import Node
 from pipeline.flows.workers.ray_workers import RayWorkers
@@ -40,8 +40,8 @@ def stored_vectors(root: str, manifest: Manifest) -> np.ndarray:
 
 def test_encoding_again_reads_nothing_and_returns_the_same_manifest(make_job: Make):
     job = make_job()
-    _, corpus, first = through_encoding(job, Stages())
-    _, _, again = through_encoding(job, Stages())
+    _, corpus, first = encode_corpus(job, Stages())
+    _, _, again = encode_corpus(job, Stages())
     assert again == first
     assert first.rows == corpus.rows == 400
     assert first.counts()["tokens"] > 400 * 8
@@ -49,7 +49,7 @@ def test_encoding_again_reads_nothing_and_returns_the_same_manifest(make_job: Ma
 
 def test_too_many_workers_are_refused_even_without_work(make_job: Make):
     """Otherwise the index is built before the gates, which encode the canary texts, meet the missing GPU."""
-    store, corpus, _ = through_encoding(make_job(), Stages())
+    store, corpus, _ = encode_corpus(make_job(), Stages())
     with pytest.raises(ConfigError, match="1 CPU and 1 GPU for one worker, found one node of 2 CPUs"):
         encode(Run(make_job("cluster.gpus_per_worker=1"), store, RayWorkers((Node(2),)), Stages()), corpus)
     with pytest.raises(ConfigError, match="room for 2 on one node"):
@@ -58,7 +58,7 @@ def test_too_many_workers_are_refused_even_without_work(make_job: Make):
 
 def test_whitened_units_have_identity_covariance(make_job: Make):
     job = make_job("whiten.mode=on", "whiten.write_vectors=true", "whiten.k=20")
-    store, decision, written = through_whitening(job, Stages())
+    store, decision, written = fit_corpus_transform(job, Stages())
     assert written is not None
     assert decision.fitted is not None
     whitened = stored_vectors(store.uri, written)
@@ -72,8 +72,8 @@ def test_whitened_units_have_identity_covariance(make_job: Make):
 
 def test_moments_of_units_merge_to_those_of_all_vectors(make_job: Make):
     job = make_job("whiten.mode=off")
-    _, _, vectors = through_encoding(job, Stages())
-    _, decision, _ = through_whitening(job, Stages())
+    _, _, vectors = encode_corpus(job, Stages())
+    _, decision, _ = fit_corpus_transform(job, Stages())
     whole = Moments.of(stored_vectors(job.release.root, vectors))
     np.testing.assert_allclose(decision.moments.covariance(), whole.covariance(), atol=1e-12)
     assert decision.moments.count == 400
@@ -81,7 +81,7 @@ def test_moments_of_units_merge_to_those_of_all_vectors(make_job: Make):
 
 def test_the_unit_size_does_not_change_vectors(make_job: Make, tmp_path: Path):
     small, large = make_job(), make_job("encode.unit_rows=400", f"release.root={tmp_path / 'other'}")
-    found = [through_encoding(job, Stages())[2] for job in (small, large)]
+    found = [encode_corpus(job, Stages())[2] for job in (small, large)]
     assert [len(manifest.units) for manifest in found] == [8, 1]
     np.testing.assert_array_equal(
         *(
@@ -93,7 +93,7 @@ def test_the_unit_size_does_not_change_vectors(make_job: Make, tmp_path: Path):
 
 def test_the_index_command_publishes_nothing(make_job: Make):
     job = make_job("whiten.mode=off", "index.kind=IVF8,Flat")
-    store, built = through_index(job, Stages())
+    store, built = index_corpus(job, Stages())
     assert built.rows == 400
     assert all(store.exists(ref.path) for ref in (*built.files, *built.ids))
     assert store.list("commits") == []

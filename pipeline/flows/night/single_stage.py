@@ -1,0 +1,103 @@
+"""Run a night up to one of its stages, for the commands encode, count, whiten and index."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from pipeline.flows.corpus import harvest_corpus, open_releases
+from pipeline.flows.encode.count_tokens import count_tokens, without_counts
+from pipeline.flows.encode.encode import encode
+from pipeline.flows.index.records import BuiltIndex
+from pipeline.flows.night.previous import PreviousRelease, load_previous
+from pipeline.flows.night.stages import build_candidate, check_index_and_transform, ingest_corpus
+from pipeline.flows.rows import LiveRows, place_units
+from pipeline.flows.run import Run
+from pipeline.flows.transform.decide import Decision, check_dev, decide_transform
+from pipeline.flows.transform.train_flow import check_flow
+from pipeline.flows.transform.write import write_whitened
+from pipeline.flows.workers.cluster import connect
+from pipeline.log import Stages
+from pipeline.models.folder.folder import open_folder
+from pipeline.post.chain import check_transform
+from pipeline.settings import Job
+from pipeline.store.base import Store
+from pipeline.store.units import Corpus, Manifest
+
+
+class EncodedCorpus(NamedTuple):
+    """A corpus and its vectors, below one root."""
+
+    store: Store
+    corpus: Corpus
+    vectors: Manifest
+
+
+def encode_corpus(job: Job, stages: Stages, *, verbose: bool = False) -> EncodedCorpus:
+    """Run a night up to the units of vectors."""
+    with _started(job, stages, verbose) as (run, previous, corpus):
+        vectors, _ = encode(run, corpus, previous.release)
+    return EncodedCorpus(run.store, corpus, vectors)
+
+
+class TokenCountFile(NamedTuple):
+    """A stored file with the number of occurrences of each token in a corpus."""
+
+    store: Store
+    path: str
+    table: pa.Table
+    """the file's content; see `count_tokens`"""
+
+
+def count_corpus_tokens(job: Job, stages: Stages, *, verbose: bool = False) -> TokenCountFile:
+    """Read the corpus, count its tokens and store the counts."""
+    job = job.model_copy(update={"encoder": without_counts(job.encoder)})
+    with _started(job, stages, verbose) as (run, _, corpus):
+        return TokenCountFile(run.store, *count_tokens(run, corpus))
+
+
+class TransformedCorpus(NamedTuple):
+    """The decision about the transform of a corpus, and the transformed vectors."""
+
+    store: Store
+    decision: Decision
+    written: Manifest | None
+    """None without whiten.write_vectors, or without a fitted transform"""
+
+
+def fit_corpus_transform(job: Job, stages: Stages, *, verbose: bool = False) -> TransformedCorpus:
+    """Run a night up to the transform.
+
+    With whiten.write_vectors the transformed vectors are written as units too.
+    """
+    check_transform(job.whiten, indexed=False)
+    check_dev(job.whiten)
+    check_flow(job.whiten, open_folder(job.encoder).dim)
+    written = None
+    with _started(job, stages, verbose) as (run, previous, corpus):
+        vectors, _ = encode(run, corpus, previous.release)
+        source = LiveRows(run.store, open_folder(job.encoder).space_id, job.corpus.id, corpus.dead)
+        decision = decide_transform(run, source, corpus, place_units(corpus, vectors), previous.release)
+        if job.whiten.write_vectors and decision.fitted:
+            written = write_whitened(run, vectors, decision.fitted)
+    return TransformedCorpus(run.store, decision, written)
+
+
+def index_corpus(job: Job, stages: Stages, *, verbose: bool = False) -> tuple[Store, BuiltIndex]:
+    """Run a night up to the index that it would publish, built and measured."""
+    check_index_and_transform(job)
+    with _started(job, stages, verbose) as (run, previous, corpus):
+        return run.store, build_candidate(run, previous, corpus).built
+
+
+@contextmanager
+def _started(job: Job, stages: Stages, verbose: bool) -> Iterator[tuple[Run, PreviousRelease, Corpus]]:
+    """Read the corpus, then connect to workers for the duration of the block."""
+    open_folder(job.encoder)  # an unusable encoder shows before any work
+    harvest_corpus(job, stages)
+    releases = open_releases(job)
+    previous = load_previous(releases)
+    corpus = ingest_corpus(job, releases, previous, stages)
+    with connect(job.cluster, stages, verbose=verbose) as workers:
+        yield Run(job, releases.store, workers, stages), previous, corpus
