@@ -112,8 +112,8 @@ def held_out_likelihood(fitted: Moments, held_out: Moments, ks: Iterable[int]) -
     Returns:
         One value per k; -inf if the model is degenerate.
     """
-    of_all_rows = spectrum_of(fitted.merge(held_out))
-    span = of_all_rows.vectors[:, : of_all_rows.rank].T
+    all_rows = spectrum_of(fitted.merge(held_out))
+    span = all_rows.vectors[:, : all_rows.rank].T
     fitted, held_out = fitted.transform(span), held_out.transform(span)
     spectrum, difference = spectrum_of(fitted), held_out.mean - fitted.mean
     squares_matrix = held_out.covariance() + np.outer(difference, difference)

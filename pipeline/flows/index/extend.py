@@ -189,7 +189,7 @@ class _Extender:
         fits = old_parts[-1].rows + rows <= _MAX_PART_GROWTH * (extension.build.plan.part_rows or rows)
         items = parts_to_grow(old_parts, last_takes_new_rows=fits)
         gone = DeadRows(self.run.store, extension.survey.gone)
-        changed = [item for item in items if item.takes_new_rows or len(item.rows_in(gone))]
+        changed = [item for item in items if item.takes_new_rows or len(item.own_rows(gone))]
         with self.run.stages("extend", rows) as bar:
             memory = part_memory(extension.build)
             made = map_in_order(self.run, GrowPart(extension), changed, memory=memory)

@@ -15,7 +15,7 @@ from pipeline.flows.index.records import (
     NumberedPart,
     TrainedIndex,
     load_queries,
-    numbered,
+    number_parts,
     store_truth,
 )
 from pipeline.flows.index.tasks import Build, with_progress
@@ -66,7 +66,7 @@ def parts_to_grow(parts: Sequence[IndexPart], *, last_takes_new_rows: bool) -> l
     """Return the parts of an index; rows are added to the last one, if to any."""
     return [
         PartToGrow(**dict(each), takes_new_rows=last_takes_new_rows and each.number == len(parts) - 1)
-        for each in numbered(parts)
+        for each in number_parts(parts)
     ]
 
 
@@ -140,7 +140,7 @@ class GrowPart(PlainTask[PartToGrow, GrownPart]):
             index = read_index(item.part.files[0].local(store), mapped=False)
         except (FileNotFoundError, DataError) as error:
             return GrownPart(unusable=str(error))
-        gone = item.rows_in(DeadRows(store, extension.survey.gone))
+        gone = item.own_rows(DeadRows(store, extension.survey.gone))
         new = extension.units_from(before.next_ordinal) if item.takes_new_rows else ()
         with store.scratch() as scratch, faiss_threads(1):
             removed = remove(index, gone) if len(gone) else 0
@@ -172,7 +172,7 @@ class GrowPart(PlainTask[PartToGrow, GrownPart]):
         ids = item.part.ids
         source, tables = self.extension.build.source, self.extension.build.source.ids(new)
         if merges := len(ids) >= MAX_IDS_FILES:
-            dead = item.rows_in(DeadRows(source.store, source.dead))
+            dead = item.own_rows(DeadRows(source.store, source.dead))
             files = [reference.local(source.store) for reference in ids]
             tables = chain(iter_live_ids(files, dead), tables)
         write_ids(scratch / "ids.arrow", tables)

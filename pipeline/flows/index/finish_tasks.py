@@ -10,7 +10,7 @@ from pipeline.flows.index.records import (
     FilledPart,
     ShardRecord,
     TrainedIndex,
-    joined,
+    file_fields,
     load_queries,
     store_truth,
 )
@@ -136,7 +136,7 @@ def _built(
         kind=plan.kind,
         factory=plan.factory,
         dim=plan.dim,
-        **joined(parts),
+        **file_fields(parts),
         rows=found.rows,
         settings=reader_settings(measured),
         measured=measured,

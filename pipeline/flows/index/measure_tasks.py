@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pipeline.errors import DataError
 from pipeline.flows.index.extend_tasks import ExtendedParts, Extension
 from pipeline.flows.index.finish_tasks import example_queries, reader_settings
-from pipeline.flows.index.records import BuiltIndex, joined, load_queries, load_truth, store_truth
+from pipeline.flows.index.records import BuiltIndex, file_fields, load_queries, load_truth, store_truth
 from pipeline.flows.index.tasks import Build, sample_queries, with_progress
 from pipeline.flows.rows import LiveRows, PlacedUnit, placed_units
 from pipeline.flows.run import Run
@@ -150,7 +150,7 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
                 kind=index.kind,
                 factory=index.factory,
                 dim=index.dim,
-                **joined(extended.parts),
+                **file_fields(extended.parts),
                 delta_ids=sum(len(part.ids) for part in extended.delta),
                 rows=rows,
                 settings=reader_settings(measured),

@@ -68,12 +68,12 @@ class NumberedPart(Stored):
     part: IndexPart
     first_ordinal: int
 
-    def rows_in(self, dead: DeadRows) -> np.ndarray:
-        """Return the addresses (n,) of the dead rows that are of units of the part."""
+    def own_rows(self, dead: DeadRows) -> np.ndarray:
+        """Return the addresses (n,) of those dead rows that belong to units of this part."""
         return dead.between(self.first_ordinal, self.part.next_ordinal)
 
 
-def numbered(parts: Sequence[IndexPart]) -> tuple[NumberedPart, ...]:
+def number_parts(parts: Sequence[IndexPart]) -> tuple[NumberedPart, ...]:
     """Return the parts of an index with their numbers and lowest ordinals."""
     first_ordinals = [0, *(part.next_ordinal for part in parts)]
     return tuple(
@@ -123,8 +123,8 @@ class BuiltIndex(Stored):
         return IndexFiles.model_validate(self.model_dump(include=set(IndexFiles.model_fields)))
 
 
-def joined(parts: Sequence[IndexPart]) -> dict[str, Any]:
-    """Return the fields of `BuiltIndex` that name the files of these parts."""
+def file_fields(parts: Sequence[IndexPart]) -> dict[str, Any]:
+    """Return the fields of `BuiltIndex` that name the files of all these parts."""
     return {
         "parts": len(parts),
         "files": tuple(file for part in parts for file in part.files),

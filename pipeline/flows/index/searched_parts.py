@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from pipeline.errors import DataError
-from pipeline.flows.index.records import NumberedPart, numbered
+from pipeline.flows.index.records import NumberedPart, number_parts
 from pipeline.flows.run import Run, map_in_order
 from pipeline.flows.workers.tasks import PlainTask, Task
 from pipeline.index.build import read_index
@@ -70,7 +70,7 @@ class PartFiles:
 
     def open(self, item: NumberedPart) -> Parts:
         """Open one part, without its dead rows. Raises DataError if a file is missing or damaged."""
-        dead = item.rows_in(DeadRows(self.store, self.tombstones))
+        dead = item.own_rows(DeadRows(self.store, self.tombstones))
         try:
             return open_parts(item.part.files, lambda file: file.local(self.store), dead)
         except FileNotFoundError as error:
@@ -165,7 +165,7 @@ class PartsOnWorkers(SearchedParts):
             DataError: a file is missing or damaged, or a part has rows of other units.
         """
         self.indexes = (read_index(trained.local(run.store), mapped=False),)
-        self._run, self._files, self._parts = run, files, numbered(parts)
+        self._run, self._files, self._parts = run, files, number_parts(parts)
         self._facts = self._map(DescribePart(files, asked))
         self._answers: dict[tuple[str, int, int | None], PartAnswers] = {}
         self._searched_s = 0.0

@@ -13,9 +13,10 @@ from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.frequencies import Frequencies, read_frequencies
 from pipeline.text.tokens.tokens import Tokenizer
 
-_CONTINUATION = "##"  # of WordPiece, before a piece that continues a word
-_BPE_SPACE = "\u0120"  # of byte-level BPE (RoBERTa), before a piece that begins a word
-_SENTENCEPIECE_SPACE = "\u2581"  # of SentencePiece (XLM-R), before a piece that begins a word
+# Markers at the beginning of tokens.
+_CONTINUATION = "##"  # WordPiece: the token continues a word
+_BPE_SPACE = "\u0120"  # byte-level BPE (RoBERTa): the token begins a word
+_SENTENCEPIECE_SPACE = "\u2581"  # SentencePiece (XLM-R): the token begins a word
 
 
 def load_filter(folder: EncoderFolder, tokenizer: Tokenizer) -> np.ndarray | None:
