@@ -274,8 +274,6 @@ class Tokenizer:
         return text[: split.start()] if split else text
 
 
-
-
 def _batches(texts: list[str]) -> Iterator[list[str]]:
     """Split texts into batches with limited numbers of texts and characters."""
     batch: list[str] = []

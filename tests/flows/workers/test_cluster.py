@@ -22,6 +22,9 @@ from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages, ends_by
 from pipeline.settings import ClusterSettings, EncodeSettings, Job
 
+HEAD = ClusterAddress("10.0.0.1:6379", "cluster.address")
+LOCAL = ClusterAddress("local", "local Ray")
+
 
 @pytest.fixture
 def not_connected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,13 +111,13 @@ def test_connecting_to_a_hanging_head_times_out():
         told.append(error)
         over.set()
 
-    with ends_by(end), _abort_after(0.05, "10.0.0.1:6379", "cluster.address", lambda: None):
+    with ends_by(end), _abort_after(0.05, HEAD, lambda: None):
         assert over.wait(10)
     assert str(told[0]).startswith(
         "cluster.address 10.0.0.1:6379: expected a Ray cluster that answers, found no answer within "
         "0.05 s (cluster.patience_s)"
     )
-    with ends_by(end), _abort_after(60, "10.0.0.1:6379", "cluster.address", lambda: None):
+    with ends_by(end), _abort_after(60, HEAD, lambda: None):
         pass
     assert len(told) == 1
 
@@ -128,7 +131,7 @@ def test_a_slow_start_of_ray_is_reported_although_standard_error_is_redirected(
         os.write(2, f"error: {error}\n".encode())
         over.set()
 
-    with ends_by(end), _discard_stderr(False) as reopen, _abort_after(0.05, "local", "local Ray", reopen):
+    with ends_by(end), _discard_stderr(False) as reopen, _abort_after(0.05, LOCAL, reopen):
         os.write(2, b"what Ray's native part announces\n")
         assert over.wait(10)
     written = capfd.readouterr().err
