@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.log import counted
+
+WITHOUT_VECTOR = "without_vector"  # fact of a score: number of texts without a vector
 _SHOWN = 10  # missing texts that are named
 
 
@@ -22,8 +25,8 @@ def missing_texts(texts: Sequence[str], x: np.ndarray) -> list[str]:
 def missing_facts(missing: Sequence[str]) -> dict[str, Any]:
     """Return the number of texts without a vector, and the first of them, for the facts of a score."""
     if not missing:
-        return {"without_vector": 0}
-    return {"without_vector": len(missing), "first_without_vector": list(missing[:_SHOWN])}
+        return {WITHOUT_VECTOR: 0}
+    return {WITHOUT_VECTOR: len(missing), "first_without_vector": list(missing[:_SHOWN])}
 
 
 def missing_warnings(task: str, missing: Sequence[str], effect: str) -> tuple[str, ...]:
@@ -37,5 +40,6 @@ def missing_warnings(task: str, missing: Sequence[str], effect: str) -> tuple[st
     if not missing:
         return ()
     more = ", ..." if len(missing) > _SHOWN else ""
-    names = ", ".join(repr(text[:80]) for text in missing[:_SHOWN])
-    return (f"{task}: {len(missing):,} texts have no vector ({names}{more}): {effect}",)
+    names = ", ".join(repr(text[:80]) for text in missing[:_SHOWN]) + more
+    texts = counted(len(missing), "text")
+    return (f"{task}: the encoder gave {texts} no usable vector ({names}): {effect}",)

@@ -76,7 +76,8 @@ def test_unknown_words_are_named_counted_as_wrong_and_no_candidates(tmp_path: Pa
     assert score.facts["without_vector"] == 2
     assert score.facts["first_without_vector"] == ["Italy", "river"]
     assert score.warnings == (
-        "questions: 2 texts have no vector ('Italy', 'river'): 1 of 2 questions count as wrong",
+        "questions: the encoder gave 2 texts no usable vector ('Italy', 'river'): "
+        "1 of 2 questions count as wrong",
     )
     known = task_of("analogies", questions(tmp_path)).score(looked_up(WORDS | {"Italy": [0.0] * 3}))
     assert (known.value, known.metrics["accuracy of known questions"]) == (50, 100)

@@ -57,7 +57,7 @@ def test_unknown_words_are_named_and_count_as_wrong(tmp_path: Path):
     assert (score.value, score.metrics["purity of known words"]) == (pytest.approx(60), pytest.approx(75))
     assert score.facts["first_without_vector"] == ["saw"]
     assert score.warnings == (
-        "words: 1 texts have no vector ('saw'): they are in no cluster and count as wrong",
+        "words: the encoder gave 1 text no usable vector ('saw'): they are in no cluster and count as wrong",
     )
 
 

@@ -231,7 +231,8 @@ def test_ratings_of_words_are_correlated_with_and_without_the_unknown_words(tmp_
     )
     assert (score.facts["without_vector"], score.facts["first_without_vector"]) == (3, ["a3", "b3", "b7"])
     assert score.warnings == (
-        "words: 3 texts have no vector ('a3', 'b3', 'b7'): 2 of 20 pairs are scored with a zero vector",
+        "words: the encoder gave 3 texts no usable vector ('a3', 'b3', 'b7'): "
+        "2 of 20 pairs are scored with a zero vector",
     )
     whole = task.score(drawn())
     assert "without_vector" not in whole.facts

@@ -63,7 +63,7 @@ BANDS = (
     FrequencyBand(first_rank=1, last_rank=100, words=100, norm=1.234, distances={3: 0.5, 5: 0.6, 7: 0.71}),
     FrequencyBand(first_rank=101, last_rank=500, words=37, norm=2.345, distances={3: 1.5, 5: 1.6, 7: 1.7}),
 )
-STATIC = tuple(StaticWords(layer=layer, words=1_234, uri=f"/root/<{layer}>.txt") for layer in range(2))
+STATIC = tuple(StaticWords(layer=layer, words=1_234, uri=f"/store/<{layer}>.txt") for layer in range(2))
 FULL = GeometryReport(
     sentences=60,
     source="some captions",
@@ -107,7 +107,7 @@ def test_all_measured_values_are_shown():
         ("ranks 1 to 100", "100", "1.23", "0.500", "0.600", "0.710"),
         ("ranks 101 to 500", "37", "2.35", "1.50", "1.60", "1.70"),
     )
-    assert shown["Static word vectors"].table[2] == ("layer 1", "1,234", "/root/<1>.txt")
+    assert shown["Static word vectors"].table[2] == ("layer 1", "1,234", "/store/<1>.txt")
     edits = next(row for row in table if "edit distance" in row[0])
     assert edits[-1] == "human scores: −20.20"
     text = render(replace(PAGE, sections=sections(FULL)))

@@ -11,6 +11,7 @@ from pydantic_core import from_json, to_json
 
 from pipeline.config import digest_of
 from pipeline.evaluate import EvaluationTask, Score
+from pipeline.evaluate.vocabulary import WITHOUT_VECTOR
 from pipeline.flows.evaluate.candidates import ResolvedCandidate
 from pipeline.flows.evaluate.sentences import SpaceVectors
 from pipeline.flows.workers.tasks import PlainTask
@@ -162,7 +163,7 @@ class ScoreTask(PlainTask[Scoring, ResampledResult]):
             facts=from_json(
                 to_json(dict(score.facts), inf_nan_mode="null", fallback=lambda value: value.tolist())
             ),
-            warnings=(*score.warnings, *vectors.warnings()),
+            warnings=(*score.warnings, *vectors.warnings(score)),
             evidence=evidence,
         )
 
@@ -188,9 +189,9 @@ class _TransformedVectors:
             self._identical = len(sentences)
         return vectors
 
-    def warnings(self) -> Iterator[str]:
-        """Yield warnings about the vectors that were looked up."""
-        if self._unusable:
+    def warnings(self, score: Score) -> Iterator[str]:
+        """Yield warnings about the vectors that were looked up, but not what the task warns of itself."""
+        if self._unusable and not score.facts.get(WITHOUT_VECTOR):
             yield (f"the encoder gave {self._unusable:,} sentences no usable vector: their cosines are 0")
         if self._identical:
             yield f"all {self._identical:,} sentences have one and the same vector: the score is meaningless"

@@ -90,6 +90,9 @@ def test_a_file_of_word_vectors_is_evaluated_on_words(tmp_path: Path):
     page = Path(stored.report).read_text()
     for task in ("ratings", "analogies", "categories"):
         assert results[task]["facts"]["without_vector"] == 1
-        assert any("1 texts have no vector ('zzz')" in warning for warning in results[task]["warnings"])
+        assert any(
+            "the encoder gave 1 text no usable vector ('zzz')" in warning
+            for warning in results[task]["warnings"]
+        )
         assert task in page
     assert "first without vector" in page
