@@ -5,15 +5,13 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError
 from pipeline.flows.night.nightly import nightly
-from pipeline.flows.train.plan import open_dev, plan_of
 from pipeline.flows.train.rank import TrainRank
-from pipeline.flows.train.train import open_training, record_start
+from pipeline.flows.train.train import open_training
 from pipeline.index.search import open_release
 from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
@@ -23,7 +21,7 @@ from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from tests.flows.conftest import job_arguments, sentences, write_corpus
 from tests.flows.train.test_rank import Stop, train
-from tests.flows.train.training import losses, write_books
+from tests.flows.train.training import losses, unstarted, write_books, write_running_text
 
 CONFIG = Path(__file__).parents[3] / "jobs/configs/train/fastsent.yaml"
 
@@ -37,16 +35,9 @@ def rank_for(folder: Path, name: str = "run", *overrides: str) -> TrainRank:
     """Return the training of the config, made small: 14 steps over 228 triples."""
     small = (
         f"train.data={write_books(folder / 'books.parquet')}",
-        f"train.root={folder / 'trainings'}",
-        f"train.name={name}",
         "train.word_table.dim=12",
-        "train.watch={steps: 1, trackers: []}",
-        "train.checkpoint={steps: 4, minutes: null}",
     )
-    job, run = open_training(load_settings(Job, CONFIG, (*small, *overrides)))
-    plan = plan_of(job.train)
-    record_start(run, plan, "new word vectors")
-    return TrainRank(run, job.encoder, job.train, plan, open_dev(job.train))
+    return unstarted(CONFIG, folder, name, *small, *overrides)
 
 
 def test_a_stopped_training_resumes_to_the_same_bits_with_the_same_negatives(tmp_path: Path):
@@ -97,12 +88,10 @@ def test_the_product_is_word_vectors_whose_sums_a_night_stores_and_searches(tmp_
 )
 def test_real_text_is_predicted_better_than_by_the_frequencies_of_its_words(tmp_path: Path):
     """On rows that were not trained on; a model that ignores its input has the entropy of the words."""
-    table = pq.read_table(Path(os.environ["MANTA_EVAL_DATA"]) / "running" / "documents.parquet")
-    pq.write_table(table.slice(0, 60_000).rename_columns({"doc_id": "document"}), tmp_path / "real.parquet")
     rank = rank_for(
         tmp_path,
         "real",
-        f"train.data={tmp_path / 'real.parquet'}",
+        f"train.data={write_running_text(tmp_path / 'real.parquet')}",
         "train.word_table={dim: 64, vocabulary: 3000}",
         "train.objective={name: fastsent, options: {autoencode: true}}",
         "train.order.batch_rows=256",

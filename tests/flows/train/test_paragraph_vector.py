@@ -11,9 +11,9 @@ import pytest
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError
 from pipeline.flows.night.nightly import nightly
-from pipeline.flows.train.plan import check_settings, open_dev, plan_of
+from pipeline.flows.train.plan import check_settings
 from pipeline.flows.train.rank import TrainRank
-from pipeline.flows.train.train import open_training, record_start
+from pipeline.flows.train.train import open_training
 from pipeline.index.search import open_release
 from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
@@ -23,7 +23,7 @@ from pipeline.objectives import TrainedModel
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from tests.flows.conftest import job_arguments, sentences, write_corpus
 from tests.flows.train.test_rank import Stop, train
-from tests.flows.train.training import losses, write_sts
+from tests.flows.train.training import losses, unstarted, write_sts
 
 CONFIG = Path(__file__).parents[3] / "jobs/configs/train/paragraph-vector.yaml"
 
@@ -38,17 +38,10 @@ def rank_for(folder: Path, name: str = "run", *overrides: str) -> TrainRank:
     pq.write_table(pa.table({"text": sentences(96)}), folder / "texts.parquet")
     small = (
         f"train.data={folder / 'texts.parquet'}",
-        f"train.root={folder / 'trainings'}",
-        f"train.name={name}",
         "train.paragraph_vectors={dim: 6, window: 3, steps: 10}",
         "train.epochs=2",
-        "train.watch={steps: 1, trackers: []}",
-        "train.checkpoint={steps: 4, minutes: null}",
     )
-    job, run = open_training(load_settings(Job, CONFIG, (*small, *overrides)))
-    plan = plan_of(job.train)
-    record_start(run, plan, "new paragraph vectors")
-    return TrainRank(run, job.encoder, job.train, plan, open_dev(job.train))
+    return unstarted(CONFIG, folder, name, *small, *overrides)
 
 
 def test_a_stopped_training_resumes_to_the_same_bits(tmp_path: Path):

@@ -10,9 +10,7 @@ import pytest
 
 from pipeline.config import load_settings
 from pipeline.flows.night.nightly import nightly
-from pipeline.flows.train.plan import open_dev, plan_of
 from pipeline.flows.train.rank import TrainRank
-from pipeline.flows.train.train import open_training, record_start
 from pipeline.index.search import open_release
 from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
@@ -20,7 +18,7 @@ from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from tests.flows.conftest import job_arguments, sentences, write_corpus
 from tests.flows.train.test_rank import Stop, train
-from tests.flows.train.training import losses, write_books
+from tests.flows.train.training import losses, unstarted, write_books, write_running_text
 
 CONFIG = Path(__file__).parents[3] / "jobs/configs/train/skip-thought.yaml"
 
@@ -34,19 +32,12 @@ def rank_for(folder: Path, name: str = "run", *overrides: str) -> TrainRank:
     """Return the training of the config, made small: 14 steps over 228 triples."""
     small = (
         f"train.data={write_books(folder / 'books.parquet')}",
-        f"train.root={folder / 'trainings'}",
-        f"train.name={name}",
         "train.recurrent.width=12",
         "train.recurrent.word_dim=8",
         "train.order.batch_rows=16",
         "train.optimizer.learning_rate=0.02",
-        "train.watch={steps: 1, trackers: []}",
-        "train.checkpoint={steps: 4, minutes: null}",
     )
-    job, run = open_training(load_settings(Job, CONFIG, (*small, *overrides)))
-    plan = plan_of(job.train)
-    record_start(run, plan, "new gru")
-    return TrainRank(run, job.encoder, job.train, plan, open_dev(job.train))
+    return unstarted(CONFIG, folder, name, *small, *overrides)
 
 
 def encoder_at(path: str):
@@ -113,12 +104,11 @@ def test_nights_store_and_search_the_vectors_of_the_product(tmp_path: Path):
 )
 def test_real_text_is_predicted_better_than_by_the_frequencies_of_its_words(tmp_path: Path):
     """On rows that were not trained on; decoders that ignore their input have the entropy of the words."""
-    table = pq.read_table(Path(os.environ["MANTA_EVAL_DATA"]) / "running" / "documents.parquet")
-    pq.write_table(table.slice(0, 60_000).rename_columns({"doc_id": "document"}), tmp_path / "real.parquet")
+    real = write_running_text(tmp_path / "real.parquet")
     rank = rank_for(
         tmp_path,
         "real",
-        f"train.data={tmp_path / 'real.parquet'}",
+        f"train.data={real}",
         "train.recurrent={cell: gru, width: 48, directions: 1, word_dim: 32, vocabulary: 2000}",
         "train.order.batch_rows=64",
         "train.optimizer.learning_rate=0.01",
@@ -129,7 +119,7 @@ def test_real_text_is_predicted_better_than_by_the_frequencies_of_its_words(tmp_
     train(rank)
     tokenizer = open_folder(EncoderSettings(path=rank.run.encoder)).tokenizer()
     # a start token is not predicted; all others are counted over the whole file, as if they were known
-    ids = tokenizer(table["text"].slice(0, 60_000).to_pylist()).ids
+    ids = tokenizer(pq.read_table(real)["text"].to_pylist()).ids
     counts = np.bincount(ids, minlength=len(tokenizer.vocabulary()))
     counts[tokenizer.prefix[0]] = 0
     tables = [batch.table for batch in islice(rank.plan.order.batches(rank.plan.steps), 4)]

@@ -1,6 +1,7 @@
 """Training rows, and jobs that are over in seconds."""
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,9 @@ import torch.distributed as dist
 from safetensors.numpy import load_file
 
 from pipeline.config import load_settings
+from pipeline.flows.train.plan import open_dev, plan_of
 from pipeline.flows.train.rank import TrainRank
+from pipeline.flows.train.train import open_training, record_start
 from pipeline.settings import Job
 from pipeline.text.rows.batches import RankSlice
 from tests.flows.conftest import sentences
@@ -44,6 +47,27 @@ def write_books(file: Path, books: int = 6, length: int = 40) -> Path:
     positions = [row % length for row in range(len(texts))]
     pq.write_table(pa.table({"text": texts, "document": documents, "position": positions}), file)
     return file
+
+
+def write_running_text(file: Path, rows: int = 60_000) -> Path:
+    """Sentences of real documents in their order, from the evaluation data."""
+    table = pq.read_table(Path(os.environ["MANTA_EVAL_DATA"]) / "running" / "documents.parquet")
+    pq.write_table(table.slice(0, rows).rename_columns({"doc_id": "document"}), file)
+    return file
+
+
+def unstarted(config: Path, folder: Path, name: str, *overrides: str) -> TrainRank:
+    """Open the training `name` of a config, and return its only rank, which has not begun."""
+    fixed = (
+        f"train.root={folder / 'trainings'}",
+        f"train.name={name}",
+        "train.watch={steps: 1, trackers: []}",
+        "train.checkpoint={steps: 4, minutes: null}",
+    )
+    job, run = open_training(load_settings(Job, config, (*fixed, *overrides)))
+    plan = plan_of(job.train)
+    record_start(run, plan, "a new encoder")
+    return TrainRank(run, job.encoder, job.train, plan, open_dev(job.train))
 
 
 def training_arguments(folder: Path, encoder: Path) -> list[str]:
