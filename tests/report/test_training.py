@@ -45,8 +45,8 @@ def test_the_page_shows_data_settings_and_results():
         "simcse on 6,500 rows, 500 steps of 64 rows. On dev the encoder went from 81.24 to 84.50.",
     ]
     expected += [
-        "simcse (temperature 0.05, similarity cosine, head cls_mlp, keep head no, positive self, second same, "
-        "masks own)"
+        "simcse (temperature 0.05, similarity cosine, head cls_mlp, keep head no, positive self, "
+        "second same, masks own)"
     ]
     expected += [
         "s3://models/simcse-3fa9c2d1e0b7/encoder",
