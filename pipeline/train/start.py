@@ -52,15 +52,7 @@ def _new_words(train: TrainSettings) -> Path:
     def build(folder: Path) -> None:
         write_word_table_folder(train.word_table, _count_words(train), folder, seed=train.seed)
 
-    version = digest_of(
-        {
-            "format": WORDS_FORMAT,
-            "settings": train.word_table.model_dump(mode="json"),
-            "seed": train.seed,
-            "torch": torch.__version__,
-            "of": _training_files(train),
-        }
-    )
+    version = _version(train, train.word_table.model_dump(mode="json"), WORDS_FORMAT, _training_files(train))
     return cached_folder("words", version, build)
 
 
@@ -72,14 +64,8 @@ def _new_paragraphs(train: TrainSettings) -> Path:
             train.paragraph_vectors, _count_words(train), folder, rows=_count_rows(train), seed=train.seed
         )
 
-    version = digest_of(
-        {
-            "format": PARAGRAPHS_FORMAT,
-            "settings": train.paragraph_vectors.model_dump(mode="json"),
-            "seed": train.seed,
-            "torch": torch.__version__,
-            "of": _training_files(train),
-        }
+    version = _version(
+        train, train.paragraph_vectors.model_dump(mode="json"), PARAGRAPHS_FORMAT, _training_files(train)
     )
     return cached_folder("paragraphs", version, build)
 
@@ -91,7 +77,7 @@ def _new_recurrent(train: TrainSettings) -> Path:
     def build(folder: Path) -> None:
         new_recurrent.write_recurrent_folder(settings, _counts(train, settings), folder, seed=train.seed)
 
-    return cached_folder("recurrent", _version(train, settings, new_recurrent.FORMAT), build)
+    return cached_folder("recurrent", _version_with_vocabulary(train, settings, new_recurrent.FORMAT), build)
 
 
 def _new_convolutional(train: TrainSettings) -> Path:
@@ -102,7 +88,9 @@ def _new_convolutional(train: TrainSettings) -> Path:
         counts = _counts(train, settings)
         new_convolutional.write_convolutional_folder(settings, counts, folder, seed=train.seed)
 
-    return cached_folder("convolutional", _version(train, settings, new_convolutional.FORMAT), build)
+    return cached_folder(
+        "convolutional", _version_with_vocabulary(train, settings, new_convolutional.FORMAT), build
+    )
 
 
 def _counts(train: TrainSettings, settings: VocabularySettings) -> Counter[str]:
@@ -110,17 +98,26 @@ def _counts(train: TrainSettings, settings: VocabularySettings) -> Counter[str]:
     return _count_words(train) if settings.words is None else Counter()
 
 
-def _version(train: TrainSettings, settings: VocabularySettings, file_format: int) -> str:
-    """Return a digest of everything that decides the new encoder."""
+def _version_with_vocabulary(train: TrainSettings, settings: VocabularySettings, file_format: int) -> str:
+    """Return the version of a new encoder whose words are those of the training rows or of a file."""
     if settings.words is None:
         vocabulary_source = _training_files(train)
     else:
         folder = word_vector_folder(settings)
-        vocabulary_source = [digest_of_file(folder / name) for name in _WORD_VECTOR_FILES]
+        vocabulary_source = list[object](digest_of_file(folder / name) for name in _WORD_VECTOR_FILES)
+    return _version(
+        train, settings.model_dump(mode="json", exclude={"words"}), file_format, vocabulary_source
+    )
+
+
+def _version(
+    train: TrainSettings, settings: dict[str, object], file_format: int, vocabulary_source: list[object]
+) -> str:
+    """Return a digest of everything that decides the new encoder."""
     return digest_of(
         {
             "format": file_format,
-            "settings": settings.model_dump(mode="json", exclude={"words"}),
+            "settings": settings,
             "seed": train.seed,
             "torch": torch.__version__,
             "of": vocabulary_source,
