@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import PipelineError, TransientError
-from pipeline.flows.workers.nodes import Node
+from pipeline.flows.workers.nodes import Node, ResourceDemand
 from pipeline.flows.workers.stall import CpuMeter, StallTimer, hang_message, stall_limit_s
 from pipeline.flows.workers.tasks import Item, Pool, Result, Task, load_result, set_progress_listener
 from pipeline.flows.workers.workers import Workers
@@ -85,7 +85,17 @@ class LocalWorkers(Workers):
         return result
 
     def pool(self, settings: ClusterSettings, work: int) -> Pool:
-        """Return a pool of one worker, the child. A job that asks for GPUs does not run here."""
+        """Return a pool of one worker, the child. A job that asks for GPUs does not run here.
+
+        Raises:
+            ConfigError: a local Ray would refuse the settings, so that a job does not depend on its size.
+        """
+        machine = (Node(os.cpu_count() or 1),)
+        demand = ResourceDemand(settings.cpus_per_worker, 0.0, settings.workers.min or 1)
+        if not demand.fit(machine):
+            raise demand.too_large_error(machine)
+        if demand.fit(machine) < demand.workers:
+            raise demand.too_few_error(machine)
         return Pool(1, settings.cpus_per_worker)
 
     def machine_pool(self, settings: ClusterSettings) -> Pool:

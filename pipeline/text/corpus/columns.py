@@ -64,6 +64,8 @@ class FileColumns:
     """number of rows; None if only reading the file shows it"""
     negative_ids: bool = True
     """whether an id may be negative"""
+    mixed_ids: bool = False
+    """whether some ids of a JSON file are strings and others integers"""
     names: tuple[str, ...] = ()
     """names of all columns"""
     absent: frozenset[str] = frozenset()
@@ -113,8 +115,9 @@ def agree_on_columns(
 ) -> tuple[Columns, dict[str, DataError]]:
     """Find types for the columns of a corpus that hold the values of all its files.
 
-    The first file decides between string and integer ids. A JSON file is never refused for a kept column:
-    values that do not fit, or are missing, become null when they are read.
+    The first file decides between string and integer ids. A JSON file with ids of both types is not refused,
+    because each row with an id of the other type is quarantined when it is read. Nor is a JSON file refused
+    for a kept column: values that do not fit, or are missing, become null when they are read.
 
     Returns:
         The types, and the error of each file that does not fit, by the file's name.
@@ -162,12 +165,12 @@ def _agree_on_id(
         return pa.string(), {}
     kinds = {each.file: "string" if is_text(each.types[corpus.id]) else "integer" for each in with_ids}
     first = kinds[with_ids[0].file]
-    fitting = [each for each in with_ids if kinds[each.file] == first]
+    fitting = [each for each in with_ids if kinds[each.file] == first or each.mixed_ids]
     expected = f"{first}, as in {with_ids[0].file.name}"
     refused = {
         each.file.name: wrong_column_type(each.file, "corpus.id", corpus.id, expected, kinds[each.file])
         for each in with_ids
-        if kinds[each.file] != first
+        if kinds[each.file] != first and not each.mixed_ids
     }
     if first == "string":
         return pa.string(), refused

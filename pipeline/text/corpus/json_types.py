@@ -34,6 +34,8 @@ class TypeInspection:
     """columns that at least one object has"""
     incomplete: set[str] = field(default_factory=set)
     """nested columns whose type lacks keys of the file, because there are too many"""
+    has_mixed_ids: bool = False
+    """whether some ids are strings and others integers"""
     has_negative_id: bool = False
     has_large_id: bool = False
     """whether an id is 2^63 or above, so that it needs uint64"""
@@ -100,6 +102,7 @@ class TypeInspection:
             self.file,
             types,
             negative_ids=self.has_negative_id,
+            mixed_ids=self.has_mixed_ids,
             names=(*self.file.partitions, *example),
             absent=absent,
             incomplete=frozenset(self.incomplete),
@@ -142,8 +145,8 @@ class TypeInspection:
             self.types[name] = pa.string() if len(strings) >= len(numbers) else pa.uint64()
         elif values and self.wrong_id is None:
             self.wrong_id = values[0]
-        if not pa.types.is_integer(self.types[name]):
-            return
+        self.has_mixed_ids |= bool(strings and numbers)
         self.has_negative_id |= any(-(2**63) <= number < 0 for number in numbers)
         self.has_large_id |= any(2**63 <= number < 2**64 for number in numbers)
-        self.types[name] = pa.int64() if self.has_negative_id else pa.uint64()
+        if pa.types.is_integer(self.types[name]):
+            self.types[name] = pa.int64() if self.has_negative_id else pa.uint64()

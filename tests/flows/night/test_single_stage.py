@@ -22,7 +22,9 @@ from pipeline.flows.workers.ray_workers import RayWorkers
 from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.stats.moments import Moments
+from pipeline.store.release import Releases
 from pipeline.store.schema import vector_matrix
+from pipeline.store.store import open_store
 from pipeline.store.units import Manifest
 
 Make = Callable[..., Job]
@@ -54,6 +56,14 @@ def test_too_many_workers_are_refused_even_without_work(make_job: Make):
         encode(Run(make_job("cluster.gpus_per_worker=1"), store, RayWorkers((Node(2),)), Stages()), corpus)
     with pytest.raises(ConfigError, match="room for 2 on one node"):
         encode(Run(make_job("cluster.workers.min=3"), store, RayWorkers((Node(2),)), Stages()), corpus)
+
+
+def test_a_small_night_refuses_more_workers_than_cpus_and_publishes_nothing(make_job: Make):
+    """A night that small would have one process, but the same settings are refused for a larger corpus."""
+    job = make_job("cluster.workers.min=1000", "cluster.small_rows=5000")
+    with pytest.raises(ConfigError, match=r"room for 1000 workers .*found room for"):
+        nightly(job, Stages())
+    assert Releases(open_store(job.release.root)).current() is None
 
 
 def test_whitened_units_have_identity_covariance(make_job: Make):

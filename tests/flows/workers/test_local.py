@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pipeline.errors import DataError, TransientError
+from pipeline.errors import ConfigError, DataError, TransientError
 from pipeline.flows.workers import local as module
 from pipeline.flows.workers.cluster import connect, local_workers
 from pipeline.flows.workers.local import LocalWorkers
@@ -150,10 +150,27 @@ def test_closed_workers_start_a_new_child_on_demand():
 
 
 @pytest.mark.parametrize("cpus", [0.5, 1, 4])
-def test_local_workers_have_one_process_for_any_cpus_per_worker(cpus: float):
+def test_local_workers_have_one_process_for_any_cpus_per_worker(cpus: float, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module.os, "cpu_count", lambda: 4)
     settings = ClusterSettings(cpus_per_worker=cpus)
     with connect(settings, Stages(), local=LocalWorkers()) as cluster:
         assert cluster.pool(settings, 10).size == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"workers": 5}, r"room for 5 workers of 1 CPU .*found room for 4 on one node of 4 CPUs"),
+        ({"workers": 3, "cpus_per_worker": 2}, r"room for 3 workers of 2 CPUs .*found room for 2"),
+        ({"cpus_per_worker": 5}, r"5 CPUs .*for one worker, found one node of 4 CPUs"),
+    ],
+)
+def test_local_workers_refuse_what_a_local_ray_would(
+    settings: dict[str, float], error: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module.os, "cpu_count", lambda: 4)
+    with closing(LocalWorkers()) as process, pytest.raises(ConfigError, match=error):
+        process.check(ClusterSettings.model_validate(settings))
 
 
 class Raced(list[int]):

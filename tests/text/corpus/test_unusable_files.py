@@ -1,6 +1,7 @@
 """Files that cannot be read are an error with a remedy, or skipped and counted."""
 
 import gzip
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -95,6 +96,21 @@ def test_file_with_integer_ids_among_string_ids_is_skipped(corpus, store):
     parquet(corpus, "a.parquet", id=[1, 2], text=["x", "y"])
     parquet(corpus, "b.parquet", id=["1"], text=["z"])
     assert outcome(corpus, store, bad_files="skip")[0] == [(1, "x"), (2, "y")]
+
+
+@pytest.mark.parametrize(
+    ("first_ids", "ids", "good"),
+    [((-1, 7), '"x" "y" 5 -3', [-3, 5]), (("a", "b"), '1 2 "c" 3', ["c"])],
+)
+def test_a_json_file_with_mostly_the_other_kind_of_id_loses_only_those_rows(
+    corpus, store, first_ids, ids, good
+):
+    parquet(corpus, "a.parquet", id=first_ids, text=["one", "two"])
+    raw(corpus, "z.jsonl", "\n".join(f'{{"id":{value},"text":"t"}}' for value in ids.split()).encode())
+    live, bad, _ = outcome(corpus, store)
+    assert sorted(row_id for row_id, text in live if text == "t") == good
+    expected = [line for line, value in enumerate(ids.split()) if json.loads(value) not in good]
+    assert bad == [("z.jsonl", line, "wrong_type") for line in expected]
 
 
 def test_corpus_without_rows_is_refused(corpus, store):
