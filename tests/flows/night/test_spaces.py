@@ -11,6 +11,9 @@ from pipeline.errors import DataError, ModelError, SpaceMismatch
 from pipeline.flows.corpus import open_releases
 from pipeline.flows.encode.unit import EncodeUnit
 from pipeline.flows.night.previous import load_previous
+from pipeline.flows.workers.cluster import connect
+from pipeline.flows.workers.local import LocalWorkers
+from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.store.store import open_store
@@ -25,6 +28,14 @@ def night(tmp_path: Path) -> Night:
     made = Night(tmp_path / "night", save_folder(folder, "bert"), "index.kind=flat")
     made.put({"a.parquet": BASE})
     return made
+
+
+@pytest.fixture
+def released(night: Night, child: LocalWorkers) -> Night:
+    """The night after its first run. Later runs have new child processes, which have not loaded the model."""
+    with connect(night.job.cluster, Stages(), local=child):
+        night.run()
+    return night
 
 
 def replace_model(night: Night, tmp_path: Path) -> str:
@@ -50,12 +61,11 @@ def test_a_worker_with_another_model_than_the_driver_refuses_to_encode(night: Ni
         task.start()
 
 
-def test_another_model_under_the_same_path_reuses_no_unit(night: Night, tmp_path: Path):
-    night.run()
-    first, vectors = night.current(), live_vectors(night)
-    there = replace_model(night, tmp_path)
-    night.run()
-    now = night.current()
+def test_another_model_under_the_same_path_reuses_no_unit(released: Night, tmp_path: Path):
+    first, vectors = released.current(), live_vectors(released)
+    there = replace_model(released, tmp_path)
+    released.run()
+    now = released.current()
     assert (first.space_id != there, now.space_id) == (True, there)
     corpus = next(choice.sentence for choice in now.choices if choice.what == "corpus")
     assert (
@@ -63,41 +73,38 @@ def test_another_model_under_the_same_path_reuses_no_unit(night: Night, tmp_path
         "same: a file of the encoder changed)"
     ) in corpus
     assert not {unit.path for unit in first.units} & {unit.path for unit in now.units}
-    assert live_vectors(night).keys() == vectors.keys()
-    assert not set(live_vectors(night).values()) & set(vectors.values())
+    assert live_vectors(released).keys() == vectors.keys()
+    assert not set(live_vectors(released).values()) & set(vectors.values())
 
 
-def test_a_night_with_another_encoder_names_the_changed_settings(night: Night):
-    night.run()
-    before = load_previous(open_releases(night.job))
-    other = night.job.encoder.model_copy(
+def test_a_night_with_another_encoder_names_the_changed_settings(released: Night):
+    before = load_previous(open_releases(released.job))
+    other = released.job.encoder.model_copy(
         update={"pooling": "max", "max_length": 12, "query_prompt": "query: "}
     )
-    reason = before.parent_corpus(night.job.model_copy(update={"encoder": other}), 1).rebuild_reason
+    reason = before.parent_corpus(released.job.model_copy(update={"encoder": other}), 1).rebuild_reason
     assert reason.endswith("(encoder.pooling, encoder.max_length changed)")
 
 
-def test_a_record_moved_to_another_space_is_refused_naming_both_spaces(night: Night, tmp_path: Path):
-    night.run()
-    first = night.current()
-    store = open_store(night.job.release.root)
-    there = replace_model(night, tmp_path)
+def test_a_record_moved_to_another_space_is_refused_naming_both_spaces(released: Night, tmp_path: Path):
+    first = released.current()
+    store = open_store(released.job.release.root)
+    there = replace_model(released, tmp_path)
     unit = first.units[0]
     store.write(unit.record.replace(first.space_id[:16], there[:16]), store.read(unit.record))
     with pytest.raises(SpaceMismatch, match=f"{there}.*{first.space_id}"):
-        night.run()
+        released.run()
 
 
-def test_a_release_with_a_replaced_encoder_refuses_queries(night: Night):
+def test_a_release_with_a_replaced_encoder_refuses_queries(released: Night):
     from pipeline.index.search import open_release
 
-    night.run()
-    manifest, store = night.current(), open_store(night.job.release.root)
+    manifest, store = released.current(), open_store(released.job.release.root)
     config = f"{manifest.encoder.path}/config.json"
     changed = json.loads(store.read(config)) | {"layer_norm_eps": 1e-3}
     store.write(config, json.dumps(changed).encode())
     with pytest.raises(DataError, match="sha256"):
-        open_release(night.job.release.root).search("a dog runs")
+        open_release(released.job.release.root).search("a dog runs")
 
 
 @pytest.mark.parametrize(
