@@ -123,6 +123,6 @@ def test_waiting_for_occupied_resources_ends_with_an_error(ray_cluster: Workers,
 
     occupied = ray.remote(Double).options(num_cpus=ray_cluster.cpus).remote()
     ray.get(occupied.start.remote())
-    with pytest.raises(TransientError, match=r"room for 1 worker of 1 CPU and 0 GPUs within 3 s"):
-        RankGroup(TrainSettings(), ClusterSettings().model_copy(update={"patience_s": 3})).run(Sum(tmp_path))
+    with pytest.raises(TransientError, match=r"room for 1 worker of 1 CPU and 0 GPUs within 1 s"):
+        RankGroup(TrainSettings(), ClusterSettings().model_copy(update={"patience_s": 1})).run(Sum(tmp_path))
     ray.kill(occupied)

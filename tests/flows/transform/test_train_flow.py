@@ -131,7 +131,7 @@ def test_a_fraction_of_an_epoch_trains_on_that_fraction_of_rows(tmp_path: Path):
 
 
 def test_a_killed_training_resumes_to_the_same_bytes(tmp_path: Path):
-    more = {"epochs": 8.0, "checkpoint_steps": 10}
+    more = {"epochs": 4.0, "checkpoint_steps": 5}
     undisturbed = training(tmp_path / "undisturbed", **more | {"checkpoint_steps": 100_000})
     trained(undisturbed)
     given = training(tmp_path / "killed", **more)
