@@ -59,6 +59,8 @@ def _facts(diff: "Difference") -> dict[str, Any]:
 
 def _sections(diff: "Difference", width: int | None) -> list[str]:
     """Format the difference as paragraphs and tables for people."""
+    from pipeline.report.formats import gate_name
+
     before, after = diff.before, diff.after
     counts = ", ".join(
         f"{count:,} {_KIND_LABELS.get(kind, kind)}" for kind, count in diff.rows.counts.items()
@@ -69,7 +71,9 @@ def _sections(diff: "Difference", width: int | None) -> list[str]:
         for each in rows
     ]
     settings = [(name, _shorten(old), _shorten(new)) for name, (old, new) in diff.settings.items()]
-    gates = [(name, _format_number(old), _format_number(new)) for name, (old, new) in diff.gates.items()]
+    gates = [
+        (gate_name(name), _format_number(old), _format_number(new)) for name, (old, new) in diff.gates.items()
+    ]
     return [
         f"release {after.release} ({counted(after.rows, 'row')}) against release {before.release} "
         f"({counted(before.rows, 'row')})\nrows: {counts}",

@@ -118,6 +118,7 @@ def test_a_difference_names_changed_settings_gates_and_answers(published: Path, 
     assert "late-121" not in asked["before"]
     assert asked["shared"] == len(set(asked["before"]) & set(asked["after"]))
     shown = manta("releases", "diff", str(published), "1", "2").out
+    assert re.search(r"^non-finite vectors +0 +0$", shown, re.MULTILINE)
     assert "1 new, 2 changed, 1 kept columns, 2 deleted, 95 unchanged" in shown
     assert "settings: the same" in shown
 
