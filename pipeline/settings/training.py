@@ -8,8 +8,10 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from pipeline.config import Settings, ShortSettings
 from pipeline.errors import did_you_mean
 from pipeline.settings.mining import MineSettings
+from pipeline.settings.watching import DevSettings, WatchSettings
 from pipeline.settings.weights import (
     ConvolutionalSettings,
+    DanSettings,
     LoraSettings,
     ParagraphSettings,
     RecurrentSettings,
@@ -174,36 +176,6 @@ class CheckpointSettings(Settings):
     """number of further checkpoints to keep, those with the best scores on dev"""
 
 
-class DevSettings(Settings):
-    """Measurements during a training that show whether the encoder gets better."""
-
-    uri: str | None = None
-    """a Parquet file that is not trained on; null: no scores are measured, the trained encoder has the last
-    weights, and the loss of the same rows is measured before the first step and after the last"""
-    measure: Literal["spearman", "accuracy"] = "spearman"
-    """spearman: 100 times Spearman's correlation of cosines with the scores of rated pairs (sentence1,
-    sentence2, score); accuracy: percent of pairs (premise, hypothesis, label) that the objective's classifier
-    (classification, r_drop) labels correctly, with labels as in the first of `data`"""
-    columns: dict[str, str] = {}
-    """role -> column, if the column's name is not the role"""
-    steps: Annotated[int, Field(ge=1)] = 250
-    """steps between two measurements; there is one before the first step and one after the last"""
-    patience: Annotated[int, Field(ge=1)] | None = None
-    """consecutive measurements without a better score after which the training ends; null: never"""
-    keep: Literal["best", "last"] = "best"
-    """weights of the trained encoder: those with the best score, or the last ones"""
-
-
-class WatchSettings(Settings):
-    """Reports during a training."""
-
-    steps: Annotated[int, Field(ge=1)] = 10
-    """steps that are summarized in one line of metrics"""
-    trackers: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] | None = None
-    """trackers that get the metrics besides metrics.jsonl; null: tensorboard if it is installed. mlflow and
-    wandb read their own environment variables"""
-
-
 class TrainSettings(Settings):
     """The training of an encoder, which starts from the one in `encoder`."""
 
@@ -226,6 +198,7 @@ class TrainSettings(Settings):
     (Kusupati et al. 2022); none: vectors are not truncated"""
     recurrent: RecurrentSettings = RecurrentSettings()
     convolutional: ConvolutionalSettings = ConvolutionalSettings()
+    dan: DanSettings = DanSettings()
     word_table: WordTableSettings = WordTableSettings()
     paragraph_vectors: ParagraphSettings = ParagraphSettings()
     fresh: bool = False
@@ -281,6 +254,7 @@ class TrainSettings(Settings):
         asking = {
             "recurrent.cell": self.recurrent.cell,
             "convolutional.width": self.convolutional.width,
+            "dan.width": self.dan.width,
             "word_table.dim": self.word_table.dim,
             "paragraph_vectors.dim": self.paragraph_vectors.dim,
         }

@@ -71,6 +71,23 @@ class ConvolutionalSettings(VocabularySettings):
     """number of stacked layers, each with a kernel of three words"""
 
 
+class DanSettings(VocabularySettings):
+    """A new deep averaging network to train instead of encoder.path (Cer et al. 2018, section 3.2).
+
+    Dense layers over the mean of the vectors of all words and of all pairs of neighbouring words. Other keys
+    of `encoder` apply to it too.
+    """
+
+    section = "train.dan"
+
+    width: Annotated[int, Field(ge=1)] | None = None
+    """values of each dense layer (512 in the paper); null: training starts from encoder.path"""
+    layers: Annotated[int, Field(ge=1)] = 3
+    """number of dense layers, each with tanh; the paper says neither their number nor the activation"""
+    buckets: Annotated[int, Field(ge=1)] = 2**20
+    """vectors of pairs of words; a pair has the vector of its hash"""
+
+
 class WordTableSettings(Settings):
     """New word vectors to train instead of encoder.path; the vector of a text is their sum.
 

@@ -20,7 +20,8 @@ from pipeline.evaluate.sts import StsTask, correlation
 from pipeline.models.folder.token_filter import load_filter
 from pipeline.objectives import Objective, TrainedModel
 from pipeline.settings import EvaluateSettings, TaskSettings
-from pipeline.settings.training import DevSettings, PairSettings, Values
+from pipeline.settings.training import PairSettings, Values
+from pipeline.settings.watching import DevSettings
 from pipeline.stats.correlation import spearman
 from pipeline.store.store import store_of
 from pipeline.text.rows.pairs import open_training_rows

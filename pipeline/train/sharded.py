@@ -23,7 +23,7 @@ def shard(objective: nn.Module) -> None:
     """Shard every Transformer of the objective over all ranks, in place, on its device.
 
     The objective must be equal on all ranks. Momentum encoders are sharded like the trained encoder, so that
-    each rank can update its shards in place. Recurrent and convolutional encoders are small and are not
+    each rank can update its shards in place. Recurrent and convolutional encoders and word vectors are not
     sharded. With a single rank, nothing is sharded.
     """
     backbones = [

@@ -11,7 +11,7 @@ from pipeline.log import say
 from pipeline.models.folder.locate import cached_folder
 from pipeline.models.folder.paragraphs import FORMAT as PARAGRAPHS_FORMAT
 from pipeline.models.folder.word_vectors import FORMAT as WORDS_FORMAT
-from pipeline.models.trainable import new_convolutional, new_recurrent
+from pipeline.models.trainable import new_convolutional, new_dan, new_recurrent
 from pipeline.models.trainable.new_paragraph import write_paragraph_folder
 from pipeline.models.trainable.new_vocabulary import count_words, word_vector_folder
 from pipeline.models.trainable.new_word_table import write_word_table_folder
@@ -33,13 +33,15 @@ def starting_encoder(train: TrainSettings, encoder: EncoderSettings) -> EncoderS
 
     Raises:
         ConfigError, DataError, ModelError: as in `open_training_rows`, `write_recurrent_folder`,
-            `write_convolutional_folder`, `write_word_table_folder` and `write_paragraph_folder`.
+            `write_convolutional_folder`, `write_dan_folder`, `write_word_table_folder` and
+            `write_paragraph_folder`.
     """
     if train.new_encoder is None:
         return encoder
     build = {
         "train.recurrent": _new_recurrent,
         "train.convolutional": _new_convolutional,
+        "train.dan": _new_dan,
         "train.word_table": _new_words,
         "train.paragraph_vectors": _new_paragraphs,
     }[train.new_encoder]
@@ -91,6 +93,16 @@ def _new_convolutional(train: TrainSettings) -> Path:
     return cached_folder(
         "convolutional", _version_with_vocabulary(train, settings, new_convolutional.FORMAT), build
     )
+
+
+def _new_dan(train: TrainSettings) -> Path:
+    """Build the folder of a new deep averaging network, or find it in the cache."""
+    settings = train.dan
+
+    def build(folder: Path) -> None:
+        new_dan.write_dan_folder(settings, _counts(train, settings), folder, seed=train.seed)
+
+    return cached_folder("dan", _version_with_vocabulary(train, settings, new_dan.FORMAT), build)
 
 
 def _counts(train: TrainSettings, settings: VocabularySettings) -> Counter[str]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline.errors import ConfigError
 from pipeline.log import say
-from pipeline.settings.training import WatchSettings
+from pipeline.settings.watching import WatchSettings
 from pipeline.store.base import Store, sha256_of
 from pipeline.train.metrics_line import MetricsLine
 

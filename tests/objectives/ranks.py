@@ -12,6 +12,7 @@ from pipeline.objectives import NO_PEERS, Batch, Objective, Peers
 from pipeline.objectives.cert import Cert
 from pipeline.objectives.consert import Consert
 from pipeline.objectives.contrastive_tension import ContrastiveTension
+from pipeline.objectives.input_response import InputResponse
 from pipeline.objectives.pser import Pser
 from pipeline.objectives.quickthoughts import QuickThoughts
 from pipeline.objectives.simcse import SimCSE
@@ -31,6 +32,7 @@ CASES: dict[str, Callable[[], Objective]] = {
     "tension sum": lambda: ContrastiveTension(Tiny(seed=1), reduction="sum"),
     "cert": lambda: Cert(Tiny(seed=1), queue=10, width=4, momentum=0.9),
     "quickthoughts": lambda: QuickThoughts(Tiny(seed=1)),
+    "responses": lambda: InputResponse(Tiny(seed=1)),
     "next sentence, two encoders": lambda: SimCSE(
         Tiny(seed=1), temperature=0.3, positive="next", second="copy"
     ),

@@ -9,7 +9,7 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
 from pipeline.objectives import TrainedModel
 from pipeline.settings import EncoderSettings
-from pipeline.settings.training import DevSettings
+from pipeline.settings.watching import DevSettings
 from pipeline.train.dev import DevSet
 
 

@@ -17,7 +17,8 @@ from pipeline.flows.train.train import train
 from pipeline.log import Stages
 from pipeline.objectives import Loss
 from pipeline.settings import Job
-from pipeline.settings.training import TrainSettings, WatchSettings
+from pipeline.settings.training import TrainSettings
+from pipeline.settings.watching import WatchSettings
 from pipeline.store.base import Store
 from pipeline.store.store import open_store
 from pipeline.store.units import sum_counts

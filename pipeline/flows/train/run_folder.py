@@ -189,6 +189,8 @@ def open_run(settings: TrainSettings, encoder: EncoderFolder) -> RunFolder:
         excluded["max_length"] = True
     if settings.convolutional.width is None:
         excluded["convolutional"] = True
+    if settings.dan.width is None:
+        excluded["dan"] = True
     if settings.word_table.dim is None:
         excluded["word_table"] = True
     if settings.paragraph_vectors.dim is None:

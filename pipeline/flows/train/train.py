@@ -117,6 +117,8 @@ def _encoder_name(job: Job) -> str:
         return f"new word vectors ({table.dim} dimensions, {table.vocabulary or 'all'} words)"
     if convolutional.width is not None:
         return f"new convolutions ({convolutional.layers} layers of {convolutional.width})"
+    if job.train.dan.width is not None:
+        return f"a new deep averaging network ({job.train.dan.layers} layers of {job.train.dan.width})"
     if recurrent.cell is None:
         return job.encoder.path
     return f"new {recurrent.cell} ({recurrent.directions} x {recurrent.width}, {recurrent.readout})"

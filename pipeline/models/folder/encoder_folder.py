@@ -16,7 +16,7 @@ from pipeline.text.tokens.tokens import Side, Tokenizer
 ENDS_SENTENCES = "ensure_final_punctuation"  # key that this project adds to sentence_bert_config.json
 MASKED = ("mask",)  # pooling of encoders that read a template's mask token; never concatenated with others
 JOINED = "manta-joined"  # model_type of a folder with several encoders
-SEQUENCE_FAMILIES = ("recurrent", "convolutional")  # of encoders that read whole words in their order
+SEQUENCE_FAMILIES = ("recurrent", "convolutional", "dan")  # of encoders that read whole words in their order
 PACKED_FAMILIES = {
     "bert": "bert",
     "roberta": "roberta",
@@ -35,7 +35,7 @@ class EncoderFolder:
     path: Path
     family: str
     """bert, roberta, distilbert or mpnet for the packed forward pass; words for word vectors; paragraph for
-    paragraph vectors; recurrent or convolutional for an encoder of that kind; otherwise other"""
+    paragraph vectors; recurrent, convolutional or dan for an encoder of that kind; otherwise other"""
     dim: int
     max_length: int
     pooling: tuple[str, ...]

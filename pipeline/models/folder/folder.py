@@ -32,7 +32,7 @@ from pipeline.models.folder.modules import (
 from pipeline.models.folder.pretrained import check_code
 from pipeline.models.folder.values import check_numbers
 from pipeline.models.folder.weight_files import weights_of
-from pipeline.models.folder.word_vectors import CONVOLUTIONAL, PARAGRAPH, RECURRENT, WORDS
+from pipeline.models.folder.word_vectors import CONVOLUTIONAL, DAN, PARAGRAPH, RECURRENT, WORDS
 from pipeline.models.layers.pooling import POOLINGS
 from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.tokens import Side
@@ -42,6 +42,7 @@ _OWN_FAMILIES = {
     PARAGRAPH: "paragraph",
     RECURRENT: "recurrent",
     CONVOLUTIONAL: "convolutional",
+    DAN: "dan",
 }
 _DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # in the order of sentence-transformers
 # the setting of tokenizer.json that truncates the beginning of texts
@@ -170,6 +171,13 @@ def _check_pooling(folder: EncoderFolder, settings: EncoderSettings) -> None:
         folder.family == "paragraph" and pooling != "cls",
         "encoder.pooling",
         "cls, the only pooling of paragraph vectors: the vector itself",
+        pooling,
+        "set it to null",
+    )
+    refuse_if(
+        folder.family == "dan" and pooling != "mean",
+        "encoder.pooling",
+        "mean, the only pooling of a deep averaging network",
         pooling,
         "set it to null",
     )

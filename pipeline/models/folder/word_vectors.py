@@ -22,7 +22,7 @@ from pipeline.text.tokens.tokens import SKIPPED_WORD, Side, Tokenizer
 
 WORDS = "manta-words"  # model_type of a folder of word vectors
 # model_types of folders whose encoders read words in their order
-RECURRENT, CONVOLUTIONAL = "manta-recurrent", "manta-convolutional"
+RECURRENT, CONVOLUTIONAL, DAN = "manta-recurrent", "manta-convolutional", "manta-dan"
 PARAGRAPH = "manta-paragraph"  # model_type of a folder that makes paragraph vectors
 TABLE = "embeddings.word_embeddings.weight"  # name of the tensor of the word vectors
 FORMAT = 1  # of the written folders; to be raised when this module writes them differently
@@ -119,7 +119,7 @@ def load_words(
 def load_sequences(
     folder: Path, max_length: int, *, prompt: str, lower: bool, truncation_side: Side
 ) -> Tokenizer:
-    """Load the tokenizer of a recurrent or convolutional encoder.
+    """Load the tokenizer of a recurrent or convolutional encoder, or of a deep averaging network.
 
     It splits texts as `load_words` does and puts a start and an end token around each, so that none is empty.
     An unknown word becomes the vocabulary's token for such words, or is left out if there is none.

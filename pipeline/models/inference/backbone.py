@@ -2,8 +2,9 @@
 
 from torch import nn
 
-from pipeline.models.folder.encoder_folder import SEQUENCE_FAMILIES, EncoderFolder
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.inference.convolutional import ConvolutionalModel
+from pipeline.models.inference.dan import DanModel
 from pipeline.models.inference.model import Model
 from pipeline.models.inference.packed import PackedModel
 from pipeline.models.inference.padded import PaddedModel
@@ -15,6 +16,13 @@ from pipeline.models.layers.post_pooling import FixedRows, load_mlp
 from pipeline.models.layers.weights import open_checkpoint
 from pipeline.text.tokens.tokens import Tokenizer
 
+_OWN_MODELS = {
+    "recurrent": SteppedModel,
+    "convolutional": ConvolutionalModel,
+    "dan": DanModel,
+    "paragraph": ParagraphModel,
+}
+
 
 def load_backbone(
     folder: EncoderFolder, arithmetic: Arithmetic, tokenizer: Tokenizer
@@ -23,11 +31,8 @@ def load_backbone(
     checkpoint = open_checkpoint(folder)
     if folder.family == "words":
         return BagModel(folder, checkpoint, arithmetic, tokenizer), None
-    if folder.family in SEQUENCE_FAMILIES:
-        kind = SteppedModel if folder.family == "recurrent" else ConvolutionalModel
+    if (kind := _OWN_MODELS.get(folder.family)) is not None:
         return kind(folder, checkpoint, arithmetic), None
-    if folder.family == "paragraph":
-        return ParagraphModel(folder, checkpoint, arithmetic), None
     is_packed = folder.family != "other"
     model = PackedModel(folder, checkpoint, arithmetic) if is_packed else PaddedModel(folder, arithmetic)
     if "cls_mlp" not in folder.pooling:

@@ -251,8 +251,8 @@ class Encoder:
         """Compute and pool the hidden states of the texts `rows`, for the modules after the pooling."""
         wanted = layers_of(self.folder.pooling, self._model.layers)
         states, segments = self._model.states(tokens, rows, wanted, max_tokens, skip)
-        # paragraph vectors are a single state per text, which is fewer than its tokens
-        self.counters.padding += max(0, len(states[min(wanted)]) - int(tokens.lengths[rows].sum()))
+        if self._model.has_token_states:
+            self.counters.padding += len(states[min(wanted)]) - int(tokens.lengths[rows].sum())
         return torch.cat([self._pool(name, states, segments) for name in self.folder.pooling], dim=-1)
 
     def _pool(self, name: str, states: dict[int, Tensor], segments: Segments) -> Tensor:

@@ -24,11 +24,13 @@ class HiddenStates:
     """
 
     def __init__(self, model: Model, tokenizer: Tokenizer, folder: EncoderFolder, max_tokens: int) -> None:
-        if folder.family == "paragraph":
+        if not model.has_token_states:
             raise ModelError(
                 str(folder.path),
                 "an encoder whose tokens have hidden states",
-                "paragraph vectors, which are made for a text as a whole",
+                "a deep averaging network, which has vectors of words and of pairs of words"
+                if folder.family == "dan"
+                else "paragraph vectors, which are made for a text as a whole",
                 "name another encoder",
             )
         self.layers, self.width = model.layers, model.width

@@ -11,12 +11,14 @@ from pipeline.text.tokens.tokens import Tokens
 
 
 class Model:
-    """Backbone of an encoder: packed, padded, recurrent, convolutional, or a word table without layers."""
+    """Backbone of an encoder: packed, padded, recurrent, convolutional, or vectors without layers."""
 
     width: int
     """values of a hidden state"""
     layers: int
     device: torch.device
+    has_token_states = True
+    """whether there is one hidden state for each token; other states in a buffer are padding"""
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
         """Group texts into forward passes of at most max_tokens tokens.

@@ -17,6 +17,8 @@ _TEXTS = 32  # of one pass, which holds candidates * width values of each; more 
 class ParagraphModel(Model):
     """Paragraph vectors, in float32 regardless of `encode.dtype`, because rounding errors grow over steps."""
 
+    has_token_states = False
+
     def __init__(self, folder: EncoderFolder, checkpoint: Checkpoint, arithmetic: Arithmetic) -> None:
         self._backbone = load_paragraphs(folder, checkpoint).to(arithmetic.torch_device).eval()
         self.width, self.layers = self._backbone.width, self._backbone.layers

@@ -1,5 +1,7 @@
 """Trainable encoders: from token ids to vectors, with gradients of every parameter that is used."""
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,7 @@ from pipeline.models.layers.post_pooling import DenseModule, apply_tail, load_ta
 from pipeline.models.layers.weights import Checkpoint, open_checkpoint
 from pipeline.models.trainable.backbones import AtEmbedding, Backbone, ForwardRequest
 from pipeline.models.trainable.convolutional import load_convolutional
+from pipeline.models.trainable.dan import load_dan
 from pipeline.models.trainable.heads import TanhHead
 from pipeline.models.trainable.packed_backbone import PackedBackbone, rates_of
 from pipeline.models.trainable.padded_backbone import PaddedBackbone
@@ -18,6 +21,15 @@ from pipeline.models.trainable.paragraph import load_paragraphs
 from pipeline.models.trainable.recurrent import load_recurrent
 from pipeline.models.trainable.word_table import load_word_table
 from pipeline.text.tokens.tokens import Tokens
+
+_LOAD_OWN: Mapping[str, Callable[[EncoderFolder, Checkpoint, float | None], Backbone]] = {
+    "words": load_word_table,
+    "recurrent": load_recurrent,
+    "convolutional": load_convolutional,
+    "dan": load_dan,
+    "paragraph": load_paragraphs,
+}
+"""loads a backbone of this project's own families: the folder, its weights, and the rate of dropout"""
 
 
 class TrainableEncoder(nn.Module):
@@ -137,14 +149,8 @@ def load_trainable(
 
 
 def _backbone(folder: EncoderFolder, weights: Checkpoint, dropout: float | None) -> Backbone:
-    if folder.family == "words":
-        return load_word_table(folder, weights, dropout)
-    if folder.family == "recurrent":
-        return load_recurrent(folder, weights, dropout)
-    if folder.family == "convolutional":
-        return load_convolutional(folder, weights, dropout)
-    if folder.family == "paragraph":
-        return load_paragraphs(folder, weights, dropout)
+    if (load := _LOAD_OWN.get(folder.family)) is not None:
+        return load(folder, weights, dropout)
     if folder.family == "other":
         return PaddedBackbone(folder, dropout)
     return PackedBackbone(folder, weights, rates_of(folder, dropout))

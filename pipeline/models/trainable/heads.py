@@ -3,6 +3,7 @@
 from typing import Literal
 
 from torch import nn
+from torch.nn.init import calculate_gain, xavier_uniform_, zeros_
 
 from pipeline.models.folder.modules import Dense
 from pipeline.models.layers.post_pooling import DenseModule
@@ -18,6 +19,18 @@ class TanhHead(DenseModule):
             Dense("", in_features=dim, out_features=dim, bias=True, activation="Tanh", residual=False)
         )
         self.draw()
+
+
+def new_dense(inner: int, outer: int, activation: Literal["Tanh", "Identity"]) -> DenseModule:
+    """Create a layer (n, inner) -> (n, outer) that keeps the scale of its input, however many are stacked.
+
+    New weights are those of Glorot & Bengio (2010), with the gain of the activation, and biases are zero.
+    """
+    layer = DenseModule(Dense("", inner, outer, True, activation, False))
+    gain = calculate_gain("tanh" if activation == "Tanh" else "linear")
+    xavier_uniform_(layer.linear.weight, gain)
+    zeros_(layer.linear.bias)
+    return layer
 
 
 def head_of(name: HeadName, dim: int) -> nn.Module:

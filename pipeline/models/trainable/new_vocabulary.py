@@ -1,7 +1,7 @@
 """Vocabularies of new encoders, from texts or from a file of word vectors, and the files of their folders."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +21,9 @@ from pipeline.models.folder.word_vectors import (
     read_words,
     words_of,
 )
+from pipeline.models.layers.post_pooling import DenseModule
 from pipeline.models.trainable.backbones import Backbone
+from pipeline.models.trainable.saved_modules import saved_module
 from pipeline.models.trainable.saving import write_json
 from pipeline.settings.weights import VocabularySettings
 
@@ -115,13 +117,14 @@ def write_new_encoder(
     )
 
 
-def write_pooling(folder: Path, width: int, pooling: str) -> None:
-    """Write modules.json of an encoder with a pooling and no module after it.
+def write_pooling(folder: Path, width: int, pooling: str, layers: Sequence[DenseModule] = ()) -> None:
+    """Write modules.json of an encoder, its pooling and the dense layers after it.
 
     Args:
         folder: the encoder's folder.
         width: values of a hidden state.
         pooling: name in sentence-transformers, or this project's name if that library has no such pooling.
+        layers: dense layers in order.
     """
     write_json(
         folder / "1_Pooling" / "config.json",
@@ -132,11 +135,17 @@ def write_pooling(folder: Path, width: int, pooling: str) -> None:
             "include_prompt": True,
         },
     )
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    for number, layer in enumerate(layers, start=len(modules)):
+        saved = saved_module(layer)
+        modules.append((f"{number}_{saved.kind}", saved.kind))
+        write_json(folder / modules[-1][0] / "config.json", saved.config)
+        save_file(dict(saved.tensors), folder / modules[-1][0] / "model.safetensors", {"format": "pt"})
     write_json(
         folder / "modules.json",
         [
             {"idx": number, "name": str(number), "path": path, "type": _ST_MODULES + kind}
-            for number, (path, kind) in enumerate([("", "Transformer"), ("1_Pooling", "Pooling")])
+            for number, (path, kind) in enumerate(modules)
         ],
     )
 

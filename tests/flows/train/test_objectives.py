@@ -37,6 +37,7 @@ CASES = {
     "masked words": "[simcse, {name: masked_lm, weight: 0.1, options: {tied: false}}]",
     "next sentence": "{name: simcse, options: {positive: next3, second: copy}}",
     "skip_thought": "skip_thought",
+    "input_response": "input_response",
 }
 
 
