@@ -15,7 +15,7 @@ import typer
 from jobs.command import named_configs
 from pipeline.config import Settings
 from pipeline.settings import Job
-from pipeline.settings.index_kinds import INDEX_KINDS
+from pipeline.settings.index_kinds import KIND_NAMES
 
 
 class Shell(StrEnum):
@@ -59,7 +59,7 @@ def _setting_values(kind: type[Settings], prefix: str = "") -> dict[str, list[st
             values |= _setting_values(field.annotation, f"{prefix}{name}.")
         else:
             values[prefix + name] = _allowed_values(field.annotation)
-    return values | ({"index.kind": list(INDEX_KINDS)} if kind is Job else {})
+    return values | ({"index.kind": list(KIND_NAMES)} if kind is Job else {})
 
 
 def _allowed_values(annotation: Any) -> list[str]:

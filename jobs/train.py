@@ -36,7 +36,7 @@ def train(run: CommandRun) -> Answer:
     lines = [
         f"{trained.run.name} {done}: {counted(result.steps, 'step')}",
         *([f"ended before the planned steps: {result.ended}"] if result.ended else []),
-        *_scores(result.figures),
+        *_scores(result.metrics),
         *_length_note(trained.run.encoder_length(), run.job.train.max_length),
         f"encoder  {trained.run.encoder}",
         f"report   {trained.run.report}",

@@ -82,7 +82,7 @@ def _member(members: list[T], member: T) -> Iterator[T]:
         members.remove(member)
 
 
-def give_up(error: Exception) -> None:
+def end_process(error: Exception) -> None:
     """End the process with the error, from any thread. Without a handler (`ends_by`), only report it."""
     for end in _enders or [lambda error: say(str(error))]:
         end(error)

@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import ROOT
 
 SOURCES = sorted([*(ROOT / "pipeline").rglob("*.py"), *(ROOT / "jobs").rglob("*.py")])
+# Beginnings of a relative clause without a noun before it: "What an earlier run left".
 HEADLESS = re.compile(
     r"^(What|Where|Who|Whoever|Whatever|Whether|Those|Of |That |How |When |One that |Its |Their )"
 )
@@ -36,11 +37,11 @@ def inherited(owner: ast.ClassDef, method: str) -> bool:
     for base in owner.bases:
         plain = base.value if isinstance(base, ast.Subscript) else base
         name = plain.id if isinstance(plain, ast.Name) else getattr(plain, "attr", "")
-        above = CLASSES.get(name)
-        if above is None or above is owner:
+        parent = CLASSES.get(name)
+        if parent is None or parent is owner:
             continue
-        own = [node for node in above.body if isinstance(node, ast.FunctionDef) and node.name == method]
-        if any(map(ast.get_docstring, own)) or inherited(above, method):
+        own = [node for node in parent.body if isinstance(node, ast.FunctionDef) and node.name == method]
+        if any(map(ast.get_docstring, own)) or inherited(parent, method):
             return True
     return False
 
@@ -56,7 +57,7 @@ def undocumented(body: list[ast.stmt], owner: ast.ClassDef | None = None) -> Ite
 
 
 @every_source
-def test_a_docstring_begins_with_a_verb_or_with_the_noun_that_comes_back(file: Path):
+def test_a_docstring_begins_with_a_verb_or_with_the_noun_for_the_return_value(file: Path):
     texts = [ast.get_docstring(node) or "" for node in documented(file)]
     assert [text.split("\n")[0] for text in texts if HEADLESS.match(text)] == []
 

@@ -5,8 +5,9 @@ model. A `ModelAugmenter` names the models that work on the texts one after the 
 have workers of its own and its outputs can be stored.
 
 Random draws do not depend on the worker, the order or the neighbours of a row: each generator is seeded by a
-key. Edits of words use (seed, name of the variant, number of the variant, id). Models use text_key instead of
-the id, so a text that comes back on another night under another id gets the same variants.
+key. Edits of words use (seed, name of the variant, number of the variant, id). Models use text_key, a hash of
+the text, instead of the id, so a text that comes back on another night under another id gets the same
+variants.
 """
 
 import hashlib
@@ -25,7 +26,8 @@ from pipeline.settings.augment import AugmentSettings, KeepSettings, ModelSettin
 
 Words = list[str]
 Edit = Callable[[Words, np.random.Generator], Words]
-"""a function from the words of a text, which it leaves unchanged, to the words of a variant, at least one"""
+"""a function from the words of a text to the words of a variant, at least one; it does not change
+its argument"""
 
 
 class Augmenter(Settings):

@@ -16,9 +16,9 @@ def insert_synonyms(words: Words, times: int, find_synonyms: FindSynonyms, rng: 
     edited, candidates = list(words), list(words)
     while times and candidates:
         index = int(rng.random() * len(candidates))
-        if word := find_synonyms(candidates[index]):
+        if found := find_synonyms(candidates[index]):
             position = int(rng.random() * (len(edited) + 1))
-            edited[position:position] = word.draw(rng).split()
+            edited[position:position] = found.draw(rng).split()
             times -= 1
         else:
             del candidates[index]

@@ -16,7 +16,7 @@ from pipeline.settings import EncoderSettings
 from pipeline.settings.augment import AugmentSettings, ModelSettings
 from pipeline.text.tokens.templates import mask_token
 
-_RULES = 1  # part of the identity: raise it when the same settings begin to give other texts
+_RULES = 1  # part of the identity; increase it when a change of the code gives other texts
 _MASKED_LM_ENDINGS = ("MaskedLM", "PreTraining")  # of architecture names with a masked-language-model head
 
 
@@ -71,7 +71,7 @@ class GuessStage:
                 "use a model that was saved with its head, such as bert-base-uncased; "
                 "sentence encoders are saved without one",
             )
-        self.mask(folder)
+        self.mask_token(folder)
 
     def identity(self) -> JsonValue:
         """Everything that decides the outputs: the content of the model's folder, and the options."""
@@ -85,7 +85,7 @@ class GuessStage:
         """The model's folder, opened like an encoder's."""
         return open_folder(EncoderSettings(path=self.model.path))
 
-    def mask(self, folder: EncoderFolder) -> str:
+    def mask_token(self, folder: EncoderFolder) -> str:
         """Return the mask token. ModelError if the tokenizer has none."""
         token = mask_token(folder.transformer_path, folder.tokenizer().vocabulary())
         if token is None:
@@ -100,4 +100,4 @@ class GuessStage:
     def start(self, device: Device, settings: AugmentSettings) -> LoadedStage:
         """Load the model."""
         folder = self.folder()
-        return LoadedGuesser(folder, self.mask(folder), self.settings, device, settings)
+        return LoadedGuesser(folder, self.mask_token(folder), self.settings, device, settings)

@@ -20,8 +20,8 @@ def replace_words(words: Words, count: int, find_synonyms: FindSynonyms, rng: np
     for position in draw_positions(len(words), len(words), rng):
         if len(replacements) == count:
             break
-        if word := find_synonyms(words[position]):
-            replacements[position] = f"{word.before}{cased_like(word.word, word.draw(rng))}{word.after}"
+        if found := find_synonyms(words[position]):
+            replacements[position] = f"{found.before}{cased_like(found.word, found.draw(rng))}{found.after}"
     edited: Words = []
     for position, original in enumerate(words):
         # a synonym may consist of several words

@@ -229,7 +229,7 @@ def occupied_range(histogram: Histogram) -> tuple[float, float]:
     return histogram.edges[bins[0]], histogram.edges[bins[-1] + 1]
 
 
-def thin(count: int) -> list[int]:
+def thinned_indices(count: int) -> list[int]:
     """Return about MAX_LINE_POINTS evenly spaced indices of `count` points, with the first and the last."""
     stride = max(1, count // MAX_LINE_POINTS)
     return sorted({*range(0, count, stride), count - 1})
@@ -237,7 +237,7 @@ def thin(count: int) -> list[int]:
 
 def points_by_rank(values: Sequence[float]) -> list[tuple[float, float]]:
     """Return the points (rank, value) of a line through descending values, thinned if they are many."""
-    return [(index + 1, values[index]) for index in thin(len(values))]
+    return [(index + 1, values[index]) for index in thinned_indices(len(values))]
 
 
 def without_overlap(frame: ChartFrame, values: Sequence[float]) -> list[float]:

@@ -36,7 +36,7 @@ from pipeline.stats.sample import Histogram
 from pipeline.stats.space import EditBin
 
 COLOURS = 6  # number of colours before they repeat
-_DECADES = 3  # of singular values: below a thousandth of the largest, a direction is negligible
+_DECADES = 3  # powers of ten on the axis of singular values; smaller ones are negligible
 _LINE_HEIGHT = 12.5  # pixels between two lines of text
 
 Points = Sequence[tuple[float, float]]
@@ -96,10 +96,10 @@ def cosines_chart(histograms: Sequence[Histogram]) -> Markup:
 
 
 def bands_chart(bands: Sequence[Histogram], low: float, number: int) -> Markup:
-    """Draw cosines of pairs by human score, one row per integer score, with each row's mean.
+    """Draw cosines of pairs by human score, one row for scores of 0 to 1, 1 to 2 and so on, with its mean.
 
     Args:
-        bands: a histogram per score, drawn from the lowest score at the bottom to the highest at the top.
+        bands: a histogram for each row, from the bottom to the top.
         low: left end of the x axis.
         number: index of the series, for its colour.
     """
@@ -151,9 +151,9 @@ def hubs_chart(occurrences: Sequence[Sequence[int]], k: int) -> Markup:
 
 
 def edits_chart(edits: Sequence[Sequence[EditBin]]) -> Markup:
-    """Draw the mean rank of pairs in bins of edit distance: by cosine, and dashed by human score."""
+    """Draw mean ranks of pairs by edit distance: a line of cosine ranks per space, human ranks dashed."""
     bins = edits[0]
-    values = [rank for series in edits for each in series for rank in (each.similarity, each.gold)]
+    values = [rank for series in edits for each in series for rank in (each.cosine_rank, each.gold_rank)]
     frame = ChartFrame((0.5, len(bins) + 0.5), (max(0.0, min(values) - 0.06), min(1.0, max(values) + 0.06)))
     labels = [(index + 1.0, f"{each.distance:.0f}") for index, each in enumerate(bins)]
     return svg(
@@ -161,14 +161,14 @@ def edits_chart(edits: Sequence[Sequence[EditBin]]) -> Markup:
         y_axis(frame, ticks(*frame.y, 4), percent),
         labelled_x_axis(frame, labels, "edit distance of the pair, in bins of equal size"),
         *(
-            line(frame, [(index + 1, each.similarity) for index, each in enumerate(series)], colour(number))
+            line(frame, [(index + 1, each.cosine_rank) for index, each in enumerate(series)], colour(number))
             for number, series in enumerate(edits)
         ),
-        line(frame, [(index + 1, each.gold) for index, each in enumerate(bins)], "people"),
+        line(frame, [(index + 1, each.gold_rank) for index, each in enumerate(bins)], "people"),
     )
 
 
-def plane_chart(points: Sequence[tuple[float, float]]) -> Markup:
+def alignment_chart(points: Sequence[tuple[float, float]]) -> Markup:
     """Draw (uniformity, alignment) of each space as a point; lower left is better."""
     frame = ChartFrame(_padded_range([x for x, _ in points]), _padded_range([y for _, y in points]))
     return svg(
@@ -229,11 +229,11 @@ def _band_row(frame: ChartFrame, band: Histogram, base: float, scale: float, css
     """Draw a histogram as a stepped area, with its mean.
 
     Args:
-        frame: of the chart.
+        frame: axes of the chart.
         band: the histogram.
         base: pixel of the row's bottom line.
         scale: pixels of a bin that has all pairs.
-        css_class: colour.
+        css_class: class that colours the row.
     """
     ground = rule(LEFT, base, WIDTH - RIGHT, base, "grid")
     if not band.total:

@@ -23,7 +23,7 @@ from pipeline.charts.frame import (
     svg,
     text_anchor,
     text_at,
-    thin,
+    thinned_indices,
     ticks,
     without_overlap,
     x_axis,
@@ -185,7 +185,7 @@ def _level(frame: ChartFrame, value: float, label: str) -> str:
 def _faint_line(frame: ChartFrame, points: Points, number: int) -> str:
     """Draw the original points as a thin line, clipped to the chart; very many points are thinned."""
     low, high = frame.y
-    thinned = [points[index] for index in thin(len(points))]
+    thinned = [points[index] for index in thinned_indices(len(points))]
     return line(frame, [(x, min(max(y, low), high)) for x, y in thinned], f"faint {colour(number)}")
 
 

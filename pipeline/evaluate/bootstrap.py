@@ -14,9 +14,10 @@ LEVEL = 0.95
 class ScoreEstimate:
     """A score, or a difference of scores, with its 95 % percentile interval.
 
-    BCa intervals (Efron 1987) would also correct for bias and skewness, but cost n further evaluations. The
-    difference matters for few rows and for values near a bound: for average precision over 100 pairs,
-    percentile intervals contain the true value in 89 to 93 % of samples, BCa intervals in 93 to 96 %.
+    BCa intervals (Efron 1987) would also correct for bias and skewness, but need the value without
+    each single row. They are better for few rows and for values near a bound: for average precision over
+    100 pairs, percentile intervals contain the true value in 89 to 93 % of samples, BCa intervals in 93 to
+    96 %.
 
     Attributes:
         value: the value on all rows; None if it is undefined.

@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.errors import ConfigError, DataError
 from pipeline.index.library import faiss
 from pipeline.index.refine import id_map_of, refine, refined_of, without_transforms_and_ids
-from pipeline.settings.index_kinds import INDEX_KINDS, REFINED_BYTES, IndexLayout
+from pipeline.settings.index_kinds import KIND_NAMES, REFINED_BYTES, IndexLayout
 
 _CPP_SIGNATURE = re.compile(r"^Error in .*? at \S+:\d+: ")  # before the reason, in the errors of faiss
 _BLOCK_ROWS = 1 << 16  # addresses that are yielded at once
@@ -68,7 +68,7 @@ def inspect_factory(factory: str, dim: int) -> IndexLayout:
             "an IVF (Flat, SQ, PQ, PQfs), flat, SQ, PQ or HNSW index, with or without a transform before it",
             name,
             f"leave out IDMap (the build adds ids), RFlat and the like, or choose one of "
-            f"{', '.join(INDEX_KINDS)}",
+            f"{', '.join(KIND_NAMES)}",
         )
     codewords = 1 << ann.pq.nbits if hasattr(ann, "pq") else 0
     nlist = getattr(ann, "nlist", 0)
@@ -119,7 +119,7 @@ def _from_factory(part: str, dim: int, factory: str) -> Any:
         reason = _CPP_SIGNATURE.sub("", str(error).rsplit("Error: ", 1)[-1].strip())
         raise ConfigError(
             f"index.kind: {factory}",
-            f"{', '.join(INDEX_KINDS)}, or a faiss factory string for {dim} dimensions and the inner product",
+            f"{', '.join(KIND_NAMES)}, or a faiss factory string for {dim} dimensions and the inner product",
             f"a string that faiss refuses ({reason})",
             "correct the string, for instance IVF1024,PQ48x8",
         ) from None

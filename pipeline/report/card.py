@@ -88,9 +88,10 @@ def _usage(report: TrainingReport) -> str:
 
 def _scores(report: TrainingReport) -> str:
     """Describe the scores on dev."""
-    if not report.dev:
+    lines = report.dev_lines
+    if lines is None:
         return "## Scores\n\nNothing was measured."
-    rows = [(name, f"{line.step:,}", two_decimals(line.dev)) for name, line in report.dev.items()]
+    rows = [(name, f"{line.step:,}", two_decimals(line.dev)) for name, line in lines.named().items()]
     metrics = {
         "spearman": "Spearman x100 of cosines with human scores, over all pairs",
         "accuracy": "Pairs classified correctly, in percent,",

@@ -113,23 +113,23 @@ def verdict(report: EvaluationReport) -> list[str]:
 
 def split_facts(
     facts: Sequence[Mapping[str, Any]],
-) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, tuple[str, ...]], ...]]:
+) -> tuple[dict[str, str], dict[str, tuple[str, ...]]]:
     """Format the facts about a task, divided into shared facts and facts that differ between candidates.
 
     Args:
         facts: one mapping for each candidate.
 
     Returns:
-        (name, text) of the shared facts, and (name, one text for each candidate) of the others.
+        The text of each shared fact, and the texts of each other fact, one for each candidate; by name.
     """
-    shared, own = [], []
+    shared, differing = dict[str, str](), dict[str, tuple[str, ...]]()
     for name in dict.fromkeys(name for candidate_facts in facts for name in candidate_facts):
         texts = tuple(_format_fact(candidate_facts.get(name)) for candidate_facts in facts)
         if len(set(texts)) > 1:
-            own.append((name.replace("_", " "), texts))
+            differing[name.replace("_", " ")] = texts
         elif texts[0]:
-            shared.append((name.replace("_", " "), texts[0]))
-    return tuple(shared), tuple(own)
+            shared[name.replace("_", " ")] = texts[0]
+    return shared, differing
 
 
 def _format_fact(value: Any) -> str:

@@ -48,9 +48,9 @@ class TaskRow:
         count: number of pairs, texts or queries.
         scores: one score for each candidate.
         differences: difference of each candidate from the first; None for the first.
-        further_metrics: (name, one value for each candidate).
-        shared_facts: (name, text), the same for all candidates.
-        own_facts: (name, one text for each candidate).
+        further_metrics: name -> one value for each candidate.
+        shared_facts: name -> text, the same for all candidates.
+        differing_facts: name -> one text for each candidate.
         description: explanation of the kind of task.
     """
 
@@ -60,9 +60,9 @@ class TaskRow:
     count: int
     scores: tuple[ScoreEstimate, ...]
     differences: tuple[ScoreEstimate | None, ...]
-    further_metrics: tuple[tuple[str, tuple[float | None, ...]], ...] = ()
-    shared_facts: tuple[tuple[str, str], ...] = ()
-    own_facts: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    further_metrics: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    shared_facts: Mapping[str, str] = field(default_factory=dict)
+    differing_facts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     description: str = ""
 
 

@@ -148,7 +148,7 @@ def _space_charts(geometry: GeometryReport) -> tuple[Chart, ...]:
         "cosines": charts.cosines_chart([space.cosines for space in spaces]),
     }
     if all({"alignment", "pair_uniformity"} <= space.metrics.keys() for space in spaces):
-        drawn["plane"] = charts.plane_chart(
+        drawn["plane"] = charts.alignment_chart(
             [(space.metrics["pair_uniformity"].value, space.metrics["alignment"].value) for space in spaces]
         )
     if all(space.hub_counts for space in spaces):

@@ -78,11 +78,13 @@ def verdict(report: TrainingReport) -> str:
         f"{report.objective} on {report.rows:,} rows, "
         f"{report.steps:,} steps of {report.settings.order.batch_rows} rows."
     )
-    dev = report.dev
-    if "before" not in dev:
-        return summary if dev else summary + _same_rows_sentence(report)
-    before, best = dev["before"].dev or 0.0, dev["best"].dev or 0.0
-    if dev["best"].step == 0:
+    lines = report.dev_lines
+    if lines is None:
+        return summary + _same_rows_sentence(report)
+    if lines.before is None:
+        return summary
+    before, best = lines.before.dev or 0.0, lines.best.dev or 0.0
+    if lines.best.step == 0:
         return f"{summary} On dev the encoder was best before the first step: {two_decimals(before)}."
     return f"{summary} On dev the encoder went from {two_decimals(before)} to {two_decimals(best)}."
 

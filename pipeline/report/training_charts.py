@@ -42,9 +42,9 @@ def legend(names: Sequence[str]) -> Markup:
 
 
 def _learning(report: TrainingReport, steps: StepAxis) -> Iterator[Chart]:
-    if report.dev:
+    if report.dev_lines:
         name = f"{report.measure.capitalize()} on dev"
-        chart = dev_chart(_points(report.lines, "dev"), report.dev["best"].step, steps, name)
+        chart = dev_chart(_points(report.lines, "dev"), report.dev_lines.best.step, steps, name)
         yield Chart(name, chart, "Larger is better; over all pairs of the file.")
     curves = {"loss": _points(report.lines, "loss")}
     parts = dict.fromkeys(name for line in report.lines for name in line.parts)

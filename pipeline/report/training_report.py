@@ -88,6 +88,25 @@ class EncoderSummary:
         )
 
 
+@dataclass(frozen=True)
+class DevLines:
+    """Lines of metrics.jsonl with a score on dev.
+
+    Attributes:
+        best: the line with the highest score, the first of several.
+        last: the last line.
+        before: the line before the first step; None if nothing was measured then.
+    """
+
+    best: MetricsLine
+    last: MetricsLine
+    before: MetricsLine | None = None
+
+    def named(self) -> dict[str, MetricsLine]:
+        """Return the lines by name, for a table: before (if there is one), best, last."""
+        return ({"before": self.before} if self.before else {}) | {"best": self.best, "last": self.last}
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingReport:
     """Values of the page and of the model card, which omit the sections of empty values."""
@@ -162,14 +181,13 @@ class TrainingReport:
         return {"spearman": "Spearman x100", "accuracy": "accuracy, %"}[self.settings.dev.measure]
 
     @property
-    def dev(self) -> dict[str, MetricsLine]:
-        """Lines with a score on dev: "before" the first step, "best" and "last"; empty without dev."""
+    def dev_lines(self) -> DevLines | None:
+        """Lines with a score on dev; None without dev."""
         scored = [line for line in self.lines if line.dev is not None]
         if not scored:
-            return {}
+            return None
         best = max(scored, key=lambda line: (line.dev or 0.0, -line.step))
-        before = {"before": scored[0]} if scored[0].step == 0 else {}
-        return before | {"best": best, "last": scored[-1]}
+        return DevLines(best, last=scored[-1], before=scored[0] if scored[0].step == 0 else None)
 
     @property
     def same_rows(self) -> int:

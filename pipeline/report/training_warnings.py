@@ -37,9 +37,9 @@ def training_warnings(report: TrainingReport) -> list[str]:
 
 def _result_warnings(report: TrainingReport) -> Iterator[str]:
     """Warn if the trained encoder is no better than the one that the training started from, or may not be."""
-    dev, changes = report.dev, changes_on_same_rows(report.lines)
+    dev, changes = report.dev_lines, changes_on_same_rows(report.lines)
     if dev:
-        if dev["best"].step == 0 and report.steps:
+        if dev.best.step == 0 and report.steps:
             yield (
                 "No score on dev was better than the one before the first step. Try a lower learning rate, "
                 "other data, or another objective."

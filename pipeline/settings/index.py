@@ -6,14 +6,14 @@ from pydantic import AfterValidator, Field
 
 from pipeline.config import Settings
 from pipeline.settings.corpus import Uri
-from pipeline.settings.index_kinds import INDEX_KINDS
+from pipeline.settings.index_kinds import KIND_NAMES
 
 
 def _kind_or_factory(kind: str) -> str:
     """Check a kind. With a capital it may be a factory string, which is not parsed: that would load faiss."""
-    if kind not in INDEX_KINDS and not kind[:1].isupper():
+    if kind not in KIND_NAMES and not kind[:1].isupper():
         raise ValueError(
-            f"one of {', '.join(map(repr, INDEX_KINDS))} or a faiss factory string such as IVF1024,PQ48x8"
+            f"one of {', '.join(map(repr, KIND_NAMES))} or a faiss factory string such as IVF1024,PQ48x8"
         )
     return kind
 

@@ -1,5 +1,8 @@
 """The named kinds of index. A new kind is one entry of `KINDS`: plans, settings and messages use it.
 
+A refined kind has two codes of each row: a short one in memory chooses candidates, and a second one, in the
+file, scores these again.
+
 This module does not load faiss, so that a night can be planned quickly.
 """
 
@@ -11,7 +14,7 @@ CODEWORDS = 256  # centroids of one 8-bit sub-quantizer
 HNSW_LINKS = 32  # links of a node on each level above the lowest, which has twice as many
 # Vector components that one byte of a product-quantizer code encodes, unless `auto` tries others.
 DIMS_PER_BYTE = 8
-REFINED_BYTES = 8  # of a row of a refined kind: its number, by which its second code is found
+REFINED_BYTES = 8  # bytes of a row's number, by which a refined kind finds the second code of the row
 LARGE_NLIST = 2**14  # with so many lists, finding the nearest by brute force costs more than scanning them
 # Bytes of a node: links of the lowest level, links of the levels above (on average), level, offset.
 _HNSW_BYTES = 4 * 2 * HNSW_LINKS + 4 * 2 + 4 + 8
@@ -87,7 +90,7 @@ class IndexKind:
         trained_bytes: bytes of rotation and codebooks.
         has_lists: True for an IVF index. `auto` tries the kinds with lists, in the order of `KINDS`.
         codewords: centroids of each sub-quantizer of a product quantizer; 0 without one.
-        dims_per_byte_choices: values of `dims_per_byte` that `auto` tries, from exact to small.
+        dims_per_byte_choices: values of `dims_per_byte` that `auto` tries, largest code first.
         mapped_bytes: bytes of a row's second code, which is read for the best candidates of a search only;
             None for a kind that is not refined.
         shardable: True if parts can be filled separately and merged.
@@ -140,7 +143,7 @@ def _rabitq_bytes(shape: IndexShape) -> int:
     return (shape.dim + 7) // 8 + 8
 
 
-# In order from exact to small codes; a refined kind keeps a second code of each row in the file.
+# From the most exact codes to the smallest.
 KINDS = {
     "flat": IndexKind(
         factory=lambda _: "Flat",
@@ -191,4 +194,4 @@ KINDS = {
         removable=False,
     ),
 }
-INDEX_KINDS = ("auto", *KINDS)
+KIND_NAMES = ("auto", *KINDS)  # values of index.kind, besides factory strings

@@ -10,7 +10,7 @@ from pipeline.config import Settings
 class LoraSettings(Settings):
     """Low-rank adapters (Hu et al. 2022), trained instead of the backbone's weights.
 
-    They are merged into the weights when the encoder is saved. Need the extra `lora`.
+    They are merged into the weights when the encoder is saved, and need the extra `lora`.
     """
 
     rank: Annotated[int, Field(ge=1)] | None = None
@@ -24,7 +24,7 @@ class LoraSettings(Settings):
 
 
 class VocabularySettings(Settings):
-    """Words of a new encoder that reads them in their order, and their vectors."""
+    """Vocabulary and word vectors of a new encoder that reads words in their order."""
 
     section: ClassVar[str]
     """dotted key of these settings, for error messages"""

@@ -27,14 +27,14 @@ class Tokenized:
 
 @dataclass(frozen=True, eq=False)
 class Occurrences:
-    """Word occurrences to examine. All fields but `token_indices` are indices into `token_indices`.
+    """Word occurrences to examine; `words`, `pairs` and `random` are indices into `token_indices`.
 
     Attributes:
         token_indices: (m,) indices of the occurrences among all tokens, ascending.
         words: for each chosen word, one occurrence per text that has it, in random order.
         pairs: (p, 2) random occurrences in different texts.
         random: (r,) a random occurrence in each of r random texts.
-        compared: number of first occurrences of each word whose pairs are compared.
+        compared: the first so many occurrences of each word are compared with each other, in all pairs.
     """
 
     token_indices: np.ndarray
@@ -49,23 +49,24 @@ def occurrences_for_pairs(pairs: int) -> int:
     return max(2, int((1 + np.sqrt(1 + 8 * pairs)) / 2))
 
 
-def choose_occurrences(tokens: Tokenized, *, contexts: int, pairs: int, limit: int, seed: int) -> Occurrences:
+def choose_occurrences(
+    tokens: Tokenized, *, min_texts: int, pairs: int, limit: int, seed: int
+) -> Occurrences:
     """Choose words that occur in enough texts, and random occurrences for the baselines.
 
     A word is a token with `is_word`, which may be a subword.
 
     Args:
         tokens: the corpus.
-        contexts: smallest number of texts in which a chosen word occurs.
-        pairs: number of random pairs of occurrences, and of random occurrences; the compared occurrences of
-            one word form at most as many pairs.
+        min_texts: smallest number of texts in which a chosen word occurs.
+        pairs: number of random pairs, of random occurrences, and at most of pairs of one word's occurrences.
         limit: largest number of occurrences of all chosen words together; if there are more, random words are
             left out.
         seed: seed of the random choices.
     """
     rng = np.random.default_rng(seed)
     order = rng.permutation(np.flatnonzero(tokens.is_word))
-    words = _choose_words(order, tokens, contexts, limit, rng)
+    words = _choose_words(order, tokens, min_texts, limit, rng)
     random_pairs = _draw_pairs(np.sort(order), tokens.owners, pairs, rng)
     random = _draw_words(np.sort(order), tokens.owners, pairs, rng)
     token_indices = np.unique(np.concatenate([*words, random_pairs.ravel(), random]).astype(np.int64))
@@ -79,7 +80,7 @@ def choose_occurrences(tokens: Tokenized, *, contexts: int, pairs: int, limit: i
 
 
 def _choose_words(
-    order: np.ndarray, tokens: Tokenized, contexts: int, limit: int, rng: np.random.Generator
+    order: np.ndarray, tokens: Tokenized, min_texts: int, limit: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
     """Return the token indices of each chosen word's occurrences, at most `limit` in total.
 
@@ -91,7 +92,7 @@ def _choose_words(
     firsts = np.sort(np.unique(word_and_text, return_index=True)[1])
     by_word = np.argsort(ids[firsts], kind="stable")
     groups = np.split(order[firsts][by_word], np.flatnonzero(np.diff(ids[firsts][by_word])) + 1)
-    frequent = [group for group in groups if len(group) >= contexts]
+    frequent = [group for group in groups if len(group) >= min_texts]
     words: list[np.ndarray] = []
     for number in rng.permutation(len(frequent)):
         if len(frequent[number]) <= limit:

@@ -22,21 +22,21 @@ _EDIT_BINS = 10  # of edit distances, with equal numbers of pairs
 
 
 class EditBin(Settings):
-    """Mean similarity of pairs with similar edit distance.
+    """Mean ranks of pairs with similar edit distance, by cosine and by gold score.
 
-    Similarities are given as ranks, like those that the rank correlation uses: encoders whose cosines spread
-    differently can then be compared.
+    These are the ranks that a rank correlation uses: encoders whose cosines spread differently can be
+    compared by them.
 
     Attributes:
         distance: median edit distance.
-        similarity: mean rank of the cosines among all pairs, divided by their number: 1 for the highest.
-        gold: mean rank of the gold scores, likewise.
+        cosine_rank: mean rank of the cosines among all pairs, divided by their number: 1 for the highest.
+        gold_rank: mean rank of the gold scores, likewise.
         pairs: number of pairs.
     """
 
     distance: float
-    similarity: float
-    gold: float
+    cosine_rank: float = Field(alias="similarity")
+    gold_rank: float = Field(alias="gold")
     pairs: int
 
 
@@ -210,13 +210,13 @@ def cosine_bands(similarity: np.ndarray, gold: np.ndarray) -> tuple[Histogram, .
 def edit_bins(similarity: np.ndarray, pairs: ScoredPairs) -> tuple[EditBin, ...]:
     """Group pairs by edit distance into bins of about the same size."""
     order, count = np.argsort(pairs.edits, kind="stable"), len(pairs.gold)
-    ranks, gold = rankdata(similarity) / count, rankdata(pairs.gold) / count
+    cosine_ranks, gold_ranks = rankdata(similarity) / count, rankdata(pairs.gold) / count
     parts = np.array_split(order, min(_EDIT_BINS, count)) if count else []
     return tuple(
         EditBin(
             distance=float(np.median(pairs.edits[part])),
-            similarity=float(ranks[part].mean()),
-            gold=float(gold[part].mean()),
+            cosine_rank=float(cosine_ranks[part].mean()),
+            gold_rank=float(gold_ranks[part].mean()),
             pairs=len(part),
         )
         for part in parts

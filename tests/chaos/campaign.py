@@ -177,7 +177,7 @@ class Campaign:
     def _edited(self, corpus: ChangingCorpus, night: int) -> list[str]:
         if night > 1:
             return corpus.change(self.edits.randint(1, 4))
-        corpus.begin(self.plans.rows, 4)
+        corpus.write_first_files(self.plans.rows, 4)
         if self.plans.poison:
             corpus.poison()
         return ["the first"]

@@ -7,13 +7,13 @@ import pytest
 
 from pipeline.charts.geometry import (
     COLOURS,
+    alignment_chart,
     bands_chart,
     colour,
     cosines_chart,
     edits_chart,
     hubs_chart,
     layer_chart,
-    plane_chart,
     spectra_chart,
     three_digits,
 )
@@ -94,7 +94,7 @@ def test_edit_distances_fit_beside_human_scores():
     "points", [[(-3.8, 0.2)], [(-3.8, 0.2), (-3.8, 0.2)], [(-8.0, 4.0), (0.0, 0.0), (-1.0, 0.1)]]
 )
 def test_points_of_the_plane_fit(points):
-    assert classes(plane_chart(points), "circle") == [colour(number) for number in range(len(points))]
+    assert classes(alignment_chart(points), "circle") == [colour(number) for number in range(len(points))]
 
 
 def test_numbers_have_three_digits_and_colours_repeat():

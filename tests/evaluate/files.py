@@ -49,7 +49,7 @@ def looked_up(table: Mapping[str, Sequence[float]]) -> Callable[[Sequence[str]],
     return lambda sentences: np.array([table[sentence] for sentence in sentences], np.float32)
 
 
-def drawn(dim: int = 8, seed: int = 0) -> Callable[[Sequence[str]], np.ndarray]:
+def random_vectors(dim: int = 8, seed: int = 0) -> Callable[[Sequence[str]], np.ndarray]:
     """Return a function with a fixed random vector per distinct text."""
     known: dict[str, np.ndarray] = {}
     rng = np.random.default_rng(seed)

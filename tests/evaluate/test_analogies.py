@@ -9,7 +9,7 @@ import pytest
 from pipeline.errors import DataError
 from pipeline.evaluate import analogies
 from pipeline.evaluate.analogies import answer
-from tests.evaluate.files import drawn, looked_up, save, task_of
+from tests.evaluate.files import looked_up, random_vectors, save, task_of
 
 # Capitals are their countries plus (0, 1) before normalization; "river" is near Paris - France + Spain.
 WORDS = {
@@ -118,5 +118,5 @@ def test_unsuitable_rows_are_refused(tmp_path: Path, changed: dict[str, Any], me
 def test_the_column_of_categories_is_optional(tmp_path: Path):
     columns = {"a": ["p"], "b": ["q"], "c": ["r"], "d": ["s"]}
     extra = {name: [*values, None] for name, values in columns.items()} | {"d": ["s", "t"]}
-    score = task_of("analogies", save(tmp_path / "plain.parquet", extra)).score(drawn())
+    score = task_of("analogies", save(tmp_path / "plain.parquet", extra)).score(random_vectors())
     assert list(score.metrics) == ["accuracy with a, b and c among the candidates"]

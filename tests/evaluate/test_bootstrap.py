@@ -10,7 +10,7 @@ from pipeline.evaluate import Score
 from pipeline.evaluate.bootstrap import estimate, resampled, statistics
 from pipeline.evaluate.metrics import average_precision
 from pipeline.settings import EvaluateSettings
-from tests.evaluate.files import difference_interval, drawn, save, task_of, value_interval
+from tests.evaluate.files import difference_interval, random_vectors, save, task_of, value_interval
 
 PAIRS, SAMPLES, RESAMPLES = 100, 1_000, 200
 
@@ -83,7 +83,7 @@ def test_the_interval_of_many_pairs_in_subsets_contains_the_score(tmp_path: Path
         save(tmp_path / "sts.parquet", columns | {"score": rng.integers(0, 26, 3_000) / 5}),
         EvaluateSettings(aggregation="wmean"),
     )
-    score = task.score(drawn())
+    score = task.score(random_vectors())
     found = value_interval(task, score, 1_000, seed=0)
     assert found.low is not None
     assert found.high is not None

@@ -10,7 +10,7 @@ from pipeline.errors import DataError
 from pipeline.evaluate import ranks
 from pipeline.evaluate.ranks import most_similar
 from pipeline.settings import EvaluateSettings
-from tests.evaluate.files import Peer, drawn, peer_evaluators, save, task_of
+from tests.evaluate.files import Peer, peer_evaluators, random_vectors, save, task_of
 
 
 def gold_pairs(folder: Path) -> Path:
@@ -22,7 +22,7 @@ def gold_pairs(folder: Path) -> Path:
 
 
 def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path):
-    task, vectors = task_of("duplicates", gold_pairs(tmp_path)), drawn()
+    task, vectors = task_of("duplicates", gold_pairs(tmp_path)), random_vectors()
     texts, score = task.sentences(), task.score(vectors)
     gold = [(f"t{i}", f"t{(i * 7 + 3) % 45}") for i in range(0, 40, 3)]
     gold = [pair for pair in gold if pair[0] != pair[1]]
@@ -44,9 +44,9 @@ def test_mined_pairs_are_the_most_similar_of_all_pairs(
     monkeypatch.setattr(ranks, "BLOCK", block)
     x = np.random.default_rng(2).normal(size=(40, 6)).astype(np.float32)
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
-    order = {"euclidean": 2, "manhattan": 1}.get(similarity)
+    norm = {"euclidean": 2, "manhattan": 1}.get(similarity)  # None: cosine
     nearness = {
-        (i, j): float(unit[i] @ unit[j]) if order is None else -float(np.linalg.norm(x[i] - x[j], ord=order))
+        (i, j): float(unit[i] @ unit[j]) if norm is None else -float(np.linalg.norm(x[i] - x[j], ord=norm))
         for i, j in combinations(range(40), 2)
     }
     expected = sorted(nearness, key=lambda pair: -nearness[pair])[:50]
@@ -72,12 +72,12 @@ def test_texts_of_one_group_are_duplicates(tmp_path: Path):
     )
     task = task_of("duplicates", file)
     assert task.sentences() == ["a", "b", "c", "d", "e"]
-    assert task.score(drawn()).facts["gold_pairs"] == 3
+    assert task.score(random_vectors()).facts["gold_pairs"] == 3
 
 
-def test_without_gold_pairs_are_counted_and_listed(tmp_path: Path):
+def test_without_gold_labels_similar_pairs_are_counted_and_listed(tmp_path: Path):
     file = save(tmp_path / "texts.parquet", {"text": [f"t{i}" for i in range(30)]})
-    vectors = drawn(3)
+    vectors = random_vectors(3)
     score = task_of("duplicates", file, options={"threshold": 0.85}).score(vectors)
     x = vectors([f"t{i}" for i in range(30)])
     x = x / np.linalg.norm(x, axis=1, keepdims=True)

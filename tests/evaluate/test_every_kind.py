@@ -12,7 +12,7 @@ import pytest
 from pipeline.config import canonical
 from pipeline.evaluate import TASKS
 from pipeline.settings import EvaluateSettings
-from tests.evaluate.files import difference_interval, drawn, save, task_of, value_interval
+from tests.evaluate.files import difference_interval, random_vectors, save, task_of, value_interval
 
 ROWS = 60
 RNG = np.random.default_rng(0)
@@ -60,14 +60,14 @@ def task(request: pytest.FixtureRequest, tmp_path: Path):
 
 def test_a_task_encodes_its_sentences_only(task):
     asked: list[str] = []
-    vectors = drawn()
+    vectors = random_vectors()
     task.score(lambda sentences: (asked.extend(sentences), vectors(sentences))[1])
     assert set(asked) == set(task.sentences())
     assert None not in asked
 
 
 def test_everything_but_the_evidence_is_json(task):
-    score = task.score(drawn())
+    score = task.score(random_vectors())
     again = json.loads(
         canonical(
             {
@@ -89,7 +89,7 @@ def test_a_pickled_task_scores_the_same(task):
     assert (again.kind, again.name, again.digest) == (task.kind, "rows", task.digest)
     assert len(task.digest) == 64
     assert len(pickle.dumps(task)) < 2_000
-    assert again.score(drawn()).value == task.score(drawn()).value
+    assert again.score(random_vectors()).value == task.score(random_vectors()).value
 
 
 def test_the_class_describes_its_kind(task):
@@ -104,7 +104,7 @@ def test_the_digest_depends_on_the_name(task):
 
 
 def test_the_statistic_of_all_rows_is_the_value(task):
-    first, second = task.score(drawn(seed=1)), task.score(drawn(seed=2))
+    first, second = task.score(random_vectors(seed=1)), task.score(random_vectors(seed=2))
     if not first.evidence:
         return
     assert {len(values) for values in first.evidence.values()} == {first.count}

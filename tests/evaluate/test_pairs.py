@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import DataError
 from pipeline.settings import EvaluateSettings
-from tests.evaluate.files import Peer, drawn, peer_evaluators, save, task_of
+from tests.evaluate.files import Peer, peer_evaluators, random_vectors, save, task_of
 
 
 def labelled(folder: Path, **changed: Any) -> Path:
@@ -23,7 +23,7 @@ def labelled(folder: Path, **changed: Any) -> Path:
 
 @pytest.mark.parametrize("similarity", ["cosine", "euclidean", "manhattan", "dot"])
 def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path, similarity: str):
-    file, vectors = labelled(tmp_path), drawn()
+    file, vectors = labelled(tmp_path), random_vectors()
     task = task_of("pairs", file, EvaluateSettings(similarity=similarity))
     score, texts = task.score(vectors), task.sentences()
     labels = score.evidence["positive"].astype(int).tolist()

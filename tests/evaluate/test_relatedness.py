@@ -16,7 +16,7 @@ from pipeline.evaluate.relatedness import STRENGTHS
 from pipeline.evaluate.solvers.scale import predict_on_scale
 from pipeline.evaluate.transfer import pair_features
 from pipeline.settings import EvaluateSettings
-from tests.evaluate.files import drawn, save, task_of
+from tests.evaluate.files import random_vectors, save, task_of
 
 PARTS = ["train"] * 90 + ["dev"] * 30 + ["test"] * 40
 
@@ -24,7 +24,7 @@ PARTS = ["train"] * 90 + ["dev"] * 30 + ["test"] * 40
 def scored(folder: Path, **changed: Any) -> Path:
     """Write pairs whose score is a function of their vectors, plus noise."""
     left, right = ([f"{side}{i}" for i in range(len(PARTS))] for side in "ab")
-    x = drawn(4)([*left, *right])
+    x = random_vectors(4)([*left, *right])
     distance = np.abs(x[: len(PARTS)] - x[len(PARTS) :]).sum(axis=1)
     noise = np.random.default_rng(0).normal(scale=0.3, size=len(PARTS))
     columns = {"sentence1": left, "sentence2": right, "score": np.clip(5 - distance / 2 + noise, 0, 5)}
@@ -92,8 +92,8 @@ def test_a_scale_may_have_two_values_only():
 
 def test_the_value_is_the_correlation_on_test_with_the_strength_that_is_best_on_dev(tmp_path: Path):
     task = task_of("relatedness", scored(tmp_path))
-    score, pairs = task.score(drawn(4)), task.pairs()
-    features = pair_features(*np.split(drawn(4)([*pairs.left, *pairs.right]), 2)).astype(np.float64)
+    score, pairs = task.score(random_vectors(4)), task.pairs()
+    features = pair_features(*np.split(random_vectors(4)([*pairs.left, *pairs.right]), 2)).astype(np.float64)
     train, dev, test = (np.array(PARTS) == name for name in ("train", "dev", "test"))
     on_dev = [by_torch(features[train], pairs.gold[train], each, features[dev]) for each in STRENGTHS]
     best = STRENGTHS[int(np.argmax([pearsonr(each, pairs.gold[dev])[0] for each in on_dev]))]
@@ -112,7 +112,7 @@ def test_the_value_is_the_correlation_on_test_with_the_strength_that_is_best_on_
 
 def test_without_dev_the_strength_is_chosen_by_cross_validation(tmp_path: Path):
     file = scored(tmp_path, split=["train"] * 120 + ["test"] * 40)
-    score = task_of("relatedness", file, EvaluateSettings(folds=3)).score(drawn(4))
+    score = task_of("relatedness", file, EvaluateSettings(folds=3)).score(random_vectors(4))
     assert score.metric == "Pearson x100 of a regressor, chosen on 3-fold cross-validation on train"
     assert score.facts["chosen"] in STRENGTHS
     assert score.value > 50
@@ -142,7 +142,7 @@ def test_the_scale_is_an_option(tmp_path: Path):
         task_of("relatedness", file, options={"hihg": 6})
     wider = task_of("relatedness", file, options={"high": 6})
     assert wider.digest != task_of("relatedness", file).digest
-    assert wider.score(drawn(4)).facts["scale"] == "0 to 6"
+    assert wider.score(random_vectors(4)).facts["scale"] == "0 to 6"
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pipeline.errors import DataError
 from pipeline.evaluate import ranks
 from pipeline.evaluate.ranks import relevant_ranks
 from pipeline.settings import EvaluateSettings
-from tests.evaluate.files import Peer, drawn, looked_up, peer_evaluators, save, task_of
+from tests.evaluate.files import Peer, looked_up, peer_evaluators, random_vectors, save, task_of
 
 
 def retrieval_file(folder: Path) -> Path:
@@ -21,7 +21,7 @@ def retrieval_file(folder: Path) -> Path:
 
 
 def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path):
-    task, vectors = task_of("retrieval", retrieval_file(tmp_path)), drawn()
+    task, vectors = task_of("retrieval", retrieval_file(tmp_path)), random_vectors()
     score = task.score(vectors)
     relevant: dict[str, set[str]] = {}
     for i in range(40):
@@ -97,7 +97,7 @@ def test_queries_can_be_sampled_by_seed(tmp_path: Path):
         task_of("retrieval", file, EvaluateSettings(seed=seed), options={"queries": 5}) for seed in (1, 1, 2)
     )
     assert first.sentences() == again.sentences() != other.sentences()
-    assert first.score(drawn()).count == 5
+    assert first.score(random_vectors()).count == 5
     assert first.digest == again.digest != other.digest
 
 

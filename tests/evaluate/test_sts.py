@@ -11,7 +11,7 @@ from scipy.stats import spearmanr
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.settings import EvaluateSettings
-from tests.evaluate.files import Peer, drawn, looked_up, peer_evaluators, save, task_of
+from tests.evaluate.files import Peer, looked_up, peer_evaluators, random_vectors, save, task_of
 
 ANGLES = {"p1": 0.1, "p2": 0.2, "p3": 0.3, "q1": 0.8, "q2": 0.6, "q3": 0.9, "q4": 0.7}
 
@@ -69,7 +69,10 @@ def random_pairs(folder: Path, **changed: Any) -> Path:
 
 @pytest.mark.parametrize("similarity", ["cosine", "euclidean", "manhattan", "dot"])
 def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path, similarity: str):
-    task, vectors = task_of("sts", random_pairs(tmp_path), EvaluateSettings(similarity=similarity)), drawn()
+    task, vectors = (
+        task_of("sts", random_pairs(tmp_path), EvaluateSettings(similarity=similarity)),
+        random_vectors(),
+    )
     pairs, score = task.pairs(), task.score(vectors)
     peer = peer_evaluators().EmbeddingSimilarityEvaluator(
         pairs.left, pairs.right, pairs.gold.tolist(), similarity_fn_names=[similarity], write_csv=False
@@ -82,7 +85,7 @@ def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path, similarit
 def test_angular_similarity_has_the_ranks_of_cosine(tmp_path: Path):
     file = random_pairs(tmp_path)
     cosine, angular = (
-        task_of("sts", file, EvaluateSettings(similarity=each)).score(drawn())
+        task_of("sts", file, EvaluateSettings(similarity=each)).score(random_vectors())
         for each in ("cosine", "angular")
     )
     assert angular.value == pytest.approx(cosine.value, abs=1e-9)
@@ -91,7 +94,7 @@ def test_angular_similarity_has_the_ranks_of_cosine(tmp_path: Path):
 
 def test_pairs_without_a_score_are_counted_but_not_used(tmp_path: Path):
     scores = [None, float("nan"), *np.linspace(0, 5, 58)]
-    score = task_of("sts", random_pairs(tmp_path, score=scores)).score(drawn())
+    score = task_of("sts", random_pairs(tmp_path, score=scores)).score(random_vectors())
     assert (score.count, score.facts["without_gold"], len(score.evidence["gold"])) == (58, 2, 58)
 
 
@@ -102,7 +105,7 @@ def test_a_missing_text_is_read_as_a_blank(tmp_path: Path):
     )
     task = task_of("sts", file)
     assert task.sentences() == ["a", " ", "c", " ", "b", "c"]
-    assert task.score(drawn()).facts["missing_texts"] == 2
+    assert task.score(random_vectors()).facts["missing_texts"] == 2
 
 
 def test_constant_predictions_give_zero_and_a_warning(tmp_path: Path):
@@ -118,7 +121,7 @@ def test_a_subset_without_variance_is_excluded_with_a_warning(tmp_path: Path):
     scores = [2.0] * 20 + list(np.linspace(0, 5, 40))
     score = task_of(
         "sts", random_pairs(tmp_path, subset=subsets, score=scores), EvaluateSettings(aggregation="mean")
-    ).score(drawn())
+    ).score(random_vectors())
     assert score.value == pytest.approx(score.metrics["Spearman of varied"])
     assert "Spearman of flat" not in score.metrics
     assert "flat" in score.warnings[0]
@@ -156,8 +159,8 @@ def test_columns_can_be_set_by_role(tmp_path: Path):
     ):
         task_of("sts", file)
     columns = {"sentence1": "left", "sentence2": "right", "score": "label"}
-    assert task_of("sts", file, columns=columns).score(drawn()).count == 3
-    assert task_of("sts", file, columns=columns, options={"split": "dev"}).score(drawn()).count == 2
+    assert task_of("sts", file, columns=columns).score(random_vectors()).count == 3
+    assert task_of("sts", file, columns=columns, options={"split": "dev"}).score(random_vectors()).count == 2
     with pytest.raises(ConfigError, match="did you mean 'sentence1'"):
         task_of("sts", file, columns={"sentense1": "left"})
     with pytest.raises(DataError, match="rows whose split is 'test', found the splits dev, train"):
@@ -180,7 +183,7 @@ def test_missing_invalid_and_changed_files_have_their_own_errors(tmp_path: Path)
     task = task_of("sts", random_pairs(tmp_path))
     random_pairs(tmp_path, score=np.linspace(0, 5, 60))
     with pytest.raises(DataError, match="changed or damaged"):
-        task.score(drawn())
+        task.score(random_vectors())
 
 
 def test_the_digest_depends_on_everything_that_changes_the_score(tmp_path: Path):
@@ -193,7 +196,7 @@ def test_the_digest_depends_on_everything_that_changes_the_score(tmp_path: Path)
         for name, value in (("similarity", "dot"), ("aggregation", "mean"))
     ]
     assert len({each.digest for each in (task, *others, task_of("sts", file, options={"high": 6}))}) == 4
-    assert again.score(drawn()).value == task.score(drawn()).value
+    assert again.score(random_vectors()).value == task.score(random_vectors()).value
 
 
 @pytest.mark.slow
@@ -234,6 +237,6 @@ def test_ratings_of_words_are_correlated_with_and_without_the_unknown_words(tmp_
         "words: the encoder gave 3 texts no usable vector ('a3', 'b3', 'b7'): "
         "2 of 20 pairs are scored with a zero vector",
     )
-    whole = task.score(drawn())
+    whole = task.score(random_vectors())
     assert "without_vector" not in whole.facts
     assert "Spearman of pairs with vectors" not in whole.metrics

@@ -9,7 +9,7 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.evaluate import Score
 from pipeline.evaluate.tasks import STS, averages, select_tasks
 from pipeline.settings import EvaluateSettings, TaskSettings
-from tests.evaluate.files import drawn, save
+from tests.evaluate.files import random_vectors, save
 
 PAIRS = {"subset": ["x"] * 4, "sentence1": list("abcd"), "sentence2": list("efgh"), "score": [1.0, 2, 3, 5]}
 
@@ -89,7 +89,7 @@ def test_own_tasks_need_distinct_names(folder: Path):
     own = TaskSettings(kind="sts", uri=file, name="ours")
     selection = select_tasks(EvaluateSettings(tasks=str(folder), names=("STS12",), own=(own,)))
     assert [task.name for task in selection.tasks] == ["STS12", "ours"]
-    assert selection.tasks[1].score(drawn()).count == 4
+    assert selection.tasks[1].score(random_vectors()).count == 4
     assert (
         select_tasks(EvaluateSettings(own=(TaskSettings(kind="sts", uri=f"file://{file}"),))).tasks[0].name
         == "STS12"

@@ -7,13 +7,13 @@ import pytest
 
 from pipeline.errors import DataError
 from pipeline.settings import EvaluateSettings
-from tests.evaluate.files import Peer, drawn, looked_up, peer_evaluators, save, task_of
+from tests.evaluate.files import Peer, looked_up, peer_evaluators, random_vectors, save, task_of
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "euclidean", "manhattan", "dot"])
 def test_equals_the_evaluator_of_sentence_transformers(tmp_path: Path, similarity: str):
     columns = {role: [f"{role}{i}" for i in range(50)] for role in ("anchor", "positive", "negative")}
-    vectors = drawn()
+    vectors = random_vectors()
     score = task_of(
         "triplets", save(tmp_path / "t.parquet", columns), EvaluateSettings(similarity=similarity)
     ).score(vectors)

@@ -10,7 +10,7 @@ import pytest
 from pipeline.errors import DataError
 from pipeline.evaluate.weat import associations, permutation_p_value
 from pipeline.settings import EvaluateSettings
-from tests.evaluate.files import drawn, looked_up, save, task_of
+from tests.evaluate.files import looked_up, random_vectors, save, task_of
 
 VECTORS = {
     "x1": [1.0, 0.0],
@@ -110,7 +110,7 @@ def test_the_seed_and_the_number_of_permutations_are_part_of_the_digest(tmp_path
     ]
     assert len({task.digest for task in tasks}) == 3
     assert task_of("weat", file, EvaluateSettings(similarity="dot")).digest == tasks[0].digest
-    assert not tasks[0].score(drawn()).evidence
+    assert not tasks[0].score(random_vectors()).evidence
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pipeline.index.build import fill, remove, train, write_index
 from pipeline.index.plan import plan_index
 from pipeline.index.structure import inspect_factory, ivf_of
 from pipeline.settings import IndexSettings
-from pipeline.settings.index_kinds import INDEX_KINDS, KINDS, IndexShape
+from pipeline.settings.index_kinds import KIND_NAMES, KINDS, IndexShape
 from tests.index.clustered import clustered
 
 ROOT = Path(__file__).parents[2]
@@ -59,4 +59,4 @@ def test_only_kinds_with_lists_and_without_refinement_keep_them_on_disk(kind: st
 @pytest.mark.parametrize("document", ["README.md", "jobs/configs/README.md", "jobs/configs/nightly.yaml"])
 def test_documents_list_every_kind(document: str):
     listed = (ROOT / document).read_text().replace("`", "")
-    assert f"{', '.join(INDEX_KINDS)}, or a faiss factory string" in listed
+    assert f"{', '.join(KIND_NAMES)}, or a faiss factory string" in listed

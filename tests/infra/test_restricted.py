@@ -1,5 +1,5 @@
-"""Containers meet the "restricted" pod security standard on a read-only root; network policies let in whom
-they name.
+"""Containers meet the "restricted" pod security standard on a read-only root, and network policies admit only
+the pods that they name.
 """
 
 from typing import Any
@@ -18,11 +18,11 @@ MAY_BE_MOUNTED = {
     "persistentVolumeClaim",
     "ephemeral",
 }
-WRITTEN = {"/tmp", "/cache"}  # by Ray and by MANTA_CACHE
-each = pytest.mark.parametrize
+WRITTEN = {"/tmp", "/cache"}  # Ray writes to the first; MANTA_CACHE is the second
+parametrize = pytest.mark.parametrize
 
 
-@each("name", containers())
+@parametrize("name", containers())
 def test_containers_meet_the_restricted_pod_security_standard(name: str):
     pod, container = containers()[name]
     own, shared = container["securityContext"], pod["securityContext"]
@@ -37,7 +37,7 @@ def test_containers_meet_the_restricted_pod_security_standard(name: str):
     assert not [port for port in container.get("ports", []) if "hostPort" in port]
 
 
-@each("name", pods())
+@parametrize("name", pods())
 def test_a_pod_shares_nothing_with_its_node(name: str):
     pod = pods()[name]
     assert not [field for field in ("hostNetwork", "hostPID", "hostIPC") if pod.get(field)]
@@ -47,7 +47,7 @@ def test_a_pod_shares_nothing_with_its_node(name: str):
         assert kind != "emptyDir" or volume["emptyDir"]["sizeLimit"]
 
 
-@each("name", containers())
+@parametrize("name", containers())
 def test_the_root_is_read_only_and_written_folders_are_volumes(name: str):
     pod, container = containers()[name]
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
@@ -57,41 +57,42 @@ def test_the_root_is_read_only_and_written_folders_are_volumes(name: str):
     environment = {variable["name"]: variable.get("value") for variable in container.get("env", [])}
     for variable in environment.keys() & {"HOME", "MANTA_CACHE"}:
         assert environment[variable] in mounts
-    if "follow" not in name:  # it writes nothing
+    if "follow" not in name:  # the container that only follows a log writes nothing
         assert "/tmp" in mounts
         assert mounts.keys() & WRITTEN == (
             {"/tmp", "/cache"} if name.endswith(("ray-head", "ray-worker")) else {"/tmp"}
         )
 
 
-@each("name", clusters())
+@parametrize("name", clusters())
 def test_the_autoscaler_can_read_the_logs_of_its_head(name: str):
     spec = clusters()[name]
     [head] = spec["headGroupSpec"]["template"]["spec"]["containers"]
     assert [mount for mount in spec["autoscalerOptions"]["volumeMounts"] if mount in head["volumeMounts"]]
 
 
-def selected(selector: dict[str, Any], found: dict[str, str]) -> bool:
+def selected(selector: dict[str, Any], pod_labels: dict[str, str]) -> bool:
     """Return whether a label selector matches a pod with those labels."""
     exists = {"Exists": True, "DoesNotExist": False}
-    wanted = selector.get("matchLabels", {}).items() <= found.items()
+    wanted = selector.get("matchLabels", {}).items() <= pod_labels.items()
     return wanted and all(
-        (rule["key"] in found) == exists[rule["operator"]] for rule in selector.get("matchExpressions", [])
+        (rule["key"] in pod_labels) == exists[rule["operator"]]
+        for rule in selector.get("matchExpressions", [])
     )
 
 
 def reaches(source: dict[str, str], inside: bool, target: dict[str, str], port: int) -> bool:
     """Return whether the policies let a pod with those labels, inside the namespace or not, connect."""
     policies = [
-        found["spec"]
-        for found in of_kind("NetworkPolicy").values()
-        if selected(found["spec"]["podSelector"], target)
+        policy["spec"]
+        for policy in of_kind("NetworkPolicy").values()
+        if selected(policy["spec"]["podSelector"], target)
     ]
     assert policies, "a pod without a policy is open to all"
     return any(
         selected(peer.get("podSelector", {}), source)
         and (inside or "namespaceSelector" in peer)
-        and ("ports" not in rule or port in {each["port"] for each in rule["ports"]})
+        and ("ports" not in rule or port in {allowed["port"] for allowed in rule["ports"]})
         for policy in policies
         for rule in policy.get("ingress", [])
         for peer in rule["from"]
@@ -112,14 +113,14 @@ STRANGERS: dict[str, tuple[dict[str, str], bool]] = {
 }
 
 
-@each("target", labels())
-@each("stranger", STRANGERS)
+@parametrize("target", labels())
+@parametrize("stranger", STRANGERS)
 def test_other_pods_can_connect_to_nothing(stranger: str, target: str):
     source, inside = STRANGERS[stranger]
     assert not [name for name, port in PORTS.items() if reaches(source, inside, labels()[target], port)]
 
 
-@each("target", NODES)
+@parametrize("target", NODES)
 def test_nodes_can_connect_to_each_other_and_submitters_to_the_job_api_only(target: str):
     found = NODES[target]
     assert all(reaches(source, True, found, port) for source in NODES.values() for port in PORTS.values())
@@ -145,7 +146,7 @@ def test_the_operator_can_connect_to_the_job_api_and_prometheus_to_metrics():
         }
 
 
-@each("target", OTHERS)
+@parametrize("target", OTHERS)
 def test_nothing_can_connect_to_the_schedule_and_submitters(target: str):
     assert not [
         name

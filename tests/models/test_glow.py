@@ -35,14 +35,14 @@ def mixed(rows: int, dim: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).normal(size=(rows, dim)) @ mix + 1)
 
 
-def trained(dim: int, settings: FlowSettings, by: float = 0.1) -> Glow:
-    """A flow in double precision after its first batch, with weights that are no longer the initial ones."""
+def perturbed(dim: int, settings: FlowSettings, noise: float = 0.1) -> Glow:
+    """Return a flow in double precision after its first batch, with noise added to its initial weights."""
     glow = Glow(dim, settings).double()
     glow(mixed(64, dim))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in glow.parameters():
-            parameter += by * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter += noise * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
     return glow
 
 
@@ -60,7 +60,7 @@ def test_actnorm_matches_stored_values(factor: float, expected: list[float], log
     np.testing.assert_allclose(layer.inverse(layer(X)).detach(), X, atol=1e-12)
 
 
-def test_step_and_likelihood_match_stored_values():
+def test_step_and_likelihood_match_a_worked_example():
     g = nn.Linear(2, 2, bias=False).double()
     g.weight.data = torch.tensor([[0.5, -0.25], [0, 1]], dtype=torch.float64)
     step = FlowStep(actnorm(1.0), REVERSED, Coupling(g))
@@ -117,7 +117,7 @@ def test_a_constant_dimension_keeps_its_scale():
     ],
 )
 def test_the_log_determinant_is_that_of_the_jacobian(settings: FlowSettings):
-    glow = trained(8, settings)
+    glow = perturbed(8, settings)
     for row in mixed(5, 8, seed=2):
         jacobian = torch.autograd.functional.jacobian(lambda x: glow(x[None])[0], row)
         assert torch.linalg.slogdet(jacobian).logabsdet.item() == pytest.approx(
@@ -128,7 +128,7 @@ def test_the_log_determinant_is_that_of_the_jacobian(settings: FlowSettings):
 @pytest.mark.parametrize(("dim", "levels"), [(8, 3), (48, 2), (384, 1), (384, 7)])
 @pytest.mark.parametrize("permutation", ["reverse", "random"])
 def test_inverse_undoes_forward_in_float32(dim: int, levels: int, permutation: str):
-    glow = trained(dim, FlowSettings(levels=levels, permutation=permutation), by=0.01).float()
+    glow = perturbed(dim, FlowSettings(levels=levels, permutation=permutation), noise=0.01).float()
     x = mixed(100, dim, seed=3).float()
     with torch.no_grad():
         z = glow(x)
@@ -141,9 +141,9 @@ def test_couplings_start_as_the_identity():
     glow = Glow(16, settings).double()
     x = mixed(64, 16)
     # reversed twice, and the second actnorm changes nothing
-    once = (x - x.mean(dim=0)) / (x.std(dim=0, correction=0) + 1e-6)
-    np.testing.assert_allclose(glow(x).detach(), once, atol=1e-5)
-    assert not np.allclose(trained(16, settings)(x).detach(), once, atol=0.1)
+    standardized = (x - x.mean(dim=0)) / (x.std(dim=0, correction=0) + 1e-6)
+    np.testing.assert_allclose(glow(x).detach(), standardized, atol=1e-5)
+    assert not np.allclose(perturbed(16, settings)(x).detach(), standardized, atol=0.1)
 
 
 def test_every_level_splits_off_the_second_half():
@@ -181,10 +181,10 @@ def test_a_reloaded_model_is_not_initialised_again():
     x = mixed(64, 16).float()
     z = glow(x)
     torch.save(glow.state_dict(), file)
-    again = Glow(16, FlowSettings())
-    again.load_state_dict(torch.load(io.BytesIO(file.getvalue())))
-    again.train()(5 * x + 3)  # would set every actnorm if the flags were not saved
-    assert torch.equal(again(x), z)
+    reloaded = Glow(16, FlowSettings())
+    reloaded.load_state_dict(torch.load(io.BytesIO(file.getvalue())))
+    reloaded.train()(5 * x + 3)  # would set every actnorm if the flags were not saved
+    assert torch.equal(reloaded(x), z)
 
 
 @pytest.mark.parametrize(

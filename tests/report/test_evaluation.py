@@ -41,9 +41,9 @@ ROW = TaskRow(
     3108,
     (ScoreEstimate(72.37, 70.12, 74.4), ScoreEstimate(75.06, 73.3, 76.6)),
     (None, ScoreEstimate(2.69, 1.64, 3.65)),
-    (("Pearson all", (74.1, 76.2)), ("Spearman of MSRpar", (58.0, None))),
-    (("similarity", "cosine"),),
-    (("threshold accuracy", ("0.7312", "")),),
+    {"Pearson all": (74.1, 76.2), "Spearman of MSRpar": (58.0, None)},
+    {"similarity": "cosine"},
+    {"threshold accuracy": ("0.7312", "")},
     "Correlation of similarities with human scores.",
 )
 EVEN = replace(ROW, task="STS13", differences=(None, ScoreEstimate(-0.4, -1.0, 0.2)))
@@ -54,15 +54,15 @@ PLAIN = replace(
     metric="nDCG@10 x100",
     scores=(ScoreEstimate(40.0), ScoreEstimate(None)),
     differences=(None, ScoreEstimate(None)),
-    further_metrics=(),
-    shared_facts=(),
+    further_metrics={},
+    shared_facts={},
     description="Texts that belong to a query; 100 means that they are always first.",
 )
 SMALLEST = EvaluationReport(
     root="/srv/evaluations",
     id="ab" * 12,
     candidates=(NOW,),
-    rows=(replace(ROW, scores=(ScoreEstimate(72.37),), differences=(None,), further_metrics=()),),
+    rows=(replace(ROW, scores=(ScoreEstimate(72.37),), differences=(None,), further_metrics={}),),
 )
 FULL = EvaluationReport(
     root="/srv/evaluations",
@@ -264,15 +264,15 @@ def test_facts_are_formatted_as_text():
         "nothing": None,
         "none": {},
     }
-    said = (
-        ("solver", "lbfgs"),
-        ("subsets", "MSRpar 750, MSRvid 1,750"),
-        ("strengths", "0.25, 2"),
-        ("without gold", "0"),
-    )
-    assert split_facts([facts]) == (said, ())
+    shared = {
+        "solver": "lbfgs",
+        "subsets": "MSRpar 750, MSRvid 1,750",
+        "strengths": "0.25, 2",
+        "without gold": "0",
+    }
+    assert split_facts([facts]) == (shared, {})
     other = facts | {"threshold_f1": 0.5}
     assert split_facts([facts, other, facts | {"threshold_f1": 0.25}]) == (
-        said,
-        (("threshold f1", ("", "0.5", "0.25")),),
+        shared,
+        {"threshold f1": ("", "0.5", "0.25")},
     )

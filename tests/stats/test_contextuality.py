@@ -102,7 +102,7 @@ def batches(tokens: Tokenized, states: list[np.ndarray], size: int, seed: int = 
 
 def test_chosen_words_occur_in_enough_texts():
     tokens = texts()
-    chosen = choose_occurrences(tokens, contexts=5, pairs=100, limit=10_000, seed=0)
+    chosen = choose_occurrences(tokens, min_texts=5, pairs=100, limit=10_000, seed=0)
     expected = {
         word
         for word in range(3, 41)
@@ -131,7 +131,7 @@ def test_chosen_words_occur_in_enough_texts():
 
 def test_random_pairs_are_uniform_over_words_of_different_texts():
     tokens = Tokenized(np.arange(6, dtype=np.int32), np.array([0, 1, 3, 6]), np.ones(6, bool))
-    chosen = choose_occurrences(tokens, contexts=2, pairs=60_000, limit=100, seed=1)
+    chosen = choose_occurrences(tokens, min_texts=2, pairs=60_000, limit=100, seed=1)
     left, right = chosen.token_indices[chosen.pairs].T
     np.testing.assert_allclose(np.bincount(left, minlength=6) / 60_000, 1 / 6, atol=0.01)
     partners = np.bincount(right[left == 0], minlength=6) / (left == 0).sum()
@@ -142,7 +142,7 @@ def test_random_pairs_are_uniform_over_words_of_different_texts():
 
 def test_random_words_are_of_uniform_texts_and_then_uniform():
     tokens = Tokenized(np.arange(6, dtype=np.int32), np.array([0, 1, 3, 6]), np.array([True] * 5 + [False]))
-    chosen = choose_occurrences(tokens, contexts=2, pairs=60_000, limit=100, seed=1)
+    chosen = choose_occurrences(tokens, min_texts=2, pairs=60_000, limit=100, seed=1)
     drawn = np.bincount(chosen.token_indices[chosen.random], minlength=6) / 60_000
     np.testing.assert_allclose(drawn, [1 / 3, 1 / 6, 1 / 6, 1 / 6, 1 / 6, 0], atol=0.01)
 
@@ -151,18 +151,18 @@ def test_a_word_that_is_too_frequent_for_the_memory_does_not_displace_the_others
     ids = np.array([[9, 4 + text % 2] for text in range(40)], np.int32).ravel()
     tokens = Tokenized(ids, np.arange(0, 81, 2), np.ones(80, bool))
     for seed in range(4):
-        chosen = choose_occurrences(tokens, contexts=5, pairs=10, limit=39, seed=seed)
+        chosen = choose_occurrences(tokens, min_texts=5, pairs=10, limit=39, seed=seed)
         assert [int(ids[chosen.token_indices[word[0]]]) for word in chosen.words] != []
         assert all(len(word) == 20 for word in chosen.words)
 
 
 def test_words_beyond_the_memory_limit_are_left_out_at_random():
     tokens = texts(200)
-    few = choose_occurrences(tokens, contexts=5, pairs=100, limit=60, seed=0)
+    few = choose_occurrences(tokens, min_texts=5, pairs=100, limit=60, seed=0)
     assert 0 < sum(map(len, few.words)) <= 60
     again, other = (
-        choose_occurrences(tokens, contexts=5, pairs=100, limit=60, seed=0),
-        choose_occurrences(tokens, contexts=5, pairs=100, limit=60, seed=1),
+        choose_occurrences(tokens, min_texts=5, pairs=100, limit=60, seed=0),
+        choose_occurrences(tokens, min_texts=5, pairs=100, limit=60, seed=1),
     )
     np.testing.assert_array_equal(few.token_indices, again.token_indices)
     assert not np.array_equal(few.token_indices, other.token_indices)
@@ -172,7 +172,7 @@ def test_words_beyond_the_memory_limit_are_left_out_at_random():
 def test_streaming_matches_the_definitions_for_any_batch_size(size: int):
     tokens, rng = texts(), np.random.default_rng(5)
     states = [(rng.normal(size=(len(tokens.ids), 6)) + level).astype(np.float32) for level in (0.0, 0.8)]
-    chosen = choose_occurrences(tokens, contexts=5, pairs=200, limit=10_000, seed=2)
+    chosen = choose_occurrences(tokens, min_texts=5, pairs=200, limit=10_000, seed=2)
     layers = gather_states(batches(tokens, states, size), tokens, chosen)
     for layer, whole in zip(layers, states, strict=True):
         metrics = {name: metric.value for name, metric in layer_metrics(layer, chosen, 2).items()}
@@ -229,7 +229,7 @@ def test_static_words_have_self_similarity_one_and_random_states_none():
         table[tokens.ids].astype(np.float32),
         rng.normal(size=(len(tokens.ids), 16)).astype(np.float32),
     )
-    chosen = choose_occurrences(tokens, contexts=5, pairs=1_000, limit=100_000, seed=0)
+    chosen = choose_occurrences(tokens, min_texts=5, pairs=1_000, limit=100_000, seed=0)
     layers = gather_states(batches(tokens, [static, noise], 50), tokens, chosen)
     of_static, of_noise = (layer_metrics(layer, chosen, 0) for layer in layers)
     assert of_static["self_similarity"].value == pytest.approx(1, abs=1e-6)
@@ -241,7 +241,7 @@ def test_random_states_of_frequent_words_explain_no_more_variance_than_random_wo
     """Rare words explain more in any model: the baseline has 1,000 rows, and they have few."""
     tokens = texts(3_000)
     noise = np.random.default_rng(7).normal(size=(len(tokens.ids), 16)).astype(np.float32)
-    chosen = choose_occurrences(tokens, contexts=400, pairs=1_000, limit=100_000, seed=0)
+    chosen = choose_occurrences(tokens, min_texts=400, pairs=1_000, limit=100_000, seed=0)
     (layer,) = gather_states(batches(tokens, [noise], 500), tokens, chosen)
     for mev in ("literal", "published", "centred"):
         metrics = layer_metrics(layer, chosen, 0, mev=mev)
@@ -254,7 +254,7 @@ def test_the_words_of_lowest_self_similarity_are_listed_in_ascending_order():
     states = np.ones((len(tokens.ids), 32)) + 0.2 * tokens.ids[:, None] * rng.normal(
         size=(len(tokens.ids), 32)
     )
-    chosen = choose_occurrences(tokens, contexts=5, pairs=1_000, limit=100_000, seed=0)
+    chosen = choose_occurrences(tokens, min_texts=5, pairs=1_000, limit=100_000, seed=0)
     (layer,) = gather_states(batches(tokens, [states.astype(np.float32)], 50), tokens, chosen)
     word_ids = [int(tokens.ids[chosen.token_indices[word[0]]]) for word in chosen.words]
     names = [f"w{word_id}" for word_id in word_ids]
@@ -288,7 +288,7 @@ def test_words_of_equal_self_similarity_are_listed_by_name():
 
 def test_metrics_without_data_are_omitted():
     tokens = Tokenized(np.array([1, 2, 1, 2], np.int32), np.array([0, 2, 4]), np.zeros(4, bool))
-    chosen = choose_occurrences(tokens, contexts=2, pairs=10, limit=100, seed=0)
+    chosen = choose_occurrences(tokens, min_texts=2, pairs=10, limit=100, seed=0)
     (layer,) = gather_states([States(np.arange(2), (np.ones((4, 3), np.float32),))], tokens, chosen)
     assert layer_metrics(layer, chosen, 0) == {}
     assert layer.means.tolist() == [[1, 1, 1], [1, 1, 1]]

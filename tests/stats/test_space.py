@@ -76,10 +76,10 @@ def test_edit_bins_have_equal_numbers_and_ascend():
     bins = edit_bins(similarity, PAIRS)
     assert [one.pairs for one in bins] == [6] * 10
     assert sorted(one.distance for one in bins) == [one.distance for one in bins]
-    falling = [one.similarity for one in bins]
+    falling = [one.cosine_rank for one in bins]
     assert sorted(falling, reverse=True) == falling
     assert (
-        np.mean(falling) == pytest.approx(np.mean([one.gold for one in bins])) == pytest.approx(61 / 120)
+        np.mean(falling) == pytest.approx(np.mean([one.gold_rank for one in bins])) == pytest.approx(61 / 120)
     )  # the mean rank of 60, as a proportion
     assert edit_bins(10 * similarity**3, PAIRS) == bins  # ranks do not depend on scale
 

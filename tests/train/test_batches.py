@@ -41,7 +41,7 @@ class Counting:
                 "score": np.arange(6.0),
                 "row": np.arange(6 * step, 6 * step + 6),
             }
-            yield GlobalBatch("there", pa.table(columns), exchanged=step, with_mask=True)
+            yield GlobalBatch("there", pa.table(columns), exchanged=step, masks_false_negatives=True)
 
 
 class Counted:

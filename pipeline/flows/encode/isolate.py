@@ -32,7 +32,7 @@ from pipeline.text.tokens.tokens import TokenCounts
 
 if TYPE_CHECKING:
     from pipeline.models.inference.encoder import Encoder
-    from pipeline.models.inference.windows import Encoded
+    from pipeline.models.inference.windows import EncodedBatch
 
 CHUNK = 512  # texts; nine halvings isolate one
 MAX_DEATHS = 3  # of a child with one text alone
@@ -73,8 +73,8 @@ class IsolatedEncoder:
 
     def encode_stream(
         self, batches: Iterable[pa.Array], on_rows: Callable[[int], None] = lambda rows: None
-    ) -> "Iterator[Encoded]":
-        """Yield one Encoded per batch, in order. Rejected texts are marked as bad rows.
+    ) -> "Iterator[EncodedBatch]":
+        """Yield one EncodedBatch per batch, in order. Rejected texts are marked as bad rows.
 
         Args:
             batches: arrays of strings.
@@ -194,9 +194,9 @@ class IsolatedEncoder:
                 "check the encoder with a few texts: manta preflight",
             )
 
-    def _load_rows(self, start: int, stop: int) -> "Encoded":
+    def _load_rows(self, start: int, stop: int) -> "EncodedBatch":
         """Read rows [start, stop) from the chunks' files."""
-        from pipeline.models.inference.windows import Encoded
+        from pipeline.models.inference.windows import EncodedBatch
 
         fields = _bad_fields(stop - start, open_folder(self.encoder).dim)  # rejected rows are in no file
         for file in self.scratch.glob("done-*.npz"):
@@ -206,7 +206,7 @@ class IsolatedEncoder:
                 with np.load(file) as chunk:
                     for name, values in fields.items():
                         values[low - start : high - start] = chunk[name][low - first : high - first]
-        return Encoded(fields.pop("vectors"), fields.pop("bad"), TokenCounts(**fields))
+        return EncodedBatch(fields.pop("vectors"), fields.pop("bad"), TokenCounts(**fields))
 
 
 def _chunk_file(scratch: Path, start: int, stop: int) -> Path:

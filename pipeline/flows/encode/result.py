@@ -12,7 +12,7 @@ from pipeline.stats.moments import Moments
 from pipeline.text.tokens.coverage import CoverageCounter
 
 if TYPE_CHECKING:
-    from pipeline.models.inference.windows import Encoded
+    from pipeline.models.inference.windows import EncodedBatch
 
 LENGTH_BIN = 8  # tokens per bar of the length histogram
 _UNUSABLE = Rejection(
@@ -47,7 +47,7 @@ class UnitResult:
         self.quarantined: list[dict[str, Any]] = []
         self.copied: dict[str, int] = {}
 
-    def add(self, encoded: "Encoded", batch: pa.RecordBatch, stored_as: str) -> np.ndarray:
+    def add(self, encoded: "EncodedBatch", batch: pa.RecordBatch, stored_as: str) -> np.ndarray:
         """Count a batch. Returns a mask (n,) of the rows whose vector is usable as it will be stored."""
         good, vectors = ~np.asarray(encoded.bad), encoded.vectors
         if stored_as == "float16":

@@ -20,7 +20,7 @@ from pipeline.store.units import CorpusUnit, UnitRecord
 from pipeline.text.tokens.tokens import TokenCounts
 
 if TYPE_CHECKING:
-    from pipeline.models.inference.windows import Encoded
+    from pipeline.models.inference.windows import EncodedBatch
 
 
 # Texts that an encoder of typical size encodes per second, by the kind of its device.
@@ -127,7 +127,7 @@ class ReusingEncoder:
 
     def encode_stream(
         self, batches: Iterable[pa.Array], on_rows: Callable[[int], None]
-    ) -> Iterator["Encoded"]:
+    ) -> Iterator["EncodedBatch"]:
         """Yield the vectors of each batch, in order.
 
         Copied texts are tokenized too, so that token counts do not depend on whether texts are copied.
@@ -157,7 +157,7 @@ class ReusingEncoder:
             copied += len(batch.known)
             yield self._merge_known(encoded, batch) if len(batch.known) else encoded
 
-    def _merge_known(self, encoded: "Encoded", batch: _TakenBatch) -> "Encoded":
+    def _merge_known(self, encoded: "EncodedBatch", batch: _TakenBatch) -> "EncodedBatch":
         """Return the vectors of all texts of a batch; `encoded` has those of the texts to encode."""
         is_encoded = batch.is_encoded
         known_counts = self.encoder.count_tokens(batch.texts.filter(pa.array(~is_encoded)).to_pylist())

@@ -213,7 +213,7 @@ class _Work:
         Tasks that train classifiers come first, and large tasks before small ones, to balance the workers.
         """
         items = self._items()
-        with run.stages("score", len(items), "figures") as bar:
+        with run.stages("score", len(items), "scores") as bar:
             stored = {key: item.load_result(self.store) for key, item in items.items()}
             results = {key: result for key, result in stored.items() if result is not None}
             todo = sorted(

@@ -121,7 +121,7 @@ class MeasureEncoder(PlainTask[EncoderToMeasure, EncoderGeometry]):
         tokens = hidden_states.tokens(self.texts[:max_sentences])
         words, settings = hidden_states.words(tokens), self.settings
         chosen = choose_occurrences(
-            words, contexts=settings.contexts, pairs=settings.pairs, limit=max_sentences, seed=settings.seed
+            words, min_texts=settings.contexts, pairs=settings.pairs, limit=max_sentences, seed=settings.seed
         )
         layers = gather_states(hidden_states.states(tokens), words, chosen)
         first_tokens = [chosen.token_indices[word[0]] for word in chosen.words]

@@ -185,7 +185,7 @@ def _task_row(measured: MeasuredTask) -> TaskRow:
         results[0].metric,
         results[0].count,
         *_estimates([result.value for result in results], draws),
-        tuple((name, tuple(result.metrics.get(name) for result in results)) for name in names),
+        {name: tuple(result.metrics.get(name) for result in results) for name in names},
         *split_facts([result.facts for result in results]),
         measured.task.description,
     )

@@ -74,7 +74,7 @@ def publish(run: RunFolder, settings: TrainSettings, model: "TrainedModel", outc
         space_id=folder.space_id,
         steps=outcome.steps,
         best_step=report.best_step,
-        figures=_metrics_at_start_and_end(report.lines) if best is None else {"dev": best},
+        metrics=_metrics_at_start_and_end(report.lines) if best is None else {"dev": best},
         ended=report.ended,
     )
     run.store.create(RESULT, result.to_json())

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import Field
+
 from pipeline.config import digest_of
 from pipeline.errors import ConfigError, DataError
 from pipeline.models.folder.encoder_folder import EncoderFolder
@@ -61,9 +63,9 @@ class ResultRecord(Stored):
     """steps taken; fewer than planned if dev or the learning rate ended the training"""
     best_step: int | None = None
     """step of the encoder's weights, if dev chose it"""
-    figures: dict[str, float] = {}
-    """metrics by name. With a dev set: dev, the best score. Without one: same_rows, the number of rows that
-    were measured before the first step and after the last, and start_loss, end_loss and so on for them"""
+    metrics: dict[str, float] = Field({}, alias="figures")
+    """With a dev set: dev, the best score. Without one: same_rows, the number of rows that were measured
+    before the first step and after the last, and start_loss, end_loss and so on for them"""
     ended: str = ""
     """reason for ending before the planned steps, as a sentence"""
 

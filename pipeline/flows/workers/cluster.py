@@ -18,7 +18,7 @@ from pipeline.flows.workers.address import TOKEN_SETTINGS, ClusterAddress
 from pipeline.flows.workers.local import LocalWorkers
 from pipeline.flows.workers.nodes import addable_nodes, nodes_alive
 from pipeline.flows.workers.workers import Workers
-from pipeline.log import Stages, give_up
+from pipeline.log import Stages, end_process
 from pipeline.settings import ClusterSettings
 
 _POLL_S = 0.5  # time between two checks of Ray's processes
@@ -73,11 +73,11 @@ def connect(
         from pipeline.flows.workers.heartbeat import open_board, set_patience
         from pipeline.flows.workers.ray_workers import RayWorkers
 
-        starts_here = not ray.is_initialized()
-        if starts_here:
+        connects_here = not ray.is_initialized()
+        if connects_here:
             _connect_to_ray(settings, verbose)
     try:
-        with _abort_if_ray_dies() if starts_here else contextlib.nullcontext():
+        with _abort_if_ray_dies() if connects_here else contextlib.nullcontext():
             set_patience(settings.patience_s, settings.wait_s)
             nodes = tuple(node for _, node in nodes_alive().values())
             free_cpus = ray.available_resources().get("CPU", 0)
@@ -88,7 +88,7 @@ def connect(
                 board=open_board(),
             )
     finally:
-        if starts_here:
+        if connects_here:
             ray.shutdown()
 
 
@@ -100,13 +100,13 @@ def _abort_if_ray_dies() -> Iterator[None]:
     """
     from ray._private.worker import _global_node as node
 
-    over = threading.Event()
+    stop = threading.Event()
 
     def watch() -> None:
-        while not over.wait(_POLL_S):
+        while not stop.wait(_POLL_S):
             if ended := sorted({kind for kind, _ in node.dead_processes()} & {"raylet", "gcs_server"}):
                 node.kill_all_processes(check_alive=False, allow_graceful=False)
-                give_up(
+                end_process(
                     TransientError(
                         "local Ray",
                         "its processes to run",
@@ -121,7 +121,7 @@ def _abort_if_ray_dies() -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
+        stop.set()
         thread.join()
 
 
@@ -197,7 +197,7 @@ def _abort_after(
 
     def end() -> None:
         reopen_stderr()
-        give_up(cluster.no_answer_error(f"no answer within {patience_s:g} s (cluster.patience_s)"))
+        end_process(cluster.no_answer_error(f"no answer within {patience_s:g} s (cluster.patience_s)"))
 
     timer = threading.Timer(patience_s, end)
     timer.daemon = True
@@ -225,7 +225,7 @@ def _check_directory() -> None:
             directory,
             "no other package called pipeline, which Ray's workers would import in place of this one",
             str(next(iter(folders), found.origin)),
-            "run in another directory, or rename it",
+            "run in another directory, or rename that package",
         )
 
 

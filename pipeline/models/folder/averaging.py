@@ -15,7 +15,7 @@ from pipeline.settings import EncoderSettings
 
 
 @dataclass(frozen=True)
-class Averages:
+class TokenAveraging:
     """Settings of averages over tokens; by default all tokens count alike."""
 
     exclude: tuple[str, ...] = ()
@@ -40,9 +40,9 @@ class Averages:
         }
 
 
-def averages_of(
+def resolve_averaging(
     settings: EncoderSettings, path: Path, model_type: str, pooling: tuple[str, ...], *, words: bool
-) -> Averages:
+) -> TokenAveraging:
     """Resolve the settings for an encoder.
 
     Word counts stored in the folder take precedence, so a copied folder is self-contained.
@@ -60,7 +60,7 @@ def averages_of(
     """
     _check_fit(settings, model_type, pooling, words)
     needs_counts = settings.sif is not None or "frequent" in settings.exclude
-    return Averages(
+    return TokenAveraging(
         exclude=tuple(sorted(set(settings.exclude))),
         frequent=settings.frequent if "frequent" in settings.exclude else 0,
         sif=settings.sif,

@@ -98,11 +98,11 @@ def check_same_reading(first: EncoderFolder, other: EncoderFolder) -> None:
     Raises:
         ModelError: they read texts differently, or weight words by their frequency.
     """
-    if first.averages.counts:
+    if first.averaging.counts:
         raise ModelError(
             "encoder.frequencies",
             "none for concatenated encoders",
-            str(first.averages.counts),
+            str(first.averaging.counts),
             "set it to null, or encoder.path to the folder of one part",
         )
     different = [

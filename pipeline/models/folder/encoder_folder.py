@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.models.folder.averaging import Averages
+from pipeline.models.folder.averaging import TokenAveraging
 from pipeline.models.folder.frequencies import FREQUENCIES
 from pipeline.models.folder.modules import Module, Normalization
 from pipeline.models.folder.word_vectors import load_sequences, load_words
@@ -57,7 +57,7 @@ class EncoderFolder:
     files: Mapping[str, str] = field(repr=False)
     """relative path -> sha256 of all files that loading needs; a copy of them is the same encoder"""
     config: Mapping[str, Any] = field(repr=False)
-    averages: Averages = field(default_factory=Averages)
+    averaging: TokenAveraging = field(default_factory=TokenAveraging)
     template: str | None = None
     """template that texts are put into, unless the folder's tokenizer does so itself"""
     ends_sentences: bool = False
@@ -106,7 +106,7 @@ class EncoderFolder:
 
     def file(self, relative: str) -> Path:
         """Return the path of one of `files`. Word counts may be outside the folder; a copy includes them."""
-        counts = self.averages.counts
+        counts = self.averaging.counts
         return counts if counts and relative == FREQUENCIES else self.path / relative
 
     @property

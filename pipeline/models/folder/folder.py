@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ModelError, did_you_mean
-from pipeline.models.folder.averaging import averages_of, refuse_if
+from pipeline.models.folder.averaging import refuse_if, resolve_averaging
 from pipeline.models.folder.concatenated import open_joined
 from pipeline.models.folder.encoder_folder import (
     ENDS_SENTENCES,
@@ -90,10 +90,10 @@ def open_folder(settings: EncoderSettings) -> EncoderFolder:
         files={},
     )
     _check_pooling(folder, settings)
-    averages = averages_of(
+    averaging = resolve_averaging(
         settings, path, str(config.get("model_type")), folder.pooling, words=folder.family == "words"
     )
-    return with_identity(replace(folder, averages=averages), modules)
+    return with_identity(replace(folder, averaging=averaging), modules)
 
 
 def positions_of(config: Mapping[str, Any]) -> int:

@@ -112,7 +112,7 @@ def _needed_files(folder: EncoderFolder, modules: list[ModuleEntry]) -> list[str
         *(module.weights for module in folder.tail if isinstance(module, Dense | Denoising)),
         *folder.weights,
         # A training may read the counts that are stored beside word vectors.
-        *([FREQUENCIES] if folder.averages.counts or folder.family == "words" else []),
+        *([FREQUENCIES] if folder.averaging.counts or folder.family == "words" else []),
     }
     return sorted(name for name in names if folder.file(name).is_file())
 
@@ -139,7 +139,7 @@ def _space_id(folder: EncoderFolder) -> str:
             "truncation": folder.truncation_side,
             "normalizer": NORMALIZER_VERSION,
             "dim": folder.dim,
-            **folder.averages.identity(folder.files),
+            **folder.averaging.identity(folder.files),
             **({"template": folder.template} if folder.template is not None else {}),
             **({"ends_sentences": True} if folder.ends_sentences else {}),
             **({"special_tokens": added} if added else {}),

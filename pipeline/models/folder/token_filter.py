@@ -27,13 +27,13 @@ def load_filter(folder: EncoderFolder, tokenizer: Tokenizer) -> np.ndarray | Non
     Raises:
         ModelError: the word counts cannot be read.
     """
-    averages = folder.averages
-    if not averages.exclude:
+    averaging = folder.averaging
+    if not averaging.exclude:
         return None
-    kept = unfiltered_tokens(tokenizer, averages.exclude, words=folder.whole_words)
-    if averages.frequent and averages.counts:
+    kept = unfiltered_tokens(tokenizer, averaging.exclude, words=folder.whole_words)
+    if averaging.frequent and averaging.counts:
         frequent = _most_frequent(
-            tokenizer, read_frequencies(averages.counts), folder.whole_words, averages.frequent
+            tokenizer, read_frequencies(averaging.counts), folder.whole_words, averaging.frequent
         )
         kept[frequent] = False
     return kept

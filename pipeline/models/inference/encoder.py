@@ -19,7 +19,7 @@ from pipeline.models.folder.token_filter import load_filter
 from pipeline.models.inference.backbone import load_backbone
 from pipeline.models.inference.model import Model
 from pipeline.models.inference.padded import PaddedModel
-from pipeline.models.inference.windows import Counters, Encoded, Window, as_strings, windows
+from pipeline.models.inference.windows import Counters, EncodedBatch, Window, as_strings, windows
 from pipeline.models.layers.numerics import arithmetic_of, use_threads
 from pipeline.models.layers.pooling import Segments, layers_of, pool
 from pipeline.models.layers.post_pooling import apply_tail, load_tail
@@ -150,8 +150,8 @@ class Encoder:
 
     def encode_stream(
         self, batches: Iterable[pa.Array | Sequence[str]], on_rows: Callable[[int], None] | None = None
-    ) -> Iterator[Encoded]:
-        """Encode batches of texts; yield one Encoded per batch, in order.
+    ) -> Iterator[EncodedBatch]:
+        """Encode batches of texts; yield one EncodedBatch per batch, in order.
 
         A thread reads and tokenizes ahead. Batches in a window of `encode.window_rows` rows share buffers.
 
@@ -182,7 +182,7 @@ class Encoder:
 
     def _encode_window(
         self, window: Window, max_tokens: int, tokenizer: Tokenizer, on_progress: OnProgress | None = None
-    ) -> Encoded:
+    ) -> EncodedBatch:
         """Encode the distinct texts of a window, and return one vector for each of its rows."""
         began = time.perf_counter()
         tokens, inverse = window.tokens, window.inverse
@@ -195,7 +195,7 @@ class Encoder:
         self.counters.repeats += len(inverse) - len(tokens)
         self.counters.tokens += len(tokens.ids)
         bad = ~np.isfinite(vectors).all(axis=1) | ~vectors.any(axis=1)
-        return Encoded(vectors[inverse], bad[inverse], tokenizer.counts(tokens).of_rows(inverse))
+        return EncodedBatch(vectors[inverse], bad[inverse], tokenizer.counts(tokens).of_rows(inverse))
 
     def _compute(
         self, tokens: Tokens, max_tokens: int, skip: int, on_progress: OnProgress | None

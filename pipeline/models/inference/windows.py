@@ -16,7 +16,7 @@ _FIRST_WINDOW = 2_048
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedBatch:
     """Vectors of n texts, in input order."""
 
     vectors: np.ndarray
@@ -25,11 +25,11 @@ class Encoded:
     """(n,) bool: the vector is zero or not finite"""
     counts: TokenCounts
 
-    def split(self, rows: Sequence[int]) -> "Iterator[Encoded]":
+    def split(self, rows: Sequence[int]) -> "Iterator[EncodedBatch]":
         """Split into parts of `rows` rows each."""
         parts = (np.split(part, np.cumsum(rows)[:-1]) for part in (self.vectors, self.bad, *self.counts))
         for vectors, bad, *counts in zip(*parts, strict=True):
-            yield Encoded(vectors, bad, TokenCounts(*counts))
+            yield EncodedBatch(vectors, bad, TokenCounts(*counts))
 
 
 @dataclass

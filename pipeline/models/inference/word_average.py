@@ -28,17 +28,17 @@ class BagModel(Model):
         table = checkpoint.tensor(TABLE, (int(folder.config["vocab_size"]), self.width))
         self._table = table.to(arithmetic.torch_device)
         self._weights: Tensor | None = None
-        averages = folder.averages
-        if averages.sif is not None and averages.counts is not None:
-            frequencies = read_frequencies(averages.counts)
+        averaging = folder.averaging
+        if averaging.sif is not None and averaging.counts is not None:
+            frequencies = read_frequencies(averaging.counts)
             if frequencies.are_tokens:
                 raise ModelError(
-                    f"encoder.frequencies {averages.counts}",
+                    f"encoder.frequencies {averaging.counts}",
                     "counts of words (columns word and count), for encoder.sif",
                     "counts of tokens",
                     "count the corpus with these word vectors as encoder.path",
                 )
-            weights = sif_weights(tokenizer, frequencies, averages.sif, lower=folder.lower)
+            weights = sif_weights(tokenizer, frequencies, averaging.sif, lower=folder.lower)
             self._weights = self.put(weights.astype(np.float32))
 
     def forward(

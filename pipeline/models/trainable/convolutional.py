@@ -16,28 +16,21 @@ from torch import Tensor, nn
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.linear import TrainableLinear
-from pipeline.models.layers.pooling import TABLE_STATE, Segments, find_segments
 from pipeline.models.layers.weights import Checkpoint
-from pipeline.models.trainable.backbones import Backbone, ForwardRequest
+from pipeline.models.trainable.word_backbone import WordBackbone, WordShape
+from pipeline.text.tokens.tokens import Tokens
 
 _KERNEL = 3  # words
-_TABLE_RANGE = 0.1  # new word vectors are uniform in [-0.1, 0.1], as those of recurrent encoders
 _REQUIRED_KEYS = ("hidden_size", "num_hidden_layers", "vocab_size", "embedding_size", "learned_words")
 
 
-@dataclass(frozen=True)
-class ConvolutionalShape:
+@dataclass(frozen=True, kw_only=True)
+class ConvolutionalShape(WordShape):
     """Shape of a convolutional encoder, as in its config.json."""
 
     width: int
     """channels of a layer"""
     layers: int
-    vocabulary: int
-    word_dim: int
-    learned: bool
-    """True if word vectors are trained with the rest"""
-    dropout: float
-    """dropout rate of the input of each layer"""
 
     @property
     def output_width(self) -> int:
@@ -71,62 +64,33 @@ def convolutional_of(folder: EncoderFolder, dropout: float | None = None) -> Con
     )
 
 
-class ConvolutionalBackbone(Backbone):
-    """Word vectors (hidden state 0), layers (states 1, 2, ...), and the outputs of all layers side by side.
+class ConvolutionalBackbone(WordBackbone):
+    """The states of the layers, and as the last state the outputs of all layers side by side.
 
     The maximum of the last state over the words is therefore the maximum of each layer, side by side.
     """
 
+    name = "a convolutional encoder"
+
     def __init__(self, shape: ConvolutionalShape, path: str) -> None:
-        super().__init__()
-        self.shape, self._path = shape, path
+        super().__init__(shape, path)
         self.width, self.layers = shape.output_width, shape.layers + 1
-        self.embeddings = nn.ModuleDict(
-            {"word_embeddings": nn.Embedding(shape.vocabulary, shape.word_dim)}
-        ).requires_grad_(shape.learned)
         input_sizes = [shape.word_dim, *[shape.width] * (shape.layers - 1)]
         self.convolutions = nn.ModuleList(
             TrainableLinear(_KERNEL * size, shape.width) for size in input_sizes
         )
-        self.dropout = nn.Dropout(shape.dropout)
 
-    def forward(self, request: ForwardRequest) -> tuple[dict[int, Tensor], Segments]:
-        """Return hidden states (T, d) of the wanted numbers, and the rows of each text in them.
-
-        Raises:
-            ModelError: the request has positions, which a convolutional encoder does not use.
-        """
-        if request.positions is not None:
-            raise ModelError(
-                self._path,
-                "an encoder with position embeddings, for views with permuted positions",
-                "a convolutional encoder",
-                "use another view",
-            )
-        tokens, lengths = request.tokens, request.tokens.lengths
+    def _layer_states(self, x: Tensor, tokens: Tokens, wanted: set[int]) -> dict[int, Tensor]:
         is_first, is_last = (self._put(ends) for ends in text_ends(tokens.offsets, len(tokens.ids)))
-        words = F.embedding(self._put(tokens.ids), self.word_table)
-        x = self.dropout(words)
-        if request.at_embedding is not None:
-            x = request.at_embedding(x, find_segments(tokens.offsets[:-1], lengths, 0, self._put))
-        states, outputs = {TABLE_STATE: words, 0: x}, []
-        for number, convolution in enumerate(self.layer_convolutions(), start=1):
-            x = x if number == 1 else self.dropout(x)
-            x = states[number] = self._run_layer(self._layer, convolution, x, is_first, is_last)
+        outputs: list[Tensor] = []
+        for convolution in self.layer_convolutions():
+            x = self.dropout(x) if outputs else x
+            x = self._run_layer(self._layer, convolution, x, is_first, is_last)
             outputs.append(x)
-        states[self.layers] = torch.cat(outputs, dim=1)
-        segments = find_segments(tokens.offsets[:-1], lengths, request.skip, self._put, tokens.kept)
-        return {number: states[number] for number in request.wanted}, segments
+        return dict(enumerate([*outputs, torch.cat(outputs, dim=1)], start=1))
 
-    @property
-    def word_table(self) -> Tensor:
-        """Word vectors (vocabulary, word_dim)."""
-        return self.embeddings.get_parameter("word_embeddings.weight")
-
-    def draw(self) -> None:
-        """Draw new weights from torch's generator, as torch.nn.Conv1d does; fixed word vectors stay."""
-        if self.shape.learned:
-            nn.init.uniform_(self.word_table, -_TABLE_RANGE, _TABLE_RANGE)
+    def _draw_layers(self) -> None:
+        """Draw new weights as torch.nn.Conv1d does."""
         for convolution in self.layer_convolutions():
             convolution.reset_parameters()  # uniform up to 1 / sqrt(inputs), three words' as in Conv1d
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError, ModelError
-from pipeline.models.folder.averaging import Averages
+from pipeline.models.folder.averaging import TokenAveraging
 from pipeline.models.folder.encoder_folder import MASKED, EncoderFolder
 from pipeline.models.folder.folder import positions_of
 from pipeline.models.folder.modules import Normalization
@@ -172,7 +172,7 @@ def apply_template(folder: EncoderFolder, template: str | None, limit: int | Non
         template=folder.template if template is None else template,
         pooling=MASKED,
         include_prompt=True,
-        averages=Averages(),
+        averaging=TokenAveraging(),
         max_length=_NO_LIMIT,
     )
     frame = template_frame(plain.tokenizer())

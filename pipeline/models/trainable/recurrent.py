@@ -9,20 +9,18 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.attention_pooling import AttentionPooling
 from pipeline.models.layers.linear import TrainableLinear
-from pipeline.models.layers.pooling import TABLE_STATE, Segments, find_segments
 from pipeline.models.layers.recurrence import CELLS, Cell, recurrence
 from pipeline.models.layers.weights import Checkpoint
-from pipeline.models.trainable.backbones import Backbone, ForwardRequest
+from pipeline.models.trainable.word_backbone import WordBackbone, WordShape
 from pipeline.text.tokens.budget import longest_first
+from pipeline.text.tokens.tokens import Tokens
 
-_TABLE_RANGE = 0.1  # new word vectors are uniform in [-0.1, 0.1], as in Skip-Thought
 _REQUIRED_KEYS = (
     "cell",
     "hidden_size",
@@ -34,8 +32,8 @@ _REQUIRED_KEYS = (
 )
 
 
-@dataclass(frozen=True)
-class RecurrentShape:
+@dataclass(frozen=True, kw_only=True)
+class RecurrentShape(WordShape):
     """Shape of a recurrent encoder, as in its config.json."""
 
     cell: str
@@ -43,12 +41,6 @@ class RecurrentShape:
     """units of one direction"""
     directions: int
     layers: int
-    vocabulary: int
-    word_dim: int
-    learned: bool
-    """True if word vectors are trained with the rest"""
-    dropout: float
-    """dropout rate of the input of each layer"""
     contexts: int = 0
     """number of weighted sums of the attention pooling layer; 0: there is none"""
 
@@ -129,19 +121,15 @@ class Direction(nn.Module):
                 nn.init.orthogonal_(gate)
 
 
-class RecurrentBackbone(Backbone):
-    """Word vectors (hidden state 0), and layers whose directions are concatenated (states 1, 2, ...).
+class RecurrentBackbone(WordBackbone):
+    """Layers whose directions are concatenated; the attention pooling layer, if any, gives one more state."""
 
-    The attention pooling layer, if any, gives one more state.
-    """
+    name = "a recurrent encoder"
 
     def __init__(self, shape: RecurrentShape, path: str) -> None:
-        super().__init__()
-        self.shape, self._path = shape, path
+        super().__init__(shape, path)
+        self.shape = shape
         self.width, self.layers = shape.output_width, shape.layers + bool(shape.contexts)
-        self.embeddings = nn.ModuleDict(
-            {"word_embeddings": nn.Embedding(shape.vocabulary, shape.word_dim)}
-        ).requires_grad_(shape.learned)
         input_sizes, cell = [shape.word_dim, *[shape.layer_width] * (shape.layers - 1)], CELLS[shape.cell]
         self.directions = nn.ModuleList(
             nn.ModuleList(Direction(cell, size, shape.width) for _ in range(shape.directions))
@@ -149,48 +137,16 @@ class RecurrentBackbone(Backbone):
         )
         self.attentive = AttentionPooling(shape.layer_width, shape.contexts) if shape.contexts else None
 
-    def forward(self, request: ForwardRequest) -> tuple[dict[int, Tensor], Segments]:
-        """Return hidden states (T, d) of the wanted numbers, and the rows of each text in them.
-
-        Raises:
-            ModelError: the request has positions, which a recurrent encoder does not use.
-        """
-        if request.positions is not None:
-            raise ModelError(
-                self._path,
-                "an encoder with position embeddings, for views with permuted positions",
-                "a recurrent encoder",
-                "use another view",
-            )
-        tokens, lengths = request.tokens, request.tokens.lengths
-        steps = Steps.of(lengths, self._put)
-        words = F.embedding(self._put(tokens.ids), self.word_table)
-        x = F.dropout(words, self.shape.dropout, self.training)
-        if request.at_embedding is not None:
-            x = request.at_embedding(x, find_segments(tokens.offsets[:-1], lengths, 0, self._put))
-        states = {TABLE_STATE: words, 0: x}
-        for number in range(1, min(self.shape.layers, max(0, *request.wanted)) + 1):
-            x = x if number == 1 else F.dropout(x, self.shape.dropout, self.training)
+    def _layer_states(self, x: Tensor, tokens: Tokens, wanted: set[int]) -> dict[int, Tensor]:
+        steps, states = Steps.of(tokens.lengths, self._put), dict[int, Tensor]()
+        for number in range(1, min(self.shape.layers, max(0, *wanted)) + 1):
+            x = self.dropout(x) if states else x
             x = states[number] = self._run_layer(self._layer, number, x, steps)
-        if self.attentive is not None and self.layers in request.wanted:
-            states[self.layers] = self.attentive(x, self._put(lengths))
-        segments = find_segments(tokens.offsets[:-1], lengths, request.skip, self._put, tokens.kept)
-        return {number: states[number] for number in request.wanted}, segments
+        if self.attentive is not None and self.layers in wanted:
+            states[self.layers] = self.attentive(x, self._put(tokens.lengths))
+        return states
 
-    @property
-    def has_dropout(self) -> bool:
-        """True if two passes over one text differ in train()."""
-        return self.shape.dropout > 0
-
-    @property
-    def word_table(self) -> Tensor:
-        """Word vectors (vocabulary, word_dim)."""
-        return self.embeddings.get_parameter("word_embeddings.weight")
-
-    def draw(self) -> None:
-        """Draw new weights from torch's generator; fixed word vectors stay."""
-        if self.shape.learned:
-            nn.init.uniform_(self.word_table, -_TABLE_RANGE, _TABLE_RANGE)
+    def _draw_layers(self) -> None:
         for number in range(1, self.shape.layers + 1):
             for direction in self.layer_directions(number):
                 direction.draw()

@@ -78,11 +78,11 @@ def load_word_table(folder: EncoderFolder, weights: Checkpoint, dropout: float |
         ModelError: the weights do not match the configuration, or `encoder.sif` would weight words, which
             a training does not do.
     """
-    if folder.averages.sif is not None:
+    if folder.averaging.sif is not None:
         raise ModelError(
             "encoder.sif",
             "null, because a training gives all words equal weights",
-            f"{folder.averages.sif:g}",
+            f"{folder.averaging.sif:g}",
             "set it to null, and set it again to encode with the trained word vectors",
         )
     shape = (int(folder.config["vocab_size"]), int(folder.config["hidden_size"]))

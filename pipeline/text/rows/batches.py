@@ -24,8 +24,8 @@ class GlobalBatch:
     """columns named by role, and `row`"""
     exchanged: int = 0
     """rows that changed places with a row of another batch"""
-    with_mask: bool = False
-    """whether the ranks need a mask of the false negatives"""
+    masks_false_negatives: bool = False
+    """whether each rank gets a mask of its false negatives"""
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -121,9 +121,9 @@ def _rows(batch: GlobalBatch, first: int, end: int, across_ranks: bool) -> RankR
         if role != "row"
     }
     masks = {}
-    if batch.with_mask and across_ranks:
+    if batch.masks_false_negatives and across_ranks:
         masks = false_negatives(batch.table, first, end)
-    elif batch.with_mask:
+    elif batch.masks_false_negatives:
         masks = false_negatives(table, 0, len(table))
     return RankRows(columns, table["row"].to_numpy(), batch.source, _counts(batch), masks)
 

@@ -127,7 +127,7 @@ class BlendedOrder:
                 " + ".join(batch.source for batch in batches),
                 pa.concat_tables(tables).combine_chunks().take(shuffled),
                 exchanged=sum(batch.exchanged for batch in batches),
-                with_mask=any(batch.with_mask for batch in batches),
+                masks_false_negatives=any(batch.masks_false_negatives for batch in batches),
             )
 
 

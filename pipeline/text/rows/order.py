@@ -92,10 +92,10 @@ class ShuffledOrder:
         # Rows are shuffled within each batch, so that the slice of every rank has texts of all lengths.
         table = window.take(rng.permuted(order[batch_order], axis=1).ravel())
         del window  # frees half of the memory in use
-        with_mask = self._settings.repeats == "mask"
+        masked = self._settings.repeats == "mask"
         for number in range(skip, batches):
             part = table.slice(number * self.batch_rows, self.batch_rows)
-            yield GlobalBatch(self._pairs.name, part, int(exchanged[number]), with_mask)
+            yield GlobalBatch(self._pairs.name, part, int(exchanged[number]), masked)
 
     def _sort_in_buckets(self, rows: np.ndarray, window: pa.Table) -> np.ndarray:
         """Sort the shuffled rows by length within each bucket of `bucket_batches` batches."""

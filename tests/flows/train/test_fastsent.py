@@ -50,7 +50,7 @@ def test_a_stopped_training_resumes_to_the_same_bits_with_the_same_negatives(tmp
     spaces = [open_folder(EncoderSettings(path=rank.run.encoder)).space_id for rank in (whole, parts)]
     assert spaces[0] == spaces[1] != open_folder(whole.encoder).space_id
     result = whole.run.result()
-    assert result.figures["end_loss"] < result.figures["start_loss"]
+    assert result.metrics["end_loss"] < result.metrics["start_loss"]
     assert losses(tmp_path / "trainings" / "run")[-1] < losses(tmp_path / "trainings" / "run")[0]
 
 
@@ -105,7 +105,7 @@ def test_real_text_is_predicted_better_than_by_the_frequencies_of_its_words(tmp_
     (batch,) = islice(rank.plan.order.batches(rank.plan.steps), 1)
     texts = [text for role in ("previous", "text", "next") for text in batch.table[role].to_pylist()]
     entropy = surprise[folder.tokenizer()(texts).ids].sum() / len(batch.table)
-    found = rank.run.result().figures
+    found = rank.run.result().metrics
     assert (found["same_rows"], found["start_loss"] > 1.3 * entropy) == (256, True)
     assert found["end_loss"] < entropy
 

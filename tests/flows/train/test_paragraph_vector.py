@@ -125,7 +125,7 @@ def test_it_learns_on_real_text(tmp_path: Path):
         f"train.dev={{uri: {data / 'sts' / 'STSB-dev.parquet'}, steps: 360}}",
     )
     train(rank)
-    curve, score = losses(tmp_path / "trainings" / "real"), rank.run.result().figures["dev"]
+    curve, score = losses(tmp_path / "trainings" / "real"), rank.run.result().metrics["dev"]
     start = rank.dev.score(TrainedModel(load_trainable(open_folder(rank.encoder))))
     assert np.mean(curve[-20:]) < 0.8 * np.mean(curve[:20])
     assert score > start + 10

@@ -96,16 +96,16 @@ def test_the_best_weights_on_dev_are_the_product_of_a_resumed_training_too(tmp_p
     expected, found = whole.run.result(), parts.run.result()
     assert expected is not None
     assert found is not None
-    assert (found.best_step, found.figures, found.space_id) == (
+    assert (found.best_step, found.metrics, found.space_id) == (
         expected.best_step,
-        expected.figures,
+        expected.metrics,
         expected.space_id,
     )
     assert whole.dev is not None
     product = load_encoder(EncoderSettings(path=whole.run.encoder), EncodeSettings(), "cpu")
     left, right = product.encode(whole.dev.left), product.encode(whole.dev.right)
     cosines = (left * right).sum(1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)
-    assert 100 * spearmanr(cosines, whole.dev.gold)[0] == pytest.approx(expected.figures["dev"], abs=0.01)
+    assert 100 * spearmanr(cosines, whole.dev.gold)[0] == pytest.approx(expected.metrics["dev"], abs=0.01)
 
 
 def test_a_training_without_improvement_returns_the_initial_encoder(tmp_path: Path, encoder: Path):
@@ -148,8 +148,8 @@ def test_without_dev_start_and_end_are_measured_on_the_same_rows(tmp_path: Path,
         expected = np.mean([spread(measured.encode(texts)) for texts in rows])
         assert lines[place].same_rows["uniformity"] == pytest.approx(expected, abs=1e-4)
     assert result is not None
-    assert result.figures["same_rows"] == 48
-    assert result.figures["end_loss"] < result.figures["start_loss"]
+    assert result.metrics["same_rows"] == 48
+    assert result.metrics["end_loss"] < result.metrics["start_loss"]
     page = Path(rank.run.report).read_text()
     assert "Means over the same 48 rows before the first step and after the last" in page
     assert "the training had not seen them" in page
@@ -165,8 +165,8 @@ def test_a_resumed_training_has_the_metrics_of_the_same_rows(tmp_path: Path, enc
     expected, found = whole.run.result(), parts.run.result()
     assert expected is not None
     assert found is not None
-    assert found.figures == expected.figures
-    assert set(found.figures) >= {"start_loss", "end_loss", "start_retrieval", "end_uniformity"}
+    assert found.metrics == expected.metrics
+    assert set(found.metrics) >= {"start_loss", "end_loss", "start_retrieval", "end_uniformity"}
 
 
 def test_a_loss_that_depends_on_earlier_steps_is_not_compared(tmp_path: Path, encoder: Path):
@@ -179,8 +179,8 @@ def test_a_loss_that_depends_on_earlier_steps_is_not_compared(tmp_path: Path, en
     train(rank)
     result = rank.run.result()
     assert result is not None
-    assert "start_loss" not in result.figures
-    assert 0 <= result.figures["start_retrieval"] <= 100
+    assert "start_loss" not in result.metrics
+    assert 0 <= result.metrics["start_retrieval"] <= 100
 
 
 @pytest.mark.parametrize("scheme", ["file", "s3"])

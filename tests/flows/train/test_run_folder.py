@@ -153,7 +153,7 @@ def test_a_stored_result_is_found(tmp_path: Path, encoder: Path):
     run = run_of(tmp_path, encoder)
     assert run.result() is None
     result = ResultRecord(
-        name="run", digest=run.digest, space_id="abc", steps=12, best_step=8, figures={"dev": 81.25}
+        name="run", digest=run.digest, space_id="abc", steps=12, best_step=8, metrics={"dev": 81.25}
     )
     run.store.create(RESULT, result.to_json())
     assert run.result() is None, "without its encoder"

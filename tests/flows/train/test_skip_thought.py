@@ -54,7 +54,7 @@ def test_a_stopped_training_resumes_to_the_same_bits_and_learns(tmp_path: Path):
     spaces = [open_folder(EncoderSettings(path=rank.run.encoder)).space_id for rank in (whole, parts)]
     assert spaces[0] == spaces[1] != open_folder(whole.encoder).space_id
     result = whole.run.result()
-    assert result.figures["end_loss"] < 0.95 * result.figures["start_loss"]
+    assert result.metrics["end_loss"] < 0.95 * result.metrics["start_loss"]
     assert losses(tmp_path / "trainings" / "run")[-1] < losses(tmp_path / "trainings" / "run")[0]
 
 
@@ -126,7 +126,7 @@ def test_real_text_is_predicted_better_than_by_the_frequencies_of_its_words(tmp_
     texts = [text for table in tables for role in ("previous", "next") for text in table[role].to_pylist()]
     predicted = tokenizer(texts).ids
     predicted = predicted[predicted != tokenizer.prefix[0]]
-    found = rank.run.result().figures
+    found = rank.run.result().metrics
     entropy = -np.log(counts[predicted] / counts.sum()).sum() / found["same_rows"]
     assert (found["same_rows"], found["start_loss"] > 1.3 * entropy) == (256, True)
     assert found["end_loss"] < 0.98 * entropy

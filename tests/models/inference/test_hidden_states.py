@@ -37,7 +37,7 @@ def test_the_mean_of_the_last_layer_is_mean_pooling(folders: dict[str, Path]):
     tokens = inside.tokens(texts)
     words = inside.words(tokens)
     layers = gather_states(
-        inside.states(tokens), words, choose_occurrences(words, contexts=2, pairs=50, limit=1_000, seed=0)
+        inside.states(tokens), words, choose_occurrences(words, min_texts=2, pairs=50, limit=1_000, seed=0)
     )
     np.testing.assert_allclose(layers[-1].means, encoder.encode(texts), atol=1e-5)
 

@@ -10,7 +10,12 @@ from tests.models.poolings import FORMULAS, TABLE
 
 H = torch.tensor([[1.0, 2], [3, 0], [5, -4], [9, 9]])
 H2 = torch.tensor([[0.0, 2], [2, 2], [1, 5], [7, 7]])
-READ_WHOLE = ("cls", "cls_mlp", "last", "ends")  # poolings of tokens that `encoder.exclude` leaves alone
+READ_WHOLE = (
+    "cls",
+    "cls_mlp",
+    "last",
+    "ends",
+)  # these read excluded tokens, too
 FIRST_THREE = find_segments(np.array([0]), np.array([3]), 0, torch.from_numpy)
 
 
@@ -49,8 +54,8 @@ def test_every_pooling_equals_its_formula_text_by_text(pooling, skip, filtered):
     if pooling.token == "mask":  # one token per text, behind the prompt where there is one
         kept = np.isin(np.arange(24), ends - 1)
     states = {number: rng.normal(size=(30, 6)).astype(np.float32) for number in (TABLE_STATE, 0, 1, 2, 3)}
-    where = find_segments(ends - lengths, lengths, skip, torch.from_numpy, kept)
-    got = pool(pooling.name, {number: torch.from_numpy(each) for number, each in states.items()}, 3, where)
+    segments = find_segments(ends - lengths, lengths, skip, torch.from_numpy, kept)
+    got = pool(pooling.name, {number: torch.from_numpy(each) for number, each in states.items()}, 3, segments)
     for start, length, vector in zip(ends - lengths, lengths, got, strict=True):
         at = np.arange(skip if length > skip else 0, length)  # a text that is only a prompt keeps all tokens
         if kept is not None and kept[start + at].any() and pooling.name not in READ_WHOLE:
@@ -60,7 +65,7 @@ def test_every_pooling_equals_its_formula_text_by_text(pooling, skip, filtered):
         np.testing.assert_allclose(vector, FORMULAS[pooling.name](h, at), atol=1e-6)
 
 
-def test_poolings_have_their_names_in_sentence_transformers(tmp_path):
+def test_poolings_know_the_names_that_sentence_transformers_gives_them():
     for flag, name in ST_FLAGS.items():
         library = LibraryPooling(4, **{mode: mode == flag for mode in ST_FLAGS})
         assert library.get_config_dict()["pooling_mode"] == POOLINGS[name].st_name

@@ -54,17 +54,17 @@ def by_conv1d(backbone: torch.nn.Module, ids: np.ndarray) -> torch.Tensor:
     return torch.cat(maxima)
 
 
-def of_texts(folder: EncoderFolder, texts: list[str]) -> list[np.ndarray]:
+def token_ids(folder: EncoderFolder, texts: list[str]) -> list[np.ndarray]:
     tokens = folder.tokenizer()(texts)
     return np.split(tokens.ids, tokens.offsets[1:-1])
 
 
 def test_vectors_equal_torchs_convolutions_of_each_text_alone(folder: EncoderFolder):
     encoder, texts = load_trainable(folder).eval(), [*TEXTS, LONG]
-    expected = torch.stack([by_conv1d(encoder.backbone, ids) for ids in of_texts(folder, texts)]).detach()
+    expected = torch.stack([by_conv1d(encoder.backbone, ids) for ids in token_ids(folder, texts)]).detach()
     assert expected.shape == (len(texts), WIDTH * LAYERS) == (len(texts), folder.dim)
     assert all(part.std(dim=0).max() > 1e-3 for part in expected.split(WIDTH, dim=1)), (
-        "every layer tells texts"
+        "the outputs of every layer differ between texts"
     )
     np.testing.assert_allclose(encoder(folder.tokenizer()(texts)).detach(), expected, atol=1e-6)
     np.testing.assert_allclose(encoder_of(folder).encode(texts), expected, atol=1e-6)
@@ -73,7 +73,7 @@ def test_vectors_equal_torchs_convolutions_of_each_text_alone(folder: EncoderFol
 
 def test_padding_in_a_batch_does_not_change_a_vector(folder: EncoderFolder):
     """Pads are zero before each layer and -1e9 before each maximum."""
-    backbone, rows = load_trainable(folder).eval().backbone, of_texts(folder, ["two dogs", LONG])
+    backbone, rows = load_trainable(folder).eval().backbone, token_ids(folder, ["two dogs", LONG])
     with torch.no_grad():
         for layer in backbone.convolutions:
             layer.bias.add_(0.5)  # a pad that is read would change both neighbours and maxima
@@ -172,9 +172,9 @@ def test_fixed_words_are_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert untrained == [f"backbone.{TABLE}"]
 
 
-def test_hidden_states_are_those_of_words_layers_and_all_layers(folder: EncoderFolder):
-    inside = encoder_of(folder).hidden_states()
-    [found] = inside.states(inside.tokens(TEXTS[:3]))
+def test_the_last_hidden_state_has_the_outputs_of_all_layers_side_by_side(folder: EncoderFolder):
+    hidden = encoder_of(folder).hidden_states()
+    [found] = hidden.states(hidden.tokens(TEXTS[:3]))
     assert [layer.shape[1] for layer in found.layers] == [12, 9, 9, 9, 9, 36]
     np.testing.assert_array_equal(found.layers[5], np.concatenate(found.layers[1:5], axis=1))
 

@@ -86,12 +86,12 @@ def test_an_output_table_of_its_own_starts_as_a_copy_of_the_words(folders):
 def test_an_incomplete_head_is_refused(tmp_path, family):
     path = folder_of_language_model(tmp_path / family, family=family)
     tensors = load_file(path / "model.safetensors")
-    own = ("cls.", "lm_head.", "vocab_", "generator_")
-    parts = [name for name in tensors if name.startswith(own) and "decoder" not in name]
-    assert len(parts) == 5
-    for part in parts:
-        left = {name: tensor for name, tensor in tensors.items() if name != part}
-        save_file(left, path / "model.safetensors", {"format": "pt"})
+    prefixes = ("cls.", "lm_head.", "vocab_", "generator_")
+    head_tensors = [name for name in tensors if name.startswith(prefixes) and "decoder" not in name]
+    assert len(head_tensors) == 5
+    for missing in head_tensors:
+        others = {name: tensor for name, tensor in tensors.items() if name != missing}
+        save_file(others, path / "model.safetensors", {"format": "pt"})
         encoder = opened(path)
         assert has_language_head(encoder)
         with pytest.raises(

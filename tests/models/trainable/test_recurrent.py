@@ -1,5 +1,5 @@
 """A recurrent encoder is an encoder like others: trained, saved, encoded with the same bits whatever its
-neighbours, refused by who cannot load it.
+neighbours, refused by libraries that cannot load it.
 """
 
 import copy
@@ -70,9 +70,9 @@ def attention(readout, states):
 def test_a_text_has_the_same_bits_whatever_its_neighbours(folders, shape):
     encoder, texts = encoder_of(folders[shape]), [*TEXTS, *MANY, LONG]
     vectors, shuffled = encoder.encode(texts), np.random.default_rng(0).permutation(len(texts))
-    np.testing.assert_array_equal(encoder.encode([texts[place] for place in shuffled]), vectors[shuffled])
+    np.testing.assert_array_equal(encoder.encode([texts[row] for row in shuffled]), vectors[shuffled])
     np.testing.assert_array_equal(
-        np.concatenate([encoder.encode(texts[place : place + 1]) for place in range(0, len(texts), 9)]),
+        np.concatenate([encoder.encode(texts[row : row + 1]) for row in range(0, len(texts), 9)]),
         vectors[::9],
     )
 
@@ -81,9 +81,9 @@ def test_a_text_has_the_same_bits_whatever_its_neighbours(folders, shape):
 def test_every_gradient_equals_that_of_the_equations(folders, shape):
     encoder = load_trainable(folders[shape])
     rows = [np.array(row) for row in ([1, 5, 9, 2], [1, 2], [1, 7, 5, 5, 8, 2])]
-    toward = torch.randn(len(rows), folders[shape].dim, generator=torch.Generator().manual_seed(0))
+    direction = torch.randn(len(rows), folders[shape].dim, generator=torch.Generator().manual_seed(0))
     encoder.double()
-    (encoder(of_ids(rows)) * toward).sum().backward()
+    (encoder(of_ids(rows)) * direction).sum().backward()
     found = {name: parameter.grad.clone() for name, parameter in encoder.named_parameters()}
     encoder.zero_grad()
     states = [by_equations(encoder.backbone, row) for row in rows]
@@ -93,7 +93,7 @@ def test_every_gradient_equals_that_of_the_equations(folders, shape):
         "deep": lambda each: each.mean(0),
         "attentive": lambda each: attention(encoder.backbone.attentive, each),
     }[shape]
-    (torch.stack([read(each) for each in states]) * toward).sum().backward()
+    (torch.stack([read(each) for each in states]) * direction).sum().backward()
     for name, parameter in encoder.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad, atol=1e-12, rtol=1e-9, msg=name)
 
@@ -107,8 +107,8 @@ def of_ids(rows) -> Tokens:
 def test_checkpointing_does_not_change_gradients_under_dropout(folders):
     encoder, tokens = load_trainable(folders["deep"], dropout=0.3), folders["deep"].tokenizer()(MANY[:20])
 
-    def gradients(anew):
-        encoder.backbone.checkpointing = anew
+    def gradients(checkpointing):
+        encoder.backbone.checkpointing = checkpointing
         encoder.zero_grad()
         torch.manual_seed(5)
         encoder(tokens).square().sum().backward()
@@ -152,7 +152,7 @@ def test_dropout_masks_differ_by_row_and_depend_on_the_generator_only(folders):
     torch.manual_seed(3)
     assert torch.equal(first, encoder(tokens))
     assert not torch.equal(first[0], first[1])
-    assert torch.equal(*load_trainable(folders["gru"])(tokens))  # as the folder says, there is none
+    assert torch.equal(*load_trainable(folders["gru"])(tokens))  # the folder sets no dropout
 
 
 def test_unsupported_features_are_refused(folders):
@@ -199,7 +199,6 @@ def test_the_saved_encoder_equals_the_trained_one_and_sentence_transformers_refu
     saved = save_folder(encoder, folder, tmp_path / "saved", head=head)
     expected = head(encoder.eval()(tokens)).detach()
     np.testing.assert_allclose(encoder_of(saved).encode([*TEXTS, LONG]), expected, atol=1e-6)
-    np.testing.assert_allclose(head(load_trainable(folder).eval()(tokens)).detach().numpy()[:0], expected[:0])
     assert saved.space_id not in (folder.space_id, folders[shape].space_id)
     assert (saved.max_length, saved.pooling) == (20, folder.pooling)
     again = save_folder(load_trainable(saved), saved, tmp_path / "again")
@@ -210,16 +209,16 @@ def test_the_saved_encoder_equals_the_trained_one_and_sentence_transformers_refu
 
 def test_hidden_states_are_those_of_words_and_layers(folders):
     folder = folders["deep"]
-    encoder, inside = load_trainable(folder).eval(), encoder_of(folder).hidden_states()
-    tokens, numbers = inside.tokens(TEXTS[:3]), np.array([3, 7, 5])
-    np.testing.assert_array_equal(inside.table(numbers), encoder.backbone.word_table.detach()[numbers])
-    [found] = inside.states(tokens)
+    encoder, hidden = load_trainable(folder).eval(), encoder_of(folder).hidden_states()
+    tokens, numbers = hidden.tokens(TEXTS[:3]), np.array([3, 7, 5])
+    np.testing.assert_array_equal(hidden.table(numbers), encoder.backbone.word_table.detach()[numbers])
+    [found] = hidden.states(tokens)
     assert [layer.shape[1] for layer in found.layers] == [12, 20, 20]
     expected = [
         by_equations(encoder.backbone, ids).detach() for ids in np.split(tokens.ids, tokens.offsets[1:-1])
     ]
     np.testing.assert_allclose(found.layers[2], torch.cat([expected[row] for row in found.rows]), atol=1e-6)
-    assert np.add.reduceat(inside.words(tokens).is_word, tokens.offsets[:-1]).tolist() == [
+    assert np.add.reduceat(hidden.words(tokens).is_word, tokens.offsets[:-1]).tolist() == [
         14,
         3,
         0,
