@@ -34,7 +34,7 @@ releases = application(
     help="List, show, compare, verify, roll back, hold and prune published releases.", no_args_is_help=True
 )
 
-Current = Annotated[str | None, typer.Argument(metavar="[N]", help="Without it the current release.")]
+NumberOrCurrent = Annotated[str | None, typer.Argument(metavar="[N]", help="Without it the current release.")]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ReleasesRun:
     """width of the output in terminal cells; None without a limit"""
 
     def other_command(self, name: str) -> str:
-        """Return another of these commands, for the same releases, as a shell takes it."""
+        """Return the shell command `manta releases NAME` for the same releases."""
         commits = ["--commits-root", self.commits_root] if self.commits_root else []
         return shlex.join(["manta", "releases", name, self.root, *commits])
 
@@ -59,8 +59,8 @@ class ReleasesRun:
 
         return Releases(open_store(self.root), open_store(self.commits_root) if self.commits_root else None)
 
-    def open_with(self, number: str | None) -> "tuple[Releases, int | None]":
-        """Open the releases, and parse the number of one of them."""
+    def open_and_parse(self, number: str | None) -> "tuple[Releases, int | None]":
+        """Return the opened releases, and the parsed number of one of them."""
         run, (chosen,) = self.parse_numbers(number)
         return run.open(), chosen
 
@@ -114,11 +114,11 @@ def list_releases(run: ReleasesRun) -> Answer:
 
 
 @_releases_command
-def show(run: ReleasesRun, number: Current = None) -> Answer:
+def show(run: ReleasesRun, number: NumberOrCurrent = None) -> Answer:
     """Show one release: rows, space, transform, index, gates, counts, and the path of its report."""
     from jobs.releases_output import release_details
 
-    return release_details(*run.open_with(number))
+    return release_details(*run.open_and_parse(number))
 
 
 @_releases_command
@@ -148,7 +148,7 @@ def diff(
 @_releases_command
 def quarantine(
     run: ReleasesRun,
-    number: Current = None,
+    number: NumberOrCurrent = None,
     reason: Annotated[
         str | None,
         typer.Option("--reason", metavar="NAME", help="Only rows left out for this reason."),
@@ -158,13 +158,13 @@ def quarantine(
     """Count the rows that a release leaves out by reason, and show where they are in the corpus."""
     from jobs.releases_output import quarantined_rows
 
-    return quarantined_rows(*run.open_with(number), reason, limit, run.width)
+    return quarantined_rows(*run.open_and_parse(number), reason, limit, run.width)
 
 
 @_releases_command
 def verify(
     run: ReleasesRun,
-    number: Current = None,
+    number: NumberOrCurrent = None,
     sizes: Annotated[
         bool,
         typer.Option(
@@ -175,7 +175,7 @@ def verify(
     """Compare every file of a release with its manifest. Exit code 3 if one is missing or changed."""
     from jobs.releases_output import verification
 
-    return verification(*run.open_with(number), sizes)
+    return verification(*run.open_and_parse(number), sizes)
 
 
 @_releases_command
@@ -243,7 +243,13 @@ def release(run: ReleasesRun) -> Answer:
 def prune(
     run: ReleasesRun,
     keep: Annotated[
-        int, typer.Option("--keep", min=1, metavar="N", help="Releases kept: those that were current last.")
+        int,
+        typer.Option(
+            "--keep",
+            min=1,
+            metavar="N",
+            help="Releases to keep: the N that were current most recently.",
+        ),
     ],
     grace_hours: Annotated[
         float,
@@ -262,7 +268,7 @@ def prune(
 ) -> Answer:
     """Remove older releases and every file that only they need, and refused candidates.
 
-    What `manta evaluate` keeps below evaluations/ stays.
+    The files of `manta evaluate` below evaluations/ stay.
     """
     from pipeline.store.prune import prune as remove
 

@@ -175,7 +175,7 @@ class TaskRoles:
 def open_file(
     source: TaskSettings, store: Store, path: str, roles: TaskRoles, split: str | None = None
 ) -> TaskFile:
-    """Open a file, and use the columns of the first form of `roles` that it has completely.
+    """Open a file, and use the columns of the first form in `roles` for which the file has all columns.
 
     Args:
         source: settings of the task, with names of columns by role.

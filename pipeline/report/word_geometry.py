@@ -8,8 +8,9 @@ from pipeline.report.formats import cosine
 from pipeline.stats.measured import LOWEST_WORDS, NamedLayers
 
 _LOWEST_NOTE = (
-    "The words whose vectors depend most on their sentence: in each layer those of lowest self-similarity, "
-    "the mean cosine of two occurrences of a word (Ethayarajh 2019). The baseline is not subtracted."
+    "The words of lowest self-similarity in each layer, whose vectors depend most on their sentence. "
+    "Self-similarity is the mean cosine of two occurrences of a word (Ethayarajh 2019). The baseline is not "
+    "subtracted."
 )
 _STATIC_NOTE = (
     "The first principal component of the vectors of each word, not centred, with the sign of their mean "
@@ -23,16 +24,16 @@ _BANDS_NOTE = (
 )
 
 
-def lowest_words(depths: Sequence[NamedLayers]) -> Section:
+def lowest_words(encoders: Sequence[NamedLayers]) -> Section:
     """Build the table of the words of lowest self-similarity, one row per layer."""
     rows = [
         (
-            _row_name(depths, depth, f"layer {level.number}"),
+            _row_name(encoders, encoder, f"layer {level.number}"),
             *(f"{each.word} {cosine(each.value)}" for each in level.lowest),
             *[""] * (LOWEST_WORDS - len(level.lowest)),
         )
-        for depth in depths
-        for level in depth.levels
+        for encoder in encoders
+        for level in encoder.levels
         if level.lowest
     ]
     header = ("", *(str(number) for number in range(1, LOWEST_WORDS + 1)))
@@ -41,36 +42,36 @@ def lowest_words(depths: Sequence[NamedLayers]) -> Section:
     )
 
 
-def frequency_table(depths: Sequence[NamedLayers]) -> Section:
+def frequency_table(encoders: Sequence[NamedLayers]) -> Section:
     """Build the table of word vectors by bands of frequency ranks."""
     rows = [
         (
-            _row_name(depths, depth, f"ranks {band.first_rank:,} to {band.last_rank:,}"),
+            _row_name(encoders, encoder, f"ranks {band.first_rank:,} to {band.last_rank:,}"),
             f"{band.words:,}",
             three_digits(band.norm),
             *(three_digits(distance) for distance in band.distances.values()),
         )
-        for depth in depths
-        for band in depth.bands
+        for encoder in encoders
+        for band in encoder.bands
     ]
     if not rows:
         return Section("Word vectors by frequency")
-    distances = next(depth.bands[0].distances for depth in depths if depth.bands)
+    distances = next(encoder.bands[0].distances for encoder in encoders if encoder.bands)
     header = ("", "words", "norm", *(f"distance, k = {k}" for k in distances))
     return Section("Word vectors by frequency", table=(header, *rows), notes=(_BANDS_NOTE,))
 
 
-def static_words(depths: Sequence[NamedLayers]) -> Section:
+def static_words(encoders: Sequence[NamedLayers]) -> Section:
     """Build the table of the files of static word vectors."""
     rows = [
-        (_row_name(depths, depth, f"layer {each.layer}"), f"{each.words:,}", each.uri)
-        for depth in depths
-        for each in depth.static_words
+        (_row_name(encoders, encoder, f"layer {each.layer}"), f"{each.words:,}", each.uri)
+        for encoder in encoders
+        for each in encoder.static_words
     ]
     header = ("", "words", "file")
     return Section("Static word vectors", table=(header, *rows) if rows else (), notes=(_STATIC_NOTE,))
 
 
-def _row_name(depths: Sequence[NamedLayers], depth: NamedLayers, name: str) -> str:
+def _row_name(encoders: Sequence[NamedLayers], encoder: NamedLayers, name: str) -> str:
     """Put the encoder before the name of a row if there are several."""
-    return f"{depth.name}, {name}" if len(depths) > 1 else name
+    return f"{encoder.name}, {name}" if len(encoders) > 1 else name

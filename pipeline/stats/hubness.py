@@ -13,7 +13,7 @@ _MAX_SIMILARITIES = 1 << 23  # per block: 64 MB of float64
 
 @dataclass(frozen=True, eq=False)
 class Hubness:
-    """k-occurrence of vectors: the number of other vectors that have a vector among their k nearest.
+    """k-occurrence of each vector: the number of other vectors that have it among their k nearest.
 
     Attributes:
         counts: (n,) k-occurrence of every vector; the mean is k.

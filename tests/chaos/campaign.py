@@ -85,7 +85,7 @@ class Report:
     lost: int = 0
     doubled: int = 0
     differing: int = 0
-    words: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -107,7 +107,7 @@ class Report:
             self.doubled + found.doubled,
             self.differing + found.differing,
         )
-        self.words += [f"night {night}: {each}" for each in found.words]
+        self.messages += [f"night {night}: {each}" for each in found.messages]
 
     def table(self) -> str:
         tally = self.tally
@@ -133,7 +133,11 @@ class Report:
         }
         width = max(map(len, lines))
         return "\n".join(
-            [*(f"{name.ljust(width)}  {value}" for name, value in lines.items()), *self.words, *tally.wrong]
+            [
+                *(f"{name.ljust(width)}  {value}" for name, value in lines.items()),
+                *self.messages,
+                *tally.wrong,
+            ]
         )
 
 

@@ -1,11 +1,11 @@
 """Two roots over the same nights, compared: rows by id, every file that the current releases name by path and
 bytes, counts, quarantine, and answers.
 
-What may differ, and why: a number that was reserved and never committed is skipped, and with it the ordinals
-that its manifest had taken. Then addresses are other ones for life, and files that hold addresses (tables of
-rows, the index, ids) cannot be equal in bytes; their rows are compared with addresses translated to (unit,
-row) instead. Files of units, vectors, records, moments and quarantined rows have no addresses in them and
-are equal in every case. Manifests and reports hold measured times, commits hold the time.
+Some differences are allowed. A number that was reserved and never committed is skipped, and with it the
+ordinals of its manifest. From then on addresses differ, and files that contain addresses (tables of rows, the
+index, ids) cannot be equal in bytes: their rows are compared instead, with addresses translated to (unit,
+row). Files of units, vectors, records, moments and quarantined rows contain no addresses and are equal in
+every case. Manifests and reports contain measured times, and commits contain the time.
 """
 
 import re
@@ -38,7 +38,7 @@ _RANKS = 10
 
 @dataclass
 class Differences:
-    """Rows that only one root has, that one has twice, and everything else that is not equal."""
+    """Rows that only one root has, rows that a root has twice, and everything else that is not equal."""
 
     lost: int = 0
     doubled: int = 0
@@ -47,13 +47,13 @@ class Differences:
     files: int = 0
     shifted: bool = False
     """whether ordinals differ, by a number that was reserved and not committed"""
-    words: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
     def add(self, kind: str, names: Iterable[Any], what: str) -> None:
         found = list(names)
         if found:
             setattr(self, kind, getattr(self, kind) + len(found))
-            self.words.append(f"{what}: {len(found)}, such as {sorted(map(str, found))[:4]}")
+            self.messages.append(f"{what}: {len(found)}, such as {sorted(map(str, found))[:4]}")
 
 
 @dataclass
@@ -81,14 +81,14 @@ class Root:
 
     @cached_property
     def rows(self) -> dict[str, tuple[bytes, bytes]]:
-        """id -> (text key, vector) of the live rows, read as anybody can."""
+        """Live rows by id, as (text key, vector), read from the Parquet files."""
         dead, found = Dead.load(self.store, self.manifest.dead), {}
         for unit in self.manifest.units:
             table = pq.read_table(self.store.open(unit.path, unit.sha256))
             numbers = np.delete(np.arange(unit.rows + len(unit.dropped)), unit.dropped)
             live = np.flatnonzero(~np.isin(numbers, dead.rows_of(unit.ordinal)))
             vectors = vector_matrix(table["vector"])
-            for row, key, place in zip(
+            for row, key, index in zip(
                 table["id"].take(live).to_pylist(),
                 table["text_key"].take(live).to_pylist(),
                 live,
@@ -96,7 +96,7 @@ class Root:
             ):
                 if row in found:
                     self.doubled.append(row)
-                found[row] = (key, vectors[place].tobytes())
+                found[row] = (key, vectors[index].tobytes())
         return found
 
     @cached_property
@@ -109,7 +109,7 @@ class Root:
         return tuple(unit.ordinal for unit in self.manifest.units)
 
     def counts(self) -> dict[str, int]:
-        """Without what only tells where vectors came from."""
+        """Return the counts, except those that depend on how the vectors were made."""
         return {
             name: count
             for name, count in self.manifest.counts.items()
@@ -126,8 +126,8 @@ class Root:
         ]
         return sorted(tuple(map(str, row.values())) for rows in tables for row in rows)
 
-    def place(self, address: int | None) -> str | None:
-        """An address as the unit's content and the row."""
+    def content_address(self, address: int | None) -> str | None:
+        """Return an address as the sha256 of its unit and the row."""
         if address is None:
             return None
         unit = next(unit for unit in self.corpus.units if unit.ordinal == address >> 32)
@@ -143,22 +143,23 @@ class Root:
         dead = Dead.load(self.store, self.manifest.dead).addresses.tolist()
         return {
             "key table": Counter(
-                (row["id"], row["text_key"], row["file"], row["row"], self.place(row["address"]))
+                (row["id"], row["text_key"], row["file"], row["row"], self.content_address(row["address"]))
                 for bucket in self.corpus.keys
                 for row in key_lines(self.store, bucket)
             ),
             "text table": Counter(
-                (row["text_key"], self.place(row["address"]))
+                (row["text_key"], self.content_address(row["address"]))
                 for row in text_lines(self.store, self.corpus)
                 if row["address"] >> 32 in living
             ),
-            "dead rows": Counter(map(self.place, dead)),
-            "ids": Counter((row["id"], self.place(row["address"])) for rows in ids for row in rows),
+            "dead rows": Counter(map(self.content_address, dead)),
+            "ids": Counter((row["id"], self.content_address(row["address"])) for rows in ids for row in rows),
         }
 
     def answers(self, queries: np.ndarray) -> list[list[tuple[float, str]]]:
-        """(score, id) of the nearest, best first; those that share the last score left out, since any of them
-        may be the tenth.
+        """Return (score, id) of the nearest rows, best first.
+
+        Rows with the last score are left out, because any row of that score may be the tenth.
         """
         table = open_release(self.uri).search(queries, _RANKS)
         found: list[list[tuple[float, str]]] = [[] for _ in queries]
@@ -168,30 +169,32 @@ class Root:
 
 
 def compare(disturbed: str, undisturbed: str) -> Differences:
-    """How the current release of one root differs from that of the other."""
-    mine, other = Root(disturbed), Root(undisturbed)
-    found = Differences(rows=len(other.rows), files=len(other.files), shifted=mine.ordinals != other.ordinals)
-    found.add("lost", other.rows.keys() - mine.rows.keys(), "rows lost")
-    found.add("doubled", mine.rows.keys() - other.rows.keys(), "rows that should not live")
-    found.add("doubled", mine.doubled, "ids twice")
+    """Compare the current releases of two roots."""
+    first, other = Root(disturbed), Root(undisturbed)
+    found = Differences(
+        rows=len(other.rows), files=len(other.files), shifted=first.ordinals != other.ordinals
+    )
+    found.add("lost", other.rows.keys() - first.rows.keys(), "rows lost")
+    found.add("doubled", first.rows.keys() - other.rows.keys(), "rows that should not live")
+    found.add("doubled", first.doubled, "ids twice")
     found.add(
         "differing",
-        (row for row in mine.rows.keys() & other.rows.keys() if mine.rows[row] != other.rows[row]),
+        (row for row in first.rows.keys() & other.rows.keys() if first.rows[row] != other.rows[row]),
         "rows with another text or vector",
     )
-    _compare_files(mine, other, found)
-    counts = mine.counts(), other.counts()
+    _compare_files(first, other, found)
+    counts = first.counts(), other.counts()
     found.add(
         "differing",
         (name for name in counts[0].keys() | counts[1].keys() if counts[0].get(name) != counts[1].get(name)),
         "counts",
     )
-    if mine.manifest.counts["total"] != mine.manifest.rows + mine.manifest.counts["quarantined"]:
+    if first.manifest.counts["total"] != first.manifest.rows + first.manifest.counts["quarantined"]:
         found.add("differing", ["total"], "total is not rows + quarantined")
     found.add(
         "differing",
-        (Counter(mine.quarantined()) - Counter(other.quarantined()))
-        + (Counter(other.quarantined()) - Counter(mine.quarantined())),
+        (Counter(first.quarantined()) - Counter(other.quarantined()))
+        + (Counter(other.quarantined()) - Counter(first.quarantined())),
         "quarantined rows",
     )
     queries = np.stack(
@@ -200,21 +203,21 @@ def compare(disturbed: str, undisturbed: str) -> Differences:
             for _, vector in list(other.rows.values())[:: max(1, len(other.rows) // 40)]
         ]
     )
-    answers = zip(mine.answers(queries), other.answers(queries), strict=True)
+    answers = zip(first.answers(queries), other.answers(queries), strict=True)
     found.add(
         "differing", (number for number, (one, two) in enumerate(answers) if one != two), "answers of queries"
     )
     return found
 
 
-def _compare_files(mine: Root, other: Root, found: Differences) -> None:
-    """By path and bytes; where ordinals differ, what holds addresses by its rows."""
+def _compare_files(first: Root, other: Root, found: Differences) -> None:
+    """Compare files by path and bytes; if ordinals differ, compare files with addresses by their rows."""
     names = [
         {path for path in root.files if not found.shifted or not _ADDRESSED.fullmatch(path)}
-        for root in (mine, other)
+        for root in (first, other)
     ]
     if found.shifted:
-        tables = mine.tables(), other.tables()
+        tables = first.tables(), other.tables()
         found.add(
             "differing",
             (name for name in tables[0] if tables[0][name] != tables[1][name]),
@@ -223,6 +226,6 @@ def _compare_files(mine: Root, other: Root, found: Differences) -> None:
     found.add("differing", names[0] ^ names[1], "files that one release names and the other does not")
     found.add(
         "differing",
-        (path for path in names[0] & names[1] if mine.files[path] != other.files[path]),
+        (path for path in names[0] & names[1] if first.files[path] != other.files[path]),
         "files of the same name and other bytes",
     )

@@ -1,5 +1,5 @@
-"""Nights under fire, in short: whatever is killed, cut short, full or doubled, the root ends as one that was
-left in peace.
+"""Short campaigns: nights with kills, truncated files, full disks and two drivers at once leave the same root
+as undisturbed nights. The disturbed root is the folder "fire", the undisturbed one is "peace".
 """
 
 import json
@@ -22,13 +22,15 @@ from tests.flows.conftest import ROOT, job_arguments, sentences
 from tests.models.folders import save_folder
 
 pytestmark = pytest.mark.slow
-PEACE = {"kills": 0.0, "points": 0, "cuts": 0, "full": 0, "twice": 0.0, "minutes": 9.0}
+NO_FAULTS = {"kills": 0.0, "points": 0, "cuts": 0, "full": 0, "twice": 0.0, "minutes": 9.0}
 
 
 def kills(when: str, *points: str) -> tuple[Shot, ...]:
     return tuple(Shot(point, when, "kill") for point in points)
 
 
+# For each night: whether it starts Ray, and its faults. After "torn" the file is truncated and the process is
+# killed, after "cut" a file is truncated, and "full" is an error of a full disk.
 SCHEDULE = (
     (
         False,
@@ -51,37 +53,40 @@ SCHEDULE = (
 )
 
 
-def sound(report: Report, least_kills: int) -> None:
+def assert_sound(report: Report, least_kills: int) -> None:
     assert report.sound, report.table()
     assert (report.lost, report.doubled, report.differing) == (0, 0, 0)
     assert report.kills >= least_kills, report.table()
 
 
 def test_nights_with_faults_end_as_nights_without(tmp_path: Path):
-    report = Campaign(tmp_path, Plans(seed=11, rows=120, no_heads=True, **{**PEACE, "kills": 0.2})).play(
+    report = Campaign(tmp_path, Plans(seed=11, rows=120, no_heads=True, **{**NO_FAULTS, "kills": 0.2})).play(
         SCHEDULE
     )
-    sound(report, 20)
+    assert_sound(report, 20)
     assert (report.nights, report.with_ray) == (3, 1)
     assert {"torn", "cut", "full"} <= set(report.tally.faults), report.table()
 
 
-def test_a_worker_killed_four_times_at_one_unit_quarantines_no_row(tmp_path: Path):
-    report = Campaign(tmp_path, Plans(seed=12, rows=40, **PEACE)).play([(False, 5 * kills("before", "data"))])
-    sound(report, 5)
-    fire, peace = (Releases(open_store(tmp_path / root)).current() for root in ("fire", "peace"))
-    assert fire is not None
-    assert peace is not None
-    assert (fire.rows, fire.counts["quarantined"]) == (peace.rows, peace.counts["quarantined"])
-    assert fire.rows == fire.counts["total"] >= 40, "no row was quarantined"
+def test_a_worker_killed_repeatedly_at_one_unit_quarantines_no_row(tmp_path: Path):
+    report = Campaign(tmp_path, Plans(seed=12, rows=40, **NO_FAULTS)).play(
+        [(False, 5 * kills("before", "data"))]
+    )
+    assert_sound(report, 5)
+    disturbed, undisturbed = (Releases(open_store(tmp_path / root)).current() for root in ("fire", "peace"))
+    assert disturbed is not None
+    assert undisturbed is not None
+    assert disturbed.rows == undisturbed.rows
+    assert disturbed.counts["quarantined"] == undisturbed.counts["quarantined"]
+    assert disturbed.rows == disturbed.counts["total"] >= 40, "no row was quarantined"
     assert not list((tmp_path / "fire").rglob("*.attempts/*")), "a finished unit keeps no marks"
 
 
 def test_two_drivers_at_once_publish_one_release_a_night(tmp_path: Path):
-    report = Campaign(tmp_path, Plans(seed=13, rows=60, **{**PEACE, "twice": 1.0})).play(
+    report = Campaign(tmp_path, Plans(seed=13, rows=60, **{**NO_FAULTS, "twice": 1.0})).play(
         [(False, kills("after", "lease")), (False, kills("before", "manifest"))]
     )
-    sound(report, 2)
+    assert_sound(report, 2)
     assert [commit.kind for commit in Releases(open_store(tmp_path / "fire")).history()] == [
         "publish",
         "publish",
@@ -89,16 +94,18 @@ def test_two_drivers_at_once_publish_one_release_a_night(tmp_path: Path):
 
 
 def test_without_hard_links_truncated_files_are_written_again(tmp_path: Path):
-    """A record has its name there before its content is written: a death in between truncates it."""
+    """Without hard links a record gets its name before its content: a kill in between leaves it truncated."""
     torn = tuple(
         Shot(point, "after", "torn")
         for point in ("corpus record", "record", "training record", "manifest", "commit")
     )
-    sound(Campaign(tmp_path, Plans(seed=14, rows=60, no_links=True, **PEACE)).play([(False, torn)]), 5)
+    assert_sound(
+        Campaign(tmp_path, Plans(seed=14, rows=60, no_links=True, **NO_FAULTS)).play([(False, torn)]), 5
+    )
 
 
 def test_a_full_disk_ends_the_night_with_75_and_leaves_no_partial_file(tmp_path: Path):
-    """The disk is played by a limit on file sizes: the driver's files fit, the vectors of a unit do not."""
+    """A limit on file sizes simulates the full disk: the driver's files fit, the vectors of a unit do not."""
     (tmp_path / "corpus").mkdir()
     texts = sentences(3000)
     pq.write_table(
@@ -131,13 +138,13 @@ def test_a_full_disk_ends_the_night_with_75_and_leaves_no_partial_file(tmp_path:
     store = open_store(tmp_path / "releases")
     assert Releases(store).current() is None
     assert [entry.path for entry in store.list("units/vectors") if ".attempts/" not in entry.path] == []
-    assert not [place for place in (tmp_path / "releases").rglob(f"{PARTIAL}*") if place.is_file()]
+    assert not [path for path in (tmp_path / "releases").rglob(f"{PARTIAL}*") if path.is_file()]
     code, answer = night(resource.RLIM_INFINITY)
     assert (code, answer["status"], answer["rows"]) == (0, "published", 3000)
 
 
 def test_every_file_of_a_release_has_a_named_fault_point(tmp_path: Path):
-    Campaign(tmp_path, Plans(seed=15, rows=40, **PEACE)).play([(False, ())])
+    Campaign(tmp_path, Plans(seed=15, rows=40, **NO_FAULTS)).play([(False, ())])
     unnamed = [
         entry.path for entry in open_store(tmp_path / "fire").list() if point_of(entry.path) not in POINTS
     ]

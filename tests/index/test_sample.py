@@ -30,9 +30,9 @@ def test_sampled_rows_cover_all_positions_and_do_not_depend_on_them():
     shuffled = np.random.default_rng(0).permutation(ids)
     chosen = set(ids[sample_rows(pa.array(ids), 500, "train")])
     assert chosen == set(shuffled[sample_rows(pa.array(shuffled), 500, "train")])
-    places = sample_rows(pa.array(ids), 500, "train")
-    assert (np.diff(places) > 0).all()
-    assert np.histogram(places, bins=5, range=(0, 5_000))[0].min() > 70  # 100 expected, standard deviation 9
+    rows = sample_rows(pa.array(ids), 500, "train")
+    assert (np.diff(rows) > 0).all()
+    assert np.histogram(rows, bins=5, range=(0, 5_000))[0].min() > 70  # 100 expected, standard deviation 9
 
 
 def test_salts_give_independent_samples_of_integer_ids_too():

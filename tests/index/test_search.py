@@ -71,7 +71,7 @@ def test_texts_find_what_exact_search_finds(publish, store, kind, on_disk, trans
     publish(corpus, transform=transform, kind=kind, on_disk=on_disk)
     release = open_release(store.uri)
     found = release.search(QUERIES, 5)
-    if kind != "ivf_flat":  # one list of eight is visited there
+    if kind != "ivf_flat":  # ivf_flat visits one of eight lists
         assert ids_by_query(found) == exact_ids(publish, QUERIES, corpus, 5, transform)
     assert found.schema.names == ["query", "rank", "id", "score", "text", "length"]
     assert [found.schema.field(name).type for name in ("query", "rank", "score")] == [
@@ -156,18 +156,18 @@ def test_a_root_without_releases_is_refused(store):
         open_release(store.uri, 3)
 
 
-def changed(store: Store, reference: FileRef) -> None:
+def change_a_byte(store: Store, reference: FileRef) -> None:
     """Change one byte of a file."""
     content = bytearray(store.read(reference.path))
     content[len(content) // 2] ^= 1
     store.write(reference.path, bytes(content))
 
 
-@pytest.mark.parametrize("which", ["index", "ids"])
-def test_a_changed_file_is_refused_on_opening(publish, store, which):
+@pytest.mark.parametrize("file", ["index", "ids"])
+def test_a_changed_file_is_refused_on_opening(publish, store, file):
     manifest = publish(CORPUS)
-    reference = manifest.index.files[0] if which == "index" else manifest.ids[0]
-    changed(store, reference)
+    reference = manifest.index.files[0] if file == "index" else manifest.ids[0]
+    change_a_byte(store, reference)
     with pytest.raises(DataError, match=f"{reference.path}: expected sha256 {reference.sha256[:16]}"):
         open_release(store.uri)
 
@@ -181,7 +181,7 @@ def test_a_missing_file_is_named(publish, store):
 
 def test_changed_weights_are_refused_before_the_first_query(publish, store):
     publish(CORPUS)
-    changed(store, FileRef(path="encoders/e/model.safetensors", sha256=""))
+    change_a_byte(store, FileRef(path="encoders/e/model.safetensors", sha256=""))
     with pytest.raises(DataError, match=r"model\.safetensors: expected sha256"):
         open_release(store.uri).search("x")
 
@@ -213,7 +213,7 @@ def test_file_names_outside_the_folder_are_refused(publish, store, monkeypatch):
 def test_changed_tombstones_are_refused(publish, store):
     """A dead row that is found, or a live one that is hidden, is as bad as a changed vector."""
     manifest = publish.with_delta(CORPUS, base=300, dead=[0, 1, 2])
-    changed(store, manifest.tombstones)
+    change_a_byte(store, manifest.tombstones)
     with pytest.raises(DataError, match=f"{manifest.tombstones.path}: expected sha256"):
         open_release(store.uri)
 
@@ -245,28 +245,28 @@ def test_refresh_switches_to_the_current_release(publish, store):
 def test_base_delta_and_tombstones_answer_like_one_index_of_live_rows(publish, store, folder, tmp_path):
     dead = [*range(0, 300, 2), 329]
     publish.with_delta(CORPUS, base=300, dead=dead)
-    apart = open_release(store.uri)
+    with_delta = open_release(store.uri)
     (tmp_path / "other").mkdir()
     whole = Publisher(open_store(tmp_path / "other"), folder, tmp_path)
     whole.without(CORPUS, dead)
-    together = open_release(tmp_path / "other")
+    of_live_rows = open_release(tmp_path / "other")
     for k in (1, 10, 179, 500):
-        left, right = apart.search(QUERIES, k), together.search(QUERIES, k)
+        left, right = with_delta.search(QUERIES, k), of_live_rows.search(QUERIES, k)
         assert left.num_rows == right.num_rows == 3 * min(k, 330 - len(dead))
         np.testing.assert_allclose(left["score"], right["score"], atol=1e-6)
         assert set(left["id"].to_pylist()).isdisjoint(f"row-{row}" for row in dead)
 
 
-@pytest.mark.parametrize("how", [{"kind": "flat"}, {"kind": "IVF4,Flat", "on_disk": "always"}])
+@pytest.mark.parametrize("index", [{"kind": "flat"}, {"kind": "IVF4,Flat", "on_disk": "always"}])
 def test_a_release_in_an_object_store_is_searched_through_local_copies(
-    s3, folder, tmp_path, monkeypatch, how
+    s3, folder, tmp_path, monkeypatch, index
 ):
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
-    uri = f"{s3}/search-{how['kind'][:3].lower()}"
+    uri = f"{s3}/search-{index['kind'][:3].lower()}"
     publisher = Publisher(open_store(uri), folder, tmp_path)
-    publisher(CORPUS, **how)
+    publisher(CORPUS, **index)
     local = Publisher(open_store(tmp_path / "root"), folder, tmp_path)
-    local(CORPUS, **how)
+    local(CORPUS, **index)
     assert open_release(uri).search(QUERIES, 5).equals(open_release(tmp_path / "root").search(QUERIES, 5))
 
 

@@ -1,4 +1,4 @@
-"""Throttling in anybody's words is tried again; a missing file is not."""
+"""Throttling is tried again, in the words of every client library; a missing file is not."""
 
 import botocore.exceptions
 import pytest

@@ -108,8 +108,8 @@ def _read_vectors(store: Store, unit: UnitRecord, rows: np.ndarray, space_id: st
     return vectors_at(check_space(pq.ParquetFile(unit.file.open(store)), unit.path, space_id), wanted)[back]
 
 
-class _TakenBatch(NamedTuple):
-    """A batch that the encoder has taken."""
+class _PendingBatch(NamedTuple):
+    """A batch whose texts were handed to the encoder, and whose vectors have not come back yet."""
 
     texts: pa.Array
     is_encoded: np.ndarray
@@ -136,7 +136,7 @@ class ReusingEncoder:
             batches: batches of texts.
             on_rows: called with the number of rows done so far, encoded or copied.
         """
-        taken: deque[_TakenBatch] = deque()
+        pending: deque[_PendingBatch] = deque()
         copied = 0
 
         def texts_to_encode() -> Iterator[pa.Array]:
@@ -146,18 +146,18 @@ class ReusingEncoder:
                 start += len(texts)
                 is_encoded = np.ones(len(texts), dtype=bool)
                 is_encoded[rows] = False
-                taken.append(_TakenBatch(texts, is_encoded, vectors))
+                pending.append(_PendingBatch(texts, is_encoded, vectors))
                 yield texts.filter(pa.array(is_encoded))
 
         def report_rows(rows: int) -> None:
             on_rows(rows + copied)
 
         for encoded in self.encoder.encode_stream(texts_to_encode(), report_rows):
-            batch = taken.popleft()
+            batch = pending.popleft()
             copied += len(batch.known)
             yield self._merge_known(encoded, batch) if len(batch.known) else encoded
 
-    def _merge_known(self, encoded: "EncodedBatch", batch: _TakenBatch) -> "EncodedBatch":
+    def _merge_known(self, encoded: "EncodedBatch", batch: _PendingBatch) -> "EncodedBatch":
         """Return the vectors of all texts of a batch; `encoded` has those of the texts to encode."""
         is_encoded = batch.is_encoded
         known_counts = self.encoder.count_tokens(batch.texts.filter(pa.array(~is_encoded)).to_pylist())

@@ -10,7 +10,7 @@ from pipeline.text.builders.grouped import GroupedRows
 
 @BUILDERS.register("sections")
 class SectionTriples(Builder):
-    """Each text with another one of its section, and with one of another section of the same document.
+    """Triples of a text, another text of its section, and a text of another section of the same document.
 
     A text alone in its section is a negative only. The positive is the next text of the section in a drawn
     order, the negative is drawn. Triples with two equal texts are left out.

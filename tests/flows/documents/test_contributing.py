@@ -19,7 +19,7 @@ from pipeline.registry import Registry
 from pipeline.settings import WhitenSettings
 from pipeline.stats.moments import Moments
 from tests.conftest import ROOT
-from tests.evaluate.files import drawn, save, task_of
+from tests.evaluate.files import random_vectors, save, task_of
 from tests.flows.documents.documents import python_blocks
 from tests.objectives.tiny import Tiny, batch_of, texts
 
@@ -81,7 +81,7 @@ def test_the_example_task_scores_a_file(example: Example, tmp_path: Path):
     example('register("margins")')
     columns = {role: [f"{role} {row}" for row in range(9)] for role in ("anchor", "positive", "negative")}
     task = task_of("margins", save(tmp_path / "rows.parquet", columns))
-    score = task.score(drawn())
+    score = task.score(random_vectors())
     assert score.value == pytest.approx(task.statistic(score.evidence, np.arange(9)))
 
 

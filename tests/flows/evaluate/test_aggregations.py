@@ -11,7 +11,7 @@ from scipy.stats import spearmanr
 from pipeline.evaluate import Score
 from pipeline.flows.evaluate.aggregations import aggregated_scores, aggregation_section
 from pipeline.flows.evaluate.scoring import MeasuredTask, ResampledResult, Result
-from tests.evaluate.files import drawn, save, task_of
+from tests.evaluate.files import random_vectors, save, task_of
 from tests.flows.evaluate.evaluating import write_pairs
 
 CANDIDATES = ("small", "large")
@@ -20,7 +20,7 @@ CANDIDATES = ("small", "large")
 def measured(file: Path, name: str, kind: str = "sts") -> MeasuredTask:
     """Score a file of pairs with the random vectors of two candidates."""
     task = task_of(kind, file, name=name)
-    scores = [task.score(drawn(seed=seed)) for seed in range(len(CANDIDATES))]
+    scores = [task.score(random_vectors(seed=seed)) for seed in range(len(CANDIDATES))]
     return MeasuredTask(task, tuple(ResampledResult(_result(score), None) for score in scores))
 
 
@@ -39,7 +39,7 @@ def _result(score: Score) -> Result:
 
 
 def by_scipy(file: Path, seed: int, aggregation: str) -> float:
-    table, vectors = pq.read_table(file), drawn(seed=seed)
+    table, vectors = pq.read_table(file), random_vectors(seed=seed)
     left, right = np.split(vectors(table["sentence1"].to_pylist() + table["sentence2"].to_pylist()), 2)
     cosines = np.sum(left * right, axis=1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)
     gold, subset = table["score"].to_numpy(), np.array(table["subset"].to_pylist())

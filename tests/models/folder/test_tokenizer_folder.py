@@ -21,26 +21,26 @@ from tests.models.folders import TEXTS, encoder_at
 
 
 def tokenizer_folder(folder: Path, kind: str, processed: bool, **config: Any) -> Path:
-    """Files of a tokenizer of that kind, whose tokenizer.json puts special tokens around a text or not."""
+    """Write the files of a tokenizer; if `processed`, its tokenizer.json adds special tokens to a text."""
     pieces = {
         "metaspace": pre_tokenizers.Metaspace(),
         "byte_level": pre_tokenizers.ByteLevel(add_prefix_space=False),
         "words": pre_tokenizers.BertPreTokenizer(),
     }
-    made = Tokenizer(models.Unigram() if kind == "unigram" else models.BPE(unk_token="<unk>"))
-    made.pre_tokenizer = pieces["metaspace" if kind == "unigram" else kind]
+    tokenizer = Tokenizer(models.Unigram() if kind == "unigram" else models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pieces["metaspace" if kind == "unigram" else kind]
     special = ["<unk>", "<s>", "</s>", "<pad>"]
     trainer = (
         trainers.UnigramTrainer(unk_token="<unk>", special_tokens=special)
         if kind == "unigram"
         else trainers.BpeTrainer(special_tokens=special)
     )
-    made.train_from_iterator([*TEXTS, "the quick brown fox's 12 dogs"], trainer)
+    tokenizer.train_from_iterator([*TEXTS, "the quick brown fox's 12 dogs"], trainer)
     if processed:
-        ends = [(name, made.token_to_id(name)) for name in ("<s>", "</s>")]
-        made.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
+        ends = [(name, tokenizer.token_to_id(name)) for name in ("<s>", "</s>")]
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
     folder.mkdir()
-    made.save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"))
     names = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<s>",
@@ -68,19 +68,21 @@ def test_token_ids_are_those_of_the_folders_own_tokenizer(
     tmp_path: Path, kind: str, processed: bool, added: dict[str, bool], max_length: int
 ):
     folder = tokenizer_folder(tmp_path / "tokenizer", kind, processed, **added)
-    own = transformers.AutoTokenizer.from_pretrained(str(folder))
-    if not processed:  # transformers 5 forgets what tokenizer_config.json adds; told again, it does it
-        own.add_bos_token, own.add_eos_token = (
+    reference_tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
+    if not processed:  # transformers 5 ignores these keys of tokenizer_config.json, so set them again
+        reference_tokenizer.add_bos_token, reference_tokenizer.add_eos_token = (
             added.get("add_bos_token", False),
             added.get("add_eos_token", False),
         )
-        own.update_post_processor()
+        reference_tokenizer.update_post_processor()
     tokens = load_tokenizer(folder, max_length)(TEXTS)
     ids = [
         tokens.ids[start:end].tolist()
         for start, end in zip(tokens.offsets[:-1], tokens.offsets[1:], strict=True)
     ]
-    assert ids == [own(text, truncation=True, max_length=max_length)["input_ids"] for text in TEXTS]
+    assert ids == [
+        reference_tokenizer(text, truncation=True, max_length=max_length)["input_ids"] for text in TEXTS
+    ]
 
 
 def test_queries_and_documents_get_their_prompts(folders, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Small recurrent encoders for tests, and what they compute by plain equations, one text and one step at a
+"""Small recurrent encoders for tests, and their hidden states by plain equations, one text and one step at a
 time.
 """
 
@@ -26,20 +26,20 @@ SHAPES = {
 }
 
 
-def words() -> Counter[str]:
-    """Of the tests' texts."""
+def word_counts() -> Counter[str]:
+    """Count the words of the tests' texts."""
     return count_words([*TEXTS, LONG])
 
 
 def recurrent_folder(path: Path, shape: str, **changes: object) -> EncoderFolder:
-    """A new encoder of that shape."""
+    """Write an encoder of that shape, unless `path` exists, and open it."""
     if not path.exists():
-        write_recurrent_folder(SHAPES[shape], words(), path, seed=1)
+        write_recurrent_folder(SHAPES[shape], word_counts(), path, seed=1)
     return open_folder(EncoderSettings.model_validate({"path": str(path), **changes}))
 
 
 def by_equations(backbone: RecurrentBackbone, ids: np.ndarray) -> torch.Tensor:
-    """(tokens, width) last hidden states of one text, in float64."""
+    """Return the last hidden states (tokens, width) of one text, in float64."""
     x = backbone.word_table[torch.from_numpy(ids).long()].double()
     step = gru_step if backbone.shape.cell == "gru" else lstm_step
     for layer in backbone.directions:
@@ -62,7 +62,7 @@ def by_equations(backbone: RecurrentBackbone, ids: np.ndarray) -> torch.Tensor:
 
 
 def gru_step(x, h, c, inputs, recurrent, bias):
-    """Skip-Thought's equations."""
+    """Compute a step by the equations of Skip-Thought (Kiros et al. 2015)."""
     (w_r, w_z, w), (u_r, u_z, u) = inputs.chunk(3), recurrent.chunk(3)
     r = torch.sigmoid(w_r @ x + u_r @ h)
     z = torch.sigmoid(w_z @ x + u_z @ h)

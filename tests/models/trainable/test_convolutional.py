@@ -25,7 +25,7 @@ from pipeline.settings.weights import ConvolutionalSettings
 from pipeline.text.tokens.tokens import Tokens
 from tests.models.folder.wordfiles import minilm_table, write_words
 from tests.models.folders import LONG, TEXTS, edit_json
-from tests.models.trainable.recurrents import words
+from tests.models.trainable.recurrents import word_counts
 
 WIDTH, LAYERS = 9, 4
 MANY = [" ".join(np.random.default_rng(seed).choice(LONG.split()[:16], 1 + seed % 37)) for seed in range(150)]
@@ -34,7 +34,7 @@ MANY = [" ".join(np.random.default_rng(seed).choice(LONG.split()[:16], 1 + seed 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> EncoderFolder:
     path = tmp_path_factory.mktemp("convolutional") / "new"
-    write_convolutional_folder(ConvolutionalSettings(width=WIDTH, word_dim=12), words(), path, seed=1)
+    write_convolutional_folder(ConvolutionalSettings(width=WIDTH, word_dim=12), word_counts(), path, seed=1)
     return open_folder(EncoderSettings(path=str(path)))
 
 
@@ -162,7 +162,7 @@ def test_fixed_words_are_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyP
     settings = ConvolutionalSettings(
         width=5, words=str(write_words(tmp_path / "words.txt", known, table)), vocabulary=200
     )
-    write_convolutional_folder(settings, words(), tmp_path / "new", seed=0)
+    write_convolutional_folder(settings, word_counts(), tmp_path / "new", seed=0)
     folder = open_folder(EncoderSettings(path=str(tmp_path / "new")))
     encoder, rows = load_trainable(folder), folder.tokenizer().vocabulary()
     word = known[100]
@@ -201,7 +201,7 @@ def test_unsupported_features_are_refused(folder: EncoderFolder, tmp_path: Path)
 def test_equal_seeds_give_equal_weights_and_copies_are_independent(folder: EncoderFolder, tmp_path: Path):
     for name, seed in (("same", 1), ("other", 2)):
         settings = ConvolutionalSettings(width=WIDTH, word_dim=12)
-        write_convolutional_folder(settings, words(), tmp_path / name, seed=seed)
+        write_convolutional_folder(settings, word_counts(), tmp_path / name, seed=seed)
     same, other = (open_folder(EncoderSettings(path=str(tmp_path / name))) for name in ("same", "other"))
     assert same.space_id == folder.space_id != other.space_id
     encoder, tokens = load_trainable(folder), folder.tokenizer()(TEXTS[:3])

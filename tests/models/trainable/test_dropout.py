@@ -25,15 +25,15 @@ def test_dropout_depends_on_the_generator_and_differs_by_row(folders, family):
     torch.testing.assert_close(encoder(tokens), first, atol=0, rtol=0)
     assert (encoder(tokens) - first).abs().max() > 1e-3
     assert (first[0] - first[2]).abs().max() > 1e-3
-    sure = encoder.eval()(tokens)
-    torch.testing.assert_close(sure[0], sure[2], atol=1e-6, rtol=0)
+    without_dropout = encoder.eval()(tokens)
+    torch.testing.assert_close(without_dropout[0], without_dropout[2], atol=1e-6, rtol=0)
     torch.testing.assert_close(
-        load_trainable(folder_at(folders[family]), dropout=0.0)(tokens), sure, atol=0, rtol=0
+        load_trainable(folder_at(folders[family]), dropout=0.0)(tokens), without_dropout, atol=0, rtol=0
     )
 
 
 @pytest.mark.parametrize("family", PACKED)
-def test_dropout_at_the_embeddings_zeroes_its_rate_and_keeps_the_mean(folders, family):
+def test_dropout_at_the_embeddings_zeroes_the_configured_proportion_and_keeps_the_mean(folders, family):
     encoder, tokens = (
         load_trainable(folder_at(folders[family], pooling="static"), dropout=0.3),
         tokens_of(folders[family], many(40)),
@@ -41,7 +41,7 @@ def test_dropout_at_the_embeddings_zeroes_its_rate_and_keeps_the_mean(folders, f
     seen = []
     torch.manual_seed(0)
     for _ in range(2):
-        encoder(tokens, at_embedding=lambda x, where: seen.append(x.detach()) or x)
+        encoder(tokens, at_embedding=lambda x, segments: seen.append(x.detach()) or x)
         encoder.eval()
     dropped = seen[0] == 0
     assert dropped.float().mean() == pytest.approx(0.3, abs=0.01)
@@ -50,26 +50,23 @@ def test_dropout_at_the_embeddings_zeroes_its_rate_and_keeps_the_mean(folders, f
 
 @pytest.mark.parametrize("family", PACKED)
 def test_dropout_rates_are_those_of_the_configuration_unless_overridden(folders, tmp_path, family):
-    place, distil = shutil.copytree(folders[family], tmp_path / "own"), family == "distilbert"
+    folder, is_distilbert = shutil.copytree(folders[family], tmp_path / "own"), family == "distilbert"
     edit_json(
-        place / "config.json",
+        folder / "config.json",
         **(
             {"dropout": 0.3, "attention_dropout": 0.2}
-            if distil
+            if is_distilbert
             else {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.2}
         ),
     )
-    assert rates_of(folder_at(place), None) == Rates(
-        0.3, 0.2, 0.0 if distil else 0.3, 0.3
-    )  # DistilBERT's blocks have none behind the attention
-    assert rates_of(folder_at(place), 0.05) == Rates(0.05, 0.05, 0.0 if distil else 0.05, 0.05)
+    after_attention = 0.0 if is_distilbert else 0.3  # DistilBERT has no dropout after the attention
+    assert rates_of(folder_at(folder), None) == Rates(0.3, 0.2, after_attention, 0.3)
+    assert rates_of(folder_at(folder), 0.05) == Rates(0.05, 0.05, 0.0 if is_distilbert else 0.05, 0.05)
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet"])
 def test_dropout_acts_at_each_configured_layer_with_the_variance_of_the_reference(folders, tmp_path, family):
-    """With dropout in one place alone, over many draws the variance is there; the reference's in the same
-    place has the same size.
-    """
+    """With dropout in one layer alone, the standard deviation over many draws equals the reference's."""
     names = (
         ("dropout", "attention_dropout")
         if family == "distilbert"
@@ -77,10 +74,10 @@ def test_dropout_acts_at_each_configured_layer_with_the_variance_of_the_referenc
     )
     tokens = of_ids(400 * [np.random.default_rng(0).integers(5, 250, 12)])
     for chosen in names:
-        place = shutil.copytree(folders[family], tmp_path / chosen)
-        edit_json(place / "config.json", **{name: 0.2 * (name == chosen) for name in names})
+        folder = shutil.copytree(folders[family], tmp_path / chosen)
+        edit_json(folder / "config.json", **{name: 0.2 * (name == chosen) for name in names})
         torch.manual_seed(0)
-        encoder, model = load_trainable(folder_at(place)), AutoModel.from_pretrained(place).train()
+        encoder, model = load_trainable(folder_at(folder)), AutoModel.from_pretrained(folder).train()
         with torch.no_grad():
             ours, theirs = encoder(tokens).std(0), mean(*padded(model, tokens)).std(0)
         assert (ours / theirs).mean() == pytest.approx(1, abs=0.03)

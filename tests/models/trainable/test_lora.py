@@ -1,4 +1,4 @@
-"""Adapters train alone, change nothing when they begin, and are in the weights of what is saved."""
+"""Only adapters are trained, they change nothing at first, and a saved encoder has them in its weights."""
 
 import copy
 from pathlib import Path
@@ -28,14 +28,14 @@ LORA = LoraSettings(rank=3, alpha=4.5)
 
 
 @pytest.fixture(scope="module", params=["bert", "mpnet", "electra"])
-def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two packed families, and one that goes through transformers."""
+def folder_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of encoders of two packed families, and of one that runs through transformers."""
     return save_folder(tmp_path_factory.mktemp(request.param), request.param)
 
 
-def loaded(place: Path, lora: LoraSettings = LORA, **changes: str) -> TrainableEncoder:
+def loaded(folder_path: Path, lora: LoraSettings = LORA, **changes: str) -> TrainableEncoder:
     torch.manual_seed(0)
-    encoder = load_trainable(open_folder(EncoderSettings(path=str(place), **changes)))
+    encoder = load_trainable(open_folder(EncoderSettings(path=str(folder_path), **changes)))
     adapt(encoder, lora)
     return encoder
 
@@ -45,8 +45,8 @@ def vectors(encoder: TrainableEncoder) -> torch.Tensor:
         return encoder.eval()(load_tokenizer(encoder.folder.path, 64)(SENTENCES))
 
 
-def moved(encoder: TrainableEncoder) -> TrainableEncoder:
-    """The encoder with other values in all that is trained."""
+def perturbed(encoder: TrainableEncoder) -> TrainableEncoder:
+    """Add noise to all trained parameters."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in encoder.parameters():
@@ -61,8 +61,11 @@ def batch_of(encoder: TrainableEncoder, first: int) -> Batch:
     return Batch({"text": texts}, np.arange(first, first + 4), load_tokenizer(encoder.folder.path, 64))
 
 
-def test_only_adapters_and_heads_are_trained_and_vectors_start_unchanged(place: Path):
-    plain, encoder = loaded(place, LoraSettings(), pooling="cls_mlp"), loaded(place, pooling="cls_mlp")
+def test_only_adapters_and_heads_are_trained_and_vectors_start_unchanged(folder_path: Path):
+    plain, encoder = (
+        loaded(folder_path, LoraSettings(), pooling="cls_mlp"),
+        loaded(folder_path, pooling="cls_mlp"),
+    )
     assert not is_adapted(plain)
     trained = {name for name, parameter in encoder.named_parameters() if parameter.requires_grad}
     heads = {name for name in trained if name.startswith("mlp.")}
@@ -73,24 +76,26 @@ def test_only_adapters_and_heads_are_trained_and_vectors_start_unchanged(place: 
     torch.testing.assert_close(vectors(encoder), vectors(plain), rtol=0, atol=0)
 
 
-def test_merged_and_saved_encoders_equal_the_adapted_one(place: Path, tmp_path: Path):
-    encoder = moved(
+def test_merged_and_saved_encoders_equal_the_adapted_one(folder_path: Path, tmp_path: Path):
+    encoder = perturbed(
         loaded(
-            place,
-            LoraSettings(rank=4, targets=("query", "dense") if "mpnet" not in str(place) else ("q", "dense")),
+            folder_path,
+            LoraSettings(
+                rank=4, targets=("query", "dense") if "mpnet" not in str(folder_path) else ("q", "dense")
+            ),
         )
     )
-    exact = copy.deepcopy(
-        encoder
-    ).double()  # merging rounds a weight: far above this bound in float32, far below it here
+    exact = copy.deepcopy(encoder).double()  # in float32 the rounding of merged weights exceeds 1e-12
     expected = vectors(exact)
-    assert (expected - vectors(loaded(place))).abs().max() > 0.01
+    assert (expected - vectors(loaded(folder_path))).abs().max() > 0.01
     plain = merge_adapters(exact)
     assert not is_adapted(plain)
     torch.testing.assert_close(vectors(plain), expected, rtol=0, atol=1e-12 * float(expected.abs().max()))
     assert is_adapted(exact), "the encoder itself trains on"
     folder = save_encoder(encoder, encoder.folder, tmp_path / "saved")
-    assert {*load_file(tmp_path / "saved/model.safetensors")} == {*load_file(place / "model.safetensors")}
+    assert {*load_file(tmp_path / "saved/model.safetensors")} == {
+        *load_file(folder_path / "model.safetensors")
+    }
     assert folder.space_id != encoder.folder.space_id
     found = load_encoder(EncoderSettings(path=str(folder.path)), EncodeSettings(compile=False)).encode(
         SENTENCES
@@ -98,11 +103,14 @@ def test_merged_and_saved_encoders_equal_the_adapted_one(place: Path, tmp_path: 
     np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=2e-6 * float(expected.abs().max()))
 
 
-def test_training_changes_adapters_only_and_resumes_exactly(place: Path):
+def test_training_changes_adapters_only_and_resumes_exactly(folder_path: Path):
     def training() -> Training:
         settings = TrainSettings(lora=LORA)
         return Training(
-            SimCSE(loaded(place, LoraSettings(rank=2, dropout=0.2))), settings, steps=4, steps_per_epoch=4
+            SimCSE(loaded(folder_path, LoraSettings(rank=2, dropout=0.2))),
+            settings,
+            steps=4,
+            steps_per_epoch=4,
         )
 
     first = training()
@@ -114,16 +122,16 @@ def test_training_changes_adapters_only_and_resumes_exactly(place: Path):
     changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
     assert changed
     assert all(".lora_" in name or name.startswith("head.") for name in changed)
-    again = training()
-    again.restore(state)
+    resumed = training()
+    resumed.restore(state)
     assert [
-        float(again.step(batch_of(again.objective.encoder, number)).loss.total) for number in (2, 3)
+        float(resumed.step(batch_of(resumed.objective.encoder, number)).loss.total) for number in (2, 3)
     ] == losses[2:]
-    for name, value in again.objective.state_dict().items():
+    for name, value in resumed.objective.state_dict().items():
         assert torch.equal(value, after[name]), name
 
 
-def test_invalid_adapter_settings_are_refused(place: Path, monkeypatch: pytest.MonkeyPatch):
+def test_invalid_adapter_settings_are_refused(folder_path: Path, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(
         ConfigError,
         match=(
@@ -131,7 +139,7 @@ def test_invalid_adapter_settings_are_refused(place: Path, monkeypatch: pytest.M
             r"'query'|name some of"
         ),
     ):
-        loaded(place, LoraSettings(rank=2, targets=("qery",)))
+        loaded(folder_path, LoraSettings(rank=2, targets=("qery",)))
     with pytest.raises(ConfigError, match=r"new ones \(train\.fresh\)"):
         check_adapters(TrainSettings(lora=LORA, fresh=True))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -20,7 +20,7 @@ from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.settings.weights import RecurrentSettings
 from tests.models.folder.wordfiles import minilm_table, write_words
 from tests.models.folders import TEXTS, edit_json
-from tests.models.trainable.recurrents import SHAPES, recurrent_folder, words
+from tests.models.trainable.recurrents import SHAPES, recurrent_folder, word_counts
 
 
 def encoder_of(folder, **changes) -> Encoder:
@@ -82,7 +82,7 @@ def test_fixed_words_are_the_first_of_the_file_and_are_not_trained(tmp_path, mon
     known, table = minilm_table()
     file = write_words(tmp_path / "words.txt", known, table)
     settings = RecurrentSettings(cell="lstm", width=5, readout="max", words=str(file), vocabulary=200)
-    write_recurrent_folder(settings, words(), tmp_path / "new", seed=0)
+    write_recurrent_folder(settings, word_counts(), tmp_path / "new", seed=0)
     folder = open_folder(EncoderSettings(path=str(tmp_path / "new")))
     places = folder.tokenizer().vocabulary()
     encoder = load_trainable(folder)
@@ -107,7 +107,7 @@ def test_equal_seeds_give_equal_new_encoders(tmp_path):
     spaces = []
     for place, seed in enumerate((1, 1, 2)):
         torch.manual_seed(place)
-        write_recurrent_folder(SHAPES["gru"], words(), tmp_path / str(place), seed=seed)
+        write_recurrent_folder(SHAPES["gru"], word_counts(), tmp_path / str(place), seed=seed)
         spaces.append(open_folder(EncoderSettings(path=str(tmp_path / str(place)))).space_id)
     assert spaces[0] == spaces[1] != spaces[2]
 

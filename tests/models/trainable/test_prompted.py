@@ -1,5 +1,5 @@
-"""Vectors read at a template's mask equal transformers' own, with and without what the template alone gives,
-and survive being saved.
+"""Vectors at the mask of a template equal those of transformers, also after the vector of the empty template
+is subtracted, and a saved encoder gives the same vectors.
 """
 
 import shutil
@@ -26,7 +26,7 @@ from tests.models.folders import FAMILIES, LONG, TEXTS, edit_json, folder_at, fo
 
 TEMPLATE = 'This sentence of "[X]" means [MASK].'
 ALL = [*TEXTS, LONG, "a [MASK] b [MASK] c"]
-ROOM = 12  # tokens of a text
+TEXT_TOKENS = 12  # limit of a text
 
 
 def encoded(path, texts=ALL, **changes) -> np.ndarray:
@@ -34,7 +34,7 @@ def encoded(path, texts=ALL, **changes) -> np.ndarray:
 
 
 def parts(path, template: str) -> tuple[list[int], list[int]]:
-    """Ids before and behind a text, special tokens included, by transformers' tokenizer."""
+    """Ids before and after a text, special tokens included, by transformers' tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(path)
     before, behind = (
         tokenizer(part, add_special_tokens=False)["input_ids"]
@@ -43,7 +43,7 @@ def parts(path, template: str) -> tuple[list[int], list[int]]:
     return [tokenizer.cls_token_id, *before], [*behind, tokenizer.sep_token_id]
 
 
-def at_mask(path, texts, template: str, limit: int = ROOM) -> tuple[torch.Tensor, torch.Tensor]:
+def at_mask(path, texts, template: str, limit: int = TEXT_TOKENS) -> tuple[torch.Tensor, torch.Tensor]:
     """(h, h_hat), each (n, d): one text at a time through transformers, h_hat with position ids written by
     hand.
     """
@@ -53,7 +53,7 @@ def at_mask(path, texts, template: str, limit: int = ROOM) -> tuple[torch.Tensor
         AutoModel.from_pretrained(path).eval(),
     )
     offset = 2 if model.config.model_type in ("roberta", "xlm-roberta", "mpnet") else 0
-    place = suffix[::-1].index(tokenizer.mask_token_id) + 1  # from the end
+    mask_from_end = suffix[::-1].index(tokenizer.mask_token_id) + 1
     full, alone = [], []
     for text in texts:
         inner = tokenizer(text, add_special_tokens=False)["input_ids"][:limit]
@@ -62,23 +62,23 @@ def at_mask(path, texts, template: str, limit: int = ROOM) -> tuple[torch.Tensor
             *range(len(prefix) + len(inner), len(prefix) + len(inner) + len(suffix)),
         ]
         with torch.no_grad():
-            full.append(model(torch.tensor([prefix + inner + suffix])).last_hidden_state[0, -place])
+            full.append(model(torch.tensor([prefix + inner + suffix])).last_hidden_state[0, -mask_from_end])
             alone.append(
                 model(
                     torch.tensor([prefix + suffix]), position_ids=torch.tensor([positions]) + offset
-                ).last_hidden_state[0, -place]
+                ).last_hidden_state[0, -mask_from_end]
             )
     return torch.stack(full), torch.stack(alone)
 
 
 def prompted(folder, template=TEMPLATE, **options) -> PromptedEncoder:
     return PromptedEncoder(
-        load_trainable(folder, dropout=0.0), template, limit=ROOM, **{"denoise": True} | options
+        load_trainable(folder, dropout=0.0), template, limit=TEXT_TOKENS, **{"denoise": True} | options
     )
 
 
-def moved(encoder: PromptedEncoder) -> PromptedEncoder:
-    """Away from where it began, in eval()."""
+def perturbed(encoder: PromptedEncoder) -> PromptedEncoder:
+    """Add noise to all parameters, and switch to eval()."""
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in encoder.parameters():
@@ -102,10 +102,10 @@ def test_an_empty_template_keeps_the_positions_of_the_filled_one():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_mask_of_a_template_equals_transformers_for_every_text(folders, family):
     around = sum(map(len, parts(folders[family], TEMPLATE)))
-    vectors = encoded(folders[family], template=TEMPLATE, max_length=ROOM + around)
+    vectors = encoded(folders[family], template=TEMPLATE, max_length=TEXT_TOKENS + around)
     np.testing.assert_allclose(vectors, at_mask(folders[family], ALL, TEMPLATE)[0], atol=1e-5)
     np.testing.assert_array_equal(
-        encoded(folders[family], ALL[:3], template=TEMPLATE, max_length=ROOM + around), vectors[:3]
+        encoded(folders[family], ALL[:3], template=TEMPLATE, max_length=TEXT_TOKENS + around), vectors[:3]
     )
 
 
@@ -151,7 +151,7 @@ def test_the_gradient_includes_the_empty_template(folders):
 
 def test_dropout_is_active_in_both_passes(folders):
     encoder = PromptedEncoder(
-        load_trainable(folder_at(folders["bert"]), dropout=0.1), TEMPLATE, limit=ROOM, denoise=True
+        load_trainable(folder_at(folders["bert"]), dropout=0.1), TEMPLATE, limit=TEXT_TOKENS, denoise=True
     ).train()
     tokens = encoder.folder.tokenizer()([""])
     assert encoder(tokens).abs().max() > 1e-2  # equal rows, other masks
@@ -171,12 +171,12 @@ def test_the_saved_folder_gives_the_vectors_of_the_encoder(folders, tmp_path, fa
         | ({"readout": transform_of(source)} if kind == "transform" else {})
         | ({"readout": TanhHead(48)} if kind == "head" else {})
     )
-    encoder = moved(PromptedEncoder(source, TEMPLATE, limit=ROOM, **options))
+    encoder = perturbed(PromptedEncoder(source, TEMPLATE, limit=TEXT_TOKENS, **options))
     expected = encoder(encoder.folder.tokenizer()(ALL)).detach()
     saved = save_folder(encoder, encoder.folder, tmp_path / "saved")
     assert (saved.pooling, saved.max_length, saved.normalize) == (
         ("mask",),
-        ROOM + sum(map(len, parts(path, TEMPLATE))),
+        TEXT_TOKENS + sum(map(len, parts(path, TEMPLATE))),
         kind == "head",
     )
     np.testing.assert_allclose(encoded(saved.path), expected, atol=2e-5)
@@ -184,7 +184,7 @@ def test_the_saved_folder_gives_the_vectors_of_the_encoder(folders, tmp_path, fa
     np.testing.assert_allclose(again(saved.tokenizer()(ALL)).detach(), expected, atol=2e-5)
     twice = save_folder(again, saved, tmp_path / "twice")
     assert twice.space_id == saved.space_id != folder.space_id
-    with pytest.raises(ValueError, match="trust_remote_code"):  # it has no word for it, and says so
+    with pytest.raises(ValueError, match="trust_remote_code"):  # the library cannot read a mask without code
         SentenceTransformer(str(saved.path), device="cpu")
     trusting = SentenceTransformer(str(saved.path), device="cpu", trust_remote_code=True)
     np.testing.assert_allclose(trusting.encode(ALL), expected, atol=2e-5)
@@ -260,13 +260,13 @@ def test_template_and_full_stop_change_the_space_only(folders, tmp_path):
 
 def test_hidden_states_of_a_prompted_encoder_cover_all_tokens(folders):
     encoder = load_encoder(EncoderSettings(path=str(folders["bert"]), template=TEMPLATE), EncodeSettings())
-    inside = encoder.hidden_states()
-    tokens = inside.tokens(TEXTS[:2])
-    assert sum(states.layers[0].shape[0] for states in inside.states(tokens)) == len(tokens.ids)
+    hidden = encoder.hidden_states()
+    tokens = hidden.tokens(TEXTS[:2])
+    assert sum(states.layers[0].shape[0] for states in hidden.states(tokens)) == len(tokens.ids)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"pooling": "mask"}, r"one \[MASK\] around a text, found 0; give encoder.template"),
         ({"pooling": "mask+mean", "template": TEMPLATE}, "mask alone"),
@@ -277,8 +277,8 @@ def test_hidden_states_of_a_prompted_encoder_cover_all_tokens(folders):
         ({"template": TEMPLATE, "exclude": ("case",)}, "an empty list with encoder.template"),
     ],
 )
-def test_incompatible_settings_are_refused(folders, changes, said):
-    with pytest.raises(ModelError, match=said):
+def test_incompatible_settings_are_refused(folders, changes, message):
+    with pytest.raises(ModelError, match=message):
         encoded(folders["bert"], **changes)
 
 
