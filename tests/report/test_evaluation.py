@@ -243,7 +243,7 @@ def test_all_texts_are_escaped():
             FULL,
             root=evil,
             candidates=(replace(NOW, name=evil, encoder=evil, transform=evil), NEW),
-            rows=(replace(ROW, task=evil, metric=evil, further_metrics=((evil, (1.0, 2.0)),)),),
+            rows=(replace(ROW, task=evil, metric=evil, further_metrics={evil: (1.0, 2.0)}),),
             missing=((evil, evil),),
             warnings=(evil,),
             settings=evil,
