@@ -16,7 +16,7 @@ from pipeline.stats.geometry import unit_rows
 GIVEN, EXPECTED = ("a", "b", "c"), "d"
 _MIN_WORDS = 5  # with four, the expected word would be the only candidate
 _BLOCK = 1 << 24  # similarities at once: 128 MB
-_DECIMALS = 12  # to which similarities are rounded, so that equal vectors are a tie
+_DECIMALS = 12  # similarities are rounded, so that equal vectors are a tie
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class Analogies:
     Attributes:
         words: the distinct words of the file.
         questions: (n, 4) indices into `words`: a, b, c and the expected d.
-        category: (n,) index of each question's category in `names`; -1 without one.
-        names: names of the categories.
+        category: (n,) index of each question's category in `category_names`; -1 without one.
+        category_names: names of the categories.
     """
 
     words: list[str]
     questions: np.ndarray
     category: np.ndarray
-    names: list[str]
+    category_names: list[str]
 
 
 @TASKS.register("analogies")
@@ -94,7 +94,7 @@ class AnalogiesTask(EvaluationTask):
             metrics["accuracy of known questions"] = 100 * float(right[is_known].mean())
         metrics |= {
             f"accuracy of {name}": 100 * float(right[task.category == number].mean())
-            for number, name in enumerate(task.names)
+            for number, name in enumerate(task.category_names)
             if (task.category == number).any()
         }
         return Score(
@@ -122,7 +122,7 @@ def answer(x: np.ndarray, questions: np.ndarray) -> tuple[np.ndarray, np.ndarray
     """Answer questions by the word nearest to b - a + c.
 
     Args:
-        x: (w, d) vectors of all words; words with the zero vector are unknown, and no candidates.
+        x: (w, d) vectors of all words; words with the zero vector are unknown, and are not candidates.
         questions: (n, 4) indices of a, b, c and the expected word.
 
     Returns:

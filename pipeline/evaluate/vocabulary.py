@@ -35,7 +35,7 @@ def missing_warnings(task: str, missing: Sequence[str], effect: str) -> tuple[st
     Args:
         task: name of the task.
         missing: the texts.
-        effect: what they do to the score.
+        effect: their effect on the score, as a sentence.
     """
     if not missing:
         return ()

@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.index.library import faiss
 from pipeline.post import Affine
 
-NO_NEIGHBOUR = -1  # fills up answers that have fewer rows than columns
+NO_NEIGHBOUR = -1  # in place of a neighbour, for a query that has fewer than the others
 NOT_A_ROW = -2  # address of a query that is not a row of the corpus
 # Neighbours that are found beyond rank 100, because rows with the same score as rank 100, such as duplicate
 # texts, are right answers too.
@@ -118,11 +118,11 @@ class KnownRanking:
 
     Attributes:
         best: the known ranks.
-        others: (q,) number of ranks of the complete ranking: all rows but the query's own.
+        complete_lengths: (q,) number of ranks of the complete ranking: all rows but the query's own.
     """
 
     best: Neighbours
-    others: np.ndarray
+    complete_lengths: np.ndarray
 
     def lengths(self) -> np.ndarray:
         """Return the number of known ranks, (q,)."""
@@ -130,7 +130,7 @@ class KnownRanking:
 
     def reaches(self, rank: int) -> np.ndarray:
         """Return a mask (q,) of the queries whose ranking is known down to `rank`, or completely."""
-        return np.asarray(self.lengths() >= np.minimum(rank, self.others))
+        return np.asarray(self.lengths() >= np.minimum(rank, self.complete_lengths))
 
     def last_known(self) -> tuple[np.ndarray, np.ndarray]:
         """Return score and address (q, 1) of the last known rank; every unknown row comes after it.
@@ -141,7 +141,7 @@ class KnownRanking:
         last = np.maximum(lengths - 1, 0)
         scores = np.take_along_axis(self.best.scores, last, axis=1)
         scores = np.where(lengths == 0, np.float32(np.inf), scores)
-        scores = np.where(lengths >= self.others[:, None], np.float32(-np.inf), scores)
+        scores = np.where(lengths >= self.complete_lengths[:, None], np.float32(-np.inf), scores)
         return scores, np.take_along_axis(self.best.addresses, last, axis=1)
 
 

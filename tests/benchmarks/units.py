@@ -1,4 +1,4 @@
-"""What a root costs that has many units: time, memory and requests of everything that handles their records.
+"""Measure a root with many units: time, memory and requests of all operations on the records of its units.
 
 python -m tests.benchmarks.units --units 1000 10000 100000
 
@@ -52,7 +52,7 @@ class MadeUpStore(Store):
         self.requests = 0
         self._order: list[str] = []
 
-    def made_up(self, reference: FileRef) -> FileRef:
+    def add_made_up(self, reference: FileRef) -> FileRef:
         """Add a file without content."""
         self.sizes[reference.path] = reference.bytes
         return reference
@@ -106,7 +106,8 @@ class MadeUpStore(Store):
         self._order = []
 
     def _entry(self, path: str) -> Entry:
-        return Entry(path, self.sizes[path], "stamp", 0.0 if "clock" not in path else time.time())
+        # The files are old, so that prune removes them; the file by which the store's clock is read is new.
+        return Entry(path, self.sizes[path], "stamp", time.time() if "clock" in path else 0.0)
 
 
 class Cost(NamedTuple):
@@ -153,7 +154,7 @@ class Root(NamedTuple):
     job: Job
     space_id: str
 
-    def release(self, name: str, units: Sequence[int], parent: int | None) -> ReleaseManifest:
+    def make_release(self, name: str, units: Sequence[int], parent: int | None) -> ReleaseManifest:
         """Make up a candidate with these units, and their files."""
         texts = [self._text(number) for number in units]
         corpus = Corpus(id=name, digest=name, units=tuple(texts), counts={"rows": len(units) * _ROWS})
@@ -181,7 +182,7 @@ class Root(NamedTuple):
     def _text(self, number: int) -> CorpusUnit:
         digest = _digest("text", number)
         path = f"units/corpus/{digest[:24]}.parquet"
-        self.store.made_up(FileRef(path=path, sha256=digest, bytes=_BYTES))
+        self.store.add_made_up(FileRef(path=path, sha256=digest, bytes=_BYTES))
         return CorpusUnit(
             name=f"{number:08d}", ordinal=number, path=path, rows=_ROWS, bytes=_BYTES, sha256=digest
         )
@@ -192,7 +193,7 @@ class Root(NamedTuple):
         def made_up(folder: str, suffix: str) -> FileRef:
             digest = _digest(folder, text.ordinal)
             path = f"{folder}/{name}-{digest[:12]}{suffix}"
-            return self.store.made_up(FileRef(path=path, sha256=digest, rows=_ROWS, bytes=_BYTES))
+            return self.store.add_made_up(FileRef(path=path, sha256=digest, rows=_ROWS, bytes=_BYTES))
 
         lengths = {f"length_{8 * bin:05d}": text.ordinal % (bin + 7) for bin in range(24)}
         record = UnitRecord(
@@ -217,16 +218,16 @@ def _digest(kind: str, number: int) -> str:
 def costs(count: int, job: Job) -> dict[str, Cost]:
     """Measure all operations on a root of `count` units."""
     root = Root(MadeUpStore(), job, open_folder(job.encoder).space_id)
-    found = of_first_night(root, root.release("first", range(count), None))
-    found |= of_later_nights(root)
-    Releases(root.store).publish(root.release("second", range(count // 10, count + count // 10), 1), str)
+    found = measure_first_night(root, root.make_release("first", range(count), None))
+    found |= measure_later_nights(root)
+    Releases(root.store).publish(root.make_release("second", range(count // 10, count + count // 10), 1), str)
     releases = Releases(root.store)
     found["prune, dry run"] = measure(lambda: prune(releases, 1, dry_run=True), root.store)
     found["prune a tenth"] = measure(lambda: prune(releases, 1), root.store)
     return found
 
 
-def of_first_night(root: Root, made: ReleaseManifest) -> dict[str, Cost]:
+def measure_first_night(root: Root, made: ReleaseManifest) -> dict[str, Cost]:
     """Measure the operations of a first night, and publish its release."""
     store, corpus, units = root.store, Corpus.read(root.store, made.corpus), list(made.units)
     releases = Releases(store)
@@ -240,7 +241,7 @@ def of_first_night(root: Root, made: ReleaseManifest) -> dict[str, Cost]:
     return found
 
 
-def of_later_nights(root: Root) -> dict[str, Cost]:
+def measure_later_nights(root: Root) -> dict[str, Cost]:
     """Measure the operations of later nights, and of readers."""
     store, releases = root.store, Releases(root.store)
     corpus = Corpus.read(store, releases.get(1).corpus)

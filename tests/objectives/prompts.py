@@ -20,10 +20,10 @@ TEXTS = [
 ]
 
 
-BERT = ('This sentence of "[X]" means [MASK].', 'This sentence : "[X]" means [MASK].')
+BERT_TEMPLATES = ('This sentence of "[X]" means [MASK].', 'This sentence : "[X]" means [MASK].')
 
 
-def made(path, name: str, dropout: float = 0.0, **options) -> Objective:
+def build(path, name: str, dropout: float = 0.0, **options) -> Objective:
     torch.manual_seed(0)
     return OBJECTIVES[name](
         load_trainable(open_folder(EncoderSettings(path=str(path))), dropout=dropout), **options

@@ -53,12 +53,14 @@ def test_false_negatives_are_excluded():
 
 
 def test_views_are_of_the_configured_kinds():
-    kinds = {
+    second_views = {
         name: Consert(Tiny(), views=("none", name)).views(BATCH)[1]
         for name in ("none", "shuffle", "token_cutoff", "feature_cutoff")
     }
-    assert {name for name, view in kinds.items() if view.positions is not None} == {"shuffle"}
-    assert {name: view.at_embedding.of for name, view in kinds.items() if view.at_embedding is not None} == {
+    assert {name for name, view in second_views.items() if view.positions is not None} == {"shuffle"}
+    assert {
+        name: view.at_embedding.of for name, view in second_views.items() if view.at_embedding is not None
+    } == {
         "token_cutoff": "tokens",
         "feature_cutoff": "features",
     }
@@ -89,13 +91,15 @@ def test_the_adversarial_view_raises_the_loss_more_than_random_steps_of_its_leng
     assert all(parameter.grad is None for parameter in objective.parameters())
     step = views[0].at_embedding.by
     torch.testing.assert_close(step.norm(dim=1), torch.full((len(step),), 1e-3).double(), rtol=1e-6, atol=0)
-    cost = [objective.loss((rep, fixed), BATCH).total.item() for rep in (clean, views[0].encode())]
+    without_step, adversarial = (
+        objective.loss((rep, fixed), BATCH).total.item() for rep in (clean, views[0].encode())
+    )
     torch.manual_seed(1)
     for _ in range(20):
         random = 1e-3 * F.normalize(torch.randn_like(step), dim=1)
-        moved = objective.encoder(views[0].tokens, at_embedding=lambda x, where, random=random: x + random)
-        assert objective.loss((moved, fixed), BATCH).total.item() < cost[1]
-    assert cost[1] > cost[0]
+        moved = objective.encoder(views[0].tokens, at_embedding=lambda x, segments, random=random: x + random)
+        assert objective.loss((moved, fixed), BATCH).total.item() < adversarial
+    assert adversarial > without_step
 
 
 def test_the_adversarial_view_trains_and_refuses_chunks():

@@ -27,7 +27,7 @@ def teacher(tmp_path_factory) -> str:
     return str(save_folder(tmp_path_factory.mktemp("encoders") / "teacher", "bert"))
 
 
-def known(teacher: str, role: str) -> np.ndarray:
+def teacher_vectors(teacher: str, role: str) -> np.ndarray:
     return load_encoder(EncoderSettings(path=teacher), EncodeSettings()).encode(list(BATCH.column(role)))
 
 
@@ -50,7 +50,7 @@ def test_the_similarity_loss_is_the_divergence_from_the_teacher(teacher, roles):
         log_softmax(
             (unit(each) @ unit(each).T)[~np.eye(len(own), dtype=bool)].reshape(len(own), -1) / 0.1, axis=1
         )
-        for each in (own, np.concatenate([known(teacher, role) for role in roles]))
+        for each in (own, np.concatenate([teacher_vectors(teacher, role) for role in roles]))
     )
     expected = (np.exp(p) * (p - q)).sum(axis=1).mean()
     assert loss_and_backward(objective, BATCH).loss.total.item() == pytest.approx(expected, abs=1e-5)
@@ -59,7 +59,7 @@ def test_the_similarity_loss_is_the_divergence_from_the_teacher(teacher, roles):
 def test_the_embedding_loss_is_the_mean_squared_error(teacher):
     objective = built(teacher, dim=48, match="embedding")
     expected = np.mean(
-        (objective.encoder(BATCH.tokens("text")).detach().numpy() - known(teacher, "text")) ** 2
+        (objective.encoder(BATCH.tokens("text")).detach().numpy() - teacher_vectors(teacher, "text")) ** 2
     )
     assert loss_and_backward(objective, BATCH).loss.total.item() == pytest.approx(expected, abs=1e-5)
 
@@ -104,16 +104,16 @@ def test_a_truncated_student_learns_from_the_full_teacher(teacher):
     settings = TrainSettings(
         objective={"name": "distillation", "options": {"teacher": teacher}}, matryoshka=(2, 6)
     )
-    both = loss_and_backward(build_objective(settings, Tiny()), BATCH).loss.total
+    at_two_dimensions = loss_and_backward(build_objective(settings, Tiny()), BATCH).loss.total
     alone = built(teacher)
     reps = tuple(view.encode() for view in alone.views(BATCH))
     expected = sum(alone.loss((reps[0][:, :dim], reps[1]), BATCH).total for dim in (2, 6))
-    torch.testing.assert_close(both, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(at_two_dimensions, expected, rtol=0, atol=1e-12)
 
 
 def test_a_student_with_the_teachers_similarities_has_zero_loss(teacher):
     objective = built(teacher)
-    vectors = torch.from_numpy(known(teacher, "text")).double()
+    vectors = torch.from_numpy(teacher_vectors(teacher, "text")).double()
     assert objective.loss((3 * vectors, vectors), BATCH).total.item() == pytest.approx(0, abs=1e-12)
 
 

@@ -46,7 +46,7 @@ def make(tmp_path_factory) -> Make:
     top = tmp_path_factory.mktemp("encoders")
     folders = [folder_of_language_model(top / str(seed), seed) for seed in range(3)]
     for folder in folders[1:]:
-        shutil.copy(folders[0] / "tokenizer.json", folder)  # training it breaks ties at random
+        shutil.copy(folders[0] / "tokenizer.json", folder)  # training a tokenizer breaks ties at random
 
     paragraphs = [
         write_paragraphs(
@@ -87,7 +87,7 @@ def batch_for(objective: Objective) -> Batch:
     return replace(batch_of(columns), tokenize=folder.tokenizer())
 
 
-def trained(objective: Objective, chunk_rows: int | None = None) -> torch.Tensor:
+def loss_of_step(objective: Objective, chunk_rows: int | None = None) -> torch.Tensor:
     """Compute the loss of a step; its gradients remain on the parameters."""
     torch.manual_seed(7)
     return loss_and_backward(objective, batch_for(objective), chunk_rows=chunk_rows).loss.total
@@ -102,14 +102,14 @@ def test_roles_are_known_to_the_settings(name: str):
 
 def test_objectives_pickle_and_copy(name: str, make: Make):
     objective = make(name)
-    expected = trained(objective)
+    expected = loss_of_step(objective)
     for other in (pickle.loads(pickle.dumps(objective)), copy.deepcopy(objective)):
-        assert torch.equal(trained(other), expected)
+        assert torch.equal(loss_of_step(other), expected)
 
 
 def test_every_trainable_parameter_gets_a_gradient(name: str, make: Make):
     objective = make(name)
-    assert torch.isfinite(trained(objective))
+    assert torch.isfinite(loss_of_step(objective))
     found = gradients(objective)
     assert set(found) == {
         parameter for parameter, value in objective.named_parameters() if value.requires_grad
@@ -121,21 +121,21 @@ def test_every_trainable_parameter_gets_a_gradient(name: str, make: Make):
 
 def test_a_gradient_step_lowers_the_loss(name: str, make: Make):
     objective = make(name)
-    before = trained(objective)
+    before = loss_of_step(objective)
     with torch.no_grad():
         for parameter in objective.parameters():
             if parameter.grad is not None:
                 parameter -= 1e-5 * parameter.grad
-    assert trained(objective) < before
+    assert loss_of_step(objective) < before
 
 
 def test_chunks_give_the_same_loss_and_gradient(name: str, make: Make):
     objective = make(name)
-    expected, known = trained(objective), gradients(objective)
+    expected, known = loss_of_step(objective), gradients(objective)
     if any(view.whole_batch_reason is not None for view in objective.views(batch_for(objective))):
         pytest.skip("no chunks allowed")
     for chunk_rows in (1, 4):
-        torch.testing.assert_close(trained(objective, chunk_rows), expected, rtol=0, atol=1e-11)
+        torch.testing.assert_close(loss_of_step(objective, chunk_rows), expected, rtol=0, atol=1e-11)
         assert_same(gradients(objective), known, tolerance=1e-10)
 
 
@@ -146,9 +146,9 @@ def test_the_state_can_be_saved_and_loaded(name: str, make: Make):
     torch.save(objective.state_dict(), file)
     file.seek(0)
     other = make(name, seed=1)
-    assert not torch.equal(trained(other), trained(objective))
+    assert not torch.equal(loss_of_step(other), loss_of_step(objective))
     other.load_state_dict(torch.load(file))
-    assert torch.equal(trained(other), trained(objective))
+    assert torch.equal(loss_of_step(other), loss_of_step(objective))
 
 
 def test_a_step_does_not_modify_the_batch(name: str, make: Make):
@@ -189,8 +189,8 @@ def test_every_objective_can_be_a_term_of_a_sum(name: str, make: Make):
     assert not any(".encoder." in entry for entry in total.state_dict() if entry.startswith("terms.1"))
     if any(view.whole_batch_reason is not None for view in total.views(batch_for(total))):
         pytest.skip("no chunks allowed")
-    expected, known = trained(total), gradients(total)
-    torch.testing.assert_close(trained(total, 4), expected, rtol=0, atol=1e-12)
+    expected, known = loss_of_step(total), gradients(total)
+    torch.testing.assert_close(loss_of_step(total, 4), expected, rtol=0, atol=1e-12)
     assert_same(gradients(total), known, tolerance=1e-10)
     batch = batch_for(total)
     total.after_step(loss_and_backward(total, batch).reps, batch)

@@ -1,4 +1,4 @@
-"""Prompt objectives: their losses, the product, and steps in chunks."""
+"""Prompt objectives: their losses, the trained model, and steps in chunks."""
 
 import itertools
 from dataclasses import replace
@@ -24,16 +24,16 @@ from pipeline.settings.training import TrainSettings
 from pipeline.settings.weights import LoraSettings
 from pipeline.train.gradcache import loss_and_backward
 from pipeline.train.loop import Training, fit
-from tests.objectives.prompts import BERT, TEXTS, batch, made
+from tests.objectives.prompts import BERT_TEMPLATES, TEXTS, batch, build
 from tests.objectives.tiny import assert_same, batch_of, gradients
 
 CONFIGS = Path(__file__).parents[2] / "jobs/configs/train"
 
 
-ROBERTA = ("This sentence : '[X]' means [MASK].", "The sentence : '[X]' means [MASK].")
+ROBERTA_TEMPLATES = ("This sentence : '[X]' means [MASK].", "The sentence : '[X]' means [MASK].")
 
 
-def read(path, template: str, texts, denoise: bool, transform: bool = False) -> torch.Tensor:
+def vectors_of(path, template: str, texts, denoise: bool, transform: bool = False) -> torch.Tensor:
     encoder = load_trainable(open_folder(EncoderSettings(path=str(path))), dropout=0.0)
     reading = PromptedEncoder(
         encoder, template, limit=32, denoise=denoise, readout=transform_of(encoder) if transform else None
@@ -48,20 +48,20 @@ def cosines(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def test_without_a_head_the_loss_is_defined_at_several_lengths(folders):
     settings = TrainSettings(objective={"name": "prompt", "options": {"head": "none"}}, matryoshka=(4, 8))
     encoder = load_trainable(open_folder(EncoderSettings(path=str(folders["bert"]))), dropout=0.0)
-    objective, given = build_objective(settings, encoder), batch(folders["bert"], text=TEXTS)
-    first, second = (view.encode() for view in objective.views(given))
+    objective, rows = build_objective(settings, encoder), batch(folders["bert"], text=TEXTS)
+    first, second = (view.encode() for view in objective.views(rows))
     expected = sum(
         F.cross_entropy(cosines(first[:, :dim], second[:, :dim]), torch.arange(len(TEXTS))) for dim in (4, 8)
     )
-    torch.testing.assert_close(objective.loss((first, second), given).total, expected)
+    torch.testing.assert_close(objective.loss((first, second), rows).total, expected)
 
 
-@pytest.mark.parametrize(("family", "templates"), [("bert", BERT), ("roberta", ROBERTA)])
+@pytest.mark.parametrize(("family", "templates"), [("bert", BERT_TEMPLATES), ("roberta", ROBERTA_TEMPLATES)])
 @pytest.mark.parametrize("denoise", [True, False])
 def test_the_unsupervised_loss_compares_two_templates_through_the_head(folders, family, templates, denoise):
-    objective = made(folders[family], "prompt", denoise=denoise)
+    objective = build(folders[family], "prompt", denoise=denoise)
     first, second = (
-        objective.head(read(folders[family], template, TEXTS, denoise)) for template in templates
+        objective.head(vectors_of(folders[family], template, TEXTS, denoise)) for template in templates
     )
     expected = F.cross_entropy(cosines(first, second), torch.arange(len(TEXTS)))
     outcome = loss_and_backward(objective, batch(folders[family], text=TEXTS))
@@ -69,10 +69,11 @@ def test_the_unsupervised_loss_compares_two_templates_through_the_head(folders, 
 
 
 def test_the_supervised_loss_compares_mask_tokens_through_the_language_model_head(folders):
-    objective = made(folders["bert"], "prompt_supervised")
+    objective = build(folders["bert"], "prompt_supervised")
     columns = {"anchor": TEXTS, "positive": TEXTS[::-1], "negative": [text.upper() for text in TEXTS]}
     anchors, positives, negatives = (
-        read(folders["bert"], BERT[0], texts, True, transform=True) for texts in columns.values()
+        vectors_of(folders["bert"], BERT_TEMPLATES[0], texts, True, transform=True)
+        for texts in columns.values()
     )
     expected = F.cross_entropy(cosines(anchors, torch.cat([positives, negatives])), torch.arange(len(TEXTS)))
     outcome = loss_and_backward(objective, batch(folders["bert"], **columns))
@@ -81,24 +82,26 @@ def test_the_supervised_loss_compares_mask_tokens_through_the_language_model_hea
 
 @pytest.mark.parametrize(("family", "readout"), [("bert", "transform"), ("roberta", "mlp"), ("bare", "mlp")])
 def test_bert_uses_its_language_model_head_and_others_a_new_layer(folders, family, readout):
-    objective = made(folders[family], "prompt_supervised")
+    objective = build(folders[family], "prompt_supervised")
     assert (objective.transform is not None, objective.head is not None) == (
         readout == "transform",
         readout == "mlp",
     )
-    assert made(folders["bare"], "prompt_supervised", readout="transform").warnings()
+    assert build(folders["bare"], "prompt_supervised", readout="transform").warnings()
     assert not objective.warnings()
 
 
 @pytest.mark.parametrize("name", ["prompt", "prompt_supervised", "optiprompt"])
 @pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_the_saved_product_encodes_as_the_paper_does_at_inference(folders, tmp_path, name, family):
-    objective = made(folders[family], name)
-    product = objective.trained_model().encoder
-    saved = save_folder(product, product.folder, tmp_path / "saved")
+def test_the_saved_encoder_encodes_as_the_paper_does_at_inference(folders, tmp_path, name, family):
+    objective = build(folders[family], name)
+    trained_model = objective.trained_model().encoder
+    saved = save_folder(trained_model, trained_model.folder, tmp_path / "saved")
     found = load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(TEXTS)
-    template = ROBERTA[0] if family == "roberta" else BERT[1 if name == "optiprompt" else 0]
-    expected = read(
+    template = (
+        ROBERTA_TEMPLATES[0] if family == "roberta" else BERT_TEMPLATES[1 if name == "optiprompt" else 0]
+    )
+    expected = vectors_of(
         folders[family],
         template,
         TEXTS,
@@ -111,23 +114,23 @@ def test_the_saved_product_encodes_as_the_paper_does_at_inference(folders, tmp_p
 
 
 @pytest.mark.parametrize(("family", "has_transform"), [("bert", True), ("roberta", False)])
-def test_a_supervised_product_can_leave_denoising_to_the_training(folders, tmp_path, family, has_transform):
-    template = ROBERTA[0] if family == "roberta" else BERT[0]
+def test_a_supervised_model_can_leave_denoising_to_the_training(folders, tmp_path, family, has_transform):
+    template = ROBERTA_TEMPLATES[0] if family == "roberta" else BERT_TEMPLATES[0]
     kept, dropped = (
-        made(folders[family], "prompt_supervised", keep_denoise=keep_denoise)
+        build(folders[family], "prompt_supervised", keep_denoise=keep_denoise)
         for keep_denoise in (True, False)
     )
     rows = batch(folders[family], anchor=TEXTS, positive=TEXTS[::-1])
     for expected, found in zip(_vectors(kept, rows), _vectors(dropped, rows), strict=True):
         assert torch.equal(found, expected), "the training subtracts in any case"
-    product = dropped.trained_model().encoder
-    saved = save_folder(product, product.folder, tmp_path / "saved")
+    trained_model = dropped.trained_model().encoder
+    saved = save_folder(trained_model, trained_model.folder, tmp_path / "saved")
     found = load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(TEXTS)
-    expected = read(folders[family], template, TEXTS, denoise=False, transform=has_transform)
+    expected = vectors_of(folders[family], template, TEXTS, denoise=False, transform=has_transform)
     if not has_transform:
         expected = dropped.head(expected)
     np.testing.assert_allclose(found, expected.detach(), atol=2e-5)
-    denoised = kept.trained_model().encoder(product.folder.tokenizer()(TEXTS))
+    denoised = kept.trained_model().encoder(trained_model.folder.tokenizer()(TEXTS))
     assert (expected - denoised).abs().max() > 1e-3
 
 
@@ -137,7 +140,7 @@ def test_chunks_with_dropout_replay_the_empty_template_too(folders, name):
     dropout.
     """
     columns = {"text": TEXTS} if name == "prompt" else {"anchor": TEXTS, "positive": TEXTS[::-1]}
-    objective, rows = made(folders["bert"], name, dropout=0.1).double(), batch(folders["bert"], **columns)
+    objective, rows = build(folders["bert"], name, dropout=0.1).double(), batch(folders["bert"], **columns)
     torch.manual_seed(3)
     loss = loss_and_backward(objective, rows, chunk_rows=4).loss.total
     found = gradients(objective)
@@ -175,11 +178,11 @@ def test_the_published_settings_train_an_encoder_that_can_be_saved_and_loaded(fo
     )
     found = [float(step.loss.total) for step in fit(training, itertools.repeat(rows), until=40)]
     assert np.mean(found[-5:]) < 0.8 * np.mean(found[:5])
-    product = objective.trained_model()
-    saved = save_folder(product.encoder, product.encoder.folder, tmp_path / "saved")
-    assert (saved.max_length, saved.pooling) == (product.encoder.folder.max_length, ("mask",))
+    trained_model = objective.trained_model()
+    saved = save_folder(trained_model.encoder, trained_model.encoder.folder, tmp_path / "saved")
+    assert (saved.max_length, saved.pooling) == (trained_model.encoder.folder.max_length, ("mask",))
     with torch.no_grad():
-        expected = product.encoder.eval()(saved.tokenizer()(TEXTS))
+        expected = trained_model.encoder.eval()(saved.tokenizer()(TEXTS))
     np.testing.assert_allclose(
         load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(TEXTS),
         expected,
@@ -188,7 +191,6 @@ def test_the_published_settings_train_an_encoder_that_can_be_saved_and_loaded(fo
 
 
 def test_a_sum_holds_the_encoder_once_and_every_trained_layer(folders):
-    """A sum has the encoder once, and everything else that a term trains."""
     terms = (
         {"name": "prompt_supervised", "options": {"hard_negative_weight": 1.0}},
         {"name": "supervised", "weight": 0.5},
@@ -201,12 +203,12 @@ def test_a_sum_holds_the_encoder_once_and_every_trained_layer(folders):
     rows = batch(path, anchor=TEXTS, positive=TEXTS[::-1], negative=[text.upper() for text in TEXTS])
     parts = [
         float(
-            made(path, one["name"])
+            build(path, term["name"])
             .double()
-            .loss(_vectors(made(path, one["name"]).double(), rows), rows)
+            .loss(_vectors(build(path, term["name"]).double(), rows), rows)
             .total
         )
-        for one in terms
+        for term in terms
     ]
     outcome, known = loss_and_backward(objective, rows), gradients(objective)
     assert float(outcome.loss.total) == pytest.approx(parts[0] + 0.5 * parts[1], abs=1e-9)

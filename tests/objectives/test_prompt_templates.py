@@ -12,11 +12,11 @@ from pipeline.models.trainable.saving import save_folder
 from pipeline.objectives import OBJECTIVES
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.train.gradcache import loss_and_backward
-from tests.objectives.prompts import BERT, TEXTS, batch, made
+from tests.objectives.prompts import BERT_TEMPLATES, TEXTS, batch, build
 
 
 def test_both_templates_share_a_pass_with_one_empty_template_per_length(folders):
-    objective, seen = made(folders["bert"], "prompt"), []
+    objective, seen = build(folders["bert"], "prompt"), []
     objective.encoder.backbone.register_forward_hook(
         lambda module, inputs, output: seen.append(len(inputs[0].tokens))
     )
@@ -30,7 +30,7 @@ def test_both_templates_share_a_pass_with_one_empty_template_per_length(folders)
     [("bert", 'This sentence : "[X]" means [MASK].'), ("roberta", "This sentence : '[X]' means [MASK].")],
 )
 def test_a_continuous_template_starts_as_the_words_of_the_paper_s_template(folders, family, template):
-    words = made(folders[family], "optiprompt").trained_model().encoder.words
+    words = build(folders[family], "optiprompt").trained_model().encoder.words
     tokenizer = open_folder(EncoderSettings(path=str(folders[family]), template=template)).tokenizer()
     (frame,) = (tokenizer([""]).ids,)
     ids = [token for token in frame[1:-1].tolist() if token != tokenizer.vocabulary()["[MASK]"]]
@@ -42,7 +42,7 @@ def test_a_limit_above_the_maximal_length_is_refused(folders, name):
     with pytest.raises(
         ConfigError, match=r"limit of the objective.*found 63, where encoder.max_length leaves room for 62"
     ):
-        made(folders["bert"], name, limit=63)
+        build(folders["bert"], name, limit=63)
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
@@ -64,8 +64,8 @@ def test_without_a_limit_texts_are_read_as_far_as_the_encoder_reads(
 
 
 def test_a_longer_second_template_leaves_fewer_positions_for_the_text(folders):
-    templates = (BERT[0], f"{5 * 'A man '} : {BERT[1]}")
-    objective, long = made(folders["bert"], "prompt", templates=templates, limit=None), " ".join(20 * TEXTS)
+    templates = (BERT_TEMPLATES[0], f"{5 * 'A man '} : {BERT_TEMPLATES[1]}")
+    objective, long = build(folders["bert"], "prompt", templates=templates, limit=None), " ".join(20 * TEXTS)
     views = objective.views(batch(folders["bert"], text=[long, *TEXTS]))
     assert {view.tokens.lengths.max() for view in views} == {positions_of(objective.encoder.folder.config)}
     loss_and_backward(objective, batch(folders["bert"], text=[long, *TEXTS]))
@@ -73,10 +73,10 @@ def test_a_longer_second_template_leaves_fewer_positions_for_the_text(folders):
 
 @pytest.mark.parametrize("longer", [0, 1])
 def test_a_template_without_room_for_a_text_is_refused(folders, longer):
-    templates = [*BERT]
-    templates[longer] = f"{70 * 'a '} {BERT[longer]}"
+    templates = [*BERT_TEMPLATES]
+    templates[longer] = f"{70 * 'a '} {BERT_TEMPLATES[longer]}"
     with pytest.raises(ModelError, match="fewer tokens than the 66 positions of the model, found a template"):
-        made(folders["bert"], "prompt", templates=tuple(templates), limit=None)
+        build(folders["bert"], "prompt", templates=tuple(templates), limit=None)
 
 
 @pytest.mark.parametrize(
@@ -89,13 +89,13 @@ def test_a_template_without_room_for_a_text_is_refused(folders, longer):
 )
 def test_an_incomplete_template_is_refused(folders, second, message):
     with pytest.raises(ModelError, match=message):
-        made(folders["bert"], "prompt", templates=(BERT[0], second))
+        build(folders["bert"], "prompt", templates=(BERT_TEMPLATES[0], second))
 
 
 def test_an_encoder_keeps_the_template_of_its_folder(folders, tmp_path):
-    product = made(folders["bert"], "prompt").trained_model().encoder
+    product = build(folders["bert"], "prompt").trained_model().encoder
     saved = save_folder(product, product.folder, tmp_path / "saved")
-    objective = made(saved.path, "prompt_supervised", readout="none", denoise=False)
+    objective = build(saved.path, "prompt_supervised", readout="none", denoise=False)
     vectors = objective.trained_model()(saved.tokenizer()(TEXTS))
     np.testing.assert_allclose(
         vectors.detach(),

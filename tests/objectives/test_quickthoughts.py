@@ -20,7 +20,7 @@ from tests.objectives.tiny import Tiny, batch_of, texts
 F, G = torch.tensor([[1.0, 0], [0, 1], [1, 1]]).double(), torch.tensor([[1.0, 1], [1, 0], [0, 2]]).double()
 
 
-def piece(rows: int, documents: Column | None = None) -> Batch:
+def batch_of_rows(rows: int, documents: Column | None = None) -> Batch:
     return batch_of(
         {
             "text": texts(rows),
@@ -32,7 +32,7 @@ def piece(rows: int, documents: Column | None = None) -> Batch:
 
 @pytest.mark.parametrize(("diag", "loss"), [("zero", 0.955552), ("mask", 0.813262)])
 def test_the_loss_of_three_sentences_matches_a_hand_computation(diag: str, loss: float):
-    assert QuickThoughts(Tiny(dim=2), diag=diag).loss((F, G), piece(3)).total.item() == pytest.approx(
+    assert QuickThoughts(Tiny(dim=2), diag=diag).loss((F, G), batch_of_rows(3)).total.item() == pytest.approx(
         loss, abs=1e-6
     )
 
@@ -46,23 +46,25 @@ def test_neighbours_are_from_the_same_document():
     logs = scores - np.log(np.exp(scores).sum(1, keepdims=True))
     one, two = [logs[0, 1], (logs[1, 0] + logs[1, 2]) / 2, logs[2, 1]], [logs[4, 5], logs[5, 4]]
     for documents in (["a", "a", "a", None, "b", "b"], ["a", "a", "a", "c", "b", "b"]):
-        assert objective.loss((f, g), piece(6, documents)).total.item() == pytest.approx(
+        assert objective.loss((f, g), batch_of_rows(6, documents)).total.item() == pytest.approx(
             -np.mean(one + two), abs=1e-12
         )
-    expected = objective.loss((f, g), piece(6, np.array([4, 4, 4, 5, 5, 5]))).total
-    assert torch.equal(objective.loss((f, g), piece(6, np.array([-1, -1, -1, 9, 9, 9]))).total, expected)
+    expected = objective.loss((f, g), batch_of_rows(6, np.array([4, 4, 4, 5, 5, 5]))).total
+    assert torch.equal(
+        objective.loss((f, g), batch_of_rows(6, np.array([-1, -1, -1, 9, 9, 9]))).total, expected
+    )
     with pytest.raises(DataError, match="neighbours from one document"):
-        objective.loss((f, g), piece(6, [None] * 6))
+        objective.loss((f, g), batch_of_rows(6, [None] * 6))
 
 
 def test_sentences_on_both_sides_of_a_gap_are_not_neighbours():
     torch.manual_seed(0)
     f, g = torch.randn(2, 6, 4).double()
-    rows = piece(6, ["a"] * 6)
-    gap = replace(rows, columns={**rows.columns, "position": np.array([0, 1, 2, 7, 8, 9])})
-    parts = piece(6, ["a", "a", "a", "b", "b", "b"])
+    adjacent = batch_of_rows(6, ["a"] * 6)
+    with_gap = replace(adjacent, columns={**adjacent.columns, "position": np.array([0, 1, 2, 7, 8, 9])})
+    of_two_documents = batch_of_rows(6, ["a", "a", "a", "b", "b", "b"])
     objective = QuickThoughts(Tiny(dim=4))
-    losses = [objective.loss((f, g), batch).total.item() for batch in (gap, parts, rows)]
+    losses = [objective.loss((f, g), batch).total.item() for batch in (with_gap, of_two_documents, adjacent)]
     assert losses[0] == losses[1] != losses[2]
 
 
@@ -71,7 +73,7 @@ def test_false_negatives_are_excluded():
     alike[0, 2] = alike[2, 0] = True
     loss = (
         QuickThoughts(Tiny(dim=2))
-        .loss((F, G), replace(piece(3), false_negatives={"text": alike}))
+        .loss((F, G), replace(batch_of_rows(3), false_negatives={"text": alike}))
         .total.item()
     )
     # For the outer sentences the neighbour is the only candidate left.
@@ -84,14 +86,14 @@ def test_a_wider_context_has_more_neighbours():
     np.fill_diagonal(scores, -np.inf)
     logs = scores - np.log(np.exp(scores).sum(1, keepdims=True))
     expected = -np.mean([np.mean([logs[i, j] for j in range(5) if 0 < abs(i - j) <= 2]) for i in range(5)])
-    assert QuickThoughts(Tiny(dim=4), context=2).loss((f, g), piece(5)).total.item() == pytest.approx(
+    assert QuickThoughts(Tiny(dim=4), context=2).loss((f, g), batch_of_rows(5)).total.item() == pytest.approx(
         expected, abs=1e-12
     )
 
 
 def test_both_encoders_are_trained_and_concatenated_in_the_product():
     objective = QuickThoughts(Tiny()).double()
-    loss_and_backward(objective, piece(6))
+    loss_and_backward(objective, batch_of_rows(6))
     assert not torch.allclose(objective.encoder.words.grad, objective.twin.words.grad)
     assert objective.trained_model().twin is objective.twin
     assert objective.trained_model().dim == 2 * objective.dim
@@ -117,6 +119,6 @@ def test_the_second_encoder_may_start_with_new_weights(tmp_path: Path):
 
 def test_one_encoder_may_serve_both_sides():
     objective = QuickThoughts(Tiny(), second="same").double()
-    first, second = loss_and_backward(objective, piece(4)).reps
+    first, second = loss_and_backward(objective, batch_of_rows(4)).reps
     assert torch.equal(first, second)
     assert objective.trained_model().twin is None

@@ -30,7 +30,9 @@ class Tiny(nn.Module):
         self.dim = dim
         generator = torch.Generator().manual_seed(seed)
         self.words = nn.Parameter(torch.randn(WORDS, dim, generator=generator, dtype=torch.float64))
-        self.places = nn.Parameter(torch.randn(64, dim, generator=generator, dtype=torch.float64))
+        self.position_embeddings = nn.Parameter(
+            torch.randn(64, dim, generator=generator, dtype=torch.float64)
+        )
         self.layer = nn.Parameter(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
         self.dropout = nn.Dropout(dropout)
 
@@ -43,7 +45,10 @@ class Tiny(nn.Module):
             if positions is None
             else positions
         )
-        x = self.words[torch.from_numpy(tokens.ids).long()] + self.places[torch.from_numpy(numbers)]
+        x = (
+            self.words[torch.from_numpy(tokens.ids).long()]
+            + self.position_embeddings[torch.from_numpy(numbers)]
+        )
         x = self.dropout(
             x
             if at_embedding is None

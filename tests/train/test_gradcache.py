@@ -208,7 +208,7 @@ def test_views_without_gradient_are_encoded_once():
         handle.remove()
         assert_same(found, known)
         assert sum(passes) == ROWS
-        assert set(found) == {f"encoder.{name}" for name in ("words", "places", "layer")}
+        assert set(found) == {f"encoder.{name}" for name in ("words", "position_embeddings", "layer")}
         assert set(loss.parts) == {"info_nce", "others", "distance"}
         for name, part in expected.parts.items():
             assert float(loss.parts[name]) == pytest.approx(part.item(), abs=1e-12)

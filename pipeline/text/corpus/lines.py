@@ -19,7 +19,10 @@ _IN_LINES = {"id", "text_key", "file", "row"}  # columns of a unit that lines ha
 
 
 def read_line_schema(id_type: pa.DataType) -> pa.Schema:
-    """Return the schema of the lines of rows. `file` is the file's index in tonight's listing."""
+    """Return the schema of the lines of rows.
+
+    `carried` is a digest of the kept columns, and `file` is the file's index in tonight's listing.
+    """
     return pa.schema(
         [
             pa.field("id", id_type),

@@ -27,11 +27,13 @@ def test_a_killed_evaluation_resumes_with_the_same_scores(start_job: StartJob, t
     before = encoded_units(evaluations)
     assert len(before) >= 3
     assert not list(tmp_path.glob("root/evaluations/results/*/*")), "it was killed while encoding"
-    again = evaluate(job(tmp_path, encoder, SMALL_UNITS), Stages())
+    resumed = evaluate(job(tmp_path, encoder, SMALL_UNITS), Stages())
     file = tmp_path / "tasks/sts/STS12.parquet"
-    assert 0 < again.encoded < distinct(file)
+    assert 0 < resumed.encoded < distinct(file)
     assert {name: encoded_units(evaluations)[name] for name in before} == before
-    assert vector_rows(tmp_path, again.candidates[0].space_id) == distinct(file)
+    assert vector_rows(tmp_path, resumed.candidates[0].space_id) == distinct(file)
     np.testing.assert_allclose(
-        again.measured[0].results[0].result.value, oracle(file, EncoderSettings(path=str(encoder))), atol=1e-3
+        resumed.measured[0].results[0].result.value,
+        oracle(file, EncoderSettings(path=str(encoder))),
+        atol=1e-3,
     )

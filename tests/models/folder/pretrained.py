@@ -9,6 +9,7 @@ from sentence_transformers.models import Normalize, Pooling, Transformer
 
 
 def edit(file: Path, **changes: Any) -> None:
+    """Change keys of a JSON file, which may not exist yet; the value ... removes a key."""
     values = json.loads(file.read_text()) if file.exists() else {}
     file.write_text(
         json.dumps({name: value for name, value in (values | changes).items() if value is not ...})
@@ -16,7 +17,7 @@ def edit(file: Path, **changes: Any) -> None:
 
 
 def reference(folder: Path, pooling: str = "mean", **prompts: Any) -> SentenceTransformer:
-    """The folder in sentence-transformers, saved as it saves encoders beside it."""
+    """Load a folder's transformer into a model of sentence-transformers, with a pooling and Normalize."""
     transformer = Transformer(str(folder))
     modules = [
         transformer,

@@ -21,7 +21,7 @@ FORMS = ("glove", "word2vec", "binary")
 def minilm_table() -> tuple[tuple[str, ...], np.ndarray]:
     """Whole words of the published vocabulary and their vectors, (n, 384) float32.
 
-    All words of the tests' texts and some others; some are signs.
+    These are all words and punctuation marks of the tests' texts, and every hundredth other word.
     """
     folder = locate("all-MiniLM-L6-v2")
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
@@ -31,7 +31,7 @@ def minilm_table() -> tuple[tuple[str, ...], np.ndarray]:
         if not word.startswith("##") and (len(word) == 1 or not word.startswith("["))
     ]
     needed = set(re.findall(r"\w+|[^\w\s]", " ".join([*TEXTS, LONG]).lower()))
-    words = [word for place, word in enumerate(whole) if word in needed or place % 100 == 0]
+    words = [word for index, word in enumerate(whole) if word in needed or index % 100 == 0]
     tensors = load_file(folder / "model.safetensors")
     table = next(tensor for name, tensor in tensors.items() if name.endswith("word_embeddings.weight"))
     return tuple(words), table[[vocabulary[word] for word in words]]
