@@ -77,7 +77,7 @@ def gate_name(name: str) -> str:
 
 def excerpt(text: str) -> str:
     """Shorten a text to one line of at most 240 characters; control characters become U+FFFD."""
-    # a few times the excerpt is enough even with white space in it, and a long text is not split as a whole
+    # the beginning of a long text suffices; it is longer than the excerpt, because white space is shortened
     line = " ".join(text[: 4 * MAX_EXCERPT].split())
     line = "".join(char if char.isprintable() else "\ufffd" for char in line)
     return line if len(line) <= MAX_EXCERPT else line[: MAX_EXCERPT - 1].rstrip() + "…"

@@ -7,7 +7,7 @@
 
 `speed` translates English captions into German with the same model, threads, decoding and length bounds. The
 peer is a loop that tokenizes, pads and generates the texts in their order, with the batch size that was best
-on a part of them. Manta's stage runs as in an augmentation. One run of each in turn, from text to text.
+on a part of them. Manta's stage runs as in an augmentation. The two take turns, `--pairs` times.
 """
 
 import argparse
@@ -96,27 +96,27 @@ class Peer:
         self.tokens_in = self.tokens_out = self.padding = self.steps = 0
         found: list[str] = []
         for index in range(0, len(texts), self.size):
-            given = self._tokenizer(
+            tokens = self._tokenizer(
                 list(texts[index : index + self.size]),
                 padding=True,
                 return_tensors="pt",
                 return_token_type_ids=False,
             )
-            ids = given["input_ids"]
+            ids = tokens["input_ids"]
             most = min(
                 int(self._decoding.max_ratio * ids.shape[1] + self._decoding.max_extra),
                 self._model.config.max_position_embeddings,
             )
-            made = self._model.generate(**given, max_new_tokens=most, **self._options)
-            self._count(given["attention_mask"], made[:, 1:])
-            found += self._tokenizer.batch_decode(made, skip_special_tokens=True)
+            outputs = self._model.generate(**tokens, max_new_tokens=most, **self._options)
+            self._count(tokens["attention_mask"], outputs[:, 1:])
+            found += self._tokenizer.batch_decode(outputs, skip_special_tokens=True)
         return found
 
-    def _count(self, mask: torch.Tensor, made: torch.Tensor) -> None:
+    def _count(self, mask: torch.Tensor, outputs: torch.Tensor) -> None:
         self.tokens_in += int(mask.sum())
         self.padding += int((1 - mask).sum())
-        self.tokens_out += int((made != self._model.config.pad_token_id).sum())
-        self.steps += made.numel()
+        self.tokens_out += int((outputs != self._model.config.pad_token_id).sum())
+        self.steps += outputs.numel()
 
     def choose(self, texts: Sequence[str]) -> str:
         """Choose the best batch size. Returns the sentences per second with each size, for printing."""
@@ -137,23 +137,23 @@ def compare(names: Sequence[str], count: int, pairs: int, batch_tokens: int | No
     texts, lines = captions(count), []
     for name in names:
         decoding = DECODINGS[name]
-        peer, own = Peer("en-de", decoding), load_stage("en-de", decoding, batch_tokens)
+        peer, stage = Peer("en-de", decoding), load_stage("en-de", decoding, batch_tokens)
         print(
             f"{name}: the peer's sentences per second by batch size: {peer.choose(texts[:TRIAL_TEXTS])}",
             flush=True,
         )
-        translate_all(own, texts[:TRIAL_TEXTS])
+        translate_all(stage, texts[:TRIAL_TEXTS])
         durations: dict[str, list[float]] = {"peer": [], "ours": []}
         for turn in range(pairs):
             functions = {
                 "peer": lambda peer=peer: peer(texts),
-                "ours": lambda own=own: translate_all(own, texts),
+                "ours": lambda stage=stage: translate_all(stage, texts),
             }
             for side in list(functions) if turn % 2 else list(functions)[::-1]:
                 durations[side].append(seconds(functions[side]))
         ratios = [a / b for a, b in zip(durations["peer"], durations["ours"], strict=True)]
-        own = load_stage("en-de", decoding, batch_tokens)
-        translate_all(own, texts)
+        stage = load_stage("en-de", decoding, batch_tokens)
+        translate_all(stage, texts)
         wasted = f"{1 - peer.tokens_out / peer.steps:.0%}"
         lines += [
             line(
@@ -170,9 +170,9 @@ def compare(names: Sequence[str], count: int, pairs: int, batch_tokens: int | No
                 f"{name}, ours",
                 durations["ours"],
                 count,
-                own.stats.tokens_out,
-                own.stats.padding,
-                own.stats.tokens_in,
+                stage.stats.tokens_out,
+                stage.stats.padding,
+                stage.stats.tokens_in,
                 "",
                 spread(ratios),
             ),

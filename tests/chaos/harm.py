@@ -1,9 +1,9 @@
-"""What a process under fire does to itself: it dies before or after a file is written, cuts it short, or
-meets a disk that is full, ill or slow.
+"""Faults in the processes of a night: kills before or after a file is written, truncated files, and disks
+that are full, slow or fail.
 
-A plan is a JSON file. Each shot of it is fired once, by whichever process comes first, and leaves a file
-beside the plan that says so. Faults with a chance are drawn by seed, run, path and how often the process
-wrote there, so they do not depend on the order in which threads come.
+A plan is a JSON file. Each of its shots is fired once, by the first process that reaches its point, and is
+recorded in a file beside the plan. Other faults are drawn by seed, run, path and number of the write, so they
+do not depend on the order of threads.
 """
 
 import errno
@@ -29,11 +29,18 @@ _armed = threading.local()
 
 @dataclass
 class Plan:
-    """place: directory of plan.json, where fired shots and faults leave their files. chances: by kind of
-    fault; links: whether the file system has hard links.
+    """The faults of a night.
+
+    Attributes:
+        folder: folder of plan.json, and of the records of fired shots and faults.
+        shots: faults at given points.
+        chances: probability of each kind of other faults.
+        seed: seed of the other faults.
+        links: whether the file system has hard links.
+        run: number of the run.
     """
 
-    place: Path
+    folder: Path
     shots: list[Shot]
     chances: dict[str, float]
     seed: int
@@ -43,10 +50,10 @@ class Plan:
     _times: Counter[str] = field(default_factory=Counter)
 
     @classmethod
-    def load(cls, place: Path) -> "Plan":
-        given = json.loads((place / "plan.json").read_text())
+    def load(cls, folder: Path) -> "Plan":
+        given = json.loads((folder / "plan.json").read_text())
         return cls(
-            place,
+            folder,
             [Shot(**shot) for shot in given["shots"]],
             given["chances"],
             given["seed"],
@@ -55,22 +62,23 @@ class Plan:
         )
 
     def store(self) -> None:
-        self.place.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         facts = {
             "shots": [shot.facts() for shot in self.shots],
             "chances": self.chances,
             "seed": self.seed,
             "links": self.links,
         }
-        (self.place / "plan.json").write_text(json.dumps(facts))
+        (self.folder / "plan.json").write_text(json.dumps(facts))
 
     def fired(self) -> list[dict[str, Any]]:
-        """What has been fired so far, in no order."""
-        return [json.loads(file.read_text()) for file in sorted(self.place.glob("fired-*.json"))]
+        """Return the records of all shots and faults so far, in no order."""
+        return [json.loads(file.read_text()) for file in sorted(self.folder.glob("fired-*.json"))]
 
     def due(self, point: str, when: str) -> tuple[int, Shot] | None:
-        """The shot at the point whose turn it is and that is now this process's to fire: one at a time, so
-        that equal ones meet one attempt after another.
+        """Claim the next shot at the point for this process.
+
+        Returns one shot at a time, so that equal shots hit one attempt after another; None if none is due.
         """
         for number, shot in enumerate(self.shots):
             if (
@@ -82,36 +90,36 @@ class Plan:
         return None
 
     def passed(self, point: str) -> None:
-        """One more file of the kind is about to be written by this process."""
+        """Count a file of the kind that this process is about to write."""
         self._passed[point] += 1
 
     def chance(self, path: str) -> str | None:
-        """The fault that this writing of `path` meets."""
+        """Draw the kind of fault of this write of `path`; None for no fault."""
         self._times[path] += 1
         drawn = random.Random(f"{self.seed} {self.run} {path} {self._times[path]}").random()
-        for kind, share in self.chances.items():
-            if drawn < share:
+        for kind, probability in self.chances.items():
+            if drawn < probability:
                 return kind
-            drawn -= share
+            drawn -= probability
         return None
 
-    def tell(self, name: str, facts: dict[str, Any]) -> None:
-        """Leave word of what is about to happen, whole and in time."""
-        word = self.place / f"writing-{os.getpid()}-{threading.get_ident()}"
-        word.write_text(json.dumps({**facts, "run": self.run, "pid": os.getpid(), "time": time.time()}))
-        os.replace(word, self.place / f"fired-{name}.json")
+    def record(self, name: str, facts: dict[str, Any]) -> None:
+        """Record a fault before it happens, in a file that is complete as soon as it is visible."""
+        temporary = self.folder / f"writing-{os.getpid()}-{threading.get_ident()}"
+        temporary.write_text(json.dumps({**facts, "run": self.run, "pid": os.getpid(), "time": time.time()}))
+        os.replace(temporary, self.folder / f"fired-{name}.json")
 
     def _claim(self, name: str) -> bool:
         try:
-            os.close(os.open(self.place / f"claimed-{name}", os.O_CREAT | os.O_EXCL))
+            os.close(os.open(self.folder / f"claimed-{name}", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return False
         return True
 
 
-def install(module: ModuleType, place: str) -> None:
-    """From now on the store class of the module does what the plan says."""
-    plan, store = Plan.load(Path(place)), getattr(module, "LocalStore", None) or module.S3Store
+def install(module: ModuleType, folder: str) -> None:
+    """Inject the faults of the plan into the store class of the module."""
+    plan, store = Plan.load(Path(folder)), getattr(module, "LocalStore", None) or module.S3Store
     for verb in ("write", "create", "put"):
         setattr(store, verb, _around(plan, getattr(store, verb)))
     os.fsync = _failing(os.fsync)  # type: ignore[assignment]
@@ -130,7 +138,9 @@ def _around(plan: Plan, call: Callable[..., Any]) -> Callable[..., Any]:
         _fire(plan, due, path, None)
         kind = due[1].act if due else plan.chance(path)
         if kind and not due:
-            plan.tell(f"fault-{uuid.uuid4().hex}", {"act": kind, "when": "at", "point": point, "path": path})
+            plan.record(
+                f"fault-{uuid.uuid4().hex}", {"act": kind, "when": "at", "point": point, "path": path}
+            )
         answer = _met(kind, lambda: call(self, *given))
         _fire(plan, plan.due(point, "after"), path, Path(self.uri, path))
         return answer
@@ -139,7 +149,7 @@ def _around(plan: Plan, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _met(kind: str | None, call: Callable[[], Any]) -> Any:
-    """The call on a disk in that state."""
+    """Make the call with a fault of this kind, if any."""
     if kind == "slow":
         time.sleep(0.3)
     _armed.error = _ERRORS.get(kind or "")
@@ -153,7 +163,7 @@ def _fire(plan: Plan, due: tuple[int, Shot] | None, path: str, file: Path | None
     if due is None:
         return
     number, shot = due
-    plan.tell(f"shot-{number}", {**shot.facts(), "path": path})
+    plan.record(f"shot-{number}", {**shot.facts(), "path": path})
     if shot.act in ("cut", "torn") and file is not None and file.is_file():
         os.truncate(file, file.stat().st_size // 2)
     if shot.act in ("kill", "torn"):
@@ -161,7 +171,7 @@ def _fire(plan: Plan, due: tuple[int, Shot] | None, path: str, file: Path | None
 
 
 def _failing(fsync: Callable[[int], None]) -> Callable[[int], None]:
-    """What a disk says that has taken the bytes and cannot keep them."""
+    """Return an fsync that raises the armed error, as a disk does that cannot keep the bytes it accepted."""
 
     def failing(handle: int) -> None:
         if number := getattr(_armed, "error", None):

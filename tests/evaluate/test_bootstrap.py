@@ -39,9 +39,7 @@ def test_the_interval_of_a_proportion_is_binomial(task):
 
 
 def test_a_difference_is_paired(task):
-    """Use two candidates with almost the same errors: the paired interval is narrow, although the others
-    overlap.
-    """
+    """The interval of the difference is narrow, although the intervals of the two candidates overlap."""
     first = np.arange(400) % 4 > 0
     second = first | (np.arange(400) % 16 == 0)
     found = difference_interval(task, accuracy(first), accuracy(second), 1_000, seed=1)

@@ -63,11 +63,11 @@ def test_ranks_match_sorting_every_row(monkeypatch: pytest.MonkeyPatch, similari
     y = x.astype(np.float64) / (
         np.linalg.norm(x, axis=1, keepdims=True) if similarity in ("cosine", "angular") else 1
     )
-    order = {"euclidean": 2, "manhattan": 1}.get(similarity)
-    nearness = y @ y.T if order is None else -np.linalg.norm(y[:, None] - y, ord=order, axis=2)
+    norm = {"euclidean": 2, "manhattan": 1}.get(similarity)
+    nearness = y @ y.T if norm is None else -np.linalg.norm(y[:, None] - y, ord=norm, axis=2)
     for row in range(30):
-        others = [place for place in np.argsort(-nearness[row]) if place != row]
-        expected = [rank for rank, place in enumerate(others, 1) if groups[place] == groups[row]]
+        others = [other for other in np.argsort(-nearness[row]) if other != row]
+        expected = [rank for rank, other in enumerate(others, 1) if groups[other] == groups[row]]
         assert found[row].tolist() == expected
 
 

@@ -15,7 +15,7 @@ from pipeline.store.store import open_store
 from pipeline.store.stored import FileRef
 from tests.faults import FaultyProxy
 
-ROWS = {0: 9_000, 3: 1, 7: 250}  # of each ordinal; the first takes several batches to read
+ROWS = {0: 9_000, 3: 1, 7: 250}  # rows of each unit, by ordinal; the first unit is read in several batches
 
 
 def text_of(ordinal: int, row: int) -> str:

@@ -25,7 +25,7 @@ ROWS, STEPS, WORLD = 6, 3, 2
 CASES: dict[str, Callable[[], Objective]] = {
     "consert": lambda: Consert(Tiny(seed=1), views=("none", "none")),
     "consert adversarial": lambda: Consert(Tiny(seed=1), views=("none", "adversarial"), noise=0.1),
-    # Texts have three tokens, so that no permutation is drawn with the special tokens kept.
+    # Texts have three tokens: if both special tokens are kept, there is nothing to permute or draw.
     "pser": lambda: Pser(Tiny(seed=1), temperature=0.3, keep_special=True),
     "pser similarity": lambda: Pser(Tiny(seed=1), temperature=0.3, keep_special=True, kl_on="similarity"),
     "tension": lambda: ContrastiveTension(Tiny(seed=1), negatives=3),
@@ -52,7 +52,9 @@ WITH_FALSE_NEGATIVES = (
 )
 
 
-def batch(rank: int, world: int, step: int, peers: Peers = NO_PEERS, alike: bool = False) -> Batch:
+def batch(
+    rank: int, world: int, step: int, peers: Peers = NO_PEERS, with_false_negatives: bool = False
+) -> Batch:
     """Return the rank's part of the rows of a step.
 
     Sentences 1 to 4 are of one document, across the border of the ranks.
@@ -67,12 +69,16 @@ def batch(rank: int, world: int, step: int, peers: Peers = NO_PEERS, alike: bool
     whole = batch_of(
         {**columns, "document": ["x", "a", "a", "a", "a", None], "position": np.arange(ROWS)}, peers
     )
-    masks = {"text": mask[own], "next": mask[own], "anchor": np.tile(mask[own], 3)} if alike else {}
+    masks = (
+        {"text": mask[own], "next": mask[own], "anchor": np.tile(mask[own], 3)}
+        if with_false_negatives
+        else {}
+    )
     return replace(whole.of_rows(own), false_negatives=masks)
 
 
 def trained(
-    name: str, alike: bool, batches: Callable[[int], Batch]
+    name: str, with_false_negatives: bool, batches: Callable[[int], Batch]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Run some steps of gradient descent; return their losses and the final state."""
     torch.manual_seed(5)
@@ -92,10 +98,10 @@ def trained(
 
 def cases() -> list[tuple[str, bool]]:
     return [
-        (name, alike)
+        (name, with_false_negatives)
         for name in CASES
-        for alike in (False, True)
-        if not alike or name in WITH_FALSE_NEGATIVES
+        for with_false_negatives in (False, True)
+        if not with_false_negatives or name in WITH_FALSE_NEGATIVES
     ]
 
 

@@ -1,4 +1,4 @@
-"""Names, records and identities stay those of the first version, and a root that it released goes on."""
+"""Names, records and identities stay those of the first version, and its root is read and extended."""
 
 import json
 from collections.abc import Iterator
@@ -27,13 +27,8 @@ from tests.models.folders import save_folder
 from tests.released.small import run_night, set_corpus, unpack
 
 RELEASES = (1, 2)
-NEW_EACH_TIME = (
-    "index.html",
-    "commits",
-    "releases",
-    "candidates",
-    "indexes/work",
-)  # they hold times, or are a night's scratch
+# Files with times, and temporary files of a night.
+NEW_EACH_TIME = ("index.html", "commits", "releases", "candidates", "indexes/work")
 SPACES = {
     (): "895ee16e859d8b1e635e61bb5789396438dc17283c6157c0537d1b40f5439d13",
     ("prompt", "query: "): "e7a9c0fa55b6b86c208d4aa5b137ddd8a5a4370fdd79da742dd7c64487353ae1",
@@ -53,18 +48,18 @@ PACKED, PADDED = "PackedModel", "PaddedModel"
 
 @pytest.fixture
 def released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The archive, unpacked into the working directory."""
+    """Unpack the archive into the working directory; return its root."""
     monkeypatch.chdir(unpack(tmp_path))
     return tmp_path / "root"
 
 
 @pytest.fixture(scope="module")
-def again(tmp_path_factory: pytest.TempPathFactory, child: LocalWorkers) -> Path:
-    """The folder of the archive, with the same two nights run by the code of today into `again/`."""
+def rerun(tmp_path_factory: pytest.TempPathFactory, child: LocalWorkers) -> Path:
+    """Unpack the archive, and run the same two nights with the current code into the folder `again`."""
     folder = unpack(tmp_path_factory.mktemp("released"))
     with pytest.MonkeyPatch.context() as patch, connect(ClusterSettings(), Stages(), local=child):
         patch.chdir(folder)
-        patch.setenv("OMP_NUM_THREADS", "1")  # heads of 8 values get other bits in more threads
+        patch.setenv("OMP_NUM_THREADS", "1")  # with more threads, attention heads of 8 values give other bits
         for number in RELEASES:
             set_corpus(folder / f"corpus-{number}")
             assert run_night("again").release == number
@@ -72,13 +67,13 @@ def again(tmp_path_factory: pytest.TempPathFactory, child: LocalWorkers) -> Path
 
 
 def names(root: Path) -> set[str]:
-    """Names of the files that hang on content and settings alone."""
+    """Return the names of the files that depend only on content and settings."""
     found = {file.relative_to(root).as_posix() for file in root.rglob("*") if file.is_file()}
     return {name for name in found if not name.startswith(NEW_EACH_TIME)}
 
 
 def values(record: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf of a JSON value with its path."""
+    """Yield every leaf of a JSON value with its path."""
     if isinstance(record, dict):
         for key, value in record.items():
             yield from values(value, f"{path}.{key}")
@@ -98,44 +93,44 @@ REPLACED_SETTINGS = {".evaluate.geometry.centred"}  # evaluate.geometry.mev
 
 
 def computes_alike(folder: Path) -> bool:
-    """Whether this machine computes the archive's vectors to the bit."""
+    """Return whether this machine computes the vectors of the archive bit for bit."""
     return manifests(folder / "root")[0].numerics.keys() == manifests(folder / "again")[0].numerics.keys()
 
 
-def test_files_of_the_corpus_have_their_names_and_bytes(again: Path):
+def test_files_of_the_corpus_have_their_names_and_bytes(rerun: Path):
     kept = ("units/corpus", "keys", "encoders")
-    wanted = {name for name in names(again / "root") if name.startswith(kept)}
-    assert {name for name in names(again / "again") if name.startswith(kept)} == wanted
+    wanted = {name for name in names(rerun / "root") if name.startswith(kept)}
+    assert {name for name in names(rerun / "again") if name.startswith(kept)} == wanted
     for name in wanted:
-        assert (again / "again" / name).read_bytes() == (again / "root" / name).read_bytes(), name
+        assert (rerun / "again" / name).read_bytes() == (rerun / "root" / name).read_bytes(), name
 
 
-def test_vectors_moments_transforms_and_indexes_have_their_names_and_bytes(again: Path):
-    if not computes_alike(again):
+def test_vectors_moments_transforms_and_indexes_have_their_names_and_bytes(rerun: Path):
+    if not computes_alike(rerun):
         pytest.skip("another processor or torch than the archive's, so other bits in the vectors")
-    assert names(again / "again") == names(again / "root")
-    for name in names(again / "root"):
+    assert names(rerun / "again") == names(rerun / "root")
+    for name in names(rerun / "root"):
         if not name.endswith(".json"):
-            assert (again / "again" / name).read_bytes() == (again / "root" / name).read_bytes(), name
+            assert (rerun / "again" / name).read_bytes() == (rerun / "root" / name).read_bytes(), name
 
 
-def test_records_keep_every_key_and_value(again: Path):
+def test_records_keep_every_key_and_value(rerun: Path):
     """Later versions may add keys. Seals cover all keys, so they differ then."""
-    if not computes_alike(again):
+    if not computes_alike(rerun):
         pytest.skip("another processor or torch than the archive's, so other bits in the vectors")
-    for name in names(again / "root"):
+    for name in names(rerun / "root"):
         if name.endswith(".json"):
             old, new = (
-                dict(values(json.loads((again / root / name).read_bytes()))) for root in ("root", "again")
+                dict(values(json.loads((rerun / root / name).read_bytes()))) for root in ("root", "again")
             )
             assert {path: new.get(path) for path in old if path != ".seal"} == {
                 path: value for path, value in old.items() if path != ".seal"
             }, name
 
 
-def test_manifests_keep_every_key_and_value(again: Path):
+def test_manifests_keep_every_key_and_value(rerun: Path):
     same = ("space_id", "rows", "parent", "next_ordinal", "transform_id", "corpus", "ids", "dead")
-    for old, new in zip(manifests(again / "root"), manifests(again / "again"), strict=True):
+    for old, new in zip(manifests(rerun / "root"), manifests(rerun / "again"), strict=True):
         assert {path for path, _ in values(old.settings)} - REPLACED_SETTINGS <= {
             path for path, _ in values(new.settings)
         }
@@ -199,9 +194,7 @@ def test_space_ids_do_not_change(setting: tuple[str, Any], space: str, released:
     [("bert", PACKED), ("roberta", PACKED), ("distilbert", PACKED), ("mpnet", PACKED), ("electra", PADDED)],
 )
 def test_numerics_ids_do_not_change(family: str, forward: str, tmp_path: Path):
-    """Every ingredient by name: a renamed class must not make last night's vectors vectors of another
-    arithmetic.
-    """
+    """Name every ingredient: if a class is renamed, the vectors of last night must stay usable."""
     encoder = load_encoder(
         EncoderSettings(path=str(save_folder(tmp_path, family))), EncodeSettings(max_tokens=512), "cpu"
     )

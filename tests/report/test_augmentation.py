@@ -18,7 +18,7 @@ from pipeline.report.augmentation_report import (
 )
 from pipeline.report.formats import mark_changes, proportion
 from tests.report.pages import Page
-from tests.report.variants import FULL, LOOSE, SMALLEST, judged
+from tests.report.variants import FULL, LOOSE, SMALLEST, report_with_counts
 
 
 def words(report: AugmentationReport) -> str:
@@ -31,9 +31,9 @@ def words(report: AugmentationReport) -> str:
         SMALLEST,
         FULL,
         replace(FULL, sample=VariantSample()),
-        judged(kept=0, **{f"reason_{number}": 1 for number in range(12)}),
-        judged(kept=5),
-        judged(identical=5),
+        report_with_counts(kept=0, **{f"reason_{number}": 1 for number in range(12)}),
+        report_with_counts(kept=5),
+        report_with_counts(identical=5),
     ],
     ids=["smallest", "full", "unread", "many reasons", "all", "none"],
 )
@@ -93,12 +93,12 @@ def test_the_page_shows_all_results():
     [
         (SMALLEST, "The corpus has no rows: nothing was made."),
         (
-            judged(kept=1_000),
+            report_with_counts(kept=1_000),
             "1,000 of 1,000 variants are kept, 100 %; one was made of each of 1,000 texts. "
             "None was rejected.",
         ),
         (
-            judged(kept=999, too_long_for_model=1),
+            report_with_counts(kept=999, too_long_for_model=1),
             "999 of 1,000 variants are kept, 99.9 %; one was made of each of 1,000 texts. "
             "All others are rejected as too long for model (1).",
         ),
@@ -114,7 +114,7 @@ def test_a_sample_is_described_as_one():
 
 def test_every_reason_is_explained_with_its_limits():
     reasons = (*REASONS, "too_long_for_model", "no_source")
-    report = replace(judged(), counts={"de": dict.fromkeys(reasons, 1)})
+    report = replace(report_with_counts(), counts={"de": dict.fromkeys(reasons, 1)})
     meanings = {reason: meaning(reason, report) for reason in reasons}
     assert len(set(meanings.values())) == len(reasons)
     assert "a reason specific to the method" not in meanings.values()
@@ -155,25 +155,34 @@ def test_a_good_augmentation_has_no_warning():
             "Only 85 % of the texts have a variant that is kept",
         ),
         (
-            judged(kept=400, alike=150, unlike=450),
+            report_with_counts(kept=400, alike=150, unlike=450),
             "de: only 40 % of the variants are kept; most of the others are rejected as unlike.",
         ),
         (
-            judged(kept=0, identical=5),
+            report_with_counts(kept=0, identical=5),
             "de: no variant is kept; most of the others are rejected as identical.",
         ),
         (
-            judged(kept=700, identical=300),
+            report_with_counts(kept=700, identical=300),
             "de: 30 % of the variants are equal to their text. Sample (decoding.method: sample)",
         ),
         (
-            judged("crop", kept=700, identical=300),
+            report_with_counts("crop", kept=700, identical=300),
             "de: 30 % of the variants are equal to their text. Set stronger edits.",
         ),
-        (judged(kept=950, too_long_for_model=50), "de: 5 % of the texts are longer than the model reads"),
-        (judged(kept=700, duplicate=300), "de: 30 % of the variants are equal to another variant"),
-        (judged(kept=700, language=300), "de: 30 % of the variants are identified as another language."),
-        (judged(kept=1_000, keep=LOOSE), "de: the language of the variants was not checked"),
+        (
+            report_with_counts(kept=950, too_long_for_model=50),
+            "de: 5 % of the texts are longer than the model reads",
+        ),
+        (
+            report_with_counts(kept=700, duplicate=300),
+            "de: 30 % of the variants are equal to another variant",
+        ),
+        (
+            report_with_counts(kept=700, language=300),
+            "de: 30 % of the variants are identified as another language.",
+        ),
+        (report_with_counts(kept=1_000, keep=LOOSE), "de: the language of the variants was not checked"),
     ],
 )
 def test_problems_are_warned_about(report: AugmentationReport, expected: str):

@@ -148,7 +148,7 @@ def test_the_page_shows_scores_intervals_and_missing_tasks():
         ),
     ]
     expected += ["human scores", "they are always first"]
-    assert [figure for figure in expected if figure not in shown] == []
+    assert [text for text in expected if text not in shown] == []
 
 
 def test_the_page_shows_candidates_and_pairs_on_which_they_differ():
@@ -171,7 +171,7 @@ def test_the_page_shows_candidates_and_pairs_on_which_they_differ():
         "rank 12.5 %",
     ]
     expected += ["whitening to 381 components", "15,192 sentences", "2.13.0"]
-    assert [figure for figure in expected if figure not in shown] == []
+    assert [text for text in expected if text not in shown] == []
 
 
 def test_tasks_are_grouped_by_metric():
@@ -211,8 +211,12 @@ def test_without_intervals_there_is_no_chart():
         scores=(ScoreEstimate(15.0), ScoreEstimate(19.0)),
         differences=(None, ScoreEstimate(4.0)),
     )
-    told, silent = groups(replace(FULL, rows=(ROW, count), averages=()))
-    assert (told.has_intervals, silent.has_intervals, silent.chart) == (True, False, None)
+    with_interval, without_interval = groups(replace(FULL, rows=(ROW, count), averages=()))
+    assert (with_interval.has_intervals, without_interval.has_intervals, without_interval.chart) == (
+        True,
+        False,
+        None,
+    )
     assert "resamples" not in words(replace(FULL, rows=(count,), averages=()))
 
 

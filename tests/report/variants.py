@@ -89,7 +89,7 @@ FULL = AugmentationReport(
 )
 
 
-def judged(
+def report_with_counts(
     method: str = "back_translation", keep: KeepSettings = STRICT, **counts: int
 ) -> AugmentationReport:
     return replace(

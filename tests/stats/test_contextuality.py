@@ -90,13 +90,13 @@ def batches(tokens: Tokenized, states: list[np.ndarray], size: int, seed: int = 
     """Return the states of all texts in random order, `size` texts at a time."""
     order = np.random.default_rng(seed).permutation(len(tokens.offsets) - 1)
     parts = np.split(order, range(size, len(order), size))
-    places = [
+    indices = [
         np.concatenate([np.arange(tokens.offsets[row], tokens.offsets[row + 1]) for row in part])
         for part in parts
     ]
     return [
-        States(part, tuple(layer[place] for layer in states))
-        for part, place in zip(parts, places, strict=True)
+        States(part, tuple(layer[of_part] for layer in states))
+        for part, of_part in zip(parts, indices, strict=True)
     ]
 
 
@@ -113,14 +113,14 @@ def test_chosen_words_occur_in_enough_texts():
     }
     found = set()
     for word in chosen.words:
-        places = chosen.token_indices[word]
-        assert tokens.is_word[places].all()
-        assert len({*tokens.ids[places].tolist()}) == 1
-        assert len({*tokens.owners[places].tolist()}) == len(places)
-        word_id = int(tokens.ids[places[0]])
+        indices = chosen.token_indices[word]
+        assert tokens.is_word[indices].all()
+        assert len({*tokens.ids[indices].tolist()}) == 1
+        assert len({*tokens.owners[indices].tolist()}) == len(indices)
+        word_id = int(tokens.ids[indices[0]])
         with_word = tokens.owners[tokens.is_word & (tokens.ids == word_id)]
-        assert {*tokens.owners[places].tolist()} == {*with_word.tolist()}, "occurrences are not capped"
-        found.add(int(tokens.ids[places[0]]))
+        assert {*tokens.owners[indices].tolist()} == {*with_word.tolist()}, "occurrences are not capped"
+        found.add(int(tokens.ids[indices[0]]))
     assert found == expected
     left, right = tokens.owners[chosen.token_indices[chosen.pairs]].T
     assert len(left) == 100

@@ -51,7 +51,7 @@ def measure_geometry(run: Run, candidates: Sequence[ResolvedCandidate]) -> Geome
         DataError: there is neither a corpus nor a task with pairs.
     """
     job, store, workers = run.job, run.store, run.workers
-    settings, pairs = job.evaluate.geometry, judged_pairs(job)
+    settings, pairs = job.evaluate.geometry, human_scored_pairs(job)
     with run.stages("geometry", unit="encoders") as bar:
         texts = _sample_corpus(job, workers)
         if len(texts.texts) < _MIN_TEXTS:
@@ -78,7 +78,7 @@ def measure_geometry(run: Run, candidates: Sequence[ResolvedCandidate]) -> Geome
     )
 
 
-def judged_pairs(job: Job) -> Sample:
+def human_scored_pairs(job: Job) -> Sample:
     """Load pairs with human scores: STS-B of evaluate.tasks, or the first STS task of evaluate.own."""
     options = job.evaluate
     source = next((each for each in options.own if each.kind == "sts"), None)

@@ -55,13 +55,13 @@ def unfiltered_tokens(tokenizer: Tokenizer, exclude: tuple[str, ...], *, words: 
     kept = np.ones(max(vocabulary.values(), default=-1) + 1, dtype=bool)
     kept[[*tokenizer.prefix, *tokenizer.suffix]] = False
     spelling = _spelling(marker)
-    tests: dict[str, Callable[[str], bool]] = {
+    filters: dict[str, Callable[[str], bool]] = {
         "subword": lambda token: _is_subword(token, marker),
         "case": lambda token: spelling(token) != spelling(token).lower(),
         "punctuation": lambda token: _is_punctuation(spelling(token)),
     }
-    for name in set(exclude) & set(tests):
-        kept[[token_id for token, token_id in vocabulary.items() if tests[name](token)]] = False
+    for name in set(exclude) & set(filters):
+        kept[[token_id for token, token_id in vocabulary.items() if filters[name](token)]] = False
     return kept
 
 
@@ -113,7 +113,7 @@ def _spelling(marker: str | None) -> Callable[[str], str]:
 
 
 def _is_punctuation(text: str) -> bool:
-    """Return whether all characters are punctuation or symbols, and none is U+FFFD, for an incomplete one."""
+    """Return whether all characters are punctuation or symbols; U+FFFD, an incomplete character, is not."""
     return bool(text) and all(unicodedata.category(char)[0] in "PS" and char != "\ufffd" for char in text)
 
 

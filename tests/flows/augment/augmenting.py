@@ -48,7 +48,7 @@ class _LoadedShuffle:
             for number in range(self.stage.outputs)
         )
         return StageOutput(
-            tuple(" ".join([self.stage.mark, *(words[place] for place in order)]) for order in orders)
+            tuple(" ".join([self.stage.mark, *(words[index] for index in order)]) for order in orders)
         )
 
     def _maybe_die(self) -> None:
@@ -96,7 +96,7 @@ class Shuffles(ModelAugmenter):
     outputs: int = 1
     """texts of the last stage"""
     dies: str = ""
-    """file that is written when the process dies, once; empty: it does not"""
+    """file that the process writes before it kills itself, once; empty: it does not kill itself"""
 
     def model_stages(self) -> tuple[ModelStage, ...]:
         return tuple(
@@ -106,5 +106,5 @@ class Shuffles(ModelAugmenter):
 
 
 def worked_on(journal: Path) -> list[str]:
-    """Mark and text of all that was worked on, in the journal's order."""
+    """Return mark and text of each processed text, in the order of the journal."""
     return journal.read_text().splitlines() if journal.exists() else []

@@ -21,7 +21,7 @@ def install() -> None:
         time.sleep(3600)
     original = module.Encoder.encode_stream
 
-    def encode_stream(self: Any, batches: Iterable[Any], *tell: Any) -> Iterator[Any]:
+    def encode_stream(self: Any, batches: Iterable[Any], *arguments: Any) -> Iterator[Any]:
         def watched() -> Iterator[Any]:
             for batch in batches:
                 texts = batch if isinstance(batch, list) else batch.to_pylist()
@@ -33,6 +33,6 @@ def install() -> None:
                     raise RuntimeError("a text that the model cannot digest")
                 yield batch
 
-        return original(self, watched(), *tell)
+        return original(self, watched(), *arguments)
 
     module.Encoder.encode_stream = encode_stream  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Every rule fires beyond its bound and not at it, and carries the numbers that it went by."""
+"""Every rule causes a rebuild beyond its bound, not at the bound, and reports the numbers it compared."""
 
 import pytest
 
@@ -139,8 +139,8 @@ def test_an_outdated_quantizer_is_trained_again(imbalance, recall, chosen, words
 
 @pytest.mark.parametrize(("rows", "chosen"), [(1_999, KEPT), (2_000, REBUILT), (501, KEPT), (500, REBUILT)])
 def test_twice_or_half_the_rows_change_the_number_of_lists(rows, chosen):
-    for figures in (None, measured()):
-        assert rules.quantizer_fit(INDEX, rows, figures).chosen == chosen
+    for metrics in (None, measured()):
+        assert rules.quantizer_fit(INDEX, rows, metrics).chosen == chosen
     flat = INDEX.model_copy(update={"settings": {"nlist": 0}})
     assert rules.quantizer_fit(flat, rows, None).chosen == KEPT  # there is no quantizer
 

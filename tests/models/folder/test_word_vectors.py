@@ -44,15 +44,15 @@ def tokens_of(words: list[str], text: str, tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize("pooling", ["mean", "max", "sqrt_len", "sum", "static", "table", "mean+max"])
 def test_poolings_of_word_vectors_match_numpy(glove, pooling):
     words, table = minilm_table()
-    places = {word: place for place, word in enumerate(words)}
+    indices = {word: index for index, word in enumerate(words)}
     formulas = {
         "max": lambda x: x.max(0),
         "sum": lambda x: x.sum(0),
         "sqrt_len": lambda x: x.sum(0) / np.sqrt(len(x)),
     }
     for text, vector in zip(SENTENCES, encoder_at(glove, pooling=pooling).encode(SENTENCES), strict=True):
-        simple = re.findall(r"n't|[^\W\d_]+(?=n't)|'s|\w+|[^\w\s]", text.lower())  # all that these texts need
-        rows = table[[places[word] for word in simple if word in places]].astype(np.float64)
+        tokens = re.findall(r"n't|[^\W\d_]+(?=n't)|'s|\w+|[^\w\s]", text.lower())  # all that these texts need
+        rows = table[[indices[word] for word in tokens if word in indices]].astype(np.float64)
         expected = [
             formulas.get(name, lambda x: x.mean(0))(rows) if len(rows) else np.zeros(384)
             for name in pooling.split("+")
@@ -76,7 +76,7 @@ def test_the_bits_of_a_text_do_not_depend_on_batch_or_buffer(glove):
     texts = [" ".join(np.random.default_rng(seed).choice(LONG.split(), 1 + seed % 70)) for seed in range(300)]
     encoder = encoder_at(glove)
     together, order = encoder.encode(texts), np.random.default_rng(0).permutation(300)
-    np.testing.assert_array_equal(encoder.encode([texts[place] for place in order]), together[order])
+    np.testing.assert_array_equal(encoder.encode([texts[row] for row in order]), together[order])
     np.testing.assert_array_equal(
         np.concatenate([encoder.encode([text], query=True) for text in texts[:20]]), together[:20]
     )
@@ -187,9 +187,9 @@ def test_a_remote_file_is_the_same_encoder(s3, tmp_path):
     words, table = minilm_table()
     local = write_words(tmp_path / "words.txt.gz", words, table, "word2vec")
     open_store(f"{s3}/vectors").write("words.txt.gz", local.read_bytes())
-    remote, own = encoder_at(f"{s3}/vectors/words.txt.gz"), encoder_at(local)
-    assert remote.space_id == own.space_id
-    np.testing.assert_array_equal(remote.encode(SENTENCES), own.encode(SENTENCES))
+    remote, from_disk = encoder_at(f"{s3}/vectors/words.txt.gz"), encoder_at(local)
+    assert remote.space_id == from_disk.space_id
+    np.testing.assert_array_equal(remote.encode(SENTENCES), from_disk.encode(SENTENCES))
     with pytest.raises(ModelError, match=r"expected an encoder folder with config\.json"):
         encoder_at(f"{s3}/vectors/none.txt")
 

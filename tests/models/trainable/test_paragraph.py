@@ -32,7 +32,7 @@ TEXTS = [
     "",
     "now now the dog and the cat run here",
 ]
-KNOWN = [0, 1, 3, 4, 6]
+WITH_KNOWN_WORDS = [0, 1, 3, 4, 6]
 
 
 @pytest.fixture(scope="module", params=["dm dbow", "dbow", "dm average"])
@@ -76,7 +76,7 @@ def test_bits_of_a_vector_do_not_depend_on_batch_order_threads_or_window(folder:
     np.testing.assert_array_equal(in_training, expected)
 
 
-def test_a_vector_comes_of_gradient_steps_on_the_loss_of_the_drawn_words(folder: Path):
+def test_gradient_steps_on_the_loss_of_the_drawn_words_make_a_vector(folder: Path):
     backbone = trainable(folder).backbone
     tokens = backbone_tokens(folder)
     start, at, candidates = map(torch.from_numpy, backbone._drawn(tokens))
@@ -104,13 +104,13 @@ def test_a_vector_comes_of_gradient_steps_on_the_loss_of_the_drawn_words(folder:
 
 def backbone_tokens(folder: Path) -> Tokens:
     tokens = open_folder(EncoderSettings(path=str(folder))).tokenizer()(TEXTS)
-    return tokens.of_rows(np.array(KNOWN))
+    return tokens.of_rows(np.array(WITH_KNOWN_WORDS))
 
 
 def test_a_text_without_a_known_word_has_a_zero_vector_and_other_texts_their_own(folder: Path):
     vectors = encoder_of(folder).encode(TEXTS)
-    assert np.flatnonzero(vectors.any(axis=1)).tolist() == KNOWN
-    assert np.abs(vectors[0] - vectors[1]).max() > 1e-3, "equal words of another text draw other numbers"
+    assert np.flatnonzero(vectors.any(axis=1)).tolist() == WITH_KNOWN_WORDS
+    assert np.abs(vectors[0] - vectors[1]).max() > 1e-3, "the whole text seeds the draws"
 
 
 def test_draws_follow_from_the_key_and_the_seed(folder: Path):
