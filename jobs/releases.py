@@ -34,7 +34,7 @@ releases = application(
     help="List, show, compare, verify, roll back, hold and prune published releases.", no_args_is_help=True
 )
 
-NumberOrCurrent = Annotated[str | None, typer.Argument(metavar="[N]", help="Without it the current release.")]
+Number = Annotated[str | None, typer.Argument(metavar="[N]", help="Without it the current release.")]
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def list_releases(run: ReleasesRun) -> Answer:
 
 
 @_releases_command
-def show(run: ReleasesRun, number: NumberOrCurrent = None) -> Answer:
+def show(run: ReleasesRun, number: Number = None) -> Answer:
     """Show one release: rows, space, transform, index, gates, counts, and the path of its report."""
     from jobs.releases_output import release_details
 
@@ -148,7 +148,7 @@ def diff(
 @_releases_command
 def quarantine(
     run: ReleasesRun,
-    number: NumberOrCurrent = None,
+    number: Number = None,
     reason: Annotated[
         str | None,
         typer.Option("--reason", metavar="NAME", help="Only rows left out for this reason."),
@@ -164,7 +164,7 @@ def quarantine(
 @_releases_command
 def verify(
     run: ReleasesRun,
-    number: NumberOrCurrent = None,
+    number: Number = None,
     sizes: Annotated[
         bool,
         typer.Option(
@@ -243,13 +243,7 @@ def release(run: ReleasesRun) -> Answer:
 def prune(
     run: ReleasesRun,
     keep: Annotated[
-        int,
-        typer.Option(
-            "--keep",
-            min=1,
-            metavar="N",
-            help="Releases to keep: the N that were current most recently.",
-        ),
+        int, typer.Option("--keep", min=1, metavar="N", help="Keep the N releases that were current last.")
     ],
     grace_hours: Annotated[
         float,

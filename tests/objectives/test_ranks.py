@@ -19,10 +19,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 
-@pytest.mark.parametrize(("name", "alike"), cases())
-def test_two_ranks_have_the_losses_and_the_state_of_one(found: list[dict[Any, Any]], name: str, alike: bool):
-    losses, state = trained(name, alike, lambda step: batch(0, 1, step, alike=alike))
+@pytest.mark.parametrize(("name", "with_false_negatives"), cases())
+def test_two_ranks_have_the_losses_and_the_state_of_one(
+    found: list[dict[Any, Any]], name: str, with_false_negatives: bool
+):
+    losses, state = trained(
+        name, with_false_negatives, lambda step: batch(0, 1, step, with_false_negatives=with_false_negatives)
+    )
     for each in found:
-        own_losses, own_state = each[name, alike]
+        own_losses, own_state = each[name, with_false_negatives]
         torch.testing.assert_close(own_losses, losses, rtol=0, atol=1e-11)
         assert_same(own_state, state, tolerance=1e-11)
