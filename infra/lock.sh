@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Write infra/locked/*.txt, what the image installs: every package of a device with its version and the sha256 of its files.
-# After each change of pyproject.toml or constraints.txt; needs uv (pip install uv) and the package index.
+# Write infra/locked/*.txt, from which the image installs: every package for a device, with its version and the sha256 of its files.
+# Run it after each change of pyproject.toml or constraints.txt. It needs uv (pip install uv) and the package index.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

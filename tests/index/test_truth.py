@@ -77,11 +77,11 @@ def test_incrementally_updated_rankings_equal_recomputed_ones(seed):
             added,
         )
         whole = fold.search([(vectors.addresses[after], vectors.raw[after])])
-        told = truth.addresses != NO_NEIGHBOUR
-        np.testing.assert_array_equal(truth.addresses[told], whole.addresses[told])
-        np.testing.assert_allclose(truth.scores[told], whole.scores[told], atol=1e-6)
+        is_known = truth.addresses != NO_NEIGHBOUR
+        np.testing.assert_array_equal(truth.addresses[is_known], whole.addresses[is_known])
+        np.testing.assert_allclose(truth.scores[is_known], whole.scores[is_known], atol=1e-6)
         known = KnownRanking(truth, after.sum() - after[::40])
-        np.testing.assert_array_equal(known.reaches(10), told[:, :10].all(axis=1))
+        np.testing.assert_array_equal(known.reaches(10), is_known[:, :10].all(axis=1))
         if not known.reaches(10).all():
             truth, scans = whole, scans + 1
         live = after

@@ -1,6 +1,4 @@
-"""The command line: help for people, one JSON object for programs, exit codes that mean something, and light
-to start.
-"""
+"""The command line: help for people, one JSON object for programs, an exit code for each kind of error."""
 
 import json
 import os
@@ -35,7 +33,7 @@ COMMANDS = (
 
 @pytest.fixture
 def python_m(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Standard output of `python -m MODULE` in this process, where it ends with 0."""
+    """Return a function that runs `python -m MODULE` in this process and returns its standard output."""
 
     def run(module: str, *arguments: str) -> str:
         monkeypatch.setattr(sys, "argv", [module, *arguments])

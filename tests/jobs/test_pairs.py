@@ -1,4 +1,4 @@
-"""`manta pairs` on the command line: its answer for people and for programs, and again for the same rows."""
+"""`manta pairs` on the command line: its answers for people and for programs, also if the rows exist."""
 
 import json
 from collections.abc import Callable

@@ -28,7 +28,7 @@ def built(objective: object, seed: int = 0, **settings: object) -> Objective:
     return build_objective(TrainSettings(objective=objective, **settings), Tiny(seed=seed)).double()
 
 
-def trained(objective: Objective, chunk_rows: int | None = None) -> torch.Tensor:
+def loss_of_step(objective: Objective, chunk_rows: int | None = None) -> torch.Tensor:
     torch.manual_seed(7)
     return loss_and_backward(objective, BATCH, chunk_rows=chunk_rows).loss.total
 
@@ -78,13 +78,13 @@ def test_labels_without_a_class_are_refused_before_rows_are_read():
 def test_roles_of_all_objectives_are_combined():
     assert data_requirements(TrainSettings()) == (("text",), (), "shuffled")
     following = {"name": "simcse", "options": {"positive": "next3"}}
-    for objective, made in (
+    for objective, adjacent in (
         (following, ("next3",)),
         (["fastsent", following], ("previous", "next", "next3")),
     ):
         settings = TrainSettings(objective=objective)
         assert data_requirements(settings) == (("text", "document", "position"), (), "adjacent")
-        assert adjacent_roles(settings) == made
+        assert adjacent_roles(settings) == adjacent
     assert adjacent_roles(TrainSettings()) == ()
     assert data_requirements(TrainSettings(objective=["simcse", "supervised"])) == (
         ("text", "anchor", "positive"),
@@ -114,9 +114,9 @@ def test_a_sum_has_the_weighted_loss_and_gradient_of_its_terms():
 
 def test_each_term_excludes_the_false_negatives_of_its_own_roles():
     rng = np.random.default_rng(0)
-    alike = {"text": rng.random((4, 4)) < 0.4, "anchor": rng.random((4, 8)) < 0.4}
+    masks = {"text": rng.random((4, 4)) < 0.4, "anchor": rng.random((4, 8)) < 0.4}
     columns = {role: texts(4, seed) for seed, role in enumerate(("text", "anchor", "positive", "negative"))}
-    batch, total = replace(batch_of(columns), false_negatives=alike), built([PLAIN, "supervised"])
+    batch, total = replace(batch_of(columns), false_negatives=masks), built([PLAIN, "supervised"])
     alone = {
         "simcse.info_nce": SimCSE(total.encoder, head="none"),
         "supervised.info_nce": Supervised(total.encoder),
@@ -145,13 +145,13 @@ def test_a_sum_holds_its_encoder_once():
     for other in (copy.deepcopy(objective), pickle.loads(pickle.dumps(objective))):
         assert other.terms[0].encoder is other.encoder
         assert other.encoder is not objective.encoder
-        assert torch.equal(trained(other), trained(objective))
+        assert torch.equal(loss_of_step(other), loss_of_step(objective))
 
 
 def test_a_sum_needs_one_forward_pass():
     objective, sizes = built(["simcse", "supervised"]), []
     objective.encoder.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
-    trained(objective)
+    loss_of_step(objective)
     assert sizes == [5 * (2 + 3)]
 
 
@@ -165,13 +165,13 @@ def test_a_sum_needs_one_forward_pass():
 )
 def test_chunks_and_a_saved_state_give_the_same_result(settings: dict):
     objective = built(**settings)
-    expected, known = trained(objective), gradients(objective)
+    expected, known = loss_of_step(objective), gradients(objective)
     for chunk_rows in (1, 3):
-        torch.testing.assert_close(trained(objective, chunk_rows), expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(loss_of_step(objective, chunk_rows), expected, rtol=0, atol=1e-12)
         assert_same(gradients(objective), known)
     other = built(**settings, seed=1)
     other.load_state_dict(objective.state_dict())
-    assert torch.equal(trained(other), expected)
+    assert torch.equal(loss_of_step(other), expected)
 
 
 def test_the_matryoshka_loss_is_the_sum_over_truncated_vectors():

@@ -111,16 +111,16 @@ def test_vectors_of_another_dimension_are_refused() -> None:
 
 def test_a_file_preserves_every_bit_and_its_kind() -> None:
     whiten = fit(vectors(500), 20)
-    back = load_transform(whiten.to_bytes())
-    assert isinstance(back, Whitening)
-    assert back.to_bytes() == whiten.to_bytes()
-    assert (back.transform_id, back.space_id, back.fitted_rows, back.requested) == (
+    loaded = load_transform(whiten.to_bytes())
+    assert isinstance(loaded, Whitening)
+    assert loaded.to_bytes() == whiten.to_bytes()
+    assert (loaded.transform_id, loaded.space_id, loaded.fitted_rows, loaded.requested) == (
         whiten.transform_id,
         "a space",
         500,
         20,
     )
-    assert (back(vectors(9)) == whiten(vectors(9))).all()
+    assert (loaded(vectors(9)) == whiten(vectors(9))).all()
 
 
 def test_another_process_writes_the_same_bytes() -> None:
@@ -236,9 +236,9 @@ def test_a_fit_without_options_has_a_fixed_file() -> None:
         Moments.of(vectors(500)), 20, space_id="a space", shrinkage=0.1, ridge=0.2, rotation="zca"
     )
     assert set(unpack(options.to_bytes())[1]) - old == {"kept", "shrinkage", "ridge"}
-    back = load_transform(options.to_bytes())
-    assert isinstance(back, Whitening)
-    assert (back.kept, back.shrinkage, back.ridge, back.components) == (20, 0.1, 0.2, 20)
+    loaded = load_transform(options.to_bytes())
+    assert isinstance(loaded, Whitening)
+    assert (loaded.kept, loaded.shrinkage, loaded.ridge, loaded.components) == (20, 0.1, 0.2, 20)
 
 
 def test_far_from_zero_the_merged_fit_matches_the_fit_in_memory() -> None:

@@ -1,4 +1,4 @@
-"""A store that cannot create once is known before it matters, and one that can passes."""
+"""A store that overwrites files that it should create is refused before a run; other stores pass."""
 
 from pathlib import Path
 

@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write pairs with repeated sentences, a missing one, and a pair without a score."""
     random, known = np.random.default_rng(0), [" ".join(texts(8, seed)) for seed in range(300)]
-    left, right = ([known[place] for place in random.integers(0, 300, PAIRS)] for _ in range(2))
+    left, right = ([known[index] for index in random.integers(0, 300, PAIRS)] for _ in range(2))
     scores = [None, *random.uniform(0, 80, PAIRS - 1)]
     return write(
         tmp_path_factory.mktemp("dev") / "dev.parquet",
@@ -81,7 +81,7 @@ def test_the_score_is_that_of_the_product(folder: Path, pairs: Path):
     head = TanhHead(encoder.dim)
     torch.nn.init.normal_(head.linear.weight)
     twin = load_trainable(open_folder(EncoderSettings(path=str(folder), pooling="cls")))
-    figures = [
+    scores = [
         dev.score(product)
         for product in (
             TrainedModel(encoder),
@@ -90,7 +90,7 @@ def test_the_score_is_that_of_the_product(folder: Path, pairs: Path):
             TrainedModel(twin),
         )
     ]
-    assert len(set(figures)) == 4
+    assert len(set(scores)) == 4
 
 
 def test_scoring_does_not_change_modes_gradients_or_random_numbers(folder: Path, pairs: Path):
@@ -122,10 +122,10 @@ def test_every_sentence_is_encoded_once_longest_first(folder: Path, pairs: Path)
 def test_ranks_split_the_sentences_and_agree_on_the_score(folder: Path, pairs: Path, tmp_path: Path):
     dev, encoder, alone = DevSet.open(DevSettings(uri=str(pairs))), encoder_of(folder), []
     encoder.register_forward_pre_hook(lambda _, inputs: alone.append(len(inputs[0])))
-    figure = dev.score(TrainedModel(encoder))
+    score = dev.score(TrainedModel(encoder))
     torch.multiprocessing.spawn(work, (2, tmp_path, folder, pairs), nprocs=2)
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    assert [each["figure"] for each in found] == [figure] * 2
+    assert [each["figure"] for each in found] == [score] * 2
     passes = [each["passes"] for each in found]
     assert len(alone) % 2  # so that the last turn is incomplete
     assert {len(each) for each in passes} == {-(-len(alone) // 2)}
@@ -163,9 +163,9 @@ def test_invalid_dev_files_are_refused_when_opened(
     kind: type[PipelineError],
     message: str,
 ):
-    place = write(tmp_path / "dev.parquet", columns)
+    file = write(tmp_path / "dev.parquet", columns)
     with pytest.raises(kind, match=message):
-        DevSet.open(DevSettings(uri=str(place), columns=named))
+        DevSet.open(DevSettings(uri=str(file), columns=named))
 
 
 def test_a_missing_dev_file_is_refused(tmp_path: Path):
@@ -203,7 +203,7 @@ NLI = {
 def test_accuracy_is_that_of_the_classifier_on_product_vectors(folder: Path, tmp_path: Path):
     dev = DevSet.open(DevSettings(uri=str(write(tmp_path / "nli.parquet", NLI)), measure="accuracy"))
     encoder = encoder_of(folder)
-    objective, figures = Classification(encoder), []
+    objective, scores = Classification(encoder), []
     vectors = load_encoder(EncoderSettings(path=str(folder)), EncodeSettings()).encode(
         ["a", " ", "d", "a", "d", "f", "g", "h"]
     )
@@ -215,12 +215,12 @@ def test_accuracy_is_that_of_the_classifier_on_product_vectors(folder: Path, tmp
             np.concatenate([left, right, np.abs(left - right)], axis=1) @ linear.detach().numpy().T
             + objective.classifier.get_parameter("bias").detach().numpy()
         )
-        figures.append(dev.score(TrainedModel(encoder), objective))
-        assert figures[-1] == 100 * np.mean(logits.argmax(1) == gold)
+        scores.append(dev.score(TrainedModel(encoder), objective))
+        assert scores[-1] == 100 * np.mean(logits.argmax(1) == gold)
         assert linear.grad is None
-    assert len(set(figures)) > 2
+    assert len(set(scores)) > 2
     both = Sum(encoder, [Term("classification", 1.0, objective)])
-    assert dev.score(TrainedModel(encoder), both) == figures[-1]
+    assert dev.score(TrainedModel(encoder), both) == scores[-1]
 
 
 @pytest.mark.parametrize(("columns", "named", "kind", "message"), [
@@ -244,11 +244,11 @@ def test_invalid_labels_are_refused(
 
 
 def test_labels_are_mapped_as_in_the_training_rows(tmp_path: Path):
-    place = write(
+    file = write(
         tmp_path / "nli.parquet", {"premise": ["a", "b"], "hypothesis": ["c", "d"], "label": ["no", "yes"]}
     )
     assert DevSet.open(
-        DevSettings(uri=str(place), measure="accuracy"), Values(labels=("yes", "no"))
+        DevSettings(uri=str(file), measure="accuracy"), Values(labels=("yes", "no"))
     ).gold.tolist() == [1, 0]
 
 
@@ -263,9 +263,9 @@ def test_minilm_has_its_published_score():
 
 def test_the_best_score_is_the_earliest_of_equals_and_patience_counts():
     best = BestScore(patience=2)
-    told = [(0, 50.0), (250, 60.0), (500, 60.0), (750, 59.0)]
+    observed = [(0, 50.0), (250, 60.0), (500, 60.0), (750, 59.0)]
     seen = []
-    for step, score in told:
+    for step, score in observed:
         best = best.observe(step, score)
         seen.append((best.step, best.score, best.since, best.ended))
     assert seen == [(0, 50.0, 0, False), (250, 60.0, 0, False), (250, 60.0, 1, False), (250, 60.0, 2, True)]

@@ -1,4 +1,4 @@
-"""Trainings from a new recurrent encoder, which is built once per rows, give an ordinary encoder."""
+"""Trainings of new recurrent and convolutional encoders, which are built once for equal rows and settings."""
 
 from itertools import islice
 from pathlib import Path
@@ -51,7 +51,7 @@ def sentence(rng: np.random.Generator, topic: int) -> str:
 def write_books(file: Path) -> Path:
     """Write documents whose sentences change their topic in a circle, so that neighbours are predictable."""
     rng = np.random.default_rng(0)
-    rows = [(sentence(rng, place % 6), f"book {book}", place) for book in range(4) for place in range(24)]
+    rows = [(sentence(rng, at % 6), f"book {book}", at) for book in range(4) for at in range(24)]
     text, document, position = zip(*rows, strict=True)
     pq.write_table(pa.table({"text": text, "document": document, "position": position}), file)
     return file
@@ -96,7 +96,7 @@ def test_two_new_grus_learn_to_find_neighbours(tmp_path):
         "train.optimizer.learning_rate=0.02",
     )
     training, found = losses(configured("quickthoughts-gru.yaml", f"train.data={data}", *small), 40)
-    assert found[0] > 1.9  # untrained, with two right ones of eleven candidates
+    assert found[0] > 1.9  # before the training, with two neighbours among eleven candidates
     assert np.mean(found[-5:]) < 0.7 * found[0]
     product = training.objective.trained_model()
     assert (product.encoder.dim, product.dim) == (32, 64)

@@ -1,4 +1,4 @@
-"""Count the attempts to encode a unit by files, so that a unit whose attempts keep dying is noticed."""
+"""Count the attempts to encode a unit, one file each, so that a unit whose attempts keep dying is noticed."""
 
 import uuid
 from dataclasses import dataclass

@@ -109,7 +109,7 @@ class Train(PlainTask[tuple[PlacedUnit, ...], TrainedIndex]):
 
 
 def sample_queries(build: Build, units: tuple[PlacedUnit, ...], scratch: Path) -> FileRef:
-    """Sample rows over all units as queries. One in twenty is a dead row, if there are as many.
+    """Sample rows over all units as queries. One in twenty is a dead row, if there are enough dead rows.
 
     Returns:
         The file of their addresses and raw vectors.
@@ -137,14 +137,14 @@ def _sample_dead_queries(
         before = load_queries(build.store, build.previous_queries)
     except (FileNotFoundError, DataError):  # this may be the reason for the rebuild
         return sampled, vectors
-    died = np.flatnonzero(~build.source.holds(units, before.addresses))
+    dead = np.flatnonzero(~build.source.holds(units, before.addresses))
     # evenly spaced, if there are more than `count`
-    died = died[np.unique(np.linspace(0, len(died) - 1, min(count, len(died))).round().astype(np.int64))]
-    others = np.flatnonzero(~np.isin(sampled, before.addresses[died]))[: count - len(died)]
+    dead = dead[np.unique(np.linspace(0, len(dead) - 1, min(count, len(dead))).round().astype(np.int64))]
+    others = np.flatnonzero(~np.isin(sampled, before.addresses[dead]))[: count - len(dead)]
     if not len(others):
-        return before.addresses[died], before.vectors[died]
-    addresses = np.concatenate([before.addresses[died], sampled[others]])
-    return addresses, np.concatenate([before.vectors[died], vectors[others]])
+        return before.addresses[dead], before.vectors[dead]
+    addresses = np.concatenate([before.addresses[dead], sampled[others]])
+    return addresses, np.concatenate([before.vectors[dead], vectors[others]])
 
 
 @dataclass(frozen=True)

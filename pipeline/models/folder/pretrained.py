@@ -36,8 +36,8 @@ _PORTS = {
     "NomicBertModel": "nomic_bert",
     "XLMRobertaLoRA": "jina_embeddings_v3",
 }
-"""model_type of the implementation in transformers, by class or model_type of code that models are published
-with"""
+"""implementations in transformers of models that are published with code: the class or model_type in the
+published files -> model_type in transformers"""
 
 
 def check_code(folder: Path, auto: str = "AutoModel") -> None:

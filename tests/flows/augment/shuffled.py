@@ -21,9 +21,11 @@ def shuffles(folder: Path, **options: Any) -> str:
     return f"augment.variants.back={json.dumps(settings)}"
 
 
-def rows_of(made: Augmentation) -> dict[str, dict[str, Any]]:
-    """All rows, by id."""
-    tables = [pq.read_table(made.store.open(unit.path, unit.sha256)) for unit in made.manifest.units]
+def rows_of(augmentation: Augmentation) -> dict[str, dict[str, Any]]:
+    """Return all rows by id."""
+    tables = [
+        pq.read_table(augmentation.store.open(unit.path, unit.sha256)) for unit in augmentation.manifest.units
+    ]
     rows = [row for table in tables for row in table.to_pylist()]
-    assert len({row["id"] for row in rows}) == len(rows) == made.manifest.rows
+    assert len({row["id"] for row in rows}) == len(rows) == augmentation.manifest.rows
     return {row["id"]: row for row in rows}

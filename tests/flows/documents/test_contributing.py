@@ -29,7 +29,7 @@ Example = Callable[[str], ModuleType]
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Example:
-    """The module of the block that has these words; the registries forget it after the test."""
+    """Return a function that runs the block with the given words as a module, until the end of the test."""
     registries: tuple[Registry, ...] = (AUGMENTERS, OBJECTIVES, TASKS, TRANSFORMS)
     for registry in registries:
         registry.names()

@@ -21,7 +21,7 @@ def test_a_sentence_without_a_finite_vector_has_the_lowest_similarity(tmp_path: 
     broken = save_folder(tmp_path / "broken", "bert")
     weights = load_file(broken / "model.safetensors")
     word = json.loads((broken / "tokenizer.json").read_text())["model"]["vocab"]["window"]
-    weights["embeddings.word_embeddings.weight"][word] = 3e38  # finite, and its norm is not
+    weights["embeddings.word_embeddings.weight"][word] = 3e38  # finite, but its norm is infinite
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
     texts = [text.replace("window", "river") for text in sentences(30)]
     write_pairs(tmp_path / "tasks/sts/STS12.parquet", 40, 0, [*texts, "window", "a window"])
