@@ -25,7 +25,7 @@ from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from pipeline.settings.weights import DanSettings
 from tests.models.folder.wordfiles import minilm_table, write_words
 from tests.models.folders import LONG, TEXTS, edit_json
-from tests.models.trainable.recurrents import words
+from tests.models.trainable.recurrents import word_counts
 
 SMALL = DanSettings(width=16, layers=2, word_dim=12, buckets=64)
 MANY = [" ".join(np.random.default_rng(seed).choice(LONG.split()[:16], 1 + seed % 37)) for seed in range(150)]
@@ -34,7 +34,7 @@ MANY = [" ".join(np.random.default_rng(seed).choice(LONG.split()[:16], 1 + seed 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> EncoderFolder:
     path = tmp_path_factory.mktemp("dan") / "new"
-    write_dan_folder(SMALL, words(), path, seed=1)
+    write_dan_folder(SMALL, word_counts(), path, seed=1)
     return open_folder(EncoderSettings(path=str(path)))
 
 
@@ -143,7 +143,7 @@ def test_fixed_words_are_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyP
     known, table = minilm_table()
     file = write_words(tmp_path / "words.txt", known, table)
     settings = DanSettings(width=5, buckets=64, words=str(file), vocabulary=200)
-    write_dan_folder(settings, words(), tmp_path / "new", seed=0)
+    write_dan_folder(settings, word_counts(), tmp_path / "new", seed=0)
     fixed = open_folder(EncoderSettings(path=str(tmp_path / "new")))
     encoder, rows = load_trainable(fixed), fixed.tokenizer().vocabulary()
     word = known[100]
@@ -171,6 +171,6 @@ def test_unsupported_features_are_refused(folder: EncoderFolder, tmp_path: Path)
 
 def test_equal_seeds_give_equal_weights(folder: EncoderFolder, tmp_path: Path):
     for name, seed in (("same", 1), ("other", 2)):
-        write_dan_folder(SMALL, words(), tmp_path / name, seed=seed)
+        write_dan_folder(SMALL, word_counts(), tmp_path / name, seed=seed)
     same, other = (open_folder(EncoderSettings(path=str(tmp_path / name))) for name in ("same", "other"))
     assert same.space_id == folder.space_id != other.space_id
