@@ -15,6 +15,7 @@ from pipeline.settings.weights import (
     LoraSettings,
     ParagraphSettings,
     RecurrentSettings,
+    TransformerSettings,
     WordTableSettings,
 )
 
@@ -199,6 +200,7 @@ class TrainSettings(Settings):
     recurrent: RecurrentSettings = RecurrentSettings()
     convolutional: ConvolutionalSettings = ConvolutionalSettings()
     dan: DanSettings = DanSettings()
+    transformer: TransformerSettings = TransformerSettings()
     word_table: WordTableSettings = WordTableSettings()
     paragraph_vectors: ParagraphSettings = ParagraphSettings()
     fresh: bool = False
@@ -255,6 +257,7 @@ class TrainSettings(Settings):
             "recurrent.cell": self.recurrent.cell,
             "convolutional.width": self.convolutional.width,
             "dan.width": self.dan.width,
+            "transformer.width": self.transformer.width,
             "word_table.dim": self.word_table.dim,
             "paragraph_vectors.dim": self.paragraph_vectors.dim,
         }

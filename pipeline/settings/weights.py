@@ -1,8 +1,8 @@
 """Settings of weights to train instead of the encoder's own: LoRA adapters, or a new encoder."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipeline.config import Settings
 
@@ -86,6 +86,32 @@ class DanSettings(VocabularySettings):
     """number of dense layers, each with tanh; the paper says neither their number nor the activation"""
     buckets: Annotated[int, Field(ge=1)] = 2**20
     """vectors of pairs of words; a pair has the vector of its hash"""
+
+
+class TransformerSettings(Settings):
+    """A new Transformer of whole words to train instead of encoder.path (Cer et al. 2018, section 3.1).
+
+    The vector of a text is the sum of its last states, divided by the square root of their number, and
+    multiplied by a matrix. Other keys of `encoder` apply to it too.
+    """
+
+    width: Annotated[int, Field(ge=1)] | None = None
+    """values of a hidden state; null: training starts from encoder.path"""
+    layers: Annotated[int, Field(ge=1)] = 6
+    """number of layers (6 in Vaswani et al. 2017, as the paper does not say)"""
+    heads: Annotated[int, Field(ge=1)] = 8
+    """attention heads of a layer; they divide the width"""
+    output: Annotated[int, Field(ge=1)] = 512
+    """dimensions of the vector of a text"""
+    vocabulary: Annotated[int, Field(ge=2)] | None = 50_001
+    """number of known words: the most frequent ones of train.data, in lower case, and one for all others;
+    null: all"""
+
+    @model_validator(mode="after")
+    def _heads_divide_the_width(self) -> Self:
+        if self.width is not None and self.width % self.heads:
+            raise ValueError(f"a width that {self.heads} heads divide: {self.width} does not")
+        return self
 
 
 class WordTableSettings(Settings):

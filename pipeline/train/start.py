@@ -11,7 +11,7 @@ from pipeline.log import say
 from pipeline.models.folder.locate import cached_folder
 from pipeline.models.folder.paragraphs import FORMAT as PARAGRAPHS_FORMAT
 from pipeline.models.folder.word_vectors import FORMAT as WORDS_FORMAT
-from pipeline.models.trainable import new_convolutional, new_dan, new_recurrent
+from pipeline.models.trainable import new_convolutional, new_dan, new_recurrent, new_transformer
 from pipeline.models.trainable.new_paragraph import write_paragraph_folder
 from pipeline.models.trainable.new_vocabulary import count_words, word_vector_folder
 from pipeline.models.trainable.new_word_table import write_word_table_folder
@@ -33,8 +33,8 @@ def starting_encoder(train: TrainSettings, encoder: EncoderSettings) -> EncoderS
 
     Raises:
         ConfigError, DataError, ModelError: as in `open_training_rows`, `write_recurrent_folder`,
-            `write_convolutional_folder`, `write_dan_folder`, `write_word_table_folder` and
-            `write_paragraph_folder`.
+            `write_convolutional_folder`, `write_dan_folder`, `write_transformer_folder`,
+            `write_word_table_folder` and `write_paragraph_folder`.
     """
     if train.new_encoder is None:
         return encoder
@@ -42,6 +42,7 @@ def starting_encoder(train: TrainSettings, encoder: EncoderSettings) -> EncoderS
         "train.recurrent": _new_recurrent,
         "train.convolutional": _new_convolutional,
         "train.dan": _new_dan,
+        "train.transformer": _new_transformer,
         "train.word_table": _new_words,
         "train.paragraph_vectors": _new_paragraphs,
     }[train.new_encoder]
@@ -103,6 +104,19 @@ def _new_dan(train: TrainSettings) -> Path:
         new_dan.write_dan_folder(settings, _counts(train, settings), folder, seed=train.seed)
 
     return cached_folder("dan", _version_with_vocabulary(train, settings, new_dan.FORMAT), build)
+
+
+def _new_transformer(train: TrainSettings) -> Path:
+    """Build the folder of a new Transformer, or find it in the cache."""
+    settings = train.transformer
+
+    def build(folder: Path) -> None:
+        new_transformer.write_transformer_folder(settings, _count_words(train), folder, seed=train.seed)
+
+    version = _version(
+        train, settings.model_dump(mode="json"), new_transformer.FORMAT, _training_files(train)
+    )
+    return cached_folder("transformer", version, build)
 
 
 def _counts(train: TrainSettings, settings: VocabularySettings) -> Counter[str]:

@@ -193,6 +193,8 @@ def open_run(settings: TrainSettings, encoder: EncoderFolder) -> RunFolder:
         excluded["convolutional"] = True
     if settings.dan.width is None:
         excluded["dan"] = True
+    if settings.transformer.width is None:
+        excluded["transformer"] = True
     if settings.word_table.dim is None:
         excluded["word_table"] = True
     if settings.paragraph_vectors.dim is None:

@@ -119,6 +119,8 @@ def _encoder_name(job: Job) -> str:
         return f"new convolutions ({convolutional.layers} layers of {convolutional.width})"
     if job.train.dan.width is not None:
         return f"a new deep averaging network ({job.train.dan.layers} layers of {job.train.dan.width})"
+    if (shape := job.train.transformer).width is not None:
+        return f"a new Transformer ({shape.layers} layers of {shape.width}, {shape.heads} heads)"
     if recurrent.cell is None:
         return job.encoder.path
     return f"new {recurrent.cell} ({recurrent.directions} x {recurrent.width}, {recurrent.readout})"

@@ -158,6 +158,11 @@ def words_of(text: str) -> Iterator[str]:
             yield from parts.findall(token)
 
 
+def word_pattern() -> str:
+    """Return the regular expression of the words that `words_of` finds in a lowercased text."""
+    return _patterns()[1].pattern
+
+
 def _read_vocabulary(folder: Path) -> dict[str, int]:
     return {word: row for row, word in enumerate(read_words(folder))}
 

@@ -27,7 +27,7 @@ from pipeline.models.trainable.saved_modules import saved_module
 from pipeline.models.trainable.saving import write_json
 from pipeline.settings.weights import VocabularySettings
 
-_MAX_LENGTH = 256  # words of a text by default; each is one step of a recurrent encoder
+MAX_LENGTH = 256  # words of a text by default; each is one step of a recurrent encoder
 _MAX_COUNTED = 4_000_000  # different words in memory while counting, about 400 MB
 _ST_MODULES = "sentence_transformers.models."
 
@@ -113,7 +113,7 @@ def write_new_encoder(
     write_json(folder / "config.json", config)
     write_json(
         folder / "sentence_bert_config.json",
-        {"max_seq_length": _MAX_LENGTH, "do_lower_case": vocabulary.lower},
+        {"max_seq_length": MAX_LENGTH, "do_lower_case": vocabulary.lower},
     )
 
 

@@ -19,7 +19,10 @@ READ_WHOLE = (
 FIRST_THREE = find_segments(np.array([0]), np.array([3]), 0, torch.from_numpy)
 
 
-@pytest.mark.parametrize(("name", "expected"), [("mean", [3.0, -0.666667]), ("max", [5, 2]), ("cls", [1, 2])])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("mean", [3.0, -0.666667]), ("max", [5, 2]), ("cls", [1, 2]), ("sqrt_len", [5.196152, -1.154701])],
+)
 def test_poolings_match_a_hand_computation(name, expected):
     np.testing.assert_allclose(pool(name, {2: H}, 2, FIRST_THREE)[0], expected, atol=1e-6)
 

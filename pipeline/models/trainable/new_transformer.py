@@ -1,0 +1,82 @@
+"""Write folders of new Transformers that read whole words, as BERT's architecture with a dense layer."""
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from pipeline.models.folder.word_vectors import FIRST, LAST, UNKNOWN, word_pattern
+from pipeline.models.trainable.heads import new_dense
+from pipeline.models.trainable.new_vocabulary import MAX_LENGTH, most_frequent, write_pooling
+from pipeline.models.trainable.saving import write_json
+from pipeline.settings.weights import TransformerSettings
+
+if TYPE_CHECKING:
+    import tokenizers
+
+FORMAT = 1  # to be raised when folders are written differently
+_PADDING = "<pad>"
+_INNER = 4  # values of a feed-forward layer for each of a state (Vaswani et al. 2017, section 3.3)
+
+
+def write_transformer_folder(
+    settings: TransformerSettings, counts: Counter[str], folder: Path, *, seed: int
+) -> None:
+    """Write the folder of a new Transformer: the pooling sqrt_len, then a dense layer.
+
+    Its tokens are the lowercased words of `words_of`. transformers and sentence-transformers load it too.
+
+    Args:
+        settings: shape of the encoder.
+        counts: counts of lowercased words.
+        folder: folder to write to.
+        seed: seed of the weights.
+
+    Raises:
+        ModelError: `counts` is empty.
+    """
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    assert settings.width is not None, "the caller asks for a new encoder"
+    limit = None if settings.vocabulary is None else settings.vocabulary - 1  # without UNKNOWN
+    tokens = [_PADDING, UNKNOWN, FIRST, LAST, *most_frequent(counts, limit)]
+    config = BertConfig(
+        vocab_size=len(tokens),
+        hidden_size=settings.width,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        intermediate_size=_INNER * settings.width,
+        max_position_embeddings=MAX_LENGTH,
+        type_vocab_size=1,
+        hidden_act="relu",
+        pad_token_id=0,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        BertModel(config, add_pooling_layer=False).save_pretrained(folder)
+        layer = new_dense(settings.width, settings.output, "Identity")
+    PreTrainedTokenizerFast(
+        tokenizer_object=_whole_words(tokens),
+        unk_token=UNKNOWN,
+        pad_token=_PADDING,
+        bos_token=FIRST,
+        eos_token=LAST,
+        model_max_length=MAX_LENGTH,
+    ).save_pretrained(folder)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": MAX_LENGTH, "do_lower_case": False})
+    write_pooling(folder, settings.width, "mean_sqrt_len_tokens", [layer])
+
+
+def _whole_words(tokens: list[str]) -> "tokenizers.Tokenizer":
+    """Create the tokenizer whose tokens, by id, are padding, unknown word, start, end, and then words."""
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    ids = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace("\u2019", "'")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(word_pattern()), behavior="removed", invert=True)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{FIRST} $A {LAST}", special_tokens=[(token, ids[token]) for token in (FIRST, LAST)]
+    )
+    return tokenizer
