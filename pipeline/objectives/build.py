@@ -21,7 +21,7 @@ Order = Literal["shuffled", "contiguous", "adjacent"]
 
 
 class DataRequirements(NamedTuple):
-    """Columns and order of rows that all objectives of a training need together.
+    """Columns and order of rows that all objectives of a training, or of one of its sources, need together.
 
     Attributes:
         columns: roles of the columns that the data must have.
@@ -48,7 +48,7 @@ def build_objective(settings: TrainSettings, encoder: nn.Module) -> Objective:
             The message names the position in the settings.
     """
     terms = [
-        Term(term.name, term.weight, _build(settings, index, encoder))
+        Term(term.name, term.weight, _build(settings, index, encoder), term.source)
         for index, term in enumerate(settings.objective)
     ]
     return terms[0].objective if len(terms) == 1 and terms[0].weight == 1 else Sum(encoder, terms)
@@ -138,6 +138,8 @@ def _checked_options(settings: TrainSettings, index: int) -> dict[str, Any]:
     checked = validated(_options_model(term.name), term.options, where)
     options = {name: getattr(checked, name) for name in type(checked).model_fields}
     for source in settings.data:
+        if term.source not in (None, source.name):
+            continue
         labels = source.values.labels
         if len(labels) > options.get("classes", len(labels)):
             raise ConfigError(

@@ -17,12 +17,14 @@ class Term:
     name: str
     weight: float
     objective: Objective
+    source: str | None = None
+    """name of the data source whose batches it trains on; None: those of all sources"""
 
 
 class Composite(Objective):
     """Base class of objectives that combine other objectives over the same rows.
 
-    Each inner objective has its own views; all views of the encoder share a forward pass. The trained model,
+    Each inner objective has its own views; the views of a step share a forward pass. The trained model,
     its candidates and its classifier are those of the first inner objective; the trained model also has the
     first language head of an inner objective.
     """
@@ -38,20 +40,24 @@ class Composite(Objective):
         self.has_positive_pairs = inner[0].has_positive_pairs
         self.has_stateful_loss = any(objective.has_stateful_loss for objective in inner)
         self.min_rows = max(objective.min_rows for objective in inner)
-        self._view_counts: list[int] = []  # of each inner objective, in the current step
+        self._view_counts: list[int] = []  # of each inner objective that the current step trains
 
     @property
     def inner(self) -> list[Objective]:
         """Objectives that are combined."""
         raise NotImplementedError
 
+    def trained_on(self, batch: Batch) -> list[Objective]:
+        """Return the inner objectives that a batch trains; by default all."""
+        return self.inner
+
     def views(self, batch: Batch) -> Sequence[View]:
-        views = [objective.views(batch) for objective in self.inner]
+        views = [objective.views(batch) for objective in self.trained_on(batch)]
         self._view_counts = [len(group) for group in views]
         return [view for group in views for view in group]
 
     def after_step(self, reps: tuple[Tensor, ...], batch: Batch) -> None:
-        for objective, vectors in self.split(reps):
+        for objective, vectors in self.split(reps, batch):
             objective.after_step(vectors, batch)
 
     def trained_model(self) -> TrainedModel:
@@ -71,38 +77,53 @@ class Composite(Objective):
     def warnings(self) -> list[str]:
         return [warning for objective in self.inner for warning in objective.warnings()]
 
-    def split(self, reps: tuple[Tensor, ...]) -> Iterator[tuple[Objective, tuple[Tensor, ...]]]:
-        """Yield each inner objective with the vectors of its own views."""
+    def split(self, reps: tuple[Tensor, ...], batch: Batch) -> Iterator[tuple[Objective, tuple[Tensor, ...]]]:
+        """Yield each inner objective that the batch trains, with the vectors of its own views."""
         remaining = iter(reps)
-        for objective, count in zip(self.inner, self._view_counts, strict=True):
+        for objective, count in zip(self.trained_on(batch), self._view_counts, strict=True):
             yield objective, tuple(islice(remaining, count))
 
 
 class Sum(Composite):
-    """Weighted sum of objectives over the same rows."""
+    """Weighted sum of objectives over the same rows, or over those of the source that a term is bound to.
+
+    With bound terms this is multi-task training: each step trains the encoder and the heads of the terms of
+    its batch, and leaves other heads as they are.
+    """
 
     def __init__(self, encoder: nn.Module, terms: Sequence[Term]) -> None:
         super().__init__(encoder, [term.objective for term in terms])
         self.names = _unique_names([term.name for term in terms])
         self.weights = [term.weight for term in terms]
+        self.sources = [term.source for term in terms]
+        if any(self.sources):
+            self.has_positive_pairs = False  # not in the batches of every source
         self.terms = nn.ModuleList(term.objective for term in terms)
 
     @property
     def inner(self) -> list[Objective]:
         return [module for module in self.terms if isinstance(module, Objective)]
 
+    def trained_on(self, batch: Batch) -> list[Objective]:
+        return [self.inner[term] for term in self._terms_of(batch)]
+
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        return self._weighted_sum(objective.loss(vectors, batch) for objective, vectors in self.split(reps))
+        losses = (objective.loss(vectors, batch) for objective, vectors in self.split(reps, batch))
+        return self._weighted_sum(losses, batch)
 
     def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
-        return self._weighted_sum(
-            objective.row_terms(vectors, batch) for objective, vectors in self.split(outputs)
-        )
+        losses = (objective.row_terms(vectors, batch) for objective, vectors in self.split(outputs, batch))
+        return self._weighted_sum(losses, batch)
 
-    def _weighted_sum(self, losses: Iterable[Loss]) -> Loss:
-        """Add up the losses of the terms, with weights, and prefix the names of their parts."""
+    def _terms_of(self, batch: Batch) -> list[int]:
+        """Return the numbers of the terms that a batch trains."""
+        return [term for term, source in enumerate(self.sources) if source in (None, batch.source)]
+
+    def _weighted_sum(self, losses: Iterable[Loss], batch: Batch) -> Loss:
+        """Add up the losses of the batch's terms, with weights, and prefix the names of their parts."""
         total = Loss.of()
-        for name, weight, loss in zip(self.names, self.weights, losses, strict=True):
+        for term, loss in zip(self._terms_of(batch), losses, strict=True):
+            name, weight = self.names[term], self.weights[term]
             parts = {f"{name}.{part}": value for part, value in loss.parts.items()}
             total = total + Loss(loss.total, parts) * weight
         return total

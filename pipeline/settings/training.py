@@ -8,6 +8,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from pipeline.config import Settings, ShortSettings
 from pipeline.errors import did_you_mean
 from pipeline.settings.mining import MineSettings
+from pipeline.settings.optimizer import OptimizerSettings, ScheduleSettings
 from pipeline.settings.watching import DevSettings, WatchSettings
 from pipeline.settings.weights import (
     ConvolutionalSettings,
@@ -64,6 +65,8 @@ class PairSettings(ShortSettings):
     """a Parquet file, a glob, a directory, or a file:// or s3:// URI of one; or a manifest (.json) of
     `manta augment`, or the folder augmented/<name> of such manifests, of which the newest at the beginning of
     the training is read"""
+    name: str | None = None
+    """name of this source, for the `source` of an objective; null: none"""
     columns: dict[str, str] = {}
     """role -> column, if the column's name is not the role"""
     missing: Literal["blank", "drop"] = "blank"
@@ -77,15 +80,14 @@ class PairSettings(ShortSettings):
     def identity_settings(self, *, without: str) -> dict[str, Any]:
         """Return the settings that define a training's identity, as JSON values.
 
-        `missing` is included only if it is `drop`, so that trainings that began before the setting existed
-        keep their identity.
+        `missing` and `name` are included only if they are not the defaults, so that trainings that began
+        before these settings existed keep their identity.
 
         Args:
             without: name of a setting to leave out.
         """
-        return self.model_dump(
-            mode="json", exclude={without, *(["missing"] if self.missing == "blank" else [])}
-        )
+        defaults = {key for key in ("missing", "name") if getattr(self, key) in ("blank", None)}
+        return self.model_dump(mode="json", exclude={without, *defaults})
 
     @model_validator(mode="after")
     def _roles_are_known(self) -> Self:
@@ -120,48 +122,10 @@ class ObjectiveSettings(ShortSettings):
     """name of the objective, registered in pipeline/objectives"""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """weight of its loss in the sum"""
+    source: str | None = None
+    """name of the source in `data` whose batches it trains on; null: the batches of all sources"""
     options: dict[str, JsonValue] = {}
     """options of the objective, such as temperature, described in its class"""
-
-
-class OptimizerSettings(Settings):
-    """The optimizer: its learning rate, weight decay and limits."""
-
-    name: Literal["adamw", "adam", "sgd", "rmsprop"] = "adamw"
-    """adam adds the weight decay to the gradient, adamw subtracts it from the weights"""
-    learning_rate: Annotated[float, Field(gt=0)] = 3e-5
-    """highest learning rate of the schedule"""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """weight decay of matrices; biases and normalization layers have none"""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
-    """coefficients of the running averages in adamw and adam"""
-    epsilon: Annotated[float, Field(gt=0)] = 1e-8
-    """added to the denominator in adamw, adam and rmsprop"""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """momentum of sgd and rmsprop"""
-    clip: Annotated[float, Field(gt=0)] | None = 1.0
-    """largest norm of the gradient; null: no limit"""
-
-
-class ScheduleSettings(Settings):
-    """The learning rate over the steps."""
-
-    name: Literal["linear", "cosine", "constant", "stairs", "plateau"] = "linear"
-    """linear and cosine fall to `final` after the last step; stairs follows `stairs`; plateau multiplies the
-    rate by `decay` after every epoch and by `drop` whenever the score on dev has fallen, and ends the
-    training when the rate is below `least` (Conneau et al. 2017)"""
-    warmup: Annotated[float, Field(ge=0)] = 0.0
-    """steps in which the learning rate rises linearly; below 1: a proportion of all steps"""
-    final: Annotated[float, Field(ge=0)] = 0.0
-    """linear and cosine: the learning rate to which they fall"""
-    stairs: dict[int, float] = {}
-    """step -> learning rate from this step on"""
-    decay: Annotated[float, Field(gt=0, le=1)] = 0.99
-    """plateau: factor after every epoch"""
-    drop: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """plateau: factor whenever the score on dev has fallen"""
-    least: Annotated[float, Field(ge=0)] = 1e-5
-    """plateau: a learning rate below this ends the training"""
 
 
 class CheckpointSettings(Settings):
@@ -186,14 +150,15 @@ class TrainSettings(Settings):
     """name of the folder; null: made from the objective and a digest of the settings, so that a repeated
     command continues the same training"""
     data: tuple[PairSettings, ...] = ()
-    """files with training rows: plain URIs or {uri, columns, values, weight}"""
+    """files with training rows: plain URIs or {uri, name, columns, values, weight}"""
     mixing: Literal["alternate", "blend"] = "alternate"
     """alternate: each batch has rows of one source; blend: each batch has rows of all sources"""
     mine: MineSettings = MineSettings()
     objective: Annotated[tuple[ObjectiveSettings, ...], Field(min_length=1)] = (
         ObjectiveSettings(name="simcse"),
     )
-    """a name, or {name, weight, options}, or a list of them, whose losses are added"""
+    """a name, or {name, weight, source, options}, or a list of them, whose losses are added. Several tasks
+    that read different rows share the encoder if each is bound to a `source`, with `mixing: alternate`"""
     matryoshka: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """numbers of leading dimensions: the loss is the sum of the losses of the vectors truncated to each
     (Kusupati et al. 2022); none: vectors are not truncated"""
@@ -268,6 +233,39 @@ class TrainSettings(Settings):
         if len(found := self._new_encoders()) > 1:
             listed = ", and ".join(f"{key} is {value}" for key, value in found.items())
             raise ValueError(f"one new encoder: {listed}; set all but one of them to null")
+        return self
+
+    @property
+    def bound_sources(self) -> set[str]:
+        """Names of sources that objectives are bound to."""
+        return {term.source for term in self.objective if term.source is not None}
+
+    def of_source(self, source: PairSettings) -> Self:
+        """Return the settings with this source alone, and the objectives that its batches train."""
+        objectives = tuple(term for term in self.objective if term.source in (None, source.name))
+        return self.model_copy(update={"data": (source,), "objective": objectives})
+
+    @model_validator(mode="after")
+    def _objectives_have_sources(self) -> Self:
+        """Check that each source that objectives are bound to exists, and that every source trains one."""
+        if not self.bound_sources:
+            return self
+        names = [source.name for source in self.data if source.name is not None]
+        if unknown := self.bound_sources - {*names}:
+            raise ValueError(
+                f"objectives bound to sources of train.data ({', '.join(names) or 'none has a name'}): "
+                f"{min(unknown)} is none of them; correct objective.source, or the name of the source"
+            )
+        if len({*names}) < len(names):
+            raise ValueError(f"one source of each name: {', '.join(names)}; rename all but one of them")
+        idle = [source.uri for source in self.data if not self.of_source(source).objective]
+        if idle:
+            raise ValueError(f"an objective for every source: {idle[0]} has none; bind one to it")
+        if self.mixing != "alternate" or self.mine.enabled:
+            setting = "mixing: blend" if self.mixing != "alternate" else "mine.enabled: true"
+            raise ValueError(
+                f"batches of one source for objectives that are bound to one: {setting}; remove it"
+            )
         return self
 
     @field_validator("data", "objective", mode="before")

@@ -17,10 +17,10 @@ from pipeline.models.trainable.new_vocabulary import count_words, word_vector_fo
 from pipeline.models.trainable.new_word_table import write_word_table_folder
 from pipeline.objectives.build import data_requirements
 from pipeline.settings import EncoderSettings
-from pipeline.settings.training import TEXTS, TrainSettings
+from pipeline.settings.training import TEXTS, PairSettings, TrainSettings
 from pipeline.settings.weights import VocabularySettings
 from pipeline.store.cache import digest_of_file
-from pipeline.text.rows.pairs import open_training_rows, training_files
+from pipeline.text.rows.pairs import TrainingRows, open_training_rows, training_files
 
 _WORD_VECTOR_FILES = ("vocab.txt", "model.safetensors", "sentence_bert_config.json")
 
@@ -159,18 +159,13 @@ def _count_words(train: TrainSettings) -> Counter[str]:
 
 def _count_rows(train: TrainSettings) -> int:
     """Count the rows of all sources, also those that are not trained on: they have numbers too."""
-    required = data_requirements(train)
-    return sum(
-        open_training_rows(source, required.columns, required.optional).counts["rows"]
-        for source in train.data
-    )
+    return sum(_open(train, source).counts["rows"] for source in train.data)
 
 
 def _texts(train: TrainSettings) -> Iterator[str]:
     """Yield every text that the objectives read."""
-    required = data_requirements(train)
     for source in train.data:
-        pairs = open_training_rows(source, required.columns, required.optional)
+        pairs = _open(train, source)
         roles = [role for role in pairs.roles if role in TEXTS]
         for table in pairs.read(pairs.spans(), roles):
             for role in roles:
@@ -179,12 +174,17 @@ def _texts(train: TrainSettings) -> Iterator[str]:
 
 def _training_files(train: TrainSettings) -> list[object]:
     """Return everything that decides which texts are read: roles, settings of the sources, and files."""
-    required = data_requirements(train)
-    sources = [
+    return [
         [
+            data_requirements(train.of_source(source))[:2],
             source.identity_settings(without="weight"),
             [[file.name, file.size, file.stamp] for file in training_files(source.uri)],
         ]
         for source in train.data
     ]
-    return [required.columns, required.optional, sources]
+
+
+def _open(train: TrainSettings, source: PairSettings) -> TrainingRows:
+    """Open the rows of a source, with the roles that the objectives read."""
+    required = data_requirements(train.of_source(source))
+    return open_training_rows(source, required.columns, required.optional)

@@ -17,11 +17,21 @@ from pipeline.objectives.pser import Pser
 from pipeline.objectives.quickthoughts import QuickThoughts
 from pipeline.objectives.simcse import SimCSE
 from pipeline.objectives.supervised import Supervised
+from pipeline.objectives.weighted import Sum, Term
 from pipeline.train.gather import Ranks
 from pipeline.train.gradcache import loss_and_backward
 from tests.objectives.tiny import Tiny, batch_of, gradients, texts
 
 ROWS, STEPS, WORLD = 6, 3, 2
+
+
+def two_tasks() -> Sum:
+    """Return two tasks around one encoder, for steps of even and of odd number."""
+    encoder = Tiny(seed=1)
+    tasks = {"even": InputResponse(encoder), "odd": QuickThoughts(encoder)}
+    return Sum(encoder, [Term(source, 2.0, task, source) for source, task in tasks.items()])
+
+
 CASES: dict[str, Callable[[], Objective]] = {
     "consert": lambda: Consert(Tiny(seed=1), views=("none", "none")),
     "consert adversarial": lambda: Consert(Tiny(seed=1), views=("none", "adversarial"), noise=0.1),
@@ -33,6 +43,7 @@ CASES: dict[str, Callable[[], Objective]] = {
     "cert": lambda: Cert(Tiny(seed=1), queue=10, width=4, momentum=0.9),
     "quickthoughts": lambda: QuickThoughts(Tiny(seed=1)),
     "responses": lambda: InputResponse(Tiny(seed=1)),
+    "two tasks": two_tasks,
     "next sentence, two encoders": lambda: SimCSE(
         Tiny(seed=1), temperature=0.3, positive="next", second="copy"
     ),
@@ -74,7 +85,8 @@ def batch(
         if with_false_negatives
         else {}
     )
-    return replace(whole.of_rows(own), false_negatives=masks)
+    source = "odd" if step % 2 else "even"
+    return replace(whole.of_rows(own), false_negatives=masks, source=source)
 
 
 def trained(

@@ -15,7 +15,8 @@ from torch import Tensor
 from pipeline.errors import DataError
 from pipeline.objectives import Batch, Loss
 from pipeline.objectives.supervised import Supervised
-from pipeline.settings.training import CheckpointSettings, OptimizerSettings, ScheduleSettings, TrainSettings
+from pipeline.settings.optimizer import OptimizerSettings, ScheduleSettings
+from pipeline.settings.training import CheckpointSettings, TrainSettings
 from pipeline.store.store import open_store
 from pipeline.train.checkpoint import Checkpoints, load_state
 from pipeline.train.finite import NonFinite

@@ -51,7 +51,8 @@ def check_settings(settings: TrainSettings) -> None:
             "train.data", "files with training rows", "none", "name them, such as train.data=pairs.parquet"
         )
     _check_dev(settings)
-    data_requirements(settings)
+    for source in settings.data:
+        data_requirements(settings.of_source(source))
     _check_rows(settings)
 
 
@@ -83,19 +84,28 @@ def plan_of(settings: TrainSettings) -> Plan:
         ConfigError: as in `check_settings`, or weights of sources that cannot be met.
         DataError: rows that cannot be trained on.
     """
-    from pipeline.objectives.build import adjacent_roles, data_requirements
-
     check_settings(settings)
-    required = data_requirements(settings)
-    sources = tuple(
-        open_training_rows(source, required.columns, required.optional) for source in settings.data
+    sources, order_classes = zip(
+        *(_open_source(settings.of_source(source)) for source in settings.data), strict=True
     )
-    if required.order == "adjacent":
-        made, seed = adjacent_roles(settings), settings.order.seed
-        sources = tuple(with_adjacent(source, made, seed) for source in sources)
-    order = _order(settings, sources, contiguous=required.order == "contiguous")
+    order = _order(settings, sources, order_classes)
     steps = max(1, round(settings.epochs * order.steps_per_epoch))
     return Plan(order, min(steps, settings.max_steps or steps), tuple(source.counts for source in sources))
+
+
+def _open_source(settings: TrainSettings) -> tuple[TrainingRows, type[NeighbourOrder | ShuffledOrder]]:
+    """Open the rows of the only source of the settings; return them with their order.
+
+    Raises:
+        DataError: as in `plan_of`.
+    """
+    from pipeline.objectives.build import adjacent_roles, data_requirements
+
+    required = data_requirements(settings)
+    rows = open_training_rows(settings.data[0], required.columns, required.optional)
+    if required.order == "adjacent":
+        rows = with_adjacent(rows, adjacent_roles(settings), settings.order.seed)
+    return rows, NeighbourOrder if required.order == "contiguous" else ShuffledOrder
 
 
 def open_dev(settings: TrainSettings) -> "DevSet | None":
@@ -107,25 +117,31 @@ def open_dev(settings: TrainSettings) -> "DevSet | None":
     return DevSet.open(settings.dev, settings.data[0].values if settings.data else None)
 
 
-def _order(settings: TrainSettings, sources: Sequence[TrainingRows], *, contiguous: bool) -> Order:
+def _order(
+    settings: TrainSettings,
+    sources: Sequence[TrainingRows],
+    order_classes: Sequence[type[NeighbourOrder | ShuffledOrder]],
+) -> Order:
     """Combine the sources into one order of all rows.
 
     Args:
         settings: settings of the training.
         sources: rows of each source.
-        contiguous: True if a batch must be consecutive sentences of documents.
+        order_classes: order of each source; NeighbourOrder has batches of consecutive sentences.
 
     Raises:
         ConfigError: contiguous sources would be blended, or weights do not divide a batch.
     """
-    order_class = NeighbourOrder if contiguous else ShuffledOrder
     weights = reduce_weights([source.settings.weight for source in sources])
     if len(sources) == 1:
-        return order_class(sources[0], settings.order)
+        return order_classes[0](sources[0], settings.order)
     if settings.mixing == "alternate":
-        orders = tuple(order_class(source, settings.order) for source in sources)
+        orders = tuple(
+            order_class(source, settings.order)
+            for order_class, source in zip(order_classes, sources, strict=True)
+        )
         return AlternatingOrder(orders, weights, settings.order.seed)
-    if contiguous:
+    if NeighbourOrder in order_classes:
         raise ConfigError(
             "train.mixing",
             "alternate, because the objective reads neighbouring texts: a batch is a piece of documents",
@@ -133,7 +149,7 @@ def _order(settings: TrainSettings, sources: Sequence[TrainingRows], *, contiguo
             "leave it out",
         )
     orders = tuple(
-        order_class(source, settings.order.model_copy(update={"batch_rows": rows}))
+        ShuffledOrder(source, settings.order.model_copy(update={"batch_rows": rows}))
         for source, rows in zip(sources, rows_per_source(settings.order.batch_rows, weights), strict=True)
     )
     roles = tuple(role for role in sources[0].roles if all(role in source.roles for source in sources))

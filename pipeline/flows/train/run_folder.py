@@ -199,6 +199,8 @@ def open_run(settings: TrainSettings, encoder: EncoderFolder) -> RunFolder:
         excluded["word_table"] = True
     if settings.paragraph_vectors.dim is None:
         excluded["paragraph_vectors"] = True
+    if not settings.bound_sources:
+        excluded["objective"] = {"__all__": {"source"}}
     if not settings.schedule.final:
         excluded["schedule"] = {"final"}
     definition = {

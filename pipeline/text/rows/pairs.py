@@ -49,8 +49,8 @@ class TrainingRows:
 
     @property
     def name(self) -> str:
-        """URI of the files."""
-        return self.settings.uri
+        """Name of the source, or the URI of its files if it has none."""
+        return self.settings.name or self.settings.uri
 
     def spans(self) -> list[Span]:
         """All rows, in the order of the files."""
