@@ -1,4 +1,8 @@
-"""Find the equal texts among training pairs, whose positives cannot be negatives of each other's anchors."""
+"""Find the equal texts among training pairs, whose positives cannot be negatives of each other's anchors.
+
+The keys of all texts are divided by their hashes, once, and each part is compared by itself. So neither the
+memory of a worker nor the bytes that are read for a pair grow with the pairs.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,77 +12,183 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.flows.workers.tasks import PlainTask
+from pipeline.flows.run import Run, map_in_order
+from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.store.address import to_addresses
 from pipeline.store.arrays import one_chunk
-from pipeline.store.base import Store
+from pipeline.store.base import Store, in_threads
 from pipeline.store.dead import Dead
-from pipeline.store.once import put_by_content
 from pipeline.store.schema import KEY
 from pipeline.store.stored import FileRef, Stored
 from pipeline.store.units import CorpusUnit
+from pipeline.text.corpus.keys import text_hashes
+from pipeline.text.corpus.partitions import partition_of, read_from_all, store_partitions
 
 _PAIRS_IN_MEMORY = 1 << 22  # their keys take about 300 MB
-_KNOWN_SCHEMA = pa.schema(
+KNOWN_SCHEMA = pa.schema(
     [pa.field("anchor", KEY, nullable=False), pa.field("address", pa.int64(), nullable=False)]
 )
+_POSITIVES = pa.schema([("key", KEY), ("address", pa.int64()), ("anchor", KEY)])
+_ANCHORS = pa.schema([("anchor", KEY), ("unit", pa.int64())])
+_REPEATS = pa.schema([("address", pa.int64())])
 
 
 class EqualTexts(Stored):
-    """Equal texts among training pairs, as `Relate` finds them.
+    """Equal texts among training pairs.
 
     Attributes:
         repeats: addresses of positives that equal an earlier one; None if there are none.
-        known: table of (key of an anchor, address of a text that cannot be its negative). These texts are all
-            positives of equal anchors, and the anchor's own text.
+        known: files of `KNOWN_SCHEMA`: the key of an anchor, and the address of a text that cannot be its
+            negative. These texts are all positives of equal anchors, and the anchor's own text. Partition n
+            of each file is for the anchors of unit n.
     """
 
     repeats: FileRef | None
+    known: tuple[FileRef, ...]
+
+
+def find_equal_texts(run: Run, units: Sequence[tuple[CorpusUnit, CorpusUnit]], folder: str) -> EqualTexts:
+    """Find the equal texts among units of (anchors, positives).
+
+    Args:
+        folder: folder of the files, which the caller removes when it no longer needs them.
+    """
+    wanted = -(-sum(positives.rows for _, positives in units) // _PAIRS_IN_MEMORY)
+    work = _Work(run.store, folder, 1 << max(0, wanted - 1).bit_length(), len(units))
+    numbered = [
+        _Pairs(number=number, anchors=anchors, positives=positives)
+        for number, (anchors, positives) in enumerate(units)
+    ]
+    keys = map_in_order(run, DivideKeys(work), numbered)
+    anchors, parts = tuple(each.anchors for each in keys), range(work.parts)
+    equal = map_in_order(run, FindEqual(work, tuple(each.positives for each in keys), anchors), parts)
+    known = map_in_order(run, DivideKnown(work, tuple(each.known for each in equal), anchors), parts)
+    repeats = run.workers.run(JoinRepeats(run.store), tuple(each.repeats for each in equal), Pool(1))
+    return EqualTexts(repeats=repeats, known=known)
+
+
+def remove_equal_texts(store: Store, folder: str) -> None:
+    """Remove the files that `find_equal_texts` left in the folder."""
+    in_threads(store.delete, [entry.path for entry in store.list(folder)])
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The division of the work.
+
+    Attributes:
+        folder: folder of the files.
+        parts: number of parts of the keys, a power of two.
+        units: number of units.
+    """
+
+    store: Store
+    folder: str
+    parts: int
+    units: int
+
+    def part_of(self, keys: pa.Array) -> np.ndarray:
+        """Return the part (n,) of each key."""
+        return partition_of(text_hashes(pa.table({"text_key": keys})), self.parts)
+
+    def store_by_part(self, table: pa.Table, column: str, name: str) -> FileRef:
+        """Store a table in partitions by the part of the keys in one column."""
+        parts = self.part_of(one_chunk(table[column]))
+        return store_partitions(self.store, table, parts, self.parts, f"{self.folder}/{name}.arrow")
+
+
+class _Pairs(Stored):
+    """A unit of anchors and one of positives, row for row."""
+
+    number: int
+    anchors: CorpusUnit
+    positives: CorpusUnit
+
+
+class _Keys(Stored):
+    """The keys of a unit of pairs, in partitions by their part: positives, and distinct anchors."""
+
+    positives: FileRef
+    anchors: FileRef
+
+
+class _Equal(Stored):
+    """The equal texts of one part of the keys; `known` is in partitions by the part of the anchor."""
+
+    repeats: FileRef
     known: FileRef
 
 
 @dataclass(frozen=True)
-class Relate(PlainTask[Sequence[tuple[CorpusUnit, CorpusUnit]], EqualTexts]):
-    """Find equal texts among all pairs by their keys, one part of the keys at a time to limit memory."""
+class DivideKeys(PlainTask[_Pairs, _Keys]):
+    """Divide the keys of the texts of a unit."""
+
+    division: _Work
+
+    def work(self, pairs: _Pairs) -> _Keys:
+        keys, anchors = (_keys(self.division.store, unit) for unit in (pairs.positives, pairs.anchors))
+        addresses = pa.array(to_addresses(pairs.positives.ordinal, np.arange(len(keys))), pa.int64())
+        distinct = pc.unique(anchors)
+        numbers = pa.array(np.full(len(distinct), pairs.number), pa.int64())
+        positives = pa.table([keys, addresses, anchors], schema=_POSITIVES)
+        of_unit = pa.table([distinct, numbers], schema=_ANCHORS)
+        return _Keys(
+            positives=self.division.store_by_part(positives, "key", f"positives-{pairs.number:05d}"),
+            anchors=self.division.store_by_part(of_unit, "anchor", f"anchors-{pairs.number:05d}"),
+        )
+
+
+@dataclass(frozen=True)
+class FindEqual(PlainTask[int, _Equal]):
+    """Find the equal texts of one part of the keys."""
+
+    division: _Work
+    positives: tuple[FileRef, ...]
+    anchors: tuple[FileRef, ...]
+
+    def work(self, part: int) -> _Equal:
+        division, stop = self.division, part + 1
+        positives = read_from_all(division.store, self.positives, _POSITIVES, part, stop).combine_chunks()
+        anchors = read_from_all(division.store, self.anchors, _ANCHORS, part, stop)
+        repeats, known = _find_equal(positives, pc.unique(one_chunk(anchors["anchor"])))
+        path = f"{division.folder}/repeats-{part:05d}.arrow"
+        rows, whole = pa.table([repeats], schema=_REPEATS), np.zeros(len(repeats), np.int64)
+        return _Equal(
+            repeats=store_partitions(division.store, rows, whole, 1, path),
+            known=division.store_by_part(known, "anchor", f"known-{part:05d}"),
+        )
+
+
+@dataclass(frozen=True)
+class DivideKnown(PlainTask[int, FileRef]):
+    """Divide the known texts of one part of the anchors by the units that have these anchors."""
+
+    division: _Work
+    known: tuple[FileRef, ...]
+    anchors: tuple[FileRef, ...]
+
+    def work(self, part: int) -> FileRef:
+        division, stop = self.division, part + 1
+        known = read_from_all(division.store, self.known, KNOWN_SCHEMA, part, stop)
+        anchors = read_from_all(division.store, self.anchors, _ANCHORS, part, stop)
+        of_units = anchors.join(known, "anchor", join_type="inner", use_threads=False)
+        of_units = of_units.sort_by(
+            [("unit", "ascending"), ("anchor", "ascending"), ("address", "ascending")]
+        )
+        rows = of_units.select(KNOWN_SCHEMA.names).cast(KNOWN_SCHEMA)
+        path = f"{division.folder}/units-{part:05d}.arrow"
+        return store_partitions(division.store, rows, of_units["unit"].to_numpy(), division.units, path)
+
+
+@dataclass(frozen=True)
+class JoinRepeats(PlainTask[tuple[FileRef, ...], FileRef | None]):
+    """Store the addresses of all repeated positives, eight bytes each, as dead rows."""
 
     store: Store
 
-    def work(self, units: Sequence[tuple[CorpusUnit, CorpusUnit]]) -> EqualTexts:
-        """Return the equal texts among (anchors, positives) units."""
-        parts = -(-sum(unit.rows for _, unit in units) // _PAIRS_IN_MEMORY)
-        repeats = []
-        with self.store.scratch() as scratch:
-            file = scratch / "known.parquet"
-            with pq.ParquetWriter(file, _KNOWN_SCHEMA, compression="NONE", use_dictionary=False) as writer:
-                for part in range(parts):
-                    repeated, known = _find_equal(*self._read_part(units, part, parts))
-                    repeats.append(repeated)
-                    writer.write_table(known)
-            return EqualTexts(
-                repeats=Dead(np.sort(np.concatenate(repeats))).store_in(self.store, "pairs/repeats"),
-                known=put_by_content(self.store, file, "pairs/known", 0),
-            )
-
-    def _read_part(
-        self, units: Sequence[tuple[CorpusUnit, CorpusUnit]], part: int, parts: int
-    ) -> tuple[pa.Table, pa.Array]:
-        """Read the keys of one part.
-
-        Returns:
-            The positives whose key is in the part, as a table of key, address and the key of their anchor;
-            and the distinct keys of the part among all anchors.
-        """
-        positive_tables, anchor_keys = [], []
-        for anchors, positives in units:
-            keys, keys_of_anchors = _keys(self.store, positives), _keys(self.store, anchors)
-            addresses = to_addresses(positives.ordinal, np.arange(len(keys)))
-            table = pa.table({"key": keys, "address": addresses, "anchor": keys_of_anchors})
-            if parts > 1:
-                table = table.filter(_in_part(keys, part, parts))
-                keys_of_anchors = keys_of_anchors.filter(_in_part(keys_of_anchors, part, parts))
-            positive_tables.append(table)
-            anchor_keys.append(pc.unique(keys_of_anchors))
-        return pa.concat_tables(positive_tables).combine_chunks(), pc.unique(pa.concat_arrays(anchor_keys))
+    def work(self, parts: tuple[FileRef, ...]) -> FileRef | None:
+        addresses = read_from_all(self.store, parts, _REPEATS)["address"].to_numpy()
+        return Dead(np.sort(addresses)).store_in(self.store, "pairs/repeats")
 
 
 def _find_equal(positives: pa.Table, anchors: pa.Array) -> tuple[np.ndarray, pa.Table]:
@@ -94,8 +204,8 @@ def _find_equal(positives: pa.Table, anchors: pa.Array) -> tuple[np.ndarray, pa.
         Addresses of positives that equal an earlier one, and the part's rows of `EqualTexts.known`.
     """
     firsts = positives.group_by("key", use_threads=False).aggregate([("address", "min")])
-    keys, addresses = firsts["key"].combine_chunks(), firsts["address_min"]
-    first_address = addresses.take(pc.index_in(positives["key"].combine_chunks(), value_set=keys))
+    keys, addresses = one_chunk(firsts["key"]), firsts["address_min"]
+    first_address = addresses.take(pc.index_in(one_chunk(positives["key"]), value_set=keys))
     positives_of_anchors = pa.table([positives["anchor"], first_address], names=["anchor", "address"])
     # The index in `keys` of each anchor whose text is also a positive; null for other anchors.
     index_of_anchor = pc.index_in(anchors, value_set=keys)
@@ -107,18 +217,9 @@ def _find_equal(positives: pa.Table, anchors: pa.Array) -> tuple[np.ndarray, pa.
     known = pairs.group_by(["anchor", "address"], use_threads=False).aggregate([])
     all_addresses = positives["address"].to_numpy()
     repeated = all_addresses[all_addresses != first_address.to_numpy()]
-    return repeated, known.select(_KNOWN_SCHEMA.names).cast(_KNOWN_SCHEMA)
+    return repeated, known.select(KNOWN_SCHEMA.names).cast(KNOWN_SCHEMA)
 
 
 def _keys(store: Store, unit: CorpusUnit) -> pa.Array:
     """Read the keys of the unit's texts; equal texts have equal keys."""
     return one_chunk(pq.read_table(unit.file.open(store), columns=["text_key"])["text_key"])
-
-
-def _in_part(keys: pa.Array, part: int, parts: int) -> pa.Array:
-    """Return a mask of the keys that are in the part.
-
-    Keys are hashes of 16 bytes; the first 8 bytes decide, so that parts have about the same size.
-    """
-    words = np.frombuffer(keys.buffers()[1], "<u8")[2 * keys.offset :][: 2 * len(keys) : 2]
-    return pa.array(words % np.uint64(parts) == part)

@@ -13,7 +13,7 @@ from pipeline.flows.evaluate.sentences import clean_sentences
 from pipeline.flows.index.build import IndexInput, build_index
 from pipeline.flows.rows import LiveRows, place_units
 from pipeline.flows.run import Run
-from pipeline.flows.train.equal_texts import Relate
+from pipeline.flows.train.equal_texts import find_equal_texts, remove_equal_texts
 from pipeline.flows.train.mine_tasks import MineUnit, PairUnits
 from pipeline.flows.workers.tasks import Pool
 from pipeline.log import say
@@ -72,7 +72,7 @@ def mine(run: Run, sources: Sequence[PairSettings]) -> tuple[PairSettings, ...]:
     result. If the kind of index rounds vectors, the cosine of a negative is that of the rounded vector.
 
     Memory: the driver holds the texts of one unit and the records of all units. A worker holds the keys of
-    2^22 pairs and 8 bytes for every repeated positive, or the memory-mapped index.
+    about 2^22 pairs, or 8 bytes for every repeated positive, or the memory-mapped index.
 
     Args:
         run: store, workers and job.
@@ -162,7 +162,7 @@ def _mine_pairs(run: Run, pairs: TrainingRows, folder: str) -> MiningResult:
     positives, anchors = corpus.units[:count], corpus.units[count:]
     vectors, _ = encode(run, corpus)
     with run.stages("compare"):
-        equal = run.workers.run(Relate(run.store), tuple(zip(anchors, positives, strict=True)), Pool(1))
+        equal = find_equal_texts(run, tuple(zip(anchors, positives, strict=True)), f"{folder}/equal")
     encoder, placed = open_folder(run.job.encoder), place_units(corpus, vectors)[:count]
     task = MineUnit(
         LiveRows(run.store, encoder.space_id, run.job.corpus.id),
@@ -185,6 +185,7 @@ def _mine_pairs(run: Run, pairs: TrainingRows, folder: str) -> MiningResult:
         for number in range(count)
     ]
     records = _search(run, task, units)
+    remove_equal_texts(run.store, f"{folder}/equal")
     return MiningResult(
         files=tuple(record.file for record in records), counts=sum_counts(record.counts for record in records)
     )

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from pipeline.flows.index.records import BuiltIndex
 from pipeline.flows.rows import LiveRows, PlacedUnit, row_addresses
+from pipeline.flows.train.equal_texts import KNOWN_SCHEMA
 from pipeline.flows.workers.tasks import progress
 from pipeline.settings.mining import MineSettings
 from pipeline.store.address import row_of
@@ -20,6 +21,7 @@ from pipeline.store.once import load_or_make
 from pipeline.store.schema import vector_matrix
 from pipeline.store.stored import FileRef, Stored
 from pipeline.store.units import CorpusUnit, UnitRecord
+from pipeline.text.corpus.partitions import read_from_all
 
 if TYPE_CHECKING:
     from pipeline.index.ids import Ids
@@ -62,7 +64,7 @@ class MineUnit:
 
     source: LiveRows
     built: BuiltIndex
-    known: FileRef
+    known: tuple[FileRef, ...]
     settings: MineSettings
     seed: int
     threads: int
@@ -140,7 +142,7 @@ class MineUnit:
         # Distinct anchors are numbered by codes; first_rows has the first pair of each.
         encoded_keys = keys.dictionary_encode()
         codes = encoded_keys.indices.to_numpy().astype(np.int64)
-        known = self._known_texts(encoded_keys.dictionary)
+        known = self._known_texts(units.number, encoded_keys.dictionary)
         _, first_rows = np.unique(codes, return_index=True)
         picked, done = np.full((len(codes), self.settings.negatives), NO_NEIGHBOUR, np.int64), 0
         searchable = np.flatnonzero(anchors[first_rows].any(axis=1))  # codes of anchors with a vector
@@ -165,15 +167,11 @@ class MineUnit:
         progress(done, last=True)
         return picked, usable
 
-    def _known_texts(self, anchors: pa.Array) -> list[np.ndarray]:
-        """Return, for each key of an anchor, the addresses of the texts that cannot be its negatives."""
-        codes_read, addresses_read = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        for batch in pq.ParquetFile(self.known.open(self.source.store)).iter_batches():
-            indices = pc.index_in(batch["anchor"], value_set=anchors)
-            of_this_unit = pc.is_valid(indices)
-            codes_read.append(indices.filter(of_this_unit).to_numpy().astype(np.int64))
-            addresses_read.append(batch["address"].filter(of_this_unit).to_numpy())
-        codes, addresses = np.concatenate(codes_read), np.concatenate(addresses_read)
+    def _known_texts(self, unit: int, anchors: pa.Array) -> list[np.ndarray]:
+        """Return, for each key of a unit's anchor, the addresses of texts that cannot be its negatives."""
+        known = read_from_all(self.source.store, self.known, KNOWN_SCHEMA, unit, unit + 1)
+        codes = pc.index_in(one_chunk(known["anchor"]), value_set=anchors).to_numpy().astype(np.int64)
+        addresses = known["address"].to_numpy()
         order = np.argsort(codes, kind="stable")
         return np.split(addresses[order], np.searchsorted(codes[order], np.arange(1, len(anchors))))
 

@@ -12,7 +12,7 @@ from pipeline.config import load_settings
 from pipeline.errors import ConfigError, DataError
 from pipeline.flows.run import Run
 from pipeline.flows.train import equal_texts
-from pipeline.flows.train.equal_texts import Relate
+from pipeline.flows.train.equal_texts import KNOWN_SCHEMA, find_equal_texts, remove_equal_texts
 from pipeline.flows.train.mine import _units, mine
 from pipeline.flows.workers.cluster import connect
 from pipeline.log import Stages
@@ -21,6 +21,7 @@ from pipeline.settings import Job
 from pipeline.settings.training import PairSettings
 from pipeline.store.dead import Dead
 from pipeline.store.store import open_store
+from pipeline.text.corpus.partitions import read_from_all
 from pipeline.text.rows.pairs import open_training_rows
 from tests.flows.conftest import sentences
 
@@ -179,8 +180,8 @@ def test_repeated_and_interrupted_runs_reuse_stored_negatives(pairs, encoder: Pa
     }
 
 
-def test_the_result_does_not_depend_on_the_block_of_keys(
-    pairs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_result_does_not_depend_on_the_parts_of_the_keys(
+    pairs, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     folder, rows = pairs
     store, opened = open_store(tmp_path), open_training_rows(source_of(folder), ("anchor", "positive"))
@@ -191,12 +192,20 @@ def test_the_result_does_not_depend_on_the_block_of_keys(
     found = []
     for lines in (1 << 22, 50):
         monkeypatch.setattr(equal_texts, "_PAIRS_IN_MEMORY", lines)
-        equal = Relate(store).start()(units)
-        known = pq.read_table(tmp_path / equal.known.path).to_pydict()
-        found.append(
-            (equal.repeats, set(zip(known["anchor"], known["address"], strict=True)), len(known["anchor"]))
-        )
+        with connect(job_of(encoder).cluster, Stages()) as cluster:
+            equal = find_equal_texts(Run(job_of(encoder), store, cluster, Stages()), units, "equal")
+        assert len(equal.known) == (1 if lines > PAIRS else 4)
+        of_units = []
+        for number, (anchors, _) in enumerate(units):
+            known = read_from_all(store, equal.known, KNOWN_SCHEMA, number, number + 1).to_pydict()
+            of_units.append(sorted(zip(known["anchor"], known["address"], strict=True)))
+            keys = pq.read_table(tmp_path / anchors.path, columns=["text_key"])["text_key"].to_pylist()
+            assert {anchor for anchor, _ in of_units[-1]} == set(keys), "each anchor has its own positive"
+        found.append((equal.repeats, of_units, len({pair for each in of_units for pair in each})))
+        assert all(len(set(each)) == len(each) for each in of_units)
     assert found[0] == found[1]
+    remove_equal_texts(store, "equal")
+    assert not list((tmp_path / "equal").glob("*"))
     stripped = [(anchor, positive.strip()) for anchor, positive in rows]
     firsts = list(dict.fromkeys(positive for _, positive in stripped))
     assert len(Dead.load(store, found[0][0])) == PAIRS - len(firsts)
