@@ -16,13 +16,14 @@ from pipeline.flows.workers.worker import worker_encoder
 from pipeline.flows.workers.workers import Workers
 from pipeline.settings import ClusterSettings, EncoderSettings, EncodeSettings
 from pipeline.stats.sample import sample_by_key
-from pipeline.store.base import Store
+from pipeline.store.base import Store, in_threads
 from pipeline.store.dead import DeadRows
 from pipeline.store.schema import corpus_schema
 from pipeline.store.stored import FileRef
 from pipeline.store.units import CorpusUnit
 
 _BATCH_ROWS = 65_536  # read together
+_READERS = 8  # units that a worker reads together
 _MIN_GROUP_UNITS = 64  # corpus units that a worker samples at once, unless there are fewer
 _MAX_GROUPS = 64
 _NO_TEXTS = corpus_schema(pa.string()).empty_table().select(["text", "text_key"])
@@ -92,14 +93,21 @@ class SampleTexts(PlainTask[tuple[CorpusUnit, ...], pa.Table]):
     def work(self, units: tuple[CorpusUnit, ...]) -> pa.Table:
         smallest = _NO_TEXTS
         dead = DeadRows(self.store, self.dead)
-        for unit in units:
-            start, dead_rows = 0, dead.rows_of(unit.ordinal)
-            source = pq.ParquetFile(unit.file.open(self.store))
-            for batch in source.iter_batches(_BATCH_ROWS, columns=["text", "text_key"]):
-                live = ~np.isin(np.arange(start, start + len(batch)), dead_rows)
-                start += len(batch)
-                rows = pa.Table.from_batches([batch if live.all() else batch.filter(pa.array(live))])
-                smallest = self._merge_smallest(smallest, rows)
+        for start in range(0, len(units), _READERS):
+            items = [(unit, dead.rows_of(unit.ordinal)) for unit in units[start : start + _READERS]]
+            found = in_threads(lambda item: self._smallest_of(*item), items, _READERS)
+            smallest = reduce(self._merge_smallest, found, smallest)
+        return smallest
+
+    def _smallest_of(self, unit: CorpusUnit, dead_rows: np.ndarray) -> pa.Table:
+        """Return the rows of one unit that a sample may need."""
+        smallest, start = _NO_TEXTS, 0
+        source = pq.ParquetFile(unit.file.open(self.store))
+        for batch in source.iter_batches(_BATCH_ROWS, columns=["text", "text_key"]):
+            live = ~np.isin(np.arange(start, start + len(batch)), dead_rows)
+            start += len(batch)
+            rows = pa.Table.from_batches([batch if live.all() else batch.filter(pa.array(live))])
+            smallest = self._merge_smallest(smallest, rows)
         return smallest
 
     def _merge_smallest(self, smallest: pa.Table, others: pa.Table) -> pa.Table:

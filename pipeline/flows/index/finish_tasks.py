@@ -19,7 +19,7 @@ from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import PlainTask
 from pipeline.index.metrics import IndexMetrics
 from pipeline.stats.tensors import unpack
-from pipeline.store.base import Store
+from pipeline.store.base import Store, in_threads
 from pipeline.store.manifest import IndexPart
 from pipeline.store.once import load_or_make, put_by_content
 from pipeline.store.stored import FileRef
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pipeline.index.truth import Neighbours, Queries
 
 _EXAMPLES, _EXAMPLE_ANSWERS = 6, 4
+_READERS = 16  # shards whose files are read together
 
 
 @dataclass(frozen=True)
@@ -164,19 +165,14 @@ def local_shards(store: Store, shards: Sequence[ShardRecord]) -> list["FilledSha
     """Return the shards with local files, to be merged."""
     from pipeline.index.merge import FilledShard
 
-    found = []
-    for shard in shards:
+    def fetch(shard: ShardRecord) -> FilledShard:
         probes, _ = unpack(shard.truth.read(store), "probe_addresses", "probe_vectors")
-        found.append(
-            FilledShard(
-                shard.index.local(store),
-                shard.rows,
-                probes["probe_addresses"],
-                probes["probe_vectors"],
-                shard.space_id,
-            )
+        local = shard.index.local(store)
+        return FilledShard(
+            local, shard.rows, probes["probe_addresses"], probes["probe_vectors"], shard.space_id
         )
-    return found
+
+    return in_threads(fetch, shards, _READERS)
 
 
 def joined_truth(store: Store, shards: Sequence[ShardRecord], queries: "Queries") -> "Neighbours":
@@ -185,9 +181,11 @@ def joined_truth(store: Store, shards: Sequence[ShardRecord], queries: "Queries"
 
     fold = ExactTopK(queries)
     truth = fold.empty()
-    for shard in shards:
-        found, _ = unpack(shard.truth.read(store), "addresses", "scores")
-        truth = fold.merge(truth, Neighbours(found["addresses"], found["scores"]))
+    for start in range(0, len(shards), _READERS):
+        contents = in_threads(lambda shard: shard.truth.read(store), shards[start : start + _READERS])
+        for content in contents:
+            found, _ = unpack(content, "addresses", "scores")
+            truth = fold.merge(truth, Neighbours(found["addresses"], found["scores"]))
     return truth
 
 

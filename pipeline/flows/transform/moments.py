@@ -75,7 +75,7 @@ def live_moments(
         results: tuple[MergedMoments, ...] = (task.work(groups[0]),)
     else:
         results = map_in_order(run, task, groups)
-    moments = merge_tree(_load(source, result.merged) for result in results)
+    moments = merge_tree(_load_in_threads(source, [result.merged for result in results]))
     return moments, tuple(file for result in results for file in result.live)
 
 
@@ -101,6 +101,12 @@ def held_out_moments(run: Run, source: LiveRows, units: tuple[PlacedUnit, ...], 
 
 def _load(source: LiveRows, file: FileRef) -> Moments:
     return Moments.from_bytes(file.read(source.store))
+
+
+def _load_in_threads(source: LiveRows, files: Sequence[FileRef]) -> Iterator[Moments]:
+    """Yield the moments in the order of the files, a few of which are read concurrently."""
+    for start in range(0, len(files), _READERS):
+        yield from in_threads(lambda file: _load(source, file), files[start : start + _READERS], _READERS)
 
 
 def _store(source: LiveRows, moments: Moments, name: str) -> FileRef:

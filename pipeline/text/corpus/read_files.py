@@ -3,7 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,7 +19,7 @@ from pipeline.text.corpus.normalize import count_control_characters
 from pipeline.text.corpus.quarantine import QuarantineFile, RejectedRow, quarantine
 from pipeline.text.corpus.reader import CorpusSurvey, read_batches
 from pipeline.text.corpus.sift import SourceBatch
-from pipeline.text.corpus.sources import SourceFile
+from pipeline.text.corpus.sources import SourceFile, read_in_advance
 from pipeline.text.corpus.task_map import OnProgress, WorkFolder, ignore_progress
 
 _ITEM_BYTES = 256 << 20  # of input files in one item; a larger file is an item of its own
@@ -191,13 +191,16 @@ class _Reading:
         self.writer = PartWriter(task.work.store, task.partitions, stem)
 
     def run(self) -> ReadRecord:
-        for each in self.item.files:
+        files: Iterable[SourceFile] = [each.file for each in self.item.files]
+        if self.task.corpus.max_rows is None:  # otherwise files behind the limit would be read too
+            files = read_in_advance(files)
+        for planned, file in zip(self.item.files, files, strict=True):
+            each = replace(planned, file=file)
             self.notes.clear()
             error = each.refused or self._error_in(each.file)
             if error:
-                self.quarantine_file.add(
-                    quarantine(each.file.name, [RejectedRow(-1, "bad_file", str(error))])
-                )
+                rejected = [RejectedRow(-1, "bad_file", str(error))]
+                self.quarantine_file.add(quarantine(each.file.name, rejected))
                 self.notes["bad_files"] = 1
                 self._record_file(each.file)
             else:

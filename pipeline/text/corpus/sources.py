@@ -2,7 +2,7 @@
 
 import glob
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from pipeline.errors import DataError
 from pipeline.settings import CorpusSettings
+from pipeline.store.base import in_threads
 from pipeline.store.range_reader import RangeReader
 from pipeline.store.store import open_store
 from pipeline.text.corpus.lakes import LOG_FOLDERS, possible_table_roots, refuse_tables
@@ -34,6 +35,8 @@ _SUFFIXES: dict[Format, tuple[str, ...]] = {
 LARGE_BYTES = 256 << 20  # of a file that is read as a whole
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _PIECE_BYTES = 8 << 20  # bytes of a file that are hashed at once
+# Limits of the small objects that are read in advance: a request takes the time to transfer 2.5 MB.
+_ADVANCE_FILES, _ADVANCE_BYTES = 16, 64 << 20
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class SourceFile:
     """etag or modification time from the listing; the same as `stamp` unless that is a hash of the content"""
     partitions: dict[str, str | None] = field(default_factory=dict, hash=False)
     """values of the key=value directories in the path, by key"""
+    content: bytes | None = field(default=None, repr=False, compare=False)
+    """the bytes of the file, if they were read in advance"""
 
     def error(self, expected: str, found: str, remedy: str) -> DataError:
         """Create a DataError about this file."""
@@ -96,6 +101,8 @@ def open_file(file: SourceFile) -> pa.NativeFile:
 
     Objects up to LARGE_BYTES are read in one request, larger ones by ranges with read-ahead.
     """
+    if file.content is not None:
+        return pa.BufferReader(file.content)
     path = local_path(file.uri)
     if path is not None:
         return pa.OSFile(path)
@@ -113,6 +120,35 @@ def open_ranges(file: SourceFile) -> pa.NativeFile:
     store = open_store(parent)
     reader = RangeReader(lambda start, stop: store.read_range(name, start, stop).to_pybytes(), file.size)
     return pa.PythonFile(reader, mode="r")
+
+
+def read_in_advance(files: Iterable[SourceFile]) -> Iterator[SourceFile]:
+    """Yield the files in order; small objects come with their content, which threads request together.
+
+    At most _ADVANCE_FILES objects of _ADVANCE_BYTES in all are in memory. A file that cannot be read comes
+    without content, so that its error is raised where it is opened.
+    """
+    group, size = list[SourceFile](), 0
+    for file in files:
+        is_small_object = local_path(file.uri) is None and file.size <= _ADVANCE_BYTES
+        is_full = len(group) == _ADVANCE_FILES or size + file.size > _ADVANCE_BYTES
+        if is_full or not is_small_object:
+            yield from in_threads(_with_content, group, _ADVANCE_FILES)
+            group, size = [], 0
+        if is_small_object:
+            group.append(file)
+            size += file.size
+        else:
+            yield file
+    yield from in_threads(_with_content, group, _ADVANCE_FILES)
+
+
+def _with_content(file: SourceFile) -> SourceFile:
+    try:
+        with storage_errors(file.uri), open_file(file) as stream:
+            return replace(file, content=stream.read())
+    except DataError:
+        return file
 
 
 def is_unchanged(files: list[SourceFile], corpus: CorpusSettings) -> bool:

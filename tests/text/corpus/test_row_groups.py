@@ -14,7 +14,7 @@ import pytest
 from pipeline.settings import CorpusSettings
 from pipeline.store.store import open_store
 from pipeline.store.units import Corpus
-from pipeline.text.corpus import parquet, read_files
+from pipeline.text.corpus import parquet, read_files, sources
 from pipeline.text.corpus.ingest import ingest
 from pipeline.text.corpus.sources import list_files
 from pipeline.text.corpus.task_map import TaskMap, TaskRunner, map_here
@@ -111,6 +111,7 @@ def test_parts_of_a_large_file_are_read_by_ranges(
     size, folder = (tmp_path / "in" / "a.parquet").stat().st_size, uuid.uuid4().hex
     upload(tmp_path / "in", f"{s3}/{folder}/in")
     monkeypatch.setattr(parquet, "LARGE_BYTES", 1_000)
+    monkeypatch.setattr(sources, "_ADVANCE_BYTES", 1_000)
     monkeypatch.setattr(parquet, "_READ_AHEAD_BYTES", 8_192)
     monkeypatch.setattr(parquet, "_DIVISION_ROWS", 5_000)
     monkeypatch.setattr(read_files, "_ITEM_BYTES", 1_000)

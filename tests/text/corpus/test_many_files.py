@@ -1,0 +1,119 @@
+"""A corpus in an object store, of very many small files or of one very large file: requests and memory are
+bounded.
+"""
+
+import io
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.settings import CorpusSettings
+from pipeline.store.store import open_store
+from pipeline.store.units import Corpus
+from pipeline.text.corpus import parquet
+from pipeline.text.corpus.ingest import ingest
+from pipeline.text.corpus.task_map import TaskRunner
+from tests.counted import Counted, RequestPath, SimulatedObject, counted_bucket
+from tests.text.corpus.task_maps import map_in_other_processes
+
+_CORPUS = CorpusSettings(uri="s3://bucket/in", max_quarantined=1)
+_LISTINGS = 2  # before the files are read and afterwards
+_PAGE = 1_000  # files in one answer to a listing
+_FILE_BYTES = 6_000  # of memory for each file: names, sizes, stamps and counts, in several lists
+_FEW, _MANY = 200, 1_000
+_GAP_BYTES = 16 << 20
+
+
+def small_file() -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"id": ["a", "b"], "text": ["one text", "another text"]}), sink)
+    return sink.getvalue()
+
+
+def read_many(count: int, root: Path) -> tuple[Corpus, list[Counted], RequestPath, int]:
+    """Ingest so many equal files. Returns the record, the requests, their longest path and peak memory."""
+    content = small_file()
+    with counted_bucket() as bucket:
+        bucket.objects |= {f"bucket/in/{number:06d}.parquet": content for number in range(count)}
+        tracemalloc.start()
+        made = ingest(_CORPUS, 32_768, open_store(root))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return made, bucket.log, bucket.path, peak
+
+
+@pytest.mark.parametrize(
+    ("few", "many"), [(_FEW, _MANY), pytest.param(10_000, 100_000, marks=pytest.mark.slow)]
+)
+def test_a_small_file_takes_two_requests_sixteen_at_a_time_and_little_memory(
+    few: int, many: int, tmp_path: Path
+):
+    peaks = []
+    for count in (few, many):
+        made, log, path, peak = read_many(count, tmp_path / str(count))
+        assert made.counts["rows"] == 2 * count
+        verbs, pages = Counter(each.verb for each in log), -(-count // _PAGE)
+        assert verbs["get_object"] == 2 * count, "the footer, and the file"
+        assert verbs.total() - 2 * count <= _LISTINGS * pages + 10
+        assert path.requests <= 2 * (count / 16 + 1) + _LISTINGS * pages + 10
+        peaks.append(peak)
+    assert (peaks[1] - peaks[0]) / (many - few) < _FILE_BYTES
+
+
+class Gaps(io.RawIOBase):
+    """A file in memory without the gaps: what is written in pieces of _GAP_BYTES is not stored."""
+
+    def __init__(self) -> None:
+        self.pieces: dict[int, bytearray] = {0: bytearray()}
+        self.end = 0
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def write(self, data: bytes) -> int:
+        """Append data."""
+        self.end += len(data)
+        if len(data) == _GAP_BYTES:
+            self.pieces[self.end] = bytearray()
+        else:
+            self.pieces[max(self.pieces)].extend(data)
+        return len(data)
+
+
+@pytest.mark.parametrize("size", [1 << 30, pytest.param(50 << 30, marks=pytest.mark.slow)])
+def test_a_large_file_is_read_by_ranges_of_its_texts(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Between the texts of two row groups are other columns, whose bytes nobody wants."""
+    rows, gap = 50, bytes(_GAP_BYTES)
+    groups = size // _GAP_BYTES
+    file = Gaps()
+    sink = pa.PythonFile(file, mode="w")
+    schema = pa.schema([("id", pa.int64()), ("text", pa.string())])
+    with pq.ParquetWriter(sink, schema, compression="none") as writer:
+        for group in range(groups):
+            ids = range(group * rows, (group + 1) * rows)
+            texts = [f"text {row}" * 20 for row in ids]
+            writer.write_table(pa.table({"id": ids, "text": texts}, schema=schema))
+            sink.write(gap)
+    wanted = sum(map(len, file.pieces.values()))
+    monkeypatch.setattr(parquet, "_DIVISION_ROWS", 10 * rows)
+    with counted_bucket() as bucket:
+        pieces = {start: bytes(piece) for start, piece in file.pieces.items()}
+        bucket.objects["bucket/in/large.parquet"] = SimulatedObject(file.end, pieces)
+        tracemalloc.start()
+        made = ingest(_CORPUS, 32_768, open_store(tmp_path), runner=TaskRunner(map_in_other_processes))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    read = [each.size for each in bucket.log if each.verb == "get_object"]
+    print(f"{file.end:,} bytes: {len(read):,} requests for {sum(read):,} bytes; memory {peak:,} bytes")
+    assert file.end > size
+    assert made.counts["good"] == groups * rows
+    assert len(read) < 8 * groups
+    assert sum(read) < 20 * wanted
+    assert peak < 64 << 20
