@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from pipeline.flows.workers.tasks import Pool, Task
 from pipeline.flows.workers.workers import Workers
@@ -31,19 +31,28 @@ class Run:
     stages: Stages
 
 
+class ItemNeeds(NamedTuple):
+    """Resources that an item takes beside a CPU. Where they are scarce, fewer workers run at a time.
+
+    Attributes:
+        memory: bytes.
+        gpus: GPUs; may be a fraction.
+    """
+
+    memory: float = 0.0
+    gpus: float = 0.0
+
+
 def map_in_order(
     run: Run,
     task: Task[Item, Result],
     items: Sequence[Item],
     bar: RunningStage | None = None,
-    memory: float = 0.0,
+    needs: ItemNeeds = ItemNeeds(),
 ) -> tuple[Result, ...]:
-    """Apply a task to items on the index workers, and return the results in order.
-
-    Args:
-        memory: bytes that one item takes; where they are scarce, fewer workers run at a time.
-    """
+    """Apply a task to items on the index workers, and return the results in order."""
     workers = run.workers.index_workers(run.job.cluster, len(items))
-    pool = Pool(workers, least=1 if memory else None, memory=memory)
+    least = 1 if needs.memory or needs.gpus else None
+    pool = Pool(workers, gpus=needs.gpus, least=least, memory=needs.memory)
     results = dict(run.workers.map_units(task, items, pool, bar))
     return tuple(results[number] for number in range(len(items)))

@@ -1,10 +1,10 @@
-"""Add rows to an index; to one with a graph of centroids, in blocks whose lists are found together."""
+"""Add rows to an index; on GPUs, or with a graph of centroids, the lists of a block are found together."""
 
 from typing import Any
 
 import numpy as np
 
-from pipeline.index.centroids import BLOCK_ROWS, CentroidGroups
+from pipeline.index.centroids import BLOCK_ROWS, CentroidGroups, ComparedCentroids
 from pipeline.index.library import faiss
 from pipeline.index.refine import add_to_refined, refined_of
 from pipeline.index.structure import graph_of, is_append_only, ivf_of, transforms_of
@@ -19,10 +19,16 @@ class RowAdder:
     On one thread, equal rows in equal batches give equal bytes.
     """
 
-    def __init__(self, index: Any) -> None:
-        self._index = index
-        self._ivf = None if is_append_only(index) or graph_of(index) is None else ivf_of(index)
-        self._groups: CentroidGroups | None = None
+    def __init__(self, index: Any, *, on_gpu: bool = False) -> None:
+        """Begin to add.
+
+        Args:
+            on_gpu: find the lists of rows on GPUs.
+        """
+        self._index, self._on_gpu = index, on_gpu
+        in_blocks = (on_gpu or graph_of(index) is not None) and not is_append_only(index)
+        self._ivf = ivf_of(index) if in_blocks else None
+        self._centroids: CentroidGroups | ComparedCentroids | None = None
         self._waiting: list[tuple[np.ndarray, np.ndarray]] = []
 
     def add(self, addresses: np.ndarray, vectors: np.ndarray) -> None:
@@ -47,14 +53,15 @@ class RowAdder:
             self._add_together(addresses, vectors)
 
     def _add_together(self, addresses: np.ndarray, vectors: np.ndarray) -> None:
-        index, ivf, graph = self._index, self._ivf, graph_of(self._index)
+        index, ivf = self._index, self._ivf
         assert ivf is not None
-        assert graph is not None
-        if self._groups is None:
-            self._groups = CentroidGroups.of(graph.reconstruct_n(0, ivf.nlist))
+        if self._centroids is None:
+            centroids = faiss.downcast_index(ivf.quantizer).reconstruct_n(0, ivf.nlist)
+            on_gpu = self._on_gpu
+            self._centroids = ComparedCentroids.of(centroids) if on_gpu else CentroidGroups.of(centroids)
         for transform in transforms_of(index):
             vectors = transform.apply(vectors)
-        lists = self._groups.nearest(vectors)
+        lists = self._centroids.nearest(vectors)
         if refined_of(index) is not None:
             add_to_refined(index, addresses, vectors, lists)
         else:

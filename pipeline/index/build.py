@@ -13,7 +13,8 @@ import numpy as np
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.index.add import RowAdder
-from pipeline.index.centroids import train_centroids
+from pipeline.index.gpu import flat_index
+from pipeline.index.graph import KMEANS_ROUNDS, train_with_graph
 from pipeline.index.library import faiss, prints_to_stderr
 from pipeline.index.plan import IndexPlan
 from pipeline.index.refine import refined_of, remove_from_refined
@@ -23,7 +24,6 @@ from pipeline.index.structure import (
     is_append_only,
     ivf_of,
     make_ann,
-    nlist_of,
     transforms_of,
     unwrap,
 )
@@ -35,7 +35,6 @@ from pipeline.store.address import describe
 # most of the time of a build.
 _OPQ_ROUNDS = 20
 _MAX_PROBES = 32  # rows of a part that are searched for after a merge, to see that none is lost
-_KMEANS_ROUNDS = 10  # the default of faiss for coarse quantizers
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +54,17 @@ class FillResult:
     probe_vectors: np.ndarray
 
 
-def train(plan: IndexPlan, transform: Affine | None, sample: np.ndarray, seed: int = 0) -> Any:
+def train(
+    plan: IndexPlan, transform: Affine | None, sample: np.ndarray, seed: int = 0, *, on_gpu: bool = False
+) -> Any:
     """Train an empty index: whitening, L2 normalization, and the planned index with ids.
 
     The same sample, seed and number of threads give the same index.
 
     Args:
         sample: (n, d) float32, raw vectors.
+        on_gpu: run k-means of lists and of product quantizers on GPUs, see `pipeline.index.gpu`. The index
+            has other last bits, and is one for the CPU all the same.
 
     Raises:
         DataError: the sample has NaN, infinity, zero vectors or the wrong dimension.
@@ -77,24 +80,28 @@ def train(plan: IndexPlan, transform: Affine | None, sample: np.ndarray, seed: i
         )
     index = _assemble(plan, transform)
     if not index.is_trained:
-        with _training_settings(index, seed), _on_gpus(ivf_of(index)):
+        with _training_settings(index, seed, on_gpu=on_gpu):
             if graph_of(index) is not None:
-                _train_graph(index, sample, seed)
-            index.train(sample)
+                train_with_graph(index, sample, seed, on_gpu=on_gpu)
+            else:
+                index.train(sample)
     return index
 
 
-def fill(index: Any, batches: Batches, truth: ExactTopK | None = None) -> FillResult:
+def fill(index: Any, batches: Batches, truth: ExactTopK | None = None, *, on_gpu: bool = False) -> FillResult:
     """Add all batches to a trained index, and find the exact neighbours of the queries of `truth` among them.
 
     Rows are added in the given order, so equal batches give equal bytes on one thread.
+
+    Args:
+        on_gpu: find the lists of rows on GPUs. A row between two lists may come into the other one.
 
     Raises:
         DataError: vectors have NaN, infinity or another dimension, or are zero.
     """
     rows, best = 0, truth.empty() if truth else None
     probes: list[tuple[int, np.ndarray]] = []
-    adder = RowAdder(index)
+    adder = RowAdder(index, on_gpu=on_gpu)
     for addresses, vectors in batches:
         vectors = _valid_vectors(addresses, vectors, "index", index.d)
         adder.add(np.ascontiguousarray(addresses, dtype=np.int64), vectors)
@@ -214,8 +221,8 @@ def _linear_transform(transform: Affine) -> Any:
 
 
 @contextmanager
-def _training_settings(index: Any, seed: int) -> Iterator[None]:
-    """Fix seed, iterations and sample size of every k-means for the duration of the block.
+def _training_settings(index: Any, seed: int, *, on_gpu: bool) -> Iterator[None]:
+    """Fix seed, iterations, sample size and device of every k-means for the duration of the block.
 
     faiss would otherwise train on a sample of the caller's sample.
     """
@@ -225,49 +232,31 @@ def _training_settings(index: Any, seed: int) -> Iterator[None]:
     quantizers = [faiss.ProductQuantizer(rotation.d_out, rotation.M, bits) for rotation in rotations]
     for rotation, quantizer in zip(rotations, quantizers, strict=True):
         rotation.niter, rotation.pq = _OPQ_ROUNDS, quantizer
-    for component in (ann, getattr(ann, "pq", None), *quantizers):
+    if hasattr(ann, "pq"):
+        quantizers.append(ann.pq)
+    for component in (ann, *quantizers):
         if (clustering := getattr(component, "cp", None)) is not None:
             clustering.seed = seed
             clustering.max_points_per_centroid = 1 << 30  # no second sample
             clustering.min_points_per_centroid = 1  # no warning: the plan makes sure that there are enough
+    # Indexes that faiss borrows: they must stay alive until it no longer refers to them.
+    compared = [flat_index(each.dsub, on_gpu=True, metric=faiss.METRIC_L2) for each in quantizers if on_gpu]
+    for quantizer, flat in zip(quantizers if on_gpu else (), compared, strict=True):
+        quantizer.assign_index = flat
     if isinstance(ann, faiss.IndexIVF):
-        ann.cp.niter = _KMEANS_ROUNDS
+        ann.cp.niter = KMEANS_ROUNDS
+        if on_gpu:  # not used with a graph, whose centroids are there already
+            compared.append(flat_index(ann.d, on_gpu=True))
+            ann.clustering_index = compared[-1]
     try:
         yield
     finally:
         for rotation in rotations:
             rotation.pq = None  # it belongs to `quantizers`, which Python frees
-
-
-def _train_graph(index: Any, sample: np.ndarray, seed: int) -> None:
-    """Train the transforms of an IVF index, and the centroids in its graph.
-
-    faiss would compare every row with every centroid. It keeps centroids that are there already.
-    """
-    graph = graph_of(index)
-    assert graph is not None
-    for transform in transforms_of(index):
-        if not transform.is_trained:
-            transform.train(sample)
-        sample = transform.apply(sample)
-    graph.add(train_centroids(sample, nlist_of(index), _KMEANS_ROUNDS, seed))
-
-
-@contextmanager
-def _on_gpus(ivf: Any | None) -> Iterator[None]:
-    """Train the coarse quantizer of `ivf` on all GPUs that faiss sees, within the block.
-
-    It is not used for a graph, whose centroids are there already.
-    """
-    if ivf is None or not faiss.get_num_gpus():
-        yield
-        return
-    assigner = faiss.index_cpu_to_all_gpus(faiss.IndexFlatIP(ivf.d))
-    ivf.clustering_index = assigner  # borrowed by the index: `assigner` must stay alive until it is reset
-    try:
-        yield
-    finally:
-        ivf.clustering_index = None
+        for quantizer in quantizers:
+            quantizer.assign_index = None
+        if isinstance(ann, faiss.IndexIVF):
+            ann.clustering_index = None
 
 
 def _valid_vectors(

@@ -5,9 +5,12 @@ They are found while vectors are added to the index, which saves a scan, and are
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
+from pipeline.index.gpu import flat_index
 from pipeline.index.library import faiss
 from pipeline.post import Affine
 
@@ -72,20 +75,22 @@ class ExactTopK:
     Attributes:
         transform: map that the index applies to vectors before normalization.
         keep: number of neighbours, without the query's own row.
+        on_gpu: compare on GPUs. Rows with almost equal scores may change places.
     """
 
     queries: Queries
     transform: Affine | None = None
     keep: int = 100 + _MARGIN
+    on_gpu: bool = False
 
     def search(self, batches: Batches) -> Neighbours:
         """Find the nearest rows of all batches, with one block of scores in memory."""
-        queries, best = to_index_space(self.queries.vectors, self.transform), self.empty()
+        best = self.empty()
         for addresses, vectors in batches:
             for start in range(0, len(addresses), _BLOCK_ROWS):
                 rows = slice(start, start + _BLOCK_ROWS)
                 block = to_index_space(vectors[rows], self.transform)
-                best = self.merge(best, self._search_block(queries, addresses[rows], block))
+                best = self.merge(best, self._search_block(addresses[rows], block))
         return best
 
     def merge(self, left: Neighbours, right: Neighbours) -> Neighbours:
@@ -103,10 +108,20 @@ class ExactTopK:
             np.full(shape, NO_NEIGHBOUR, dtype=np.int64), np.full(shape, -np.inf, dtype=np.float32)
         )
 
-    def _search_block(self, queries: np.ndarray, addresses: np.ndarray, vectors: np.ndarray) -> Neighbours:
-        scores, rows = faiss.knn(
-            queries, vectors, min(self.keep + 1, len(vectors)), metric=faiss.METRIC_INNER_PRODUCT
-        )
+    @cached_property
+    def _queries(self) -> np.ndarray:
+        """The queries in the space of the index, (q, k)."""
+        return to_index_space(self.queries.vectors, self.transform)
+
+    @cached_property
+    def _flat(self) -> Any:
+        """The index that holds one block of rows; on a GPU it is slow to make."""
+        return flat_index(self._queries.shape[1], on_gpu=self.on_gpu)
+
+    def _search_block(self, addresses: np.ndarray, vectors: np.ndarray) -> Neighbours:
+        self._flat.add(vectors)
+        scores, rows = self._flat.search(self._queries, min(self.keep + 1, len(vectors)))
+        self._flat.reset()
         found = np.where(rows >= 0, addresses[rows], NO_NEIGHBOUR)
         is_other_row = (found != NO_NEIGHBOUR) & (found != self.queries.addresses[:, None])
         return Neighbours(found, scores).masked(is_other_row)

@@ -60,6 +60,9 @@ class ClusterSettings(Settings):
     """GPUs of an encode worker: a whole number, or a fraction such as 0.5; 0 encodes on the CPU"""
     index_workers: Annotated[int, Field(ge=1)] | None = None
     """workers that fill index shards; null: one per CPU"""
+    index_gpus: Annotated[float, Field(ge=0)] = 0.0
+    """GPUs of a worker that fills index shards, as for gpus_per_worker: with faiss-gpu, they find the lists
+    of rows, and the exact neighbours by which recall is measured. 0 uses CPUs; no GPU was measured"""
     small_rows: Annotated[int, Field(ge=0)] = 5_000
     """a night on this machine does not start Ray for up to this many rows to encode, because one process
     finishes sooner; 0 always starts Ray"""
@@ -87,7 +90,7 @@ class ClusterSettings(Settings):
             return {"count": value}
         return NodesSettings() if value is None else value
 
-    @field_validator("gpus_per_worker")
+    @field_validator("gpus_per_worker", "index_gpus")
     @classmethod
     def _fraction_is_below_one(cls, value: float) -> float:
         if value > 1 and value != int(value):

@@ -113,7 +113,7 @@ def training(dim: int, nlist: int = 1_024) -> None:
 
 
 def assignment(dim: int, nlist: int = 16_384, rows: int = 2_048) -> None:
-    """Find the nearest list of each row: exhaustively, through a graph, and in groups of lists."""
+    """Find the nearest list of each row, exhaustively and in groups of lists; build a graph of them."""
     centroids, vectors = random_vectors(nlist, dim), random_vectors(BLOCK_ROWS, dim)
     faiss.normalize_L2(centroids)
     faiss.normalize_L2(vectors)
@@ -121,7 +121,6 @@ def assignment(dim: int, nlist: int = 16_384, rows: int = 2_048) -> None:
     flat.add(centroids)
     built = cpu_s(lambda: graph.add(centroids), repeats=1)
     exhaustive = cpu_s(lambda: flat.search(vectors[:rows], 1))
-    searched = cpu_s(lambda: graph.search(vectors[:rows], 1))
     groups = CentroidGroups.of(centroids)
     nearest = groups.nearest(vectors)
     grouped = cpu_s(lambda: groups.nearest(vectors))
@@ -130,7 +129,6 @@ def assignment(dim: int, nlist: int = 16_384, rows: int = 2_048) -> None:
     print(
         f"d = {dim}: FLAT_PRODUCTS_PER_S = {rows * nlist * dim / exhaustive:.3g}; "
         f"GROUPED_PRODUCTS_PER_S = {len(vectors) * compared * dim / grouped:.3g}; "
-        f"GRAPH_NS_PER_VALUE = {1e9 * searched / rows / dim:.0f}; "
         f"GRAPH_BUILD_NS_PER_VALUE = {1e9 * built / nlist / dim:.0f}; "
         f"MEAN_NS_PER_VALUE = {1e9 * added / len(vectors) / dim:.2f}",
         flush=True,

@@ -135,3 +135,12 @@ def test_an_index_without_a_graph_takes_rows_at_once():
     vectors = clustered(100)
     RowAdder(index).add(vectors.addresses, vectors.raw)
     assert index.ntotal == 100
+
+
+@pytest.mark.parametrize("codes", ["SQ8", "RaBitQ,Refine(SQ8)"])
+def test_codes_are_those_that_faiss_trains_on_all_rows(codes):
+    index = trained(f"IVF64_HNSW8,{codes}", 2_000)
+    again = faiss.deserialize_index(faiss.serialize_index(index))
+    with faiss_threads(1):
+        again.train(clustered(2_000).raw)  # faiss keeps the centroids
+    np.testing.assert_array_equal(faiss.serialize_index(index), faiss.serialize_index(again))

@@ -18,14 +18,14 @@ from pipeline.flows.index.pilot import measure_kinds
 from pipeline.flows.index.records import BuiltIndex, FilledPart, Shard, TrainedIndex
 from pipeline.flows.index.tasks import Build, CountLive, FillShard, Train
 from pipeline.flows.rows import LiveRows, PlacedUnit, space_of
-from pipeline.flows.run import Run, map_in_order
+from pipeline.flows.run import ItemNeeds, Run, map_in_order
 from pipeline.flows.workers.tasks import Pool
 from pipeline.flows.workers.workers import Workers
 from pipeline.index.plan import GIB, IndexPlan, plan_index, variants_to_measure
 from pipeline.log import packages
 from pipeline.post import Transform
 from pipeline.settings import IndexSettings, Job
-from pipeline.store.base import Store
+from pipeline.store.base import Store, in_threads
 from pipeline.store.once import load_or_make
 from pipeline.store.stored import FileRef, Stored
 
@@ -137,7 +137,7 @@ def _finish(
     if len(parts) == 1:
         return run.workers.run(finish, parts[0], Pool(1, memory=part_memory(build)))
     merge = MergeShards(build, on_disk=build.plan.on_disk)
-    merged = map_in_order(run, merge, parts, memory=part_memory(build))
+    merged = map_in_order(run, merge, parts, needs=ItemNeeds(part_memory(build)))
     return finish_parts(run, finish, parts, merged)
 
 
@@ -202,7 +202,9 @@ def fill_parts(run: Run, task: FillShard, units: tuple[PlacedUnit, ...], rows: i
     )
     shards = [shard for of_part in shards_of_parts for shard in of_part]
     with run.stages("index", rows) as bar:
-        records = iter(map_in_order(run, task, shards, bar))
+        gpus = run.job.cluster.index_gpus
+        on_device = replace(task, on_gpu=gpus > 0)
+        records = iter(map_in_order(run, on_device, shards, bar, ItemNeeds(gpus=gpus)))
         bar.reach(rows)
     return tuple(
         FilledPart(
@@ -230,9 +232,7 @@ def load_or_make_racing(store: Store, path: str, kind: type[Record], make: Calla
 
 def delete_shards(store: Store, parts: Sequence[FilledPart]) -> None:
     """Delete the merged shards, which together are as large as the index."""
-    for part in parts:
-        for shard in part.shards:
-            store.delete(shard.index.path)
+    in_threads(store.delete, [shard.index.path for part in parts for shard in part.shards])
 
 
 def divide_into_parts(units: Sequence[PlacedUnit], parts: int, shards: int) -> tuple[tuple[Shard, ...], ...]:

@@ -9,7 +9,6 @@ from pipeline.flows.index.build import (
     IndexInput,
     build_index,
     delete_shards,
-    divide_units,
     fill_parts,
     index_identity,
     load_or_make_racing,
@@ -25,12 +24,18 @@ from pipeline.flows.index.extend_tasks import (
     parts_to_grow,
 )
 from pipeline.flows.index.finish_tasks import MergeShards
-from pipeline.flows.index.measure_tasks import MeasureGrown, Measurement, SampleQueries, ScanTruth
+from pipeline.flows.index.measure_tasks import (
+    MeasureGrown,
+    Measurement,
+    SampleQueries,
+    ScanTruth,
+    scan_truth,
+)
 from pipeline.flows.index.records import BuiltIndex
 from pipeline.flows.index.rules import REBUILT
 from pipeline.flows.index.tasks import Build, FillShard
 from pipeline.flows.rows import LiveRows, PlacedUnit, space_of
-from pipeline.flows.run import Run, map_in_order
+from pipeline.flows.run import ItemNeeds, Run, map_in_order
 from pipeline.flows.workers.tasks import Pool
 from pipeline.index.plan import IndexPlan, plan_extension
 from pipeline.store.dead import DeadRows
@@ -191,8 +196,8 @@ class _Extender:
         gone = DeadRows(self.run.store, extension.survey.gone)
         changed = [item for item in items if item.takes_new_rows or len(item.own_rows(gone))]
         with self.run.stages("extend", rows) as bar:
-            memory = part_memory(extension.build)
-            made = map_in_order(self.run, GrowPart(extension), changed, memory=memory)
+            needs = ItemNeeds(part_memory(extension.build))
+            made = map_in_order(self.run, GrowPart(extension), changed, needs=needs)
             bar.reach(rows)
         parts = dict(enumerate(old_parts))
         for item, grown in zip(changed, made, strict=True):
@@ -242,7 +247,7 @@ class _Extender:
         filled = fill_parts(run, FillShard(build, extension.trained), units, rows) if units else ()
         with run.stages("extend"):
             merge = MergeShards(build, effort=before.settings.get("effort"))
-            parts = map_in_order(run, merge, filled, memory=part_memory(build))
+            parts = map_in_order(run, merge, filled, needs=ItemNeeds(part_memory(build)))
             truth = run.workers.run(JoinTruth(extension), filled, Pool(1))
         delete_shards(run.store, filled)
         return parts, truth
@@ -272,10 +277,8 @@ class _Extender:
             return measurement, Choice(
                 what="index truth", chosen="carried", sentence=sentence, numbers=numbers
             )
-        if measurement.short_queries:
-            reason = f"{measurement.short_queries} queries had too few live neighbours"
-        else:
-            reason = dead
+        short = measurement.short_queries
+        reason = f"{short} queries had too few live neighbours" if short else dead
         pieces = self._scan(extension, queries)
         with self.run.stages("measure"):
             measurement = MeasureGrown(extension, extended, queries).measure_on(self.run, pieces)
@@ -285,9 +288,8 @@ class _Extender:
     def _scan(self, extension: Extension, queries: FileRef) -> tuple[FileRef, ...]:
         """Find the queries' exact neighbours among all live rows, in several files."""
         task, rows = ScanTruth(self.source, extension.build.affine, queries), extension.survey.rows
-        count = self.run.workers.index_workers(self.run.job.cluster, len(extension.units))
         with self.run.stages("truth", rows) as bar:
-            pieces = map_in_order(self.run, task, divide_units(extension.units, count), bar)
+            pieces = scan_truth(self.run, task, extension.units, self.before.index.dim, bar)
             bar.reach(rows)
         return pieces
 

@@ -1,18 +1,20 @@
 """Tasks that measure an extended index against exact neighbours, which are updated or searched again."""
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pipeline.errors import DataError
+from pipeline.flows.index.build import divide_units
 from pipeline.flows.index.extend_tasks import ExtendedParts, Extension
 from pipeline.flows.index.finish_tasks import example_queries, reader_settings
 from pipeline.flows.index.records import BuiltIndex, file_fields, load_queries, load_truth, store_truth
 from pipeline.flows.index.tasks import Build, sample_queries, with_progress
 from pipeline.flows.rows import LiveRows, PlacedUnit, placed_units
-from pipeline.flows.run import Run
+from pipeline.flows.run import ItemNeeds, Run, map_in_order
 from pipeline.flows.workers.tasks import PlainTask, Pool
+from pipeline.log import RunningStage
 from pipeline.post import Affine
 from pipeline.store.address import ordinal_of
 from pipeline.store.dead import DeadRows
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from pipeline.index.searched_parts import SearchedParts
     from pipeline.index.truth import Neighbours, Queries
 
+# Values that one task compares with the queries, 256 MiB of float32, and most tasks: the neighbours of a
+# thousand queries that each of them stores take 1.5 MB.
+_SCAN_VALUES, _MAX_SCANS = 1 << 26, 512
 _NEIGHBOURS = 100  # exact neighbours that each query needs: the greatest k at which recall is reported
 
 
@@ -43,20 +48,44 @@ class ScanTruth(PlainTask[tuple[PlacedUnit, ...], FileRef]):
         source: live rows.
         transform: affine map that the index applies to vectors and queries.
         queries: file of the queries.
+        on_gpu: compare on the worker's GPUs.
     """
 
     source: LiveRows
     transform: Affine | None
     queries: FileRef
+    on_gpu: bool = False
 
     def work(self, units: tuple[PlacedUnit, ...]) -> FileRef:
+        from pipeline.index.gpu import check_gpus
         from pipeline.index.threads import faiss_threads
         from pipeline.index.truth import ExactTopK
 
+        if self.on_gpu:
+            check_gpus()
         store = self.source.store
-        fold = ExactTopK(load_queries(store, self.queries), self.transform)
+        fold = ExactTopK(load_queries(store, self.queries), self.transform, on_gpu=self.on_gpu)
         with store.scratch() as scratch, faiss_threads(1):
             return store_truth(store, fold.search(with_progress(self.source.batches(units))), scratch)
+
+
+def scan_truth(
+    run: Run, task: ScanTruth, units: Sequence[PlacedUnit], dim: int, bar: RunningStage | None = None
+) -> tuple[FileRef, ...]:
+    """Find the queries' exact neighbours among the live rows of units.
+
+    The work is divided by the rows alone, so all workers that a cluster adds meanwhile have work.
+
+    Args:
+        units: at least one unit, by ordinal.
+        dim: dimension of the vectors.
+
+    Returns:
+        The neighbours among the rows of each group of units.
+    """
+    values, gpus = dim * sum(placed.unit.rows for placed in units), run.job.cluster.index_gpus
+    groups = divide_units(units, min(_MAX_SCANS, -(-values // _SCAN_VALUES)))
+    return map_in_order(run, replace(task, on_gpu=gpus > 0), groups, bar, ItemNeeds(gpus=gpus))
 
 
 @dataclass(frozen=True)

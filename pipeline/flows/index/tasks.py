@@ -16,6 +16,7 @@ from pipeline.flows.index.records import (
 )
 from pipeline.flows.rows import LiveRows, PlacedUnit
 from pipeline.flows.workers.tasks import PlainTask, progress
+from pipeline.flows.workers.worker import gpu_assigned
 from pipeline.index.plan import IndexPlan
 from pipeline.post import Affine, Transform
 from pipeline.settings import GateSettings, IndexSettings
@@ -79,7 +80,7 @@ class CountLive(PlainTask[tuple[PlacedUnit, ...], tuple[int, ...]]):
 
 @dataclass(frozen=True)
 class Train(PlainTask[tuple[PlacedUnit, ...], TrainedIndex]):
-    """Sample queries and training rows over all units, and train the empty index.
+    """Sample queries and training rows over all units, and train the empty index; on a GPU, if it has one.
 
     The first stored result is used by all nights that train the same index, although machines may round
     differently.
@@ -96,12 +97,15 @@ class Train(PlainTask[tuple[PlacedUnit, ...], TrainedIndex]):
 
     def _train(self, units: tuple[PlacedUnit, ...]) -> TrainedIndex:
         from pipeline.index.build import train, write_index
+        from pipeline.index.gpu import sees_gpus
         from pipeline.index.threads import faiss_threads
 
         build = self.build
         _, sample = build.source.sample(units, max(build.plan.train_rows, 1), "train")
         with faiss_threads(self.threads):
-            index = train(build.plan, build.affine, sample, build.settings.seed)
+            # a worker sees the GPUs of its node, but may use only those that it was assigned
+            on_gpu = gpu_assigned() and sees_gpus()
+            index = train(build.plan, build.affine, sample, build.settings.seed, on_gpu=on_gpu)
         with build.store.scratch() as scratch:
             write_index(index, scratch / "trained.faiss")
             reference = put_by_content(build.store, scratch / "trained.faiss", "indexes/trained", 0)
@@ -149,10 +153,15 @@ def _sample_dead_queries(
 
 @dataclass(frozen=True)
 class FillShard(PlainTask[Shard, ShardRecord]):
-    """Fill one shard, find the queries' exact neighbours in it, and store the ids of its rows."""
+    """Fill one shard, find the queries' exact neighbours in it, and store the ids of its rows.
+
+    Attributes:
+        on_gpu: find the lists of rows, and the neighbours, on the worker's GPUs.
+    """
 
     build: Build
     trained: TrainedIndex
+    on_gpu: bool = False
 
     def work(self, shard: Shard) -> ShardRecord:
         stem = f"{self.build.work}/shard-{shard.number:05d}"
@@ -160,15 +169,20 @@ class FillShard(PlainTask[Shard, ShardRecord]):
 
     def _fill(self, shard: Shard, stem: str) -> ShardRecord:
         from pipeline.index.build import fill, read_index, write_index
+        from pipeline.index.gpu import check_gpus
         from pipeline.index.ids import write_ids
         from pipeline.index.threads import faiss_threads
         from pipeline.index.truth import ExactTopK
 
+        if self.on_gpu:
+            check_gpus()
         source, store = self.build.source, self.build.store
         index = read_index(self.trained.index.local(store), mapped=False)
-        truth = ExactTopK(load_queries(store, self.trained.queries), self.build.affine)
+        queries = load_queries(store, self.trained.queries)
+        truth = ExactTopK(queries, self.build.affine, on_gpu=self.on_gpu)
         with store.scratch() as scratch, faiss_threads(1):
-            filled = fill(index, with_progress(source.batches(shard.units)), truth)
+            batches = with_progress(source.batches(shard.units))
+            filled = fill(index, batches, truth, on_gpu=self.on_gpu)
             write_index(index, scratch / "shard.faiss")
             assert filled.neighbours is not None
             tensors = {

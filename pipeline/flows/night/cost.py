@@ -200,17 +200,12 @@ class _Predictor:
         return compared * plan.dim / rates.GROUPED_PRODUCTS_PER_S
 
     def _graph_training_s(self) -> float:
-        """CPU seconds to train centroids in two levels, to refine them, and to build their graph.
-
-        RaBitQ codes are of residuals, so faiss then searches the graph for the list of every training row.
-        """
+        """CPU seconds to train centroids in two levels, to refine them, and to build their graph."""
         plan = self.size.index
         groups = math.isqrt(plan.nlist)
         products = rates.KMEANS_ROUNDS * plan.train_rows * (groups + plan.nlist / groups) * plan.dim
         hops = math.log(plan.nlist) / math.log(rates.GRAPH_LISTS)
         graph_ns = plan.nlist * rates.GRAPH_BUILD_NS_PER_VALUE
-        if "RaBitQ" in plan.factory:
-            graph_ns += plan.train_rows * rates.GRAPH_NS_PER_VALUE
         return (
             products / rates.KMEANS_PRODUCTS_PER_S
             + rates.REFINING_ROUNDS * plan.train_rows * self._nearest_list_s()

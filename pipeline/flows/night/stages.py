@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError
 from pipeline.flows.corpus import read_corpus
 from pipeline.flows.encode.encode import count_unencoded_rows, encode
 from pipeline.flows.encode.encoder_copy import encoder_for_workers, keep_encoder
@@ -21,7 +21,7 @@ from pipeline.flows.workers.cluster import connect, is_local, local_workers
 from pipeline.flows.workers.local import LocalWorkers
 from pipeline.flows.workers.tasks import Pool
 from pipeline.index.plan import plan_index
-from pipeline.log import Stages, counted, say
+from pipeline.log import Stages, counted, packages, say
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.locate import with_absolute_paths
 from pipeline.post.chain import check_transform
@@ -149,13 +149,20 @@ def check_index_and_transform(job: Job, previous: ReleaseManifest | None = None)
         previous: the previous release, whose decision about the transform may be kept.
 
     Raises:
-        ConfigError: faiss cannot make the index of this encoder's vectors, or the transform cannot be part
-            of it.
+        ConfigError: faiss cannot make the index of this encoder's vectors, the transform cannot be part of
+            it, or GPUs are to fill it without faiss-gpu.
         DataError: whiten.dev cannot be used.
     """
     if job.whiten.mode != "off":
         check_transform(job.whiten, indexed=True)
     check_dev(job.whiten, previous)
+    if job.cluster.index_gpus and "faiss-gpu" not in (installed := packages("faiss-cpu", "faiss-gpu")):
+        raise ConfigError(
+            f"cluster.index_gpus: {job.cluster.index_gpus:g}",
+            "the package faiss-gpu",
+            ", ".join(installed) or "no faiss",
+            'pip uninstall faiss-cpu, then pip install -e ".[gpu]", or set cluster.index_gpus=0',
+        )
     plan_index(_ENOUGH_ROWS, open_folder(job.encoder).dim, job.index)
 
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from pipeline.errors import DataError, SpaceMismatch
 from pipeline.flows.encode.probe import encode_texts
-from pipeline.flows.index.build import divide_units, live_units
-from pipeline.flows.index.measure_tasks import ScanTruth
+from pipeline.flows.index.build import live_units
+from pipeline.flows.index.measure_tasks import ScanTruth, scan_truth
 from pipeline.flows.index.records import load_queries, load_truth, store_queries
 from pipeline.flows.rows import LiveRows, placed_units
-from pipeline.flows.run import Run, map_in_order
+from pipeline.flows.run import Run
 from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.index.metrics import Proportion
 from pipeline.log import say
@@ -106,9 +106,8 @@ def _measure_recall(run: Run, manifest: ReleaseManifest, vectors: np.ndarray) ->
         queries = store_queries(store, addresses, vectors.astype(np.float32), scratch)
     source = LiveRows(store, manifest.space_id, run.job.corpus.id, manifest.dead)
     units, _ = live_units(run.workers, source, placed_units(manifest))
-    workers = run.workers.index_workers(run.job.cluster, len(manifest.units))
     task = ScanTruth(source, load_affine(store, manifest), queries)
-    truth_parts = map_in_order(run, task, divide_units(units, workers))
+    truth_parts = scan_truth(run, task, units, manifest.index.dim)
     return run.workers.run(RecallOf(store, manifest, queries), truth_parts, Pool(1))
 
 

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import faiss
 import numpy as np
 import pytest
 
 from pipeline.flows.workers.workers import Workers
 from pipeline.index.effort import get_effort
+from tests.counted import CountedBucket, CountedWorkers
 from tests.flows.index.extending import Chain
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -29,3 +31,32 @@ def test_a_build_writes_files_with_the_measured_values(cluster: Workers, tmp_pat
         found = parts.search(chain.vectors[example.query][None], 5)[1][0]
         others = found[found != example.query][: len(example.neighbours)]
         np.testing.assert_array_equal([address for address, _ in example.neighbours], others)
+
+
+def test_a_worker_uses_the_gpus_that_it_was_assigned_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Indexes on the CPU are in the place of those on a GPU."""
+    copied: list[faiss.Index] = []
+
+    def copy_to_gpus(index: faiss.Index) -> faiss.Index:
+        copied.append(index)
+        return index
+
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1)
+    monkeypatch.setattr(faiss, "index_cpu_to_all_gpus", copy_to_gpus)
+    files, uses = [], []
+    settings = ("index.kind=ivf_flat", "index.nlist=8")
+    for name, assigned, more in (
+        ("none", False, ()),
+        ("to train", True, ()),
+        ("to fill", False, ("cluster.index_gpus=0.5",)),
+    ):
+        monkeypatch.setattr("pipeline.flows.index.tasks.gpu_assigned", lambda assigned=assigned: assigned)
+        copied.clear()
+        chain = Chain(tmp_path / name, CountedWorkers(CountedBucket()), (*settings, *more))
+        chain.add(600).add(400)
+        files.append([file.sha256 for file in chain.night().files])
+        uses.append(len(copied))
+    assert uses == [0, 1, 4], "the centroids, and for each of two shards the lists and the queries"
+    assert files[0] == files[1] == files[2]

@@ -7,8 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.errors import ConfigError
 from pipeline.flows.night.preflight import preflight
-from pipeline.log import Stages
+from pipeline.flows.night.stages import check_index_and_transform
+from pipeline.log import Stages, packages
 from pipeline.settings import Job
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -32,6 +34,14 @@ def test_repeated_ids_are_counted_across_files_and_batches(
         f"3 files; of {len(rows)} sampled rows 0 would be quarantined, {repeated} repeated ids (the first of "
         "each is kept)"
     )
+
+
+@pytest.mark.skipif("faiss-gpu" in packages("faiss-gpu"), reason="faiss-gpu is installed")
+def test_gpus_that_fill_an_index_need_faiss_gpu_before_any_work(make_job: Callable[..., Job]):
+    with pytest.raises(
+        ConfigError, match=r"cluster\.index_gpus: 0\.5: expected the package faiss-gpu, found"
+    ):
+        check_index_and_transform(make_job("cluster.index_gpus=0.5"))
 
 
 def test_one_worker_and_one_core_are_named_in_the_singular(make_job: Callable[..., Job]):

@@ -35,7 +35,7 @@ _PART_GIB = 10 * UNIT_ROWS * (4 * 48 + 8) / GIB
 _SHUFFLES = ("ResolveBucket", "WriteUnits", "ResolveTexts", "GatherCopies")
 _PER_UNIT = 40  # requests of all other tasks and the driver
 _IN_THREADS = 1 / 4  # requests of one item for each further unit: small files that threads read together
-# A stage that makes requests for every unit, one after the other, is longer than that: 20 rows are a unit or two.
+# A stage that makes requests for every unit, one after the other, is longer: 20 rows are a unit or two.
 _WHOLE = 1.5  # of the longest path of a whole night, for each further 20 rows
 
 
