@@ -1,15 +1,20 @@
 """Corrupt a text as a denoising auto-encoder's input (Hill, Cho & Korhonen 2016, SDAE: N(S | p_o, p_x))."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, TypeVar
 
 import numpy as np
 from pydantic import Field
 
-from pipeline.augment import AUGMENTERS, Edit, WordAugmenter, Words
+from pipeline.augment import AUGMENTERS, Edit, WordAugmenter
 from pipeline.settings.augment import Proportion
 
+Word = TypeVar("Word")  # a word, or its token id
 
-def omit_words(words: Words, probability: float, rng: np.random.Generator, span: int = 1) -> Words:
+
+def omit_words(
+    words: Sequence[Word], probability: float, rng: np.random.Generator, span: int = 1
+) -> list[Word]:
     """Delete each word with this probability, in random spans of `span` neighbouring words.
 
     If all words would be deleted, a random one is kept.
@@ -26,7 +31,7 @@ def omit_words(words: Words, probability: float, rng: np.random.Generator, span:
     return remaining or [words[int(rng.random() * count)]]
 
 
-def swap_bigrams(words: Words, probability: float, rng: np.random.Generator) -> Words:
+def swap_bigrams(words: Sequence[Word], probability: float, rng: np.random.Generator) -> list[Word]:
     """Exchange the words of each of the pairs (0, 1), (2, 3) ... with this probability."""
     swapped = list(words)
     for pair, is_swapped in enumerate((rng.random(len(words) // 2) < probability).tolist()):

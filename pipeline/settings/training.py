@@ -33,6 +33,7 @@ TextRole = Literal[
     "next",
     "next3",
     "negative2",
+    "translation",
 ]
 TEXTS: tuple[TextRole, ...] = get_args(TextRole)
 ROLES = (*TEXTS, "score", "label", "document", "position", "group", "section")

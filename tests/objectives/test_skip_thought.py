@@ -2,8 +2,6 @@
 
 import math
 from collections import Counter
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,6 @@ from pipeline.errors import ConfigError, ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import load_trainable
-from pipeline.models.trainable.new_recurrent import write_recurrent_folder
 from pipeline.models.trainable.new_word_table import write_word_table_folder
 from pipeline.models.trainable.saving import save_joined
 from pipeline.objectives import Batch
@@ -22,13 +19,12 @@ from pipeline.objectives.build import data_requirements
 from pipeline.objectives.skip_thought import SkipThought
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import TrainSettings
-from pipeline.settings.weights import RecurrentSettings, WordTableSettings
+from pipeline.settings.weights import WordTableSettings
 from pipeline.train.gradcache import loss_and_backward
 from tests.models.folders import encoder_at
-from tests.models.trainable.recurrents import gru_step
-from tests.objectives.tiny import assert_same, batch_of, gradients
+from tests.objectives.tiny import assert_same, gradients
+from tests.objectives.writing import COUNTS, new_folder, rows_of, written_one_by_one
 
-COUNTS = Counter({"zero": 81, "one": 16, "two": 1})
 TEXTS = {
     "previous": ["one", "two two", "", "unknown zero zero one"],
     "text": ["zero two", "one", "zero", "unknown"],
@@ -36,16 +32,8 @@ TEXTS = {
 }
 
 
-def new_folder(path: Path, directions: int = 1, counts: Counter[str] = COUNTS) -> EncoderFolder:
-    torch.set_num_threads(1)
-    settings = RecurrentSettings(cell="gru", width=4 // directions, directions=directions, word_dim=3)
-    write_recurrent_folder(settings, counts, path, seed=directions)
-    return open_folder(EncoderSettings(path=str(path)))
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> EncoderFolder:
-    """A GRU of three words and the three tokens for unknown words, start and end."""
     return new_folder(tmp_path / "uni")
 
 
@@ -55,21 +43,13 @@ def objective_of(folder: EncoderFolder, **options: object) -> SkipThought:
 
 
 def rows(folder: EncoderFolder) -> Batch:
-    return replace(batch_of(TEXTS), tokenize=folder.tokenizer())
+    return rows_of(folder, TEXTS)
 
 
 def one_by_one(objective: SkipThought, vector: torch.Tensor, role: str, row: int) -> torch.Tensor:
-    """-log P of one neighbour, word after word from <s> to </s>, by the equations."""
-    tokens = objective.encoder.folder.tokenizer()([TEXTS[role][row]]).ids.tolist()
-    decoder, table = objective.decoders[role], objective.encoder.backbone.word_table
-    inputs, condition = decoder.direction.input.weight, decoder.condition.weight @ vector
-    h, total = torch.zeros(4).double(), torch.zeros(()).double()
-    for word, following in pairwise(tokens):
-        weights = torch.cat([inputs, condition[:, None]], dim=1)  # C v is the weight of an input of 1
-        x = torch.cat([table[word], table.new_ones(1)])
-        h, _ = gru_step(x, h, None, weights, decoder.direction.recurrent, None)
-        total = total - torch.log_softmax(objective.output @ h, 0)[following]
-    return total
+    """-log P of one neighbour."""
+    ids = objective.encoder.folder.tokenizer()([TEXTS[role][row]]).ids.tolist()
+    return written_one_by_one(objective, "gru", vector, role, ids)
 
 
 @pytest.mark.parametrize("directions", [1, 2])

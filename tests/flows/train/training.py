@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from pipeline.flows.train.rank import TrainRank
 from pipeline.flows.train.train import open_training, record_start
 from pipeline.settings import Job
 from pipeline.text.rows.batches import RankSlice
+from pipeline.text.tokens.tokens import Tokenizer
 from tests.flows.conftest import sentences
 
 
@@ -124,3 +125,15 @@ def weights(folder: Path) -> Mapping[str, np.ndarray]:
     """Those of an encoder folder, by name."""
     found: dict[str, np.ndarray] = load_file(folder / "model.safetensors")
     return found
+
+
+def word_entropy(tokenizer: Tokenizer, counted: Sequence[str], written: Sequence[str]) -> float:
+    """Sum of -log of the frequencies, among the `counted` texts, of the words and ends of `written` texts.
+
+    It is the loss of decoders that know how often each word occurs and ignore what they read.
+    """
+    counts = np.bincount(tokenizer(counted).ids, minlength=len(tokenizer.vocabulary()))
+    counts[tokenizer.prefix[0]] = 0  # a start token is not predicted
+    predicted = tokenizer(written).ids
+    predicted = predicted[predicted != tokenizer.prefix[0]]
+    return float(-np.log(counts[predicted] / counts.sum()).sum())

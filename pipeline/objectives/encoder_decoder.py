@@ -1,0 +1,108 @@
+"""Base class of objectives in which recurrent decoders write texts, given the vector of a text."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pipeline.errors import ModelError
+from pipeline.losses import word_prediction
+from pipeline.models.layers.recurrence import CELLS
+from pipeline.models.layers.transfer import to_device
+from pipeline.models.trainable.decoder import ConditionalDecoder
+from pipeline.models.trainable.encoder import TrainableEncoder
+from pipeline.objectives import Batch, Loss, Objective, View
+from pipeline.text.tokens.tokens import Tokens
+
+_OUTPUT_RANGE = (
+    0.1  # new output vectors are uniform in [-0.1, 0.1], as all non-recurrent weights of Skip-Thought
+)
+_LARGE_VOCABULARY = 30_000  # words; Skip-Thought has 20,000, and the output takes most of a step
+
+
+class EncoderDecoder(Objective):
+    """Sum of -log P(w_t | w_<t, v) over the words of texts, v the vector of the text in the column `text`.
+
+    Each text that is written has a decoder of its own, as wide as v, whose gates also get v. It reads the
+    text from the start token on, with the right words as input, and predicts each next word to the end token.
+    P is a softmax over the vocabulary; the decoders share its output vectors, and the word vectors that they
+    read are those of the encoder. The loss is the mean over rows. Decoders and output vectors are not part of
+    the result.
+
+    Args:
+        encoder: the encoder to train, with a start and an end token around each text.
+        written: roles of the texts to write.
+        cell: recurrent cell of the decoders.
+    """
+
+    min_rows = 1
+    needs_folder = True
+
+    def __init__(self, encoder: nn.Module, *, written: Sequence[str], cell: str) -> None:
+        super().__init__(encoder)
+        _require_ends(self.encoder)
+        vocabulary_size, word_dim = self.encoder.backbone.word_table.shape
+        self.decoders = nn.ModuleDict(
+            {
+                role: ConditionalDecoder(
+                    CELLS[cell], inner=word_dim, width=self.dim, condition=self.dim
+                ).draw()
+                for role in written
+            }
+        )
+        self.output = nn.Parameter(
+            torch.empty(vocabulary_size, self.dim).uniform_(-_OUTPUT_RANGE, _OUTPUT_RANGE)
+        )
+
+    def views(self, batch: Batch) -> Sequence[View]:
+        return (View(self.encoder, batch.tokens("text")),)
+
+    def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
+        """Return no loss: no row needs another, so all of it is a row term."""
+        return Loss.of()
+
+    def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
+        (vectors,) = outputs
+        return Loss.of(
+            **{
+                role: self._predict(decoder, vectors, batch.tokens(role))
+                for role, decoder in self.decoders.items()
+            }
+        )
+
+    def warnings(self) -> list[str]:
+        if len(self.output) <= _LARGE_VOCABULARY:
+            return []
+        return [
+            f"each step computes a softmax over {len(self.output):,} words for every word that a decoder "
+            "writes; Skip-Thought has a vocabulary of 20,000 (train.recurrent.vocabulary)"
+        ]
+
+    def _predict(self, decoder: nn.Module, vectors: Tensor, tokens: Tokens) -> Tensor:
+        """Mean over texts of the sum of -log P of their tokens, from the second to the end token."""
+        read = tokens.positions < np.repeat(tokens.lengths - 1, tokens.lengths)
+        table = self.encoder.backbone.word_table
+        words = F.embedding(to_device(tokens.ids[read], table.device), table)
+        states = decoder(words, vectors, tokens.lengths - 1)
+        mean = word_prediction(
+            states,
+            self.output,
+            words=to_device(tokens.ids[tokens.positions > 0].astype(np.int64), table.device),
+            rows=torch.arange(len(states), device=table.device),
+        )
+        return mean * (len(states) / len(tokens))  # from the mean over words to that over texts
+
+
+def _require_ends(encoder: TrainableEncoder) -> None:
+    """Raise ModelError unless each text is between one start token and one end token."""
+    tokenizer = encoder.folder.tokenizer()
+    if (len(tokenizer.prefix), len(tokenizer.suffix)) != (1, 1) or tokenizer.mask is not None:
+        raise ModelError(
+            str(encoder.folder.path),
+            "an encoder with one token before and one after each text, which its decoders read and predict",
+            f"{len(tokenizer.prefix)} before and {len(tokenizer.suffix)} after"
+            + ("" if tokenizer.mask is None else ", those of a template"),
+            "train a new recurrent encoder (train.recurrent.cell=gru)",
+        )
