@@ -13,6 +13,7 @@ from pipeline.settings.watching import DevSettings, WatchSettings
 from pipeline.settings.weights import (
     ConvolutionalSettings,
     DanSettings,
+    ExpandSettings,
     LoraSettings,
     ParagraphSettings,
     RecurrentSettings,
@@ -169,6 +170,7 @@ class TrainSettings(Settings):
     transformer: TransformerSettings = TransformerSettings()
     word_table: WordTableSettings = WordTableSettings()
     paragraph_vectors: ParagraphSettings = ParagraphSettings()
+    expand: ExpandSettings = ExpandSettings()
     fresh: bool = False
     """start from random weights of the encoder's architecture instead of its trained weights"""
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None

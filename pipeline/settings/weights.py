@@ -1,10 +1,11 @@
-"""Settings of weights to train instead of the encoder's own: LoRA adapters, or a new encoder."""
+"""Settings of weights to train instead of the encoder's own: LoRA adapters, new encoders and their words."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from pipeline.config import Settings
+from pipeline.settings.encode import EncoderSettings
 
 
 class LoraSettings(Settings):
@@ -158,3 +159,22 @@ class ParagraphSettings(Settings):
     """learning rate of the last of these steps; it falls linearly"""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """seed of these steps, together with the text"""
+
+
+class ExpandSettings(Settings):
+    """Words that are added to the vocabulary of the trained encoder (Kiros et al. 2015, section 2.2).
+
+    For a recurrent or convolutional encoder that learns its word vectors. After the training a linear map
+    from other word vectors to its own is fitted by least squares on the words that both have; every further
+    word gets its mapped vector.
+    """
+
+    words: str | None = None
+    """a file of word vectors (GloVe, word2vec); null: the vocabulary stays as it was trained"""
+    vocabulary: Annotated[int, Field(ge=1)] | None = 1_000_000
+    """number of words of the file that are read, from its first on; null: all"""
+
+    @property
+    def vectors(self) -> EncoderSettings | None:
+        """Settings of the file as an encoder; None without one."""
+        return None if self.words is None else EncoderSettings(path=self.words)

@@ -9,6 +9,8 @@ from pipeline.config import to_yaml
 from pipeline.flows.train.run_folder import ENCODER, REPORT, RESULT, ResultRecord, RunFolder, RunRecord
 from pipeline.log import counted, packages
 from pipeline.models.folder.encoder_folder import EncoderFolder
+from pipeline.models.folder.folder import open_folder
+from pipeline.settings import EncoderSettings
 from pipeline.settings.training import TrainSettings
 from pipeline.store.base import Store
 from pipeline.train.metrics_line import MetricsLine
@@ -42,8 +44,23 @@ class Outcome:
     warnings: tuple[str, ...] = ()
 
 
-def publish(run: RunFolder, settings: TrainSettings, model: "TrainedModel", outcome: Outcome) -> ResultRecord:
-    """Store the trained encoder with its model card, then the report, and last the record of the result."""
+def publish(
+    run: RunFolder,
+    settings: TrainSettings,
+    model: "TrainedModel",
+    outcome: Outcome,
+    expansion: EncoderSettings | None = None,
+) -> ResultRecord:
+    """Store the trained encoder with its model card, then the report, and last the record of the result.
+
+    Args:
+        run: folder of the training.
+        settings: settings of the training.
+        model: the trained model.
+        outcome: state of the training at its end.
+        expansion: word vectors with which the vocabulary is expanded first, or None.
+    """
+    from pipeline.models.trainable.expansion import expand_vocabulary
     from pipeline.models.trainable.saving import save_folder, save_joined
     from pipeline.report.card import write_card
     from pipeline.report.training import render
@@ -63,6 +80,8 @@ def publish(run: RunFolder, settings: TrainSettings, model: "TrainedModel", outc
                 (model.encoder, model.twin), scratch / ENCODER, language_head=model.language_head
             )
         )
+        if expansion is not None:
+            folder = expand_vocabulary(folder, open_folder(expansion), settings.expand.vocabulary)
         report = _report(run, settings, folder, outcome, head=model.head is not None)
         write_card(report, folder.path)
         _upload(folder, run.store)

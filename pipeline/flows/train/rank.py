@@ -41,6 +41,7 @@ class TrainRank:
         plan: rows and steps.
         dev: dev set, if any.
         done_steps: number of steps done before this command.
+        expansion: word vectors of `ExpandSettings`, if any, with a path that workers can read.
     """
 
     run: RunFolder
@@ -49,6 +50,7 @@ class TrainRank:
     plan: Plan
     dev: "DevSet | None" = None
     done_steps: int = 0
+    expansion: EncoderSettings | None = None
 
     def __call__(self, rank_slice: RankSlice, device: str, report: Reporter) -> None:
         """Train to the end; on the first rank, publish the trained model.
@@ -89,6 +91,7 @@ class TrainRank:
                 Outcome(
                     resumable.number, resumable.best, rank_slice.world, device, tuple(objective.warnings())
                 ),
+                self.expansion,
             )
 
     def _train(

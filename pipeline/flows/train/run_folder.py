@@ -11,6 +11,7 @@ from pydantic import Field
 from pipeline.config import digest_of
 from pipeline.errors import ConfigError, DataError
 from pipeline.models.folder.encoder_folder import EncoderFolder
+from pipeline.models.folder.folder import open_folder
 from pipeline.settings.training import TrainSettings
 from pipeline.store.base import Store, translate_disk_errors
 from pipeline.store.store import open_store
@@ -173,6 +174,7 @@ def open_run(settings: TrainSettings, encoder: EncoderFolder) -> RunFolder:
     Raises:
         ConfigError: train.name is not usable as a folder name.
         DataError: a source has no files.
+        ModelError: the word vectors of train.expand cannot be opened.
     """
     if settings.name is not None and not _VALID_NAME.fullmatch(settings.name):
         raise ConfigError(
@@ -181,10 +183,33 @@ def open_run(settings: TrainSettings, encoder: EncoderFolder) -> RunFolder:
             repr(settings.name),
             "choose another name, or null for a generated one",
         )
-    excluded: dict[str, Any] = dict.fromkeys(_NOT_DEFINING, True)
     from pipeline.objectives.build import corrections
 
-    # Defaults of settings that are newer than _VERSION are left out, so that earlier definitions stay equal.
+    definition = {
+        "version": _VERSION,
+        "encoder": {"space_id": encoder.space_id},
+        "train": settings.model_dump(mode="json", exclude=_not_defining(settings)),
+        "data": [
+            source.identity_settings(without="uri") | {"files": _stamps(source.uri)}
+            for source in settings.data
+        ],
+        "dev": _stamps(settings.dev.uri) if settings.dev.uri else [],
+    }
+    if settings.expand.vectors is not None:
+        definition["expansion"] = {"space_id": open_folder(settings.expand.vectors).space_id}
+    if corrected := corrections(settings, encoder):
+        definition["corrections"] = corrected
+    objectives = "-".join(term.name for term in settings.objective)
+    name = settings.name or f"{objectives}-{digest_of(definition)[:_HASH_DIGITS]}"
+    return RunFolder(name, open_store(f"{open_store(settings.root).uri}/{name}"), definition)
+
+
+def _not_defining(settings: TrainSettings) -> dict[str, Any]:
+    """Return the settings that a definition leaves out, as the argument `exclude` of pydantic.
+
+    Among them are defaults of settings that are newer than _VERSION, so that earlier definitions stay equal.
+    """
+    excluded: dict[str, Any] = dict.fromkeys(_NOT_DEFINING, True)
     if settings.dev.measure == "spearman":
         excluded["dev"] = {"measure"}
     if settings.max_length is None:
@@ -203,21 +228,9 @@ def open_run(settings: TrainSettings, encoder: EncoderFolder) -> RunFolder:
         excluded["objective"] = {"__all__": {"source"}}
     if not settings.schedule.final:
         excluded["schedule"] = {"final"}
-    definition = {
-        "version": _VERSION,
-        "encoder": {"space_id": encoder.space_id},
-        "train": settings.model_dump(mode="json", exclude=excluded),
-        "data": [
-            source.identity_settings(without="uri") | {"files": _stamps(source.uri)}
-            for source in settings.data
-        ],
-        "dev": _stamps(settings.dev.uri) if settings.dev.uri else [],
-    }
-    if corrected := corrections(settings, encoder):
-        definition["corrections"] = corrected
-    objectives = "-".join(term.name for term in settings.objective)
-    name = settings.name or f"{objectives}-{digest_of(definition)[:_HASH_DIGITS]}"
-    return RunFolder(name, open_store(f"{open_store(settings.root).uri}/{name}"), definition)
+    if settings.expand.words is None:
+        excluded["expand"] = True
+    return excluded
 
 
 def _stamps(uri: str) -> list[list[Any]]:

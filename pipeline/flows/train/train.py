@@ -47,6 +47,11 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> CompletedTraini
     """
     job, run = open_training(job)
     check_length(job.train, open_folder(job.encoder))
+    vectors = job.train.expand.vectors
+    if vectors is not None:
+        from pipeline.models.trainable.expansion import check_expansion
+
+        check_expansion(open_folder(job.encoder), open_folder(vectors), job.train.expand.vocabulary)
     run.check()
     if (result := run.result()) is not None:
         return CompletedTraining("unchanged", run, result)
@@ -65,9 +70,11 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> CompletedTraini
         done_steps = record_start(run, plan, _encoder_name(job), [source.uri for source in job.train.data])
         for other in describe_holders(run.store, _LEASES):
             say(f"another command runs this training ({other}): each does all of it, with the same result")
-        encoder = encoder_for_workers(job.encoder, open_store(job.train.root), workers)
+        root = open_store(job.train.root)
+        encoder = encoder_for_workers(job.encoder, root, workers)
+        expansion = None if vectors is None else encoder_for_workers(vectors, root, workers)
         with lease(run.store, _LEASES), stages("training", plan.steps - done_steps, "steps") as bar:
-            group.run(TrainRank(run, encoder, job.train, plan, dev, done_steps), bar)
+            group.run(TrainRank(run, encoder, job.train, plan, dev, done_steps, expansion), bar)
             result = run.final_result()
             bar.reach(max(result.steps - done_steps, 0))
     return CompletedTraining("trained", run, result)

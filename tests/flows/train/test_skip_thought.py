@@ -14,11 +14,19 @@ from pipeline.flows.train.rank import TrainRank
 from pipeline.index.search import open_release
 from pipeline.log import Stages
 from pipeline.models.folder.folder import open_folder
+from pipeline.models.folder.word_vectors import read_words
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from tests.flows.conftest import job_arguments, sentences, write_corpus
 from tests.flows.train.test_rank import Stop, train
-from tests.flows.train.training import losses, unstarted, word_entropy, write_books, write_running_text
+from tests.flows.train.training import (
+    losses,
+    unstarted,
+    weights,
+    word_entropy,
+    write_books,
+    write_running_text,
+)
 
 CONFIG = Path(__file__).parents[3] / "jobs/configs/train/skip-thought.yaml"
 
@@ -74,6 +82,27 @@ def test_two_trainings_are_combined_side_by_side(tmp_path: Path):
     assert folder.dim == 24
     expected = [encoder_at(rank.run.encoder).encode(texts) for rank in (alone, uni)]
     np.testing.assert_array_equal(encoder_at(both.run.encoder).encode(texts), np.hstack(expected))
+
+
+def test_the_vocabulary_of_the_product_is_expanded(tmp_path: Path):
+    """All other weights are those of the training without expansion, whose steps it does not change."""
+    short = "train.max_steps=3"
+    words = ("dog", "man", "woman", "zebra")
+    lines = [f"{word} {number} {number**2 % 5}" for number, word in enumerate(words, start=1)]
+    (tmp_path / "vectors.txt").write_text("\n".join(lines))
+    plain = rank_for(tmp_path, "plain", short)
+    expanded = rank_for(tmp_path, "expanded", short, f"train.expand.words={tmp_path / 'vectors.txt'}")
+    assert "expand" not in plain.run.definition["train"]
+    for rank in (plain, expanded):
+        train(rank)
+    before, after = (Path(rank.run.encoder) for rank in (plain, expanded))
+    assert read_words(after) == [*read_words(before), "zebra"]
+    for name, tensor in weights(before).items():
+        np.testing.assert_array_equal(weights(after)[name][: len(tensor)], tensor)
+    texts = ["A zebra.", "A dog."]
+    known, unknown = encoder_at(str(after)).encode(texts), encoder_at(str(before)).encode(texts)
+    assert np.abs(known - unknown)[0].max() > 1e-3
+    np.testing.assert_array_equal(known[1], unknown[1])
 
 
 @pytest.mark.usefixtures("cluster")

@@ -68,7 +68,9 @@ def unstarted(config: Path, folder: Path, name: str, *overrides: str) -> TrainRa
     job, run = open_training(load_settings(Job, config, (*fixed, *overrides)))
     plan = plan_of(job.train)
     record_start(run, plan, "a new encoder")
-    return TrainRank(run, job.encoder, job.train, plan, open_dev(job.train))
+    return TrainRank(
+        run, job.encoder, job.train, plan, open_dev(job.train), expansion=job.train.expand.vectors
+    )
 
 
 def training_arguments(folder: Path, encoder: Path) -> list[str]:

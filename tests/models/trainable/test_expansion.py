@@ -1,0 +1,101 @@
+"""Vocabulary expansion: further words get vectors by the least-squares map, and nothing else changes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from pipeline.errors import ConfigError
+from pipeline.models.folder.encoder_folder import EncoderFolder
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.folder.word_vectors import TABLE, read_words
+from pipeline.models.trainable.encoder import load_trainable
+from pipeline.models.trainable.expansion import check_expansion, expand_vocabulary, fit_word_map
+from pipeline.models.trainable.saving import save_joined
+from pipeline.settings import EncoderSettings
+from tests.models.folders import encoder_at
+from tests.objectives.writing import new_folder
+
+WORDS = ("zero", "one", "two", "three", "Paris", "four", "<s>", "five")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(cache: Path) -> None:
+    """Files of word vectors are converted in a cache of the test's own."""
+
+
+def write_vectors(file: Path, words: tuple[str, ...] = WORDS, seed: int = 0) -> EncoderFolder:
+    """Write vectors of 2 dimensions, with 3 shared words: fewer dimensions than equations."""
+    vectors = np.random.default_rng(seed).normal(size=(len(words), 2)).astype(np.float32)
+    lines = (f"{word} {row[0]} {row[1]}" for word, row in zip(words, vectors.tolist(), strict=True))
+    file.write_text("\n".join(lines))
+    return open_folder(EncoderSettings(path=str(file)))
+
+
+def table_of(folder: EncoderFolder) -> dict[str, np.ndarray]:
+    words = read_words(folder.transformer_path)
+    return dict(zip(words, load_file(folder.file(folder.weights[0]))[TABLE], strict=True))
+
+
+def test_the_map_is_that_of_the_normal_equations():
+    rng = np.random.default_rng(0)
+    vectors, targets = rng.normal(size=(40, 3)), rng.normal(size=(40, 5))
+    expected = np.linalg.solve(vectors.T @ vectors, vectors.T @ targets)
+    np.testing.assert_allclose(fit_word_map(vectors, targets), expected, atol=1e-12)
+    exact = rng.normal(size=(3, 5))
+    np.testing.assert_allclose(fit_word_map(vectors, vectors @ exact), exact, atol=1e-12)
+
+
+def test_further_words_get_mapped_vectors_and_known_words_keep_theirs(tmp_path: Path):
+    encoder, vectors = new_folder(tmp_path / "gru"), write_vectors(tmp_path / "vectors.txt")
+    before, texts = table_of(encoder), ["zero two", "one", "unknown"]
+    encoded = encoder_at(encoder.path).encode([*texts, "three"])
+    expanded = expand_vocabulary(encoder, vectors, None)
+    after, given = table_of(expanded), table_of(vectors)
+    assert list(after) == [*before, "three", "four", "five"]  # "Paris" cannot occur in a lowercased text
+    for word, vector in before.items():
+        np.testing.assert_array_equal(after[word], vector)
+    shared = ("zero", "one", "two")
+    word_map = np.linalg.lstsq(
+        np.stack([given[word] for word in shared]).astype(np.float64),
+        np.stack([before[word] for word in shared]).astype(np.float64),
+    )[0]
+    for word in ("three", "four", "five"):
+        np.testing.assert_allclose(after[word], given[word] @ word_map, atol=1e-6)
+    assert expanded.config["vocab_size"] == len(after)
+    assert expanded.space_id != encoder.space_id
+    product = encoder_at(expanded.path)
+    np.testing.assert_array_equal(product.encode(texts), encoded[:3])
+    assert np.abs(product.encode(["three"]) - encoded[3]).max() > 1e-3  # an unknown word before
+
+
+def test_the_first_words_of_the_file_are_read(tmp_path: Path):
+    encoder, vectors = new_folder(tmp_path / "gru"), write_vectors(tmp_path / "vectors.txt")
+    expanded = expand_vocabulary(encoder, vectors, 4)
+    assert read_words(expanded.path) == ["<unk>", "<s>", "</s>", "zero", "one", "two", "three"]
+
+
+def test_encoders_side_by_side_are_expanded_one_by_one(tmp_path: Path):
+    folders = [new_folder(tmp_path / "uni"), new_folder(tmp_path / "bi", 2)]
+    joined = save_joined([load_trainable(folder) for folder in folders], tmp_path / "joined")
+    vectors = write_vectors(tmp_path / "vectors.txt")
+    modes = {file.name: file.stat().st_mode for file in joined.parts[0].path.glob("*.*")}
+    expanded = expand_vocabulary(joined, vectors, None)
+    assert {file.name: file.stat().st_mode for file in expanded.parts[0].path.glob("*.*")} == modes
+    alone = [expand_vocabulary(folder, vectors, None) for folder in folders]
+    texts = ["three zero", "unknown"]
+    expected = np.hstack([encoder_at(folder.path).encode(texts) for folder in alone])
+    np.testing.assert_array_equal(encoder_at(expanded.path).encode(texts), expected)
+
+
+def test_what_cannot_be_expanded_is_refused_before_the_training(tmp_path: Path):
+    encoder, vectors = new_folder(tmp_path / "gru"), write_vectors(tmp_path / "vectors.txt")
+    check_expansion(encoder, vectors, None)
+    with pytest.raises(ConfigError, match=r"learned word vectors, found manta-words"):
+        check_expansion(vectors, vectors, None)
+    with pytest.raises(ConfigError, match=r"a file of word vectors, found the manta-recurrent encoder"):
+        check_expansion(encoder, encoder, None)
+    foreign = write_vectors(tmp_path / "foreign.txt", ("zwei", "<s>", "drei"))
+    with pytest.raises(ConfigError, match=r"on which the map is fitted, found none of them"):
+        check_expansion(encoder, foreign, None)
