@@ -103,7 +103,7 @@ class TransferProtocol:
     def learning_curve(
         self, solver: Solver, rows: LabelledVectors, first: int, seeds: int
     ) -> dict[int, list[float]]:
-        """Accuracies on the test part of classifiers of few training rows, by number of rows.
+        """Measure the accuracy on the test part after training on few rows, by number of training rows.
 
         The numbers double from `first`, as long as there are more training rows. The rows are drawn, for each
         seed from 0 on, and the strength of the penalty is chosen on dev, or by folds of the drawn rows.

@@ -1,4 +1,4 @@
-"""The recall that is expected of more rows follows the growth in the samples."""
+"""Recall is extrapolated to more rows by a power law of the misses in samples of growing size."""
 
 import numpy as np
 import pytest

@@ -8,5 +8,5 @@ from pipeline.index.metrics import Proportion
 
 @pytest.mark.parametrize(("hits", "trials"), [(0, 10), (3, 10), (10, 10), (950, 1_000), (1, 1)])
 def test_intervals_match_wilsons_formula(hits, trials):
-    share, expected = Proportion.of(hits, trials), binomtest(hits, trials).proportion_ci(0.95, "wilson")
-    assert (share.low, share.high) == pytest.approx((expected.low, expected.high), abs=1e-6)
+    proportion, expected = Proportion.of(hits, trials), binomtest(hits, trials).proportion_ci(0.95, "wilson")
+    assert (proportion.low, proportion.high) == pytest.approx((expected.low, expected.high), abs=1e-6)

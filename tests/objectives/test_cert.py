@@ -20,7 +20,7 @@ def pairs(seed: int, rows: int = 2) -> Batch:
     return batch_of({"anchor": texts(rows, 2 * seed), "positive": texts(rows, 2 * seed + 1)})
 
 
-def made(**options: object) -> Cert:
+def build(**options: object) -> Cert:
     torch.manual_seed(0)
     objective = Cert(Tiny(dropout=0.1), **options).double()
     with torch.no_grad():  # the keys of a new head are almost equal
@@ -56,23 +56,23 @@ def test_the_queue_has_the_published_size():
 
 
 def test_the_queue_wraps_and_holds_the_keys_of_earlier_steps():
-    objective, held = made(queue=5, width=3), {}
+    objective, keys_by_number = build(queue=5, width=3), {}
     for step, (expected, pointer) in enumerate(
         [([0, 1], 2), ([0, 1, 2, 3], 4), ([5, 1, 2, 3, 4], 1), ([5, 6, 7, 3, 4], 3)]
     ):
         outcome = loss_and_backward(objective, pairs(step))
         keys = F.normalize(objective.slow_head(outcome.reps[1]), dim=1)
-        held |= {2 * step + row: keys[row] for row in range(2)}
+        keys_by_number |= {2 * step + row: keys[row] for row in range(2)}
         before = objective.queue.clone()
         objective.after_step(outcome.reps, pairs(step))
         for row, number in enumerate(expected):
-            assert torch.equal(objective.queue[row], held[number])
+            assert torch.equal(objective.queue[row], keys_by_number[number])
         assert torch.equal(objective.queue[len(expected) :], before[len(expected) :])
         assert int(objective.pointer) == pointer
 
 
 def test_the_momentum_encoder_is_updated_before_the_next_keys():
-    objective = made(queue=6, width=3, momentum=0.9)
+    objective = build(queue=6, width=3, momentum=0.9)
     slow, fast = copy.deepcopy(objective.slow_encoder.words), objective.encoder.words
     for step in range(4):
         stepped(objective, pairs(step))
@@ -94,7 +94,7 @@ def test_the_moving_average_matches_a_hand_computation():
 
 
 def test_the_momentum_encoder_has_no_gradient():
-    objective = made(queue=4)
+    objective = build(queue=4)
     loss_and_backward(objective, pairs(0))
     trained = {name for name, parameter in objective.named_parameters() if parameter.requires_grad}
     assert (
@@ -107,7 +107,7 @@ def test_the_momentum_encoder_has_no_gradient():
 def test_chunks_give_the_same_queue_and_losses():
     runs = []
     for chunk_rows in (None, 1):
-        objective = made(queue=7, width=4)
+        objective = build(queue=7, width=4)
         objective.encoder.dropout.p = objective.slow_encoder.dropout.p = 0.0
         losses = torch.stack([stepped(objective, pairs(step, 3), chunk_rows) for step in range(4)])
         runs.append((losses, objective.queue, objective.pointer))

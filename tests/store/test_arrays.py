@@ -21,9 +21,9 @@ def test_numbers_survive_conversion_to_arrow_and_back(dtype: str):
 
 @pytest.mark.parametrize("texts", [[], [""], ["a", "", "雪が川", "n\u00e4chste\n"]])
 def test_texts_become_an_arrow_string_array(texts: list[str]):
-    made = strings_of(texts)
-    made.validate(full=True)
-    assert made.equals(pa.array(texts, pa.large_string()))
+    array = strings_of(texts)
+    array.validate(full=True)
+    assert array.equals(pa.array(texts, pa.large_string()))
 
 
 def test_pandas_is_not_imported():

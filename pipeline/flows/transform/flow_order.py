@@ -44,7 +44,7 @@ class RowOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of full batches of an epoch; the remaining rows are skipped, others in each epoch."""
+        """Number of full batches of an epoch; the remaining rows, others in each epoch, are skipped."""
         return self.rows // self.batch_rows
 
     def batches(self, start: int, prepare: Prepare) -> Iterator[np.ndarray]:

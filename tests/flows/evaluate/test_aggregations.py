@@ -50,7 +50,7 @@ def by_scipy(file: Path, seed: int, aggregation: str) -> float:
     return 100 * float(np.average(values, weights=[part.sum() for part in parts]))
 
 
-def test_yearly_sets_have_both_and_single_sets_count_by_all_in_both_averages(tmp_path: Path):
+def test_yearly_sets_have_two_aggregations_and_single_sets_have_one_in_both_averages(tmp_path: Path):
     years, benchmark = write_pairs(tmp_path / "a.parquet", 61), write_pairs(tmp_path / "b.parquet", 45, 1)
     sets = [measured(years, "STS12"), measured(benchmark, "STSB-test"), measured(benchmark, "mine")]
     scores = aggregated_scores(sets, CANDIDATES)
@@ -58,10 +58,10 @@ def test_yearly_sets_have_both_and_single_sets_count_by_all_in_both_averages(tmp
     found = {(each.task, each.candidate, each.aggregation): each.value for each in scores}
     expected = {}
     for seed, name in enumerate(CANDIDATES):
-        for how in ("all", "wmean"):
-            expected["STS12", name, how] = by_scipy(years, seed, how)
-            mean = (by_scipy(years, seed, how) + by_scipy(benchmark, seed, "all")) / 2
-            expected[average, name, how] = mean
+        for aggregation in ("all", "wmean"):
+            expected["STS12", name, aggregation] = by_scipy(years, seed, aggregation)
+            mean = (by_scipy(years, seed, aggregation) + by_scipy(benchmark, seed, "all")) / 2
+            expected[average, name, aggregation] = mean
     assert found == pytest.approx(expected, abs=1e-4)
     assert abs(found["STS12", "small", "all"] - found["STS12", "small", "wmean"]) > 0.01
     section = aggregation_section(scores)
@@ -70,7 +70,7 @@ def test_yearly_sets_have_both_and_single_sets_count_by_all_in_both_averages(tmp
     assert [row[0] for row in section.table[1:]] == ["STS12", average]
 
 
-def test_other_tasks_have_no_such_table(tmp_path: Path):
+def test_tasks_without_yearly_sets_have_no_aggregations(tmp_path: Path):
     pairs = write_pairs(tmp_path / "a.parquet", 40)
     labels = save(
         tmp_path / "pairs.parquet",
@@ -82,7 +82,7 @@ def test_other_tasks_have_no_such_table(tmp_path: Path):
     )
 
 
-def test_an_undefined_aggregation_is_said(tmp_path: Path):
+def test_an_undefined_aggregation_is_shown_as_such(tmp_path: Path):
     year = measured(write_pairs(tmp_path / "a.parquet", 40), "STS13")
     without = [
         ResampledResult(each.result.model_copy(update={"metrics": {"Spearman all": 50.0}}), None)

@@ -20,8 +20,8 @@ def settings(folder, **changes) -> EncoderSettings:
     return EncoderSettings(path=str(folder), **changes)
 
 
-def words(count: int, seed: int = 0) -> list[str]:
-    """Texts of 1 to 60 words, some of them equal."""
+def random_texts(count: int, seed: int = 0) -> list[str]:
+    """Return texts of 1 to 60 words, some of them equal."""
     rng = np.random.default_rng(seed)
     vocabulary = [*LONG.split()[:16], "ladder", "window", "snow", "mill"]
     return [" ".join(rng.choice(vocabulary, rng.integers(1, 61))) for _ in range(count)]
@@ -65,7 +65,7 @@ def test_cls_mlp_is_the_trained_layer_over_the_first_token(folders):
 
 
 def test_the_packaged_minilm_equals_sentence_transformers(minilm):
-    texts = [*TEXTS, LONG, *words(60)]
+    texts = [*TEXTS, LONG, *random_texts(60)]
     reference = SentenceTransformer(str(minilm.folder.path), device="cpu")
     np.testing.assert_allclose(minilm.encode(texts), reference.encode(texts, batch_size=16), atol=1e-5)
     assert minilm.dim == 384
@@ -81,7 +81,7 @@ def test_the_bits_of_a_text_do_not_depend_on_its_batch(folders, minilm, family):
             settings(folders[family], pooling="mean+max", normalize=True), EncodeSettings(max_tokens=256)
         )
     )
-    texts = words(80)
+    texts = random_texts(80)
     together = encoder.encode(texts)
     order = np.random.default_rng(1).permutation(len(texts))
     np.testing.assert_array_equal(encoder.encode([texts[i] for i in order]), together[order])
@@ -95,14 +95,14 @@ def test_the_bits_of_a_text_do_not_depend_on_its_batch(folders, minilm, family):
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_bits_do_not_depend_on_the_number_of_threads(minilm, threads):
-    texts = words(60)
+    texts = random_texts(60)
     np.testing.assert_array_equal(
         load_encoder(EncoderSettings(), EncodeSettings(threads=threads)).encode(texts), minilm.encode(texts)
     )
 
 
 def test_a_stream_returns_the_rows_of_each_batch_in_order(minilm):
-    texts = words(90)
+    texts = random_texts(90)
     batches = [pa.array(texts[:7]), [], texts[7:60], pa.chunked_array([texts[60:70], texts[70:]])]
     encoded = list(minilm.encode_stream(iter(batches)))
     assert [len(part.vectors) for part in encoded] == [7, 0, 53, 30]
@@ -114,11 +114,13 @@ def test_a_stream_returns_the_rows_of_each_batch_in_order(minilm):
 
 def test_a_stream_reports_rows_during_a_window(folders):
     encoder = load_encoder(settings(folders["bert"]), EncodeSettings(max_tokens=128))
-    told = list[int]()
-    first, *_ = encoder.encode_stream([words(60), words(90)[60:], words(120)[90:]], told.append)
+    reported = list[int]()
+    first, *_ = encoder.encode_stream(
+        [random_texts(60), random_texts(90)[60:], random_texts(120)[90:]], reported.append
+    )
     assert len(first.vectors) == 60
-    assert told == sorted(told)
-    assert (told[-1], len(set(told)) > 10) == (120, True), "a window holds all of them, in many buffers"
+    assert reported == sorted(reported)
+    assert (reported[-1], len(set(reported)) > 10) == (120, True), "one window has all rows, in many buffers"
 
 
 def test_errors_of_the_reader_are_raised_and_a_caller_may_stop_early(minilm):
@@ -177,7 +179,7 @@ def test_queries_use_the_query_prompt(folders):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_on_a_cpu_is_close(minilm, dtype):
     half = load_encoder(EncoderSettings(), EncodeSettings(dtype=dtype))
-    texts = words(20)
+    texts = random_texts(20)
     assert (half.encode(texts) * minilm.encode(texts)).sum(1).min() > 0.999
     assert half.space_id == minilm.space_id
     assert half.numerics_id != minilm.numerics_id
@@ -191,7 +193,7 @@ def test_a_buffer_shorter_than_the_longest_text_is_refused(folders):
 
 def test_running_out_of_device_memory_halves_the_buffer(folders, monkeypatch):
     encoder = load_encoder(settings(folders["bert"]), EncodeSettings(max_tokens=256))
-    texts, before, numerics = words(20), encoder.encode(words(20)), encoder.numerics_id
+    texts, before, numerics = random_texts(20), encoder.encode(random_texts(20)), encoder.numerics_id
     embedding = F.embedding
 
     def scarce(ids, table):

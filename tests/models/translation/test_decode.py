@@ -1,5 +1,5 @@
-"""Our loop writes what transformers' generate writes, whatever stands beside a row, and draws by what the
-caller says alone.
+"""Translations equal those of transformers' generate, do not depend on the other rows of a batch, and samples
+depend only on the random numbers that the caller passes.
 """
 
 from pathlib import Path
@@ -35,17 +35,16 @@ def opened(path: Path, family: str, decoding: DecodingSettings = DecodingSetting
     return Translator(open_translator(settings), settings, CPU, "float32")
 
 
-def written(translator: Translator, texts=SENTENCES, uniforms=None) -> list[list[list[int]]]:
+def translations_of(translator: Translator, texts=SENTENCES, uniforms=None) -> list[list[list[int]]]:
     requests = [
-        translator.request(ids, place, uniforms)
-        for place, ids in enumerate(translator.tokenizer.tokens(texts))
+        translator.request(ids, row, uniforms) for row, ids in enumerate(translator.tokenizer.tokens(texts))
     ]
     found = {
-        int(place): rows
-        for batch, made in translator(requests)
-        for place, rows in zip(batch, made, strict=True)
+        int(row): rows
+        for batch, translations in translator(requests)
+        for row, rows in zip(batch, translations, strict=True)
     }
-    return [found[place] for place in range(len(texts))]
+    return [found[row] for row in range(len(texts))]
 
 
 def first(rows: list[list[list[int]]]) -> list[list[int]]:
@@ -53,27 +52,25 @@ def first(rows: list[list[list[int]]]) -> list[list[int]]:
 
 
 class Alone:
-    """One text after the other by transformers' generate, told the languages as its documentation says for
-    the family.
-    """
+    """transformers' generate for one text at a time, with the languages set as documented for the family."""
 
     def __init__(self, path: Path, family: str) -> None:
         from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-        self.model, self.tokenizer, own = (
+        self.model, self.tokenizer, languages = (
             AutoModelForSeq2SeqLM.from_pretrained(path).eval(),
             AutoTokenizer.from_pretrained(path),
             LANGUAGES[family],
         )
-        self.given, self.prefix = {}, own.get("prefix", "")
-        if "source" in own:
-            self.tokenizer.src_lang = own["source"]
+        self.options, self.prefix = {}, languages.get("prefix", "")
+        if "source" in languages:
+            self.tokenizer.src_lang = languages["source"]
             target = (
-                self.tokenizer.get_lang_id(own["target"])
+                self.tokenizer.get_lang_id(languages["target"])
                 if family == "m2m100"
-                else self.tokenizer.convert_tokens_to_ids(own["target"])
+                else self.tokenizer.convert_tokens_to_ids(languages["target"])
             )
-            self.given["decoder_start_token_id" if family == "mbart25" else "forced_bos_token_id"] = target
+            self.options["decoder_start_token_id" if family == "mbart25" else "forced_bos_token_id"] = target
 
     def __call__(self, text: str, decoding: DecodingSettings, **options) -> list[list[int]]:
         inputs = self.tokenizer(self.prefix + text, return_tensors="pt")
@@ -81,7 +78,7 @@ class Alone:
         most = min(int(size * decoding.max_ratio + decoding.max_extra), POSITIONS)
         bounds = {"max_new_tokens": most, "min_new_tokens": min(most, int(decoding.min_ratio * size))}
         return self.model.generate(
-            **inputs, **({"num_beams": 1, "do_sample": False} | options), **bounds, **self.given
+            **inputs, **({"num_beams": 1, "do_sample": False} | options), **bounds, **self.options
         )[:, 1:].tolist()
 
 
@@ -94,9 +91,9 @@ def test_greedy_decoding_in_a_batch_equals_generate_on_each_text(folders, family
             folders[family], family, decoding, batch_tokens=80
         )  # several batches, of rows that end at different steps
         expected = [alone(text, decoding)[0] for text in SENTENCES]
-        assert first(written(translator)) == expected, bounds
-        translator._stepper = GeneralStepper(translator._model)  # what serves every architecture
-        assert first(written(translator)) == expected, bounds
+        assert first(translations_of(translator)) == expected, bounds
+        translator._stepper = GeneralStepper(translator._model)  # the stepper for all architectures
+        assert first(translations_of(translator)) == expected, bounds
         lengths |= {len(row) for row in expected}
     assert len(lengths) > 2
 
@@ -112,9 +109,10 @@ def test_half_precision_decoding_equals_generate_in_half_precision(folders, fami
     expected = [alone(text, DecodingSettings())[0] for text in SENTENCES]
     agree = [
         sum(a == b for a, b in zip(*rows, strict=False)) / max(map(len, rows))
-        for rows in zip(first(written(translator)), expected, strict=True)
+        for rows in zip(first(translations_of(translator)), expected, strict=True)
     ]
-    assert np.mean(agree) > 0.6  # rounding of other shapes turns a close choice over, and what follows it
+    # products of other shapes round differently, which may change a close choice and all later tokens
+    assert np.mean(agree) > 0.6
 
 
 def test_modified_layers_are_not_fused(folders):
@@ -126,7 +124,7 @@ def test_modified_layers_are_not_fused(folders):
 
 
 def test_forbidden_tokens_are_not_generated(folders, tmp_path):
-    """Words of several tokens, repeated n-grams and a penalty for repeating: all as generate has them."""
+    """Forbidden words, repeated n-grams and the repetition penalty work as in generate."""
     alone = Alone(folders["mbart50"], "mbart50")
     plain = alone(SENTENCES[1], DecodingSettings())[0]
     alone.model.generation_config.update(
@@ -138,21 +136,21 @@ def test_forbidden_tokens_are_not_generated(folders, tmp_path):
     alone.model.save_pretrained(tmp_path)
     alone.tokenizer.save_pretrained(tmp_path)
     expected = [alone(text, DecodingSettings())[0] for text in SENTENCES]
-    assert first(written(opened(tmp_path, "mbart50"))) == expected
+    assert first(translations_of(opened(tmp_path, "mbart50"))) == expected
     assert expected[1] != plain
 
 
 @pytest.mark.parametrize("family", ["marian", "nllb", "t5"])
 def test_beam_search_equals_generate_on_each_text_below_the_length_limit(folders, family: str):
-    """generate compares what a bound has cut, ours what it has ended: so only translations that end by
-    themselves have to agree.
+    """Only translations that end by themselves are compared: generate also ranks translations that a length
+    limit has cut off, which this project does not.
     """
     decoding = DecodingSettings(method="beam", beams=3, hypotheses=2, length_penalty=0.8)
     alone, compared = Alone(folders[family], family), 0
     translator = opened(folders[family], family, decoding, batch_tokens=240)
     ends = set(alone.model.generation_config.eos_token_id)
     for text, found, ids in zip(
-        SENTENCES, written(translator), translator.tokenizer.tokens(SENTENCES), strict=True
+        SENTENCES, translations_of(translator), translator.tokenizer.tokens(SENTENCES), strict=True
     ):
         most = translator.request(ids, 0, None).max_tokens
         assert all(len(row) <= most and row[-1] in ends for row in found)
@@ -166,23 +164,25 @@ def test_beam_search_equals_generate_on_each_text_below_the_length_limit(folders
 
 def test_beams_do_not_depend_on_their_neighbours(folders):
     decoding = DecodingSettings(method="beam", beams=3, max_ratio=0.6, max_extra=0, min_ratio=0.3)
-    assert written(opened(folders["t5"], "t5", decoding)) == written(
+    assert translations_of(opened(folders["t5"], "t5", decoding)) == translations_of(
         opened(folders["t5"], "t5", decoding, batch_tokens=16)
     )
 
 
-def by_place(place: int, most: int) -> np.ndarray:
-    return np.random.default_rng(place).random((3, most))
+def uniforms_of(row: int, most: int) -> np.ndarray:
+    return np.random.default_rng(row).random((3, most))
 
 
 def test_samples_depend_on_their_random_numbers_and_not_on_the_batch(folders):
     decoding = DecodingSettings(method="sample", hypotheses=3, top_k=20, temperature=1.5)
-    whole = written(opened(folders["t5"], "t5", decoding), uniforms=by_place)
-    assert whole == written(opened(folders["t5"], "t5", decoding, batch_tokens=60), uniforms=by_place)
-    for place, text in enumerate(SENTENCES):
-        assert written(
-            opened(folders["t5"], "t5", decoding), [text], lambda _, most, place=place: by_place(place, most)
-        ) == [whole[place]]
+    whole = translations_of(opened(folders["t5"], "t5", decoding), uniforms=uniforms_of)
+    assert whole == translations_of(
+        opened(folders["t5"], "t5", decoding, batch_tokens=60), uniforms=uniforms_of
+    )
+    for row, text in enumerate(SENTENCES):
+        assert translations_of(
+            opened(folders["t5"], "t5", decoding), [text], lambda _, most, row=row: uniforms_of(row, most)
+        ) == [whole[row]]
     assert any(len(set(map(tuple, hypotheses))) == 3 for hypotheses in whole)
 
 
@@ -212,8 +212,8 @@ def test_samples_have_the_probabilities_of_transformers(options: dict):
         (torch.arange(grid) + 0.5) / grid,
         DecodingSettings(method="sample", **options),
     )
-    shares = torch.bincount(drawn, minlength=700) / grid
-    torch.testing.assert_close(shares, torch.softmax(expected[0], -1), atol=2 / grid, rtol=0)
+    proportions = torch.bincount(drawn, minlength=700) / grid
+    torch.testing.assert_close(proportions, torch.softmax(expected[0], -1), atol=2 / grid, rtol=0)
 
 
 @pytest.mark.parametrize("options", SAMPLING)
@@ -233,11 +233,9 @@ def test_batches_hold_every_text_once_within_the_token_limit():
 
 
 def test_running_out_of_device_memory_halves_the_batch(folders, monkeypatch):
-    """No test can fill a GPU that is not there: what a full one raises is raised for every batch above 3
-    rows.
-    """
+    """Batches of more than three rows raise the error of a full GPU."""
     translator = opened(folders["t5"], "t5")
-    expected, begin = written(translator), translator._stepper.begin
+    expected, begin = translations_of(translator), translator._stepper.begin
 
     def small(ids, *rest):
         if len(ids) > 3:
@@ -245,7 +243,7 @@ def test_running_out_of_device_memory_halves_the_batch(folders, monkeypatch):
         return begin(ids, *rest)
 
     monkeypatch.setattr(translator._stepper, "begin", small)
-    assert written(translator) == expected
+    assert translations_of(translator) == expected
     monkeypatch.setattr(translator._stepper, "begin", lambda *_: small(range(9)))
     with pytest.raises(ModelError, match="one text"):
-        written(translator)
+        translations_of(translator)
