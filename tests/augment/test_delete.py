@@ -1,4 +1,4 @@
-"""What is left of a text stands in its order, and as many words are gone as were asked for."""
+"""The configured number of words is deleted, and the others stay in their order."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from tests.augment.edits import method, variants
 
 
 def is_part(part: list[str], words: list[str]) -> bool:
-    """Whether all of `part` stands in `words` in that order."""
+    """Return whether `words` contains all of `part` in that order."""
     rest = iter(words)
     return all(word in rest for word in part)
 

@@ -1,4 +1,4 @@
-"""What is put in are synonyms of the text's words; the text itself stays around them."""
+"""Insertions are synonyms of the words of the text, whose own words stay in their order."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""What is kept: every test by itself, their order, and that nothing goes without its reason."""
+"""Tests of variants, each alone and in their order; every rejected variant has a reason."""
 
 import re
 import unicodedata
@@ -47,7 +47,7 @@ def strings(values: list[str | None]) -> pa.Array:
 
 
 def one(text: str, variant: str | None, vectors: Any = None, **keep: Any) -> str | None:
-    """Its reason; None where it is kept."""
+    """Return the reason for which the variant is rejected; None if it is kept."""
     judged = judge(
         strings([text]),
         {"a": Candidates(strings([variant]), pa.nulls(1, pa.string()), ALL.model_copy(update=keep))},

@@ -1,4 +1,4 @@
-"""What is a word among signs, and how one takes another's place."""
+"""Words are separated from punctuation, and replacements get the case of the word."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""How the cost of a night grows with its rows: CPU time, memory, bytes and time of every stage.
+"""Measure the growth of a night's cost with its rows: CPU time, memory, bytes and time of every stage.
 
 python -m tests.benchmarks.growth --rows 10000 100000 1000000
 

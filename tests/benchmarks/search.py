@@ -1,4 +1,4 @@
-"""How long one search takes as a process, from the start of Python to the printed answer.
+"""Measure one search as a process, from the start of Python to the printed answer.
 
 python -m tests.benchmarks.search ROOT --searches 5
 

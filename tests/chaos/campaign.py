@@ -36,7 +36,7 @@ _CHANCES = (("slow", 0.03), ("full", 0.002), ("ill", 0.002), ("stale", 0.002))
 
 @dataclass(frozen=True)
 class Plans:
-    """What a campaign is asked for; see the options of the program."""
+    """Settings of a campaign; see the options of the program."""
 
     nights: int = 10
     seed: int = 0

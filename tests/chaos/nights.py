@@ -31,7 +31,7 @@ _OURS = (f'File "{ROOT}/pipeline', f'File "{ROOT}/jobs')
 
 @dataclass
 class Tally:
-    """What was done to all nights, and how their runs ended."""
+    """Faults of all nights, and the ends of their runs."""
 
     runs: int = 0
     kills: Counter[str] = field(default_factory=Counter)
@@ -48,9 +48,18 @@ class Tally:
 
 @dataclass(frozen=True)
 class Fire:
-    """How hot it is. kills: of processes from outside, per run on average; points: kills at points, cuts:
-    files cut short, both per night; chances: of faults of a local store; twice: share of runs with a second
-    driver beside; heads: whether raylets and GCS servers are among what is killed from outside.
+    """Faults of the disturbed nights.
+
+    Attributes:
+        kills: kills of processes from outside, per run on average.
+        points: kills at points, per night.
+        cuts: truncated files, per night.
+        full: full disks, per night.
+        chances: probabilities of faults of a local store.
+        twice: proportion of runs with a second driver at the same time.
+        links: whether the file system has hard links.
+        local: whether the store is a local folder.
+        heads: whether raylets and GCS servers are killed from outside, too.
     """
 
     kills: float = 0.7
@@ -106,7 +115,7 @@ class Driver:
     errors: IO[bytes]
 
     def said(self) -> tuple[dict[str, Any], str]:
-        """Its answer and its standard error."""
+        """Return the answer and the standard error of the driver."""
         texts = []
         for stream in (self.out, self.errors):
             stream.seek(0)
@@ -209,12 +218,12 @@ class NightUnderFire:
         return Driver(number, process, out, errors)
 
     def _moments(self, lasts: float) -> list[float]:
-        """When to kill something from outside, in seconds from the start."""
+        """Draw the times of kills from outside, in seconds from the start."""
         count = int(self.fire.kills) + (self.rng.random() < self.fire.kills % 1)
         return sorted(self.rng.uniform(0.3, lasts) for _ in range(count))
 
     def _shoot(self) -> bool:
-        """Kill one process, its kind drawn first; whether there was one."""
+        """Kill one process of a drawn kind. Returns whether there was one."""
         spared = ("other",) if self.fire.heads else ("other", *_HEADS)
         found = [process for process in processes(self.token) if process.kind not in spared]
         if not found:

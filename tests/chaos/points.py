@@ -88,11 +88,14 @@ def point_of(path: str) -> str | None:
 
 @dataclass(frozen=True)
 class Shot:
-    """What happens, once, at a point.
+    """A fault that happens once, at a point.
 
-    when: before the file is written, or after; act: kill (-9, the process that writes), cut (the file keeps
-        its first half, and the process goes on), torn (cut, then kill), full (the disk is full while the file
-        is written), ill (the disk answers with an I/O error); skip: so many files of the kind pass first.
+    Attributes:
+        point: the kind of file.
+        when: before or after the file is written.
+        act: kill (SIGKILL of the writing process), cut (the file is truncated to its first half), torn (cut,
+            then kill), full (the disk is full) or ill (an I/O error).
+        skip: number of files of the kind that are written without a fault first.
     """
 
     point: str

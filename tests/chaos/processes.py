@@ -31,7 +31,7 @@ class Found:
     born: float
 
     def kill(self) -> bool:
-        """Whether it was there, and is sent SIGKILL: never another process that has got its number."""
+        """Send SIGKILL, but never to another process that reuses the pid. Returns whether it was sent."""
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(self.pid)
             if process.create_time() == self.born and process.status() != psutil.STATUS_ZOMBIE:

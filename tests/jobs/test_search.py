@@ -117,7 +117,7 @@ def test_texts_are_shown_although_no_column_was_kept(root: str, manta: Manta, tm
 
 
 def test_a_text_that_is_kept_under_another_name_is_shown_once(root: str, manta: Manta):
-    """Its kept column shows it already."""
+    """The kept column already shows the text."""
     releases = Releases(open_store(root))
     corpus = {"id": "id", "text": "body", "keep": ["body"]}
     before = releases.get(1)

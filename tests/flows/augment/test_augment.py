@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("cluster", "shuffle_method")
 
 
 def expected_shuffle(row: dict[str, Any], marks: tuple[str, ...] = ("a", "b"), seed: int = 0) -> str | None:
-    """What the legs make of a row, computed alone."""
+    """Compute the variant of a row by the stages, independently of the code under test."""
     text = row["text"]
     for number, mark in enumerate(marks):
         words = text.split()

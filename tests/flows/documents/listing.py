@@ -1,5 +1,5 @@
-"""What lies below a store's root, asked again and again from where that store can be reached: a root per line
-in, JSON of path: [etag, time] per line out.
+"""List the files below the root of a store, from a machine that can reach it: reads one root per line, and
+writes one JSON object of path: [etag, time] per line.
 """
 
 import json

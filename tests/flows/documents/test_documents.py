@@ -1,4 +1,4 @@
-"""What the documents print runs as it is printed, in any order: on small corpora, with a small encoder."""
+"""The commands of the documents run as printed, in any order, on small corpora with a small encoder."""
 
 import importlib.util
 import shlex
@@ -55,7 +55,7 @@ JOBS = ("plan", "preflight", "encode", "whiten", "index", "evaluate", "nightly")
 
 
 def runs_on_ray(command: str) -> bool:
-    """Whether it is a training, which needs Ray, or goes on from one: on_ray/test_documents.py runs these."""
+    """Return whether it is a training, or follows one: on_ray/test_documents.py runs these."""
     return command not in BARE and (
         command.startswith(("manta train", "manta augment")) or "trainings/" in command
     )

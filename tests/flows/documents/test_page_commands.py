@@ -1,4 +1,4 @@
-"""Whatever commands a page prints run as printed, in paths with spaces and quotes too."""
+"""The commands of a page run as printed, also with paths that contain spaces and quotes."""
 
 import contextlib
 import html

@@ -1,5 +1,5 @@
-"""What the documents print and needs Ray: trainings in their order, and the vector column on machines of one
-core and of two.
+"""Commands of the documents that need Ray: trainings in their order, and the vector column on machines with
+one and two cores.
 """
 
 import shlex
@@ -31,7 +31,7 @@ SMALL = {
 
 
 def is_run(command: str) -> bool:
-    """Whether the command needs Ray, or makes the rows of a training that does."""
+    """Return whether the command needs Ray, or makes the rows of a training that does."""
     return runs_on_ray(command) or command.startswith("manta pairs pairs.")
 
 

@@ -1,5 +1,5 @@
-"""What workers and the driver record stands on the node's metrics port, in the text that Prometheus reads;
-without Ray nothing happens and nothing fails.
+"""The metrics of workers and driver are served at the node's metrics port, in the format of Prometheus;
+without Ray, recording them does nothing and does not fail.
 """
 
 import re
@@ -43,7 +43,7 @@ class Encoding:
 
 
 def page() -> str:
-    """What the node's metrics port says now."""
+    """Read the page of the node's metrics port."""
     import ray
 
     node = ray.nodes()[0]
@@ -75,14 +75,14 @@ class Port:
         self.before = dict(self.seen)
 
     def value(self, series: metrics.MetricSeries, **labels: str) -> float:
-        """Of a gauge; of a counter what all processes have counted since `begin`."""
+        """Return the value of a gauge, or the increase of a counter over all processes since `begin`."""
         keys = [key for key in self.seen if key[0] == exported(series) and key[1] >= set(labels.items())]
         if series.kind == "Gauge":
             return sum(self.seen[key] for key in keys)
         return sum(self.seen[key] - self.before.get(key, 0.0) for key in keys)
 
     def reaches(self, look: Callable[[], object], expected: object) -> bool:
-        """Whether the port comes to say what is expected; processes send in intervals."""
+        """Return whether the port reaches the expected value, since processes send at intervals."""
 
         def again() -> object:
             self.look()
@@ -92,7 +92,7 @@ class Port:
 
 
 def reaches(look: Callable[[], object], expected: object) -> bool:
-    """Whether the port comes to say what is expected; processes send in intervals."""
+    """Return whether the port reaches the expected value, since processes send at intervals."""
     deadline = time.monotonic() + _PATIENCE_S
     while look() != expected and time.monotonic() < deadline:
         time.sleep(0.1)

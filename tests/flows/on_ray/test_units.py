@@ -258,7 +258,7 @@ def test_a_pool_has_at_most_one_actor_per_item(count: int, pool: Pool, expected:
 
 @pytest.fixture(scope="module")
 def gpus() -> dict[str, object]:
-    """What a process found that had a Ray of two GPUs to itself (logical ones: nothing computes on them)."""
+    """Run a program in its own Ray with two logical GPUs, which nothing computes on; return its output."""
     command = [sys.executable, "-m", "tests.flows.gpus"]
     done = subprocess.run(
         command,
@@ -302,7 +302,7 @@ def test_three_gpus_on_a_node_of_two_are_refused_before_anything_starts(gpus):
 
 
 def on_short_memory(part: float) -> dict[str, object]:
-    """How a driver ended whose workers have that part of the free memory."""
+    """Run a driver whose workers may use that part of the free memory; return how it ended."""
     command = [sys.executable, "-m", "tests.flows.memory", str(part)]
     done = subprocess.run(
         command,

@@ -68,7 +68,7 @@ def source_of(folder: Path) -> PairSettings:
 
 
 def mined(job: Job, folder: Path, root: Path) -> tuple[PairSettings, list[tuple[str, str, str]]]:
-    """What comes back, and the rows of its files."""
+    """Mine negatives; return the new source and the rows of its files."""
     with connect(job.cluster, Stages()) as cluster:
         (found,) = mine(Run(job, open_store(root), cluster, Stages()), (source_of(folder),))
     return found, rows_of(found)

@@ -29,7 +29,7 @@ def last_step(run: str) -> int:
 
 
 def at_work(raylet: int) -> bool:
-    """Whether a worker of the training runs on that node."""
+    """Return whether a worker of the training runs on that node."""
     try:
         return bool(workers(raylet))
     except psutil.Error:

@@ -1,4 +1,4 @@
-"""What a training is going to do is known, and everything wrong with it is told, before a worker starts."""
+"""A training is planned, and every error in its settings and rows is reported, before a worker starts."""
 
 from pathlib import Path
 

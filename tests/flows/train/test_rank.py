@@ -1,5 +1,5 @@
-"""What a worker does, in this process: the product loads everywhere, a stopped training goes on to the same
-bits, numbers that are none end it.
+"""The work of one rank, in this process: the saved encoder loads in other libraries, a stopped training
+resumes to the same bits, and values that are not finite end it.
 """
 
 import shutil

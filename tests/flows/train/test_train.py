@@ -35,7 +35,7 @@ def arguments(folder: Path, encoder: Path, *overrides: str) -> list[str]:
 
 
 def last_step(run: Path) -> int:
-    """Of the last checkpoint."""
+    """Return the step of the last checkpoint."""
     return max((int(path.name.split("-")[1]) for path in run.glob("checkpoints/step-*.json")), default=0)
 
 

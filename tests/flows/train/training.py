@@ -95,11 +95,11 @@ def training_job(folder: Path, encoder: Path, *overrides: str) -> Job:
 
 
 class Stop(Exception):
-    """Ends a training in its middle."""
+    """Ends a training before its last step."""
 
 
 def until(step: int) -> Callable[[int, str], None]:
-    """What a worker is to tell its steps to, so that it ends in that one."""
+    """Return a progress function that ends the worker at that step."""
 
     def tell(done: int, note: str) -> None:
         if done == step:
@@ -118,13 +118,13 @@ def work(rank: int, world: int, task: TrainRank, stop: int, meeting: Path) -> No
 
 
 def losses(run: Path) -> list[float]:
-    """Of every step."""
+    """Return the losses of all steps."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [line["loss"] for line in lines if "loss" in line]
 
 
 def weights(folder: Path) -> Mapping[str, np.ndarray]:
-    """Those of an encoder folder, by name."""
+    """Load the weights of an encoder folder by name."""
     found: dict[str, np.ndarray] = load_file(folder / "model.safetensors")
     return found
 

@@ -199,7 +199,7 @@ LANGUAGES: dict[str, dict[str, str]] = {
 
 
 def _plain(tokenizer: Any) -> int:
-    """How many tokens stand before those of languages and of padding."""
+    """Count the tokens before those of languages and of padding."""
     special = {
         *tokenizer.convert_tokens_to_ids(["de_DE", "deu_Latn", "ar_AR", "ace_Arab", "<pad>", "<mask>"]),
         tokenizer.vocab_size,
