@@ -45,8 +45,8 @@ def variants(
     """(a sentence, a variant of it), `times` for each sentence, each with its own generator."""
     edit = augmenter.start()
     return [
-        (words, edit(list(words), keyed_rng(7, place, number)))
-        for place, words in enumerate(sentences)
+        (words, edit(list(words), keyed_rng(7, index, number)))
+        for index, words in enumerate(sentences)
         for number in range(times)
     ]
 

@@ -33,12 +33,12 @@ def leg(folder: Path, number: int = 0, **options):
 
 def made(leg, texts, seed: int = 0, keys=None) -> list[StageOutput]:
     sources = [
-        StageInput(text, f"{place}".encode() if keys is None else keys[place])
-        for place, text in enumerate(texts)
+        StageInput(text, f"{index}".encode() if keys is None else keys[index])
+        for index, text in enumerate(texts)
     ]
     found = dict(leg.start(CPU, AugmentSettings(seed=seed))(sources))
     assert sorted(found) == list(range(len(texts)))
-    return [found[place] for place in range(len(texts))]
+    return [found[index] for index in range(len(texts))]
 
 
 def test_translations_do_not_depend_on_the_batch(folder):
@@ -47,7 +47,7 @@ def test_translations_do_not_depend_on_the_batch(folder):
         whole = made(one, SENTENCES)
         assert all(len(each.texts) == one.outputs and each.reason is None for each in whole)
         assert [
-            made(one, [text], keys=[f"{place}".encode()])[0] for place, text in enumerate(SENTENCES)
+            made(one, [text], keys=[f"{index}".encode()])[0] for index, text in enumerate(SENTENCES)
         ] == whole
         assert made(one, SENTENCES) == whole
 
@@ -65,10 +65,10 @@ def test_samples_depend_on_seed_key_hypothesis_and_step_of_the_chain(folder):
 
 def test_equal_texts_are_translated_once(folder):
     working = leg(folder).start(CPU, AugmentSettings())
-    found = dict(working([StageInput(text, b"%d" % place) for place, text in enumerate(SENTENCES * 3)]))
+    found = dict(working([StageInput(text, b"%d" % index) for index, text in enumerate(SENTENCES * 3)]))
     once = leg(folder).start(CPU, AugmentSettings())
-    assert [found[place] for place in range(len(SENTENCES))] == [
-        found[place + len(SENTENCES)] for place in range(len(SENTENCES))
+    assert [found[index] for index in range(len(SENTENCES))] == [
+        found[index + len(SENTENCES)] for index in range(len(SENTENCES))
     ]
     assert dict(once([StageInput(text, b"") for text in SENTENCES]))[0] == found[0]
     assert working.stats.tokens_in == once.stats.tokens_in > 0

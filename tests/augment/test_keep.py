@@ -68,7 +68,7 @@ def counted(text: str, run: int) -> tuple[int, int]:
     """The oracle of repetition, by regular expressions and a counter."""
     pieces = re.findall(r"[^\W_]+|[^\w\s]", unicodedata.normalize("NFKC", text).casefold())
     words = [piece for piece in pieces if piece.isalnum()]
-    runs = Counter(tuple(words[place : place + run]) for place in range(len(words) - run + 1))
+    runs = Counter(tuple(words[index : index + run]) for index in range(len(words) - run + 1))
     return sum(a == b and a.isalnum() for a, b in pairwise(pieces)), max(runs.values(), default=0)
 
 
@@ -259,7 +259,7 @@ def test_every_rejection_has_a_reason_and_rows_are_independent(
         )
 
     judged = found(slice(None))
-    alone = [found(slice(place, place + 1)) for place in range(len(rows))]
+    alone = [found(slice(index, index + 1)) for index in range(len(rows))]
     for label, given_variants in (("a", left), ("b", right)):
         columns = [
             getattr(judged[label], name).to_pylist() for name in ("kept", "rejected", "reasons", "similarity")

@@ -78,10 +78,10 @@ def run_stage(
     """Outputs in the order of the texts; each comes once."""
     sources = [
         StageInput(text, key)
-        for text, key in zip(texts, keys or [bytes([place]) for place in range(len(texts))], strict=True)
+        for text, key in zip(texts, keys or [bytes([index]) for index in range(len(texts))], strict=True)
     ]
     found = list(model(sources))
-    assert sorted(place for place, _ in found) == list(range(len(texts)))
+    assert sorted(index for index, _ in found) == list(range(len(texts)))
     return [one for _, one in sorted(found, key=lambda each: each[0])]
 
 
@@ -106,12 +106,12 @@ def test_likeliest_guess_equals_transformers(folders, family):
             assert variant == text
             continue
         ((word, other),) = changed_words(text, variant)
-        place = next(
-            place
-            for place, (old, new) in enumerate(zip(text.split(), variant.split(), strict=True))
+        index = next(
+            index
+            for index, (old, new) in enumerate(zip(text.split(), variant.split(), strict=True))
             if old != new
         )
-        match = list(re.finditer(r"\S+", text))[place]
+        match = list(re.finditer(r"\S+", text))[index]
         before, core, behind = split_word(word)
         first, last = match.start() + len(before), match.end() - len(behind)
         encoded = tokenizer(text, return_offsets_mapping=True)
@@ -166,14 +166,14 @@ def test_same_word_may_be_guessed_if_other_is_false(folders):
 
 
 def test_variants_do_not_depend_on_order_or_batches(folders):
-    texts, keys = [*SENTENCES, *TEXTS], [bytes([place, 7]) for place in range(len(SENTENCES) + len(TEXTS))]
+    texts, keys = [*SENTENCES, *TEXTS], [bytes([index, 7]) for index in range(len(SENTENCES) + len(TEXTS))]
     expected = run_stage(load_stage(folders["bert"], count=3), texts, keys)
     order = np.random.default_rng(0).permutation(len(texts)).tolist()
     assert run_stage(
         load_stage(folders["bert"], count=3),
-        [texts[place] for place in order],
-        [keys[place] for place in order],
-    ) == [expected[place] for place in order]
+        [texts[index] for index in order],
+        [keys[index] for index in order],
+    ) == [expected[index] for index in order]
     model = load_stage(folders["bert"], count=3, batch_tokens=100)
     assert [run_stage(model, [text], [key])[0] for text, key in zip(texts, keys, strict=True)] == expected
 

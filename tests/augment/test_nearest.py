@@ -41,16 +41,16 @@ def expected(word: str, count: int, least: float) -> list[str]:
     """By the definition, in float64."""
     vectors = table().astype(np.float64)
     lengths = np.linalg.norm(vectors, axis=1)
-    first = next(place for place, other in enumerate(WORDS) if other.casefold() == word)
+    first = next(index for index, other in enumerate(WORDS) if other.casefold() == word)
     cosines = {}
-    for place, other in enumerate(WORDS):
+    for index, other in enumerate(WORDS):
         if (
             any(map(str.isalpha, other))
             and other.casefold() != word
             and other not in ("Dog", "CAT")
-            and lengths[place]
+            and lengths[index]
         ):
-            cosines[other] = vectors[place] @ vectors[first] / (lengths[place] * (lengths[first] or np.inf))
+            cosines[other] = vectors[index] @ vectors[first] / (lengths[index] * (lengths[first] or np.inf))
     near = sorted((other for other in cosines if cosines[other] >= least), key=lambda other: -cosines[other])
     return near[:count] if lengths[first] else []
 

@@ -29,7 +29,7 @@ def test_one_exchange_moves_any_two_words():
 
 def test_a_tenth_of_24_words_is_two_exchanges():
     places = [
-        sum(place != int(word) for place, word in enumerate(variant))
+        sum(index != int(word) for index, word in enumerate(variant))
         for _, variant in variants(method("swap"), [[str(number) for number in range(24)]])
     ]
     assert max(places) == 4

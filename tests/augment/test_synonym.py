@@ -70,10 +70,10 @@ def test_text_without_synonyms_is_unchanged(file):
 
 def test_edits_of_a_row_depend_on_its_generator_only(file):
     edit, again = (method("synonym", synonyms=file).start() for _ in range(2))
-    rows = [(place, number) for place in range(len(SENTENCES)) for number in range(20)]
+    rows = [(index, number) for index in range(len(SENTENCES)) for number in range(20)]
     expected = {row: edit(SENTENCES[row[0]], keyed_rng(0, *row)) for row in rows}
     np.random.default_rng(3).shuffle(rows)
     assert all(
-        again(SENTENCES[place], keyed_rng(0, place, number)) == expected[place, number]
-        for place, number in rows
+        again(SENTENCES[index], keyed_rng(0, index, number)) == expected[index, number]
+        for index, number in rows
     )

@@ -72,7 +72,7 @@ class Fire:
     local: bool = True
     heads: bool = True
 
-    def plan(self, place: Path, rng: random.Random, only: Sequence[Shot] = ()) -> Plan:
+    def plan(self, location: Path, rng: random.Random, only: Sequence[Shot] = ()) -> Plan:
         """Shots for one night, drawn."""
         shots = list(only) or [
             *(
@@ -95,7 +95,9 @@ class Fire:
                 for _ in range(self.full if self.local else 0)
             ),
         ]
-        return Plan(place, shots, dict(self.chances) if self.local else {}, rng.randrange(2**31), self.links)
+        return Plan(
+            location, shots, dict(self.chances) if self.local else {}, rng.randrange(2**31), self.links
+        )
 
 
 def _torn(links: bool) -> list[str]:

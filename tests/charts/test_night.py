@@ -84,7 +84,7 @@ def test_spectra_of_any_length_fit(values: tuple[float, ...]) -> None:
         ((_point(1, 0.0, 0.01), _point(1024, 0.01, 900.0)), 1024, 1.0),
         ((_point(16, 0.9, 0.2), _point(24, 0.95, 0.2), _point(32, 0.97, 0.1)), 24, 0.95),
         (
-            tuple(_point(1 << place, 1 - 0.5**place, 0.02 * 1.3**place) for place in range(14)),
+            tuple(_point(1 << row, 1 - 0.5**row, 0.02 * 1.3**row) for row in range(14)),
             None,
             None,
         ),

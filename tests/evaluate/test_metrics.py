@@ -88,7 +88,7 @@ def test_metrics_of_ranks_match_trec_eval():
         order = rng.permutation(documents)
         chosen = rng.choice(documents, rng.integers(1, 15), replace=False)
         relevant[query] = dict.fromkeys(map(str, chosen), 1)
-        results[query] = {str(name): 40.0 - place for place, name in enumerate(order)}
+        results[query] = {str(name): 40.0 - index for index, name in enumerate(order)}
         ranks.append(np.flatnonzero(np.isin(order, chosen)) + 1)
     measures = {"recip_rank", "recall.10", "ndcg_cut.10"}
     theirs = pytrec_eval.RelevanceEvaluator(relevant, measures).evaluate(results)

@@ -33,10 +33,10 @@ def test_every_part_and_strength_matches_scikit_learn(classes: int):
     centred = x.astype(np.float64) - x.mean(axis=0)  # the same optimum, which scikit-learn reaches sooner
     assert found.converged
     for fold, part in enumerate(parts):
-        for place, strength in ((0, Lbfgs.strengths[0]), (5, Lbfgs.strengths[5])):
+        for index, strength in ((0, Lbfgs.strengths[0]), (5, Lbfgs.strengths[5])):
             theirs = LogisticRegression(C=strength, tol=1e-9, max_iter=10_000).fit(centred[part], y[part])
-            np.testing.assert_allclose(found.weights[fold, place], theirs.coef_, atol=2e-4)
-            np.testing.assert_array_equal(found.predict(x)[fold, place], theirs.predict(centred))
+            np.testing.assert_allclose(found.weights[fold, index], theirs.coef_, atol=2e-4)
+            np.testing.assert_array_equal(found.predict(x)[fold, index], theirs.predict(centred))
 
 
 def test_the_strongest_penalty_is_first():
@@ -64,22 +64,22 @@ def test_one_batch_is_one_step_of_adam():
     batches.epoch(weights, torch.optim.Adam([weights], lr=1e-3), decay)
     for fold in range(2):
         used = batches._train_rows[fold]
-        for place in range(2):
+        for index in range(2):
             layer = torch.nn.Linear(12, 3)
             layer.weight.data, layer.bias.data = (
-                before[fold, place, :, :-1].clone(),
-                before[fold, place, :, -1].clone(),
+                before[fold, index, :, :-1].clone(),
+                before[fold, index, :, -1].clone(),
             )
-            optimizer = torch.optim.Adam(layer.parameters(), lr=1e-3, weight_decay=float(decay[place]))
+            optimizer = torch.optim.Adam(layer.parameters(), lr=1e-3, weight_decay=float(decay[index]))
             torch.nn.functional.cross_entropy(
                 layer(torch.from_numpy(x[used])), torch.from_numpy(y[used])
             ).backward()
             optimizer.step()
             np.testing.assert_allclose(
-                weights[fold, place, :, :-1].numpy(), layer.weight.detach().numpy(), atol=1e-6
+                weights[fold, index, :, :-1].numpy(), layer.weight.detach().numpy(), atol=1e-6
             )
             np.testing.assert_allclose(
-                weights[fold, place, :, -1].numpy(), layer.bias.detach().numpy(), atol=1e-6
+                weights[fold, index, :, -1].numpy(), layer.bias.detach().numpy(), atol=1e-6
             )
 
 

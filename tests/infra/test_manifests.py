@@ -100,18 +100,18 @@ def test_jobs_pass_the_validation_of_the_operator(name: str):
             "a cluster that was selected is not the job's to delete"
         )
         assert rule["policy"] != "DeleteWorkers" or not spec["rayClusterSpec"]["enableInTreeAutoscaling"]
-        place, before = ORDER.index(rule["policy"]), last.get(value, (-1, 0))
-        assert place > before[0], "each once, workers before the cluster, the cluster before the job"
+        row, before = ORDER.index(rule["policy"]), last.get(value, (-1, 0))
+        assert row > before[0], "each once, workers before the cluster, the cluster before the job"
         assert seconds >= before[1]
-        last[value] = (place, seconds)
+        last[value] = (row, seconds)
     assert 0 < spec["preRunningDeadlineSeconds"] < spec["activeDeadlineSeconds"]
 
 
 @each("name", jobs())
 def test_the_command_of_every_job_exists_with_valid_settings(name: str):
     words = shlex.split(jobs()[name]["entrypoint"])
-    modules = [words[place + 1] for place, word in enumerate(words) if word == "-m"]
-    configs = [words[place + 1] for place, word in enumerate(words) if word == "--config"]
+    modules = [words[row + 1] for row, word in enumerate(words) if word == "-m"]
+    configs = [words[row + 1] for row, word in enumerate(words) if word == "--config"]
     assert modules
     assert len(configs) == len(modules)
     for module in modules:

@@ -73,8 +73,8 @@ def test_panels_have_distinct_ids_and_positions_with_types_and_queries():
     assert {panel["fieldConfig"]["defaults"]["unit"] for panel in panels} <= UNITS
     places = [panel["gridPos"] for panel in panels]
     assert all(
-        place["x"] >= 0 and place["w"] > 0 and place["h"] > 0 and place["x"] + place["w"] <= 24
-        for place in places
+        position["x"] >= 0 and position["w"] > 0 and position["h"] > 0 and position["x"] + position["w"] <= 24
+        for position in places
     )
     assert not [pair for pair in combinations(places, 2) if overlap(*pair)]
 

@@ -268,7 +268,7 @@ def test_the_code_for_plain_faiss_runs(tmp_path: Path) -> None:
     index.add_with_ids(vectors, addresses)
     faiss.write_index(index, str(tmp_path / "a.faiss"))
     order = np.argsort(addresses)
-    table = pa.table({"address": addresses[order], "id": [f"text {place}" for place in order]})
+    table = pa.table({"address": addresses[order], "id": [f"text {row}" for row in order]})
     with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as file:
         file.write_table(table, max_chunksize=50)
     stored = replace(

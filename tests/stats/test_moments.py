@@ -42,7 +42,7 @@ def test_moments_do_not_depend_on_split_or_order(cuts: list[int], shuffle: int) 
     x = sample(1_000, 8, loc=1e4)  # far from zero: the textbook formula is off by 2e-7 here
     parts = [Moments.of(part) for part in np.split(x, sorted(cuts))]
     order = np.random.default_rng(shuffle).permutation(len(parts))
-    assert_same(reduce(Moments.merge, [parts[place] for place in order]), x)
+    assert_same(reduce(Moments.merge, [parts[index] for index in order]), x)
 
 
 @pytest.mark.parametrize("rows", [1, 2, BLOCK_ROWS - 1, BLOCK_ROWS, BLOCK_ROWS + 1, 3 * BLOCK_ROWS + 5])

@@ -16,14 +16,14 @@ def keys(count: int, salt: str = "") -> list[bytes]:
 
 def test_a_sample_does_not_depend_on_order_or_parts() -> None:
     everything = keys(1_000)
-    chosen = {everything[place] for place in sample_by_key(everything, 50)}
+    chosen = {everything[index] for index in sample_by_key(everything, 50)}
     assert len(chosen) == 50
     backwards = everything[::-1]
-    assert {backwards[place] for place in sample_by_key(backwards, 50)} == chosen
+    assert {backwards[index] for index in sample_by_key(backwards, 50)} == chosen
     union = [
-        part[place] for part in (everything[:300], everything[300:]) for place in sample_by_key(part, 50)
+        part[index] for part in (everything[:300], everything[300:]) for index in sample_by_key(part, 50)
     ]
-    assert {union[place] for place in sample_by_key(union, 50)} == chosen
+    assert {union[index] for index in sample_by_key(union, 50)} == chosen
 
 
 def test_a_sample_is_uniform_and_depends_on_the_seed() -> None:

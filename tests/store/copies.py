@@ -21,6 +21,6 @@ ENCODER = {
 }
 
 
-def age(place: Path, hours: float) -> None:
+def age(path: Path, hours: float) -> None:
     then = int((time.time() - 3_600 * hours) * 1e9)
-    os.utime(place, ns=(then, then if place.is_dir() else place.stat().st_mtime_ns))
+    os.utime(path, ns=(then, then if path.is_dir() else path.stat().st_mtime_ns))

@@ -47,8 +47,8 @@ class Queue(Objective):
         )
 
     def after_step(self, reps: tuple[Tensor, ...], batch: Batch) -> None:
-        keys, place = batch.peers.gather(reps[1]), int(self.filled) % len(self.keys)
-        self.keys[place : place + len(keys)] = keys
+        keys, index = batch.peers.gather(reps[1]), int(self.filled) % len(self.keys)
+        self.keys[index : index + len(keys)] = keys
         self.filled += len(keys)
         for own, other in zip(self.follower.parameters(), self.encoder.parameters(), strict=True):
             own.data.lerp_(other.data, 0.3)
@@ -76,8 +76,8 @@ def rows_of(start: int = 0, rank: int = 0, world: int = 1, peers: Peers = NO_PEE
     own = np.arange(ROWS * rank // world, ROWS * (rank + 1) // world)
     for step in count(start):
         columns = {
-            role: texts(ROWS, 10 * step + place)
-            for place, role in enumerate(("anchor", "positive", "negative", "text"))
+            role: texts(ROWS, 10 * step + index)
+            for index, role in enumerate(("anchor", "positive", "negative", "text"))
         }
         yield batch_of(columns, peers).of_rows(own)
 

@@ -68,14 +68,14 @@ def test_a_damaged_checkpoint_is_skipped_and_logged(
 ):
     store = open_store(tmp_path)
     checkpoints = saved(store, {1: 1.0, 2: 2.0})
-    place = next(
+    location = next(
         (tmp_path / TOP).glob("step-00000002-*.json" if damage == "record" else "step-00000002-*.pt")
     )
-    content = place.read_bytes()
+    content = location.read_bytes()
     if damage == "gone":
-        place.unlink()
+        location.unlink()
     else:
-        place.write_bytes(
+        location.write_bytes(
             content[:-40] if damage == "cut" else content[:100] + bytes([content[100] ^ 1]) + content[101:]
         )
     assert load_state(checkpoints.last())["step"] == load_state(checkpoints.best())["step"] == 1

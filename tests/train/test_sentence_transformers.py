@@ -60,7 +60,7 @@ def test_gradcache_equals_that_of_sentence_transformers(chunk_rows: int):
 def batches() -> list[dict[str, list[str]]]:
     """Draw the texts of every step."""
     return [
-        {role: texts(ROWS, len(ROLES) * step + place) for place, role in enumerate(ROLES)}
+        {role: texts(ROWS, len(ROLES) * step + index) for index, role in enumerate(ROLES)}
         for step in range(STEPS)
     ]
 

@@ -210,11 +210,11 @@ def test_tensorboard_shows_each_step_once_in_any_store(store: Store, tmp_path: P
                 log.add(step(number), dev=60.0 + number if number == 8 else None)
                 if number == 8:
                     log.checkpoint()
-    place = tmp_path / "fetched"
-    place.mkdir()
+    location = tmp_path / "fetched"
+    location.mkdir()
     for entry in store.list(FOLDER):
-        (place / entry.path.rpartition("/")[2]).write_bytes(store.read(entry.path))
-    shown = scalars(place)
+        (location / entry.path.rpartition("/")[2]).write_bytes(store.read(entry.path))
+    shown = scalars(location)
     lines = read_metrics(store)
     assert shown["loss"] == [(line.step, pytest.approx(line.loss)) for line in lines]
     assert [number for number, _ in shown["loss"]] == [4, 8, 12, 16]

@@ -36,7 +36,7 @@ def expected_shuffle(row: dict[str, Any], marks: tuple[str, ...] = ("a", "b"), s
         if len(words) >= TOO_MANY_WORDS:
             return None
         order = keyed_rng(seed, row["text_key"] + f"{number}.0".encode(), 0).permutation(len(words))
-        text = " ".join([mark, *(words[place] for place in order)])
+        text = " ".join([mark, *(words[index] for index in order)])
     return str(text)
 
 

@@ -37,7 +37,7 @@ def test_documented_search_with_faiss_alone_equals_search_from_python(
         exec(block, names)
     addresses, rows = names["addresses"], names["ids"].take(names["rows"])["id"].to_pylist()
     assert addresses.shape == (3, 10)
-    assert [rows[place] for place in (0, 10, 20)] == ["row-00000", "row-00001", "row-00002"]
+    assert [rows[row] for row in (0, 10, 20)] == ["row-00000", "row-00001", "row-00002"]
     assert rows == release.search(names["raw_vectors"], 10)["id"].to_pylist()
     assert "row-00000" in capsys.readouterr().out
 

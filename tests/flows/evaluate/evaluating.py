@@ -23,8 +23,8 @@ def write_pairs(file: Path, count: int, seed: int = 0, texts: list[str] | None =
     other = (one + rng.integers(1, len(texts), count)) % len(
         texts
     )  # never with itself: what would be 1 but for rounding has no rank
-    left, right = ([texts[place] for place in places] for places in (one, other))
-    subsets = ["first" if place < count // 2 else "second" for place in range(count)]
+    left, right = ([texts[index] for index in places] for places in (one, other))
+    subsets = ["first" if index < count // 2 else "second" for index in range(count)]
     file.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(
         pa.table(

@@ -160,7 +160,7 @@ class Machines:
         disk's directory nothing unless it is the first.
         """
         own = ["/tmp/ray", "/dev/shm", str(self.scratch), *([str(self.disk)] if number > 1 else [])]
-        mounts = "; ".join(f"mount -t tmpfs none {place}" for place in own)
+        mounts = "; ".join(f"mount -t tmpfs none {folder}" for folder in own)
         script = f'set -e; mount --make-rprivate /; hostname node{number}; {mounts}; exec "$@"'
         Path("/tmp/ray").mkdir(exist_ok=True)
         whole = [

@@ -40,10 +40,10 @@ def released(night: Night, child: LocalWorkers) -> Night:
 
 def replace_model(night: Night, tmp_path: Path) -> str:
     """Write another model under the same name. Returns its space."""
-    place = Path(night.job.encoder.path)
-    shutil.rmtree(place)
-    place.mkdir()
-    save_folder(place, "bert", seed=9)
+    location = Path(night.job.encoder.path)
+    shutil.rmtree(location)
+    location.mkdir()
+    save_folder(location, "bert", seed=9)
     return open_folder(night.job.encoder).space_id
 
 

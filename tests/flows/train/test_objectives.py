@@ -45,8 +45,8 @@ def rank_for(name: str, folder: Path, encoder: Path, run: str = "run") -> TrainR
     """Rows with all roles that any of them reads."""
     texts = sentences(ROWS, 5)
     roles = {
-        role: texts[place:] + texts[:place]
-        for place, role in enumerate(("text", "anchor", "positive", "premise", "hypothesis"))
+        role: texts[index:] + texts[:index]
+        for index, role in enumerate(("text", "anchor", "positive", "premise", "hypothesis"))
     }
     numbers = {
         "label": np.arange(ROWS) % 3,

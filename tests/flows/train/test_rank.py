@@ -143,10 +143,10 @@ def test_without_dev_start_and_end_are_measured_on_the_same_rows(tmp_path: Path,
     lines, result = read_metrics(rank.run.store), rank.run.result()
     assert [line.step for line in lines if line.same_rows] == [0, 6]
     rows = [batch.table["text"].to_pylist() for batch in islice(rank.plan.order.batches(6), 6)]
-    for place, path in ((0, str(encoder)), (-1, rank.run.encoder)):
+    for index, path in ((0, str(encoder)), (-1, rank.run.encoder)):
         measured = load_encoder(EncoderSettings(path=path), EncodeSettings(), "cpu")
         expected = np.mean([spread(measured.encode(texts)) for texts in rows])
-        assert lines[place].same_rows["uniformity"] == pytest.approx(expected, abs=1e-4)
+        assert lines[index].same_rows["uniformity"] == pytest.approx(expected, abs=1e-4)
     assert result is not None
     assert result.metrics["same_rows"] == 48
     assert result.metrics["end_loss"] < result.metrics["start_loss"]

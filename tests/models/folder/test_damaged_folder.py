@@ -39,7 +39,7 @@ def _text(name, text):
 
 
 def _modules(*kinds):
-    entries = [{"type": kind, "path": "" if place == 0 else f"{place}_x"} for place, kind in enumerate(kinds)]
+    entries = [{"type": kind, "path": "" if index == 0 else f"{index}_x"} for index, kind in enumerate(kinds)]
     return _text("modules.json", json.dumps(entries))
 
 

@@ -51,7 +51,7 @@ def left(folder: Path, text: str, exclude: tuple[str, ...], most: int) -> list[i
     byte_level = "Ġ" in tokenizer.get_vocab()
     common = commonest(tokenizer, byte_level, most)
     places = []
-    for place, number in enumerate(ids):
+    for index, number in enumerate(ids):
         token, shown = (
             tokenizer.convert_ids_to_tokens(number),
             tokenizer.decode([number]).strip().removeprefix("##"),
@@ -62,8 +62,8 @@ def left(folder: Path, text: str, exclude: tuple[str, ...], most: int) -> list[i
             "case": any(letter.isupper() for letter in shown),
             "punctuation": shown != "" and set(shown) <= SIGNS,
         }
-        if 0 < place < len(ids) - 1 and not any(out[name] for name in exclude):
-            places.append(place)
+        if 0 < index < len(ids) - 1 and not any(out[name] for name in exclude):
+            places.append(index)
     return places or list(range(len(ids)))
 
 

@@ -90,7 +90,7 @@ def test_an_lstm_equals_that_of_torch():
     order = [0, 1, 3, 2]  # torch has the output gate last
     with torch.no_grad():
         for own, value in ((reference.weight_ih_l0, inputs), (reference.weight_hh_l0, recurrent)):
-            own.copy_(torch.cat([value.chunk(4)[place] for place in order]))
+            own.copy_(torch.cat([value.chunk(4)[index] for index in order]))
         reference.bias_ih_l0.zero_(), reference.bias_hh_l0.zero_()
     texts = [
         torch.randn(length, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(length))

@@ -57,8 +57,8 @@ def test_positions_are_shuffled_within_each_text():
 def test_every_position_is_equally_likely():
     torch.manual_seed(0)
     drawn = shuffled_positions(of_lengths(*[4] * 4_000), keep_special=False).reshape(-1, 4)
-    for place in range(4):
-        np.testing.assert_allclose(np.bincount(drawn[:, place]) / 4_000, 0.25, atol=0.03)
+    for index in range(4):
+        np.testing.assert_allclose(np.bincount(drawn[:, index]) / 4_000, 0.25, atol=0.03)
 
 
 def test_the_first_and_the_last_token_may_stay():
@@ -72,7 +72,7 @@ def test_the_first_and_the_last_token_may_stay():
 def test_shuffled_positions_equal_reordered_tokens(folder: Path):
     encoder = trainable(folder, "mean").double()
     sentence, positions = [2, 10, 11, 12, 13, 3], np.array([0, 3, 1, 4, 2, 5])
-    reordered = [sentence[place] for place in np.argsort(positions)]
+    reordered = [sentence[index] for index in np.argsort(positions)]
     assert reordered == [2, 11, 13, 10, 12, 3]
     plain = encoder(tokens_of(sentence))
     shuffled = encoder(tokens_of(sentence), positions=positions)

@@ -118,7 +118,7 @@ def check(
         for line in lines
         if line["address"] is not None
     }
-    assert {row_id: place[:2] for row_id, place in where.items()} == {
+    assert {row_id: line[:2] for row_id, line in where.items()} == {
         row_id: (name, number) for row_id, (_, _, name, number) in expected.items()
     }
     assert all(live[address][0] == row_id for row_id, (_, _, address) in where.items())

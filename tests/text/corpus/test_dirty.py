@@ -14,7 +14,7 @@ from tests.text.corpus.outcomes import outcome, parquet, raw
 def invalid_string_array(values):
     """A string array with bytes that are not valid UTF-8, as some writers leave it."""
     binary = pa.array(values, pa.binary())
-    return pa.StringArray.from_buffers(len(binary), *[binary.buffers()[place] for place in (1, 2, 0)])
+    return pa.StringArray.from_buffers(len(binary), *[binary.buffers()[index] for index in (1, 2, 0)])
 
 
 def test_invalid_texts_and_ids_of_a_parquet_file_are_quarantined(corpus, store):

@@ -38,7 +38,7 @@ def nest(depth, value=1):
 def test_a_value_nested_too_deep_is_null_and_counted(tmp_path):
     values = [nest(300), nest(MAX_DEPTH + 1), nest(3), None, [nest(300)]]
     file = written(
-        tmp_path, *({"id": place, "text": "t", "meta": value} for place, value in enumerate(values))
+        tmp_path, *({"id": index, "text": "t", "meta": value} for index, value in enumerate(values))
     )
     made = ingest(CorpusSettings(uri=str(file), keep=("meta",)), 10, open_store(tmp_path / "out"))
     assert made.counts["kept_values_dropped"] == 3
@@ -53,8 +53,8 @@ def test_a_value_nested_too_deep_is_null_and_counted(tmp_path):
 
 def test_a_line_nested_too_deep_to_parse_is_quarantined_alone(tmp_path):
     lines = [
-        f'{{"id": {place}, "text": "t", "meta": {"[" * levels}{"]" * levels}}}'
-        for place, levels in enumerate([300, 50_000, 300, 50_000])
+        f'{{"id": {index}, "text": "t", "meta": {"[" * levels}{"]" * levels}}}'
+        for index, levels in enumerate([300, 50_000, 300, 50_000])
     ]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     corpus = CorpusSettings(uri=str(tmp_path / "a.jsonl"), keep=("meta",))
@@ -70,7 +70,7 @@ def test_a_line_nested_too_deep_to_parse_is_quarantined_alone(tmp_path):
 
 
 def test_unlimited_keys_take_bounded_memory_and_are_null_beyond_the_limit(tmp_path):
-    lines = [{"id": place, "text": "t", "meta": {f"key{place}": place}} for place in range(2_000)]
+    lines = [{"id": index, "text": "t", "meta": {f"key{index}": index}} for index in range(2_000)]
     lines.append({"id": 2_000, "text": "t", "meta": {"key7": 7, "key8": 8}})
     corpus = CorpusSettings(uri=str(written(tmp_path, *lines)), keep=("meta",))
     columns = survey_files(list_files(corpus), corpus).columns
@@ -88,7 +88,7 @@ def test_unlimited_keys_take_bounded_memory_and_are_null_beyond_the_limit(tmp_pa
 
 def test_leaves_are_bounded_across_files(tmp_path):
     for name in "ab":
-        meta = {f"{name}{place}": place for place in range(200)}
+        meta = {f"{name}{index}": index for index in range(200)}
         written(tmp_path, {"id": name, "text": "t", "meta": meta}, name=f"{name}.jsonl")
     made = ingest(CorpusSettings(uri=str(tmp_path), keep=("meta",)), 10, open_store(tmp_path / "_out"))
     values = pq.read_table(tmp_path / "_out" / made.units[0].path)["meta"].to_pylist()

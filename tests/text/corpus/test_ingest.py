@@ -56,10 +56,10 @@ def test_every_row_is_kept_or_quarantined_once_for_every_split_into_files(tmp_pa
         == len(numbered) - len(live)
         == made.counts["quarantined"]
     )
-    assert {place for place, reason in reasons.items() if reason == "duplicate_id"} == {
+    assert {row for row, reason in reasons.items() if reason == "duplicate_id"} == {
         one[:2] for one in good
     } - {one[:2] for one in live}
-    assert {place for place, reason in reasons.items() if reason == "null_id"} == {
+    assert {row for row, reason in reasons.items() if reason == "null_id"} == {
         one[:2] for one in numbered if one[2] is None
     }
     assert made.counts["rows"] == made.counts["good"] + made.counts["quarantined"] == len(numbered)
@@ -90,8 +90,8 @@ def check_keys(store, made, good):
             ),
         )
         for line in bucket:
-            place = places.get((line["file"], line["row"]))
-            assert line["address"] == (place[0] << 32 | place[1] if place else None)
+            unit_and_row = places.get((line["file"], line["row"]))
+            assert line["address"] == (unit_and_row[0] << 32 | unit_and_row[1] if unit_and_row else None)
             assert int(id_hashes(pa.table({"id": [line["id"]]}))[0]) * len(lines) >> 64 == number
 
 

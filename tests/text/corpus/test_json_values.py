@@ -55,7 +55,7 @@ def test_kept_column_widens_to_values_of_later_blocks(tmp_path, name):
         written(tmp_path, *lines, name=name), CorpusSettings(keep=("price", "note", "tags", "late"))
     )
     assert (len(good), bad) == (12_001, [])
-    assert [good[place][column] for place in (0, -1) for column in ("price", "note", "tags", "late")] == [
+    assert [good[index][column] for index in (0, -1) for column in ("price", "note", "tags", "late")] == [
         1.0,
         None,
         [],
@@ -92,7 +92,7 @@ def test_64_bit_ids_keep_their_value(tmp_path, ids, kind, bad):
         )
         assert survey_files(list_files(corpus), corpus).columns.id == kind
         good, wrong, _ = rows_of(tmp_path / "a.jsonl", corpus)
-        assert [row["id"] for row in good] == [one for place, one in enumerate(ids) if place not in bad]
+        assert [row["id"] for row in good] == [one for index, one in enumerate(ids) if index not in bad]
         assert [row["row"] for row in wrong] == bad
 
 
@@ -134,12 +134,12 @@ def test_nested_key_in_a_later_block_is_kept(tmp_path):
 ])  # fmt: skip
 def test_row_with_an_id_of_another_type_is_quarantined(tmp_path, keep, ids, kind, bad):
     file = written(
-        tmp_path, *({"id": one, "text": f"text {place}", "note": "n"} for place, one in enumerate(ids))
+        tmp_path, *({"id": one, "text": f"text {index}", "note": "n"} for index, one in enumerate(ids))
     )
     corpus = CorpusSettings(uri=str(file), keep=keep, max_quarantined=0.9)
     assert survey_files(list_files(corpus), corpus).columns.id == kind
     good, wrong, _ = rows_of(file, corpus)
-    assert [row["id"] for row in good] == [one for place, one in enumerate(ids) if place not in bad]
+    assert [row["id"] for row in good] == [one for index, one in enumerate(ids) if index not in bad]
     assert {row["row"]: row["id"] for row in wrong} == bad
     assert {(row["file"], row["reason"]) for row in wrong if row["id"]} == {("a.jsonl", "wrong_type")}
     made = ingest(corpus, 10, open_store(tmp_path / "out"))

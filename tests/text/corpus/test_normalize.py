@@ -69,7 +69,7 @@ def test_text_key_is_blake2b_of_the_bytes_for_every_array_layout(kind):
 def test_invalid_utf8_is_found_in_strings_too():
     values = [b"fine", b"\xff", None, "é".encode(), b"\xed\xa0\x80", b""]  # \xed\xa0\x80 would be a surrogate
     binary = pa.array(values, pa.binary())
-    mislabelled = pa.StringArray.from_buffers(len(binary), *[binary.buffers()[place] for place in (1, 2, 0)])
+    mislabelled = pa.StringArray.from_buffers(len(binary), *[binary.buffers()[index] for index in (1, 2, 0)])
     for array in (binary, mislabelled):
         assert valid_utf8(array).tolist() == [True, False, True, True, False, True]
     np.testing.assert_array_equal(valid_utf8(binary[2:4]), [True, True])

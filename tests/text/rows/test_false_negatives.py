@@ -30,7 +30,7 @@ def table(rows: list[tuple[str, str, str]]) -> pa.Table:
 
 
 def repeats(rows: list[tuple[str, ...]]) -> list[bool]:
-    return [any(set(row) & set(other) for other in rows[:place]) for place, row in enumerate(rows)]
+    return [any(set(row) & set(other) for other in rows[:index]) for index, row in enumerate(rows)]
 
 
 @given(rows=triples)
@@ -46,7 +46,7 @@ def test_false_negative_masks_equal_a_double_loop(rows: list[tuple[str, str, str
     first = min(cut, len(rows) - 1)
     for bounds in ((0, len(rows)), (0, first), (first, len(rows))):
         expected = [
-            [bool({*other[:2]} & {*rows[row][:2]}) and place != row for place, other in enumerate(rows)]
+            [bool({*other[:2]} & {*rows[row][:2]}) and index != row for index, other in enumerate(rows)]
             + [other[2] in rows[row][:2] for other in rows]
             for row in range(*bounds)
         ]
@@ -71,7 +71,7 @@ def test_next_sentences_of_rows_that_share_a_text_are_masked(rows: list[tuple[st
         {role: pa.chunked_array([pa.array(texts, pa.large_string())]) for role, texts in columns}
     )
     expected = [
-        [bool({*other} & {*pairs[row]}) and place != row for place, other in enumerate(pairs)]
+        [bool({*other} & {*pairs[row]}) and index != row for index, other in enumerate(pairs)]
         for row in range(first, len(pairs))
     ]
     found = false_negatives(batch, first, len(pairs))["next"]

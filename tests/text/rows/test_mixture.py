@@ -23,15 +23,15 @@ SIZES = (50, 23, 90)
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> list[TrainingRows]:
-    place = tmp_path_factory.mktemp("sources")
+    folder = tmp_path_factory.mktemp("sources")
     for number, size in enumerate(SIZES):
         pq.write_table(
             pa.table({"text": [f"{number} {row}" for row in range(size)]}),
-            place / f"{number}.parquet",
+            folder / f"{number}.parquet",
             row_group_size=20,
         )
     return [
-        open_training_rows(PairSettings(uri=str(place / f"{number}.parquet")), ["text"])
+        open_training_rows(PairSettings(uri=str(folder / f"{number}.parquet")), ["text"])
         for number in range(len(SIZES))
     ]
 

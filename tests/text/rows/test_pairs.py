@@ -22,9 +22,9 @@ from pipeline.text.rows.pairs import TrainingRows, open_training_rows
 NLI = ["premise", "hypothesis", "label"]
 
 
-def write_parquet(place: Path, columns: dict[str, Any], group: int = 3) -> str:
-    pq.write_table(pa.table(columns), place, row_group_size=group)
-    return str(place)
+def write_parquet(file: Path, columns: dict[str, Any], group: int = 3) -> str:
+    pq.write_table(pa.table(columns), file, row_group_size=group)
+    return str(file)
 
 
 def read_all(pairs: TrainingRows) -> dict[str, list[Any]]:
