@@ -22,7 +22,7 @@ class BuiltTable(NamedTuple):
     columns: dict[str, pa.Array]
     """texts by role, in the order of the groups; the roles are the same for all groups"""
     counts: dict[str, int]
-    """numbers of groups and texts, and of those that no row was built from, by reason"""
+    """numbers of groups and texts, and of groups and texts without a row, by reason"""
 
 
 class Builder(Settings):
@@ -31,8 +31,8 @@ class Builder(Settings):
     Attributes:
         columns: roles of the columns that are read.
         group: role whose equal values make a group.
-        within: role that orders the rows of a group, or divides them; None if there is none. It is a number,
-            or a name, of which equal ones follow each other.
+        within: role that orders the rows of a group by numbers, or divides them by names, so that rows of
+            one name follow each other; None if there is none.
         text: role of the text that differs between the rows of a group.
         needed: rows that the data must have, as a phrase for error messages.
     """

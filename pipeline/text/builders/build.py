@@ -34,9 +34,9 @@ from pipeline.text.rows.pairs import TrainingRows, open_training_rows
 TRAIN, TEST = "train.parquet", "_test.parquet"
 """Names of the files. Where a folder is read, names that begin with an underscore are left out, so that a
 training on the folder reads no test row."""
-_VERSION = 1  # increased by changes of the result
+_VERSION = 1  # increased when a change of the code changes the rows
 _RUN, _RESULT = "run.json", "result.json"
-_UNITS = "_units"  # folder of the units, which are removed in the end
+_UNITS = "_units"  # folder of the units, which exist only until the result is complete
 _ROW_GROUP = 8_192  # rows; small, because a training shuffles whole row groups
 
 
@@ -110,13 +110,13 @@ def open_build(settings: BuildSettings) -> RowBuild:
 def build_rows(build: RowBuild, stages: Stages) -> tuple[Literal["built", "unchanged"], BuiltRows]:
     """Build the rows and store them as TRAIN and TEST; a run that was killed continues with its units.
 
-    Every random choice depends on the seed and on texts and names of groups only. Rows are in the order of a
-    hash of their group: so the files are equal to the last byte, however the data is divided into files and
-    whatever the order of its rows.
+    Every random choice depends on the seed and on texts and names of groups only, and rows are in the order
+    of a hash of their group. So the files are equal to the last byte, regardless of how the data is divided into
+    files and of the order of its rows.
 
-    Memory: the rows of a bucket of groups, 2^18 rows of the data on average, several times over; a group is
-    never divided, so a larger one takes as much more. Temporary files take the bytes of the texts on the disk
-    of the result, or on this machine's if that is an object store.
+    Memory holds several copies of the rows of one bucket of groups, 2^18 rows of the data on average; a group
+    is never divided, so a bucket with a larger group takes more. Temporary files take as many bytes as the
+    texts, on the disk of the result, or on this machine's disk if the result goes to an object store.
 
     Returns:
         "unchanged" if an earlier run has built the same rows; and the files and counts.
@@ -206,20 +206,20 @@ def _read(build: RowBuild) -> Iterator[pa.Table]:
 
 def _build_unit(build: RowBuild, rows: pa.Table, scratch: Path, name: str) -> BuiltUnit:
     """Build the rows of one bucket, and store those of each split."""
-    usable, counts = _usable(build.builder, rows)
+    usable, counts = _drop_unusable(build.builder, rows)
     names = one_chunk(usable[build.builder.group])
     is_test = seeded_hashes(names, build.settings.seed, "test") < np.uint64(build.settings.test * 2**64)
-    files, counted = dict[str, FileRef](), [counts]
+    files, all_counts = dict[str, FileRef](), [counts]
     for split, path in _splits(build):
         part = usable.filter(pa.array(is_test if path == TEST else ~is_test))
-        built, split_counts = _build_split(build, part)
-        pq.write_table(built, file := scratch / path, compression="zstd")
-        files[split] = put_by_content(build.store, file, f"{_UNITS}/{name}-{split}", len(built))
-        counted.append(split_counts)
-    return BuiltUnit(train=files["train"], test=files.get("test"), counts=sum_counts(counted))
+        table, split_counts = _build_split(build, part)
+        pq.write_table(table, file := scratch / path, compression="zstd")
+        files[split] = put_by_content(build.store, file, f"{_UNITS}/{name}-{split}", len(table))
+        all_counts.append(split_counts)
+    return BuiltUnit(train=files["train"], test=files.get("test"), counts=sum_counts(all_counts))
 
 
-def _usable(builder: Builder, rows: pa.Table) -> tuple[pa.Table, dict[str, int]]:
+def _drop_unusable(builder: Builder, rows: pa.Table) -> tuple[pa.Table, dict[str, int]]:
     """Leave out rows with a blank text, or without the name of a group or section; count them by reason."""
     counts = {}
     for role in builder.columns:
@@ -274,13 +274,13 @@ def _load_unit(store: Store, path: str) -> BuiltUnit:
 
 
 def _write(store: Store, parts: Sequence[FileRef], path: str) -> FileRef:
-    """Join Parquet files to one at `path`, whose row groups do not depend on how many they were."""
-    opened = [pq.ParquetFile(part.open(store)) for part in parts]
-    batches = (pa.Table.from_batches([batch]) for part in opened for batch in part.iter_batches(_ROW_GROUP))
+    """Join Parquet files to one at `path`. Its row groups do not depend on the number of files joined."""
+    readers = [pq.ParquetFile(part.open(store)) for part in parts]
+    batches = (batch for reader in readers for batch in reader.iter_batches(_ROW_GROUP))
     with store.scratch() as scratch:
         file, rows = scratch / "rows.parquet", 0
-        with pq.ParquetWriter(file, opened[0].schema_arrow, compression="zstd") as writer:
-            for table in rechunk(batches, _ROW_GROUP):
+        with pq.ParquetWriter(file, readers[0].schema_arrow, compression="zstd") as writer:
+            for table in rechunk((pa.Table.from_batches([batch]) for batch in batches), _ROW_GROUP):
                 writer.write_table(table)
                 rows += len(table)
         reference = FileRef(path=path, sha256=sha256_of(file), rows=rows, bytes=file.stat().st_size)

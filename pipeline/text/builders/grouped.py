@@ -52,7 +52,7 @@ class GroupedRows:
         return one_chunk(self.table[role]).take(pa.array(rows))
 
     def differ(self, *texts: tuple[str, np.ndarray]) -> np.ndarray:
-        """(m,) bool: whether texts, each given by its role and its rows (m,), differ from each other."""
+        """(m,) bool: whether the texts at each position differ; `texts` are pairs of a role and m rows."""
         joined = pa.concat_arrays([self.texts(role, rows) for role, rows in texts])
         codes = np.sort(_codes(joined).reshape(len(texts), -1), axis=0)
         return np.asarray((np.diff(codes, axis=0) != 0).all(axis=0))
@@ -82,7 +82,7 @@ def group_rows(
     draws = seeded_hashes(one_chunk(table[roles.text]), seed, "draw")
     within = _within(table, roles.within)
     order = np.lexsort([texts, draws, within, groups, table["hash"].to_numpy()])
-    keys = np.stack([each[order].view(np.int64) for each in (groups, within, texts)])
+    keys = np.stack([column[order].view(np.int64) for column in (groups, within, texts)])
     is_new = np.ones(len(order), bool)
     is_new[1:] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
     order = order[is_new]
@@ -99,6 +99,7 @@ def group_rows(
 
 
 def _within(table: pa.Table, role: str | None) -> np.ndarray:
+    """Return `GroupedRows.within` for the rows of a table."""
     if role is None:
         return np.zeros(len(table), np.int64)
     column = one_chunk(table[role])

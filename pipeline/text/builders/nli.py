@@ -49,9 +49,9 @@ class NliTriples(Builder):
         complete = np.flatnonzero(np.all([hypotheses >= 0 for hypotheses in first.values()], axis=0))
         chosen = {role: hypotheses[complete] for role, hypotheses in first.items()}
         differs = rows.differ(
-            ("premise", chosen["positive"]), *(("hypothesis", each) for each in chosen.values())
+            ("premise", chosen["positive"]), *(("hypothesis", hypotheses) for hypotheses in chosen.values())
         )
-        columns = {role: rows.texts("hypothesis", each[differs]) for role, each in chosen.items()}
+        columns = {role: rows.texts("hypothesis", hypotheses[differs]) for role, hypotheses in chosen.items()}
         counts = {
             "premises": premises,
             "premises_without_every_label": premises - len(complete),
@@ -62,8 +62,8 @@ class NliTriples(Builder):
 
 def _first_hypotheses(rows: GroupedRows, label: str) -> np.ndarray:
     """(premises,) int64: the first row of each premise with the label; -1 for a premise without one."""
-    found = np.flatnonzero(rows.within == rows.labels.index(label))
-    premises, first = np.unique(rows.groups[found], return_index=True)
+    labelled = np.flatnonzero(rows.within == rows.labels.index(label))
+    premises, first = np.unique(rows.groups[labelled], return_index=True)
     hypotheses = np.full(len(rows.sizes), -1)
-    hypotheses[premises] = found[first]
+    hypotheses[premises] = labelled[first]
     return hypotheses

@@ -35,7 +35,7 @@ class SectionTriples(Builder):
         anchors = np.flatnonzero((size > 1) & (outside > 0))
         positives = (start + (np.arange(count) - start + 1) % size)[anchors]
         negatives = document_start + (rows.draws % np.maximum(outside, 1).astype(np.uint64)).astype(np.int64)
-        negatives += np.where(negatives >= start, size, 0)  # the texts of the own section are skipped
+        negatives += np.where(negatives >= start, size, 0)  # skip the texts of the anchor's section
         negatives = negatives[anchors]
         differs = rows.differ(("text", anchors), ("text", positives), ("text", negatives))
         columns = {

@@ -11,7 +11,7 @@ from pipeline.text.corpus.resolve_bucket import BucketRecord
 from pipeline.text.corpus.unit_writer import most_units
 from pipeline.text.corpus.write_units import BucketGroup
 
-_MAX_BUCKETS = 64  # of one group, which keeps 9 bytes in memory for each row read
+_MAX_BUCKETS = 64  # in one group: writing a group takes 9 bytes of memory for each row read
 
 
 def bucket_bytes(work: Store, parts: Sequence[ReadPart], partitions: int, buckets: int) -> np.ndarray:
@@ -39,16 +39,17 @@ def group_buckets(
         unit_rows: largest number of rows of a unit.
         first: first ordinal of the first group.
     """
-    groups, begun = list[BucketGroup](), list[BucketRecord]()
+    groups, pending = list[BucketGroup](), list[BucketRecord]()
     for record in records:
-        begun.append(record)
+        pending.append(record)
         is_last = record.bucket + 1 == len(records)
-        if is_last or len(begun) == _MAX_BUCKETS or sum(each.rows_written for each in begun) >= unit_rows:
-            numbers = [each.bucket for each in begun]
-            revived = sum(each.revived.rows for each in begun if each.revived)
-            read = sum(each.rows_read for each in begun)
+        new_rows = sum(bucket.rows_written for bucket in pending)
+        if is_last or len(pending) == _MAX_BUCKETS or new_rows >= unit_rows:
+            numbers = [bucket.bucket for bucket in pending]
+            revived = sum(bucket.revived.rows for bucket in pending if bucket.revived)
+            read = sum(bucket.rows_read for bucket in pending)
             most = most_units(read, int(read_bytes[numbers].sum()), unit_rows)
             most += most_units(revived, int(revived_bytes[numbers].sum()), unit_rows)
-            groups.append(BucketGroup(len(groups), first, most, tuple(begun)))
-            first, begun = first + most, []
+            groups.append(BucketGroup(len(groups), first, most, tuple(pending)))
+            first, pending = first + most, []
     return groups

@@ -14,7 +14,8 @@ from pipeline.store.arrays import is_text, plain_type
 from pipeline.store.schema import corpus_schema
 from pipeline.text.corpus.sources import SourceFile
 
-# Leaves of the type of a kept JSON column: each takes memory like a column, even if most rows have no value.
+# Largest number of leaves of a kept JSON column's type. Each leaf takes memory like a column, even if most
+# rows have no value in it.
 MAX_LEAVES = 256
 
 
@@ -134,15 +135,16 @@ def agree_on_columns(
         if files and all(name in each.absent for each in files):
             raise missing_column(files[0].file, "corpus.keep", name, files[0].names)
         kind = pa.null()
-        for each in files:
-            is_parquet = each.file.format == "parquet"
+        for file_columns in files:
+            is_parquet = file_columns.file.format == "parquet"
             try:
-                wider = common_type(kind, plain_type(each.types[name]))
+                wider = common_type(kind, plain_type(file_columns.types[name]))
             except pa.ArrowTypeError:
                 if is_parquet:
                     expected = f"{kind}, as in earlier files"
-                    error = wrong_column_type(each.file, "corpus.keep", name, expected, each.types[name])
-                    refused.setdefault(each.file.name, error)
+                    found = file_columns.types[name]
+                    error = wrong_column_type(file_columns.file, "corpus.keep", name, expected, found)
+                    refused.setdefault(file_columns.file.name, error)
                 continue
             if is_parquet or count_leaves(wider) <= MAX_LEAVES:
                 kind = wider

@@ -1,6 +1,8 @@
 """Parts of a corpus's record that are gathered from the records of all tasks."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +28,7 @@ from pipeline.text.corpus.table_buckets import extend_bucket
 from pipeline.text.corpus.tonights_files import TonightsFiles
 from pipeline.text.corpus.write_units import GroupRecord
 
-_COUNTS = ("rows", "good", "quarantined", "skipped")  # of an input file
+_COUNTS = ("rows", "good", "quarantined", "skipped")  # counts that are added up over the parts of a file
 TABLES_VERSION = 2  # a corpus with tables of another version is rebuilt
 
 
@@ -68,8 +70,8 @@ def dead_addresses(
 ) -> Iterator[np.ndarray]:
     """Yield the dead addresses of the kept units, ascending, range by range."""
     ordinals = [unit.ordinal for unit in kept]
-    for each in dead:
-        for table in read_partitions(work, each.addresses):
+    for dead_range in dead:
+        for table in read_partitions(work, dead_range.addresses):
             addresses = table["address"].to_numpy()
             yield addresses[np.isin(ordinal_of(addresses), ordinals)]
 
@@ -81,23 +83,23 @@ def gather_quarantine(
 
     Rows of unchanged files come first, then those of the files read tonight, then rows with duplicate ids.
     """
-    quarantine = QuarantineFile(file)
-    for rows in _carried(store, tonight.parent, pa.array(list(tonight.unchanged), pa.string())):
+    quarantine, unchanged = QuarantineFile(file), pa.array(list(tonight.unchanged), pa.string())
+    for rows in _quarantine_of_unchanged(store, tonight.parent, unchanged):
         quarantine.add(rows)
-    for bad in (record.quarantine for record in outcome.read if record.quarantine):
-        for batch in pq.ParquetFile(work.open(bad.path)).iter_batches():
+    for file_of_item in (record.quarantine for record in outcome.read if record.quarantine):
+        for batch in pq.ParquetFile(work.open(file_of_item.path)).iter_batches():
             quarantine.add(pa.Table.from_batches([batch]))
     for rows in (table for each in outcome.duplicates for table in read_partitions(work, each.rows)):
         quarantine.add(rows)
     return quarantine.close()
 
 
-def _carried(store: Store, parent: Corpus | None, unchanged: pa.Array) -> Iterator[pa.Table]:
+def _quarantine_of_unchanged(store: Store, parent: Corpus | None, unchanged: pa.Array) -> Iterator[pa.Table]:
     """Yield the quarantined rows of unchanged files, except duplicate ids, which are resolved again."""
-    before = parent.quarantine if parent else None
-    if before is None or not len(unchanged):
+    previous = parent.quarantine if parent else None
+    if previous is None or not len(unchanged):
         return
-    for batch in pq.ParquetFile(before.open(store)).iter_batches():
+    for batch in pq.ParquetFile(previous.open(store)).iter_batches():
         is_unchanged = pc.is_in(batch["file"], value_set=unchanged)
         is_other = pc.not_equal(batch["reason"], "duplicate_id")
         yield pa.Table.from_batches([batch]).filter(pc.and_(is_unchanged, is_other))
@@ -105,8 +107,8 @@ def _carried(store: Store, parent: Corpus | None, unchanged: pa.Array) -> Iterat
 
 def choose_changed_rows(groups: Sequence[GroupRecord]) -> Iterator[ChangedRow]:
     """Yield the examples of new, changed and deleted rows with the smallest text keys of all groups."""
-    for kind in zip(*(group.examples for group in groups), strict=True):
-        examples = sorted((example for of_group in kind for example in of_group), key=lambda each: each.key)
+    for lists_of_kind in zip(*(group.examples for group in groups), strict=True):
+        examples = sorted(chain.from_iterable(lists_of_kind), key=attrgetter("key"))
         yield from (example.row for example in examples[:EXAMPLES])
 
 
@@ -114,12 +116,12 @@ def input_files(tonight: TonightsFiles, read: Sequence[ReadRecord]) -> tuple[Inp
     """Return all files of tonight's listing with their counts."""
     inputs = dict(tonight.unchanged)
     for file in (file for record in read for file in record.inputs):
-        inputs[file.name] = _add(inputs[file.name], file) if file.name in inputs else file
+        inputs[file.name] = _add_counts(inputs[file.name], file) if file.name in inputs else file
     return tuple(inputs[name] for name in tonight.names)
 
 
-def _add(one: InputFile, other: InputFile) -> InputFile:
-    """Return the counts of two parts of a file."""
+def _add_counts(one: InputFile, other: InputFile) -> InputFile:
+    """Return a file with the sums of the counts of two of its parts."""
     sums = {name: getattr(one, name) + getattr(other, name) for name in _COUNTS}
     return one.model_copy(update=sums | {"notes": sum_counts((one.notes, other.notes))})
 

@@ -1,4 +1,4 @@
-"""Digests that identify a corpus, and checks of its record: is it complete, are enough of its rows good."""
+"""Digests that identify a corpus, and checks that its record is complete and enough rows are good."""
 
 from pipeline.config import digest_of
 from pipeline.errors import DataError
@@ -69,7 +69,7 @@ def load_complete_corpus(store: Store, corpus_id: str) -> Corpus | None:
 
 
 def first_missing_file(store: Store, corpus: Corpus) -> str | None:
-    """Return the path of a file of the corpus that is missing or has another size; None if none is."""
+    """Return the path of a file that is missing or has another size; None if all files are complete."""
     needed = {reference.path: reference.bytes for reference in corpus.references()}
     folders = sorted({path.rpartition("/")[0] for path in needed})
     present = {entry.path: entry.size for entries in in_threads(store.list, folders) for entry in entries}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
-_MIN_WORDS = 4  # of a docstring's first paragraph; shorter ones are left out
+_MIN_WORDS = 4  # docstrings with fewer words in their first paragraph are left out
 _MAX_SIGNATURE = 160  # characters
 # Start of a docstring: an indented string after a colon, as in `def f():`, that begins with a capital letter.
 _HAS_DOCSTRING = re.compile(rb':\s*\n\s+[rRuU]?(?:"""|\'\'\')\s*[A-Z]')

@@ -113,8 +113,8 @@ class Ingestion:
         def report(rows_of_item: int, bytes_of_item: int) -> None:
             self.on_progress(rows + rows_of_item, size + bytes_of_item)
 
-        is_here = self.map_tasks is map_here
-        listener = report if is_here else ignore_progress  # other processes cannot call it
+        in_this_process = self.map_tasks is map_here
+        listener = report if in_this_process else ignore_progress  # other processes cannot call it
         task = ReadFiles(
             self.work,
             self.tonight.corpus,
@@ -127,7 +127,7 @@ class Ingestion:
             records[number] = record
             rows += sum(file.rows for file in record.inputs)
             size += sum(each.size for each in items[number].files)
-            if not is_here:
+            if not in_this_process:
                 self.on_progress(rows, size)
         return [records[number] for number in range(len(items))]
 
@@ -156,10 +156,11 @@ class Ingestion:
         parent = self.tonight.parent
         if parent is None or not self.tonight.reuse:
             return [], None
-        new, starts = tuple(each.dead for each in buckets if each.dead), unit_ranges(parent.units)
-        dead = list[DeadRange]()
-        if new or parent.dead:
-            dead = self._map(SortDead(self.work, self.store, parent.dead, new, starts), range(len(starts)))
+        newly_dead = tuple(bucket.dead for bucket in buckets if bucket.dead)
+        starts, dead = unit_ranges(parent.units), list[DeadRange]()
+        if newly_dead or parent.dead:
+            task = SortDead(self.work, self.store, parent.dead, newly_dead, starts)
+            dead = self._map(task, range(len(starts)))
         kept = keep_units(parent, dead)
         addresses = dead_addresses(self.work.store, dead, kept)
         stem = f"{tables_folder(self.corpus_id)}/dead"
@@ -169,10 +170,10 @@ class Ingestion:
         self, read: Sequence[ReadRecord], buckets: Sequence[BucketRecord]
     ) -> Sequence[DuplicateRange]:
         """Return the rows with duplicate ids, as rows of the quarantine."""
-        found = tuple(each.duplicates for each in buckets if each.duplicates)
-        if not found:
+        duplicates = tuple(bucket.duplicates for bucket in buckets if bucket.duplicates)
+        if not duplicates:
             return ()
-        task = SortDuplicates(self.work, found, self.tonight.id_type, self.tonight.names)
+        task = SortDuplicates(self.work, duplicates, self.tonight.id_type, self.tonight.names)
         return self._map(task, range(len(row_ranges(input_files(self.tonight, read)))))
 
     def _revive(self, buckets: Sequence[BucketRecord]) -> tuple[ReadPart, ...]:
@@ -204,6 +205,7 @@ class Ingestion:
         return group_buckets(buckets, sizes, revived_sizes, self.unit_rows, self.next_ordinal)
 
     def _count_text_buckets(self, buckets: Sequence[BucketRecord], kept: Sequence[CorpusUnit]) -> int:
+        """Return the number of buckets of the text table, at least that of the previous corpus."""
         old = self.tonight.parent.texts if self.tonight.parent else ()
         old_rows = sum(unit.rows for unit in self.old_units) if kept else 0
         return max(bucket_count(sum(bucket.rows_written for bucket in buckets) + old_rows), len(old))
@@ -263,8 +265,8 @@ class Ingestion:
         resolved = self._map(task, range(buckets))
         sources = tuple(each.sources for each in resolved)
         tables = tuple(
-            extend_bucket(old, number, each.table, is_base=each.is_base)
-            for number, each in enumerate(resolved)
+            extend_bucket(old, number, bucket.table, is_base=bucket.is_base)
+            for number, bucket in enumerate(resolved)
         )
         items = [
             UnitsToCopyTo(group.number, record.units) for group, record in zip(groups, written, strict=True)

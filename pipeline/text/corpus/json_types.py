@@ -57,16 +57,16 @@ class TypeInspection:
             )
         if self.example is not None and self._has_known_types(block):
             return
-        parsed = (parse_line(line)[0] for line in block.lines.split(b"\n") if line.strip())
-        objects = [each for each in parsed if each is not None]
+        parsed = (parse_line(line).value for line in block.lines.split(b"\n") if line.strip())
+        objects = [value for value in parsed if value is not None]
         if objects and self.example is None:
             self.example = objects[0]
             self._check_text(objects)
         self._add_ids(objects)
-        for each in objects:
-            self.present |= self.types.keys() & each.keys()
+        for value in objects:
+            self.present |= self.types.keys() & value.keys()
             for name in self.types.keys() - {self.corpus.id}:
-                self.types[name], fits = widen_type(self.types[name], each.get(name))
+                self.types[name], fits = widen_type(self.types[name], value.get(name))
                 if not fits and pa.types.is_nested(self.types[name]):
                     self.incomplete.add(name)
 
@@ -109,7 +109,7 @@ class TypeInspection:
         )
 
     def _has_known_types(self, block: JsonBlock) -> bool:
-        """Return whether Arrow can parse the block with the types found so far: it cannot widen them then.
+        """Return whether Arrow can parse the block with the types found so far, so that none is widened.
 
         Always False for nested types: Arrow ignores keys that a type lacks, so that it would miss new keys.
         """

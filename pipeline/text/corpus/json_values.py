@@ -4,7 +4,7 @@ import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.json as pj
@@ -40,23 +40,30 @@ def parse_block(lines: bytes, types: dict[str, pa.DataType]) -> pa.Table:
     )
 
 
-def parse_line(line: bytes) -> tuple[dict[str, Any] | None, str, str]:
-    """Parse one line.
+class ParsedLine(NamedTuple):
+    """The JSON object on a line, or the reason why there is none."""
 
-    Returns:
-        (object, "", "") for a JSON object; else (None, reason, detail), as `RejectedRow` has them.
-    """
+    value: dict[str, Any] | None
+    """None for a line to reject"""
+    reason: str = ""
+    """as in `RejectedRow`"""
+    detail: str = ""
+    """as in `RejectedRow`"""
+
+
+def parse_line(line: bytes) -> ParsedLine:
+    """Parse one line."""
     try:
         value = json.loads(line.decode())
     except UnicodeDecodeError as error:
-        return None, "invalid_utf8", f"byte {error.start} of the line"
+        return ParsedLine(None, "invalid_utf8", f"byte {error.start} of the line")
     except ValueError as error:
-        return None, "invalid_json", str(error)
+        return ParsedLine(None, "invalid_json", str(error))
     except RecursionError:
-        return None, "invalid_json", "nested too deep to be parsed"
+        return ParsedLine(None, "invalid_json", "nested too deep to be parsed")
     if not isinstance(value, dict):
-        return None, "invalid_json", f"{type(value).__name__}, not an object"
-    return value, "", ""
+        return ParsedLine(None, "invalid_json", f"{type(value).__name__}, not an object")
+    return ParsedLine(value)
 
 
 def is_id(value: Any, kind: pa.DataType) -> bool:

@@ -16,7 +16,7 @@ from pipeline.text.corpus.normalize import blake2b_digests
 
 BUCKET_ROWS = 1 << 18  # largest average number of rows of a bucket: some 25 MB with short string ids
 
-_ROW_BITS = 40  # of a row's number beside the index of its file
+_ROW_BITS = 40  # lower bits of a line's identity, for the row; the file's index has the upper bits
 _TEXT_KEY = pa.field("text_key", KEY, nullable=False)
 TEXTS = pa.schema([_TEXT_KEY, pa.field("address", pa.int64(), nullable=False)])
 """Schema of the rows of units by text."""
@@ -45,9 +45,9 @@ def keys_schema(id_type: pa.DataType) -> pa.Schema:
 
 
 def line_identities(files: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return (n,) int64: one number for each pair of a file's index and a row; negative if the index is.
+    """Return (n,) int64: one number for each pair of a file's index and a row.
 
-    Numbers of pairs are in the order of the pairs.
+    The numbers are in the order of the pairs (file, row). A negative index gives a negative number.
     """
     return files.astype(np.int64) << _ROW_BITS | rows
 

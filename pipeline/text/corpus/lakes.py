@@ -1,7 +1,7 @@
 """Refuse Delta and Iceberg tables as a corpus.
 
-They look like folders of Parquet files, but these still hold removed rows: only the table's log says which
-files are live.
+Such a table looks like a folder of Parquet files, but some of the files still hold removed rows: only the
+table's log says which files are live.
 """
 
 import re

@@ -41,8 +41,8 @@ def inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns:
         DataError: the file cannot be read, or a column is missing or has a wrong type.
     """
     with storage_errors(file.uri), open_ranges(file) as stream:
-        opened = pq.ParquetFile(stream)
-        schema, rows = opened.schema_arrow, opened.metadata.num_rows
+        reader = pq.ParquetFile(stream)
+        schema, rows = reader.schema_arrow, reader.metadata.num_rows
     counts = Counter(schema.names)  # a name that occurs twice is ambiguous
     types = {name: kind for name, kind in zip(schema.names, schema.types, strict=True) if counts[name] == 1}
     types = {**dict.fromkeys(file.partitions, pa.string()), **types}
@@ -60,9 +60,9 @@ def inspect(file: SourceFile, corpus: CorpusSettings) -> FileColumns:
             file, "corpus.text", corpus.text, "string (or binary holding UTF-8)", types[corpus.text]
         )
     wanted = {name: types[name] for name in corpus.keep} | {corpus.id: type_of_ids}
-    is_negative = _may_be_negative(opened.metadata, corpus.id, type_of_ids)
-    divisions = _divide(opened.metadata, [corpus.id, corpus.text, *corpus.keep])
-    return FileColumns(file, wanted, rows, is_negative, divisions=divisions)
+    may_be_negative = _may_be_negative(reader.metadata, corpus.id, type_of_ids)
+    divisions = _divide(reader.metadata, [corpus.id, corpus.text, *corpus.keep])
+    return FileColumns(file, wanted, rows, may_be_negative, divisions=divisions)
 
 
 def _divide(metadata: pq.FileMetaData, wanted: list[str]) -> tuple[RowGroups, ...]:
@@ -97,16 +97,16 @@ def read(
     """Yield the rows of some row groups, or of all, in the order of the file."""
     is_large = file.size > LARGE_BYTES
     with storage_errors(file.uri), (open_ranges if is_large else open_file)(file) as stream:
-        opened = pq.ParquetFile(stream, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False)
+        reader = pq.ParquetFile(stream, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False)
         dictionary_reader = pq.ParquetFile(
-            stream, metadata=opened.metadata, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False
+            stream, metadata=reader.metadata, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False
         )
         names = dict.fromkeys((corpus.id, corpus.text, *corpus.keep))
-        wanted = [name for name in names if name in opened.schema_arrow.names]
-        metadata = opened.metadata
+        wanted = [name for name in names if name in reader.schema_arrow.names]
+        metadata = reader.metadata
         groups = groups or RowGroups(0, metadata.num_row_groups, 0, metadata.num_rows, file.size)
         done = 0
-        for table in _read_tables(opened, dictionary_reader, wanted, range(groups.first, groups.stop)):
+        for table in _read_tables(reader, dictionary_reader, wanted, range(groups.first, groups.stop)):
             position = groups.size * (done + len(table)) // max(groups.rows, 1)
             yield RawBatch(_raw_table(table, groups.first_row + done, file, corpus, columns), position)
             done += len(table)
@@ -137,12 +137,12 @@ def _raw_table(
 
 
 def _read_tables(
-    opened: pq.ParquetFile, dictionary_reader: pq.ParquetFile, wanted: list[str], groups: range
+    reader: pq.ParquetFile, dictionary_reader: pq.ParquetFile, wanted: list[str], groups: range
 ) -> Iterator[pa.Table]:
     """Yield all rows in order, in tables of at most _MAX_ROWS rows and about _MAX_BYTES bytes."""
     pending: list[pa.RecordBatch] = []
     rows = size = 0
-    for step in _read_steps(opened, dictionary_reader, wanted, groups):
+    for step in _read_steps(reader, dictionary_reader, wanted, groups):
         for batch, batch_size in _split_by_bytes(step):
             if pending and (rows + len(batch) > _MAX_ROWS or size + batch_size > _MAX_BYTES):
                 yield pa.Table.from_batches(pending)
@@ -198,17 +198,17 @@ def _has_offsets(kind: pa.DataType) -> bool:
 
 
 def _read_steps(
-    opened: pq.ParquetFile, dictionary_reader: pq.ParquetFile, wanted: list[str], groups: range
+    reader: pq.ParquetFile, dictionary_reader: pq.ParquetFile, wanted: list[str], groups: range
 ) -> Iterator[pa.RecordBatch]:
     """Yield all rows in order, in batches that are expected to fit in memory.
 
     Arrow copies the dictionary of a dictionary column into every batch. Therefore these columns have their
     own reader, which reads large batches even if the other columns allow small ones only.
     """
-    types = dict(zip(opened.schema_arrow.names, opened.schema_arrow.types, strict=True))
+    types = dict(zip(reader.schema_arrow.names, reader.schema_arrow.types, strict=True))
     coded = [name for name in wanted if pa.types.is_dictionary(types[name])]
     plain = [name for name in wanted if name not in coded]
-    plain_steps = _plain_steps(opened, plain, groups)
+    plain_steps = _plain_steps(reader, plain, groups)
     dictionary_steps = _dictionary_steps(dictionary_reader, coded, groups)
     if coded and plain:
         yield from _join(plain_steps, dictionary_steps)
@@ -230,31 +230,31 @@ def _join(left: Iterator[pa.RecordBatch], right: Iterator[pa.RecordBatch]) -> It
         b = b.slice(rows) if rows < len(b) else next(right, None)
 
 
-def _dictionary_steps(opened: pq.ParquetFile, wanted: list[str], groups: range) -> Iterator[pa.RecordBatch]:
+def _dictionary_steps(reader: pq.ParquetFile, wanted: list[str], groups: range) -> Iterator[pa.RecordBatch]:
     """Yield all rows in order, as many at once as should fit by the average size of a row."""
-    indices = _column_indices(opened.metadata, wanted)
+    indices = _column_indices(reader.metadata, wanted)
     for group in groups:
-        size = _batch_rows(opened.metadata.row_group(group), indices)
-        batches = opened.iter_batches(batch_size=size, row_groups=[group], columns=wanted)
+        size = _batch_rows(reader.metadata.row_group(group), indices)
+        batches = reader.iter_batches(batch_size=size, row_groups=[group], columns=wanted)
         yield from (batch for batch in batches if len(batch))
 
 
-def _plain_steps(opened: pq.ParquetFile, wanted: list[str], groups: range) -> Iterator[pa.RecordBatch]:
+def _plain_steps(reader: pq.ParquetFile, wanted: list[str], groups: range) -> Iterator[pa.RecordBatch]:
     """Yield all rows in order: a few first, then as many at once as should fit, fewer if rows become larger.
 
     Arrow reads a row group in batches of one size. For another size the row group is read again from its
     start, and the rows that were already yielded are skipped. After the first step the size only falls within
     a row group, by half or more each time, so that this happens a dozen times at most.
     """
-    fitting_rows, is_first, indices = _FIRST_ROWS, True, _column_indices(opened.metadata, wanted)
+    fitting_rows, is_first, indices = _FIRST_ROWS, True, _column_indices(reader.metadata, wanted)
     for group in groups:
-        metadata = opened.metadata.row_group(group)
+        metadata = reader.metadata.row_group(group)
         max_rows = min(_MAX_STEP_ROWS, _batch_rows(metadata, indices))
         step_rows = min(fitting_rows, max_rows)
         done = 0
         while done < metadata.num_rows:
             skip = done
-            for batch in opened.iter_batches(batch_size=step_rows, row_groups=[group], columns=wanted):
+            for batch in reader.iter_batches(batch_size=step_rows, row_groups=[group], columns=wanted):
                 new = batch.slice(min(skip, len(batch)))
                 skip -= len(batch) - len(new)
                 if not len(new):

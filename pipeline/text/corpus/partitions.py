@@ -19,7 +19,7 @@ def partition_of(hashes: np.ndarray, count: int) -> np.ndarray:
     """Return (n,) int64: the upper bits of each hash, (n,) uint64, which divide them into `count` partitions.
 
     Args:
-        count: a power of two. With half as many partitions, each is two adjacent ones of these.
+        count: a power of two. With half the count, each partition has the rows of two adjacent ones.
     """
     if count == 1:
         return np.zeros(len(hashes), dtype=np.int64)
@@ -84,6 +84,6 @@ def read_from_all(
     store: Store, files: Sequence[FileRef], schema: pa.Schema, first: int = 0, stop: int = 1
 ) -> pa.Table:
     """Read the partitions from `first` to `stop` of all files, in the order of the files."""
-    found = in_threads(lambda file: read_partitions(store, file, first, stop), files)
-    tables = [table for of_file in found for table in of_file]
+    tables_by_file = in_threads(lambda file: read_partitions(store, file, first, stop), files)
+    tables = [table for tables_of_file in tables_by_file for table in tables_of_file]
     return pa.concat_tables(tables) if tables else schema.empty_table()

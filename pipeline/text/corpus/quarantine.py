@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -71,10 +71,10 @@ class QuarantineFile:
         self._pending.append(rows)
         if sum(map(len, self._pending)) >= _GROUP_ROWS:
             pending = pa.concat_tables(self._pending)
-            in_full_groups = len(pending) // _GROUP_ROWS * _GROUP_ROWS
-            full_groups = pending.slice(0, in_full_groups).combine_chunks()
+            full_group_rows = len(pending) // _GROUP_ROWS * _GROUP_ROWS
+            full_groups = pending.slice(0, full_group_rows).combine_chunks()
             self._writer.write_table(full_groups, row_group_size=_GROUP_ROWS)
-            self._pending = [pending.slice(in_full_groups)]
+            self._pending = [pending.slice(full_group_rows)]
 
     def close(self) -> dict[str, int]:
         """Finish the file and return the number of rows by reason."""
@@ -84,9 +84,20 @@ class QuarantineFile:
         return dict(sorted(self._reasons.items()))
 
 
+class QuarantineListing(NamedTuple):
+    """Rows that a release leaves out."""
+
+    counts: dict[str, int]
+    """number of rows by reason, the most frequent reason first"""
+    rows: list[dict[str, Any]]
+    """the rows to show"""
+    files: tuple[str, ...]
+    """URIs of the files that hold all rows"""
+
+
 def list_quarantined(
     store: Store, manifest: ReleaseManifest, reason: str | None, limit: int
-) -> tuple[dict[str, int], list[dict[str, Any]], tuple[str, ...]]:
+) -> QuarantineListing:
     """List the rows that a release leaves out: rejected input rows, and live texts without a vector.
 
     Args:
@@ -94,9 +105,6 @@ def list_quarantined(
         manifest: the release's manifest.
         reason: reason to show rows of; None shows rows of every reason.
         limit: number of rows shown for each reason.
-
-    Returns:
-        The number of rows by reason, the rows to show, and the URIs of the files that hold all rows.
 
     Raises:
         DataError: a file is missing or has changed.
@@ -120,7 +128,7 @@ def list_quarantined(
         ) from None
     by_count = {name: counts[name] for name in sorted(counts, key=lambda name: (-counts[name], name))}
     rows = [row for name in by_count if reason in (None, name) for row in shown[name]]
-    return by_count, rows, tuple(files)
+    return QuarantineListing(by_count, rows, tuple(files))
 
 
 def _all_rows(store: Store, manifest: ReleaseManifest) -> Iterator[tuple[str, pa.Table]]:

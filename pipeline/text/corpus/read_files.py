@@ -49,7 +49,7 @@ class FileToRead:
         return self.groups.size if self.groups else self.file.size
 
     @property
-    def most_rows(self) -> int:
+    def estimated_rows(self) -> int:
         """Number of rows, or an estimate."""
         if self.refused is not None:
             return 0
@@ -77,36 +77,37 @@ class ReadRecord(Stored):
 def files_to_read(
     files: Sequence[tuple[int, SourceFile]], survey: CorpusSurvey, *, divide: bool
 ) -> list[FileToRead]:
-    """Return the files, given with their indices in tonight's listing, with the results of the survey.
+    """Combine files, given with their indices in tonight's listing, with the results of the survey.
 
     Args:
         divide: return parts of a large file one by one.
     """
-    found = list[FileToRead]()
+    to_read = list[FileToRead]()
     for index, file in files:
         divisions = survey.divisions.get(file.name, ())
         if divide and len(divisions) > 1:
-            found += [FileToRead(file, index, groups.rows, groups=groups) for groups in divisions]
+            to_read += [FileToRead(file, index, groups.rows, groups=groups) for groups in divisions]
         else:
-            found.append(FileToRead(file, index, survey.rows.get(file.name), survey.refused.get(file.name)))
-    return found
+            to_read.append(FileToRead(file, index, survey.rows.get(file.name), survey.refused.get(file.name)))
+    return to_read
 
 
 def group_by_bytes(files: Iterable[FileToRead], *, together: bool) -> list[FilesToRead]:
     """Divide files into items of consecutive files, by their sizes only.
 
     Args:
-        together: put all files into one item, because how much is read of a file depends on those before it.
+        together: put all files into one item, because the number of rows to read of a file depends on the
+            files before it.
     """
     groups: list[list[FileToRead]] = []
     size = 0
-    for each in files:
-        if groups and (together or size + each.size <= _ITEM_BYTES):
-            groups[-1].append(each)
-            size += each.size
+    for file in files:
+        if groups and (together or size + file.size <= _ITEM_BYTES):
+            groups[-1].append(file)
+            size += file.size
         else:
-            groups.append([each])
-            size = each.size
+            groups.append([file])
+            size = file.size
     return [FilesToRead(number, tuple(group)) for number, group in enumerate(groups)]
 
 
@@ -164,7 +165,7 @@ class PartWriter:
 
     def _flush(self) -> None:
         rows = ReadRows(
-            *(pa.concat_tables(half).combine_chunks() for half in zip(*self._pending, strict=True))
+            *(pa.concat_tables(tables).combine_chunks() for tables in zip(*self._pending, strict=True))
         )
         self._pending, self._bytes = [], 0
         stem = f"{self.stem}-{len(self.parts):04d}"
@@ -191,21 +192,21 @@ class _Reading:
         self.writer = PartWriter(task.work.store, task.partitions, stem)
 
     def run(self) -> ReadRecord:
-        files: Iterable[SourceFile] = [each.file for each in self.item.files]
+        files: Iterable[SourceFile] = [planned.file for planned in self.item.files]
         if self.task.corpus.max_rows is None:  # otherwise files behind the limit would be read too
             files = read_in_advance(files)
         for planned, file in zip(self.item.files, files, strict=True):
-            each = replace(planned, file=file)
+            file_to_read = replace(planned, file=file)
             self.notes.clear()
-            error = each.refused or self._error_in(each.file)
+            error = file_to_read.refused or self._error_in(file_to_read.file)
             if error:
                 rejected = [RejectedRow(-1, "bad_file", str(error))]
-                self.quarantine_file.add(quarantine(each.file.name, rejected))
+                self.quarantine_file.add(quarantine(file_to_read.file.name, rejected))
                 self.notes["bad_files"] = 1
-                self._record_file(each.file)
+                self._record_file(file_to_read.file)
             else:
-                self._read_file(each)
-            self.bytes_before += each.size
+                self._read_file(file_to_read)
+            self.bytes_before += file_to_read.size
         return ReadRecord(
             parts=self.writer.close(), inputs=tuple(self.inputs), quarantine=self._store_quarantine()
         )
@@ -219,18 +220,18 @@ class _Reading:
         self.task.work.store.put(file, path)
         return FileRef(path=path, sha256="", rows=rows, bytes=size)
 
-    def _read_file(self, each: FileToRead) -> None:
+    def _read_file(self, file_to_read: FileToRead) -> None:
         """Read one file; raise Defect if its rows do not add up."""
-        file, good, bad = each.file, 0, 0
-        for batch in self._read_limited(each):
+        file, good, bad = file_to_read.file, 0, 0
+        for batch in self._read_limited(file_to_read):
             good, bad = good + batch.good.num_rows, bad + batch.bad.num_rows
-            self._add(batch, each)
+            self._add(batch, file_to_read)
             self.task.on_progress(self.rows, self.bytes_before + batch.position)
-        skipped = 0 if each.rows is None else each.rows - good - bad
+        skipped = 0 if file_to_read.rows is None else file_to_read.rows - good - bad
         if skipped < 0 or (skipped and self._remaining_rows()):
             raise Defect(
                 file.uri,
-                f"{each.rows} rows = good + quarantined + skipped",
+                f"{file_to_read.rows} rows = good + quarantined + skipped",
                 f"{good} + {bad} + {skipped}",
                 "report this with the file",
             )
@@ -250,20 +251,21 @@ class _Reading:
             )
         )
 
-    def _read_limited(self, each: FileToRead) -> Iterator[SourceBatch]:
+    def _read_limited(self, file_to_read: FileToRead) -> Iterator[SourceBatch]:
         """Yield batches up to corpus.max_rows.
 
         If the number of rows in the file is unknown, its remaining rows are not counted: the file counts as
         one of the skipped files.
         """
-        if each.rows is not None and not self._remaining_rows():
+        if file_to_read.rows is not None and not self._remaining_rows():
             return
-        for batch in read_batches(each.file, self.task.corpus, self.task.columns, each.groups):
+        file, groups = file_to_read.file, file_to_read.groups
+        for batch in read_batches(file, self.task.corpus, self.task.columns, groups):
             remaining = self._remaining_rows()
             if remaining:
                 yield batch.head(remaining)
             if batch.rows > remaining:
-                if each.rows is None:
+                if file_to_read.rows is None:
                     self.notes["skipped_files"] = 1
                 return
 
@@ -286,9 +288,9 @@ class _Reading:
             return error
         return None
 
-    def _add(self, batch: SourceBatch, each: FileToRead) -> None:
+    def _add(self, batch: SourceBatch, file_to_read: FileToRead) -> None:
         """Record the good rows of a batch, the bad rows and the counts."""
-        rows = ReadRows.of(batch.good, each.index, self.task.columns.schema)
+        rows = ReadRows.of(batch.good, file_to_read.index, self.task.columns.schema)
         self.writer.add(rows)
         self.quarantine_file.add(batch.bad)
         self.rows += batch.rows

@@ -50,7 +50,7 @@ class InspectFiles:
 def survey_files(
     files: Sequence[SourceFile],
     corpus: CorpusSettings,
-    before: pa.Schema | None = None,
+    unit_schema: pa.Schema | None = None,
     map_tasks: TaskMap = map_here,
 ) -> CorpusSurvey:
     """Find the column types and the unusable files before the first row is read.
@@ -61,18 +61,18 @@ def survey_files(
     Args:
         files: the files to read.
         corpus: settings that name the columns.
-        before: schema of units that hold unchanged files of the corpus, which are not inspected again.
+        unit_schema: schema of units that hold the unchanged files, which are not inspected again.
         map_tasks: function that applies the task to groups of files.
 
     Raises:
         DataError: a file is unusable and corpus.bad_files is error; the error is that of the first such file.
     """
     groups = _group(files)
-    found = dict(map_tasks(InspectFiles(corpus), groups))
-    inspected = [result for number in range(len(groups)) for result in found[number]]
+    results = dict(map_tasks(InspectFiles(corpus), groups))
+    inspected = [result for number in range(len(groups)) for result in results[number]]
     usable = [result for result in inspected if isinstance(result, FileColumns)]
-    if before is not None:
-        usable.insert(0, _columns_of_units(before, corpus))
+    if unit_schema is not None:
+        usable.insert(0, _columns_of_units(unit_schema, corpus))
     columns, misfits = agree_on_columns(usable, corpus)
     refused = misfits | {
         file.name: result
@@ -119,12 +119,12 @@ def read_batches(
         yield sift(raw, file)
 
 
-def _columns_of_units(before: pa.Schema, corpus: CorpusSettings) -> FileColumns:
+def _columns_of_units(unit_schema: pa.Schema, corpus: CorpusSettings) -> FileColumns:
     """Return the columns of the unchanged files, which are already in units, as those of one file."""
-    stored = dict(zip(before.names, before.types, strict=True))
+    stored = dict(zip(unit_schema.names, unit_schema.types, strict=True))
     types = {name: stored.get(stored_name(name), pa.null()) for name in corpus.keep}
     return FileColumns(
-        SourceFile("the files before", corpus.uri, 0, "", "parquet"), types | {corpus.id: stored["id"]}
+        SourceFile("the unchanged files", corpus.uri, 0, "", "parquet"), types | {corpus.id: stored["id"]}
     )
 
 

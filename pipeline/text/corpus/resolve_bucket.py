@@ -14,7 +14,7 @@ from pipeline.store.units import Changes, TableBucket
 from pipeline.text.corpus.keys import keys_schema, line_identities
 from pipeline.text.corpus.lines import ReadPart, read_lines
 from pipeline.text.corpus.partitions import store_partitions, store_whole
-from pipeline.text.corpus.resolve_ids import ABSENT, ResolvedIds, line_schema, resolve_ids
+from pipeline.text.corpus.resolve_ids import ABSENT, LineChange, ResolvedIds, line_schema, resolve_ids
 from pipeline.text.corpus.sorted_rows import ADDRESSES, range_of
 from pipeline.text.corpus.table_buckets import find_changed_lines, is_compacted, read_key_bucket
 from pipeline.text.corpus.task_map import WorkFolder
@@ -61,13 +61,13 @@ class BucketRecord(Stored):
 
 @dataclass(frozen=True)
 class ResolveBucket:
-    """Resolve the ids of the bucket with the number that is the item. Returns a `BucketRecord`.
+    """Resolve the ids of one bucket; the item is its number. Returns a `BucketRecord`.
 
     Attributes:
         work: folder of the temporary files.
         parts: rows read tonight, in the order of (file, row).
         partitions: number of partitions of each part.
-        buckets: number of buckets, at most that of partitions.
+        buckets: number of buckets, at most the number of partitions.
         store: store of the key table.
         keys: buckets of the previous corpus's key table.
         id_type: type of the ids.
@@ -100,9 +100,9 @@ class ResolveBucket:
         )
 
     def _resolve(self, bucket: int) -> BucketRecord:
-        read, known = self._lines_read(bucket), self._stored_lines(bucket)
-        resolved = resolve_ids(self._lines_before(known), read, reuse=self.reuse)
-        changed, deleted = self._changes(known, resolved)
+        lines_read, stored_lines = self._lines_read(bucket), self._stored_lines(bucket)
+        resolved = resolve_ids(self._lines_before(stored_lines), lines_read, reuse=self.reuse)
+        changed, deleted = self._changes(stored_lines, resolved)
         is_base = is_compacted(self._reused_bucket(bucket), len(changed) + deleted.num_rows)
         chosen = np.arange(resolved.lines.num_rows) if is_base else changed
         is_revived = resolved.lines["position"].to_numpy()[resolved.to_write] == ABSENT
@@ -126,7 +126,7 @@ class ResolveBucket:
             bucket=bucket,
             lines=store_whole(self.work.store, lines, f"{stem}-lines.arrow"),
             is_base=is_base,
-            rows_read=read.num_rows,
+            rows_read=lines_read.num_rows,
             rows_written=len(resolved.to_write),
             changes=resolved.changes,
             revived=store_rows(revived, "revived"),
@@ -161,26 +161,27 @@ class ResolveBucket:
         lines = read_key_bucket(self.store, self.keys, bucket, self.buckets)
         return keys_schema(self.id_type).empty_table() if lines is None else lines
 
-    def _changes(self, known: pa.Table, resolved: ResolvedIds) -> tuple[np.ndarray, pa.Table]:
+    def _changes(self, stored_lines: pa.Table, resolved: ResolvedIds) -> tuple[np.ndarray, pa.Table]:
         """Return the indices of the resolved lines that are not stored yet, and the lines to delete."""
-        is_changed, is_deleted = find_changed_lines(known, pa.array(self.listed, pa.string()), resolved.lines)
+        listed = pa.array(self.listed, pa.string())
+        is_changed, is_deleted = find_changed_lines(stored_lines, listed, resolved.lines)
         is_changed[resolved.to_write] = True  # they get an address
-        deleted = known.select(["id", "file", "row"]).filter(pa.array(is_deleted))
+        deleted = stored_lines.select(["id", "file", "row"]).filter(pa.array(is_deleted))
         return np.flatnonzero(is_changed), deleted
 
-    def _lines_before(self, table: pa.Table) -> pa.Table:
-        """Return last night's rows; `file` is ABSENT if the file is gone or was read again."""
+    def _lines_before(self, stored_lines: pa.Table) -> pa.Table:
+        """Return stored lines in `line_schema`; `file` is ABSENT if the file is gone or was read again."""
         schema = line_schema(self.id_type)
-        index = pc.index_in(table["file"], value_set=pa.array(self.listed, pa.string()))
-        is_unchanged = pc.is_in(table["file"], value_set=pa.array(self.unchanged, pa.string()))
-        columns = {name: table[name] for name in ("id", "text_key", "carried", "row", "address")}
+        index = pc.index_in(stored_lines["file"], value_set=pa.array(self.listed, pa.string()))
+        is_unchanged = pc.is_in(stored_lines["file"], value_set=pa.array(self.unchanged, pa.string()))
+        columns = {name: stored_lines[name] for name in ("id", "text_key", "carried", "row", "address")}
         columns["file"] = pc.if_else(is_unchanged, index, ABSENT)
-        columns["position"] = pa.repeat(pa.scalar(ABSENT, pa.int64()), table.num_rows)
+        columns["position"] = pa.repeat(pa.scalar(ABSENT, pa.int64()), stored_lines.num_rows)
         return pa.table(columns, schema=schema)
 
 
-def _examples(examples: Sequence[tuple[int, int, int]], chosen: np.ndarray) -> list[ExampleLine]:
-    """Return examples with the index of each line among the chosen lines, to which all of them belong."""
+def _examples(examples: Sequence[LineChange], chosen: np.ndarray) -> list[ExampleLine]:
+    """Return examples with the index of each line among the chosen lines, which include all examples."""
     return [
         ExampleLine(
             key=key,

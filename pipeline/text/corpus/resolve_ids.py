@@ -1,6 +1,7 @@
 """Resolve the ids of one bucket: find the live row of each id, reuse its address, and count the changes."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -40,16 +41,25 @@ def resolved_schema(id_type: pa.DataType) -> pa.Schema:
     return line_schema(id_type).append(pa.field("duplicate", pa.bool_()))
 
 
-def choose_examples(keys: np.ndarray, before: np.ndarray, now: np.ndarray) -> list[tuple[int, int, int]]:
-    """Choose the EXAMPLES rows with the smallest keys.
+class LineChange(NamedTuple):
+    """A new, changed or deleted row; the attributes are those of `choose_examples`."""
+
+    key: int
+    before: int
+    now: int
+
+
+def choose_examples(keys: np.ndarray, before: np.ndarray, now: np.ndarray) -> list[LineChange]:
+    """Choose the EXAMPLES changes with the smallest keys.
 
     Args:
-        keys: (n,) uint64.
+        keys: (n,) uint64: `text_hashes` of the rows.
         before: (n,) int64: addresses in the previous corpus, ABSENT for new rows.
         now: (n,) int64: indices into `ResolvedIds.lines`, ABSENT for deleted rows.
     """
     chosen = np.argsort(keys, kind="stable")[:EXAMPLES]
-    return list(zip(*(values[chosen].tolist() for values in (keys, before, now)), strict=True))
+    columns = (values[chosen].tolist() for values in (keys, before, now))
+    return [LineChange(*change) for change in zip(*columns, strict=True)]
 
 
 def duplicate_schema(id_type: pa.DataType) -> pa.Schema:
@@ -73,7 +83,7 @@ class ResolvedIds:
     winners: np.ndarray
     """for each line, the index of the first line with its id"""
     changes: Changes
-    examples: tuple[list[tuple[int, int, int]], ...]
+    examples: tuple[list[LineChange], ...]
     """`choose_examples` of the new, the changed and the deleted rows"""
 
     def duplicates(self) -> pa.Table:
@@ -90,19 +100,19 @@ class _Comparison:
 
     Attributes:
         winners: tonight's winners.
-        lines: (n,) index of each winner among the lines.
+        line_indices: (n,) index of each winner among the lines.
         live: last night's live rows.
-        index: (n,) index of the live row with the winner's id; 0 if there is none.
+        live_indices: (n,) index of the live row with the winner's id; 0 if there is none.
         known: (n,) bool, True if there is a live row with the winner's id.
         same: (n,) bool, True if the text and the kept columns of that row are equal to the winner's.
     """
 
-    def __init__(self, winners: pa.Table, lines: np.ndarray, live: pa.Table) -> None:
-        self.winners, self.lines, self.live = winners, lines, live
-        found = pc.index_in(one_chunk(winners["id"]), value_set=one_chunk(live["id"]))
-        self.known = found.is_valid().to_numpy(zero_copy_only=False)
-        self.index = pc.fill_null(found, 0).to_numpy()
-        self.same = self.known & _equal(winners, live, self.index)
+    def __init__(self, winners: pa.Table, line_indices: np.ndarray, live: pa.Table) -> None:
+        self.winners, self.line_indices, self.live = winners, line_indices, live
+        indices = pc.index_in(one_chunk(winners["id"]), value_set=one_chunk(live["id"]))
+        self.known = indices.is_valid().to_numpy(zero_copy_only=False)
+        self.live_indices = pc.fill_null(indices, 0).to_numpy()
+        self.same = self.known & _equal(winners, live, self.live_indices)
 
     def changes(self) -> Changes:
         """Count new, changed, unchanged and deleted rows."""
@@ -110,16 +120,16 @@ class _Comparison:
         new, deleted = len(self.known) - known, self.live.num_rows - known
         return Changes(new=new, changed=known - same, unchanged=same, deleted=deleted)
 
-    def examples(self) -> tuple[list[tuple[int, int, int]], ...]:
+    def examples(self) -> tuple[list[LineChange], ...]:
         """Return examples of new, changed and deleted rows."""
         keys, addresses = text_hashes(self.winners), self.live["address"].to_numpy()
         new, changed = np.flatnonzero(~self.known), np.flatnonzero(self.known & ~self.same)
         deleted = np.ones(len(addresses), dtype=bool)
-        deleted[self.index[self.known]] = False
+        deleted[self.live_indices[self.known]] = False
         before = addresses[deleted]
         return (
-            choose_examples(keys[new], np.full(len(new), ABSENT), self.lines[new]),
-            choose_examples(keys[changed], addresses[self.index[changed]], self.lines[changed]),
+            choose_examples(keys[new], np.full(len(new), ABSENT), self.line_indices[new]),
+            choose_examples(keys[changed], addresses[self.live_indices[changed]], self.line_indices[changed]),
             choose_examples(text_hashes(self.live)[deleted], before, np.full(len(before), ABSENT)),
         )
 
@@ -148,14 +158,14 @@ def resolve_ids(before: pa.Table, now: pa.Table, *, reuse: bool) -> ResolvedIds:
     keeps = comparison.same & reuse
     live_addresses = live["address"].to_numpy()
     addresses = np.full(lines.num_rows, ABSENT, dtype=np.int64)
-    addresses[comparison.lines[keeps]] = live_addresses[comparison.index[keeps]]
+    addresses[comparison.line_indices[keeps]] = live_addresses[comparison.live_indices[keeps]]
     is_dead = np.full(len(live_addresses), reuse)
-    is_dead[comparison.index[keeps]] = False
+    is_dead[comparison.live_indices[keeps]] = False
     address_column = pa.array(addresses, mask=addresses == ABSENT)
     lines = lines.set_column(lines.schema.get_field_index("address"), "address", address_column)
     return ResolvedIds(
         lines=lines.append_column("duplicate", pa.array(~is_winner)),
-        to_write=comparison.lines[~keeps],
+        to_write=comparison.line_indices[~keeps],
         dead=live_addresses[is_dead],
         winners=np.maximum.accumulate(np.where(is_winner, np.arange(len(is_winner)), 0)),
         changes=comparison.changes(),

@@ -31,8 +31,8 @@ CHANGED_REMEDY = (
 def files_of_rows(work: Store, revived: Sequence[FileRef]) -> list[int]:
     """Return the indices of the files that have revived rows, ascending."""
     indices = set[int]()
-    for each in revived:
-        indices.update(read_from_all(work, [each], REVIVED)["file"].unique().to_pylist())
+    for rows in revived:
+        indices.update(read_from_all(work, [rows], REVIVED)["file"].unique().to_pylist())
     return sorted(indices)
 
 
@@ -65,23 +65,24 @@ class ReviveRows:
     def _read(self, item: FilesToRead) -> ReadRecord:
         stem = f"{self.work.path}/revived-{item.number:06d}"
         writer = PartWriter(self.work.store, self.partitions, stem)
-        files = pa.array([each.index for each in item.files], pa.int32())
+        files = pa.array([file_to_read.index for file_to_read in item.files], pa.int32())
         wanted = pa.concat_tables(
             rows.filter(pc.is_in(rows["file"], value_set=files))
             for rows in (read_from_all(self.work.store, [file], REVIVED) for file in self.revived)
         )
-        for each in item.files:
-            of_file = wanted.filter(pc.equal(wanted["file"], each.index)).sort_by("row")
+        for file_to_read in item.files:
+            of_file = wanted.filter(pc.equal(wanted["file"], file_to_read.index)).sort_by("row")
             if of_file.num_rows:
-                writer.add(self._rows(each, of_file))
+                writer.add(self._rows(file_to_read, of_file))
         return ReadRecord(parts=writer.close(), inputs=(), quarantine=None)
 
-    def _rows(self, each: FileToRead, wanted: pa.Table) -> ReadRows:
+    def _rows(self, file_to_read: FileToRead, wanted: pa.Table) -> ReadRows:
         """Read the wanted rows of a file; raise TransientError if their texts have changed."""
-        rows = read_rows(each.file, wanted["row"].to_numpy(), self.corpus, self.columns)
-        found = ReadRows.of(rows, each.index, self.columns.schema)
+        rows = read_rows(file_to_read.file, wanted["row"].to_numpy(), self.corpus, self.columns)
+        found = ReadRows.of(rows, file_to_read.index, self.columns.schema)
         if found.lines["text_key"] != wanted["text_key"]:
-            raise TransientError(each.file.uri, "the texts that it had before", "other texts", CHANGED_REMEDY)
+            uri = file_to_read.file.uri
+            raise TransientError(uri, "the texts that it had before", "other texts", CHANGED_REMEDY)
         return found
 
 

@@ -1,6 +1,6 @@
 """Sort the dead addresses and the duplicate ids of all buckets, range by range.
 
-The buckets divide them into the same ranges, so that a task sorts one range of all buckets.
+All buckets divide them into the same ranges, so that a task sorts one range of all buckets.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,8 +21,8 @@ from pipeline.text.corpus.task_map import WorkFolder
 
 ADDRESSES = pa.schema([("address", pa.int64())])
 """Schema of dead addresses."""
-RANGE_ROWS = 1 << 22  # rows of the corpus in one range: as many addresses and duplicates it has at most
-_END = address_of((1 << 31) - 1, 0)  # after the addresses of all units
+RANGE_ROWS = 1 << 22  # rows of the corpus in one range, and so a bound of its addresses and duplicates
+_END = address_of((1 << 31) - 1, 0)  # above the addresses of all units
 
 
 def unit_ranges(units: Iterable[CorpusUnit]) -> tuple[int, ...]:
@@ -68,7 +68,7 @@ class DeadRange(Stored):
 
 @dataclass(frozen=True)
 class SortDead:
-    """Sort the dead addresses of the range with the number that is the item. Returns a `DeadRange`.
+    """Sort the dead addresses of one range; the item is its number. Returns a `DeadRange`.
 
     Attributes:
         work: folder of the temporary files.
@@ -112,7 +112,7 @@ class DuplicateRange(Stored):
 
 @dataclass(frozen=True)
 class SortDuplicates:
-    """Sort the duplicate ids of the range with the number that is the item. Returns a `DuplicateRange`.
+    """Sort the duplicate ids of one range; the item is its number. Returns a `DuplicateRange`.
 
     Attributes:
         work: folder of the temporary files.
@@ -134,7 +134,7 @@ class SortDuplicates:
 
     def _sort(self, number: int) -> DuplicateRange:
         schema = duplicate_schema(self.id_type)
-        found = read_from_all(self.work.store, self.duplicates, schema, number, number + 1)
-        rows = quarantine_duplicates(found, pa.array(self.listed, pa.string()))
+        duplicates = read_from_all(self.work.store, self.duplicates, schema, number, number + 1)
+        rows = quarantine_duplicates(duplicates, pa.array(self.listed, pa.string()))
         path = f"{self.work.path}/duplicates-{number:05d}.arrow"
         return DuplicateRange(rows=store_whole(self.work.store, rows, path))

@@ -32,7 +32,7 @@ _SUFFIXES: dict[Format, tuple[str, ...]] = {
     "parquet": (".parquet", ".parq", ".pq"),
     "jsonl": (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz"),
 }
-LARGE_BYTES = 256 << 20  # of a file that is read as a whole
+LARGE_BYTES = 256 << 20  # larger files are read by ranges, smaller ones as a whole
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _PIECE_BYTES = 8 << 20  # bytes of a file that are hashed at once
 # Limits of the small objects that are read in advance: a request takes the time to transfer 2.5 MB.
@@ -76,22 +76,22 @@ def list_files(corpus: CorpusSettings) -> list[SourceFile]:
     path = local_path(corpus.uri)
     with storage_errors(corpus.uri):
         listing = list_remote(corpus.uri) if path is None else list_local(path)
-    named = {
+    by_name = {
         Path(found.path).relative_to(listing.base).as_posix() if listing.base else found.path: found
         for found in listing.files
     }
-    if invalid := next((name for name in named if has_surrogates(name)), None):
+    if invalid := next((name for name in by_name if has_surrogates(name)), None):
         raise DataError(corpus.uri, "file names in UTF-8", ascii(invalid), "rename the file")
     files = [
         SourceFile(name, found.uri, found.size, found.stamp, kind, found.stamp, _partitions(found.path))
-        for name, found in sorted(named.items())
+        for name, found in sorted(by_name.items())
         if (listing.single or not _is_hidden(name))
         and (kind := _file_format(name, corpus.format, listing.single))
     ]
     if not files:
-        raise _no_files_error(corpus, sorted(named))
+        raise _no_files_error(corpus, sorted(by_name))
     if parquet := [file.name for file in files if file.format == "parquet"]:
-        _refuse_lake_tables(corpus.uri, listing, named, parquet)
+        _refuse_lake_tables(corpus.uri, listing, by_name, parquet)
     hash_all = corpus.fingerprint == "full"
     return [_with_content_stamp(file) if hash_all or not file.stamp else file for file in files]
 

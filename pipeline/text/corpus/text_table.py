@@ -33,7 +33,7 @@ class TextBucketRecord(Stored):
 
 @dataclass(frozen=True)
 class ResolveTexts:
-    """Write the bucket of the text table whose number is the item. Returns a `TextBucketRecord`.
+    """Write one bucket of the text table; the item is its number. Returns a `TextBucketRecord`.
 
     Attributes:
         work: folder of the temporary files.
@@ -44,7 +44,7 @@ class ResolveTexts:
         first_ordinals: first ordinal of each group.
         old: buckets of the previous corpus's text table.
         old_units: ordinals of the previous corpus's units.
-        kept_units: those of its units that are kept.
+        kept_units: ordinals of the previous corpus's units that the new corpus keeps.
     """
 
     work: WorkFolder
@@ -95,10 +95,10 @@ class ResolveTexts:
 
 
 def _find_sources(new: pa.Table, known: pa.Table) -> pa.Table:
-    """Return the addresses of new rows whose text is known, each with that of the first known row."""
-    found = one_chunk(pc.index_in(new["text_key"], value_set=known["text_key"]))
-    addresses = new["address"].filter(found.is_valid())
-    return pa.table([addresses, known["address"].take(found.drop_null())], schema=_SOURCES)
+    """Return the addresses of new rows whose text is known, each with the address of the first known row."""
+    indices = one_chunk(pc.index_in(new["text_key"], value_set=known["text_key"]))
+    addresses = new["address"].filter(indices.is_valid())
+    return pa.table([addresses, known["address"].take(indices.drop_null())], schema=_SOURCES)
 
 
 @dataclass(frozen=True)

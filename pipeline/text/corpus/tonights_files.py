@@ -73,11 +73,11 @@ class TonightsFiles:
     def to_read(self) -> list[FileToRead]:
         """The files that have to be read.
 
-        Large files are divided, unless how much is read of one depends on other parts of it or other files.
+        Large files are divided, unless how much is read of a part depends on other parts or other files.
         """
         files = [pair for pair in enumerate(self.files) if pair[1].name not in self.unchanged]
-        whole = self.corpus.max_rows is not None or self.corpus.bad_files == "skip"
-        return files_to_read(files, self.survey, divide=not whole)
+        read_whole = self.corpus.max_rows is not None or self.corpus.bad_files == "skip"
+        return files_to_read(files, self.survey, divide=not read_whole)
 
     @property
     def unchanged_rows(self) -> int:
@@ -86,14 +86,14 @@ class TonightsFiles:
 
     @cached_property
     def partitions(self) -> int:
-        """Number of partitions of the rows read tonight, from an upper bound of the number of rows."""
-        most = sum(each.most_rows for each in self.to_read)
+        """Number of partitions of the rows read tonight, from an estimate of the number of rows."""
+        rows = sum(file.estimated_rows for file in self.to_read)
         if self.corpus.max_rows is not None:
-            most = min(most, self.corpus.max_rows)
-        return max(bucket_count(most + self.unchanged_rows), len(self.keys))
+            rows = min(rows, self.corpus.max_rows)
+        return max(bucket_count(rows + self.unchanged_rows), len(self.keys))
 
     def count_buckets(self, rows_read: int) -> int:
-        """Return the number of buckets of ids, at most that of partitions, a multiple of which they are."""
+        """Return the number of buckets of ids: a power of two, at most the number of partitions."""
         return min(max(bucket_count(rows_read + self.unchanged_rows), len(self.keys)), self.partitions)
 
 
@@ -117,11 +117,11 @@ def inspect_files(
         changed = [file for file in files if file.name not in unchanged]
         return survey_files(changed, corpus, before if unchanged else None, map_tasks)
 
-    found = survey()
-    if before is not None and found.columns.schema != before:
+    result = survey()
+    if before is not None and result.columns.schema != before:
         rebuild_reason, unchanged = "id or kept columns, or their types, have changed", {}
-        found = survey()
-    return TonightsFiles(corpus, files, parent.corpus, rebuild_reason, unchanged, found)
+        result = survey()
+    return TonightsFiles(corpus, files, parent.corpus, rebuild_reason, unchanged, result)
 
 
 def _unchanged_files(

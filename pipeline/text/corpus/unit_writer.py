@@ -44,7 +44,7 @@ class _Chunk(NamedTuple):
         return bool(self.to_write.mean() >= _MIN_FULLNESS)
 
     @property
-    def taken(self) -> pa.Table:
+    def rows_to_write(self) -> pa.Table:
         """The rows to write."""
         return self.rows if self.to_write.all() else self.rows.filter(pa.array(self.to_write))
 
@@ -79,7 +79,7 @@ class UnitWriter:
     def write(self, rows: Iterable[pa.Table], to_write: np.ndarray) -> None:
         """Write the rows that `to_write`, a mask by position, selects.
 
-        They keep their order, and their place among the other rows decides how they are divided into units.
+        The rows keep their order, and their positions among all rows decide how they are divided into units.
         So rows that become live together stay in units of equal content, whatever else is read.
 
         Args:
@@ -92,9 +92,9 @@ class UnitWriter:
         for becomes_unit, group in groupby(chunks, lambda chunk: chunk.becomes_unit):
             if becomes_unit:
                 for chunk in group:
-                    self._write_unit(chunk.taken)
+                    self._write_unit(chunk.rows_to_write)
             else:
-                self.write_joined(chunk.taken for chunk in group)
+                self.write_joined(chunk.rows_to_write for chunk in group)
 
     def write_joined(self, tables: Iterator[pa.Table]) -> None:
         """Write all rows of several tables as units that are as large as allowed."""

@@ -25,8 +25,8 @@ from pipeline.text.corpus.table_buckets import deletion_marks
 from pipeline.text.corpus.task_map import WorkFolder
 from pipeline.text.corpus.unit_writer import UnitWriter
 
-_DELETED = ("id", "file", "row")
-_STEP_ROWS = 16_384  # rows that are divided into units at once, because each division looks at all of them
+_DELETED_COLUMNS = ("id", "file", "row")
+_STEP_ROWS = 16_384  # rows of one table for `rechunk`, which measures all of its remaining rows at each cut
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,17 @@ class _Group:
                 str(len(self.writer.units)),
                 "report this with the corpus",
             )
-        texts, examples = self.writer.texts, [list[ExampleRow](), list[ExampleRow](), list[ExampleRow]()]
+        texts, keys = self.writer.texts, list[FileRef | None]()
+        examples = (list[ExampleRow](), list[ExampleRow](), list[ExampleRow]())  # new, changed and deleted
+        for number, bucket in enumerate(self.group.buckets):
+            lines = self._lines(number)
+            addresses = self._addresses(number, lines)
+            keys.append(self._store_keys(bucket, lines, addresses))
+            for of_kind, added in zip(examples, _example_rows(bucket, addresses), strict=True):
+                of_kind += added
         return GroupRecord(
             units=tuple(self.writer.units),
-            keys=tuple(self._store_keys(number, examples) for number in range(len(self.group.buckets))),
+            keys=tuple(keys),
             texts=store_partitions(
                 task.work.store,
                 texts,
@@ -183,17 +190,16 @@ class _Group:
             yield from (table.slice(row, _STEP_ROWS) for row in range(0, len(positions), _STEP_ROWS))
             start += len(positions)
 
-    def _store_keys(self, number: int, examples: Sequence[list[ExampleRow]]) -> FileRef | None:
-        """Store the base or delta of a bucket; append its examples of each kind of change to `examples`."""
-        bucket, lines = self.group.buckets[number], self._lines(number)
-        positions, kept = self._positions(number, lines), pc.fill_null(lines["address"], ABSENT).to_numpy()
-        addresses = kept.copy()
+    def _addresses(self, number: int, lines: pa.Table) -> np.ndarray:
+        """Return (n,) int64: the address of each line's row in a kept or new unit; ABSENT if none."""
+        positions = self._positions(number, lines)
+        addresses = pc.fill_null(lines["address"], ABSENT).to_numpy().copy()
         is_new = positions != ABSENT
         addresses[is_new] = self.writer.addresses[positions[is_new]]
-        for kind, chosen in zip(examples, bucket.examples, strict=True):
-            for example in chosen:
-                now = None if example.line is None else int(addresses[example.line])
-                kind.append(ExampleRow(key=example.key, row=ChangedRow(before=example.before, now=now)))
+        return addresses
+
+    def _store_keys(self, bucket: BucketRecord, lines: pa.Table, addresses: np.ndarray) -> FileRef | None:
+        """Store the base or delta of a bucket, lines with their addresses; None if no line changed."""
         columns = {name: lines[name] for name in ("id", "text_key", "carried", "row")}
         columns["file"] = self.files.take(one_chunk(lines["file"]))
         columns["address"] = pa.array(addresses, mask=addresses == ABSENT)
@@ -210,5 +216,16 @@ class _Group:
 
     def _deleted(self, bucket: BucketRecord) -> pa.Table:
         """Return id, file and row of the lines that the key table no longer has."""
-        schema = pa.schema([keys_schema(self.task.schema.field("id").type).field(name) for name in _DELETED])
+        keys = keys_schema(self.task.schema.field("id").type)
+        schema = pa.schema([keys.field(name) for name in _DELETED_COLUMNS])
         return read_from_all(self.task.work.store, [bucket.deleted] if bucket.deleted else [], schema)
+
+
+def _example_rows(bucket: BucketRecord, addresses: np.ndarray) -> Iterator[list[ExampleRow]]:
+    """Yield the bucket's examples of new, changed and deleted rows; `addresses` has that of each line."""
+    for of_kind in bucket.examples:
+        rows = []
+        for example in of_kind:
+            now = None if example.line is None else int(addresses[example.line])
+            rows.append(ExampleRow(key=example.key, row=ChangedRow(before=example.before, now=now)))
+        yield rows

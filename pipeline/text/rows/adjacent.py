@@ -19,8 +19,8 @@ ADJACENT = ("previous", "next", "next3")
 next3 is drawn from the next three sentences, or from those that the document still has.
 """
 RUNNING_TEXT = ("text", "document", "position")
-"""roles that the files must have"""
-_AFTER = 3  # sentences, of which next3 is one
+"""Roles that the files must have."""
+_AFTER = 3  # following sentences, from which next3 is drawn
 _DRAWS = 6  # a multiple of 1, 2 and 3, so that each of up to three sentences is equally probable
 
 
@@ -28,8 +28,8 @@ _DRAWS = 6  # a multiple of 1, 2 and 3, so that each of up to three sentences is
 class AdjacentRows(TrainingRows):
     """Rows with the role text and some of ADJACENT, for each sentence that has all of them.
 
-    `groups` have the numbers of these rows; a row's number is that of its sentence. A sentence in another row
-    group, as one of another document, is not adjacent: so row groups are read one at a time, in any order.
+    `groups` count these rows only; a row has the number of its sentence. Sentences of different row groups
+    are not adjacent, like those of different documents: so row groups are read one at a time, in any order.
     The sentence of the role next3 is the same in every epoch.
     """
 
@@ -55,8 +55,8 @@ class AdjacentRows(TrainingRows):
 
     def _rows(self, group: RowGroup) -> Iterator[pa.Table]:
         """Yield all rows of a row group, one piece at a time."""
-        made, done = [role for role in self.roles if role in ADJACENT], 0
-        draws = np.random.default_rng((self.seed, group.first)).integers(_DRAWS, size=group.kept)
+        adjacent_roles, done = [role for role in self.roles if role in ADJACENT], 0
+        draws = np.random.default_rng((self.seed, group.first_row)).integers(_DRAWS, size=group.kept)
         for window in _windows(self.sentences.read([Span(group, 0, group.kept)])):
             sentences = np.arange(window.start, window.stop)
             following = window.following()
@@ -65,30 +65,33 @@ class AdjacentRows(TrainingRows):
                 "next": 1,
                 "next3": 1 + draws[done + sentences - window.start] % np.maximum(following, 1),
             }
-            kept, done = window.has(made), done + len(sentences)
-            table = window.table.take(sentences[kept])
-            for role in made:
-                rows = (sentences + offsets[role])[kept]
+            is_kept, done = window.has(adjacent_roles), done + len(sentences)
+            table = window.table.take(sentences[is_kept])
+            for role in adjacent_roles:
+                rows = (sentences + offsets[role])[is_kept]
                 table = table.append_column(role, window.table["text"].take(rows))
             yield table
 
 
-def with_adjacent(sentences: TrainingRows, made: Sequence[str], seed: int) -> AdjacentRows:
+def with_adjacent(sentences: TrainingRows, adjacent_roles: Sequence[str], seed: int) -> AdjacentRows:
     """Find the sentences of running text that have others next to them, in one pass over the positions.
 
     Args:
         sentences: rows with the roles of RUNNING_TEXT.
-        made: the roles to make, of ADJACENT.
+        adjacent_roles: the roles of ADJACENT that the rows get.
         seed: seed of the draws of next3.
 
     Raises:
         DataError: no sentence has all of them.
     """
-    groups = tuple(replace(group, kept=_count(sentences, group, made)) for group in sentences.groups)
-    roles = (*(role for role in sentences.roles if role not in ("document", "position")), *made)
+    groups = tuple(
+        replace(group, kept=_count(sentences, group, adjacent_roles)) for group in sentences.groups
+    )
+    roles = (*(role for role in sentences.roles if role not in ("document", "position")), *adjacent_roles)
     rows = AdjacentRows(sentences.settings, roles, groups, sentences.counts, sentences=sentences, seed=seed)
     needed = " and ".join(
-        ["the sentence before"] * ("previous" in made) + ["the sentence after"] * (set(made) != {"previous"})
+        ["the sentence before"] * ("previous" in adjacent_roles)
+        + ["the sentence after"] * (set(adjacent_roles) != {"previous"})
     )
     if not len(rows):
         raise DataError(
@@ -101,34 +104,33 @@ def with_adjacent(sentences: TrainingRows, made: Sequence[str], seed: int) -> Ad
     return rows
 
 
-def _count(sentences: TrainingRows, group: RowGroup, made: Sequence[str]) -> int:
+def _count(sentences: TrainingRows, group: RowGroup, roles: Sequence[str]) -> int:
     """Count the sentences of a row group that have the sentences of these roles."""
     if not group.kept:
         return 0
     tables = sentences.read([Span(group, 0, group.kept)], ["document", "position"])
-    return sum(int(window.has(made).sum()) for window in _windows(tables))
+    return sum(int(window.has(roles).sum()) for window in _windows(tables))
 
 
 class _Window(NamedTuple):
-    """Rows from `start` up to `stop` of a table, which has the rows around them too.
+    """The rows from `start` up to `stop` of a table, and the rows around them.
 
-    The table begins before the row before `start`, and ends after the third row after them, unless the row
-    group does.
+    The table also has the row before `start` and the three rows from `stop` on, if the row group has them.
     """
 
     table: pa.Table
     start: int
     stop: int
 
-    def has(self, made: Collection[str]) -> np.ndarray:
-        """(stop - start,) bool: whether each row has the sentences of these roles."""
-        kept = np.ones(self.stop - self.start, bool)
-        if "previous" in made:
+    def has(self, roles: Collection[str]) -> np.ndarray:
+        """(stop - start,) bool: whether each row has the sentences of all these roles."""
+        has_all = np.ones(self.stop - self.start, bool)
+        if "previous" in roles:
             follows = np.concatenate([[False], follow_each_other(self.table)])
-            kept &= follows[self.start : self.stop]
-        if set(made) != {"previous"}:
-            kept &= self.following() > 0
-        return kept
+            has_all &= follows[self.start : self.stop]
+        if set(roles) != {"previous"}:
+            has_all &= self.following() > 0
+        return has_all
 
     def following(self) -> np.ndarray:
         """(stop - start,) int64: number of sentences, up to three, that follow each row in its document."""

@@ -13,7 +13,7 @@ from pipeline.text.corpus.sources import SourceFile
 from pipeline.text.corpus.storage_errors import storage_errors
 
 _SUFFIX = ".json"
-# Local files of up to this total size are hashed, in half a second; of others only sizes are checked.
+# Local files of up to this total size are hashed, in half a second; for others only the sizes are checked.
 _MAX_HASHED_BYTES = 256 << 20
 _REMEDY = "run manta augment again, which restores missing units, or name another manifest"
 
@@ -43,8 +43,8 @@ def manifest_units(uri: str) -> list[SourceFile]:
     """List the Parquet files of a manifest, in its order. The stamp of each file is its sha256.
 
     Raises:
-        DataError: the manifest is missing or damaged, or a unit is missing or has another size. Units on a
-            local disk are also hashed if they are small enough; then also for another content.
+        DataError: the manifest is missing or damaged, or a unit is missing or has another size, or another
+            content. Contents are checked only on a local disk, up to _MAX_HASHED_BYTES in total.
     """
     root, path = _split_uri(uri)
     store = open_store(root)

@@ -32,13 +32,13 @@ class NeighbourOrder:
         DataError: fewer rows than a batch has have a neighbour.
     """
 
-    def __init__(self, pairs: TrainingRows, settings: OrderSettings) -> None:
-        self._pairs, self._settings = pairs, settings
-        self._has_neighbour = _has_neighbour(pairs)
+    def __init__(self, training_rows: TrainingRows, settings: OrderSettings) -> None:
+        self._training_rows, self._settings = training_rows, settings
+        self._has_neighbour = _has_neighbour(training_rows)
         self._rows = int(self._has_neighbour.sum())
         if not self.steps_per_epoch:
             raise DataError(
-                pairs.name,
+                training_rows.name,
                 f"the {settings.batch_rows:,} rows of a batch, each next to a sentence of its document",
                 f"{self._rows:,}",
                 "give more rows, make the batch smaller, or write the rows in the order of the documents",
@@ -67,7 +67,7 @@ class NeighbourOrder:
             while window := list(islice(pieces, window_pieces)):
                 rng = np.random.default_rng((self._settings.seed, epoch, window_start + 1))
                 for number in rng.permutation(len(window))[max(0, done - window_start) :]:
-                    yield GlobalBatch(self._pairs.name, window[number])
+                    yield GlobalBatch(self._training_rows.name, window[number])
                 window_start += len(window)
                 window.clear()  # frees the rows before those of the next window are read
 
@@ -82,22 +82,22 @@ class NeighbourOrder:
         if not len(kept):
             return
         start = int(kept[0])
-        spans = skip_rows(self._pairs.spans(), start)
+        spans = skip_rows(self._training_rows.spans(), start)
         pieces = rechunk(self._read_kept(spans, start), self.batch_rows)
         yield from islice(pieces, self.steps_per_epoch - done)
 
     def _read_kept(self, spans: list[Span], start: int) -> Iterator[pa.Table]:
         """Read the rows with a neighbour from spans that begin at row `start` of all rows."""
-        for table in self._pairs.read(spans):
+        for table in self._training_rows.read(spans):
             yield table.filter(pa.array(self._has_neighbour[start : start + len(table)]))
             start += len(table)
 
 
-def _has_neighbour(pairs: TrainingRows) -> np.ndarray:
+def _has_neighbour(training_rows: TrainingRows) -> np.ndarray:
     """(rows,) bool: the previous or the next row is of the same document, at the position before or after."""
     follows = [np.zeros(0, bool)]  # of each row, whether it follows the row before
     previous: tuple[object, int] | None = None  # document and position of the last row of the previous table
-    for table in pairs.read(pairs.spans(), ["document", "position"]):
+    for table in training_rows.read(training_rows.spans(), ["document", "position"]):
         documents, positions = table["document"], table["position"]
         first = documents[0].as_py()
         is_first_neighbour = first is not None and (first, positions[0].as_py() - 1) == previous

@@ -27,15 +27,15 @@ class ShuffledOrder:
         DataError: there are fewer rows than in a batch.
     """
 
-    def __init__(self, pairs: TrainingRows, settings: OrderSettings) -> None:
-        if len(pairs) < settings.batch_rows:
+    def __init__(self, training_rows: TrainingRows, settings: OrderSettings) -> None:
+        if len(training_rows) < settings.batch_rows:
             raise DataError(
-                pairs.name,
+                training_rows.name,
                 f"at least the {settings.batch_rows:,} rows of a batch",
-                f"{len(pairs):,}",
+                f"{len(training_rows):,}",
                 "give more rows, or make the batch smaller",
             )
-        self._pairs, self._settings = pairs, settings
+        self._training_rows, self._settings = training_rows, settings
         self._window_batches = max(1, settings.window_rows // settings.batch_rows)
 
     @property
@@ -46,7 +46,7 @@ class ShuffledOrder:
     @property
     def steps_per_epoch(self) -> int:
         """Complete batches of an epoch."""
-        return len(self._pairs) // self.batch_rows
+        return len(self._training_rows) // self.batch_rows
 
     def batches(self, start: int) -> Iterator[GlobalBatch]:
         """Yield the batch of step `start` and all later ones, without end.
@@ -61,7 +61,7 @@ class ShuffledOrder:
         first, skip = divmod(done, self._window_batches)
         window_rows = self._window_batches * self.batch_rows
         spans = skip_rows(self._spans(epoch), first * window_rows)
-        windows = rechunk(self._pairs.read(spans), window_rows)
+        windows = rechunk(self._training_rows.read(spans), window_rows)
         rngs = (np.random.default_rng((self._settings.seed, epoch, number + 1)) for number in count(first))
         # Not a for loop, which would keep the old window in memory while the next one is read.
         yield from chain.from_iterable(map(self._shuffle_window, windows, rngs, chain([skip], repeat(0))))
@@ -73,7 +73,7 @@ class ShuffledOrder:
         differ between epochs even if there is only one row group.
         """
         rng = np.random.default_rng((self._settings.seed, epoch))
-        spans = self._pairs.spans()
+        spans = self._training_rows.spans()
         spans = [spans[number] for number in rng.permutation(len(spans))]
         group, start = spans[0].group, int(rng.integers(len(spans[0])))
         parts = [Span(group, start, group.kept), *spans[1:], Span(group, 0, start)]
@@ -95,7 +95,7 @@ class ShuffledOrder:
         masked = self._settings.repeats == "mask"
         for number in range(skip, batches):
             part = table.slice(number * self.batch_rows, self.batch_rows)
-            yield GlobalBatch(self._pairs.name, part, int(exchanged[number]), masked)
+            yield GlobalBatch(self._training_rows.name, part, int(exchanged[number]), masked)
 
     def _sort_in_buckets(self, rows: np.ndarray, window: pa.Table) -> np.ndarray:
         """Sort the shuffled rows by length within each bucket of `bucket_batches` batches."""

@@ -82,7 +82,7 @@ class TrainingRows:
                 if end > first:
                     wanted = piece.slice(first, end - first)
                     table = convert_values(wanted, self.settings.values, group.file.uri)
-                    rows = pa.array(table["row"].to_numpy() + (group.first - group.row))
+                    rows = pa.array(table["row"].to_numpy() + (group.first_row - group.first_row_in_file))
                     yield table.set_column(table.column_names.index("row"), "row", rows)
                 rows_read += len(piece)
                 if rows_read >= span.stop:
@@ -126,15 +126,15 @@ def open_training_rows(
     for file, (_, row_groups) in zip(files, footers, strict=True):
         row = 0
         for number, metadata in enumerate(row_groups):
-            group = RowGroup(file, number, first=counts["rows"], row=row, kept=metadata.num_rows)
+            group = RowGroup(file, number, counts["rows"], row, kept=metadata.num_rows)
             excluded = _count_excluded(settings, group, used, _null_counts(metadata))
             groups.append(replace(group, kept=group.kept - excluded.total()))
             counts.update(excluded, rows=metadata.num_rows)
             row += metadata.num_rows
-    pairs = TrainingRows(settings, used, tuple(groups), dict(counts))
-    if not len(pairs):
+    training_rows = TrainingRows(settings, used, tuple(groups), dict(counts))
+    if not len(training_rows):
         raise DataError(settings.uri, "rows to train on", _reason_for_no_rows(counts), "check the files")
-    return pairs
+    return training_rows
 
 
 def training_files(uri: str) -> list[SourceFile]:
@@ -160,8 +160,8 @@ def training_files(uri: str) -> list[SourceFile]:
 def _read_footer(file: SourceFile) -> tuple[pa.Schema, list[pq.RowGroupMetaData]]:
     """Read (schema, metadata of each row group) from a file's footer."""
     with storage_errors(file.uri, ""), open_file(file) as stream:
-        opened = pq.ParquetFile(stream)
-        return opened.schema_arrow, list(map(opened.metadata.row_group, range(opened.num_row_groups)))
+        reader = pq.ParquetFile(stream)
+        return reader.schema_arrow, list(map(reader.metadata.row_group, range(reader.num_row_groups)))
 
 
 def _null_counts(group: pq.RowGroupMetaData) -> dict[str, int]:

@@ -38,7 +38,7 @@ _TYPES = {
 }
 
 
-class _Converted(NamedTuple):
+class _ConvertedColumn(NamedTuple):
     """A converted column."""
 
     column: pa.ChunkedArray
@@ -80,7 +80,7 @@ def convert_values(table: pa.Table, values: Values, where: str) -> pa.Table:
         DataError: a label is not in the set, a score is missing or out of range, or a text is not valid
             UTF-8.
     """
-    convert: dict[str, Callable[[pa.ChunkedArray, Values], _Converted]] = {
+    convert: dict[str, Callable[[pa.ChunkedArray, Values], _ConvertedColumn]] = {
         "label": _labels,
         "score": _scores,
         "position": _positions,
@@ -101,13 +101,13 @@ def convert_values(table: pa.Table, values: Values, where: str) -> pa.Table:
     return pa.table(converted)
 
 
-def _texts(column: pa.ChunkedArray, values: Values) -> _Converted:
+def _texts(column: pa.ChunkedArray, values: Values) -> _ConvertedColumn:
     texts = column.cast(pa.large_string())
     valid = np.concatenate([np.ones(0, bool), *(valid_utf8(chunk) for chunk in texts.chunks)])
-    return _Converted(pc.fill_null(texts, BLANK), valid, "text in UTF-8")
+    return _ConvertedColumn(pc.fill_null(texts, BLANK), valid, "text in UTF-8")
 
 
-def _labels(column: pa.ChunkedArray, values: Values) -> _Converted:
+def _labels(column: pa.ChunkedArray, values: Values) -> _ConvertedColumn:
     if pa.types.is_integer(column.type):
         labels = np.asarray(pc.fill_null(column.cast(pa.int64()), -1).to_numpy())
     else:
@@ -116,20 +116,20 @@ def _labels(column: pa.ChunkedArray, values: Values) -> _Converted:
         labels = np.asarray(indices.to_numpy()).astype(np.int64)
     valid = (labels >= 0) & (labels < len(values.labels))
     allowed = ", ".join(f"{name} ({index})" for index, name in enumerate(values.labels))
-    return _Converted(pa.chunked_array([labels]), valid, f"one of {allowed}")
+    return _ConvertedColumn(pa.chunked_array([labels]), valid, f"one of {allowed}")
 
 
-def _scores(column: pa.ChunkedArray, values: Values) -> _Converted:
+def _scores(column: pa.ChunkedArray, values: Values) -> _ConvertedColumn:
     low, high = values.score_range
     scores = np.asarray(pc.fill_null(column.cast(pa.float64()), np.nan).to_numpy())
     scaled = pa.chunked_array([(scores - low) / (high - low)])
-    return _Converted(scaled, (scores >= low) & (scores <= high), f"a number from {low:g} to {high:g}")
+    return _ConvertedColumn(scaled, (scores >= low) & (scores <= high), f"a number from {low:g} to {high:g}")
 
 
-def _positions(column: pa.ChunkedArray, values: Values) -> _Converted:
+def _positions(column: pa.ChunkedArray, values: Values) -> _ConvertedColumn:
     valid = ~np.asarray(pc.is_null(column).to_numpy(), bool)
-    return _Converted(pc.fill_null(column.cast(pa.int64()), 0), valid, "an integer")
+    return _ConvertedColumn(pc.fill_null(column.cast(pa.int64()), 0), valid, "an integer")
 
 
-def _names(column: pa.ChunkedArray, values: Values) -> _Converted:
-    return _Converted(column.cast(pa.large_string()), np.ones(len(column), bool), "a name or a number")
+def _names(column: pa.ChunkedArray, values: Values) -> _ConvertedColumn:
+    return _ConvertedColumn(column.cast(pa.large_string()), np.ones(len(column), bool), "a name or a number")

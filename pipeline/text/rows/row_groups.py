@@ -16,7 +16,7 @@ from pipeline.text.corpus.storage_errors import storage_errors
 from pipeline.text.rows.roles import has_label
 
 _PIECE_ROWS = 8_192  # decoded at once: about 1 MB of sentences
-_BUFFER = 1 << 20  # bytes read ahead per column
+_READ_AHEAD_BYTES = 1 << 20  # per column
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class RowGroup:
     file: SourceFile
     number: int
     """index in its file"""
-    first: int
+    first_row: int
     """number of its first row in all files together"""
-    row: int
+    first_row_in_file: int
     """number of its first row in its own file"""
     kept: int
     """rows that are used for training"""
@@ -68,13 +68,13 @@ def read_labelled(settings: PairSettings, group: RowGroup, roles: Sequence[str])
     If the label is among the roles, rows without a label are left out.
     """
     with storage_errors(group.file.uri, ""), open_file(group.file) as stream:
-        opened = pq.ParquetFile(stream, buffer_size=_BUFFER, pre_buffer=False)
-        if group.number >= opened.metadata.num_row_groups:
+        reader = pq.ParquetFile(stream, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False)
+        if group.number >= reader.metadata.num_row_groups:
             raise file_changed(group, 0)
-        row = group.row
+        row = group.first_row_in_file
         names = {role: settings.columns.get(role, role) for role in roles}
         columns = list(dict.fromkeys(names.values()))
-        for batch in opened.iter_batches(_PIECE_ROWS, row_groups=[group.number], columns=columns):
+        for batch in reader.iter_batches(_PIECE_ROWS, row_groups=[group.number], columns=columns):
             values = {role: batch.column(name) for role, name in names.items()}
             piece = pa.table(values | {"row": np.arange(row, row + len(batch))})
             if "label" in roles:
@@ -90,10 +90,10 @@ def with_texts(piece: pa.Table, roles: Sequence[str]) -> pa.Table:
     return piece.filter(reduce(pc.and_, (pc.is_valid(piece[role]) for role in roles)))
 
 
-def file_changed(group: RowGroup, found: int) -> DataError:
+def file_changed(group: RowGroup, rows: int) -> DataError:
     """The error for a row group that has another number of rows than when training began."""
     return group.file.error(
         f"{group.kept:,} rows in row group {group.number}, as when training began",
-        f"{found:,}",
+        f"{rows:,}",
         "train on files that do not change",
     )

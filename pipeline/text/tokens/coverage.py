@@ -33,7 +33,7 @@ class Coverage:
     """tokens that truncation removed; estimated if a text was not tokenized to its end"""
 
     def __add__(self, other: "Coverage") -> "Coverage":
-        return Coverage(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+        return Coverage(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     @property
     def unknown_proportion(self) -> float:
@@ -68,7 +68,7 @@ class Coverage:
         )
 
 
-_FIELDS = tuple(each.name for each in fields(Coverage))
+_FIELDS = tuple(field.name for field in fields(Coverage))
 
 
 class CoverageCounter:
@@ -138,7 +138,7 @@ class ScriptCoverage:
 
     def facts(self) -> dict[str, object]:
         """Return counts and proportions, of all texts and by script, by their names in --json."""
-        scripts = {script: each.facts() for script, each in self.scripts.items()}
+        scripts = {script: coverage.facts() for script, coverage in self.scripts.items()}
         return self.total.facts() | {"uncounted_rows": self.uncounted_rows, "scripts": scripts}
 
     def warnings(self, unknown: bool = True, lost: bool = True) -> Iterator[str]:
@@ -149,19 +149,19 @@ class ScriptCoverage:
             lost: whether to warn about lost tokens.
         """
         rows = self.total.rows
-        for script, each in self.scripts.items():
-            if each.rows < _MIN_TEXTS and each.rows < _MIN_PROPORTION * rows:
+        for script, coverage in self.scripts.items():
+            if coverage.rows < _MIN_TEXTS and coverage.rows < _MIN_PROPORTION * rows:
                 continue
-            texts = f"{each.rows:,} {script_phrase(script)} ({each.rows / rows:.1%} of all)"
-            if unknown and each.unknown_proportion >= WARN_PROPORTION:
+            texts = f"{coverage.rows:,} {script_phrase(script)} ({coverage.rows / rows:.1%} of all)"
+            if unknown and coverage.unknown_proportion >= WARN_PROPORTION:
                 yield (
-                    f"{each.unknown_proportion:.1%} of the tokens of {texts} are unknown to the encoder's "
-                    f"tokenizer, so their vectors hardly differ; {_REMEDY}"
+                    f"{coverage.unknown_proportion:.1%} of the tokens of {texts} are unknown to the "
+                    f"encoder's tokenizer, so their vectors hardly differ; {_REMEDY}"
                 )
-            if lost and each.lost_proportion >= WARN_PROPORTION:
+            if lost and coverage.lost_proportion >= WARN_PROPORTION:
                 yield (
-                    f"{each.lost_proportion:.1%} of the tokens of {texts} were lost by truncation, and "
-                    f"{each.cut_proportion:.1%} of these texts were truncated; split them, raise "
+                    f"{coverage.lost_proportion:.1%} of the tokens of {texts} were lost by truncation, and "
+                    f"{coverage.cut_proportion:.1%} of these texts were truncated; split them, raise "
                     "encoder.max_length if the encoder allows it, or use an encoder for longer texts"
                 )
 
@@ -169,47 +169,49 @@ class ScriptCoverage:
         """The three scripts with the most unknown tokens, as a phrase for people."""
         scripts = sorted(self.scripts, key=lambda script: -self.scripts[script].unknown)[:3]
         return ", ".join(
-            f"{each.unknown_proportion:.1%} in {each.rows:,} {script_phrase(script)}"
+            f"{coverage.unknown_proportion:.1%} in {coverage.rows:,} {script_phrase(script)}"
             for script in scripts
-            if (each := self.scripts[script]).unknown
+            if (coverage := self.scripts[script]).unknown
         )
 
     def most_lost_scripts(self) -> str:
         """The three scripts with the most lost tokens, as a phrase for people."""
         scripts = sorted(self.scripts, key=lambda script: -self.scripts[script].lost)[:3]
         return ", ".join(
-            f"{each.lost_proportion:.1%} in {each.rows:,} {script_phrase(script)}, "
-            f"{each.cut_proportion:.1%} of them cut"
+            f"{coverage.lost_proportion:.1%} in {coverage.rows:,} {script_phrase(script)}, "
+            f"{coverage.cut_proportion:.1%} of them cut"
             for script in scripts
-            if (each := self.scripts[script]).lost
+            if (coverage := self.scripts[script]).lost
         )
 
 
-def token_counts(units: Sequence[Mapping[str, int]], fresh: Sequence[Mapping[str, int]]) -> dict[str, int]:
+def token_counts(
+    units: Sequence[Mapping[str, int]], new_units: Sequence[Mapping[str, int]]
+) -> dict[str, int]:
     """Token counts of a release: sums by script, and totals of the units encoded for this release.
 
     Args:
         units: counts of every unit of the release.
-        fresh: counts of the units that were encoded for this release.
+        new_units: counts of the units that were encoded for this release.
     """
     sums = {name: count for name, count in sum_counts(units).items() if name.startswith(_PREFIX)}
     uncounted = sum_counts(counts for counts in units if not any(name.startswith(_PREFIX) for name in counts))
     sums |= {f"uncounted_{name}": uncounted[name] for name in ("rows", "tokens") if uncounted.get(name)}
-    new = ScriptCoverage.of(sum_counts(fresh)).total
+    new = ScriptCoverage.of(sum_counts(new_units)).total
     return sums | {"text_tokens": new.tokens, "unknown_tokens": new.unknown, "lost_tokens": new.lost}
 
 
 def token_warnings(counts: Mapping[str, int]) -> list[str]:
     """Warnings about unknown and lost tokens, from a release's counts."""
-    covered = ScriptCoverage.of(counts)
-    found = list(covered.warnings())
+    coverage = ScriptCoverage.of(counts)
+    warnings = list(coverage.warnings())
     new, unknown = counts.get("text_tokens", 0), counts.get("unknown_tokens", 0)
-    if new < covered.total.tokens and unknown > WARN_PROPORTION * new:
-        found.append(
+    if new < coverage.total.tokens and unknown > WARN_PROPORTION * new:
+        warnings.append(
             f"{unknown / new:.1%} of the {new:,} tokens that were encoded for this release "
             f"are unknown to the encoder's tokenizer; {_REMEDY}"
         )
-    return found
+    return warnings
 
 
 def token_facts(counts: Mapping[str, int]) -> dict[str, object] | None:
@@ -218,13 +220,13 @@ def token_facts(counts: Mapping[str, int]) -> dict[str, object] | None:
     Returns:
         Proportions over all units, by script, and (as "tonight") over the units encoded for this release.
     """
-    covered = ScriptCoverage.of(counts)
-    if not covered.scripts:
+    coverage = ScriptCoverage.of(counts)
+    if not coverage.scripts:
         return None
     tokens, unknown, lost = (counts.get(f"{name}_tokens", 0) for name in ("text", "unknown", "lost"))
     new = Coverage(tokens=tokens, unknown=unknown, lost=lost).facts()
     names = ("tokens", "unknown", "lost", "unknown_share", "lost_share")
-    return covered.facts() | {"tonight": {name: new[name] for name in names}}
+    return coverage.facts() | {"tonight": {name: new[name] for name in names}}
 
 
 def script_phrase(script: str) -> str:

@@ -1,6 +1,6 @@
 """Tokenize texts into ragged arrays of token ids.
 
-There is no padding, truncated tokens are counted, and of a long text only the part that can fit is tokenized.
+There is no padding. Truncated tokens are counted. Only the part of a long text that can fit is tokenized.
 """
 
 import functools
@@ -17,7 +17,7 @@ from pipeline.text.tokens.positions import surroundings, tokens_at
 Side = Literal["start", "end"]
 
 SKIPPED_WORD = -1
-"""returned by a `TextsToIds` in place of an unknown word for which there is no token at all"""
+"""A `TextsToIds` returns it in place of an unknown word for which there is no token at all."""
 # Limits of the texts that are given to the tokenizer's threads at once. Their encodings take about 100 bytes
 # a token until they are copied.
 _BATCH_TEXTS = 1_024
@@ -128,7 +128,7 @@ class TokenCounts(NamedTuple):
 
     def of_rows(self, rows: np.ndarray) -> "TokenCounts":
         """The counts of the given texts, in the order given."""
-        return TokenCounts(*(each[rows] for each in self))
+        return TokenCounts(*(counts[rows] for counts in self))
 
     @classmethod
     def zeros(cls, count: int) -> "TokenCounts":
@@ -137,7 +137,7 @@ class TokenCounts(NamedTuple):
 
 
 TextsToIds = Callable[[list[str]], list[list[int]]]
-"""a function from texts to token ids without special tokens"""
+"""A function from texts to their token ids, without special tokens."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Tokenizer:
     suffix: tuple[int, ...]
     """special tokens after every text"""
     max_length: int
-    """tokens of a text at most, special tokens included"""
+    """largest number of tokens of a text, special tokens included"""
     pad_id: int
     prompt: str = ""
     """put before every text; its tokens count against max_length"""
