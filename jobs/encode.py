@@ -20,7 +20,8 @@ def encode(run: CommandRun) -> Answer:
 
     store, corpus, vectors = encode_corpus(run.job, run.stages, verbose=run.verbose)
     counts = [unit.counts for unit in vectors.units]
-    tokens = token_counts(counts, fresh=counts)  # of all units, reused ones too, as if all were encoded now
+    # Of all units, reused ones too, as if all were encoded now.
+    tokens = token_counts(counts, new_units=counts)
     facts = {
         "status": "done",
         "root": store.uri,

@@ -24,8 +24,9 @@ def difference_chart(rows: Sequence[tuple[str, Sequence[ScoreEstimate | None]]],
         rows: name of each task, with the difference of each further candidate; None if it has no score.
         unit: unit of the differences.
     """
-    differences = [each for _, row in rows for each in row if each is not None]
-    ends = [abs(x) for each in differences for x in (each.value, each.low, each.high) if x is not None]
+    differences = [estimate for _, row in rows for estimate in row if estimate is not None]
+    values = (x for estimate in differences for x in (estimate.value, estimate.low, estimate.high))
+    ends = [abs(x) for x in values if x is not None]
     limit = max(ends, default=0.0) * _MARGIN or 1.0
     frame = ChartFrame((-limit, limit), (0, 1), left=_LEFT, right=WIDTH - _RIGHT)
     base = _TOP + _ROW_HEIGHT * len(rows)  # pixel of the x axis
@@ -49,11 +50,12 @@ def difference_chart(rows: Sequence[tuple[str, Sequence[ScoreEstimate | None]]],
 
 def _row(frame: ChartFrame, name: str, differences: Sequence[ScoreEstimate | None], y: float) -> str:
     """Draw a task's name, and the differences of the candidates below each other, centred at pixel `y`."""
-    present = [(number, each) for number, each in enumerate(differences) if each and each.value is not None]
+    defined = ((number, estimate) for number, estimate in enumerate(differences) if estimate)
+    present = [(number, estimate) for number, estimate in defined if estimate.value is not None]
     first_y = y - _DOT_STEP * (len(present) - 1) / 2
     return text_at(_LEFT - 12, y + 4, shorten(name, _MAX_NAME), "end") + "".join(
-        _dot_with_interval(frame, each, number % COLOURS, first_y + _DOT_STEP * line)
-        for line, (number, each) in enumerate(present)
+        _dot_with_interval(frame, estimate, number % COLOURS, first_y + _DOT_STEP * line)
+        for line, (number, estimate) in enumerate(present)
     )
 
 

@@ -166,13 +166,13 @@ class LiveRows:
 
     def _from_sample(self, draw: "_Draw") -> tuple[np.ndarray, np.ndarray] | None:
         """Take the rows from the unit's stored sample. Returns None if it does not determine them."""
-        from pipeline.index.sample import SAMPLE_SIZES, choose_stored
+        from pipeline.index.sample import SAMPLE_SIZES, choose_from_sample
 
         reference = draw.placed.unit.sample
         if reference is None or draw.wanted > SAMPLE_SIZES.get(draw.salt, 0):
             return None
         sample = UnitSample.load(self.store, reference, self.space_id)
-        chosen = choose_stored(sample, draw.candidates[sample.rows], draw.wanted, draw.salt)
+        chosen = choose_from_sample(sample, draw.candidates[sample.rows], draw.wanted, draw.salt)
         if chosen is None:
             return None
         return row_addresses(draw.placed)[sample.rows[chosen]], sample.vectors[chosen]

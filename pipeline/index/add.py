@@ -1,4 +1,4 @@
-"""Add rows to an index; on GPUs, or with a graph of centroids, the lists of a block are found together."""
+"""Add rows to an index. On GPUs, or with a graph of centroids, the lists of a block are found together."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from pipeline.index.library import faiss
 from pipeline.index.refine import add_to_refined, refined_of
 from pipeline.index.structure import graph_of, is_append_only, ivf_of, transforms_of
 
-# Lists for each row of a block from which on the graph is faster, since the centroids need not be divided.
+# With more lists than this for each row of a block, the graph is faster than dividing the centroids.
 _LISTS_PER_ROW = 32
 
 
@@ -32,7 +32,7 @@ class RowAdder:
         self._waiting: list[tuple[np.ndarray, np.ndarray]] = []
 
     def add(self, addresses: np.ndarray, vectors: np.ndarray) -> None:
-        """Add raw vectors (n, d) float32 with their addresses (n,) int64, at once or with later ones."""
+        """Add raw vectors (n, d) float32 with their addresses (n,) int64, now or together with later rows."""
         if self._ivf is None:
             self._index.add_with_ids(vectors, addresses)
             return

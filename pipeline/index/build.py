@@ -39,7 +39,7 @@ _MAX_PROBES = 32  # rows of a part that are searched for after a merge, to see t
 
 @dataclass(frozen=True, eq=False)
 class FillResult:
-    """The number of rows that `fill` added, and what it found out about them.
+    """Number, exact neighbours and probes of the rows that `fill` added.
 
     Attributes:
         rows: number of added rows.
@@ -195,10 +195,10 @@ def _assemble(plan: IndexPlan, transform: Affine | None) -> Any:
         inner.this.disown()
     else:
         outer = _take_ownership(faiss.IndexPreTransform(inner), inner)
-    last_first = [faiss.NormalizationTransform(plan.dim, 2.0)]
+    reversed_components = [faiss.NormalizationTransform(plan.dim, 2.0)]
     if transform is not None:
-        last_first.append(_linear_transform(transform))
-    for component in last_first:
+        reversed_components.append(_linear_transform(transform))
+    for component in reversed_components:
         component.this.disown()
         outer.prepend_transform(component)
     return outer

@@ -16,7 +16,7 @@ from pipeline.index.library import faiss
 from pipeline.index.threads import map_in_threads
 
 BLOCK_ROWS = 32_768  # rows whose nearest centroids are found at once: with fewer, products are slower
-GROUPS_PER_ROW = 8  # nearest groups of which every centroid is compared with a row
+GROUPS_PER_ROW = 8  # nearest groups, all of whose centroids are compared with a row
 _GROUP_ROUNDS, _GROUP_SAMPLE = 4, 64  # k-means that divides centroids: rounds, and centroids for each group
 # Rounds of k-means over all centroids, after those within groups of rows.
 REFINING_ROUNDS = 8
@@ -42,14 +42,14 @@ class CentroidGroups:
         heads = flat_index(centroids.shape[1], on_gpu=False)
         rounds = _Rounds(_GROUP_ROUNDS, 0, _GROUP_SAMPLE)
         heads.add(_k_means(centroids, math.isqrt(len(centroids)), heads, rounds))
-        members = _rows_of_each(_nearest(heads, centroids), heads.ntotal)
+        members = _positions_by_number(_nearest(heads, centroids), heads.ntotal)
         return cls(heads, tuple(members), tuple(centroids[numbers] for numbers in members))
 
     def nearest(self, vectors: np.ndarray) -> np.ndarray:
         """Find the centroid with the largest inner product for each vector.
 
-        Of text embeddings, the nearest of 126,491 centroids is missed by 1 in 100 vectors: it is in none of
-        the nearest groups.
+        For 1 in 100 text embeddings, the nearest of 126,491 centroids is missed, because it is in none of the
+        nearest groups.
 
         Args:
             vectors: (n, d) float32 of length 1.
@@ -65,16 +65,16 @@ class CentroidGroups:
         _, groups = self.heads.search(vectors, visited)
         best = np.full(len(vectors), -np.inf, dtype=np.float32)
         nearest = np.zeros(len(vectors), dtype=np.int64)
-        for group, pairs in enumerate(_rows_of_each(groups.ravel(), len(self.members))):
+        for group, pairs in enumerate(_positions_by_number(groups.ravel(), len(self.members))):
             if not len(pairs) or not len(self.members[group]):
                 continue
             rows = pairs // visited
             scores, positions = faiss.knn(
                 vectors[rows], self.centroids[group], 1, metric=faiss.METRIC_INNER_PRODUCT
             )
-            better = scores[:, 0] > best[rows]
-            best[rows[better]] = scores[better, 0]
-            nearest[rows[better]] = self.members[group][positions[better, 0]]
+            is_better = scores[:, 0] > best[rows]
+            best[rows[is_better]] = scores[is_better, 0]
+            nearest[rows[is_better]] = self.members[group][positions[is_better, 0]]
         return nearest
 
 
@@ -135,7 +135,7 @@ def train_centroids(
     group_count, settings = math.isqrt(count), _Rounds(rounds, seed)
     heads = flat_index(vectors.shape[1], on_gpu=on_gpu)
     heads.add(_k_means(vectors, group_count, heads, settings))
-    groups = _rows_of_each(_nearest(heads, vectors), group_count)
+    groups = _positions_by_number(_nearest(heads, vectors), group_count)
     ends = np.cumsum([len(rows) for rows in groups]) * count // len(vectors)
     counts = np.diff(ends, prepend=0)
 
@@ -149,18 +149,18 @@ def train_centroids(
         [train_group(group) for group in not_empty] if on_gpu else map_in_threads(train_group, not_empty)
     )
     for _ in range(REFINING_ROUNDS):
-        centroids = _refined(vectors, centroids)
+        centroids = _refine(vectors, centroids)
     return centroids
 
 
-def _refined(vectors: np.ndarray, centroids: np.ndarray) -> np.ndarray:
+def _refine(vectors: np.ndarray, centroids: np.ndarray) -> np.ndarray:
     """Replace each centroid by the mean direction of its vectors; keep those without vectors."""
-    sums = sums_of_each(vectors, CentroidGroups.of(centroids).nearest(vectors), len(centroids))
+    sums = sum_by_group(vectors, CentroidGroups.of(centroids).nearest(vectors), len(centroids))
     lengths = np.linalg.norm(sums, axis=1, keepdims=True)
     return np.where(lengths > 0, sums / np.maximum(lengths, np.finfo(np.float32).tiny), centroids)
 
 
-def sums_of_each(vectors: np.ndarray, groups: np.ndarray, count: int) -> np.ndarray:
+def sum_by_group(vectors: np.ndarray, groups: np.ndarray, count: int) -> np.ndarray:
     """Add up the vectors (n, d) float32 of each of `count` groups. Returns (count, d) float32."""
     from scipy.sparse import csr_matrix  # most commands do not need it
 
@@ -188,7 +188,7 @@ def _nearest(heads: Any, vectors: np.ndarray) -> np.ndarray:
     return np.asarray(heads.search(vectors, 1)[1][:, 0])
 
 
-def _rows_of_each(groups: np.ndarray, count: int) -> list[np.ndarray]:
-    """Return the positions, ascending, at which `groups` (n,) holds each number below `count`."""
+def _positions_by_number(groups: np.ndarray, count: int) -> list[np.ndarray]:
+    """Return the positions, ascending, at which each number below `count` occurs in `groups` (n,)."""
     order = np.argsort(groups, kind="stable")
     return np.split(order, np.cumsum(np.bincount(groups, minlength=count))[:-1])

@@ -38,8 +38,8 @@ def get_effort(index: Any) -> int | None:
 
 def set_effort(index: Any, effort: int) -> None:
     """Set nprobe (at most nlist) or efSearch. Index files store the effort, so plain faiss uses it too."""
-    for each in indexes_of(index):
-        set_index_effort(each, effort)
+    for faiss_index in indexes_of(index):
+        set_index_effort(faiss_index, effort)
 
 
 def choose_effort(
@@ -61,8 +61,9 @@ def choose_effort(
         curve.append(measure_at(index, queries, truth, effort))
         if sum(point.low >= target for point in curve) > _BEYOND_TARGET or levels_off(curve):
             break
-    enough = [point for point in curve if point.low >= target]
-    chosen = enough[0] if enough else max(curve, key=lambda point: (point.recall_at_10, -point.effort))
+    sufficient = [point for point in curve if point.low >= target]
+    best = max(curve, key=lambda point: (point.recall_at_10, -point.effort))
+    chosen = sufficient[0] if sufficient else best
     set_effort(index, chosen.effort)
     return chosen.effort, tuple(curve)
 
@@ -93,8 +94,8 @@ def measure_around(index: Any, queries: Queries, truth: Neighbours) -> tuple[Cur
     if current is None:
         return ()
     highest = nlist_of(indexes_of(index)[0]) or 2 * current
-    tried = sorted({max(1, current // 4), max(1, current // 2), current, min(highest, 2 * current)})
-    curve = tuple(measure_at(index, queries, truth, effort) for effort in tried)
+    efforts = sorted({max(1, current // 4), max(1, current // 2), current, min(highest, 2 * current)})
+    curve = tuple(measure_at(index, queries, truth, effort) for effort in efforts)
     set_effort(index, current)
     return curve
 
@@ -116,7 +117,7 @@ def measure_at(index: Any, queries: Queries, truth: Neighbours, effort: int) -> 
 
 
 def measure_latency(index: Any, queries: Queries, max_queries: int = 500) -> Latency:
-    """Time up to `max_queries` queries, one after the other on one thread, after a first to warm up."""
+    """Time up to `max_queries` queries, one after the other on one thread, after one to warm up."""
     vectors = np.ascontiguousarray(queries.vectors[:max_queries], dtype=np.float32)
     elapsed_ms = index.query_ms(vectors) if isinstance(index, SearchedParts) else query_ms(index, vectors)
     p50_ms, p99_ms = np.quantile(elapsed_ms, [0.5, 0.99]).tolist()

@@ -15,8 +15,8 @@ _MIN_CANARY_COSINE = {"float32": 0.9999, "bfloat16": 0.999, "float16": 0.999}
 
 
 def judge(
-    measured: IndexMetrics,
-    counted: RowCounts,
+    metrics: IndexMetrics,
+    counts: RowCounts,
     settings: GateSettings,
     *,
     canary: float | None = None,
@@ -31,33 +31,33 @@ def judge(
     """
     gates = {
         "row_conservation": _exactly(
-            counted.vectors + counted.quarantined, counted.read, "rows read are vectors or quarantined"
+            counts.vectors + counts.quarantined, counts.read, "rows read are vectors or quarantined"
         ),
-        "indexed_rows": _exactly(measured.rows, counted.vectors, "vectors are in the index"),
-        "finite_vectors": _exactly(counted.bad_vectors, 0, "vectors are non-finite or zero"),
+        "indexed_rows": _exactly(metrics.rows, counts.vectors, "vectors are in the index"),
+        "finite_vectors": _exactly(counts.bad_vectors, 0, "vectors are non-finite or zero"),
         "unique_ids": _exactly(
-            counted.duplicate_ids + measured.duplicate_addresses, 0, "ids or addresses repeat"
+            counts.duplicate_ids + metrics.duplicate_addresses, 0, "ids or addresses repeat"
         ),
         "quarantined": _at_most(
-            counted.quarantined / max(counted.read, 1),
-            counted.max_quarantined,
-            f"of the rows read, {counted.quarantined:,} of {counted.read:,}, are quarantined",
+            counts.quarantined / max(counts.read, 1),
+            counts.max_quarantined,
+            f"of the rows read, {counts.quarantined:,} of {counts.read:,}, are quarantined",
         ),
     }
     if settings.recall_at_10 is not None:
-        gates["recall_at_10"] = _recall_gate(measured.recall["10"], settings.recall_at_10)
+        gates["recall_at_10"] = _recall_gate(metrics.recall["10"], settings.recall_at_10)
     if settings.max_size_gib is not None:
-        gates["size_gib"] = _at_most(measured.file_bytes / GIB, settings.max_size_gib, "GiB of index files")
+        gates["size_gib"] = _at_most(metrics.file_bytes / GIB, settings.max_size_gib, "GiB of index files")
     if settings.p99_ms is not None:
-        times = measured.latency
+        latency = metrics.latency
         gates["p99_ms"] = _at_most(
-            times.p99_ms, settings.p99_ms, f"ms is the 99th percentile of {times.queries} single queries"
+            latency.p99_ms, settings.p99_ms, f"ms is the 99th percentile of {latency.queries} single queries"
         )
-    if counted.token_coverage is not None:
-        gates |= _token_gates(counted.token_coverage, settings)
+    if counts.token_coverage is not None:
+        gates |= _token_gates(counts.token_coverage, settings)
     min_cosine = settings.canary_cosine if settings.canary_cosine is not None else _MIN_CANARY_COSINE[dtype]
-    if counted.failed_canaries:
-        gates["canary_cosine"] = _failed_canary_gate(counted.failed_canaries, min_cosine)
+    if counts.failed_canaries:
+        gates["canary_cosine"] = _failed_canary_gate(counts.failed_canaries, min_cosine)
     elif canary is not None:
         gates["canary_cosine"] = Gate(
             value=canary,
@@ -102,13 +102,13 @@ def _at_most(value: float, limit: float, description: str) -> Gate:
     )
 
 
-def _recall_gate(found: Proportion, target: float) -> Gate:
+def _recall_gate(recall: Proportion, target: float) -> Gate:
     """Return the gate on recall@10, which fails only if the whole interval is below the target."""
     sentence = (
-        f"recall@10 is {found.value:.4f} (95 % interval {found.low:.4f} to {found.high:.4f}), {target:g} at "
-        "least within it"
+        f"recall@10 is {recall.value:.4f} (95 % interval {recall.low:.4f} to {recall.high:.4f}), {target:g} "
+        "at least within it"
     )
-    return Gate(value=found.value, threshold=target, passed=found.high >= target, sentence=sentence)
+    return Gate(value=recall.value, threshold=target, passed=recall.high >= target, sentence=sentence)
 
 
 def _token_gates(coverage: ScriptCoverage, settings: GateSettings) -> dict[str, Gate]:

@@ -54,17 +54,17 @@ def _describe_columns(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
-def iter_live_ids(files: Sequence[Path], gone: np.ndarray) -> Iterator[pa.Table]:
+def iter_live_ids(files: Sequence[Path], dead: np.ndarray) -> Iterator[pa.Table]:
     """Yield the rows of ids files without the dead ones, in address order, a batch at a time.
 
     Args:
-        gone: (n,) int64, addresses of the dead rows, ascending.
+        dead: (n,) int64, addresses of the dead rows, ascending.
     """
     for batch in _open_batches(files):
         addresses = batch["address"].to_numpy()
-        low, high = np.searchsorted(gone, [addresses[0], addresses[-1] + 1])
+        low, high = np.searchsorted(dead, [addresses[0], addresses[-1] + 1])
         table = pa.Table.from_batches([batch])
-        yield table.filter(pa.array(~np.isin(addresses, gone[low:high]))) if high > low else table
+        yield table.filter(pa.array(~np.isin(addresses, dead[low:high]))) if high > low else table
 
 
 def ids_schema(file: Path) -> pa.Schema:
@@ -104,14 +104,14 @@ class Ids:
     def take(self, addresses: np.ndarray) -> pa.Table:
         """Return the rows of `addresses` (n,) in their order. Raises DataError for an unknown address."""
         batch_numbers = np.searchsorted(self._firsts, addresses, side="right") - 1
-        taken = [self._batches[0].slice(0, 0)]  # the columns, if `addresses` is empty
+        batches = [self._batches[0].slice(0, 0)]  # the columns, if `addresses` is empty
         # index into `addresses` of each taken row, because rows are taken batch by batch
         positions = [np.zeros(0, dtype=np.int64)]
         for number in np.unique(batch_numbers).tolist():
             in_batch = np.flatnonzero(batch_numbers == number)
             positions.append(in_batch)
-            taken.append(self._take_from_batch(number, addresses[in_batch]))
-        tables = [pa.Table.from_batches([batch]) for batch in taken]
+            batches.append(self._take_from_batch(number, addresses[in_batch]))
+        tables = [pa.Table.from_batches([batch]) for batch in batches]
         order = np.argsort(np.concatenate(positions), kind="stable")
         return pa.concat_tables(tables, promote_options="default").combine_chunks().take(arrow_of(order))
 

@@ -12,11 +12,11 @@ from pipeline.index.metrics import Proportion
 from pipeline.settings.index_kinds import DIMS_PER_BYTE
 from pipeline.store.stored import Stored
 
-# Proportion of the answers that may be missed, that the codes alone may miss. The other half is for the lists
-# that a search does not visit: if the codes missed all, every list would have to be visited.
+# Proportion of the permitted misses that the codes alone may cause. The other half is for the lists that a
+# search does not visit: if the codes caused all permitted misses, every list would have to be visited.
 _MISSED_BY_CODES = 0.5
 
-# Recall by which codes may be more exact for other vectors than for those of the table.
+# Codes may have a recall this much higher for other vectors than for those of the table.
 _OTHER_VECTORS = 0.1
 
 
@@ -58,7 +58,7 @@ class CodeRecall(Settings):
 
         It follows from the upper ends of the intervals, so that a handful of missed answers do not decide it.
         """
-        missed = [1 - found.low for found in self.recall]
+        missed = [1 - proportion.low for proportion in self.recall]
         if len(missed) < 2:
             return 0.0
         slope, _ = np.polyfit(np.log(self.rows), np.log(missed), 1)
@@ -69,12 +69,12 @@ class KindRecalls(Stored):
     """Recall of several kinds, measured on the same rows."""
 
     source: str
-    """the measured vectors; ends a sentence that names the number of rows of the index"""
+    """the measured vectors, as the end of a sentence on the rows of the index: ... measured on <source>"""
     measured: tuple[CodeRecall, ...]
 
     def of(self, variant: KindVariant) -> CodeRecall | None:
         """Return the measurement of a kind; None if it was not measured."""
-        return next((each for each in self.measured if (each.kind, each.dims_per_byte) == variant), None)
+        return next((code for code in self.measured if (code.kind, code.dims_per_byte) == variant), None)
 
 
 def required_of_codes(target: float) -> float:
@@ -84,16 +84,17 @@ def required_of_codes(target: float) -> float:
 
 def may_suffice(variant: KindVariant, target: float) -> bool:
     """Return whether the codes of a kind might be exact enough, by the recall of the vectors in the table."""
-    found = TABLE.of(variant)
-    return found is None or found.recall[-1].value >= required_of_codes(target) - _OTHER_VECTORS
+    measured = TABLE.of(variant)
+    return measured is None or measured.recall[-1].value >= required_of_codes(target) - _OTHER_VECTORS
 
 
-def _tabled(kind: str, dims_per_byte: int, *recall: float) -> CodeRecall:
+def _table_entry(kind: str, dims_per_byte: int, *recall: float) -> CodeRecall:
     # ten answers of a query are found or missed together, so that four count about as much as one
-    found = tuple(
+    proportions = tuple(
         Proportion.of(round(value * _TABLE_TRIALS), _TABLE_TRIALS, _TABLE_TRIALS / 4) for value in recall
     )
-    return CodeRecall(kind=kind, dims_per_byte=dims_per_byte, rows=_TABLE_ROWS[-len(found) :], recall=found)
+    rows = _TABLE_ROWS[-len(proportions) :]
+    return CodeRecall(kind=kind, dims_per_byte=dims_per_byte, rows=rows, recall=proportions)
 
 
 _TABLE_ROWS, _TABLE_TRIALS = (2_500, 10_000, 40_000), 5_000
@@ -101,12 +102,12 @@ _TABLE_ROWS, _TABLE_TRIALS = (2_500, 10_000, 40_000), 5_000
 TABLE = KindRecalls(
     source="40,000 captions by all-MiniLM-L6-v2 (384 dimensions)",
     measured=(
-        _tabled("ivf_sq8", 8, 0.9970, 0.9952, 0.9954),
-        _tabled("ivf_sq6", 8, 0.9828, 0.9808, 0.9806),
-        _tabled("ivf_rabitq_refine_fp16", 8, 0.9996, 0.9994, 0.9982),
-        _tabled("ivf_rabitq_refine", 8, 0.9960, 0.9940, 0.9936),
-        _tabled("opq_ivf_pq", 4, 0.86),
-        _tabled("opq_ivf_pq", 8, 0.78),
-        _tabled("opq_ivf_pq", 16, 0.65),
+        _table_entry("ivf_sq8", 8, 0.9970, 0.9952, 0.9954),
+        _table_entry("ivf_sq6", 8, 0.9828, 0.9808, 0.9806),
+        _table_entry("ivf_rabitq_refine_fp16", 8, 0.9996, 0.9994, 0.9982),
+        _table_entry("ivf_rabitq_refine", 8, 0.9960, 0.9940, 0.9936),
+        _table_entry("opq_ivf_pq", 4, 0.86),
+        _table_entry("opq_ivf_pq", 8, 0.78),
+        _table_entry("opq_ivf_pq", 16, 0.65),
     ),
 )

@@ -62,7 +62,7 @@ def measure_parts(
     odd = slice(1, None, 2) if len(queries) > 1 else slice(None)
     return IndexMetrics(
         rows=parts.ntotal,
-        recall={str(k): found for k, found in recall(parts, queries[odd], truth[odd]).items()},
+        recall={str(k): proportion for k, proportion in recall(parts, queries[odd], truth[odd]).items()},
         effort=get_effort(parts),
         effort_name=effort_name(parts),
         curve=measure_around(parts, queries[0::2], truth[0::2]) if curve is None else curve,

@@ -48,15 +48,15 @@ def raise_effort(index: Any, queries: Queries, truth: Neighbours, target: float)
     before = get_effort(index)
     if before is None or len(queries) < _MIN_QUERIES:
         return None
-    tried: list[CurvePoint] = []
+    curve: list[CurvePoint] = []
     higher = [effort for effort in candidate_efforts(index) if before < effort <= _MAX_RAISE * before]
     for effort in (before, *higher):
-        tried.append(measure_at(index, queries, truth, effort))
-        if tried[-1].recall_at_10 >= target or levels_off(tried):
+        curve.append(measure_at(index, queries, truth, effort))
+        if curve[-1].recall_at_10 >= target or levels_off(curve):
             break
-    chosen = tried[-1].effort
-    if tried[-1].recall_at_10 < target:
-        best = max(point.recall_at_10 for point in tried)
-        chosen = next(point.effort for point in tried if point.recall_at_10 >= best - _MIN_GAIN)
+    chosen = curve[-1].effort
+    if curve[-1].recall_at_10 < target:
+        best = max(point.recall_at_10 for point in curve)
+        chosen = next(point.effort for point in curve if point.recall_at_10 >= best - _MIN_GAIN)
     set_effort(index, chosen)
     return None if chosen == before else before

@@ -17,7 +17,7 @@ from pipeline.store.release import Releases
 
 # Memory of the child beyond its imports: a multiple of the bytes of the index and ids files, for an index
 # that cannot be mapped, and room for one search.
-_PER_BYTE, _ROOM = 2, 512 << 20
+_MEMORY_PER_BYTE, _SEARCH_MEMORY = 2, 512 << 20
 # Time limit of the child: a minimum for its imports on a busy machine, and the time to fetch and read the
 # files at the rate of a slow connection to the store.
 _START_S, _BYTES_PER_S = 600.0, 4 << 20
@@ -33,7 +33,7 @@ def check_opens(releases: Releases, manifest: ReleaseManifest) -> None:
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     stores = (releases.store, releases.commits.store)
-    child = context.Process(target=_open, args=(sender, stores, manifest.release), daemon=True)
+    child = context.Process(target=_open_and_search, args=(sender, stores, manifest.release), daemon=True)
     child.start()
     sender.close()
     limit_s = _START_S + _count_bytes(manifest) / _BYTES_PER_S
@@ -70,11 +70,11 @@ def _read_error(store: Store, manifest: ReleaseManifest, found: str, remedy: str
     )
 
 
-def _open(sender: Connection, stores: Sequence[Store], number: int) -> None:
+def _open_and_search(sender: Connection, stores: Sequence[Store], number: int) -> None:
     """Send None if the release can be opened and searched, else the error. Runs in the child."""
     releases = Releases(*stores)
     manifest = releases.get(number)
-    _limit_memory(_PER_BYTE * _count_bytes(manifest) + _ROOM)
+    _limit_memory(_MEMORY_PER_BYTE * _count_bytes(manifest) + _SEARCH_MEMORY)
     try:
         release = open_release(releases, number, verify=False)
         release.validate()
@@ -87,9 +87,9 @@ def _open(sender: Connection, stores: Sequence[Store], number: int) -> None:
         sender.send(None)
 
 
-def _limit_memory(bytes_more: int) -> None:
-    """Let this process allocate at most `bytes_more` bytes from here on, and write no core file."""
+def _limit_memory(extra_bytes: int) -> None:
+    """Let this process allocate at most `extra_bytes` more bytes from now on, and write no core file."""
     pages = int(Path("/proc/self/statm").read_text().split()[5])  # data and stack, as RLIMIT_DATA counts
-    limit = pages * resource.getpagesize() + bytes_more
+    limit = pages * resource.getpagesize() + extra_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

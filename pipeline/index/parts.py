@@ -1,7 +1,7 @@
 """An index in one part or several, searched as one.
 
-Parts of the base, parts of a delta with the rows that came later, and tombstones for dead rows that the base
-still holds. The parts are searched in parallel.
+An index has parts of its base, parts of a delta with the rows that came later, and tombstones for dead rows
+that the base still holds. The parts are searched in parallel.
 """
 
 import contextlib
@@ -90,11 +90,11 @@ class Parts(SearchedParts):
         expected, nlist = min(k, self.ntotal), nlist_of(self.base)
         nprobe = unwrap(self.base).nprobe if nlist else 0
         while nprobe < nlist:
-            short = np.flatnonzero((addresses != NO_NEIGHBOUR).sum(axis=1) < expected)
-            if not len(short):
+            incomplete = np.flatnonzero((addresses != NO_NEIGHBOUR).sum(axis=1) < expected)
+            if not len(incomplete):
                 break
             nprobe = min(2 * nprobe, nlist)
-            scores[short], addresses[short] = self.search(vectors[short], k, nprobe)
+            scores[incomplete], addresses[incomplete] = self.search(vectors[incomplete], k, nprobe)
         return scores, addresses
 
     def addresses(self) -> Iterator[np.ndarray]:
@@ -175,14 +175,16 @@ def open_parts(
     Args:
         local: fetches a file and returns its path on this machine.
         tombstones: (n,) int64, addresses of dead rows that the files hold.
-        effort: search effort to set; None: that of the files, which store none if there are several parts.
+        effort: search effort to set; None keeps the effort in the file, which only an index of one part has.
     """
-    named = [(PurePosixPath(reference.path).name, local(reference)) for reference in files]
-    if not any(name.endswith(_LISTS_SUFFIX) for name, _ in named):
-        return Parts([read_index(path) for _, path in named], tombstones, effort)
-    with linked_folder(named) as folder:
+    named_files = [(PurePosixPath(reference.path).name, local(reference)) for reference in files]
+    if not any(name.endswith(_LISTS_SUFFIX) for name, _ in named_files):
+        return Parts([read_index(path) for _, path in named_files], tombstones, effort)
+    with linked_folder(named_files) as folder:
         indexes = [
-            read_index(folder / name, on_disk=True) for name, _ in named if not name.endswith(_LISTS_SUFFIX)
+            read_index(folder / name, on_disk=True)
+            for name, _ in named_files
+            if not name.endswith(_LISTS_SUFFIX)
         ]
         return Parts(indexes, tombstones, effort)
 

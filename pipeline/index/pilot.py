@@ -21,10 +21,10 @@ from pipeline.post import Affine
 from pipeline.settings import IndexSettings
 
 PILOT_ROWS = 200_000
-_PARTS = (16, 4, 1)  # a sixteenth of the rows, a quarter, and all: the recall of more rows is extrapolated
+_DIVISORS = (16, 4, 1)  # a sixteenth of the rows, a quarter, and all: recall among more is extrapolated
 _QUERIES = 500
-# Fewer lists and training rows than those of the index: codes of residuals are more exact with more lists, so
-# that the pilot does not promise too much.
+# Fewer lists and training rows than the index has: codes of residuals are more exact with more lists, so the
+# pilot does not promise too much.
 _LISTS, _TRAIN_ROWS = 256, 50_000
 
 
@@ -62,27 +62,27 @@ class Pilot:
         )
         dim = self.vectors.shape[1] if self.transform is None else len(self.transform.bias)
         plan = plan_variant(len(self.vectors), dim, settings, variant)
-        queries, found, scan_ns, start = _queries(self.vectors), [], 0.0, 0
+        queries, recalls, scan_ns, start = _queries(self.vectors), [], 0.0, 0
         with faiss_threads(1):
             index = train(plan, self.transform, self.vectors[: plan.train_rows], seed)
             set_effort(index, nlist_of(index))
             for end, truth in self.truths.items():
                 fill(index, [(np.arange(start, end), self.vectors[start:end])])
                 began = time.perf_counter()
-                found.append(recall(index, queries, truth, (10,))[10])
+                recalls.append(recall(index, queries, truth, (10,))[10])
                 scan_ns = 1e9 * (time.perf_counter() - began) / (len(queries) * end)
                 start = end
         return CodeRecall(
             kind=variant.kind,
             dims_per_byte=variant.dims_per_byte,
             rows=tuple(self.truths),
-            recall=tuple(found),
+            recall=tuple(recalls),
             scan_ns=round(scan_ns, 2),
         )
 
 
 def _sizes(rows: int) -> list[int]:
-    return sorted({max(1, rows // part) for part in _PARTS})
+    return sorted({max(1, rows // divisor) for divisor in _DIVISORS})
 
 
 def _queries(vectors: np.ndarray) -> Queries:

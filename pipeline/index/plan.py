@@ -79,9 +79,9 @@ def plan_index(
     """
     planner = _Planner(_valid_rows(rows), dim, settings)
     if settings.kind == "auto":
-        return planner.uncompressed() or planner.compressed(recalls, target)
+        return planner.plan_uncompressed() or planner.plan_compressed(recalls, target)
     if settings.kind in KINDS:
-        return planner.named(KindVariant(settings.kind), "index.kind names it")
+        return planner.plan_kind(KindVariant(settings.kind), "index.kind names it")
     from pipeline.index.structure import inspect_factory
 
     return planner.plan(
@@ -91,7 +91,7 @@ def plan_index(
 
 def plan_variant(rows: int, dim: int, settings: IndexSettings, variant: KindVariant) -> IndexPlan:
     """Plan an index of a kind whose recall is to be measured."""
-    return _Planner(_valid_rows(rows), dim, settings).named(variant, "a pilot")
+    return _Planner(_valid_rows(rows), dim, settings).plan_kind(variant, "a pilot")
 
 
 def plan_extension(rows: int, dim: int, settings: IndexSettings, kind: str, factory: str) -> IndexPlan:
@@ -101,9 +101,9 @@ def plan_extension(rows: int, dim: int, settings: IndexSettings, kind: str, fact
     possible, the table of measured recalls is used.
     """
     planner = _Planner(_valid_rows(rows), dim, settings)
-    if settings.kind == "auto" and planner.uncompressed() is None:
+    if settings.kind == "auto" and planner.plan_uncompressed() is None:
         for variant in planner.variants():
-            plan = planner.named(variant, "the kind that was chosen when the index was built")
+            plan = planner.plan_kind(variant, "the kind that was chosen when the index was built")
             if plan.kind == kind and codes_of(plan.factory) == codes_of(factory):
                 return plan
     return plan_index(rows, dim, settings)
@@ -114,9 +114,9 @@ def variants_to_measure(
 ) -> tuple[KindVariant, ...]:
     """Return the kinds among which `auto` chooses by their recall; none if it need not compress vectors."""
     planner = _Planner(_valid_rows(rows), dim, settings)
-    if settings.kind != "auto" or planner.uncompressed() is not None:
+    if settings.kind != "auto" or planner.plan_uncompressed() is not None:
         return ()
-    return tuple(each for each in planner.variants() if may_suffice(each, target))
+    return tuple(variant for variant in planner.variants() if may_suffice(variant, target))
 
 
 def codes_of(factory: str) -> str:
@@ -132,17 +132,17 @@ class _Planner:
     dim: int
     settings: IndexSettings
 
-    def uncompressed(self) -> IndexPlan | None:
+    def plan_uncompressed(self) -> IndexPlan | None:
         """Plan a kind that does not compress vectors; None if its index does not fit the memory."""
         settings = self.settings
         if self.rows * self.dim <= MAX_FLAT_VALUES and settings.on_disk != "always":
-            return self.named(
+            return self.plan_kind(
                 KindVariant("flat"),
                 f"an exact scan of {self.rows:,} x {self.dim} values takes a millisecond or two",
             )
         why = "the most exact kind that is fast at this size, and it fits index.memory_gib"
         planner = self if settings.on_disk == "always" else self._in_memory()
-        plan = planner.named(KindVariant("ivf_flat"), why)
+        plan = planner.plan_kind(KindVariant("ivf_flat"), why)
         return plan if plan.on_disk or plan.memory_bytes <= settings.memory_gib * GIB else None
 
     def variants(self) -> tuple[KindVariant, ...]:
@@ -155,30 +155,30 @@ class _Planner:
             for dims_per_byte in kind.dims_per_byte_choices
         )
 
-    def compressed(self, recalls: KindRecalls, target: float) -> IndexPlan:
+    def plan_compressed(self, recalls: KindRecalls, target: float) -> IndexPlan:
         """Plan the smallest kind that fits the memory and whose codes are exact enough.
 
-        If none of these fits the memory, the one that needs least of it is planned; if none is exact enough,
-        the most exact one.
+        If no kind that is exact enough fits the memory, plan the one that needs the least memory. If no kind
+        is exact enough, plan the most exact one.
         """
         expected = {
-            each: found.expected(self.rows)
-            for each in self.variants()
-            if (found := recalls.of(each)) is not None
+            variant: measured.expected(self.rows)
+            for variant in self.variants()
+            if (measured := recalls.of(variant)) is not None
         }
         required = required_of_codes(target)
-        enough = [each for each in expected if expected[each] >= required]
-        if enough:
-            chosen, reason = self._smallest(enough)
+        exact_enough = [variant for variant, recall in expected.items() if recall >= required]
+        if exact_enough:
+            chosen, reason = self._smallest(exact_enough)
         else:
-            chosen = max(expected, key=lambda each: expected[each])
+            chosen = max(expected, key=lambda variant: expected[variant])
             reason = "no kind is exact enough; this is the most exact one"
         why = (
             f"{reason}: its codes are expected to find at least {expected[chosen]:.4f} of the ten nearest of "
             f"{self.rows:,} rows, where {required:.4g} leave room for a recall@10 of {target:g} (measured on "
             f"{recalls.source})"
         )
-        return self.named(chosen, why)
+        return self.plan_kind(chosen, why)
 
     def _smallest(self, kinds: Sequence[KindVariant]) -> tuple[KindVariant, str]:
         """Return the kind with the smallest files among those that fit the memory, and the reason.
@@ -186,12 +186,12 @@ class _Planner:
         If none fits, the kind that needs least memory is returned.
         """
         planner = self._in_memory()
-        plans = {each: planner.named(each, "") for each in kinds}
+        plans = {variant: planner.plan_kind(variant, "") for variant in kinds}
         limit = self.settings.memory_gib * GIB
-        if fitting := [each for each, plan in plans.items() if plan.memory_bytes <= limit]:
-            chosen = min(fitting, key=lambda each: plans[each].file_bytes)
+        if fitting := [variant for variant, plan in plans.items() if plan.memory_bytes <= limit]:
+            chosen = min(fitting, key=lambda variant: plans[variant].file_bytes)
             return chosen, "the smallest kind that is exact enough and fits index.memory_gib"
-        chosen = min(plans, key=lambda each: (plans[each].memory_bytes, plans[each].file_bytes))
+        chosen = min(plans, key=lambda variant: (plans[variant].memory_bytes, plans[variant].file_bytes))
         needed = plans[chosen].memory_bytes / GIB
         return chosen, f"the kind that needs least memory of those that are exact enough, {needed:.2f} GiB"
 
@@ -199,7 +199,7 @@ class _Planner:
         """Return a planner that does not put lists on disk, which makes every search slower."""
         return replace(self, settings=self.settings.model_copy(update={"on_disk": "never"}))
 
-    def named(self, variant: KindVariant, why: str) -> IndexPlan:
+    def plan_kind(self, variant: KindVariant, why: str) -> IndexPlan:
         """Plan an index of a named kind."""
         name, kind = variant.kind, KINDS[variant.kind]
         if self.settings.on_disk == "always" and not kind.mappable:

@@ -32,14 +32,14 @@ def recall(
     proportions = {}
     for k in ranks:
         # One search for each k: a larger k makes HNSW search more nodes, so it finds more of the nearest.
-        found, scores = _search_others(index, queries, k)
+        addresses, scores = _search_others(index, queries, k)
         expected = (truth.addresses[:, :k] != NO_NEIGHBOUR).sum(axis=1)
         at_rank_k = np.take_along_axis(truth.scores, np.maximum(expected - 1, 0)[:, None], axis=1)[:, 0]
         min_scores = np.where(expected > 0, at_rank_k, np.inf) - _SAME_SCORE
         is_hit = (scores >= min_scores[:, None]) & _scores_are_exact(index)
         for row, min_score in enumerate(min_scores):
-            is_hit[row] |= np.isin(found[row], truth.addresses[row][truth.scores[row] >= min_score])
-        hits = np.minimum((is_hit & (found != NO_NEIGHBOUR)).sum(axis=1), expected)
+            is_hit[row] |= np.isin(addresses[row], truth.addresses[row][truth.scores[row] >= min_score])
+        hits = np.minimum((is_hit & (addresses != NO_NEIGHBOUR)).sum(axis=1), expected)
         proportions[k] = Proportion.of(
             int(hits.sum()), int(expected.sum()), _effective_trials(hits, expected)
         )
@@ -77,8 +77,8 @@ def _search_others(index: Any, queries: Queries, k: int) -> tuple[np.ndarray, np
 
     k + 1 rows are searched for; the query's own row is left out, or else the last answer.
     """
-    scores, found = index.search(np.ascontiguousarray(queries.vectors, dtype=np.float32), k + 1)
-    is_left_out = found == queries.addresses[:, None]
+    scores, addresses = index.search(np.ascontiguousarray(queries.vectors, dtype=np.float32), k + 1)
+    is_left_out = addresses == queries.addresses[:, None]
     is_left_out[~is_left_out.any(axis=1), -1] = True
     columns = np.argsort(is_left_out, axis=1, kind="stable")[:, :k]
-    return np.take_along_axis(found, columns, axis=1), np.take_along_axis(scores, columns, axis=1)
+    return np.take_along_axis(addresses, columns, axis=1), np.take_along_axis(scores, columns, axis=1)

@@ -2,7 +2,7 @@
 
 faiss neither merges such indexes nor removes rows from them. An IndexRefine numbers its rows from 0 in the
 order in which they were added: the inverted lists hold these numbers, the second codes are in their order,
-and an id map around it gives their addresses. So both operations have to keep the three alike.
+and an id map around it gives their addresses. So both operations have to keep the three consistent.
 """
 
 from typing import Any
@@ -105,20 +105,20 @@ def remove_from_refined(index: Any, addresses: np.ndarray) -> int:
     """
     refined = refined_of(index)
     assert refined is not None
-    before = _addresses(index)
-    is_gone = np.isin(before, addresses)
-    if not (count := int(is_gone.sum())):
+    addresses_before = _addresses(index)
+    is_removed = np.isin(addresses_before, addresses)
+    if not (count := int(is_removed.sum())):
         return 0
     ivf, codes = _ivf_and_codes(refined)
-    gone = np.flatnonzero(is_gone)
-    ivf.remove_ids(gone)
-    codes.remove_ids(gone)
-    numbers = np.cumsum(~is_gone) - 1  # of the remaining rows, by their number before
+    removed_rows = np.flatnonzero(is_removed)
+    ivf.remove_ids(removed_rows)
+    codes.remove_ids(removed_rows)
+    numbers = np.cumsum(~is_removed) - 1  # new number of each remaining row, by its old number
     for number in range(ivf.nlist):
         if size := ivf.invlists.list_size(number):
             rows = faiss.rev_swig_ptr(ivf.invlists.get_ids(number), size)
             rows[:] = numbers[rows]
-    _set_addresses(index, before[~is_gone])
+    _set_addresses(index, addresses_before[~is_removed])
     return count
 
 

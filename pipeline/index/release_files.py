@@ -126,18 +126,18 @@ class ReleaseFiles:
         return vectors
 
 
-def _chosen_parts(release: int, count: int, asked: frozenset[int] | None) -> list[int]:
+def _chosen_parts(release: int, count: int, requested: frozenset[int] | None) -> list[int]:
     """Return the numbers of the parts to open, ascending. Raises ConfigError for parts that do not exist."""
-    if asked is None:
+    if requested is None:
         return list(range(count))
-    if not asked or not asked <= set(range(count)):
+    if not requested or not requested <= set(range(count)):
         raise ConfigError(
             "open_release: parts",
             f"numbers from 0 to {count - 1}, since the index of release {release} has {count} parts",
-            ", ".join(map(str, sorted(asked))) or "none",
+            ", ".join(map(str, sorted(requested))) or "none",
             "open other parts, or leave the argument out to open all",
         )
-    return sorted(asked)
+    return sorted(requested)
 
 
 def _read_addresses(file: Path) -> np.ndarray:

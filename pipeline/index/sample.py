@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from pipeline.store.unit_sample import UnitSample
 
-# Rows of each unit that are stored as its sample, by the salt of their hash. A billion rows are 30,000 units:
-# an index is trained on a few hundred rows of each, and searched for a few hundredths of one.
+# Rows of each unit that are stored as its sample, by the salt of their hash. If a billion rows are in 30,000
+# units, an index is trained on a few hundred rows of each unit, and few units have a query.
 SAMPLE_SIZES = {"train": 1_024, "queries": 64, "held out": 64}
 # Smaller units have no sample: it would be as large as a quarter of the unit.
 LEAST_SAMPLED_ROWS = 4 * sum(SAMPLE_SIZES.values())
@@ -59,12 +59,14 @@ def hash_order(ids: Sequence[bytes], salt: str) -> np.ndarray:
 
 def rows_to_store(ids: pa.Array | pa.ChunkedArray) -> np.ndarray:
     """Return the numbers (ascending int64) of the rows of a unit that its sample has, by SAMPLE_SIZES."""
-    hashed = id_bytes(ids)
-    chosen = [hash_order(hashed, salt)[:size] for salt, size in SAMPLE_SIZES.items()]
+    encoded_ids = id_bytes(ids)
+    chosen = [hash_order(encoded_ids, salt)[:size] for salt, size in SAMPLE_SIZES.items()]
     return np.unique(np.concatenate(chosen))
 
 
-def choose_stored(sample: UnitSample, candidates: np.ndarray, count: int, salt: str) -> np.ndarray | None:
+def choose_from_sample(
+    sample: UnitSample, candidates: np.ndarray, count: int, salt: str
+) -> np.ndarray | None:
     """Return the numbers of `count` rows in a stored sample, as `sample_rows` chooses them from the unit.
 
     Args:
@@ -73,7 +75,7 @@ def choose_stored(sample: UnitSample, candidates: np.ndarray, count: int, salt: 
     Returns:
         Ascending int64; None if rows that the sample lacks might be among them.
     """
-    # the rows of this salt are those of lowest hash in the unit, so no other row comes before them
+    # the sample has the rows of the unit with the lowest hashes, so no other row comes before them
     lowest = hash_order(id_bytes(sample.ids), salt)[: sample.sizes.get(salt, 0)]
     chosen = lowest[candidates[lowest]][:count]
     return np.sort(chosen) if len(chosen) == count else None

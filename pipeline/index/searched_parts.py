@@ -77,7 +77,7 @@ def best_of(by_part: Sequence[tuple[np.ndarray, np.ndarray]], k: int) -> tuple[n
     Returns:
         Scores and addresses (q, k) of the best answers, or fewer columns if there are fewer.
     """
-    scores, addresses = (np.concatenate(each, axis=1) for each in zip(*by_part, strict=True))
+    scores, addresses = (np.concatenate(arrays, axis=1) for arrays in zip(*by_part, strict=True))
     order = np.lexsort((addresses, -scores), axis=1)[:, :k]
     return np.take_along_axis(scores, order, axis=1), np.take_along_axis(addresses, order, axis=1)
 

@@ -96,11 +96,11 @@ def inspect_factory(factory: str, dim: int) -> IndexLayout:
 def make_ann(factory: str, dim: int) -> Any:
     """Make an empty index for the inner product. Raises ConfigError if faiss refuses the factory string.
 
-    The codes of "...,Refine(SQ8)" are of the vectors that the rest of the string indexes: after a rotation.
+    "...,Refine(SQ8)" adds codes of the vectors that the rest of the string indexes, so after a rotation.
     """
-    first, refines, second = factory.partition(",Refine(")
+    first, separator, second = factory.partition(",Refine(")
     index = _from_factory(first, dim, factory)
-    if not refines:
+    if not separator:
         return index
     ann = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
     refined = refine(ann, _from_factory(second.removesuffix(")"), ann.d, factory), factory)

@@ -58,26 +58,26 @@ class Texts:
         try:
             file = self._store.local(unit.corpus.path, unit.corpus.sha256 if self._verify else None)
             wanted, order = np.unique(rows, return_inverse=True)
-            found = _read_texts(pq.ParquetFile(file), wanted)
+            texts = _read_texts(pq.ParquetFile(file), wanted)
         except FileNotFoundError:
             raise MissingTexts(where, "a corpus unit of the release", "no such file", _REMEDY) from None
         except (pa.ArrowException, KeyError) as error:
             raise MissingTexts(
                 where, "a Parquet file with a column text", " ".join(str(error).split()), _REMEDY
             ) from None
-        if len(found) != len(wanted):
+        if len(texts) != len(wanted):
             raise MissingTexts(where, f"a row with number {wanted[-1]:,}", "fewer rows", _REMEDY)
-        return found.take(arrow_of(order))
+        return texts.take(arrow_of(order))
 
 
 def _read_texts(file: pq.ParquetFile, wanted: np.ndarray) -> pa.Array:
     """Read the texts of the rows `wanted` (n,), which must be ascending and unique."""
-    found, start = [], 0
+    texts, start = [], 0
     for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=["text"]):
         low, high = np.searchsorted(wanted, [start, start + len(batch)])
         if low < high:
-            found.append(pc.take(batch["text"], arrow_of(wanted[low:high] - start)).cast(pa.large_string()))
+            texts.append(pc.take(batch["text"], arrow_of(wanted[low:high] - start)).cast(pa.large_string()))
         if high == len(wanted):
             break
         start += len(batch)
-    return pa.concat_arrays(found) if found else strings_of([])
+    return pa.concat_arrays(texts) if texts else strings_of([])

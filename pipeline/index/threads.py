@@ -14,12 +14,12 @@ Result = TypeVar("Result")
 @contextmanager
 def faiss_threads(count: int) -> Iterator[None]:
     """Let faiss use `count` threads for the duration of the block."""
-    before = faiss.omp_get_max_threads()
+    previous_count = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(count)
     try:
         yield
     finally:
-        faiss.omp_set_num_threads(before)
+        faiss.omp_set_num_threads(previous_count)
 
 
 def map_in_threads(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

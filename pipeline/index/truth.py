@@ -122,9 +122,9 @@ class ExactTopK:
         self._flat.add(vectors)
         scores, rows = self._flat.search(self._queries, min(self.keep + 1, len(vectors)))
         self._flat.reset()
-        found = np.where(rows >= 0, addresses[rows], NO_NEIGHBOUR)
-        is_other_row = (found != NO_NEIGHBOUR) & (found != self.queries.addresses[:, None])
-        return Neighbours(found, scores).masked(is_other_row)
+        nearest = np.where(rows >= 0, addresses[rows], NO_NEIGHBOUR)
+        is_other_row = (nearest != NO_NEIGHBOUR) & (nearest != self.queries.addresses[:, None])
+        return Neighbours(nearest, scores).masked(is_other_row)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +161,7 @@ class KnownRanking:
 
 
 def carry_over(
-    top_k: ExactTopK, before: KnownRanking, remains: np.ndarray, added: KnownRanking
+    top_k: ExactTopK, previous: KnownRanking, remains: np.ndarray, added: KnownRanking
 ) -> Neighbours:
     """Update exact rankings after rows were removed and added, without a scan of all rows.
 
@@ -170,16 +170,16 @@ def carry_over(
     scan renews them.
 
     Args:
-        before: ranking of the rows before.
-        remains: (q, k) mask of the neighbours in `before` that were not removed.
+        previous: ranking before the change.
+        remains: (q, k) mask of the neighbours in `previous` that were not removed.
         added: ranking of the added rows.
 
     Returns:
         The known ranks.
     """
-    merged = top_k.merge(before.best.masked(remains), added.best)
+    merged = top_k.merge(previous.best.masked(remains), added.best)
     is_known = merged.addresses != NO_NEIGHBOUR
-    for scores, addresses in (before.last_known(), added.last_known()):
+    for scores, addresses in (previous.last_known(), added.last_known()):
         is_known &= (merged.scores > scores) | ((merged.scores == scores) & (merged.addresses <= addresses))
     return merged.masked(is_known)
 

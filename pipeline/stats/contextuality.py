@@ -1,8 +1,8 @@
 """Contextuality of word vectors, layer by layer (Ethayarajh 2019).
 
-Self-similarity, intra-sentence similarity and maximum explainable variance, each with the value that random
-words of the same layer give. The states of all texts are read as a stream; only those of the chosen word
-occurrences are held in memory.
+The metrics are self-similarity, intra-sentence similarity and maximum explainable variance, each with the
+value that random words of the same layer give. The states of all texts are read as a stream; only the states
+of the chosen word occurrences are held in memory.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from pipeline.stats.geometry import Metric, anisotropy, cosines, unit_rows
 from pipeline.stats.occurrences import Occurrences, Tokenized
 
 Mev = Literal["literal", "published", "centred"]
-"""definitions of the maximum explained variance; see `explained_variance`"""
+"""Definitions of the maximum explainable variance; see `explained_variance`."""
 _ROUNDING = 1e-20  # variance of equal vectors, relative to their squared length
 MAX_STATE_BYTES = 256 << 20  # memory for the states of the chosen occurrences, over all layers
 
@@ -63,9 +63,10 @@ def explained_variance(x: np.ndarray, mev: Mev = "literal") -> float:
     Args:
         x: vectors of the occurrences of a word.
         mev: "literal" is the printed formula, sigma_1^2 / sum of sigma_i^2 of the singular values of x, not
-            centred: high if all cosines are. "published" is the value of the authors' program: with the
-            first right singular vector v of x, not centred, the variance of x v / the variance of x, both
-            about the mean. "centred" is the formula for x minus its mean; it is never below 1 / (n - 1).
+            centred: it is high if all cosines are high. "published" is the value of the authors' program:
+            with the first right singular vector v of x, not centred, the variance of x v / the variance of x,
+            both about the mean. "centred" is the formula for x minus its mean; it is never below
+            1 / (n - 1).
     """
     x = np.asarray(x, dtype=np.float64)
     centred = x - x.mean(axis=0)
@@ -90,7 +91,7 @@ def static_vector(x: np.ndarray) -> np.ndarray:
     """First right singular vector of occurrences x (n, d), not centred: (d,), of length 1.
 
     It is the static vector of a word (Ethayarajh 2019, section 4.4). Its sign is such that the mean inner
-    product with the occurrences is not negative. It is zero if all occurrences are.
+    product with the occurrences is not negative. The vector is zero if all occurrences are zero.
     """
     x = np.asarray(x, dtype=np.float64)
     if not x.any():
@@ -158,7 +159,7 @@ def self_similarities(states: np.ndarray, chosen: Occurrences) -> list[float]:
 
     Args:
         states: (m, d) states of the chosen occurrences.
-        chosen: of each word, the first `chosen.compared` occurrences are compared.
+        chosen: the first `chosen.compared` occurrences of each word are compared.
     """
     return [anisotropy(states[word[: chosen.compared]]) for word in chosen.words]
 
@@ -166,7 +167,7 @@ def self_similarities(states: np.ndarray, chosen: Occurrences) -> list[float]:
 def _word_metrics(states: np.ndarray, chosen: Occurrences, seed: int, mev: Mev) -> dict[str, Metric]:
     """Compute the means over the chosen words, and the baseline of their explained variance.
 
-    Occurrences are compared in pairs for the self-similarity, and are all used for the explained variance.
+    The self-similarity compares some occurrences of a word in pairs; the explained variance uses all of them.
     """
     values = {
         "self_similarity": self_similarities(states, chosen),
@@ -174,8 +175,8 @@ def _word_metrics(states: np.ndarray, chosen: Occurrences, seed: int, mev: Mev) 
     }
     baseline = explained_variance(states[chosen.random], mev)
     return {
-        name: Metric(value=float(np.mean(each)), count=len(each), of="words", seed=seed)
-        for name, each in values.items()
+        name: Metric(value=float(np.mean(of_words)), count=len(of_words), of="words", seed=seed)
+        for name, of_words in values.items()
     } | {
         "explained_variance_baseline": Metric(
             value=baseline, count=len(chosen.random), of="random words", seed=seed

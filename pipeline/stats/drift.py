@@ -18,8 +18,8 @@ class Drift:
         spread: root mean square of the natural logarithm of the variance along the principal axes of the
             whitened covariance: 0.1 is about 10 % more or less variance in every direction. It is the
             affine-invariant distance of the two covariances (Foerstner & Moonen 1999) divided by sqrt(rank).
-        outside: of the mean squared distance from the fitted mean, the proportion along directions in which
-            the fitted vectors did not vary.
+        outside: proportion of the mean squared distance from the fitted mean that is along directions in
+            which the fitted vectors did not vary.
     """
 
     shift: float

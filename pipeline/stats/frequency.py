@@ -8,8 +8,8 @@ from pipeline.config import Settings
 from pipeline.stats.lexical import nearest_distances
 
 MAX_WORDS = 10_000  # the most frequent words only, because neighbour distances take quadratic time
-_EDGES = (0, 100, 500, 5_000, MAX_WORDS)  # of the bands of frequency ranks in table 1 of Li et al.
-_NEIGHBOURS = (3, 5, 7)  # of the same table
+_EDGES = (0, 100, 500, 5_000, MAX_WORDS)  # bands of frequency ranks in table 1 of Li et al.
+_NEIGHBOURS = (3, 5, 7)  # numbers k of nearest words in the same table
 
 
 class FrequencyBand(Settings):

@@ -15,7 +15,7 @@ from pipeline.stats.space import Space
 from pipeline.store.stored import FileRef, Stored
 
 RAW = "raw"  # key of the untransformed vectors, next to the ids of transforms
-LOWEST_WORDS = 10  # of each layer, as listed by Ethayarajh 2019
+LOWEST_WORDS = 10  # number of words listed for each layer, as by Ethayarajh 2019
 
 
 class WordSimilarity(Settings):
@@ -30,8 +30,8 @@ class WordSimilarity(Settings):
 class Level(Settings):
     """Metrics of one layer; layer 0 is the output of the embedding layer.
 
-    Metrics of words (see `contextuality`) and, with names that begin with sentence_, of mean-pooled
-    sentences.
+    Metrics with names that begin with sentence_ are of mean-pooled sentences, the others of words (see
+    `contextuality`).
     """
 
     number: int

@@ -34,7 +34,7 @@ class Occurrences:
         words: for each chosen word, one occurrence per text that has it, in random order.
         pairs: (p, 2) random occurrences in different texts.
         random: (r,) a random occurrence in each of r random texts.
-        compared: the first so many occurrences of each word are compared with each other, in all pairs.
+        compared: number of occurrences of each word, from the first, that are compared in pairs.
     """
 
     token_indices: np.ndarray
@@ -85,7 +85,7 @@ def _choose_words(
     """Return the token indices of each chosen word's occurrences, at most `limit` in total.
 
     Of several occurrences of a word in one text, the first in `order` is taken. Words are chosen in a random
-    order; one with more occurrences than there is room for is left out.
+    order; a word is left out if its occurrences would exceed the limit.
     """
     ids, owners = tokens.ids[order].astype(np.int64), tokens.owners[order]
     word_and_text = ids * len(tokens.offsets) + owners  # one number for each pair of a word and a text

@@ -151,7 +151,7 @@ def with_pairs(space: Space, sentences: np.ndarray, pairs: ScoredPairs, seed: in
     row_of = {sentence: row for row, sentence in enumerate(pairs.sentences)}
     left, right = (sentences[[row_of[sentence] for sentence in side]] for side in (pairs.left, pairs.right))
     similarity, positive = cosines(left, right), pairs.gold > POSITIVE
-    aligned = (
+    pair_alignment = (
         Metric(value=alignment(left[positive], right[positive]), count=int(positive.sum()), of="pairs")
         if positive.any()
         else None
@@ -163,7 +163,7 @@ def with_pairs(space: Space, sentences: np.ndarray, pairs: ScoredPairs, seed: in
 
     measured = MeasuredMetrics.of(
         pair_uniformity=(uniformity(sentences, seed), ""),
-        alignment=(aligned, f"no pair has a score above {POSITIVE:g}"),
+        alignment=(pair_alignment, f"no pair has a score above {POSITIVE:g}"),
         edit_correlation=(rank_correlation(similarity, pairs.edits, "pairs"), why_undefined(pairs.edits)),
         gold_correlation=(rank_correlation(similarity, pairs.gold, "pairs"), why_undefined(pairs.gold)),
     )

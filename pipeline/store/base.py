@@ -144,7 +144,7 @@ class Store(abc.ABC):
         return None
 
     def sweep(self, before: float) -> int:
-        """Remove temporary files of killed writers, last changed `before` (seconds since 1970).
+        """Remove temporary files of killed writers that were last changed before a time (seconds since 1970).
 
         Returns:
             The bytes freed.

@@ -35,7 +35,7 @@ from pipeline.store.owned import can_make_directory_in, make_private_directory, 
 from pipeline.store.retry import positive_number
 
 _DEFAULT_GIB = 50.0
-_IN_USE_S = 3_600.0  # not evicted within this time of the last use: callers open a path much sooner
+_IN_USE_S = 3_600.0  # an entry is not evicted within this time of its last use: callers open it much sooner
 _ABANDONED_S = 24 * 3_600.0  # age at which a temporary file belongs to a killed process
 _LOCKS = "locks"
 # Pauses between two attempts to take a lock that another process has; each is twice the one before.
@@ -54,8 +54,8 @@ def cache_directory() -> Path:
     Raises:
         ConfigError: this user cannot have a private directory where MANTA_CACHE names one.
     """
-    if named := os.environ.get("MANTA_CACHE"):
-        directory, problem = _make_user_directory(Path(named))
+    if setting := os.environ.get("MANTA_CACHE"):
+        directory, problem = _make_user_directory(Path(setting))
         if problem:
             user = os.getuid()
             raise ConfigError(
@@ -81,11 +81,11 @@ def _make_user_directory(directory: Path) -> tuple[Path, str | None]:
         make_private_directory(directory)
         if (problem := ownership_problem(directory)) is None or not can_make_directory_in(directory):
             return directory, problem
-        below = directory / f"manta-{os.getuid()}"
-        make_private_directory(below)
+        subdirectory = directory / f"manta-{os.getuid()}"
+        make_private_directory(subdirectory)
     except OSError as error:
         return directory, f"no directory, and none can be made ({error.strerror})"
-    return below, ownership_problem(below)
+    return subdirectory, ownership_problem(subdirectory)
 
 
 @functools.lru_cache  # one directory and one log line per process
@@ -96,8 +96,9 @@ def _temporary_cache(directory: str, problem: str) -> Path:
         directory: the cache that is replaced.
         problem: why it is unusable.
     """
-    replacement, unusable = _make_user_directory(Path(tempfile.gettempdir(), f"manta-{os.getuid()}"))
-    if unusable:
+    temporary = Path(tempfile.gettempdir(), f"manta-{os.getuid()}")
+    replacement, replacement_problem = _make_user_directory(temporary)
+    if replacement_problem:
         replacement = Path(tempfile.mkdtemp(prefix="manta-"))
         atexit.register(shutil.rmtree, replacement, ignore_errors=True)
     say(

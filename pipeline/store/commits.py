@@ -48,8 +48,8 @@ class Commits:
 
     def numbers(self) -> list[int]:
         """List the numbers of the commits, ascending. Other files in the folder are ignored."""
-        found = (_COMMIT.fullmatch(entry.path) for entry in self.store.list("commits", ".json"))
-        return sorted(int(match[1]) for match in found if match)
+        matches = (_COMMIT.fullmatch(entry.path) for entry in self.store.list("commits", ".json"))
+        return sorted(int(match[1]) for match in matches if match)
 
     def read(self, number: int) -> Commit | None:
         """Return commit `number`; None if it does not exist or cannot be read.

@@ -90,20 +90,20 @@ class DeadRows:
     def between(self, ordinal: int, end: int) -> np.ndarray:
         """Return the addresses of dead rows of the units `ordinal` to `end` - 1, (n,) int64, ascending."""
         low, high = address_of(ordinal, 0), address_of(end, 0)
-        found = [np.zeros(0, dtype=np.int64)]
+        pieces = [np.zeros(0, dtype=np.int64)]
         for number in np.flatnonzero((self._highest >= low) & (self._lowest < high)).tolist():
             addresses = self._read(number)
-            found.append(addresses[(addresses >= low) & (addresses < high)])
-        return np.concatenate(found)
+            pieces.append(addresses[(addresses >= low) & (addresses < high)])
+        return np.concatenate(pieces)
 
     def contains(self, addresses: np.ndarray) -> np.ndarray:
         """Return a mask of `addresses`, an array of any shape and order: True for dead rows."""
-        found = np.zeros(addresses.shape, dtype=bool)
+        is_dead = np.zeros(addresses.shape, dtype=bool)
         for number, (lowest, highest) in enumerate(zip(self._lowest, self._highest, strict=True)):
             inside = (addresses >= lowest) & (addresses <= highest)
             if inside.any():
-                found[inside] = np.isin(addresses[inside], self._read(number))
-        return found
+                is_dead[inside] = np.isin(addresses[inside], self._read(number))
+        return is_dead
 
     def _read(self, number: int) -> np.ndarray:
         """Return the addresses of a row group."""
@@ -118,7 +118,7 @@ def _ranges(metadata: pq.FileMetaData) -> list[tuple[int, int]]:
     """Return the lowest and highest address of each row group; all addresses if it has no statistics."""
     groups = map(metadata.row_group, range(metadata.num_row_groups))
     statistics = (group.column(0).statistics for group in groups)
-    return [(found.min, found.max) if found and found.has_min_max else _ALL for found in statistics]
+    return [(stats.min, stats.max) if stats and stats.has_min_max else _ALL for stats in statistics]
 
 
 def write_addresses(store: Store, addresses: np.ndarray, stem: str) -> FileRef:
@@ -147,10 +147,10 @@ def write_address_pieces(
 
         for piece in pieces:
             pending = np.concatenate([pending, piece])
-            rows, full = rows + len(piece), len(pending) // _GROUP_ROWS * _GROUP_ROWS
-            if full:
-                write(pending[:full])
-                pending = pending[full:]
+            rows, full_rows = rows + len(piece), len(pending) // _GROUP_ROWS * _GROUP_ROWS
+            if full_rows:
+                write(pending[:full_rows])
+                pending = pending[full_rows:]
         if len(pending):
             write(pending)
     return put_by_content(store, file, stem, rows, digits=12) if rows else None

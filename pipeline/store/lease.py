@@ -1,4 +1,4 @@
-"""Leases: small files that show that a command is running, which rewrites them until it ends.
+"""Leases: small files that show that a command is running. The command rewrites its lease until it ends.
 
 Prune refuses a root while a night holds a lease, and a training run that is started twice is refused.
 """

@@ -184,7 +184,7 @@ class ReleaseManifest(Stored):
 
 
 def _early_layout(index: IndexFiles, ids: int, next_ordinal: int) -> tuple[PartLayout, ...]:
-    """Return the layout of an index whose version did not store it."""
+    """Return the layout of an index of an earlier version: a base and at most one delta."""
     deltas = int(index.parts > 1)
     base = PartLayout(
         files=len(index.files) - deltas, ids=ids - index.delta_ids, next_ordinal=index.base_ordinals

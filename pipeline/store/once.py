@@ -1,4 +1,4 @@
-"""Write files and records once: a run uses those that an earlier run has stored completely."""
+"""Write files and records once: a run uses the files that an earlier run has stored completely."""
 
 from collections.abc import Callable
 from hashlib import sha256

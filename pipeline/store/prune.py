@@ -76,12 +76,12 @@ def prune(
 
     Raises:
         TransientError: a night is running, which may reuse files that no kept release needs.
-        DataError: which release is current is unknown, because the newest commit is damaged.
+        DataError: the current release is unknown, because the newest commit is damaged.
     """
     store, series = releases.store, list_series(releases.store)
     newest = max(releases.commits.numbers(), default=0)
     if not store.exists(manifest_path(newest)):
-        releases.commits.read_or_raise(newest)  # a damaged commit other than a publish
+        releases.commits.read_or_raise(newest)  # raises for a damaged rollback or hold, which has no manifest
     now = clock(store)
     if not ignore_leases:
         _refuse_if_leased(store, series, now)
@@ -94,11 +94,12 @@ def prune(
     for corpus in series:
         for position, number in enumerate(reversed(corpus.numbers())):
             (needed if position < keep else named_by_old).add(corpus.files(number))
-    rule, removed = _Rule(needed, named_by_old, now - grace_s), _Removed()
+    rule, removed = _Rule(needed, named_by_old, now - grace_s), _RemovalSums()
     # Records go first, so that no record is ever stored without its unit.
     for is_record in (True, False):
         for page in (page for folder in _PRUNED_FOLDERS for page in store.pages(folder)):
-            files = [entry for entry in rule.removed(page) if entry.path.endswith(".json") == is_record]
+            files = rule.files_to_remove(page)
+            files = [entry for entry in files if entry.path.endswith(".json") == is_record]
             removed.add(files)
             if files and not dry_run:
                 in_threads(store.delete, [entry.path for entry in files])
@@ -115,9 +116,9 @@ def prune(
 
 
 class _PathSet:
-    """A set of paths that takes eight bytes for each: it holds their hashes.
+    """A set of paths, stored as their hashes of eight bytes.
 
-    Of a million paths, one that is not in the set seems to be with a probability of 10^-13.
+    If a million paths are in the set, `contains` is wrong about another path with a probability of 10^-13.
     """
 
     def __init__(self) -> None:
@@ -148,8 +149,8 @@ class _Rule(NamedTuple):
     cutoff: float
     """seconds since 1970"""
 
-    def removed(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return the files that are removed."""
+    def files_to_remove(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Select the files to remove."""
         paths = [entry.path for entry in entries]
         is_old = np.array([entry.modified < self.cutoff for entry in entries], dtype=bool)
         chosen = ~self.needed.contains(paths) & (self.named_by_old.contains(paths) | is_old)
@@ -157,7 +158,7 @@ class _Rule(NamedTuple):
 
 
 @dataclass
-class _Removed:
+class _RemovalSums:
     """Sums over the files that are removed."""
 
     files: int = 0
@@ -174,7 +175,7 @@ class _Removed:
 
 
 def _refuse_if_leased(store: Store, series: Sequence[Series], now: float) -> None:
-    """Raise TransientError, showing its lease, if a night or `manta augment` is running."""
+    """Raise TransientError, which shows the lease, if a night or `manta augment` is running."""
     folders = ("candidates", *(corpus.folder for corpus in series))
     if leases := [entry for folder in folders for entry in active_leases(store, now, folder)]:
         raise TransientError(

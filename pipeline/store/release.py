@@ -92,7 +92,7 @@ class Releases:
         return [number for number, exists in zip(committed, existing, strict=True) if exists]
 
     def missing_files(self, history: Sequence[Commit]) -> dict[int, list[Fault]]:
-        """Return, for each release whose manifest or report was deleted, these files.
+        """Return the deleted manifests and reports, by number of the release.
 
         Pruned releases are left out: prune deletes all files of a release's folder, and it never removes the
         release of the newest commit.

@@ -49,7 +49,7 @@ class ReleaseUnit(Stored):
     moments: FileRef | None = None
     """moments of all its vectors"""
     live_moments: FileRef | None = None
-    """moments of its vectors without dead rows, if it has some and is large"""
+    """moments of its vectors without dead rows, if the unit is large and has dead rows"""
     sample: FileRef | None = None
     """some of its rows with ids and vectors, if it is large"""
     record: str
@@ -131,7 +131,7 @@ _SCHEMA = pa.schema(
 class UnitTable(Sequence[ReleaseUnit]):
     """The units of a release in a Parquet file with one row per unit, which is read at the first use.
 
-    Tables are equal if their files are. A pickled table is read again where it is used.
+    Tables are equal if their files are equal. A pickled table is read again where it is used.
     """
 
     def __init__(self, store: Store, file: FileRef, units: tuple[ReleaseUnit, ...] | None = None) -> None:
@@ -170,7 +170,7 @@ class UnitTable(Sequence[ReleaseUnit]):
         return self._units[index]
 
     def references(self) -> Iterator[FileRef]:
-        """Yield the files of all units, which are not made for it.
+        """Yield the files of all units, without making `ReleaseUnit` objects.
 
         Raises:
             DataError: the table is missing, or was changed.
@@ -231,11 +231,11 @@ def store_units(store: Store, units: Sequence[ReleaseUnit]) -> Sequence[ReleaseU
     """Return the units as a manifest stores them: many as a table, which is written, a few as a tuple."""
     if len(units) <= MAX_LISTED:
         return tuple(unit.model_copy(update={"counts": {}}) for unit in units)
-    rest = iter(units)
+    remaining = iter(units)
     with store.scratch() as scratch:
         local = scratch / "units.parquet"
         with pq.ParquetWriter(local, _SCHEMA, compression="zstd", write_statistics=False) as writer:
-            while group := [{"counts": {}} | unit.model_dump() for unit in islice(rest, _GROUP_UNITS)]:
+            while group := [{"counts": {}} | unit.model_dump() for unit in islice(remaining, _GROUP_UNITS)]:
                 writer.write_table(pa.Table.from_pylist(group, _SCHEMA))
         return UnitTable(store, put_by_content(store, local, _FOLDER, len(units)), tuple(units))
 

@@ -88,10 +88,10 @@ class ObjectStore(Store):
 
     def open(self, path: str, sha256: str | None = None) -> pa.NativeFile:
         status = self._status(path)
-        large = status["size"] > _MAX_MEMORY_READ
+        is_large = status["size"] > _MAX_MEMORY_READ
         if sha256 is None:
-            return self._reader(path, status) if large else pa.BufferReader(self.read(path))
-        if large:
+            return self._reader(path, status) if is_large else pa.BufferReader(self.read(path))
+        if is_large:
             return pa.memory_map(str(self.local(path, sha256)))
         return pa.BufferReader(self.read_checked(path, sha256))
 
@@ -129,12 +129,12 @@ class ObjectStore(Store):
 
     def list(self, prefix: str = "", suffix: str = "") -> list[Entry]:
         top = f"{self._prefix}/{normal_path(prefix)}" if prefix else self._prefix
-        found = retrying(lambda: self._fs.find(top, detail=True), f"{self.uri}/{prefix}")
+        statuses = retrying(lambda: self._fs.find(top, detail=True), f"{self.uri}/{prefix}")
         root = f"{self._prefix}/"
         return entries_of(
             [
                 (key.removeprefix(root), status)
-                for key, status in found.items()
+                for key, status in statuses.items()
                 if key.startswith(root) and key.endswith(suffix)
             ]
         )
@@ -157,7 +157,7 @@ class ObjectStore(Store):
         )
 
     def _status(self, path: str) -> dict[str, Any]:
-        """Return the size and the fields that identify the content. FileNotFoundError if missing."""
+        """Return the size and the fields that identify the content. Raises FileNotFoundError."""
         return dict(retrying(lambda: self._fs.info(self._key(path)), self.uri_of(path)))
 
     def _key(self, path: str) -> str:
@@ -171,12 +171,12 @@ def _keep_alive_callback() -> Any:
     return Callback(hooks={"keep_alive": lambda size, value, **_: keep_alive()})
 
 
-def entries_of(found: Sequence[tuple[str, dict[str, Any]]]) -> list[Entry]:
+def entries_of(objects: Sequence[tuple[str, dict[str, Any]]]) -> list[Entry]:
     """Convert (path, status) pairs to entries in path order.
 
     Keys that no store writes (a//b, a/../b, a/) are left out.
     """
-    return [_entry(path, status) for path, status in sorted(found, key=itemgetter(0)) if _is_path(path)]
+    return [_entry(path, status) for path, status in sorted(objects, key=itemgetter(0)) if _is_path(path)]
 
 
 def _entry(path: str, status: dict[str, Any]) -> Entry:

@@ -189,14 +189,14 @@ def positive_number(variable: str, default: float) -> float:
     Raises:
         ConfigError: the value is not a positive number.
     """
-    given = os.environ.get(variable)
+    setting = os.environ.get(variable)
     try:
-        value = float(given) if given else default
+        value = float(setting) if setting else default
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
         raise ConfigError(
-            variable, "a positive number", repr(given), "correct the environment variable, or unset it"
+            variable, "a positive number", repr(setting), "correct the environment variable, or unset it"
         )
     return value
 

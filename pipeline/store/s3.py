@@ -52,10 +52,10 @@ class S3Store(ObjectStore):
 
     def __init__(self, uri: str) -> None:
         super().__init__(uri)
-        found = _BUCKET.fullmatch(self._prefix)
-        if found is None:
+        match = _BUCKET.fullmatch(self._prefix)
+        if match is None:
             raise ConfigError(uri, "s3://bucket or s3://bucket/prefix", "no bucket", "correct the URI")
-        self._bucket, self._key_prefix = found[1], f"{found[2]}/" if found[2] else ""
+        self._bucket, self._key_prefix = match[1], f"{match[2]}/" if match[2] else ""
 
     @property
     def _fs(self) -> Any:
@@ -81,8 +81,8 @@ class S3Store(ObjectStore):
         local.unlink()
 
     def list(self, prefix: str = "", suffix: str = "") -> list[Entry]:
-        found = chain.from_iterable(self._list_objects(prefix))
-        return entries_of([(path, status) for path, status in found if path.endswith(suffix)])
+        objects = chain.from_iterable(self._list_objects(prefix))
+        return entries_of([(path, status) for path, status in objects if path.endswith(suffix)])
 
     def pages(self, prefix: str) -> Iterator[Sequence[Entry]]:
         yield from map(entries_of, self._list_objects(prefix))
@@ -98,8 +98,8 @@ class S3Store(ObjectStore):
         where, markers = f"{self.uri}/{prefix}", ["ContinuationToken"]
         for page in self._answers("list_objects_v2", where, markers, Prefix=top, **options):
             yield [
-                (listed["Key"].removeprefix(self._key_prefix), {**listed, "size": listed["Size"]})
-                for listed in page.get("Contents", ())
+                (s3_object["Key"].removeprefix(self._key_prefix), {**s3_object, "size": s3_object["Size"]})
+                for s3_object in page.get("Contents", ())
             ]
 
     def delete(self, path: str) -> None:
@@ -120,7 +120,7 @@ class S3Store(ObjectStore):
     def _answers(
         self, verb: str, where: str, markers: Sequence[str], **arguments: str
     ) -> Iterator[dict[str, Any]]:
-        """Yield the answers to a listing, one per page. Each but the last names the start of the next page.
+        """Yield the answers to a listing, one per page. All but the last name the start of the next page.
 
         Args:
             markers: the arguments that name the start; an answer has their next values as Next<name>.
@@ -156,19 +156,20 @@ class S3Store(ObjectStore):
     def _upload_in_parts(
         self, path: str, content: _Content, writer_id: str, condition: dict[str, str]
     ) -> None:
-        upload = self._call_on(path, "create_multipart_upload", Metadata={_WRITER_KEY: writer_id})["UploadId"]
+        upload = self._call_on(path, "create_multipart_upload", Metadata={_WRITER_KEY: writer_id})
+        upload_id = upload["UploadId"]
 
         def send(numbered_range: tuple[int, tuple[int, int]]) -> dict[str, Any]:
             number, (start, end) = numbered_range
             part = content.read_range(start, end)
-            answer = self._call_on(path, "upload_part", UploadId=upload, PartNumber=number, Body=part)
+            answer = self._call_on(path, "upload_part", UploadId=upload_id, PartNumber=number, Body=part)
             return {"PartNumber": number, "ETag": answer["ETag"]}
 
         ranges = _ranges(content.size, max(_PART_BYTES, math.ceil(content.size / _MAX_PARTS)))
         try:
             parts = {"Parts": in_threads(send, enumerate(ranges, 1), _MAX_PARTS_AT_ONCE)}
             self._call_on(
-                path, "complete_multipart_upload", UploadId=upload, MultipartUpload=parts, **condition
+                path, "complete_multipart_upload", UploadId=upload_id, MultipartUpload=parts, **condition
             )
         except FileNotFoundError as error:
             # The upload is gone: it was completed and the response was lost, or another process aborted it.
@@ -179,7 +180,7 @@ class S3Store(ObjectStore):
                 raise TransientError(where, "an upload in progress", str(error), "run again") from error
         except (OSError, PipelineError):
             with contextlib.suppress(OSError, PipelineError):
-                self._call_on(path, "abort_multipart_upload", UploadId=upload)
+                self._call_on(path, "abort_multipart_upload", UploadId=upload_id)
             raise
 
     def _was_written_by(self, path: str, writer_id: str) -> bool:
@@ -227,8 +228,8 @@ class S3Store(ObjectStore):
             ) from error
 
     def _status(self, path: str) -> dict[str, Any]:
-        found = self._call_on(path, "head_object")
-        return {"size": found["ContentLength"], "ETag": found["ETag"], "LastModified": found["LastModified"]}
+        head = self._call_on(path, "head_object")
+        return {"size": head["ContentLength"], "ETag": head["ETag"], "LastModified": head["LastModified"]}
 
     def _call_on(self, path: str, verb: str, **arguments: Any) -> dict[str, Any]:
         return self._call(verb, self.uri_of(path), Key=self._key(path), **arguments)

@@ -20,7 +20,7 @@ _MAX_CONCURRENT_CALLS = 32  # concurrent calls of one process; further threads w
 _CONNECT_S, _ANSWER_S = 5.0, 30.0
 _SLOWEST_UPLOAD = 256 << 10  # bytes/s; slower uploads time out
 _CHUNK = 1 << 20  # bytes of a response read at once
-_KEEP_ALIVE_S = 1.0  # between two signals, while a call runs, that this process does not hang
+_KEEP_ALIVE_S = 1.0  # between two keep-alive signals while a call runs
 
 _clients: dict[tuple[object, ...], Any] = {}
 _clients_lock = threading.Lock()
@@ -49,11 +49,11 @@ def _connect(endpoint: str | None, timeout: float) -> Any:
         "connect_timeout": _CONNECT_S,
         "read_timeout": timeout,
     }
-    files = s3fs.S3FileSystem(
+    file_system = s3fs.S3FileSystem(
         endpoint_url=endpoint, config_kwargs=config, use_listings_cache=False, skip_instance_cache=True
     )
-    files.retries = 1
-    return files
+    file_system.retries = 1
+    return file_system
 
 
 def run_call(
@@ -62,20 +62,20 @@ def run_call(
     """Run `call` in the event loop of s3fs as soon as a slot for a call is free, and return its result."""
     from fsspec.asyn import sync
 
-    files = client()
+    file_system = client()
     with _call_slots:
-        answer: Answer = sync(files.loop, call, files, arguments)
+        answer: Answer = sync(file_system.loop, call, file_system, arguments)
     return answer
 
 
-async def call_api(files: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+async def call_api(file_system: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the response of one call of the S3 API.
 
     The time limit allows for an upload of the body. It is enforced here, because the HTTP client's own
     timeout does not apply to a PUT that waits for its response after `100 Continue`.
 
     Args:
-        files: the s3fs file system.
+        file_system: that of s3fs.
         arguments: arguments of the call, and its name as "verb".
 
     Raises:
@@ -86,19 +86,20 @@ async def call_api(files: Any, arguments: dict[str, Any]) -> dict[str, Any]:
         + len(arguments.get("Body", b"")) / _SLOWEST_UPLOAD
     )
     parameters = {name: value for name, value in arguments.items() if name != "verb"}
-    call = asyncio.ensure_future(asyncio.wait_for(files._call_s3(arguments["verb"], **parameters), limit))
+    response = file_system._call_s3(arguments["verb"], **parameters)
+    call = asyncio.ensure_future(asyncio.wait_for(response, limit))
     while not (await asyncio.wait([call], timeout=_KEEP_ALIVE_S))[0]:
         keep_alive()  # this process waits and does not hang: an upload that is too slow ends at the limit
     return dict(call.result())
 
 
-async def read_object(files: Any, arguments: dict[str, Any]) -> bytes:
+async def read_object(file_system: Any, arguments: dict[str, Any]) -> bytes:
     """Read an object. The transfer may take any time as long as bytes keep arriving.
 
     Raises:
         ConnectionResetError: fewer bytes arrived than the response announced.
     """
-    answer = await call_api(files, {"verb": "get_object", **arguments})
+    answer = await call_api(file_system, {"verb": "get_object", **arguments})
     chunks = []
     async with answer["Body"] as stream:
         while chunk := await stream.read(_CHUNK):

@@ -91,15 +91,15 @@ def vector_matrix(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
 
 def vectors_at(source: pq.ParquetFile, rows: np.ndarray) -> np.ndarray:
     """Read vectors (n, d) float32 at ascending rows, with one row group in memory at a time."""
-    found, start = [], 0
+    vectors, start = [], 0
     for number in range(source.num_row_groups):
         end = start + source.metadata.row_group(number).num_rows
         wanted = rows[(rows >= start) & (rows < end)] - start
         if len(wanted):
             column = source.read_row_group(number, columns=["vector"])["vector"]
-            found.append(vector_matrix(column)[wanted].astype(np.float32, copy=False))
+            vectors.append(vector_matrix(column)[wanted].astype(np.float32, copy=False))
         start = end
-    return np.concatenate(found)
+    return np.concatenate(vectors)
 
 
 def writer_options(schema: pa.Schema) -> dict[str, object]:

@@ -24,7 +24,7 @@ class Summary(Stored):
 
     @classmethod
     def of(cls, manifest: ReleaseManifest) -> "Summary":
-        """Summarize a manifest. Of recall and latency it contains only values that gates measured."""
+        """Summarize a manifest. Recall and latency are None unless a gate measured them."""
         values = {name: gate.value for name, gate in manifest.gates.items()}
         return cls(
             release=manifest.release,

@@ -28,8 +28,8 @@ class UnitSample:
 
     Attributes:
         sizes: number of rows by salt of the hash; the rows of all salts are in one table.
-        rows: their numbers in the unit (n,) int64, ascending.
-        ids: (n,).
+        rows: (n,) int64, numbers of the rows in the unit, ascending.
+        ids: (n,), their ids.
         vectors: (n, d) float32.
     """
 

@@ -35,7 +35,7 @@ def main() -> None:
         recalls = ", ".join(f"{each.value:.4f}" for each in found.recall)
         expected = ", ".join(f"{rows:.0e}: {found.expected(rows):.4f}" for rows in (10**7, 10**9))
         print(
-            f'_tabled("{variant.kind}", {variant.dims_per_byte}, {recalls}),  # '
+            f'_table_entry("{variant.kind}", {variant.dims_per_byte}, {recalls}),  # '
             f"{found.rows}, {found.scan_ns:.0f} ns a row; at least {expected}",
             flush=True,
         )

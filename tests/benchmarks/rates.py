@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.index.build import fill, train, write_index
-from pipeline.index.centroids import BLOCK_ROWS, GROUPS_PER_ROW, CentroidGroups, sums_of_each
+from pipeline.index.centroids import BLOCK_ROWS, GROUPS_PER_ROW, CentroidGroups, sum_by_group
 from pipeline.index.effort import set_effort
 from pipeline.index.kind_recall import KindVariant
 from pipeline.index.merge import FilledShard, count_duplicates, merge
@@ -125,7 +125,7 @@ def assignment(dim: int, nlist: int = 16_384, rows: int = 2_048) -> None:
     nearest = groups.nearest(vectors)
     grouped = cpu_s(lambda: groups.nearest(vectors))
     compared = len(groups.members) + GROUPS_PER_ROW * nlist / len(groups.members)
-    added = cpu_s(lambda: sums_of_each(vectors, nearest, nlist))
+    added = cpu_s(lambda: sum_by_group(vectors, nearest, nlist))
     print(
         f"d = {dim}: FLAT_PRODUCTS_PER_S = {rows * nlist * dim / exhaustive:.3g}; "
         f"GROUPED_PRODUCTS_PER_S = {len(vectors) * compared * dim / grouped:.3g}; "

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.index.add import RowAdder
 from pipeline.index.build import fill, train
-from pipeline.index.centroids import CentroidGroups, sums_of_each, train_centroids
+from pipeline.index.centroids import CentroidGroups, sum_by_group, train_centroids
 from pipeline.index.plan import plan_index
 from pipeline.index.structure import graph_of, ivf_of
 from pipeline.index.threads import faiss_threads
@@ -55,7 +55,7 @@ def test_the_nearest_centroid_does_not_depend_on_threads():
 def test_sums_of_groups_are_those_of_numpy():
     vectors, groups = unit_vectors(50), np.arange(50) % 7
     expected = [vectors[groups == number].sum(axis=0) for number in range(9)]
-    np.testing.assert_allclose(sums_of_each(vectors, groups, 9), expected, atol=1e-6)
+    np.testing.assert_allclose(sum_by_group(vectors, groups, 9), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(("rows", "count"), [(ROWS, LISTS), (300, 300), (10, 1), (40, 3)])

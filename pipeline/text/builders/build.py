@@ -111,8 +111,8 @@ def build_rows(build: RowBuild, stages: Stages) -> tuple[Literal["built", "uncha
     """Build the rows and store them as TRAIN and TEST; a run that was killed continues with its units.
 
     Every random choice depends on the seed and on texts and names of groups only, and rows are in the order
-    of a hash of their group. So the files are equal to the last byte, regardless of how the data is divided into
-    files and of the order of its rows.
+    of a hash of their group. So the files are equal to the last byte, regardless of the order of the rows of
+    the data and of its division into files.
 
     Memory holds several copies of the rows of one bucket of groups, 2^18 rows of the data on average; a group
     is never divided, so a bucket with a larger group takes more. Temporary files take as many bytes as the
