@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -136,14 +136,14 @@ def hubs_chart(occurrences: Sequence[Sequence[int]], k: int) -> Markup:
     names = ["never", *(f"{left}–{right - 1}" for left, right in pairwise(edges[1:])), f"{edges[-1]}+"]
     bins = list(zip(edges, [*edges[1:], None], strict=True))
     proportions = [[sum(counts[left:right]) / sum(counts) for left, right in bins] for counts in occurrences]
-    frame = ChartFrame((0, len(names)), (0, 1.1 * max(max(each) for each in proportions)))
+    frame = ChartFrame((0, len(names)), (0, 1.1 * max(map(max, proportions))))
     labels = [(index + 0.5, name) for index, name in enumerate(names)]
     return svg(
         "Sentences by how often they are a neighbour",
         y_axis(frame, ticks(*frame.y, 5), percent),
         *(
-            _grouped_bar(frame, index, number, len(proportions), each[index])
-            for number, each in enumerate(proportions)
+            _grouped_bar(frame, index, number, len(proportions), of_space[index])
+            for number, of_space in enumerate(proportions)
             for index in range(len(names))
         ),
         labelled_x_axis(frame, labels, f"times among the {k} nearest of others"),
@@ -153,18 +153,19 @@ def hubs_chart(occurrences: Sequence[Sequence[int]], k: int) -> Markup:
 def edits_chart(edits: Sequence[Sequence[EditBin]]) -> Markup:
     """Draw mean ranks of pairs by edit distance: a line of cosine ranks per space, human ranks dashed."""
     bins = edits[0]
-    values = [rank for series in edits for each in series for rank in (each.cosine_rank, each.gold_rank)]
+    all_bins = chain.from_iterable(edits)
+    values = [rank for edit_bin in all_bins for rank in (edit_bin.cosine_rank, edit_bin.gold_rank)]
     frame = ChartFrame((0.5, len(bins) + 0.5), (max(0.0, min(values) - 0.06), min(1.0, max(values) + 0.06)))
-    labels = [(index + 1.0, f"{each.distance:.0f}") for index, each in enumerate(bins)]
+    labels = [(index + 1.0, f"{edit_bin.distance:.0f}") for index, edit_bin in enumerate(bins)]
     return svg(
         "Rank by cosine and by human score, by edit distance",
         y_axis(frame, ticks(*frame.y, 4), percent),
         labelled_x_axis(frame, labels, "edit distance of the pair, in bins of equal size"),
         *(
-            line(frame, [(index + 1, each.cosine_rank) for index, each in enumerate(series)], colour(number))
+            line(frame, [(x, edit_bin.cosine_rank) for x, edit_bin in enumerate(series, 1)], colour(number))
             for number, series in enumerate(edits)
         ),
-        line(frame, [(index + 1, each.gold_rank) for index, each in enumerate(bins)], "people"),
+        line(frame, [(x, edit_bin.gold_rank) for x, edit_bin in enumerate(bins, 1)], "people"),
     )
 
 

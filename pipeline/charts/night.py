@@ -72,7 +72,7 @@ def length_chart(lengths: Histogram, limit: int) -> Markup:
         limit: largest number of tokens that is not truncated.
     """
     bars = _join_bins(lengths, limit)
-    frame = ChartFrame((0, bars[-1].high), (0, 1.06 * max(each.texts for each in bars)))
+    frame = ChartFrame((0, bars[-1].high), (0, 1.06 * max(length_bar.texts for length_bar in bars)))
     x = frame.px(limit)
     limit_line = (
         rule(x, TOP, x, HEIGHT - BOTTOM, "target"),
@@ -82,7 +82,7 @@ def length_chart(lengths: Histogram, limit: int) -> Markup:
         "Texts by number of tokens",
         x_axis(frame, ticks(0, min(limit, bars[-1].high), 6), "tokens in a text"),
         y_axis(frame, ticks(*frame.y, 4), compact),
-        *(_draw_bar(frame, each, is_truncated=each.low > limit) for each in bars),
+        *(_draw_bar(frame, length_bar, is_truncated=length_bar.low > limit) for length_bar in bars),
         *(limit_line if lengths.counts[-1] else ()),
     )
 

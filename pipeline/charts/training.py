@@ -31,7 +31,7 @@ from pipeline.charts.frame import (
 )
 from pipeline.charts.geometry import colour, three_digits
 
-SMOOTHED_POINTS = 80  # of a smoothed line; the original points are drawn faintly behind it
+SMOOTHED_POINTS = 80  # largest number in a smoothed line; the original points are drawn faintly behind it
 _TRAJECTORY_POINTS = 16  # with more, the noise of single steps dominates
 _MAX_DOTS = 60  # a line of more measurements has no dots
 
@@ -97,8 +97,8 @@ def curves_chart(
         axis: the value axis.
         level: a reference value, drawn as a horizontal line, and its label.
     """
-    shown = [smooth(points) for points in curves]
-    values = [y for points in shown for _, y in points]
+    smoothed = [smooth(points) for points in curves]
+    values = [y for points in smoothed for _, y in points]
     values += [end for end in (level and level[0], axis.floor) if end is not None]
     frame = steps.frame(*_with_room(values, axis.floor))
     return svg(
@@ -111,7 +111,7 @@ def curves_chart(
             if len(points) > SMOOTHED_POINTS
         ),
         _level(frame, *level) if level is not None else "",
-        *(_line(frame, points, number) for number, points in enumerate(shown)),
+        *(_line(frame, points, number) for number, points in enumerate(smoothed)),
     )
 
 

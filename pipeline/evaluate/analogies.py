@@ -57,7 +57,7 @@ class AnalogiesTask(EvaluationTask):
     score_settings: ClassVar[tuple[str, ...]] = ()
 
     def analogies(self) -> Analogies:
-        """Return the questions and candidates. DataError for incomplete rows, or too few words."""
+        """Return the questions and candidates. Raises DataError for incomplete rows or too few words."""
         rows = self.file.rows()
         columns = [rows.texts(role) for role in (*GIVEN, EXPECTED)]
         words = list(dict.fromkeys(text for column in columns for text in column if text.strip()))
@@ -126,15 +126,16 @@ def answer(x: np.ndarray, questions: np.ndarray) -> tuple[np.ndarray, np.ndarray
         questions: (n, 4) indices of a, b, c and the expected word.
 
     Returns:
-        (n,) bool: True if the expected word is strictly nearer than every other word but a, b and c; and the
-        same with a, b and c among the candidates. Both are False for questions with an unknown word.
+        (n,) bool: True if the expected word is strictly nearer than every other word except a, b and c; and
+        (n,) bool: the same with a, b and c among the candidates. Both are False for questions with an unknown
+        word.
     """
     unit, is_known = unit_rows(x), has_vector(x)
-    found = [
+    answers = [
         _answer_block(unit, is_known, block)
         for block in np.array_split(questions, -(-len(questions) * len(x) // _BLOCK))
     ]
-    right, right_among_all = map(np.concatenate, zip(*found, strict=True))
+    right, right_among_all = map(np.concatenate, zip(*answers, strict=True))
     answerable = is_known[questions].all(axis=1)
     return right & answerable, right_among_all & answerable
 

@@ -41,16 +41,16 @@ class ScoreEstimate:
         return f"{format_number(self.low)} to {format_number(self.high)}"
 
 
-def resampled(evidence: Mapping[str, np.ndarray], resamples: int, seed: int) -> Iterator[np.ndarray]:
+def resample_rows(evidence: Mapping[str, np.ndarray], resamples: int, seed: int) -> Iterator[np.ndarray]:
     """Yield the row indices (n,) of each resample, drawn with replacement within each stratum."""
     count = len(next(iter(evidence.values())))
-    strata = grouped(evidence.get("stratum", np.zeros(count, np.int64)))
+    strata = rows_by_label(evidence.get("stratum", np.zeros(count, np.int64)))
     rng = np.random.default_rng(seed)
     for _ in range(resamples):
         yield np.concatenate([rows[rng.integers(len(rows), size=len(rows))] for rows in strata])
 
 
-def grouped(labels: np.ndarray) -> Sequence[np.ndarray]:
+def rows_by_label(labels: np.ndarray) -> Sequence[np.ndarray]:
     """Return the ascending row indices of each distinct label, for labels (n,)."""
     order = np.argsort(labels, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
@@ -63,7 +63,7 @@ def statistics(
 
     With equal seeds, all candidates are measured on the same resamples.
     """
-    return np.array([task.statistic(evidence, rows) for rows in resampled(evidence, resamples, seed)])
+    return np.array([task.statistic(evidence, rows) for rows in resample_rows(evidence, resamples, seed)])
 
 
 def estimate(value: float | None, resampled_values: np.ndarray) -> ScoreEstimate:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,18 @@ from pipeline.evaluate.source import TaskRoles
 from pipeline.evaluate.vocabulary import has_vector, missing_facts, missing_texts, missing_warnings
 from pipeline.stats.geometry import unit_rows
 
-_STARTS = 10  # runs of k-means from different centroids, of which the best is used
+_STARTS = 10  # runs of k-means from different centroids; the best run is used
+
+
+class LabelledWords(NamedTuple):
+    """Words with their categories."""
+
+    words: list[str]
+    """n different words"""
+    labels: np.ndarray
+    """(n,) index of each word's category"""
+    names: list[str]
+    """names of the categories"""
 
 
 @TASKS.register("categories")
@@ -34,17 +45,20 @@ class CategoriesTask(EvaluationTask):
     roles: ClassVar[TaskRoles] = TaskRoles(("text", "label"))
     score_settings: ClassVar[tuple[str, ...]] = ("seed",)
 
-    def labelled(self) -> tuple[list[str], np.ndarray, list[str]]:
-        """Return n words, (n,) indices of their categories, and the categories' names.
+    def labelled_words(self) -> LabelledWords:
+        """Return the words with their categories.
 
         Raises:
             DataError: a word is repeated or has no category, or there are fewer than two categories.
         """
         rows = self.file.rows()
         words, (labels, names) = rows.texts("text"), rows.codes("label")
-        if without := int((labels < 0).sum()):
+        if unlabelled := int((labels < 0).sum()):
             raise DataError(
-                self.file.where, "a category for every word", f"{without:,} words without one", "remove them"
+                self.file.where,
+                "a category for every word",
+                f"{unlabelled:,} words without one",
+                "remove them",
             )
         if len(set(words)) < len(words):
             raise DataError(
@@ -57,13 +71,13 @@ class CategoriesTask(EvaluationTask):
             raise DataError(
                 self.file.where, "at least two categories", f"{len(names)}", "set another column for `label`"
             )
-        return words, labels, list(map(str, names))
+        return LabelledWords(words, labels, list(map(str, names)))
 
     def sentences(self) -> Sequence[str]:
-        return self.labelled()[0]
+        return self.labelled_words().words
 
     def score(self, vectors: Vectors) -> Score:
-        words, labels, names = self.labelled()
+        words, labels, names = self.labelled_words()
         x = vectors_of(vectors, words, self.name)
         missing, is_known = missing_texts(words, x), has_vector(x)
         right = np.zeros(len(words), dtype=bool)
@@ -105,7 +119,7 @@ def cluster(x: np.ndarray, count: int, seed: int) -> np.ndarray:
 
 
 def in_majority(clusters: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return (n,) bool: True for rows of their cluster's largest category; if several are, the first one.
+    """Return (n,) bool: True for rows of their cluster's largest category; of equally large ones, the first.
 
     Args:
         clusters: (n,) numbers of clusters from 0.

@@ -19,7 +19,7 @@ from pipeline.evaluate.source import RowOptions, TaskRoles, TaskRows
 
 THRESHOLDS = (0.7, 0.8, 0.9, 0.95, 0.99)  # cosines or angular similarities from which pairs are counted
 PAIRS_SHOWN = 20  # number of most similar pairs in the result
-EXCERPT_CHARACTERS = 200  # characters of each of their texts
+EXCERPT_CHARACTERS = 200  # characters of each text of such a pair
 MAX_GOLD_PAIRS = 20_000_000  # 160 MB
 
 
@@ -69,7 +69,7 @@ class DuplicatesTask(EvaluationTask):
     options: DuplicatesOptions
 
     def texts(self) -> DistinctTexts:
-        """Return the distinct texts. DataError if there are fewer than two, or gold pairs without a pair."""
+        """Return the distinct texts. Raises DataError for fewer than two, or if the gold pairs are empty."""
         rows = self.file.rows()
         if rows.has("label"):
             texts = _texts_of_pairs(rows)
@@ -140,7 +140,7 @@ class DuplicatesTask(EvaluationTask):
     def _count_pairs(self, texts: DistinctTexts, mined: MinedPairs, facts: dict[str, Any]) -> Score:
         metrics = {
             f"pairs of at least {bound:g}": float(count)
-            for bound, count in zip(self._thresholds(), mined.above, strict=True)
+            for bound, count in zip(self._thresholds(), mined.counts_above, strict=True)
         }
         most_similar_pairs = [
             {
@@ -163,8 +163,8 @@ class DuplicatesTask(EvaluationTask):
 
     def _thresholds(self) -> tuple[float, ...]:
         """Return the threshold of the options, and for cosine and angular similarity also `THRESHOLDS`."""
-        usual = THRESHOLDS if self.similarity in ("cosine", "angular") else ()
-        return tuple(sorted({*usual, self.options.threshold}))
+        common = THRESHOLDS if self.similarity in ("cosine", "angular") else ()
+        return tuple(sorted({*common, self.options.threshold}))
 
     def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:
         """Return nan: the scores have no evidence to resample."""
@@ -187,7 +187,7 @@ def _texts_of_groups(rows: TaskRows, where: str) -> DistinctTexts:
     index = {text: number for number, text in enumerate(dict.fromkeys(texts))}
     memberships = np.unique(np.stack([groups, [index[text] for text in texts]], axis=1)[groups >= 0], axis=0)
     members = np.split(memberships[:, 1], np.flatnonzero(np.diff(memberships[:, 0])) + 1)  # texts by group
-    if (total := sum(len(each) * (len(each) - 1) // 2 for each in members)) > MAX_GOLD_PAIRS:
+    if (total := sum(len(group) * (len(group) - 1) // 2 for group in members)) > MAX_GOLD_PAIRS:
         raise DataError(
             where,
             f"at most {MAX_GOLD_PAIRS:,} pairs of texts within groups",
@@ -195,7 +195,7 @@ def _texts_of_groups(rows: TaskRows, where: str) -> DistinctTexts:
             "use a column whose groups are texts that mean the same",
         )
     pairs = [
-        np.stack([each[indices] for indices in np.triu_indices(len(each), 1)], axis=1) for each in members
+        np.stack([group[indices] for indices in np.triu_indices(len(group), 1)], axis=1) for group in members
     ]
     return DistinctTexts(list(index), _pair_keys(np.concatenate(pairs), len(index)), rows.missing("text"))
 

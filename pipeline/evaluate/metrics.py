@@ -114,17 +114,16 @@ def recall_at(ranks: Sequence[np.ndarray], k: int) -> np.ndarray:
         ranks: for each query the ranks of all relevant targets, from 1, ascending.
         k: number of results.
     """
-    return np.array([np.count_nonzero(each <= k) / len(each) for each in ranks])
+    return np.array([np.count_nonzero(of_query <= k) / len(of_query) for of_query in ranks])
 
 
 def reciprocal_rank(ranks: Sequence[np.ndarray]) -> np.ndarray:
     """Compute (q,) 1 / rank of each query's first relevant target."""
-    return np.array([1.0 / each[0] for each in ranks])
+    return np.array([1.0 / of_query[0] for of_query in ranks])
 
 
 def ndcg_at(ranks: Sequence[np.ndarray], k: int) -> np.ndarray:
     """Compute (q,) nDCG@k with gains 0 or 1 and discount log2(rank + 1) (Jarvelin and Kekalainen 2002)."""
     ideal = np.cumsum(1.0 / np.log2(np.arange(2, k + 2)))
-    return np.array(
-        [(1.0 / np.log2(each[each <= k] + 1.0)).sum() / ideal[min(len(each), k) - 1] for each in ranks]
-    )
+    gains = [(1.0 / np.log2(of_query[of_query <= k] + 1.0)).sum() for of_query in ranks]
+    return np.array(gains) / [ideal[min(len(of_query), k) - 1] for of_query in ranks]

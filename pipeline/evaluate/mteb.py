@@ -49,7 +49,7 @@ class MtebModel:
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
         """Return the cosines of all rows as a tensor (n, m); a single vector counts as one row."""
-        left, right = (prepare_vectors("cosine", _matrix(each)) for each in (embeddings1, embeddings2))
+        left, right = (prepare_vectors("cosine", _matrix(side)) for side in (embeddings1, embeddings2))
         return _tensor(similarity_matrix("cosine", left, right))
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:

@@ -29,8 +29,8 @@ class PairsTask(EvaluationTask):
     quick: ClassVar[bool] = True
     roles: ClassVar[TaskRoles] = TaskRoles(("sentence1", "sentence2", "label"))
 
-    def _labelled(self) -> tuple[TaskRows, int]:
-        """Return the labelled rows, and the number of unlabelled rows. DataError for a single class."""
+    def _labelled_rows(self) -> tuple[TaskRows, int]:
+        """Return the labelled rows, and the number of the others. Raises DataError for a single class."""
         rows = self.file.rows()
         labelled = rows.take(~np.isnan(rows.labels("label")))
         positives = int(labelled.labels("label").sum())
@@ -44,11 +44,11 @@ class PairsTask(EvaluationTask):
         return labelled, len(rows) - len(labelled)
 
     def sentences(self) -> Sequence[str]:
-        rows, _ = self._labelled()
+        rows, _ = self._labelled_rows()
         return [*rows.texts("sentence1"), *rows.texts("sentence2")]
 
     def score(self, vectors: Vectors) -> Score:
-        rows, unlabelled = self._labelled()
+        rows, unlabelled = self._labelled_rows()
         x = vectors_of(vectors, [*rows.texts("sentence1"), *rows.texts("sentence2")], self.name)
         predicted, positive = row_similarities(self.similarity, *np.split(x, 2)), rows.labels("label") == 1
         accuracy, f1 = best_accuracy(predicted, positive), best_f1(predicted, positive)

@@ -78,7 +78,7 @@ class TransferProtocol:
     seed: int
 
     @property
-    def used(self) -> tuple[str, ...]:
+    def used_splits(self) -> tuple[str, ...]:
         """Splits whose rows are read; without a test part, cross-validation uses the training part."""
         return self.splits if TEST in self.splits or CROSS_VALIDATION in self.splits else (TRAIN,)
 
@@ -118,11 +118,11 @@ class TransferProtocol:
         for seed in range(seeds):
             shuffled, count = np.random.default_rng((self.seed, seed)).permutation(parts[TRAIN]), first
             while count < len(shuffled):
-                drawn = shuffled[:count]
+                train_rows = shuffled[:count]
                 model, _ = (
-                    self._fit_by_dev(solver, rows.x, rows.y, parts | {TRAIN: drawn})
+                    self._fit_by_dev(solver, rows.x, rows.y, parts | {TRAIN: train_rows})
                     if DEV in self.splits
-                    else self._fit_by_folds(solver, rows.x[drawn], rows.y[drawn])
+                    else self._fit_by_folds(solver, rows.x[train_rows], rows.y[train_rows])
                 )
                 is_right = model.predict(rows.x[parts[TEST]])[0, 0] == rows.y[parts[TEST]]
                 accuracies.setdefault(count, []).append(100 * float(is_right.mean()))
@@ -183,7 +183,7 @@ def protocol_of(name: str, splits: Sequence[Any], folds: int, seed: int, where: 
     Raises:
         DataError: unknown splits, or a test part alone.
     """
-    known = tuple(each for each in (CROSS_VALIDATION, TRAIN, DEV, TEST) if each in splits)
+    known = tuple(split for split in (CROSS_VALIDATION, TRAIN, DEV, TEST) if split in splits)
     is_divided = known != (CROSS_VALIDATION,)
     if len(known) < len(splits) or (is_divided and (TRAIN not in known or CROSS_VALIDATION in known)):
         raise DataError(
@@ -193,7 +193,7 @@ def protocol_of(name: str, splits: Sequence[Any], folds: int, seed: int, where: 
             "rename the values of the split column",
         )
     expected = PUBLISHED_SPLITS.get(name, (TRAIN, TEST) if is_divided else ())
-    missing = tuple(each for each in expected if each not in known)
+    missing = tuple(split for split in expected if split not in known)
     if TEST not in known:
         title = f"nested {folds}-fold cross-validation" + (f" on {TRAIN}" if is_divided else "")
     elif DEV in known:
@@ -207,7 +207,7 @@ def check_classes(
     y: np.ndarray, split: np.ndarray, protocol: TransferProtocol, labels: Sequence[Any], where: str
 ) -> None:
     """Raise DataError for a split with a single class, or with too few texts of a class to train on."""
-    for name in protocol.used:
+    for name in protocol.used_splits:
         counts = np.bincount(y[split == name], minlength=len(labels))
         if np.count_nonzero(counts) < 2:
             raise DataError(

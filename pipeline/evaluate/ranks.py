@@ -71,12 +71,12 @@ class MinedPairs:
     Attributes:
         indices: (p, 2) indices of the rows of a pair, the smaller first.
         similarity: (p,).
-        above: number of pairs at or above each threshold, among all pairs of rows.
+        counts_above: number of pairs at or above each threshold, among all pairs of rows.
     """
 
     indices: np.ndarray
     similarity: np.ndarray
-    above: np.ndarray
+    counts_above: np.ndarray
 
 
 def most_similar(
@@ -89,13 +89,14 @@ def most_similar(
         x: (n, d).
         neighbours: number of nearest rows of each row.
         pairs: largest number of pairs to return.
-        thresholds: similarities for the counts in `MinedPairs.above`.
+        thresholds: similarities for the counts in `MinedPairs.counts_above`.
     """
-    keys, values, above = np.empty(0, np.int64), np.empty(0, np.float64), np.zeros(len(thresholds), np.int64)
+    keys, values = np.empty(0, np.int64), np.empty(0, np.float64)
+    counts_above = np.zeros(len(thresholds), np.int64)
     k = min(neighbours, len(x) - 1)
     for start, block in similarity_blocks(kind, x, x):
         np.fill_diagonal(block[:, start:], -np.inf)  # a row is not its own neighbour
-        above += np.array(
+        counts_above += np.array(
             [np.count_nonzero(np.triu(block >= bound, start + 1)) for bound in thresholds], np.int64
         )
         nearest = np.argpartition(-block, k - 1, axis=1)[:, :k] if k else np.empty((len(block), 0), np.int64)
@@ -103,12 +104,12 @@ def most_similar(
         smaller, larger = np.minimum(rows, nearest.ravel()), np.maximum(rows, nearest.ravel())
         similarity = np.take_along_axis(block, nearest, axis=1).ravel()
         keys, values = _best(np.r_[keys, smaller * len(x) + larger], np.r_[values, similarity], pairs)
-    return MinedPairs(np.stack(np.divmod(keys, max(len(x), 1)), axis=1), values, above)
+    return MinedPairs(np.stack(np.divmod(keys, max(len(x), 1)), axis=1), values, counts_above)
 
 
 def _best(keys: np.ndarray, values: np.ndarray, pairs: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the keys and values of the `pairs` largest values, descending, then by key; each key once."""
     order = np.lexsort((-values, keys))
-    once = order[np.r_[True, np.diff(keys[order]) > 0]] if len(order) else order
-    best = once[np.lexsort((keys[once], -values[once]))][:pairs]
+    first_of_key = order[np.r_[True, np.diff(keys[order]) > 0]] if len(order) else order
+    best = first_of_key[np.lexsort((keys[first_of_key], -values[first_of_key]))][:pairs]
     return keys[best], values[best]

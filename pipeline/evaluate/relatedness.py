@@ -72,7 +72,7 @@ class RelatednessTask(EvaluationTask):
     options: RelatednessOptions
 
     def pairs(self) -> RelatednessPairs:
-        """Return the scored pairs of the splits. DataError for unsuitable scores or splits."""
+        """Return the scored pairs of the splits. Raises DataError for unsuitable scores or splits."""
         rows = self.file.rows()
         scored = rows.take(~np.isnan(rows.numbers("score")))
         gold, (codes, names) = scored.numbers("score"), scored.codes("split")
@@ -126,14 +126,14 @@ class RelatednessTask(EvaluationTask):
         chosen, trials_converged = self._choose(x, y)
         final = predict_on_scale(x[TRAIN], y[TRAIN], [chosen], x[TEST])
         predicted, gold = final.values[0], y[TEST]
-        how = DEV if DEV in x else f"{self.settings.folds}-fold cross-validation on {TRAIN}"
+        chosen_on = DEV if DEV in x else f"{self.settings.folds}-fold cross-validation on {TRAIN}"
         metrics = {
             "Pearson": 100 * correlation(pearson, predicted, gold),
             "Spearman": 100 * correlation(spearman, predicted, gold),
             "mean squared error": float(np.mean((predicted - gold) ** 2)),
         }
         return Score(
-            f"Pearson x100 of a regressor, chosen on {how}",
+            f"Pearson x100 of a regressor, chosen on {chosen_on}",
             metrics["Pearson"],
             len(gold),
             metrics,

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from pipeline.errors import DataError
 from pipeline.evaluate import TASKS, EvaluationTask, Score, Vectors
-from pipeline.evaluate.bootstrap import grouped
+from pipeline.evaluate.bootstrap import rows_by_label
 from pipeline.evaluate.metrics import ndcg_at, recall_at, reciprocal_rank
 from pipeline.evaluate.ranks import relevant_ranks
 from pipeline.evaluate.similarity import vectors_of
@@ -105,7 +105,7 @@ class RetrievalTask(EvaluationTask):
         k = self.options.k
         gains = ndcg_at(ranks, k)
         recalls = {
-            f"recall@{each}": 100 * float(recall_at(ranks, each).mean()) for each in sorted({*RECALLS, k})
+            f"recall@{rank}": 100 * float(recall_at(ranks, rank).mean()) for rank in sorted({*RECALLS, k})
         }
         metrics = recalls | {
             "MRR": 100 * float(reciprocal_rank(ranks).mean()),
@@ -116,7 +116,7 @@ class RetrievalTask(EvaluationTask):
             "similarity": self.similarity,
             "queries": len(problem.queries),
             "targets": len(problem.targets),
-            "relevant": sum(len(each) for each in ranks),
+            "relevant": sum(map(len, ranks)),
             "search": "exact; a tie counts against",
             "missing_texts": rows.missing(
                 *(role for role in ("query", "positive", "text") if rows.has(role))
@@ -148,7 +148,7 @@ def _by_positive(rows: TaskRows) -> SearchProblem:
         [*query_index, *target_index],
         queries=np.arange(len(query_index)),
         targets=len(query_index) + np.arange(len(target_index)),
-        relevant=[pairs[rows_of_query, 1] for rows_of_query in grouped(pairs[:, 0]) if len(rows_of_query)],
+        relevant=[pairs[of_query, 1] for of_query in rows_by_label(pairs[:, 0]) if len(of_query)],
         self_index=np.full(len(query_index), -1),
     )
 
@@ -156,7 +156,7 @@ def _by_positive(rows: TaskRows) -> SearchProblem:
 def _by_group(rows: TaskRows) -> SearchProblem:
     """Build the search of every row whose group has another row; the targets are all rows."""
     groups, _ = rows.codes("group")
-    members = {int(groups[part[0]]): part for part in grouped(groups) if len(part)}
+    members = {int(groups[part[0]]): part for part in rows_by_label(groups) if len(part)}
     queries = np.flatnonzero([group >= 0 and len(members[group]) > 1 for group in groups.tolist()])
     return SearchProblem(
         rows.texts("text"),

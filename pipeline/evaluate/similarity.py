@@ -21,12 +21,12 @@ def vectors_of(vectors: Vectors, sentences: Sequence[str], where: str) -> np.nda
             f"an array of shape {x.shape}",
             "check the encoder and its transform",
         )
-    if not (finite := np.isfinite(x).all(axis=1)).all():
-        first = sentences[int(np.argmin(finite))][:80]
+    if not (is_finite := np.isfinite(x).all(axis=1)).all():
+        first = sentences[int(np.argmin(is_finite))][:80]
         raise ModelError(
             where,
             "finite vectors",
-            f"NaN or infinity in {np.count_nonzero(~finite):,} of {len(x):,} vectors, first for {first!r}",
+            f"NaN or infinity in {np.count_nonzero(~is_finite):,} of {len(x):,} vectors, first for {first!r}",
             "check the encoder and its transform",
         )
     return x

@@ -126,7 +126,7 @@ class StsTask(EvaluationTask):
             f"Spearman x100, {self.similarity}, {self.settings.aggregation}",
             value,
             len(pairs.gold),
-            metrics={name: each for name, each in metrics.items() if not np.isnan(each)},
+            metrics={name: metric for name, metric in metrics.items() if not np.isnan(metric)},
             facts={
                 "similarity": self.similarity,
                 "aggregation": self.settings.aggregation,
@@ -172,7 +172,7 @@ class StsTask(EvaluationTask):
             )
 
     def statistic(self, evidence: Mapping[str, np.ndarray], rows: np.ndarray) -> float:
-        return 100 * aggregated(
+        return 100 * aggregate(
             spearman, {name: values[rows] for name, values in evidence.items()}, self.settings.aggregation
         )
 
@@ -201,7 +201,7 @@ def check_scores(gold: np.ndarray, low: float, high: float, where: str) -> None:
 def _correlations(evidence: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, float]:
     """Compute both correlations x100 for every aggregation, and Spearman for every subset; nan: undefined."""
     correlations = {
-        f"{name} {aggregation}": 100 * aggregated(correlate, evidence, aggregation)
+        f"{name} {aggregation}": 100 * aggregate(correlate, evidence, aggregation)
         for name, correlate in (("Spearman", spearman), ("Pearson", pearson))
         for aggregation in AGGREGATIONS
     }
@@ -212,7 +212,7 @@ def _correlations(evidence: Mapping[str, np.ndarray], names: Sequence[str]) -> d
     return correlations
 
 
-def aggregated(correlate: Correlation, evidence: Mapping[str, np.ndarray], aggregation: Aggregation) -> float:
+def aggregate(correlate: Correlation, evidence: Mapping[str, np.ndarray], aggregation: Aggregation) -> float:
     """Aggregate a correlation over subsets; nan if undefined.
 
     Args:

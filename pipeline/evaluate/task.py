@@ -116,7 +116,7 @@ class EvaluationTask(ABC):
 
     @abstractmethod
     def sentences(self) -> Sequence[str]:
-        """Return the sentences whose vectors `score` needs, maybe repeated. DataError for unsuitable rows."""
+        """Return the sentences whose vectors `score` needs, maybe repeated. Raises DataError."""
 
     @abstractmethod
     def score(self, vectors: Vectors) -> Score:

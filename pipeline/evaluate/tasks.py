@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from pipeline.errors import ConfigError, DataError, did_you_mean
 from pipeline.evaluate import TASKS, EvaluationTask, Score
@@ -72,10 +73,10 @@ def select_tasks(settings: EvaluateSettings) -> Selection:
         ConfigError: an unknown name, or two tasks with one name.
         DataError: a folder of another layout, an unsuitable file, or no task at all.
     """
-    found, missing = (
+    folder_tasks, missing = (
         _select_from_folder(settings, open_store(settings.tasks)) if settings.tasks is not None else ([], [])
     )
-    tasks = [*found, *(task_of_file(source, settings) for source in settings.own)]
+    tasks = [*folder_tasks, *(task_of_file(source, settings) for source in settings.own)]
     names = [task.name for task in tasks]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(
@@ -94,7 +95,7 @@ def select_tasks(settings: EvaluateSettings) -> Selection:
     if not tasks and missing:
         raise DataError(
             f"evaluate.tasks: {settings.tasks}",
-            f"at least one of {', '.join(each.name for each in missing)}",
+            f"at least one of {', '.join(task.name for task in missing)}",
             "none",
             "set evaluate.names to tasks of the folder",
         )
@@ -120,8 +121,8 @@ def averages(scores: Mapping[str, Score]) -> tuple[TaskAverage, ...]:
     Args:
         scores: scores by name of the task.
     """
-    measured = (tuple(name for name in group if name in scores) for group in (STS, TRANSFER))
-    return tuple(_average(names, scores) for names in measured if len(names) >= 2)
+    names_by_group = (tuple(name for name in group if name in scores) for group in (STS, TRANSFER))
+    return tuple(_average(names, scores) for names in names_by_group if len(names) >= 2)
 
 
 def _average(names: tuple[str, ...], scores: Mapping[str, Score]) -> TaskAverage:
@@ -135,7 +136,7 @@ def _select_from_folder(
 ) -> tuple[list[EvaluationTask], list[MissingTask]]:
     files = _files(store)
     tasks, missing = list[EvaluationTask](), list[MissingTask]()
-    for name in dict.fromkeys(each for requested in settings.names for each in _expand(requested, files)):
+    for name in dict.fromkeys(chain.from_iterable(_expand(requested, files) for requested in settings.names)):
         path = next((files[stem] for stem in _FILE_NAMES.get(name, (name,)) if stem in files), None)
         if path is None:
             missing.append(MissingTask(name, f"no file {_expected_files(name)} in {store.uri}"))
@@ -145,7 +146,7 @@ def _select_from_folder(
 
 
 def _files(store: Store) -> dict[str, str]:
-    """Return the path of every task file by the name of the task. DataError if the folder has none."""
+    """Return the path of every task file by the name of the task. Raises DataError if the folder has none."""
     paths = [
         entry.path
         for folder in _KIND_BY_FOLDER
@@ -155,7 +156,7 @@ def _files(store: Store) -> dict[str, str]:
     if not paths:
         raise DataError(
             f"evaluate.tasks: {store.uri}",
-            f"files {', '.join(f'{each}/NAME.parquet' for each in _KIND_BY_FOLDER)}",
+            f"files {', '.join(f'{folder}/NAME.parquet' for folder in _KIND_BY_FOLDER)}",
             "none",
             "check the path",
         )
@@ -163,7 +164,7 @@ def _files(store: Store) -> dict[str, str]:
 
 
 def _expand(requested: str, files: Mapping[str, str]) -> Sequence[str]:
-    """Return the names of the tasks of a group, or the name of a single task. ConfigError if it is unknown.
+    """Return the names of the tasks of a group, or the name of a single task. Raises ConfigError.
 
     Args:
         files: path of every task file by the name of the task.

@@ -81,8 +81,8 @@ class TransferTask(EvaluationTask):
     score_settings: ClassVar[tuple[str, ...]] = ("solver", "folds", "seed")
     options: TransferOptions
 
-    def labelled(self) -> LabelledTexts:
-        """Return the labelled rows that the protocol uses. DataError for unsuitable splits or classes."""
+    def labelled_texts(self) -> LabelledTexts:
+        """Return the labelled rows that the protocol uses. Raises DataError for bad splits or classes."""
         rows = self.file.rows()
         splits, names = (
             rows.codes("split") if rows.has("split") else (np.zeros(len(rows), np.int64), [CROSS_VALIDATION])
@@ -97,7 +97,7 @@ class TransferTask(EvaluationTask):
         protocol = protocol_of(self.name, names, self.settings.folds, self.settings.seed, self.file.where)
         codes, values = rows.codes("label")
         split = np.array(names, object)[splits]
-        is_used = (codes >= 0) & np.isin(split, protocol.used)
+        is_used = (codes >= 0) & np.isin(split, protocol.used_splits)
         labels = sorted({values[code] for code in codes[is_used]})
         classes = {label: index for index, label in enumerate(labels)}
         y, used_rows = (
@@ -118,11 +118,11 @@ class TransferTask(EvaluationTask):
         )
 
     def sentences(self) -> Sequence[str]:
-        labelled = self.labelled()
+        labelled = self.labelled_texts()
         return [*labelled.left, *(labelled.right or [])]
 
     def score(self, vectors: Vectors) -> Score:
-        labelled, solver = self.labelled(), build_solver(self.settings.solver, self.settings.seed)
+        labelled, solver = self.labelled_texts(), build_solver(self.settings.solver, self.settings.seed)
         x = vectors_of(vectors, [*labelled.left, *(labelled.right or [])], self.name)
         features = x if labelled.right is None else pair_features(*np.split(x, 2))
         outcome = labelled.protocol.run(solver, features, labelled.y, labelled.split)
@@ -167,7 +167,7 @@ class TransferTask(EvaluationTask):
             "chosen": list(outcome.chosen),
             "features": "u" if labelled.right is None else "|u-v|, u*v",
             "standardised": False,
-            "texts": {name: int((labelled.split == name).sum()) for name in protocol.used},
+            "texts": {name: int((labelled.split == name).sum()) for name in protocol.used_splits},
             "classes": {
                 str(label): int(count)
                 for label, count in zip(labelled.labels, np.bincount(labelled.y), strict=True)
@@ -203,8 +203,8 @@ class TransferTask(EvaluationTask):
 def _curve_facts(curve: Mapping[int, list[float]]) -> dict[str, Any]:
     """Return mean and standard deviation over the seeds for each number of training texts; none if empty."""
     spread = {
-        str(count): {"mean": float(np.mean(each)), "standard_deviation": float(np.std(each))}
-        for count, each in curve.items()
+        str(count): {"mean": float(np.mean(accuracies)), "standard_deviation": float(np.std(accuracies))}
+        for count, accuracies in curve.items()
     }
     return {"learning_curve": spread} if spread else {}
 

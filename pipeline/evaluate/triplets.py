@@ -40,7 +40,7 @@ class TripletsTask(EvaluationTask):
         rows = self.file.rows()
         anchor, positive, negative = np.split(vectors_of(vectors, self.sentences(), self.name), 3)
         to_positive, to_negative = (
-            row_similarities(self.similarity, anchor, each) for each in (positive, negative)
+            row_similarities(self.similarity, anchor, other) for other in (positive, negative)
         )
         margin = to_positive - to_negative
         is_right, ties = margin > 0, int((margin == 0).sum())

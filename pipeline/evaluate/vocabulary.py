@@ -9,7 +9,7 @@ import numpy as np
 from pipeline.log import counted
 
 WITHOUT_VECTOR = "without_vector"  # fact of a score: number of texts without a vector
-_SHOWN = 10  # missing texts that are named
+_MAX_NAMED = 10  # missing texts that are named
 
 
 def has_vector(x: np.ndarray) -> np.ndarray:
@@ -26,7 +26,7 @@ def missing_facts(missing: Sequence[str]) -> dict[str, Any]:
     """Return the number of texts without a vector, and the first of them, for the facts of a score."""
     if not missing:
         return {WITHOUT_VECTOR: 0}
-    return {WITHOUT_VECTOR: len(missing), "first_without_vector": list(missing[:_SHOWN])}
+    return {WITHOUT_VECTOR: len(missing), "first_without_vector": list(missing[:_MAX_NAMED])}
 
 
 def missing_warnings(task: str, missing: Sequence[str], effect: str) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ def missing_warnings(task: str, missing: Sequence[str], effect: str) -> tuple[st
     """
     if not missing:
         return ()
-    more = ", ..." if len(missing) > _SHOWN else ""
-    names = ", ".join(repr(text[:80]) for text in missing[:_SHOWN]) + more
+    ellipsis = ", ..." if len(missing) > _MAX_NAMED else ""
+    names = ", ".join(repr(text[:80]) for text in missing[:_MAX_NAMED]) + ellipsis
     texts = counted(len(missing), "text")
     return (f"{task}: the encoder gave {texts} no usable vector ({names}): {effect}",)

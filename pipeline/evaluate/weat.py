@@ -47,7 +47,7 @@ class WeatTask(EvaluationTask):
     options: WeatOptions
 
     def sets(self) -> dict[str, list[str]]:
-        """Return the words of X, Y, A and B. DataError for other sets, too few words, or repeated ones."""
+        """Return the words of X, Y, A and B. Raises DataError for other sets or unsuitable words."""
         rows = self.file.rows()
         texts, (codes, names) = rows.texts("text"), rows.codes("set")
         if set(names) != {*TARGETS, *ATTRIBUTES} or (codes < 0).any():
@@ -129,7 +129,7 @@ def permutation_p_value(first: np.ndarray, second: np.ndarray, permutations: int
     """
     from scipy.stats import permutation_test  # takes a second to import
 
-    found = permutation_test(
+    test = permutation_test(
         (first, second),
         lambda x, y, axis: x.mean(axis=axis) - y.mean(axis=axis),
         vectorized=True,
@@ -138,4 +138,4 @@ def permutation_p_value(first: np.ndarray, second: np.ndarray, permutations: int
         alternative="greater",
         random_state=np.random.default_rng(seed),
     )
-    return float(found.pvalue)
+    return float(test.pvalue)

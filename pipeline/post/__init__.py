@@ -53,7 +53,7 @@ class Transform(Protocol):
 
     @property
     def shortage(self) -> str | None:
-        """Reason why the transform must not be used: it was fitted on too few rows; None if on enough."""
+        """Reason why the transform must not be used: the fit had too few rows; None if it had enough."""
 
     @property
     def notes(self) -> tuple[str, ...]:

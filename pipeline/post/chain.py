@@ -48,7 +48,7 @@ class Chain:
 
     @property
     def shortage(self) -> str | None:
-        """Shortage of the first step that has one; None if no step has."""
+        """Shortage of the first step whose fit had too few rows; None if all had enough."""
         return next((step.shortage for step in self.steps if step.shortage), None)
 
     @property

@@ -29,7 +29,7 @@ class Curve:
         setting: "k" or "remove".
         metric: name of the score.
         count: number of texts, pairs or rows that each score is computed from.
-        unit: name of these: "texts", "pairs" or "rows held out".
+        unit: name of the items counted: "texts", "pairs" or "rows held out".
         points: pairs of a value and its score, in ascending order of the values.
         chosen: the value with the best score; of values with equal scores, the smallest.
     """
@@ -81,21 +81,22 @@ def tune_transform(
         DataError: the vectors do not allow a fit.
     """
     steps = [name for name in settings.transform.split("+") if isinstance(TRANSFORMS[name], FromMoments)]
-    fitted = settings.model_copy(update={"transform": "+".join(steps)})
+    affine_settings = settings.model_copy(update={"transform": "+".join(steps)})
     curves: list[Curve] = []
     if settings.remove == "dev":
         assert dev is not None
-        curves.append(_dev_curve("remove", _remove_values(moments, fitted), moments, fitted, dev))
-        fitted = fitted.model_copy(update={"remove": curves[-1].chosen})
+        values = _remove_values(moments, affine_settings)
+        curves.append(_dev_curve("remove", values, moments, affine_settings, dev))
+        affine_settings = affine_settings.model_copy(update={"remove": curves[-1].chosen})
     if settings.k == "dev":
         assert dev is not None
-        values = _k_values(_moments_before("whitening", moments, fitted))
-        curves.append(_dev_curve("k", values, moments, fitted, dev))
+        values = _k_values(_moments_before("whitening", moments, affine_settings))
+        curves.append(_dev_curve("k", values, moments, affine_settings, dev))
     elif settings.k == "likelihood":
         assert held_out is not None
-        before = _moments_before("whitening", moments, fitted)
-        held_out_before = _moments_before("whitening", moments, fitted, held_out)
-        curves.append(_likelihood_curve(before, held_out_before))
+        moments_before = _moments_before("whitening", moments, affine_settings)
+        held_out_before = _moments_before("whitening", moments, affine_settings, held_out)
+        curves.append(_likelihood_curve(moments_before, held_out_before))
     return settings.model_copy(update={curve.setting: curve.chosen for curve in curves}), tuple(curves)
 
 
@@ -179,8 +180,8 @@ def _k_values(moments: Moments) -> tuple[int, ...]:
 
 def _remove_values(moments: Moments, settings: WhitenSettings) -> tuple[int, ...]:
     """Return the values of remove to score: those of _REMOVE_VALUES that the vectors allow."""
-    before = _moments_before("components", moments, settings)
-    spectrum = spectrum_of(before) if settings.centred else uncentred_spectrum_of(before)
+    moments_before = _moments_before("components", moments, settings)
+    spectrum = spectrum_of(moments_before) if settings.centred else uncentred_spectrum_of(moments_before)
     limit = min(spectrum.rank, moments.count // ROWS_PER_COMPONENT + 1)
     return tuple(count for count in _REMOVE_VALUES if count < limit)
 

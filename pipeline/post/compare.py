@@ -90,7 +90,7 @@ class Halves:
         return len(self.first)
 
     def score(self, transform: Map = np.asarray) -> float:
-        """Compute the mean reciprocal rank of the transformed vectors; by default of the raw."""
+        """Compute the mean reciprocal rank of transformed vectors; by default of raw vectors."""
         return mean_reciprocal_rank(transform(self.first), transform(self.second))
 
 
@@ -123,7 +123,7 @@ class DevPairs:
         return len(self.gold)
 
     def score(self, transform: Map = np.asarray) -> float:
-        """Compute the Spearman correlation (-1 to 1) of the transformed vectors; by default of the raw."""
+        """Compute the Spearman correlation, -1 to 1, of transformed vectors; by default of raw vectors."""
         return spearman(transform(self.left), transform(self.right), self.gold)
 
 

@@ -35,7 +35,7 @@ def render(report: AugmentationReport) -> str:
         warnings=list(warnings(report)),
         colour=colour,
         meanings={reason: meaning(reason, report) for reason in report.reasons},
-        shares=proportions_chart(report.counts, colour),
+        proportions=proportions_chart(report.counts, colour),
         charts=list(charts(report)),
     )
 
@@ -45,8 +45,8 @@ def verdict(report: AugmentationReport) -> str:
     if not report.variant_count:
         return "The corpus has no rows: nothing was made."
     variants = f"{len(report.counts)} variants were" if len(report.counts) > 1 else "one was"
-    share = proportion(report.kept_count / report.variant_count)
-    kept = f"{report.kept_count:,} of {report.variant_count:,} variants are kept, {share}"
+    kept_proportion = proportion(report.kept_count / report.variant_count)
+    kept = f"{report.kept_count:,} of {report.variant_count:,} variants are kept, {kept_proportion}"
     reasons = [f"{plain(reason)} ({count:,})" for reason, count in list(report.reasons.items())[:3]]
     others = "Rejected most often" if len(reasons) > 1 else "All others are rejected"
     why = f"{others} as {', '.join(reasons)}." if reasons else "None was rejected."
@@ -81,23 +81,23 @@ def _count_warnings(counts: Mapping[str, int], method: VariantMethod) -> Iterato
         counts: number of variants that are "kept", and of rejected ones by reason.
     """
     total = sum(counts.values())
-    shares = {name: count / total for name, count in counts.items() if count}
-    if total and (kept := shares.pop("kept", 0.0)) < _MIN_KEPT:
+    proportions = {name: count / total for name, count in counts.items() if count}
+    if total and (kept := proportions.pop("kept", 0.0)) < _MIN_KEPT:
         few = f"only {proportion(kept)} of the variants are kept" if kept else "no variant is kept"
-        reason = max(shares, key=lambda name: shares[name])
+        reason = max(proportions, key=lambda name: proportions[name])
         yield f"{few}; most of the others are rejected as {plain(reason)}."
-    if (rejected := shares.get("too_long_for_model", 0.0)) > _MAX_TOO_LONG:
+    if (rejected := proportions.get("too_long_for_model", 0.0)) > _MAX_TOO_LONG:
         yield (
             f"{proportion(rejected)} of the texts are longer than the model reads and have no variant, so "
             "that training data lacks long texts. Split them first."
         )
-    more = (
+    identical_remedy = (
         "Sample (decoding.method: sample), or use another pivot language."
         if method.kind == "back_translation"
         else "Set stronger edits."
     )
     for reason, remedy in (
-        ("identical", f"equal to their text. {more}"),
+        ("identical", f"equal to their text. {identical_remedy}"),
         ("duplicate", "equal to another variant of their text. Set fewer variants, or stronger edits."),
         (
             "unlike",
@@ -114,7 +114,7 @@ def _count_warnings(counts: Mapping[str, int], method: VariantMethod) -> Iterato
             "in keep.languages.",
         ),
     ):
-        if (rejected := shares.get(reason, 0.0)) > _MAX_REJECTED:
+        if (rejected := proportions.get(reason, 0.0)) > _MAX_REJECTED:
             yield f"{proportion(rejected)} of the variants are {remedy}"
 
 

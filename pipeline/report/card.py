@@ -145,7 +145,7 @@ def _training(report: TrainingReport) -> str:
 
 
 def _warnings(report: TrainingReport) -> str:
-    # Each on one line, without the "<" and backquotes that Markdown would interpret.
+    # Each warning is on one line, without the "<" and backquotes that Markdown would interpret.
     lines = (" ".join(warning.split()) for warning in training_warnings(report))
     warnings = ["- " + line.replace("<", "&lt;").replace("`", "'") for line in lines]
     return "## What to know\n\n" + "\n".join(warnings) if warnings else ""

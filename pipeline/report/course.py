@@ -71,10 +71,10 @@ def changes_on_same_rows(lines: Sequence[MetricsLine]) -> list[MetricChange]:
 
     If the two views of each text are equal, as without dropout, metrics of their distance are left out.
     """
-    measured = [line for line in lines if line.same_rows]
-    if len(measured) < 2 or measured[0].step:
+    lines_with_same_rows = [line for line in lines if line.same_rows]
+    if len(lines_with_same_rows) < 2 or lines_with_same_rows[0].step:
         return []
-    start, end = measured[0].same_rows, measured[-1].same_rows
+    start, end = lines_with_same_rows[0].same_rows, lines_with_same_rows[-1].same_rows
     distance = max(start.get("alignment", 1.0), end.get("alignment", 1.0))
     return [
         MetricChange(label, start[name], end[name], good)

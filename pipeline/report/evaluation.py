@@ -86,7 +86,7 @@ def _group(rows: tuple[TaskRow, ...], averages: Sequence[AverageRow]) -> TaskGro
 def _chart(metric: str, rows: Sequence[TaskRow]) -> Markup | None:
     """Draw the chart of differences; None without intervals, because dots alone would look significant."""
     by_task = [(row.task, row.differences[1:]) for row in rows]
-    if not any(each and each.low is not None for _, differences in by_task for each in differences):
+    if not any(estimate and estimate.low is not None for _, row in by_task for estimate in row):
         return None
     return difference_chart(by_task, metric)
 
@@ -97,8 +97,9 @@ def verdict(report: EvaluationReport) -> list[str]:
     sentences = [f"Measured on {count} task{'s' if count > 1 else ''}."] if count else []
     for number, candidate in enumerate(report.candidates[1:], 1):
         differences = [row.differences[number] or ScoreEstimate(None) for row in report.rows]
-        with_interval = [each for each in differences if each.value is not None and each.low is not None]
-        is_better = [(each.value or 0.0) > 0 for each in with_interval if each.excludes_zero]
+        defined = (delta for delta in differences if delta.value is not None)
+        with_interval = [delta for delta in defined if delta.low is not None]
+        is_better = [(delta.value or 0.0) > 0 for delta in with_interval if delta.excludes_zero]
         task_counts = {
             "better": is_better.count(True),
             "worse": is_better.count(False),
@@ -137,7 +138,7 @@ def _format_fact(value: Any) -> str:
     if value in (None, "", [], {}):
         return ""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_format_fact(each)}" for name, each in value.items())
+        return ", ".join(f"{name} {_format_fact(item)}" for name, item in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_format_fact, value))
     if isinstance(value, float):

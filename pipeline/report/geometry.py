@@ -111,7 +111,7 @@ _TOKENS_NOTE = (
 
 def sections(geometry: GeometryReport) -> tuple[Section, ...]:
     """Return the sections about geometry, without empty ones; they are styled by geometry.css.j2."""
-    measured = (
+    all_sections = (
         Section(
             "Geometry of the space",
             _space_charts(geometry),
@@ -126,7 +126,7 @@ def sections(geometry: GeometryReport) -> tuple[Section, ...]:
         static_words(geometry.depths),
     )
     missing = Section("Geometry that was not measured", notes=_missing_notes(geometry))
-    shown = tuple(section for section in measured if section.charts or section.table)
+    shown = tuple(section for section in all_sections if section.charts or section.table)
     return (*shown, missing) if missing.notes else shown
 
 
@@ -143,22 +143,22 @@ def _space_charts(geometry: GeometryReport) -> tuple[Chart, ...]:
     """Draw the charts of sentence vectors whose values every series has."""
     spaces = [series.space for series in geometry.series]
     key = legend([series.name for series in geometry.series])
-    drawn: dict[str, Markup] = {
+    svg_by_name: dict[str, Markup] = {
         "spectra": charts.spectra_chart([space.spectrum for space in spaces]),
         "cosines": charts.cosines_chart([space.cosines for space in spaces]),
     }
     if all({"alignment", "pair_uniformity"} <= space.metrics.keys() for space in spaces):
-        drawn["plane"] = charts.alignment_chart(
+        svg_by_name["plane"] = charts.alignment_chart(
             [(space.metrics["pair_uniformity"].value, space.metrics["alignment"].value) for space in spaces]
         )
     if all(space.hub_counts for space in spaces):
-        drawn["hubs"] = charts.hubs_chart([space.hub_counts for space in spaces], geometry.neighbours)
+        svg_by_name["hubs"] = charts.hubs_chart([space.hub_counts for space in spaces], geometry.neighbours)
     if all(space.edits for space in spaces):
-        drawn["edits"] = charts.edits_chart([space.edits for space in spaces])
+        svg_by_name["edits"] = charts.edits_chart([space.edits for space in spaces])
     keys = {"edits": key + _HUMAN_SCORES_KEY}
     return tuple(
         Chart(_CHART_TEXTS[name][0], svg, _CHART_TEXTS[name][1], keys.get(name, key))
-        for name, svg in drawn.items()
+        for name, svg in svg_by_name.items()
     )
 
 

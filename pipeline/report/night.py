@@ -27,7 +27,7 @@ from pipeline.store.summary import Summary
 from pipeline.text.tokens.coverage import ScriptCoverage, script_phrase
 
 Status = Literal["published", "refused", "held"]
-"""held: passed every gate, but not published, because the root is held at another release"""
+"""A held night passed every gate and is not published, because the root is held at another release."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class NightCounts:
 
 @dataclass(frozen=True)
 class Throughput:
-    """Speed of encoding, and proportions of the time (0 to 1) spent waiting, by what was waited for."""
+    """Speed of encoding, and proportions of the time (0 to 1) spent waiting, by the cause."""
 
     rows_per_s: float
     tokens_per_s: float
@@ -161,7 +161,7 @@ def render(report: NightReport) -> str:
         "plain": gate_value,
         "excerpt": excerpt,
         "cosine": cosine,
-        "interval": lambda each: percent_interval(each.low, each.high),
+        "interval": lambda recall: percent_interval(recall.low, recall.high),
         "gate_name": gate_name,
         "shell": shlex.quote,
         "literal": repr,
@@ -181,27 +181,27 @@ def render(report: NightReport) -> str:
 
 def _format_differences(report: NightReport) -> dict[str, str]:
     """Describe how the metrics at the top differ from the previous release; empty if unknown."""
-    before, index = report.previous, report.index
-    if before is None:
+    previous, index = report.previous, report.index
+    if previous is None:
         return dict.fromkeys(("rows", "recall", "latency", "index", "time"), "")
-    recall, latency, number = index.measured.recall["10"], index.measured.latency, before.release
-    points = None if before.recall_at_10 is None else 100 * before.recall_at_10
+    recall, latency, number = index.measured.recall["10"], index.measured.latency, previous.release
+    points = None if previous.recall_at_10 is None else 100 * previous.recall_at_10
     return {
-        "rows": format_difference(report.counts.live, before.rows, number, 1),
+        "rows": format_difference(report.counts.live, previous.rows, number, 1),
         "recall": format_difference(100 * recall.value, points, number, 0.1, " points"),
-        "latency": _latency_difference(latency, before),
-        "index": format_difference(100 * index.bytes / before.index_bytes, 100, number, 0.1, " %")
-        if before.index_bytes
+        "latency": _latency_difference(latency, previous),
+        "index": format_difference(100 * index.bytes / previous.index_bytes, 100, number, 0.1, " %")
+        if previous.index_bytes
         else "",
-        "time": format_difference(report.seconds, before.seconds, number, 1, " s"),
+        "time": format_difference(report.seconds, previous.seconds, number, 1, " s"),
     }
 
 
-def _latency_difference(now: Latency, before: Summary) -> str:
+def _latency_difference(now: Latency, previous: Summary) -> str:
     """Describe how the median and the p99 differ from the previous release; once if both differ alike."""
     median, p99 = (
-        format_difference(value, previous, before.release, 0.01, " ms")
-        for value, previous in ((now.p50_ms, before.p50_ms), (now.p99_ms, before.p99_ms))
+        format_difference(value, before, previous.release, 0.01, " ms")
+        for value, before in ((now.p50_ms, previous.p50_ms), (now.p99_ms, previous.p99_ms))
     )
     return median if median == p99 else f"median {median}; p99 {p99}"
 

@@ -29,7 +29,7 @@ def lowest_words(encoders: Sequence[NamedLayers]) -> Section:
     rows = [
         (
             _row_name(encoders, encoder, f"layer {level.number}"),
-            *(f"{each.word} {cosine(each.value)}" for each in level.lowest),
+            *(f"{similarity.word} {cosine(similarity.value)}" for similarity in level.lowest),
             *[""] * (LOWEST_WORDS - len(level.lowest)),
         )
         for encoder in encoders
@@ -64,9 +64,9 @@ def frequency_table(encoders: Sequence[NamedLayers]) -> Section:
 def static_words(encoders: Sequence[NamedLayers]) -> Section:
     """Build the table of the files of static word vectors."""
     rows = [
-        (_row_name(encoders, encoder, f"layer {each.layer}"), f"{each.words:,}", each.uri)
+        (_row_name(encoders, encoder, f"layer {file.layer}"), f"{file.words:,}", file.uri)
         for encoder in encoders
-        for each in encoder.static_words
+        for file in encoder.static_words
     ]
     header = ("", "words", "file")
     return Section("Static word vectors", table=(header, *rows) if rows else (), notes=(_STATIC_NOTE,))

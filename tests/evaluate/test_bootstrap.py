@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from pipeline.evaluate import Score
-from pipeline.evaluate.bootstrap import estimate, resampled, statistics
+from pipeline.evaluate.bootstrap import estimate, resample_rows, statistics
 from pipeline.evaluate.metrics import average_precision
 from pipeline.settings import EvaluateSettings
 from tests.evaluate.files import difference_interval, random_vectors, save, task_of, value_interval
@@ -60,7 +60,7 @@ def test_equal_seeds_give_equal_intervals(task):
 
 def test_a_resample_keeps_the_size_of_each_stratum():
     strata = np.array([2, 0, 0, 1, 2, 2])
-    for rows in resampled({"stratum": strata}, 20, seed=0):
+    for rows in resample_rows({"stratum": strata}, 20, seed=0):
         assert sorted(strata[rows]) == sorted(strata)
 
 

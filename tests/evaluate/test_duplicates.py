@@ -54,7 +54,7 @@ def test_mined_pairs_are_the_most_similar_of_all_pairs(
     mined = most_similar(similarity, x, 39, 50, (bound,))
     assert [tuple(pair) for pair in mined.indices.tolist()] == expected
     np.testing.assert_allclose(mined.similarity, [nearness[pair] for pair in expected], atol=1e-5)
-    assert mined.above.tolist() == [21]
+    assert mined.counts_above.tolist() == [21]
 
 
 def test_only_the_nearest_neighbours_are_compared():

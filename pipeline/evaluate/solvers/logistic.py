@@ -3,7 +3,8 @@
 A problem is a training part with a strength of the penalty. The problems share their rows, so a step for all
 of them is two matrix products. The coordinates are the principal directions of the rows, in which the Hessian
 is nearly diagonal, and nearly equal for all problems except for the penalty. They are scaled by the inverse
-square root of its diagonal, so that all problems are well conditioned and converge in some dozens of steps.
+square root of the Hessian's diagonal, so that all problems are well conditioned and converge in some dozens
+of steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,16 +49,16 @@ class Lbfgs:
         curvature = (proportion * (1.0 - proportion)).mean() * np.r_[np.maximum(variance, 0.0), 1.0]
         scale = 1.0 / np.sqrt(curvature[:, None] + penalty)[:, None, None]
         shape = (rows.shape[1], len(proportion), len(parts), len(strengths))
-        found = minimize(
+        optimum = minimize(
             _objective(rows, y, parts, penalty[:, None, None], scale, shape),
             np.zeros(int(np.prod(shape))),
             jac=True,
             method="L-BFGS-B",
             options=OPTIONS,
         )
-        principal = (found.x.reshape(shape) * scale).transpose(2, 3, 1, 0)
+        principal = (optimum.x.reshape(shape) * scale).transpose(2, 3, 1, 0)
         weights = principal[..., :-1] @ axes.T
-        return LinearClassifiers(weights, principal[..., -1] - weights @ mean, bool(found.success))
+        return LinearClassifiers(weights, principal[..., -1] - weights @ mean, bool(optimum.success))
 
 
 def _objective(

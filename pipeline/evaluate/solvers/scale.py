@@ -27,9 +27,9 @@ class ScalePredictions:
 
 
 def predict_on_scale(
-    x: np.ndarray, y: np.ndarray, strengths: Sequence[float], new: np.ndarray
+    x: np.ndarray, y: np.ndarray, strengths: Sequence[float], new_x: np.ndarray
 ) -> ScalePredictions:
-    """Fit one regression for each strength on x and y, and predict the scores of the rows `new`.
+    """Fit one regression for each strength on x and y, and predict the scores of the rows `new_x`.
 
     Minimizes |w|^2 / 2 + C * (sum of cross-entropies), which are the divergences of Tai et al. up to a
     constant. The bias is not penalized. scikit-learn has no soft targets: a row whose score lies between two
@@ -39,12 +39,12 @@ def predict_on_scale(
         x: (n, d) features.
         y: (n,) scores, at least two different ones.
         strengths: S values of C, ascending; each fit starts from the one before.
-        new: (m, d) features.
+        new_x: (m, d) features.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
-    x, new = x.astype(np.float64), new.astype(np.float64)
+    x, new_x = x.astype(np.float64), new_x.astype(np.float64)
     lower = np.floor(y)
     between = np.flatnonzero(y > lower)
     rows = np.r_[np.arange(len(y)), between]
@@ -54,8 +54,8 @@ def predict_on_scale(
     predicted, converged = [], True
     for strength in strengths:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # `converged` says it
+            warnings.simplefilter("ignore", ConvergenceWarning)  # `converged` reports it
             model.set_params(C=strength).fit(x[rows], values, sample_weight=weights)
         converged &= int(model.n_iter_.max()) < MAX_ITERATIONS
-        predicted.append(model.predict_proba(new) @ model.classes_)
+        predicted.append(model.predict_proba(new_x) @ model.classes_)
     return ScalePredictions(np.array(predicted), converged)
