@@ -61,7 +61,7 @@ def never_end(*_: object) -> None:
 def test_a_reader_that_does_not_end_is_killed(publish: Publisher, monkeypatch: pytest.MonkeyPatch):
     manifest = publish(texts(ROWS))
     before = multiprocessing.active_children()
-    monkeypatch.setattr(open_apart, "_open", never_end)
+    monkeypatch.setattr(open_apart, "_open_and_search", never_end)
     monkeypatch.setattr(open_apart, "_START_S", 0.0)
     with pytest.raises(DataError, match="found files whose reader did not end in 0 s") as caught:
         open_apart.check_opens(Releases(publish.store), manifest)
