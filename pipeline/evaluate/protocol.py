@@ -33,14 +33,14 @@ class TransferOutcome:
         rows: (n,) indices of the texts.
         predicted: (n,) classes.
         fold: (n,) outer fold of each text; 0 if the test part is fixed.
-        chosen: strength of the penalty that was chosen for each fold.
+        chosen_strengths: strength of the penalty that was chosen for each fold.
         converged: False if a solver stopped early.
     """
 
     rows: np.ndarray
     predicted: np.ndarray
     fold: np.ndarray
-    chosen: tuple[float, ...]
+    chosen_strengths: tuple[float, ...]
     converged: bool = True
 
 
@@ -183,9 +183,11 @@ def protocol_of(name: str, splits: Sequence[Any], folds: int, seed: int, where: 
     Raises:
         DataError: unknown splits, or a test part alone.
     """
-    known = tuple(split for split in (CROSS_VALIDATION, TRAIN, DEV, TEST) if split in splits)
-    is_divided = known != (CROSS_VALIDATION,)
-    if len(known) < len(splits) or (is_divided and (TRAIN not in known or CROSS_VALIDATION in known)):
+    known_splits = tuple(split for split in (CROSS_VALIDATION, TRAIN, DEV, TEST) if split in splits)
+    is_divided = known_splits != (CROSS_VALIDATION,)
+    if len(known_splits) < len(splits) or (
+        is_divided and (TRAIN not in known_splits or CROSS_VALIDATION in known_splits)
+    ):
         raise DataError(
             where,
             f"the split {CROSS_VALIDATION} for all rows, or {TRAIN}, {DEV} and {TEST}",
@@ -193,14 +195,14 @@ def protocol_of(name: str, splits: Sequence[Any], folds: int, seed: int, where: 
             "rename the values of the split column",
         )
     expected = PUBLISHED_SPLITS.get(name, (TRAIN, TEST) if is_divided else ())
-    missing = tuple(split for split in expected if split not in known)
-    if TEST not in known:
+    missing = tuple(split for split in expected if split not in known_splits)
+    if TEST not in known_splits:
         title = f"nested {folds}-fold cross-validation" + (f" on {TRAIN}" if is_divided else "")
-    elif DEV in known:
+    elif DEV in known_splits:
         title = f"chosen on {DEV}, {TEST}"
     else:
         title = f"chosen by {folds}-fold cross-validation on {TRAIN}, {TEST}"
-    return TransferProtocol(title, known, missing, folds, seed)
+    return TransferProtocol(title, known_splits, missing, folds, seed)
 
 
 def check_classes(

@@ -74,8 +74,8 @@ class RelatednessTask(EvaluationTask):
     def pairs(self) -> RelatednessPairs:
         """Return the scored pairs of the splits. Raises DataError for unsuitable scores or splits."""
         rows = self.file.rows()
-        scored = rows.take(~np.isnan(rows.numbers("score")))
-        gold, (codes, names) = scored.numbers("score"), scored.codes("split")
+        scored_rows = rows.take(~np.isnan(rows.numbers("score")))
+        gold, (codes, names) = scored_rows.numbers("score"), scored_rows.codes("split")
         check_scores(gold, self.options.low, self.options.high, self.file.where)
         if (codes < 0).any() or not {TRAIN, TEST} <= set(names) <= {TRAIN, DEV, TEST}:
             raise DataError(
@@ -87,12 +87,12 @@ class RelatednessTask(EvaluationTask):
         parts = {name: np.flatnonzero(codes == names.index(name)) for name in names}
         self._check_parts({name: gold[part] for name, part in parts.items()})
         return RelatednessPairs(
-            left=scored.texts("sentence1"),
-            right=scored.texts("sentence2"),
+            left=scored_rows.texts("sentence1"),
+            right=scored_rows.texts("sentence2"),
             gold=gold,
             parts=parts,
-            without_score=len(rows) - len(scored),
-            missing=scored.missing("sentence1", "sentence2"),
+            without_score=len(rows) - len(scored_rows),
+            missing=scored_rows.missing("sentence1", "sentence2"),
         )
 
     def _check_parts(self, gold: Mapping[str, np.ndarray]) -> None:

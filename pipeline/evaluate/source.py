@@ -188,14 +188,16 @@ def open_file(
         ConfigError: a role that this kind of task does not have, or one column for two roles.
         DataError: the file is missing, not Parquet, or lacks columns.
     """
-    known = list(dict.fromkeys([*(role for form in roles.forms for role in form), *roles.optional, "split"]))
+    known_roles = list(
+        dict.fromkeys([*(role for form in roles.forms for role in form), *roles.optional, "split"])
+    )
     for role in source.columns:
-        if role not in known:
-            hint = did_you_mean(role, known, f"known: {', '.join(known)}")
+        if role not in known_roles:
+            hint = did_you_mean(role, known_roles, f"known: {', '.join(known_roles)}")
             raise ConfigError(f"{source.uri}: columns", f"a role of a {source.kind} task", repr(role), hint)
     content, where = _content(store, path), store.uri_of(path)
     names = _table(content, where).column_names
-    column = {role: source.columns.get(role, role) for role in known}
+    column = {role: source.columns.get(role, role) for role in known_roles}
     split_role = () if split is None else ("split",)
     complete = next((form for form in roles.forms if all(column[role] in names for role in form)), None)
     absent = tuple(role for role in (*source.columns, *split_role) if column[role] not in names)
@@ -217,9 +219,13 @@ def open_file(
                 "set another column",
             )
     optional = (role for role in roles.optional if column[role] in names)
-    used = dict.fromkeys((*complete, *optional, *split_role))
+    used_roles = dict.fromkeys((*complete, *optional, *split_role))
     return TaskFile(
-        store, path, hashlib.sha256(content).hexdigest(), tuple((role, column[role]) for role in used), split
+        store,
+        path,
+        hashlib.sha256(content).hexdigest(),
+        tuple((role, column[role]) for role in used_roles),
+        split,
     )
 
 

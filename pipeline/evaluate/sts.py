@@ -80,22 +80,24 @@ class StsTask(EvaluationTask):
             DataError: a score is out of range, all scores are equal, or there are fewer than two.
         """
         rows = self.file.rows()
-        scored = rows.take(~np.isnan(rows.numbers("score")))
-        gold = scored.numbers("score")
+        scored_rows = rows.take(~np.isnan(rows.numbers("score")))
+        gold = scored_rows.numbers("score")
         check_scores(gold, self.options.low, self.options.high, self.file.where)
         subset, names = (
-            scored.codes("subset") if scored.has("subset") else (np.zeros(len(scored), np.int64), [self.name])
+            scored_rows.codes("subset")
+            if scored_rows.has("subset")
+            else (np.zeros(len(scored_rows), np.int64), [self.name])
         )
         names = [*map(str, names), *(["(none)"] if (subset < 0).any() else [])]
         subset = np.where(subset < 0, len(names) - 1, subset)
         return StsPairs(
-            left=scored.texts("sentence1"),
-            right=scored.texts("sentence2"),
+            left=scored_rows.texts("sentence1"),
+            right=scored_rows.texts("sentence2"),
             gold=gold,
             subset=subset,
             names=names,
-            without_score=len(rows) - len(scored),
-            missing=scored.missing("sentence1", "sentence2"),
+            without_score=len(rows) - len(scored_rows),
+            missing=scored_rows.missing("sentence1", "sentence2"),
         )
 
     def sentences(self) -> Sequence[str]:
@@ -119,8 +121,8 @@ class StsTask(EvaluationTask):
                 "use evaluate.aggregation=all or larger subsets",
             )
         if missing:
-            known = (predicted[is_known], pairs.gold[is_known])
-            metrics["Spearman of pairs with vectors"] = 100 * correlation(spearman, *known)
+            known_pairs = (predicted[is_known], pairs.gold[is_known])
+            metrics["Spearman of pairs with vectors"] = 100 * correlation(spearman, *known_pairs)
         counts = np.bincount(pairs.subset, minlength=len(pairs.names)).tolist()
         return Score(
             f"Spearman x100, {self.similarity}, {self.settings.aggregation}",

@@ -173,11 +173,11 @@ def _expand(requested: str, files: Mapping[str, str]) -> Sequence[str]:
         return [name for name, path in files.items() if path.startswith("stsb-multi/")] or [requested]
     if requested in GROUPS:
         return GROUPS[requested]
-    grouped = (name for group in GROUPS.values() for name in group)
-    known = list(dict.fromkeys([*GROUPS, *grouped, *_UNGROUPED, *files]))
-    if requested in known or _TRANSLATED.fullmatch(requested):
+    grouped_names = (name for group in GROUPS.values() for name in group)
+    known_names = list(dict.fromkeys([*GROUPS, *grouped_names, *_UNGROUPED, *files]))
+    if requested in known_names or _TRANSLATED.fullmatch(requested):
         return [requested]
-    hint = did_you_mean(requested, known, f"known: {', '.join(known)}", most=3)
+    hint = did_you_mean(requested, known_names, f"known: {', '.join(known_names)}", most=3)
     raise ConfigError("evaluate.names", "names of tasks or of groups", repr(requested), hint)
 
 

@@ -164,7 +164,7 @@ class TransferTask(EvaluationTask):
             "seed": self.settings.seed,
             "strength": "inverse strength C" if self.settings.solver == "lbfgs" else "weight decay",
             "strengths": list(solver.strengths),
-            "chosen": list(outcome.chosen),
+            "chosen": list(outcome.chosen_strengths),
             "features": "u" if labelled.right is None else "|u-v|, u*v",
             "standardised": False,
             "texts": {name: int((labelled.split == name).sum()) for name in protocol.used_splits},

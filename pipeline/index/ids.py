@@ -116,9 +116,9 @@ class Ids:
         return pa.concat_tables(tables, promote_options="default").combine_chunks().take(arrow_of(order))
 
     def _take_from_batch(self, number: int, wanted: np.ndarray) -> pa.RecordBatch:
-        stored = self._addresses[number]
-        rows = np.minimum(np.searchsorted(stored, wanted), len(stored) - 1)
-        if len(missing := wanted[stored[rows] != wanted]):
+        stored_addresses = self._addresses[number]
+        rows = np.minimum(np.searchsorted(stored_addresses, wanted), len(stored_addresses) - 1)
+        if len(missing := wanted[stored_addresses[rows] != wanted]):
             raise DataError(
                 "ids",
                 f"the id of {describe(int(missing[0]))}",

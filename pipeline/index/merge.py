@@ -160,9 +160,9 @@ class _Bitmap:
             self._positions = np.pad(self._positions, (0, missing), constant_values=-1)
         new = ordinals[self._positions[ordinals] < 0]
         if len(new):
-            known = int(self._positions.max(initial=-1)) + 1
-            self._positions[new] = known + np.arange(len(new))
-            if (missing := known + len(new) - len(self._bits)) > 0:
+            unit_count = int(self._positions.max(initial=-1)) + 1
+            self._positions[new] = unit_count + np.arange(len(new))
+            if (missing := unit_count + len(new) - len(self._bits)) > 0:
                 self._bits = np.pad(self._bits, ((0, max(missing, len(self._bits) // 2)), (0, 0)))
 
 

@@ -46,8 +46,8 @@ def pick_negatives(
     if settings.most is not None:
         is_candidate &= neighbours.scores <= np.float32(settings.most)
     order = _random_order(ranks, pairs, seed) if settings.pick == "random" else ranks
-    picked = np.lexsort((order, ~is_candidate), axis=1)[:, : settings.negatives]
-    chosen = np.take_along_axis(np.where(is_candidate, neighbours.addresses, NO_NEIGHBOUR), picked, axis=1)
+    columns = np.lexsort((order, ~is_candidate), axis=1)[:, : settings.negatives]
+    chosen = np.take_along_axis(np.where(is_candidate, neighbours.addresses, NO_NEIGHBOUR), columns, axis=1)
     return np.pad(chosen, ((0, 0), (0, settings.negatives - chosen.shape[1])), constant_values=NO_NEIGHBOUR)
 
 

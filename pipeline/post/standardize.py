@@ -99,12 +99,12 @@ def fit_standardize(moments: Moments, *, space_id: str = "") -> Standardize:
         DataError: fewer than two rows, or equal rows only.
     """
     std = np.sqrt(np.maximum(moments.covariance().diagonal(), 0.0))
-    fitted = Standardize(moments.mean, std, moments.count, space_id)
-    if moments.count < 2 or fitted.is_constant.all():
+    transform = Standardize(moments.mean, std, moments.count, space_id)
+    if moments.count < 2 or transform.is_constant.all():
         raise DataError(
             "vectors",
             "at least two rows that differ",
             f"{moments.count} rows without variance",
             "use more text, or another encoder",
         )
-    return fitted
+    return transform

@@ -175,7 +175,7 @@ def _band_charts(geometry: GeometryReport) -> tuple[Chart, ...]:
 def _layer_charts(geometry: GeometryReport) -> tuple[Chart, ...]:
     """Draw a chart of each metric that all layers of all encoders have."""
     depths = [depth for depth in geometry.depths if depth.levels]
-    key, drawn = legend([depth.name for depth in depths]), []
+    key, layer_charts = legend([depth.name for depth in depths]), []
     for name, (heading, explanation) in _LAYER_METRICS.items():
         curves = [
             [
@@ -186,8 +186,8 @@ def _layer_charts(geometry: GeometryReport) -> tuple[Chart, ...]:
             for depth in depths
         ]
         if curves and all(curves):
-            drawn.append(Chart(heading, charts.layer_chart(curves, heading), explanation, key))
-    return tuple(drawn)
+            layer_charts.append(Chart(heading, charts.layer_chart(curves, heading), explanation, key))
+    return tuple(layer_charts)
 
 
 def _metric_table(geometry: GeometryReport) -> tuple[tuple[str, ...], ...]:

@@ -25,12 +25,12 @@ def sections(report: TrainingReport) -> list[tuple[str, list[Chart]]]:
     """Return the sections with charts as (heading, charts); charts of missing metrics are left out."""
     steps = StepAxis(report.steps)
     with_resumes = replace(steps, resumed=tuple(float(step) for step, _ in report.resumed if step))
-    drawn = [
+    all_sections = [
         ("Learning", list(_learning(report, with_resumes))),
         ("Vectors", list(_vectors(report.lines, steps))),
         ("Steps", list(_step_charts(report, steps))),
     ]
-    return [(heading, charts) for heading, charts in drawn if charts]
+    return [(heading, charts) for heading, charts in all_sections if charts]
 
 
 def legend(names: Sequence[str]) -> Markup:

@@ -73,8 +73,8 @@ def _loss_warnings(report: TrainingReport) -> Iterator[str]:
 
 
 def _collapse_warnings(report: TrainingReport) -> Iterator[str]:
-    measured = [line for line in report.lines if line.loss is not None]
-    tail = measured[-max(1, round(_TAIL * len(measured))) :]
+    loss_lines = [line for line in report.lines if line.loss is not None]
+    tail = loss_lines[-max(1, round(_TAIL * len(loss_lines))) :]
     losses = [
         value for line in tail for name, value in line.parts.items() if name.rpartition(".")[2] == "info_nce"
     ]

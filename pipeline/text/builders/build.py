@@ -238,8 +238,8 @@ def _build_split(build: RowBuild, rows: pa.Table) -> tuple[pa.Table, dict[str, i
     builder, data = build.builder, build.rows.settings
     roles = GroupRoles(builder.group, builder.within, builder.text)
     grouped = group_rows(rows, roles, build.settings.seed, data.values.labels, data.uri)
-    built, counts = builder.build(grouped)
-    table = pa.table({role: texts.cast(pa.string()) for role, texts in built.items()})
+    columns, counts = builder.build(grouped)
+    table = pa.table({role: texts.cast(pa.string()) for role, texts in columns.items()})
     return table, {"repeated": len(rows) - len(grouped), **counts}
 
 

@@ -127,12 +127,12 @@ def agree_on_columns(
         DataError: no file has one of the kept columns.
     """
     id_column_type, refused = _agree_on_id(files, corpus)
-    kept, leaves_out_keys = [], any(each.incomplete for each in files)
+    kept, leaves_out_keys = [], any(file_columns.incomplete for file_columns in files)
     for name in corpus.keep:
         if name == corpus.id:
             kept.append(pa.field(name, id_column_type))
             continue
-        if files and all(name in each.absent for each in files):
+        if files and all(name in file_columns.absent for file_columns in files):
             raise missing_column(files[0].file, "corpus.keep", name, files[0].names)
         kind = pa.null()
         for file_columns in files:
@@ -162,22 +162,31 @@ def _agree_on_id(
     Integer ids are uint64 if a file needs it and no file may have negative ids. Otherwise they are int64, and
     ids of 2^63 and above are rejected when they are read.
     """
-    with_ids = [each for each in files if not pa.types.is_null(each.types[corpus.id])]
+    with_ids = [file_columns for file_columns in files if not pa.types.is_null(file_columns.types[corpus.id])]
     if not with_ids:
         return pa.string(), {}
-    kinds = {each.file: "string" if is_text(each.types[corpus.id]) else "integer" for each in with_ids}
+    kinds = {
+        file_columns.file: "string" if is_text(file_columns.types[corpus.id]) else "integer"
+        for file_columns in with_ids
+    }
     first = kinds[with_ids[0].file]
-    fitting = [each for each in with_ids if kinds[each.file] == first or each.mixed_ids]
+    fitting = [
+        file_columns
+        for file_columns in with_ids
+        if kinds[file_columns.file] == first or file_columns.mixed_ids
+    ]
     expected = f"{first}, as in {with_ids[0].file.name}"
     refused = {
-        each.file.name: wrong_column_type(each.file, "corpus.id", corpus.id, expected, kinds[each.file])
-        for each in with_ids
-        if kinds[each.file] != first and not each.mixed_ids
+        file_columns.file.name: wrong_column_type(
+            file_columns.file, "corpus.id", corpus.id, expected, kinds[file_columns.file]
+        )
+        for file_columns in with_ids
+        if kinds[file_columns.file] != first and not file_columns.mixed_ids
     }
     if first == "string":
         return pa.string(), refused
-    has_large_ids = any(pa.types.is_uint64(each.types[corpus.id]) for each in fitting)
-    has_negative_ids = any(each.negative_ids for each in fitting)
+    has_large_ids = any(pa.types.is_uint64(file_columns.types[corpus.id]) for file_columns in fitting)
+    has_negative_ids = any(file_columns.negative_ids for file_columns in fitting)
     return pa.uint64() if has_large_ids and not has_negative_ids else pa.int64(), refused
 
 

@@ -46,7 +46,7 @@ class IngestOutcome(NamedTuple):
 
 def keep_units(parent: Corpus, dead: Iterable[DeadRange]) -> list[CorpusUnit]:
     """Return the parent's units that still have live rows."""
-    dead_rows = {ordinal: count for each in dead for ordinal, count in each.units}
+    dead_rows = {ordinal: count for dead_range in dead for ordinal, count in dead_range.units}
     updated = [  # their vectors exist by now, so they copy none from earlier units
         unit.model_copy(update={"dead": dead_rows.get(unit.ordinal, 0), "copies": None})
         for unit in parent.units
@@ -55,13 +55,13 @@ def keep_units(parent: Corpus, dead: Iterable[DeadRange]) -> list[CorpusUnit]:
 
 
 def extend_keys(
-    stored: Sequence[TableBucket], buckets: Sequence[BucketRecord], written: Sequence[GroupRecord]
+    table: Sequence[TableBucket], buckets: Sequence[BucketRecord], groups: Sequence[GroupRecord]
 ) -> tuple[TableBucket, ...]:
-    """Return the buckets of the key table with tonight's bases and deltas."""
-    files = [file for group in written for file in group.keys]
+    """Return the buckets of the key table `table` with tonight's bases and deltas."""
+    files = [file for group in groups for file in group.keys]
     return tuple(
-        extend_bucket(stored, each.bucket, file, is_base=each.is_base)
-        for each, file in zip(buckets, files, strict=True)
+        extend_bucket(table, bucket.bucket, file, is_base=bucket.is_base)
+        for bucket, file in zip(buckets, files, strict=True)
     )
 
 
@@ -89,8 +89,9 @@ def gather_quarantine(
     for file_of_item in (record.quarantine for record in outcome.read if record.quarantine):
         for batch in pq.ParquetFile(work.open(file_of_item.path)).iter_batches():
             quarantine.add(pa.Table.from_batches([batch]))
-    for rows in (table for each in outcome.duplicates for table in read_partitions(work, each.rows)):
-        quarantine.add(rows)
+    for duplicates in outcome.duplicates:
+        for rows in read_partitions(work, duplicates.rows):
+            quarantine.add(rows)
     return quarantine.close()
 
 

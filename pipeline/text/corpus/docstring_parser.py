@@ -90,7 +90,7 @@ def _private_imports(tree: ast.Module, module: PythonFile) -> Iterator[Definitio
         if isinstance(node, ast.ImportFrom) and private is not None:
             names = {alias.name for alias in node.names if alias.asname in (None, alias.name)}
             definitions = _definitions(private.body)
-            yield from (each for each in definitions if "*" in names or each.name in names)
+            yield from (item for item in definitions if "*" in names or item.name in names)
 
 
 def _private_module(node: ast.ImportFrom, package: str) -> str | None:

@@ -43,7 +43,7 @@ def harvest_docstrings(store: str | Path, max_rows: int | None = None) -> int:
     stdlib, *installed = (Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
     with _without_garbage_collection():
         docstrings = collect_docstrings([stdlib], installed, max_rows)
-    rows = [{name: getattr(each, name) for name in _SCHEMA.names} for each in docstrings]
+    rows = [{name: getattr(docstring, name) for name in _SCHEMA.names} for docstring in docstrings]
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(rows, _SCHEMA), sink, compression="zstd")
     content = sink.getvalue().to_pybytes()
@@ -83,7 +83,7 @@ def collect_docstrings(
         from_standard = sorted(from_standard, key=_priority)[:max_rows]
     streams = [_distinct_docstrings(package, seen, _MAX_METHODS) for package in _packages(installed)]
     remaining = sys.maxsize if max_rows is None else max_rows - len(from_standard)
-    return sorted([*from_standard, *_take_equally(streams, remaining)], key=lambda each: each.id)
+    return sorted([*from_standard, *_take_equally(streams, remaining)], key=lambda docstring: docstring.id)
 
 
 def _priority(docstring: Docstring) -> tuple[bool, bytes]:

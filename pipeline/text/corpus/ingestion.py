@@ -126,7 +126,7 @@ class Ingestion:
         for number, record in self.map_tasks(task, items):
             records[number] = record
             rows += sum(file.rows for file in record.inputs)
-            size += sum(each.size for each in items[number].files)
+            size += sum(file.size for file in items[number].files)
             if not in_this_process:
                 self.on_progress(rows, size)
         return [records[number] for number in range(len(items))]
@@ -263,7 +263,7 @@ class Ingestion:
             tuple(unit.ordinal for unit in kept),
         )
         resolved = self._map(task, range(buckets))
-        sources = tuple(each.sources for each in resolved)
+        sources = tuple(bucket.sources for bucket in resolved)
         tables = tuple(
             extend_bucket(old, number, bucket.table, is_base=bucket.is_base)
             for number, bucket in enumerate(resolved)
@@ -271,7 +271,7 @@ class Ingestion:
         items = [
             UnitsToCopyTo(group.number, record.units) for group, record in zip(groups, written, strict=True)
         ]
-        if any(each.rows for each in sources):
+        if any(file.rows for file in sources):
             copies = GatherCopies(self.work, self.store, tables_folder(self.corpus_id), sources)
             return tables, tuple(unit for record in self._map(copies, items) for unit in record.units)
         return tables, tuple(unit for item in items for unit in item.units)

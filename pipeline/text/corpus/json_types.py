@@ -126,9 +126,9 @@ class TypeInspection:
     def _check_text(self, objects: list[dict[str, Any]]) -> None:
         """Raise DataError if no object of the first block has the text column, or none has a string in it."""
         name = self.corpus.text
-        if name not in self.file.partitions and not any(name in each for each in objects):
+        if name not in self.file.partitions and not any(name in json_object for json_object in objects):
             raise missing_column(self.file, "corpus.text", name, [*self.file.partitions, *objects[0]])
-        texts = [each[name] for each in objects if each.get(name) is not None]
+        texts = [json_object[name] for json_object in objects if json_object.get(name) is not None]
         if texts and not any(isinstance(text, str) for text in texts):
             raise wrong_column_type(self.file, "corpus.text", name, "string", type(texts[0]).__name__)
 
@@ -138,7 +138,7 @@ class TypeInspection:
         Integers are uint64 until one is negative.
         """
         name = self.corpus.id
-        values = [each[name] for each in objects if each.get(name) is not None]
+        values = [json_object[name] for json_object in objects if json_object.get(name) is not None]
         strings = [value for value in values if isinstance(value, str)]
         numbers = [value for value in values if is_integer(value)]
         if pa.types.is_null(self.types[name]) and (strings or numbers):

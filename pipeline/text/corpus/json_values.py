@@ -155,9 +155,9 @@ def _has_fields(kind: pa.DataType, value: Any) -> bool:
     """Return whether the type has a field for every key of the value, at all levels."""
     if isinstance(value, dict) and pa.types.is_struct(kind):
         return all(
-            (index := kind.get_field_index(key)) >= 0 and _has_fields(kind.field(index).type, each)
-            for key, each in value.items()
+            (index := kind.get_field_index(key)) >= 0 and _has_fields(kind.field(index).type, child)
+            for key, child in value.items()
         )
     if isinstance(value, list) and pa.types.is_list(kind):
-        return all(_has_fields(kind.value_type, each) for each in value)
+        return all(_has_fields(kind.value_type, child) for child in value)
     return True

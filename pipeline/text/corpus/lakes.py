@@ -34,7 +34,7 @@ def refuse_tables(uri: str, names: Iterable[str], parquet_files: Sequence[str]) 
     for name in names:
         for kind, marker in _MARKERS.items():
             match = marker.fullmatch(name)
-            if match and any(each.startswith(match["top"]) for each in parquet_files):
+            if match and any(file.startswith(match["top"]) for file in parquet_files):
                 raise DataError(
                     f"{uri}/{match['top']}".rstrip("/"),
                     "Parquet files without removed rows",

@@ -68,16 +68,16 @@ def list_remote(uri: str) -> Listing:
     system, path = _filesystem(uri)
     is_glob = glob.has_magic(path)
     search = system.glob if is_glob else system.find
-    found = [
+    files = [
         FoundFile(name, system.unstrip_protocol(name), int(status["size"]), _remote_stamp(status))
         for name, status in retrying(lambda: search(path, detail=True), uri).items()
         if status.get("type") != "directory" and not name.endswith("/")
     ]
     if is_glob:
-        return Listing(_fixed_part(path), found)
-    if [file.path for file in found] == [path]:
-        return Listing(path.rpartition("/")[0], found, single=True)
-    return Listing(path, [file for file in found if file.path.startswith(path + "/")])
+        return Listing(_fixed_part(path), files)
+    if [file.path for file in files] == [path]:
+        return Listing(path.rpartition("/")[0], files, single=True)
+    return Listing(path, [file for file in files if file.path.startswith(path + "/")])
 
 
 def _list_s3(uri: str) -> Listing:
@@ -90,13 +90,13 @@ def _list_s3(uri: str) -> Listing:
     is_glob = glob.has_magic(path)
     base = _fixed_part(path) if is_glob else path
     pattern = re.compile(glob_translate(path)) if is_glob else None
-    found = [
+    files = [
         FoundFile(f"{base}/{entry.path}", f"{scheme}://{base}/{entry.path}", entry.size, entry.stamp)
         for entry in S3Store(f"{scheme}://{base}").list()
         if not pattern or pattern.fullmatch(f"{base}/{entry.path}")
     ]
-    if found or is_glob or "/" not in path:
-        return Listing(base, found)
+    if files or is_glob or "/" not in path:
+        return Listing(base, files)
     parent, _, name = path.rpartition("/")
     single = S3Store(f"{scheme}://{parent}").entry(name)
     if single is None:
@@ -176,5 +176,5 @@ def remote_names(top: str, folder: str) -> Iterable[str]:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    files = (each for each in retrying(entries, top) if each.get("type") != "directory")
-    return [each["name"].rpartition("/")[2] for each in files]
+    files = (entry for entry in retrying(entries, top) if entry.get("type") != "directory")
+    return [file["name"].rpartition("/")[2] for file in files]

@@ -42,13 +42,13 @@ def quarantine(file: str, rejected: Iterable[RejectedRow]) -> pa.Table:
     rows = [
         {
             "file": file,
-            "row": each.row,
-            "id": each.id and replace_surrogates(each.id),
-            "reason": each.reason,
-            "detail": each.detail or None,
-            "excerpt": each.text and replace_surrogates(each.text[:_EXCERPT]),
+            "row": rejected_row.row,
+            "id": rejected_row.id and replace_surrogates(rejected_row.id),
+            "reason": rejected_row.reason,
+            "detail": rejected_row.detail or None,
+            "excerpt": rejected_row.text and replace_surrogates(rejected_row.text[:_EXCERPT]),
         }
-        for each in sorted(rejected, key=lambda each: each.row)
+        for rejected_row in sorted(rejected, key=lambda rejected_row: rejected_row.row)
     ]
     return pa.Table.from_pylist(rows, QUARANTINE)
 

@@ -81,9 +81,9 @@ def survey_files(
     }
     if refused and corpus.bad_files == "error":
         raise next(refused[file.name] for file in files if file.name in refused)
-    good = [each for each in usable if each.file.name not in refused]
-    rows = {each.file.name: each.rows for each in good}
-    divisions = {each.file.name: each.divisions for each in good}
+    good = [file_columns for file_columns in usable if file_columns.file.name not in refused]
+    rows = {file_columns.file.name: file_columns.rows for file_columns in good}
+    divisions = {file_columns.file.name: file_columns.divisions for file_columns in good}
     return CorpusSurvey(columns, rows, refused, divisions)
 
 

@@ -133,7 +133,7 @@ class ResolveBucket:
             dead=store_ranges(dead, dead_ranges, len(self.unit_ranges), "dead"),
             duplicates=store_ranges(duplicates, duplicate_ranges, len(self.row_ranges), "duplicates"),
             deleted=None if is_base else store_rows(deleted, "deleted"),
-            examples=tuple(tuple(_examples(each, chosen)) for each in resolved.examples),
+            examples=tuple(tuple(_examples(of_kind, chosen)) for of_kind in resolved.examples),
         )
 
     def _lines_read(self, bucket: int) -> pa.Table:

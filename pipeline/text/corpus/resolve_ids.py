@@ -103,29 +103,29 @@ class _Comparison:
         line_indices: (n,) index of each winner among the lines.
         live: last night's live rows.
         live_indices: (n,) index of the live row with the winner's id; 0 if there is none.
-        known: (n,) bool, True if there is a live row with the winner's id.
-        same: (n,) bool, True if the text and the kept columns of that row are equal to the winner's.
+        is_known: (n,) bool, True if there is a live row with the winner's id.
+        is_same: (n,) bool, True if the text and the kept columns of that row are equal to the winner's.
     """
 
     def __init__(self, winners: pa.Table, line_indices: np.ndarray, live: pa.Table) -> None:
         self.winners, self.line_indices, self.live = winners, line_indices, live
         indices = pc.index_in(one_chunk(winners["id"]), value_set=one_chunk(live["id"]))
-        self.known = indices.is_valid().to_numpy(zero_copy_only=False)
+        self.is_known = indices.is_valid().to_numpy(zero_copy_only=False)
         self.live_indices = pc.fill_null(indices, 0).to_numpy()
-        self.same = self.known & _equal(winners, live, self.live_indices)
+        self.is_same = self.is_known & _equal(winners, live, self.live_indices)
 
     def changes(self) -> Changes:
         """Count new, changed, unchanged and deleted rows."""
-        known, same = int(self.known.sum()), int(self.same.sum())
-        new, deleted = len(self.known) - known, self.live.num_rows - known
+        known, same = int(self.is_known.sum()), int(self.is_same.sum())
+        new, deleted = len(self.is_known) - known, self.live.num_rows - known
         return Changes(new=new, changed=known - same, unchanged=same, deleted=deleted)
 
     def examples(self) -> tuple[list[LineChange], ...]:
         """Return examples of new, changed and deleted rows."""
         keys, addresses = text_hashes(self.winners), self.live["address"].to_numpy()
-        new, changed = np.flatnonzero(~self.known), np.flatnonzero(self.known & ~self.same)
+        new, changed = np.flatnonzero(~self.is_known), np.flatnonzero(self.is_known & ~self.is_same)
         deleted = np.ones(len(addresses), dtype=bool)
-        deleted[self.live_indices[self.known]] = False
+        deleted[self.live_indices[self.is_known]] = False
         before = addresses[deleted]
         return (
             choose_examples(keys[new], np.full(len(new), ABSENT), self.line_indices[new]),
@@ -155,7 +155,7 @@ def resolve_ids(before: pa.Table, now: pa.Table, *, reuse: bool) -> ResolvedIds:
     winners = lines.filter(pa.array(is_winner)).combine_chunks()
     comparison = _Comparison(winners, np.flatnonzero(is_winner), live)
 
-    keeps = comparison.same & reuse
+    keeps = comparison.is_same & reuse
     live_addresses = live["address"].to_numpy()
     addresses = np.full(lines.num_rows, ABSENT, dtype=np.int64)
     addresses[comparison.line_indices[keeps]] = live_addresses[comparison.live_indices[keeps]]

@@ -79,11 +79,11 @@ class ReviveRows:
     def _rows(self, file_to_read: FileToRead, wanted: pa.Table) -> ReadRows:
         """Read the wanted rows of a file; raise TransientError if their texts have changed."""
         rows = read_rows(file_to_read.file, wanted["row"].to_numpy(), self.corpus, self.columns)
-        found = ReadRows.of(rows, file_to_read.index, self.columns.schema)
-        if found.lines["text_key"] != wanted["text_key"]:
+        current_rows = ReadRows.of(rows, file_to_read.index, self.columns.schema)
+        if current_rows.lines["text_key"] != wanted["text_key"]:
             uri = file_to_read.file.uri
             raise TransientError(uri, "the texts that it had before", "other texts", CHANGED_REMEDY)
-        return found
+        return current_rows
 
 
 def read_rows(file: SourceFile, numbers: np.ndarray, corpus: CorpusSettings, columns: Columns) -> pa.Table:

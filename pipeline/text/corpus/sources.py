@@ -77,14 +77,14 @@ def list_files(corpus: CorpusSettings) -> list[SourceFile]:
     with storage_errors(corpus.uri):
         listing = list_remote(corpus.uri) if path is None else list_local(path)
     by_name = {
-        Path(found.path).relative_to(listing.base).as_posix() if listing.base else found.path: found
-        for found in listing.files
+        Path(entry.path).relative_to(listing.base).as_posix() if listing.base else entry.path: entry
+        for entry in listing.files
     }
     if invalid := next((name for name in by_name if has_surrogates(name)), None):
         raise DataError(corpus.uri, "file names in UTF-8", ascii(invalid), "rename the file")
     files = [
-        SourceFile(name, found.uri, found.size, found.stamp, kind, found.stamp, _partitions(found.path))
-        for name, found in sorted(by_name.items())
+        SourceFile(name, entry.uri, entry.size, entry.stamp, kind, entry.stamp, _partitions(entry.path))
+        for name, entry in sorted(by_name.items())
         if (listing.single or not _is_hidden(name))
         and (kind := _file_format(name, corpus.format, listing.single))
     ]

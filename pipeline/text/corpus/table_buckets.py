@@ -42,21 +42,21 @@ def is_compacted(bucket: TableBucket | None, changed: int) -> bool:
 
 
 def extend_bucket(
-    stored: Sequence[TableBucket], number: int, file: FileRef | None, *, is_base: bool
+    buckets: Sequence[TableBucket], number: int, file: FileRef | None, *, is_base: bool
 ) -> TableBucket:
     """Return bucket `number` of a table with a new base or delta.
 
     Args:
-        stored: the stored buckets; they may be empty if the file is a base.
+        buckets: the stored buckets of the table; they may be empty if the file is a base.
         number: index of the bucket.
         file: the base or delta; None if no line changed.
         is_base: True if the file is a base.
     """
     if file is None:
-        return stored[number]
+        return buckets[number]
     if is_base:
         return TableBucket(**dict(file))
-    return stored[number].model_copy(update={"deltas": (*stored[number].deltas, file)})
+    return buckets[number].model_copy(update={"deltas": (*buckets[number].deltas, file)})
 
 
 def delta_schema(keys: pa.Schema) -> pa.Schema:

@@ -66,17 +66,17 @@ class ResolveTexts:
         )
 
     def _resolve(self, bucket: int, scratch: Path) -> TextBucketRecord:
-        new = read_from_all(self.work.store, self.texts, TEXTS, bucket, bucket + 1)
-        known = read_text_bucket(self.store, self.old, bucket, self.buckets, self.old_units)
+        new_lines = read_from_all(self.work.store, self.texts, TEXTS, bucket, bucket + 1)
+        stored_lines = read_text_bucket(self.store, self.old, bucket, self.buckets, self.old_units)
         sources, is_base = _SOURCES.empty_table(), True
-        tables = [TEXTS.empty_table(), new]
-        if known is not None:  # vectors of units that are not kept can be copied, too
-            sources = _find_sources(new, known)
+        tables = [TEXTS.empty_table(), new_lines]
+        if stored_lines is not None:  # vectors of units that are not kept can be copied, too
+            sources = _find_sources(new_lines, stored_lines)
             can_extend = self.kept_units and len(self.old) == self.buckets
-            is_base = is_compacted(self.old[bucket] if can_extend else None, new.num_rows)
-        if known is not None and is_base:
-            unit = ordinal_of(known["address"].to_numpy())
-            tables.append(known.filter(pa.array(np.isin(unit, self.kept_units))))
+            is_base = is_compacted(self.old[bucket] if can_extend else None, new_lines.num_rows)
+        if stored_lines is not None and is_base:
+            unit = ordinal_of(stored_lines["address"].to_numpy())
+            tables.append(stored_lines.filter(pa.array(np.isin(unit, self.kept_units))))
         table = pa.concat_tables(tables).sort_by([("text_key", "ascending"), ("address", "ascending")])
         path = f"{self.tables}/texts-{bucket:05d}{'' if is_base else '-delta'}.parquet"
         ordinals = ordinal_of(sources["address"].to_numpy())
@@ -94,11 +94,11 @@ class ResolveTexts:
         )
 
 
-def _find_sources(new: pa.Table, known: pa.Table) -> pa.Table:
-    """Return the addresses of new rows whose text is known, each with the address of the first known row."""
-    indices = one_chunk(pc.index_in(new["text_key"], value_set=known["text_key"]))
-    addresses = new["address"].filter(indices.is_valid())
-    return pa.table([addresses, known["address"].take(indices.drop_null())], schema=_SOURCES)
+def _find_sources(new_lines: pa.Table, stored_lines: pa.Table) -> pa.Table:
+    """Return the addresses of new rows whose text is stored, each with the address of the first such row."""
+    indices = one_chunk(pc.index_in(new_lines["text_key"], value_set=stored_lines["text_key"]))
+    addresses = new_lines["address"].filter(indices.is_valid())
+    return pa.table([addresses, stored_lines["address"].take(indices.drop_null())], schema=_SOURCES)
 
 
 @dataclass(frozen=True)

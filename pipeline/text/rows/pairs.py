@@ -112,26 +112,26 @@ def open_training_rows(
     footers = list(map(_read_footer, files))
     common = set[str].intersection(*(set(schema.names) for schema, _ in footers))
     present = (role for role in optional if settings.columns.get(role, role) in common)
-    used = tuple(dict.fromkeys([*roles, *present]))
-    if "negative2" in used and "negative" not in used:
+    used_roles = tuple(dict.fromkeys([*roles, *present]))
+    if "negative2" in used_roles and "negative" not in used_roles:
         raise DataError(
             settings.uri,
             "a column with the role negative, beside that of negative2",
-            f"columns with the roles {', '.join(used)}",
+            f"columns with the roles {', '.join(used_roles)}",
             "name the only negative of a row in `columns` as negative",
         )
     for file, (schema, _) in zip(files, footers, strict=True):
-        _check_columns(file, schema, settings, used)
+        _check_columns(file, schema, settings, used_roles)
     groups, counts = [], Counter(rows=0, unlabelled=0, missing=0)
     for file, (_, row_groups) in zip(files, footers, strict=True):
         row = 0
         for number, metadata in enumerate(row_groups):
             group = RowGroup(file, number, counts["rows"], row, kept=metadata.num_rows)
-            excluded = _count_excluded(settings, group, used, _null_counts(metadata))
+            excluded = _count_excluded(settings, group, used_roles, _null_counts(metadata))
             groups.append(replace(group, kept=group.kept - excluded.total()))
             counts.update(excluded, rows=metadata.num_rows)
             row += metadata.num_rows
-    training_rows = TrainingRows(settings, used, tuple(groups), dict(counts))
+    training_rows = TrainingRows(settings, used_roles, tuple(groups), dict(counts))
     if not len(training_rows):
         raise DataError(settings.uri, "rows to train on", _reason_for_no_rows(counts), "check the files")
     return training_rows

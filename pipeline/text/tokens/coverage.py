@@ -91,12 +91,12 @@ class CoverageCounter:
 
     def counts(self) -> dict[str, int]:
         """Sums that are not zero, under the names that `ScriptCoverage.of` reads."""
-        named = (
+        named_sums = (
             (f"{_PREFIX}{script}_{name}", int(value))
             for script, sums in zip(SCRIPTS, self._sums, strict=True)
             for name, value in zip(_FIELDS, sums, strict=True)
         )
-        return {name: value for name, value in named if value}
+        return {name: value for name, value in named_sums if value}
 
 
 @dataclass(frozen=True)

@@ -187,11 +187,11 @@ def add_tokens(folder: Path, count: int) -> list[int]:
     from tokenizers import AddedToken
 
     backend = read_tokenizer(folder)
-    known = set(backend.get_vocab().values())
+    known_ids = set(backend.get_vocab().values())
     names = [f"[template {number}]" for number in range(count)]
     backend.add_special_tokens([AddedToken(name, normalized=False) for name in names])
     ids = [backend.get_vocab()[name] for name in names]
-    if taken := known.intersection(ids):
+    if taken := known_ids.intersection(ids):
         raise ModelError(
             str(folder / "tokenizer.json"),
             f"a vocabulary with room for {count} more tokens at its end",
