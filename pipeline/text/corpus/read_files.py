@@ -96,8 +96,7 @@ def group_by_bytes(files: Iterable[FileToRead], *, together: bool) -> list[Files
     """Divide files into items of consecutive files, by their sizes only.
 
     Args:
-        together: put all files into one item, because the number of rows to read of a file depends on the
-            files before it.
+        together: put all files into one item, because the rows to read of a file depend on earlier files.
     """
     groups: list[list[FileToRead]] = []
     size = 0
@@ -164,9 +163,8 @@ class PartWriter:
         return tuple(self.parts)
 
     def _flush(self) -> None:
-        rows = ReadRows(
-            *(pa.concat_tables(tables).combine_chunks() for tables in zip(*self._pending, strict=True))
-        )
+        tables = map(pa.concat_tables, zip(*self._pending, strict=True))
+        rows = ReadRows(*(table.combine_chunks() for table in tables))
         self._pending, self._bytes = [], 0
         stem = f"{self.stem}-{len(self.parts):04d}"
         self.parts.append(store_part(self.work, rows, self.partitions, stem))
