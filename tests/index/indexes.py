@@ -9,7 +9,7 @@ from pipeline.settings import IndexSettings
 from tests.index.clustered import Vectors, some_map
 
 
-def built(kind: str, vectors: Vectors, step: int = 20) -> tuple[Any, Queries, Neighbours]:
+def build_with_truth(kind: str, vectors: Vectors, step: int = 20) -> tuple[Any, Queries, Neighbours]:
     """Build an index, with every `step`-th row as a query, and the queries' exact neighbours."""
     plan = plan_index(
         len(vectors.raw), 28, IndexSettings(kind=kind, nlist=40 if kind.startswith("ivf") else None)

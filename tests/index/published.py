@@ -1,4 +1,4 @@
-"""Releases made file by file, as a night publishes them."""
+"""Releases that are written file by file, as a night publishes them."""
 
 import re
 from collections.abc import Sequence
@@ -56,8 +56,8 @@ def ids_table(corpus: Sequence[str], rows: slice, ids: str | Sequence[str]) -> p
         ids: string or int, to generate ids of that type, or the ids themselves.
     """
     numbers = np.arange(len(corpus))[rows]
-    made_up = pa.array(numbers) if ids == "int" else pa.array([f"row-{number}" for number in numbers])
-    names = made_up if isinstance(ids, str) else pa.array(ids[rows])
+    generated = pa.array(numbers) if ids == "int" else pa.array([f"row-{number}" for number in numbers])
+    names = generated if isinstance(ids, str) else pa.array(ids[rows])
     return pa.table(
         {
             "address": pa.array(addresses_of_rows(len(corpus))[rows]),
@@ -68,7 +68,7 @@ def ids_table(corpus: Sequence[str], rows: slice, ids: str | Sequence[str]) -> p
     )
 
 
-def keep_corpus(store: Store) -> FileRef:
+def store_empty_corpus(store: Store) -> FileRef:
     """Store an empty corpus record, because every release names one."""
     return store_by_content(store, Corpus(id="", digest="", units=()).to_json(), "corpus", ".json")
 
@@ -151,7 +151,7 @@ class Publisher:
                 tables = [table.drop_columns(["text"]) for table in tables] if self.in_units else tables
                 write_ids(self.scratch / "ids.arrow", tables)
                 references.append(self.put(self.scratch / "ids.arrow", "ids", ".arrow"))
-        units = self._keep_units(corpus) if self.in_units else ()
+        units = self._store_units(corpus) if self.in_units else ()
         candidate = ReleaseManifest(
             parent=before.release if before else None,
             space_id=self.encoder.space_id,
@@ -161,14 +161,14 @@ class Publisher:
             next_ordinal=99,
             index=index,
             ids=tuple(references),
-            encoder=self._keep_encoder(),
-            corpus=keep_corpus(self.store),
+            encoder=self._store_encoder(),
+            corpus=store_empty_corpus(self.store),
             tombstones=tombstones,
             settings={"encoder": {"path": "elsewhere"}},
         )
         return Releases(self.store).publish(candidate, str)
 
-    def _keep_units(self, corpus: Sequence[str]) -> tuple[ReleaseUnit, ...]:
+    def _store_units(self, corpus: Sequence[str]) -> tuple[ReleaseUnit, ...]:
         units = []
         for ordinal, start in enumerate(range(0, len(corpus), UNIT_ROWS)):
             rows = list(corpus[start : start + UNIT_ROWS])
@@ -226,7 +226,7 @@ class Publisher:
             lists, "indexes", ".ivfdata"
         )
 
-    def _keep_encoder(self) -> EncoderFiles:
+    def _store_encoder(self) -> EncoderFiles:
         folder, references = self.encoder.folder, []
         for name in folder.files:
             content = folder.file(name).read_bytes()

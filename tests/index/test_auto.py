@@ -14,18 +14,18 @@ KINDS = {
 
 @pytest.mark.parametrize("dim", KINDS)
 def test_auto_picks_a_kind_that_may_pass_the_gate_at_every_size(dim: int):
-    names = f"{'files GiB':>11}{'memory GiB':>12}  recall@10 of the codes"
-    print(f"\n{'rows':>13} {'dim':>5}  {'kind':24}{'factory':44}{'parts':>6}{names}")
-    planned = []
+    columns = f"{'files GiB':>11}{'memory GiB':>12}  recall@10 of the codes"
+    print(f"\n{'rows':>13} {'dim':>5}  {'kind':24}{'factory':44}{'parts':>6}{columns}")
+    kinds = []
     for power in range(4, 10):
         rows, settings = 10**power, IndexSettings()
         plan = plan_index(rows, dim, settings)
-        found = TABLE.of(KindVariant(plan.kind))
-        expected = found.expected(rows) if found else 1.0
+        code_recall = TABLE.of(KindVariant(plan.kind))
+        expected = code_recall.expected(rows) if code_recall else 1.0
         print(
             f"{rows:>13,} {dim:>5}  {plan.kind:24}{plan.factory:44}{plan.parts(rows):>6}"
             f"{plan.file_bytes / GIB:>11,.2f}{plan.memory_bytes / GIB:>12,.2f}  {expected:.4f}"
         )
         assert expected >= required_of_codes(0.95)
-        planned.append(plan.kind)
-    assert planned == KINDS[dim]
+        kinds.append(plan.kind)
+    assert kinds == KINDS[dim]

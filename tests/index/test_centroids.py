@@ -37,29 +37,29 @@ def lists_of_rows(index) -> dict[int, int]:
     }
 
 
-@pytest.mark.parametrize(("count", "share"), [(1, 1.0), (5, 1.0), (60, 1.0), (1_000, 0.93)])
-def test_the_nearest_centroid_is_found(count, share):
+@pytest.mark.parametrize(("count", "proportion"), [(1, 1.0), (5, 1.0), (60, 1.0), (1_000, 0.93)])
+def test_the_nearest_centroid_is_found(count, proportion):
     centroids, vectors = unit_vectors(count, seed=3), unit_vectors()
     best = np.argmax(vectors.astype(np.float64) @ centroids.T.astype(np.float64), axis=1)
-    assert (CentroidGroups.of(centroids).nearest(vectors) == best).mean() >= share
+    assert (CentroidGroups.of(centroids).nearest(vectors) == best).mean() >= proportion
 
 
 def test_the_nearest_centroid_does_not_depend_on_threads():
     groups, vectors = CentroidGroups.of(unit_vectors(500, seed=3)), unit_vectors()
     with faiss_threads(1):
-        alone = groups.nearest(vectors)
+        expected = groups.nearest(vectors)
     with faiss_threads(3):
-        np.testing.assert_array_equal(groups.nearest(vectors), alone)
+        np.testing.assert_array_equal(groups.nearest(vectors), expected)
 
 
-def test_sums_of_groups_are_those_of_numpy():
+def test_sums_of_groups_equal_those_of_numpy():
     vectors, groups = unit_vectors(50), np.arange(50) % 7
     expected = [vectors[groups == number].sum(axis=0) for number in range(9)]
     np.testing.assert_allclose(sum_by_group(vectors, groups, 9), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(("rows", "count"), [(ROWS, LISTS), (300, 300), (10, 1), (40, 3)])
-def test_there_are_as_many_centroids_as_wanted(rows, count):
+def test_the_wanted_number_of_centroids_is_trained_deterministically(rows, count):
     with faiss_threads(1):
         centroids = train_centroids(unit_vectors(rows), count, 4, seed=1)
         np.testing.assert_array_equal(train_centroids(unit_vectors(rows), count, 4, seed=1), centroids)
@@ -68,7 +68,7 @@ def test_there_are_as_many_centroids_as_wanted(rows, count):
     np.testing.assert_allclose(np.linalg.norm(centroids, axis=1), 1, atol=1e-5)
 
 
-def test_recall_is_that_of_an_index_which_faiss_trains_and_fills():
+def test_recall_is_not_below_that_of_an_index_which_faiss_trains_and_fills():
     vectors, queries = clustered(ROWS), clustered(400, seed=9).raw
     factory = f"IVF{LISTS}_HNSW16,Flat"
     ours = trained(factory)
@@ -129,7 +129,7 @@ def test_rows_of_a_refined_index_keep_their_addresses():
     assert (index.search(vectors.raw, 1)[1][:, 0] == vectors.addresses).mean() > 0.99
 
 
-def test_an_index_without_a_graph_takes_rows_at_once():
+def test_an_index_without_a_graph_adds_rows_immediately():
     index = trained("ivf_flat", 2_000)
     assert graph_of(index) is None
     vectors = clustered(100)

@@ -1,4 +1,4 @@
-"""Gates are values, and each refuses the releases that it is there for."""
+"""Each gate refuses the releases whose value is beyond its threshold, and no others."""
 
 import math
 
@@ -11,31 +11,31 @@ from pipeline.index.metrics import IndexMetrics, Proportion, RowCounts
 from pipeline.index.parts import Parts
 from pipeline.settings import GateSettings, IndexSettings
 from tests.index.clustered import clustered
-from tests.index.indexes import built
+from tests.index.indexes import build_with_truth
 
 
 def test_the_lowest_cosine_finds_the_changed_vector():
     before = np.eye(4, dtype=np.float32)
-    now = before.copy()
-    now[2] = [0, 0, math.cos(0.1), math.sin(0.1)]
-    assert lowest_cosine(before, 3 * now) == pytest.approx(math.cos(0.1))
+    after = before.copy()
+    after[2] = [0, 0, math.cos(0.1), math.sin(0.1)]
+    assert lowest_cosine(before, 3 * after) == pytest.approx(math.cos(0.1))
 
 
 def test_a_text_without_a_vector_in_both_releases_is_unchanged():
-    some = np.diag([1.0, 0.0, 1.0]).astype(np.float32)
-    assert lowest_cosine(some, some) == pytest.approx(1)
-    assert lowest_cosine(some, np.eye(3, dtype=np.float32)) == 0
-    assert lowest_cosine(np.eye(3, dtype=np.float32), some) == 0
+    without_second = np.diag([1.0, 0.0, 1.0]).astype(np.float32)
+    assert lowest_cosine(without_second, without_second) == pytest.approx(1)
+    assert lowest_cosine(without_second, np.eye(3, dtype=np.float32)) == 0
+    assert lowest_cosine(np.eye(3, dtype=np.float32), without_second) == 0
 
 
-def measured(**changes: object) -> IndexMetrics:
+def metrics_of_small_index(**changes: object) -> IndexMetrics:
     """Measure a small index, and change some of the values."""
-    index, queries, truth = built("ivf_flat", clustered(1_000))
+    index, queries, truth = build_with_truth("ivf_flat", clustered(1_000))
     return measure(Parts([index]), queries, truth, IndexSettings(), 0.95).model_copy(update=changes)
 
 
 @pytest.mark.parametrize(
-    ("changes", "counted", "settings", "refused"),
+    ("changes", "row_counts", "settings", "failed_gates"),
     [
         ({}, RowCounts(1_010, 1_000, 10), GateSettings(), set()),
         ({}, RowCounts(1_010, 1_000, 9), GateSettings(), {"row_conservation"}),
@@ -68,14 +68,14 @@ def measured(**changes: object) -> IndexMetrics:
         ({}, RowCounts(1_000, 1_000, 0, failed_canaries=1), GateSettings(), {"canary_cosine"}),
     ],
 )
-def test_each_gate_refuses_values_beyond_its_threshold(changes, counted, settings, refused):
-    gates = judge(measured(**changes), counted, settings)
-    assert {name for name, gate in gates.items() if not gate.passed} == refused
+def test_each_gate_refuses_values_beyond_its_threshold(changes, row_counts, settings, failed_gates):
+    gates = judge(metrics_of_small_index(**changes), row_counts, settings)
+    assert {name for name, gate in gates.items() if not gate.passed} == failed_gates
     assert all(gate.sentence for gate in gates.values())
 
 
 @pytest.mark.parametrize(
-    ("cosine", "dtype", "own", "passed"),
+    ("cosine", "dtype", "threshold", "passed"),
     [
         (0.99995, "float32", None, True),
         (0.9995, "float32", None, False),
@@ -84,13 +84,19 @@ def test_each_gate_refuses_values_beyond_its_threshold(changes, counted, setting
         (0.98, "float16", 0.99, False),
     ],
 )
-def test_the_canary_threshold_depends_on_precision_and_settings(cosine, dtype, own, passed):
+def test_the_canary_threshold_depends_on_precision_and_settings(cosine, dtype, threshold, passed):
     gates = judge(
-        measured(), RowCounts(1_000, 1_000, 0), GateSettings(canary_cosine=own), canary=cosine, dtype=dtype
+        metrics_of_small_index(),
+        RowCounts(1_000, 1_000, 0),
+        GateSettings(canary_cosine=threshold),
+        canary=cosine,
+        dtype=dtype,
     )
     assert gates["canary_cosine"].passed is passed
 
 
 def test_a_canary_without_a_finite_vector_is_not_compared_with_a_previous_release():
-    gate = judge(measured(), RowCounts(1_000, 1_000, 0, failed_canaries=3), GateSettings())["canary_cosine"]
+    gate = judge(metrics_of_small_index(), RowCounts(1_000, 1_000, 0, failed_canaries=3), GateSettings())[
+        "canary_cosine"
+    ]
     assert gate.sentence.startswith("the encoder gives NaN or infinity for 3 canary texts; ")

@@ -1,4 +1,4 @@
-"""Ids are those that were written with the addresses."""
+"""The ids of addresses are the ids that were written with them."""
 
 from pathlib import Path
 
@@ -10,31 +10,31 @@ from pipeline.errors import DataError
 from pipeline.index.ids import Ids, write_ids
 
 
-def unit(ordinal: int, rows: np.ndarray, ids: pa.DataType) -> pa.Table:
+def unit(ordinal: int, rows: np.ndarray, id_type: pa.DataType) -> pa.Table:
     """Make the ids table of a unit."""
     names = (
         pa.array([ordinal * 1_000 + row for row in rows.tolist()])
-        if pa.types.is_integer(ids)
+        if pa.types.is_integer(id_type)
         else pa.array([f"{ordinal}/{row}" for row in rows.tolist()])
     )
     return pa.table({"address": pa.array((ordinal << 32) | rows), "id": names, "twice": pa.array(2 * rows)})
 
 
-@pytest.mark.parametrize("ids", [pa.int64(), pa.string()])
-def test_rows_are_returned_in_the_requested_order(ids, tmp_path):
+@pytest.mark.parametrize("id_type", [pa.int64(), pa.string()])
+def test_rows_are_returned_in_the_requested_order(id_type, tmp_path):
     rng = np.random.default_rng(0)
     units = [
-        unit(ordinal, np.sort(rng.choice(1_000, size=int(rng.integers(1, 300)), replace=False)), ids)
+        unit(ordinal, np.sort(rng.choice(1_000, size=int(rng.integers(1, 300)), replace=False)), id_type)
         for ordinal in (0, 1, 5, 6, 40)
     ]
     write_ids(tmp_path / "b.arrow", units[3:])
     write_ids(tmp_path / "a.arrow", units[:3])
-    known = Ids([tmp_path / "b.arrow", tmp_path / "a.arrow"])  # files in any order
+    written = Ids([tmp_path / "b.arrow", tmp_path / "a.arrow"])  # files in any order
     everything = pa.concat_tables(units)
-    assert len(known) == len(everything)
-    for asked in (rng.integers(0, len(everything), 500), np.array([], dtype=np.int64), np.array([3, 3])):
-        expected = everything.take(pa.array(asked))
-        found = known.take(expected["address"].to_numpy())
+    assert len(written) == len(everything)
+    for rows in (rng.integers(0, len(everything), 500), np.array([], dtype=np.int64), np.array([3, 3])):
+        expected = everything.take(pa.array(rows))
+        found = written.take(expected["address"].to_numpy())
         assert found.column_names == ["id", "twice"]
         assert found.to_pylist() == expected.drop_columns(["address"]).to_pylist()
 
@@ -86,9 +86,9 @@ def test_a_full_check_refuses_offsets_outside_the_file(tmp_path: Path):
     table = pa.table({"address": pa.array([1, 2, 3]), "id": ids})
     with pa.ipc.new_file(str(tmp_path / "crafted.arrow"), table.schema) as writer:
         writer.write_batch(table.to_batches()[0])
-    opened = Ids([tmp_path / "crafted.arrow"])
+    ids_of_file = Ids([tmp_path / "crafted.arrow"])
     with pytest.raises(DataError, match="expected an Arrow IPC file"):
-        opened.validate()
+        ids_of_file.validate()
 
 
 def test_a_row_without_an_address_is_refused(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Every named kind of index keeps its promises: about its layout, its size, and what it finds."""
+"""Every named kind of index has the layout and file size of its plan, and finds its rows."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -25,12 +25,12 @@ def test_a_layout_matches_the_index_that_faiss_builds(kind: str, dim: int):
     for nlist in (7, 100) if entry.has_lists else (0,):
         for dims_per_byte in entry.dims_per_byte_choices:
             layout = entry.layout(IndexShape(dim, nlist, dims_per_byte))
-            found = inspect_factory(layout.factory, dim)
-            assert asdict(found) | {"fixed_bytes": 0} == asdict(layout) | {"fixed_bytes": 0}
+            inspected = inspect_factory(layout.factory, dim)
+            assert asdict(inspected) | {"fixed_bytes": 0} == asdict(layout) | {"fixed_bytes": 0}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_plan_states_the_size_of_the_file(kind: str, tmp_path: Path):
+def test_an_index_has_the_planned_size_finds_its_rows_and_removes_them(kind: str, tmp_path: Path):
     vectors, settings = clustered(ROWS), IndexSettings(kind=kind)
     plan = plan_index(ROWS, 32, settings)
     index = train(plan, None, vectors.raw[: max(1, plan.train_rows)])

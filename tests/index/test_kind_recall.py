@@ -11,21 +11,21 @@ SIZES, TRIALS = (12_500, 50_000, 200_000), 10**7
 
 def code_recall(missed: list[float]) -> CodeRecall:
     """Return measurements in which these proportions were missed, with narrow intervals."""
-    found = tuple(Proportion.of(round((1 - each) * TRIALS), TRIALS) for each in missed)
-    return CodeRecall(kind="ivf_sq8", dims_per_byte=8, rows=SIZES, recall=found)
+    recall = tuple(Proportion.of(round((1 - proportion) * TRIALS), TRIALS) for proportion in missed)
+    return CodeRecall(kind="ivf_sq8", dims_per_byte=8, rows=SIZES, recall=recall)
 
 
 @pytest.mark.parametrize("power", [0.0, 0.1, 0.3])
 def test_a_power_law_is_extrapolated(power: float):
-    found = code_recall([0.002 * (rows / SIZES[0]) ** power for rows in SIZES])
+    measured = code_recall([0.002 * (rows / SIZES[0]) ** power for rows in SIZES])
     for rows in (200_000, 10**7, 10**9):
         expected = 1 - 0.002 * (rows / SIZES[0]) ** power
-        assert found.expected(rows) == pytest.approx(expected, abs=2e-3)
+        assert measured.expected(rows) == pytest.approx(expected, abs=2e-3)
 
 
 def test_more_rows_are_never_expected_to_be_easier():
-    found = code_recall([0.004, 0.003, 0.002])
-    assert found.expected(10**9) == found.expected(200_000) == pytest.approx(0.998, abs=1e-4)
+    measured = code_recall([0.004, 0.003, 0.002])
+    assert measured.expected(10**9) == measured.expected(200_000) == pytest.approx(0.998, abs=1e-4)
     assert (np.diff([TABLE.measured[0].expected(10**power) for power in range(4, 10)]) <= 0).all()
 
 
@@ -37,6 +37,6 @@ def test_a_small_sample_is_trusted_less():
     assert few.expected(1_000) < many.expected(1_000) < 0.99
 
 
-def test_codes_may_miss_half_of_what_the_index_may_miss():
+def test_codes_may_miss_half_of_the_neighbours_that_the_index_may_miss():
     assert required_of_codes(0.95) == pytest.approx(0.975)
     assert required_of_codes(1.0) == 1.0

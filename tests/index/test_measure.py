@@ -1,4 +1,4 @@
-"""Measurements are those of the index as it is stored, at the effort that it has."""
+"""Metrics are measured on the stored index, at its stored effort."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from pipeline.index.parts import Parts
 from pipeline.index.recall import recall
 from pipeline.settings import IndexSettings
 from tests.index.clustered import clustered
-from tests.index.indexes import built
+from tests.index.indexes import build_with_truth
 
 
 @pytest.mark.parametrize(
@@ -22,18 +22,18 @@ from tests.index.indexes import built
 )
 def test_parts_are_measured_at_their_current_effort(kind, effort, efforts):
     vectors = clustered(1_000)
-    index, queries, truth = built(kind, vectors)
+    index, queries, truth = build_with_truth(kind, vectors)
     set_effort(index, effort)
-    found = measure_parts(Parts([index]), queries, truth)
-    assert [point.effort for point in found.curve] == efforts
-    assert [point.recall_at_10 for point in found.curve] == sorted(
-        point.recall_at_10 for point in found.curve
+    metrics = measure_parts(Parts([index]), queries, truth)
+    assert [point.effort for point in metrics.curve] == efforts
+    assert [point.recall_at_10 for point in metrics.curve] == sorted(
+        point.recall_at_10 for point in metrics.curve
     )
-    assert found.effort == get_effort(index) == (effort if efforts else None)
-    assert found.recall["10"].value == recall(index, queries[1::2], truth[1::2])[10].value
+    assert metrics.effort == get_effort(index) == (effort if efforts else None)
+    assert metrics.recall["10"].value == recall(index, queries[1::2], truth[1::2])[10].value
 
 
 def test_a_named_effort_is_kept():
-    index, queries, truth = built("ivf_flat", clustered(1_000))
+    index, queries, truth = build_with_truth("ivf_flat", clustered(1_000))
     assert measure(Parts([index]), queries, truth, IndexSettings(nprobe=7), 0.95).effort == 7
     assert measure(Parts([index]), queries, truth, IndexSettings(nprobe=999), 0.95).effort == 40

@@ -44,14 +44,14 @@ def trained(kind: str, seed: int = 0):
     return faiss.deserialize_index(trained_bytes(kind, seed))
 
 
-def copied(index):
+def copy_index(index):
     """Copy an index."""
     return faiss.deserialize_index(faiss.serialize_index(index))
 
 
 def filled_shard(folder: Path, name: str, index, vectors: Vectors) -> FilledShard:
     """Fill a copy of an index with vectors, as a part in a file."""
-    index = copied(index)
+    index = copy_index(index)
     filled = fill(index, vectors.batches())
     write_index(index, folder / name)
     return FilledShard(folder / name, filled.rows, filled.probe_addresses, filled.probe_vectors, "space")
@@ -67,7 +67,7 @@ def three_shards(folder: Path, index) -> list[FilledShard]:
 
 def unsharded(index):
     """Fill one index with all vectors."""
-    whole = copied(index)
+    whole = copy_index(index)
     fill(whole, VECTORS.batches())
     return whole
 
@@ -155,21 +155,21 @@ def test_repeated_rows_are_refused(kind, tmp_path):
 
 
 def test_missing_rows_are_refused(tmp_path):
-    one = filled_shard(tmp_path, "a.faiss", trained("flat"), VECTORS)
+    shard = filled_shard(tmp_path, "a.faiss", trained("flat"), VECTORS)
     with pytest.raises(DataError, match=r"a\.faiss: expected 2,501 rows, found 2,500"):
-        merge([FilledShard(one.path, 2_501, one.probe_addresses, one.probe_vectors, "space")])
+        merge([FilledShard(shard.path, 2_501, shard.probe_addresses, shard.probe_vectors, "space")])
 
 
 def test_a_part_with_rows_at_wrong_addresses_is_refused(tmp_path):
-    one = filled_shard(tmp_path, "a.faiss", trained("ivf_flat"), VECTORS)
+    shard = filled_shard(tmp_path, "a.faiss", trained("ivf_flat"), VECTORS)
     with pytest.raises(DataError, match=r"of the probes of a\.faiss to be found"):
         merge(
             [
                 FilledShard(
-                    one.path,
-                    one.rows,
-                    one.probe_addresses,
-                    clustered(len(one.probe_addresses), seed=8).raw,
+                    shard.path,
+                    shard.rows,
+                    shard.probe_addresses,
+                    clustered(len(shard.probe_addresses), seed=8).raw,
                     "space",
                 )
             ]

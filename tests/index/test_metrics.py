@@ -1,4 +1,4 @@
-"""Intervals of proportions are those of Wilson."""
+"""Intervals of proportions are Wilson's score intervals."""
 
 import pytest
 from scipy.stats import binomtest

@@ -8,7 +8,7 @@ from pipeline.index.truth import NO_NEIGHBOUR, Neighbours
 from pipeline.settings.mining import MineSettings
 
 
-def made(pairs: int = 200, k: int = 12) -> tuple[Neighbours, np.ndarray]:
+def random_neighbours(pairs: int = 200, k: int = 12) -> tuple[Neighbours, np.ndarray]:
     """Make random neighbours, best first, some of them NO_NEIGHBOUR, and cosines of the positives."""
     random = np.random.default_rng(0)
     addresses = np.stack([random.permutation(1_000)[:k] for _ in range(pairs)]) + (np.int64(3) << 32)
@@ -18,9 +18,9 @@ def made(pairs: int = 200, k: int = 12) -> tuple[Neighbours, np.ndarray]:
     ), random.random(pairs).astype(np.float32)
 
 
-def allowed(found: Neighbours, positives: np.ndarray, settings: MineSettings) -> list[list[int]]:
+def candidates_of_pairs(found: Neighbours, positives: np.ndarray, settings: MineSettings) -> list[list[int]]:
     """List the candidates of each pair, one pair at a time."""
-    left = []
+    candidates = []
     for addresses, scores, positive in zip(found.addresses.tolist(), found.scores, positives, strict=True):
         ranked = [
             (address, score)
@@ -32,14 +32,14 @@ def allowed(found: Neighbours, positives: np.ndarray, settings: MineSettings) ->
             for pair in ranked
             if settings.margin is None or pair[1] <= positive - np.float32(settings.margin)
         ]
-        left.append(
+        candidates.append(
             [
                 address
                 for address, score in below
                 if settings.most is None or score <= np.float32(settings.most)
             ]
         )
-    return left
+    return candidates
 
 
 @pytest.mark.parametrize(
@@ -53,10 +53,10 @@ def allowed(found: Neighbours, positives: np.ndarray, settings: MineSettings) ->
     ],
 )
 def test_the_nearest_candidates_that_pass_every_rule_are_chosen(settings: MineSettings):
-    found, positives = made()
+    found, positives = random_neighbours()
     expected = [
         (row + [NO_NEIGHBOUR] * settings.negatives)[: settings.negatives]
-        for row in allowed(found, positives, settings)
+        for row in candidates_of_pairs(found, positives, settings)
     ]
     np.testing.assert_array_equal(
         pick_negatives(found, positives, np.arange(len(positives)), settings, seed=0), expected
@@ -65,13 +65,13 @@ def test_the_nearest_candidates_that_pass_every_rule_are_chosen(settings: MineSe
 
 def test_random_candidates_are_equally_likely_and_independent_of_other_pairs():
     settings = MineSettings(pick="random", margin=None, negatives=2, neighbours=4)
-    found, positives = made(4_000)
+    found, positives = random_neighbours(4_000)
     pairs = np.arange(len(positives)) + 77
     picked = pick_negatives(found, positives, pairs, settings, seed=5)
     ranks = []
-    for row, left in zip(picked.tolist(), allowed(found, positives, settings), strict=True):
+    for row, candidates in zip(picked.tolist(), candidates_of_pairs(found, positives, settings), strict=True):
         assert len(set(row)) == 2
-        ranks += [left.index(address) for address in row]
+        ranks += [candidates.index(address) for address in row]
     np.testing.assert_allclose(np.bincount(ranks) / len(ranks), 0.25, atol=0.02)  # three standard deviations
     half = slice(1, None, 2)
     np.testing.assert_array_equal(
@@ -84,13 +84,13 @@ def test_known_positives_are_removed_from_the_ranking():
     found = Neighbours(
         np.array([[1, 2, 3, 4], [1, 2, 3, NO_NEIGHBOUR]]), np.array([[0.9, 0.8, 0.7, 0.6]] * 2, np.float32)
     )
-    left = without_positives(found, [np.array([1, 3]), np.zeros(0, np.int64)])
+    remaining = without_positives(found, [np.array([1, 3]), np.zeros(0, np.int64)])
     np.testing.assert_array_equal(
-        left.addresses, [[NO_NEIGHBOUR, 2, NO_NEIGHBOUR, 4], [1, 2, 3, NO_NEIGHBOUR]]
+        remaining.addresses, [[NO_NEIGHBOUR, 2, NO_NEIGHBOUR, 4], [1, 2, 3, NO_NEIGHBOUR]]
     )
     settings = MineSettings(skip=1, neighbours=2, margin=None)
     np.testing.assert_array_equal(
-        pick_negatives(left, np.ones(2, np.float32), np.arange(2), settings, seed=0), [[4], [2]]
+        pick_negatives(remaining, np.ones(2, np.float32), np.arange(2), settings, seed=0), [[4], [2]]
     )
 
 

@@ -28,7 +28,7 @@ def publish(tmp_path: Path) -> Publisher:
 
 
 def republish(publish: Publisher, manifest: ReleaseManifest, content: bytes) -> None:
-    """Publish the release with another index file, whose sha256 the manifest has."""
+    """Publish the release with another index file and the sha256 of that file."""
     (publish.scratch / "crafted").write_bytes(content)
     index = manifest.index.model_copy(
         update={"files": (publish.put(publish.scratch / "crafted", "indexes", ".faiss"),)}
@@ -46,8 +46,10 @@ def test_a_header_with_a_huge_count_ends_verify_with_3(
     content = publish.store.read(file)
     assert manta("releases", "verify", publish.store.uri).code == 0
     count = struct.pack("<q", ROWS)
-    at = content.rindex(count)  # of the addresses, which are last in the file
-    republish(publish, manifest, content[:at] + struct.pack("<q", 1 << 34) + content[at + len(count) :])
+    offset = content.rindex(count)  # the count of the addresses, which are last in the file
+    republish(
+        publish, manifest, content[:offset] + struct.pack("<q", 1 << 34) + content[offset + len(count) :]
+    )
     ended = manta("releases", "verify", publish.store.uri)
     assert ended.code == 3, ended.err
     assert "expected an index and ids that can be read, found files that crash a process" in ended.err

@@ -1,4 +1,4 @@
-"""After many nights of changes, an index in one part or two answers as one that is filled from scratch."""
+"""After many nights of changes, an index in one or two parts answers like one that is built from scratch."""
 
 import functools
 from pathlib import Path
@@ -29,7 +29,7 @@ CHANGED_IN_PLACE = [
     "PQ7x4",
     pytest.param("PQ7x8", marks=pytest.mark.slow),
 ]
-APART = ["flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "on_disk", "hnsw", "IVF16,PQ4x4fs"]
+WITH_DELTA = ["flat", "ivf_flat", "ivf_sq8", "opq_ivf_pq", "on_disk", "hnsw", "IVF16,PQ4x4fs"]
 QUERIES = clustered(40, seed=9).raw
 
 
@@ -66,8 +66,8 @@ def nights(seed: int):
     live = np.arange(len(POOL.raw)) < FIRST
     for _ in range(6):
         after = live & (rng.random(len(live)) > 0.15)
-        unborn = np.flatnonzero(~live)[-500:]
-        after[rng.choice(unborn, 120, replace=False)] = True
+        unused = np.flatnonzero(~live)[-500:]
+        after[rng.choice(unused, 120, replace=False)] = True
         yield live, after
         live = after
 
@@ -76,17 +76,21 @@ def assert_same_answers(found, expected):
     """Assert equal rows and scores, except for rows that are tied for the last rank.
 
     Whitening is a matrix product, whose last bit depends on how many rows are multiplied at once: a component
-    on the border of two codes may fall to either side, so of coded vectors one in a few hundred may score
-    otherwise.
+    on the border of two codes may fall to either side, so the score of one coded vector in a few hundred may
+    differ.
     """
-    (scores, addresses), (wanted_scores, wanted) = found, expected
+    (scores, addresses), (expected_scores, expected_addresses) = found, expected
     differing = 0
-    for row in range(len(wanted)):
+    for row in range(len(expected_addresses)):
         known = dict(zip(addresses[row].tolist(), scores[row].tolist(), strict=True))
-        sure = (wanted_scores[row] > wanted_scores[row][-1] + 1e-5) & (wanted[row] != NO_NEIGHBOUR)
-        answers = zip(wanted[row][sure].tolist(), wanted_scores[row][sure].tolist(), strict=True)
+        untied = (expected_scores[row] > expected_scores[row][-1] + 1e-5) & (
+            expected_addresses[row] != NO_NEIGHBOUR
+        )
+        answers = zip(
+            expected_addresses[row][untied].tolist(), expected_scores[row][untied].tolist(), strict=True
+        )
         differing += sum(abs(known.get(address, -9.0) - score) > 1e-5 for address, score in answers)
-    assert differing <= 0.005 * wanted.size
+    assert differing <= 0.005 * expected_addresses.size
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -94,8 +98,8 @@ def assert_same_answers(found, expected):
 def test_an_index_changed_in_place_answers_like_a_new_one(kind, seed):
     index = filled(kind, np.arange(FIRST))
     for before, after in nights(seed):
-        gone, new = np.flatnonzero(before & ~after), np.flatnonzero(after & ~before)
-        assert remove(index, POOL.addresses[gone]) == len(gone)
+        dead, new = np.flatnonzero(before & ~after), np.flatnonzero(after & ~before)
+        assert remove(index, POOL.addresses[dead]) == len(dead)
         fill(index, [(POOL.addresses[new], POOL.raw[new])])
         assert_same_answers(
             index.search(QUERIES, 30), filled(kind, np.flatnonzero(after)).search(QUERIES, 30)
@@ -125,7 +129,7 @@ def base_of(kind: str, folder: Path):
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("kind", APART)
+@pytest.mark.parametrize("kind", WITH_DELTA)
 def test_base_delta_and_tombstones_answer_like_a_new_index(kind, seed, tmp_path):
     base = base_of(kind, tmp_path)
     for _, after in nights(seed):
@@ -151,7 +155,7 @@ def test_exhaustive_parts_match_numpy_over_live_rows(k):
     assert (addresses[:, count:] == NO_NEIGHBOUR).all()
 
 
-def test_dead_rows_are_skipped_however_near():
+def test_dead_rows_are_skipped_even_if_they_are_the_nearest():
     near = np.argsort(-cosines(QUERIES[:1], POOL.raw[:FIRST], some_map())[0])
     parts = Parts([filled("ivf_flat", np.arange(FIRST))], POOL.addresses[near[:900]])
     _, addresses = parts.search(QUERIES, 10)
@@ -181,11 +185,13 @@ def test_after_deleting_a_topic_the_nearest_live_rows_are_found(kind, seed):
     fill(index, [(addresses, raw)])
     if (ivf := ivf_of(index)) is not None:
         ivf.nprobe = 8
-    live, asked = addresses[TOPIC_ROWS:], raw[:TOPIC_ROWS:10]
-    _, found = Parts([index], addresses[:TOPIC_ROWS]).search(asked, 10)
-    expected = live[np.argsort(-cosines(asked, raw[live], None), axis=1)[:, :10]]
+    live, queries = addresses[TOPIC_ROWS:], raw[:TOPIC_ROWS:10]
+    _, found = Parts([index], addresses[:TOPIC_ROWS]).search(queries, 10)
+    expected = live[np.argsort(-cosines(queries, raw[live], None), axis=1)[:, :10]]
     assert (found >= TOPIC_ROWS).all(), "ten live answers for every query"
-    assert np.mean([np.isin(row, mine).mean() for row, mine in zip(expected, found, strict=True)]) >= 0.95
+    assert (
+        np.mean([np.isin(row, answers).mean() for row, answers in zip(expected, found, strict=True)]) >= 0.95
+    )
 
 
 def test_an_empty_delta_changes_nothing():
@@ -213,7 +219,7 @@ def test_a_query_visits_more_lists_until_it_has_k_rows(kind: str):
     live = FIRST + 100 - len(dead)
     everything = (
         (live, live + 50) if not kind.endswith("fs") else ()
-    )  # of coarse scores fast-scan drops one now and then
+    )  # fast-scan sometimes drops a row, because its scores are coarse
     for k in (10, 300, *everything):
         scores, addresses = parts.search_further(QUERIES, k)
         found = (addresses != NO_NEIGHBOUR).sum(axis=1)
@@ -221,7 +227,7 @@ def test_a_query_visits_more_lists_until_it_has_k_rows(kind: str):
         assert not np.isin(addresses, dead).any()
         assert (np.diff(scores, axis=1)[addresses[:, 1:] != NO_NEIGHBOUR] <= 0).all()
         assert all(len(set(row[row != NO_NEIGHBOUR].tolist())) == min(k, live) for row in addresses)
-    assert ivf_of(index).nprobe == 1, "the effort that is set stays"
+    assert ivf_of(index).nprobe == 1, "the effort of the index is restored"
 
 
 def test_queries_with_enough_rows_are_not_affected():

@@ -1,4 +1,4 @@
-"""The plan follows from rows, dimension and memory, and says why."""
+"""The plan depends on rows, dimension and memory, and gives its reason."""
 
 import subprocess
 import sys
@@ -44,10 +44,12 @@ def test_auto_measures_only_where_vectors_must_be_compressed():
 
 def test_an_extension_keeps_the_kind_that_was_measured():
     settings = IndexSettings(memory_gib=1)
-    for each in variants_to_measure(1_000_000, 384, settings, 0.95):
-        built = plan_variant(1_000_000, 384, settings, each)
-        kept = plan_extension(1_100_000, 384, settings, built.kind, built.factory)
-        assert kept.factory == built.factory.replace("IVF4000", "IVF4195")
+    variants = variants_to_measure(1_000_000, 384, settings, 0.95)
+    assert variants
+    for variant in variants:
+        plan = plan_variant(1_000_000, 384, settings, variant)
+        extension = plan_extension(1_100_000, 384, settings, plan.kind, plan.factory)
+        assert extension.factory == plan.factory.replace("IVF4000", "IVF4195")
     assert plan_extension(10_000, 384, settings, "ivf_sq8", "IVF4000,SQ8").kind == "flat"
 
 

@@ -50,7 +50,7 @@ def exact_ids(
 ) -> list[list[str]]:
     """Return the ids of the nearest rows by exact search."""
     scores = cosines(publisher.encoder.encode(queries), publisher.encoder.encode(corpus), transform)
-    return [[f"row-{row}" for row in np.argsort(-each, kind="stable")[:k]] for each in scores]
+    return [[f"row-{row}" for row in np.argsort(-row_scores, kind="stable")[:k]] for row_scores in scores]
 
 
 def ids_by_query(found: pa.Table) -> list[list[object]]:
@@ -66,7 +66,7 @@ def ids_by_query(found: pa.Table) -> list[list[object]]:
 @pytest.mark.parametrize(
     ("kind", "on_disk"), [("flat", "auto"), ("IVF1,Flat", "auto"), ("ivf_flat", "always"), ("hnsw", "auto")]
 )
-def test_texts_find_what_exact_search_finds(publish, store, kind, on_disk, transform):
+def test_a_search_for_texts_equals_exact_search(publish, store, kind, on_disk, transform):
     corpus = list(dict.fromkeys(CORPUS))
     publish(corpus, transform=transform, kind=kind, on_disk=on_disk)
     release = open_release(store.uri)
@@ -186,7 +186,7 @@ def test_changed_weights_are_refused_before_the_first_query(publish, store):
         open_release(store.uri).search("x")
 
 
-def republished(publisher: Publisher, manifest: ReleaseManifest, **changes: object) -> ReleaseManifest:
+def republish(publisher: Publisher, manifest: ReleaseManifest, **changes: object) -> ReleaseManifest:
     """Publish a release again with other values in its manifest."""
     candidate = manifest.model_copy(update={"parent": manifest.release, "release": 0, **changes})
     return Releases(publisher.store).publish(candidate, str)
@@ -194,7 +194,7 @@ def republished(publisher: Publisher, manifest: ReleaseManifest, **changes: obje
 
 def test_an_encoder_of_another_space_is_refused_naming_both_spaces(publish, store):
     manifest = publish(CORPUS)
-    republished(publish, manifest, space_id="f" * 64)
+    republish(publish, manifest, space_id="f" * 64)
     with pytest.raises(SpaceMismatch, match=f"expected space f+, found space {manifest.space_id}"):
         open_release(store.uri).search("x")
 
@@ -203,9 +203,9 @@ def test_file_names_outside_the_folder_are_refused(publish, store, monkeypatch):
     manifest = publish(CORPUS)
     outside = EncoderFiles(path="encoders/e", files=(FileRef(path="../../etc/passwd", sha256="0"),))
     with pytest.raises(DataError, match="a relative path below the root"):
-        republished(publish, manifest, encoder=outside)
+        republish(publish, manifest, encoder=outside)
     monkeypatch.setattr("pipeline.store.release.Releases._check_publishable", lambda *_: None)
-    republished(publish, manifest, encoder=outside)
+    republish(publish, manifest, encoder=outside)
     with pytest.raises(DataError, match="a relative path below the root"):
         open_release(store.uri).search("x")
 
@@ -220,7 +220,7 @@ def test_changed_tombstones_are_refused(publish, store):
 
 def test_an_index_with_too_many_rows_is_refused(publish, store):
     manifest = publish(CORPUS)
-    republished(publish, manifest, rows=329)
+    republish(publish, manifest, rows=329)
     with pytest.raises(DataError, match="329 live rows, found 330"):
         open_release(store.uri)
 
@@ -282,7 +282,7 @@ def test_opening_loads_no_torch(publish, store):
     )
 
 
-def test_the_encoder_is_that_of_the_release(publish, store, folder):
+def test_texts_are_encoded_by_the_encoder_of_the_release(publish, store, folder):
     publish(CORPUS)
     np.testing.assert_allclose(
         open_release(store.uri).encode(QUERIES), open_encoder(folder).encode(QUERIES), atol=1e-5

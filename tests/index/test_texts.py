@@ -23,7 +23,7 @@ def text_of(ordinal: int, row: int) -> str:
     return f"text {row} of unit {ordinal}"
 
 
-def stored(store: Store, scratch: Path) -> list[ReleaseUnit]:
+def store_units(store: Store, scratch: Path) -> list[ReleaseUnit]:
     """Store units of texts."""
     units = []
     for ordinal, rows in ROWS.items():
@@ -51,11 +51,13 @@ def addresses(*pairs: tuple[int, int]) -> np.ndarray:
 
 def test_texts_are_returned_in_the_order_of_addresses(tmp_path: Path):
     store = open_store(tmp_path / "root")
-    texts = Texts(store, stored(store, tmp_path))
+    texts = Texts(store, store_units(store, tmp_path))
     rng = np.random.default_rng(0)
-    asked = [(int(ordinal), int(rng.integers(ROWS[int(ordinal)]))) for ordinal in rng.choice(list(ROWS), 300)]
-    asked += [(0, 0), (0, 8_999), (7, 249), (0, 0)]
-    assert texts.take(addresses(*asked)).to_pylist() == [text_of(*pair) for pair in asked]
+    positions = [
+        (int(ordinal), int(rng.integers(ROWS[int(ordinal)]))) for ordinal in rng.choice(list(ROWS), 300)
+    ]
+    positions += [(0, 0), (0, 8_999), (7, 249), (0, 0)]
+    assert texts.take(addresses(*positions)).to_pylist() == [text_of(*pair) for pair in positions]
     assert texts.take(addresses()).to_pylist() == []
 
 
@@ -64,16 +66,16 @@ def test_only_needed_remote_units_are_copied_and_only_once(
 ):
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
     store = open_store(f"{s3}/{tmp_path.name}")
-    texts = Texts(store, stored(store, tmp_path))
+    texts = Texts(store, store_units(store, tmp_path))
     faulty.calls.clear()
     for _ in range(3):
         assert texts.take(addresses((7, 5), (0, 4_500))).to_pylist() == [text_of(7, 5), text_of(0, 4_500)]
     assert faulty.calls["GET"] == 2
 
 
-def test_a_missing_unit_is_named(tmp_path: Path):
+def test_missing_and_damaged_units_are_named(tmp_path: Path):
     store = open_store(tmp_path / "root")
-    units = stored(store, tmp_path)
+    units = store_units(store, tmp_path)
     with pytest.raises(MissingTexts, match="corpus unit 9, which an answer is from"):
         Texts(store, units).take(addresses((9, 0)))
     with pytest.raises(MissingTexts, match="expected a row with number 250, found fewer rows"):

@@ -1,4 +1,4 @@
-"""Exact neighbours equal those of numpy float64, however the rows are cut into batches and parts."""
+"""Exact neighbours equal those of numpy float64, however the rows are divided into batches and parts."""
 
 import functools
 import itertools
@@ -26,7 +26,7 @@ def test_neighbours_match_numpy(transform):
     found = ExactTopK(vectors.queries(60), transform, keep=40).search(vectors.batches())
     addresses, scores = oracle(vectors, 60, transform, 40)
     np.testing.assert_allclose(found.scores, scores, atol=1e-6)
-    assert (found.addresses == addresses).mean() > 0.999  # float32 may swap two of nearly equal score
+    assert (found.addresses == addresses).mean() > 0.999  # float32 may swap two rows with nearly equal scores
 
 
 @pytest.mark.parametrize("cuts", [[1], [1_500], [10, 11, 2_900]])
@@ -60,7 +60,7 @@ def test_without_rows_there_are_no_neighbours():
 def test_incrementally_updated_rankings_equal_recomputed_ones(seed):
     """Carried rankings are exact to their last rank; if one is shorter than rank 10, all rows are searched.
 
-    Queries' own rows die too.
+    The rows that are queries are deleted, too.
     """
     vectors, rng = clustered(2_000, seed), np.random.default_rng(seed)
     fold, live, scans = ExactTopK(vectors.queries(40), some_map(), keep=16), np.arange(2_000) < 800, 0

@@ -1,4 +1,4 @@
-"""Releases of random vectors: units are added, rows die, and each night's index is published."""
+"""Releases of random vectors: units are added, rows are deleted, and each night's index is published."""
 
 import shutil
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from pipeline.store.schema import vector_column, vectors_schema, writer_options
 from pipeline.store.store import open_store
 from pipeline.store.stored import FileRef
 from pipeline.store.units import UnitRecord
-from tests.index.published import keep_corpus
+from tests.index.published import store_empty_corpus
 
 DIM = 24
 SPACE = "5" * 64
@@ -69,14 +69,14 @@ class Chain:
     @property
     def job(self) -> Job:
         """The job of each night."""
-        given = [
+        overrides = [
             f"release.root={self.root}",
             "index.queries=40",
             "index.shards=2",
             "cluster.index_workers=2",
             "corpus.keep=[name]",
         ]
-        return load_settings(Job, None, (*given, *self.overrides))
+        return load_settings(Job, None, (*overrides, *self.overrides))
 
     def add(
         self, rows: int, spread: float = 0.7, dropped: Sequence[int] = (), centre: int | None = None
@@ -86,8 +86,8 @@ class Chain:
         The corpus unit has the dropped rows too.
         """
         ordinal = max((placed.ordinal for placed in self.units), default=-1) + 1
-        places = self.rng.integers(0, self.clusters, rows) if centre is None else np.full(rows, centre)
-        raw = (self.centres[places] + spread * self.rng.normal(size=(rows, self.dim)) + 0.3).astype(
+        clusters = self.rng.integers(0, self.clusters, rows) if centre is None else np.full(rows, centre)
+        raw = (self.centres[clusters] + spread * self.rng.normal(size=(rows, self.dim)) + 0.3).astype(
             np.float32
         )
         numbers = np.delete(np.arange(rows + len(dropped)), list(dropped))
@@ -131,8 +131,10 @@ class Chain:
 
     def live(self) -> list[int]:
         """Return the addresses of live rows, ascending."""
-        there, dead = {placed.ordinal for placed in self.units}, set(self.dead)
-        return [address for address in sorted(self.vectors) if address not in dead and address >> 32 in there]
+        ordinals, dead = {placed.ordinal for placed in self.units}, set(self.dead)
+        return [
+            address for address in sorted(self.vectors) if address not in dead and address >> 32 in ordinals
+        ]
 
     def dead_file(self) -> FileRef | None:
         """Store the addresses of dead rows; None without any."""
@@ -197,15 +199,15 @@ class Chain:
         order = np.argsort(-exact, axis=1, kind="stable")
         others = np.isfinite(exact).sum(axis=1)
         for row in range(len(queries)):
-            told = int((truth.addresses[row] != NO_NEIGHBOUR).sum())
-            assert told >= min(100, others[row])
-            np.testing.assert_allclose(truth.scores[row][:told], exact[row][order[row][:told]], atol=1e-5)
-            assert (truth.addresses[row][:told] == live[order[row][:told]]).mean() > 0.98
+            listed = int((truth.addresses[row] != NO_NEIGHBOUR).sum())
+            assert listed >= min(100, others[row])
+            np.testing.assert_allclose(truth.scores[row][:listed], exact[row][order[row][:listed]], atol=1e-5)
+            assert (truth.addresses[row][:listed] == live[order[row][:listed]]).mean() > 0.98
         if exhaustive:
-            asked = raw[::37] + 0.01
-            found = parts.search(asked, 10)[1]
+            near_rows = raw[::37] + 0.01
+            found = parts.search(near_rows, 10)[1]
             np.testing.assert_array_equal(
-                np.sort(found), np.sort(live[np.argsort(-_cosines(asked, raw), axis=1)[:, :10]])
+                np.sort(found), np.sort(live[np.argsort(-_cosines(near_rows, raw), axis=1)[:, :10]])
             )
 
     def _manifest(self, built: BuiltIndex, dead: FileRef | None) -> ReleaseManifest:
@@ -235,7 +237,7 @@ class Chain:
             index=built.index_files(),
             ids=built.ids,
             encoder=EncoderFiles(path="encoders/none", files=()),
-            corpus=keep_corpus(self.store),
+            corpus=store_empty_corpus(self.store),
             choices=self.choices,
             settings=self.job.model_dump(mode="json"),
         )

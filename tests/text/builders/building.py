@@ -15,8 +15,8 @@ Rows = list[dict[str, Any]]
 
 def settings_of(folder: Path, kind: str, **changes: Any) -> BuildSettings:
     """Settings that build rows of a kind from the files of folder/data."""
-    given = {"root": str(folder / "pairs"), "name": "made", "kind": kind, "data": str(folder / "data")}
-    return BuildSettings.model_validate({**given, **changes})
+    defaults = {"root": str(folder / "pairs"), "name": "made", "kind": kind, "data": str(folder / "data")}
+    return BuildSettings.model_validate({**defaults, **changes})
 
 
 def write_data(folder: Path, rows: Rows, files: int = 1) -> None:
@@ -29,21 +29,18 @@ def write_data(folder: Path, rows: Rows, files: int = 1) -> None:
 
 
 def build(folder: Path, kind: str, rows: Rows, **changes: Any) -> Rows:
-    """The training rows that are built from these rows."""
+    """Write rows to folder/data, build training rows from them, and read these back."""
     write_data(folder, rows)
     _, built = build_rows(open_build(settings_of(folder, kind, **changes)), Stages())
-    found: Rows = pq.read_table(folder / "pairs" / "made" / TRAIN).to_pylist()
-    assert built.train.rows == len(found)
-    return found
+    training_rows: Rows = pq.read_table(folder / "pairs" / "made" / TRAIN).to_pylist()
+    assert built.train.rows == len(training_rows)
+    return training_rows
 
 
-def test_rows(folder: Path) -> Rows:
-    """The rows of the test set that `build` has made."""
-    found: Rows = pq.read_table(folder / "pairs" / "made" / TEST).to_pylist()
-    return found
-
-
-test_rows.__test__ = False  # type: ignore[attr-defined]
+def read_test_set(folder: Path) -> Rows:
+    """Read the rows that `build` wrote to the test set."""
+    rows: Rows = pq.read_table(folder / "pairs" / "made" / TEST).to_pylist()
+    return rows
 
 
 def inference(premises: int) -> Rows:

@@ -20,8 +20,8 @@ from pipeline.text.builders.build import TEST, TRAIN, build_rows, open_build
 from pipeline.text.corpus import keys
 from pipeline.text.rows.pairs import open_training_rows
 from tests.conftest import ROOT
-from tests.text.builders.building import DATA, Rows, running, settings_of, test_rows, write_data
-from tests.text.builders.building import build as build_from
+from tests.text.builders.building import DATA, Rows, read_test_set, running, settings_of, write_data
+from tests.text.builders.building import build as build_training_rows
 
 every_kind = pytest.mark.parametrize("kind", BUILDERS.names())
 
@@ -30,7 +30,7 @@ def files_of(folder: Path) -> list[bytes]:
     return [(folder / "pairs" / "made" / name).read_bytes() for name in (TRAIN, TEST)]
 
 
-def built(folder: Path, kind: str, rows: Rows, files: int = 1, **changes: Any) -> list[bytes]:
+def built_bytes(folder: Path, kind: str, rows: Rows, files: int = 1, **changes: Any) -> list[bytes]:
     write_data(folder, rows, files)
     build_rows(open_build(settings_of(folder, kind, test=0.3, **changes)), Stages())
     return files_of(folder)
@@ -46,26 +46,26 @@ def test_rows_do_not_depend_on_files_order_and_buckets(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     rows = DATA[kind](60)
-    expected = built(tmp_path / "one", kind, rows)
+    expected = built_bytes(tmp_path / "one", kind, rows)
     shuffled = random.Random(0).sample(rows, len(rows))
-    assert built(tmp_path / "four", kind, shuffled, files=4) == expected
+    assert built_bytes(tmp_path / "four", kind, shuffled, files=4) == expected
     monkeypatch.setattr(keys, "BUCKET_ROWS", len(rows) // 3)
     assert keys.bucket_count(len(rows)) == 4
-    assert built(tmp_path / "buckets", kind, shuffled, files=3) == expected
+    assert built_bytes(tmp_path / "buckets", kind, shuffled, files=3) == expected
 
 
 @every_kind
-def test_the_seed_draws_other_rows(kind: str, tmp_path: Path):
+def test_another_seed_draws_other_rows(kind: str, tmp_path: Path):
     rows = DATA[kind](60)
-    assert built(tmp_path / "0", kind, rows) != built(tmp_path / "1", kind, rows, seed=1)
+    assert built_bytes(tmp_path / "0", kind, rows) != built_bytes(tmp_path / "1", kind, rows, seed=1)
 
 
 @every_kind
 def test_no_group_is_in_both_splits(kind: str, tmp_path: Path):
     rows = DATA[kind](300)
-    everything = build_from(tmp_path / "all", kind, rows)
-    train = build_from(tmp_path / "split", kind, rows, test=0.3)
-    test = test_rows(tmp_path / "split")
+    everything = build_training_rows(tmp_path / "all", kind, rows)
+    train = build_training_rows(tmp_path / "split", kind, rows, test=0.3)
+    test = read_test_set(tmp_path / "split")
     assert not keys_of(train) & keys_of(test)
     assert sorted(map(str, [*train, *test])) == sorted(map(str, everything))
     assert 0.2 < len(keys_of(test)) / len(keys_of(everything)) < 0.4
@@ -74,7 +74,10 @@ def test_no_group_is_in_both_splits(kind: str, tmp_path: Path):
 @every_kind
 def test_repeated_rows_change_nothing(kind: str, tmp_path: Path):
     rows = DATA[kind](30)
-    once, twice = build_from(tmp_path / "1", kind, rows), build_from(tmp_path / "2", kind, [*rows, *rows])
+    once, twice = (
+        build_training_rows(tmp_path / "1", kind, rows),
+        build_training_rows(tmp_path / "2", kind, [*rows, *rows]),
+    )
     assert once == twice
 
 
@@ -83,26 +86,26 @@ def test_a_run_that_fails_keeps_its_units_and_shows_no_file(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     rows = DATA[kind](60)
-    expected = built(tmp_path / "whole", kind, rows)
+    expected = built_bytes(tmp_path / "whole", kind, rows)
     write_data(tmp_path / "part", rows)
     monkeypatch.setattr(keys, "BUCKET_ROWS", len(rows) // 3)
     opened = open_build(settings_of(tmp_path / "part", kind, test=0.3))
-    plain, calls = build._build_unit, []
+    build_unit, calls = build._build_unit, []
 
-    def fails_at_the_third(*given: Any) -> build.BuiltUnit:
-        calls.append(given[-1])
+    def fail_at_the_third(*arguments: Any) -> build.BuiltUnit:
+        calls.append(arguments[-1])
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return plain(*given)
+        return build_unit(*arguments)
 
-    monkeypatch.setattr(build, "_build_unit", fails_at_the_third)
+    monkeypatch.setattr(build, "_build_unit", fail_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         build_rows(opened, Stages())
     folder = tmp_path / "part" / "pairs" / "made"
     assert not list(folder.glob("*.parquet"))
     status, _ = build_rows(opened, Stages())
     assert status == "built"
-    assert len(calls) == 3 + 2, "of the four units the first two are not built again"
+    assert len(calls) == 3 + 2, "of the four units the first two are not built_bytes again"
     assert files_of(tmp_path / "part") == expected
     assert not list(folder.rglob("_units/*"))
 
@@ -129,13 +132,13 @@ def test_without_a_name_other_settings_get_another_folder(tmp_path: Path):
 
 
 def test_a_training_on_the_folder_reads_no_test_row(tmp_path: Path):
-    build_from(tmp_path, "sections", DATA["sections"](60), test=0.3)
-    found = open_training_rows(
+    build_training_rows(tmp_path, "sections", DATA["sections"](60), test=0.3)
+    training_rows = open_training_rows(
         PairSettings(uri=str(tmp_path / "pairs" / "made")), ["anchor", "positive"], ["negative"]
     )
-    (file,) = {group.file.uri for group in found.groups}
+    (file,) = {group.file.uri for group in training_rows.groups}
     assert Path(file).name == TRAIN
-    assert found.roles == ("anchor", "positive", "negative")
+    assert training_rows.roles == ("anchor", "positive", "negative")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +184,7 @@ def test_a_training_on_the_folder_reads_no_test_row(tmp_path: Path):
 )
 def test_data_that_no_row_can_be_built_from_is_refused(kind: str, rows: Rows, expected: str, tmp_path: Path):
     with pytest.raises(DataError, match=expected):
-        build_from(tmp_path, kind, rows)
+        build_training_rows(tmp_path, kind, rows)
     assert not list((tmp_path / "pairs").rglob(TRAIN))
 
 
@@ -202,15 +205,15 @@ def test_wrong_settings_are_refused(changes: dict[str, Any], expected: str, tmp_
 
 def test_a_test_set_without_rows_is_refused(tmp_path: Path):
     with pytest.raises(DataError, match=r": test: .* or change pairs.test"):
-        build_from(tmp_path, "groups", [{"group": 1, "text": text} for text in "ab"], test=1e-9)
+        build_training_rows(tmp_path, "groups", [{"group": 1, "text": text} for text in "ab"], test=1e-9)
 
 
 @pytest.mark.slow
 def test_a_killed_command_continues_to_the_same_bytes(tmp_path: Path):
     rows = running(3_000)
-    expected = built(tmp_path / "whole", "neighbours", rows)
+    expected = built_bytes(tmp_path / "whole", "neighbours", rows)
     write_data(tmp_path / "killed", rows)
-    # Small buckets, and a kill after 1, 4, 7 ... units that this process has made itself.
+    # Small buckets; each process is killed when it has built `remaining` units.
     program = f"""
 import os, signal, sys
 sys.path.insert(0, {str(ROOT)!r})
@@ -219,21 +222,21 @@ from pipeline.text.builders import build
 from pipeline.text.corpus import keys
 from tests.text.builders.building import settings_of
 from pathlib import Path
-keys.BUCKET_ROWS, most, plain = 1_000, int(sys.argv[1]), build._build_unit
-def killed(*given):
-    global most
-    most -= 1
-    if most < 0:
+keys.BUCKET_ROWS, remaining, build_unit = 1_000, int(sys.argv[1]), build._build_unit
+def build_or_be_killed(*arguments):
+    global remaining
+    remaining -= 1
+    if remaining < 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    return plain(*given)
-build._build_unit = killed
+    return build_unit(*arguments)
+build._build_unit = build_or_be_killed
 opened = build.open_build(settings_of(Path({str(tmp_path / "killed")!r}), "neighbours", test=0.3))
 print(build.build_rows(opened, Stages())[0])
 """
-    ends = []
-    for most in (1, 4, 7, 100):
+    exit_codes = []
+    for remaining in (1, 4, 7, 100):
         ended = subprocess.run(
-            [sys.executable, "-c", program, str(most)],
+            [sys.executable, "-c", program, str(remaining)],
             capture_output=True,
             text=True,
             check=False,
@@ -241,10 +244,10 @@ print(build.build_rows(opened, Stages())[0])
             env=os.environ,
             timeout=120,
         )
-        ends.append(ended.returncode)
+        exit_codes.append(ended.returncode)
         if ended.returncode:
             assert not list((tmp_path / "killed" / "pairs").rglob("made/*.parquet"))
-    assert ends == [-signal.SIGKILL] * 3 + [0], ended.stderr
+    assert exit_codes == [-signal.SIGKILL] * 3 + [0], ended.stderr
     assert files_of(tmp_path / "killed") == expected
 
 
@@ -253,7 +256,7 @@ print(build.build_rows(opened, Stages())[0])
 def test_every_sentence_of_real_documents_with_two_neighbours_makes_a_row(tmp_path: Path):
     source = Path(os.environ["MANTA_EVAL_DATA"]) / "running" / "documents.parquet"
     data = {"uri": str(source), "columns": {"document": "doc_id"}}
-    _, found = build_rows(open_build(settings_of(tmp_path, "neighbours", data=data)), Stages())
+    _, build_record = build_rows(open_build(settings_of(tmp_path, "neighbours", data=data)), Stages())
     documents = pq.read_table(source, columns=["doc_id"])["doc_id"]
     lengths = pa.table({"document": documents}).group_by("document").aggregate([([], "count_all")])
-    assert found.train.rows == sum(max(0, count - 2) for count in lengths["count_all"].to_pylist())
+    assert build_record.train.rows == sum(max(0, count - 2) for count in lengths["count_all"].to_pylist())

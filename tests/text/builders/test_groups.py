@@ -9,7 +9,7 @@ import pytest
 from tests.text.builders.building import build
 
 
-def test_pairs_of_two_groups(tmp_path: Path):
+def test_pairs_are_two_different_texts_of_one_group(tmp_path: Path):
     rows = [
         {"group": 7, "text": "A dog runs."},
         {"group": 8, "text": "A man reads."},
@@ -23,13 +23,15 @@ def test_pairs_of_two_groups(tmp_path: Path):
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 9, 10])
 @pytest.mark.parametrize("most", [1, 4, 10, 1_000])
-def test_all_pairs_up_to_the_largest_number(tmp_path: Path, size: int, most: int):
+def test_a_group_gives_all_its_pairs_or_the_largest_number_with_equal_uses_of_its_texts(
+    tmp_path: Path, size: int, most: int
+):
     texts = [f"text {number}" for number in range(size)]
     rows = [{"group": "g", "text": text} for text in texts]
     found = [frozenset(row.values()) for row in build(tmp_path, "groups", rows, options={"most": most})]
-    every = {frozenset(pair) for pair in combinations(texts, 2)}
-    assert len(found) == len(set(found)) == min(most, len(every))
-    assert set(found) <= every
+    all_pairs = {frozenset(pair) for pair in combinations(texts, 2)}
+    assert len(found) == len(set(found)) == min(most, len(all_pairs))
+    assert set(found) <= all_pairs
     uses = Counter(text for pair in found for text in pair)
     assert max(uses.values()) - min(uses[text] for text in texts) <= 2
 

@@ -1,11 +1,11 @@
-"""Sentences have the ones before and after them, whatever the order of the rows."""
+"""A row is a sentence with the sentences before and after it, whatever the order of the rows."""
 
 from pathlib import Path
 
 from tests.text.builders.building import build
 
 
-def test_rows_of_two_documents_in_any_order(tmp_path: Path):
+def test_sentences_get_the_neighbours_of_their_own_document_in_any_order_of_the_rows(tmp_path: Path):
     rows = [
         {"document": document, "position": position, "text": f"{document}{position}"}
         for document, position in [("b", 2), ("a", 3), ("a", 1), ("b", 1), ("a", 0), ("b", 3), ("a", 2)]
@@ -27,6 +27,6 @@ def test_gaps_and_blank_sentences_end_a_run(tmp_path: Path):
     assert build(tmp_path, "neighbours", rows) == [{"previous": "0", "text": "1", "next": "2"}]
 
 
-def test_equal_neighbours_stay(tmp_path: Path):
+def test_neighbours_of_equal_text_make_a_row(tmp_path: Path):
     rows = [{"document": 1, "position": position, "text": "Yes."} for position in range(3)]
     assert build(tmp_path, "neighbours", rows) == [{"previous": "Yes.", "text": "Yes.", "next": "Yes."}]

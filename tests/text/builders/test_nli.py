@@ -20,7 +20,7 @@ def rows_of(*triples: tuple[str, str, str]) -> Rows:
     return [dict(zip(("premise", "hypothesis", "label"), triple, strict=True)) for triple in triples]
 
 
-TWO_PREMISES = rows_of(
+THREE_PREMISES = rows_of(
     ("A man sleeps.", "A man rests.", "entailment"),
     ("A dog runs.", "A dog sits.", "contradiction"),
     (" A man sleeps. ", "A man runs.", "contradiction"),
@@ -31,15 +31,15 @@ TWO_PREMISES = rows_of(
 )
 
 
-def test_triples_of_two_premises(tmp_path: Path):
-    assert sorted(build(tmp_path, "nli", TWO_PREMISES), key=str) == [
+def test_a_premise_with_an_entailed_and_a_contradicting_hypothesis_gives_a_triple(tmp_path: Path):
+    assert sorted(build(tmp_path, "nli", THREE_PREMISES), key=str) == [
         {"anchor": "A dog runs.", "positive": "An animal runs.", "negative": "A dog sits."},
         {"anchor": "A man sleeps.", "positive": "A man rests.", "negative": "A man runs."},
     ]
 
 
-def test_with_a_neutral_hypothesis_only_the_premise_that_has_one_stays(tmp_path: Path):
-    assert build(tmp_path, "nli", TWO_PREMISES, options={"neutral": True}) == [
+def test_with_the_option_neutral_only_premises_with_a_neutral_hypothesis_give_a_row(tmp_path: Path):
+    assert build(tmp_path, "nli", THREE_PREMISES, options={"neutral": True}) == [
         {
             "anchor": "A man sleeps.",
             "positive": "A man rests.",
@@ -55,9 +55,9 @@ def test_every_triple_has_a_hypothesis_of_each_kind(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]
 ):
     folder = tmp_path_factory.mktemp("nli")
-    whole = [(premise, f"{premise} {number}", label) for number, (premise, label) in enumerate(rows)]
+    all_triples = [(premise, f"{premise} {number}", label) for number, (premise, label) in enumerate(rows)]
     hypotheses: dict[tuple[str, str], set[str]] = {}
-    for premise, hypothesis, label in whole:
+    for premise, hypothesis, label in all_triples:
         hypotheses.setdefault((premise, label), set()).add(hypothesis)
     complete = {
         premise
@@ -66,9 +66,9 @@ def test_every_triple_has_a_hypothesis_of_each_kind(
     }
     if not complete:
         with pytest.raises(DataError):
-            build(folder, "nli", rows_of(*whole))
+            build(folder, "nli", rows_of(*all_triples))
         return
-    found = build(folder, "nli", rows_of(*whole))
+    found = build(folder, "nli", rows_of(*all_triples))
     assert sorted(row["anchor"] for row in found) == sorted(complete)
     for row in found:
         assert row["positive"] in hypotheses[row["anchor"], "entailment"]
@@ -102,10 +102,10 @@ def test_labels_without_entailment_and_contradiction_are_refused(tmp_path: Path)
 def test_triples_of_snli_match_a_count_of_its_premises(tmp_path: Path):
     source = Path(os.environ["MANTA_EVAL_DATA"]) / "nli" / "snli.parquet"
     table = pq.read_table(source)
-    kinds: dict[str, set[int]] = {}
+    labels_of_premise: dict[str, set[int]] = {}
     for premise, label in zip(table["premise"].to_pylist(), table["label"].to_pylist(), strict=True):
-        kinds.setdefault(premise, set()).add(label)
+        labels_of_premise.setdefault(premise, set()).add(label)
     _, built = build_rows(open_build(settings_of(tmp_path, "nli", data=str(source))), Stages())
     equal = built.counts["triples_with_equal_texts"]
     assert equal < 10
-    assert built.train.rows + equal == sum({0, 2} <= found for found in kinds.values())
+    assert built.train.rows + equal == sum({0, 2} <= labels for labels in labels_of_premise.values())

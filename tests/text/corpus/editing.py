@@ -27,7 +27,7 @@ SCHEMA = pa.schema([("id", pa.string()), ("text", pa.string()), ("lang", pa.stri
 
 
 class Nights:
-    """A corpus folder and the nights over it."""
+    """A folder of input files that is edited, and the store of a corpus that is read from it every night."""
 
     def __init__(self, folder: Path, keep: tuple[str, ...] = ("lang",), unit_rows: int = 4) -> None:
         self.input, self.store = folder / "in", open_store(folder / "out")
@@ -61,15 +61,15 @@ class Nights:
         del self.files[name]
 
     def night(self, rebuild: str = "") -> Corpus:
-        made = ingest(
+        ingested = ingest(
             self.corpus,
             self.unit_rows,
             self.store,
             ParentCorpus(self.last, self.next_ordinal, rebuild),
             TaskRunner(self.map_tasks),
         )
-        self.last, self.next_ordinal = made, max(self.next_ordinal, made.next_ordinal)
-        return made
+        self.last, self.next_ordinal = ingested, max(self.next_ordinal, ingested.next_ordinal)
+        return ingested
 
     def expected(self) -> dict[str, tuple[str, str | None, str, int]]:
         """id -> (text, lang, file, row) of the live rows: the first of each id by file name and row."""
@@ -81,96 +81,104 @@ class Nights:
         return live
 
 
-def addresses(store: Store, made: Corpus) -> dict[int, tuple[str, str, str | None]]:
+def addresses(store: Store, ingested: Corpus) -> dict[int, tuple[str, str, str | None]]:
     """address -> (id, text, lang) of the live rows, read from the units."""
-    dead = Dead.load(store, made.dead)
-    found = {}
-    for unit in made.units:
+    dead = Dead.load(store, ingested.dead)
+    live = {}
+    for unit in ingested.units:
         rows = pq.read_table(store.open(unit.path, unit.sha256)).to_pylist()
-        gone = set(dead.rows_of(unit.ordinal).tolist())
-        assert len(gone) == unit.dead < unit.rows == len(rows)
-        found |= {
+        dead_rows = set(dead.rows_of(unit.ordinal).tolist())
+        assert len(dead_rows) == unit.dead < unit.rows == len(rows)
+        live |= {
             unit.ordinal << 32 | number: (row["id"], row["text"], row.get("lang"))
             for number, row in enumerate(rows)
-            if number not in gone
+            if number not in dead_rows
         }
-    return found
+    return live
 
 
 def check(
-    nights: Nights, made: Corpus, before: dict[int, tuple[str, str, str | None]]
+    nights: Nights, ingested: Corpus, before: dict[int, tuple[str, str, str | None]]
 ) -> dict[int, tuple[str, str, str | None]]:
-    """Compare live rows, kept addresses and all tables with the oracle; returns the live rows by address."""
-    live, expected = addresses(nights.store, made), nights.expected()
+    """Compare live rows, their addresses and all tables with the oracle; returns the live rows by address."""
+    live, expected = addresses(nights.store, ingested), nights.expected()
     assert sorted(live.values(), key=str) == sorted(
         ((row_id, text, lang) for row_id, (text, lang, _, _) in expected.items()), key=str
     )
-    assert made.rows == len(live) == made.counts["good"]
+    assert ingested.rows == len(live) == ingested.counts["good"]
     assert (
-        made.counts["rows"]
+        ingested.counts["rows"]
         == sum(map(len, nights.files.values()))
-        == made.counts["good"] + made.counts["quarantined"]
+        == ingested.counts["good"] + ingested.counts["quarantined"]
     )
 
-    lines = [line for bucket in made.keys for line in key_lines(nights.store, bucket)]
-    where = {
+    lines = [line for bucket in ingested.keys for line in key_lines(nights.store, bucket)]
+    positions = {
         line["id"]: (line["file"], line["row"], line["address"])
         for line in lines
         if line["address"] is not None
     }
-    assert {row_id: line[:2] for row_id, line in where.items()} == {
+    assert {row_id: position[:2] for row_id, position in positions.items()} == {
         row_id: (name, number) for row_id, (_, _, name, number) in expected.items()
     }
-    assert all(live[address][0] == row_id for row_id, (_, _, address) in where.items())
+    assert all(live[address][0] == row_id for row_id, (_, _, address) in positions.items())
 
-    texts = {line["address"]: line["text_key"] for line in text_lines(nights.store, made)}
-    assert len(texts) == sum(unit.rows for unit in made.units)
+    texts = {line["address"]: line["text_key"] for line in text_lines(nights.store, ingested)}
+    assert len(texts) == sum(unit.rows for unit in ingested.units)
     assert {address: texts[address] for address in live} == {
         address: text_keys(pa.array([row[1]]))[0].as_py() for address, row in live.items()
     }
 
-    bad = pq.read_table(nights.store.open(made.quarantine.path)).to_pylist() if made.quarantine else []
+    quarantined = (
+        pq.read_table(nights.store.open(ingested.quarantine.path)).to_pylist() if ingested.quarantine else []
+    )
     all_rows = {(name, number) for name, rows in nights.files.items() for number in range(len(rows))}
-    assert sorted((row["file"], row["row"]) for row in bad) == sorted(
+    assert sorted((row["file"], row["row"]) for row in quarantined) == sorted(
         all_rows - {(name, number) for _, _, name, number in expected.values()}
     )
-    if not made.rebuild_reason:
-        then, now = ({row: address for address, row in rows.items()} for rows in (before, live))
-        assert all(now[row] == address for row, address in then.items() if row in now)
-        ids_then, ids_now = {row[0] for row in before.values()}, {row[0] for row in live.values()}
-        same = len(set(before.values()) & set(live.values()))
-        both = len(ids_then & ids_now)
-        assert made.changes == Changes(
-            new=len(ids_now - ids_then), changed=both - same, deleted=len(ids_then - ids_now), unchanged=same
+    if not ingested.rebuild_reason:
+        addresses_before, addresses_now = (
+            {row: address for address, row in rows.items()} for rows in (before, live)
         )
-        check_examples(nights.store, made, before, live)
+        assert all(
+            addresses_now[row] == address for row, address in addresses_before.items() if row in addresses_now
+        )
+        ids_then, ids_now = {row[0] for row in before.values()}, {row[0] for row in live.values()}
+        unchanged = len(set(before.values()) & set(live.values()))
+        assert ingested.changes == Changes(
+            new=len(ids_now - ids_then),
+            changed=len(ids_then & ids_now) - unchanged,
+            deleted=len(ids_then - ids_now),
+            unchanged=unchanged,
+        )
+        check_examples(nights.store, ingested, before, live)
     return live
 
 
 def check_examples(
     store: Store,
-    made: Corpus,
+    ingested: Corpus,
     before: dict[int, tuple[str, str, str | None]],
     live: dict[int, tuple[str, str, str | None]],
 ) -> None:
-    """At most five rows stand for each kind of change, and each of them is of that kind."""
+    """Check that each kind of change has at most five example rows, and that each row is of its kind."""
     ids_then, ids_now = ({row[0] for row in rows.values()} for rows in (before, live))
-    drawn = ChangedRows.load(store, ChangedRows.path(made.id))
+    drawn = ChangedRows.load(store, ChangedRows.path(ingested.id))
     assert drawn is not None
     assert len({(row.before, row.now) for row in drawn.rows}) == len(drawn.rows)
-    found = {"new": 0, "changed": 0, "deleted": 0}
+    counts = {"new": 0, "changed": 0, "deleted": 0}
     for row in drawn.rows:
         if row.before is None:
             assert live[row.now][0] not in ids_then
-            found["new"] += 1
+            counts["new"] += 1
         elif row.now is None:
             assert before[row.before][0] not in ids_now
-            found["deleted"] += 1
+            counts["deleted"] += 1
         else:
             assert before[row.before][0] == live[row.now][0]
             assert before[row.before] != live[row.now]
-            found["changed"] += 1
-    assert found == {kind: min(5, getattr(made.changes, kind)) for kind in found}
+            counts["changed"] += 1
+    assert counts == {kind: min(5, getattr(ingested.changes, kind)) for kind in counts}
 
 
 ids = st.sampled_from(["a", "b", "c", "d", "e", "f", "é", None])

@@ -1,4 +1,4 @@
-"""Input files, and the rows, key tables and quarantined rows that come of them."""
+"""Parquet input files, random rows to write to them, and the rows of the units that they give."""
 
 import random
 
@@ -10,7 +10,7 @@ from pipeline.settings import CorpusSettings
 
 
 def write(directory, *files, schema=None):
-    """Parquet files 00.parquet, 01.parquet ... of (id, text) rows."""
+    """Write Parquet files 00.parquet, 01.parquet ... of (id, text) rows; returns settings to read them."""
     directory.mkdir(parents=True, exist_ok=True)
     for number, rows in enumerate(files):
         table = pa.table(
@@ -21,9 +21,9 @@ def write(directory, *files, schema=None):
     return CorpusSettings(uri=str(directory), max_quarantined=1)
 
 
-def rows_of(store, made):
+def rows_of(store, ingested):
     """Rows of all units in order."""
-    return [row for unit in made.units for row in pq.read_table(store.open(unit.path)).to_pylist()]
+    return [row for unit in ingested.units for row in pq.read_table(store.open(unit.path)).to_pylist()]
 
 
 ids = st.none() | st.sampled_from(["a", "b", "c", "d", "é", ""]) | st.text(max_size=3)

@@ -1,4 +1,4 @@
-"""JSON lines, written to a folder and read as a corpus."""
+"""JSON lines, write_json_lines to a folder and read as a corpus."""
 
 import gzip
 import json
@@ -11,7 +11,7 @@ from pipeline.text.corpus.sources import list_files
 
 
 def rows_of(file, corpus=None, columns=None):
-    """(good rows, bad rows, rows with surrogates) of one file; columns: those of a survey_files when None."""
+    """Read good rows, bad rows and numbers of rows with surrogates; columns default to a survey's."""
     corpus = (corpus or CorpusSettings()).model_copy(update={"uri": str(file)})
     files = list_files(corpus)
     batches = list(read_batches(files[0], corpus, columns or survey_files(files, corpus).columns))
@@ -21,7 +21,7 @@ def rows_of(file, corpus=None, columns=None):
     return good, bad, sorted(row for batch in batches for row in batch.surrogates)
 
 
-def written(tmp_path, *lines, name="a.jsonl", end=b"\n"):
+def write_json_lines(tmp_path, *lines, name="a.jsonl", end=b"\n"):
     content = b"".join(
         (line if isinstance(line, bytes) else json.dumps(line).encode()) + end for line in lines
     )

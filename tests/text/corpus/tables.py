@@ -9,7 +9,7 @@ from pipeline.store.units import Corpus, TableBucket
 
 
 def key_lines(store: Store, bucket: TableBucket) -> list[dict[str, Any]]:
-    """Lines of a bucket by (id, file, row): a later delta has the last word on the row of a file."""
+    """Lines of a bucket by (id, file, row): a later delta replaces the line of the same file and row."""
     lines = {}
     for file in bucket.references():
         for line in pq.read_table(store.open(file.path, file.sha256)).to_pylist():

@@ -51,11 +51,11 @@ def some_rows(draw: random.Random, count: int) -> list[Row]:
     return [(f"id-{draw.randrange(260)}", f"text {draw.randrange(400)}", "en") for _ in range(count)]
 
 
-def observe(nights: Nights, before: Corpus, made: Corpus) -> Counter[str]:
+def observe(nights: Nights, before: Corpus, ingested: Corpus) -> Counter[str]:
     """Count what happened to the buckets of both tables."""
     seen: Counter[str] = Counter()
     for name in ("keys", "texts"):
-        buckets = getattr(before, name), getattr(made, name)
+        buckets = getattr(before, name), getattr(ingested, name)
         if len(buckets[0]) != len(buckets[1]):
             seen[f"{name} divided"] += 1
             continue
@@ -64,7 +64,7 @@ def observe(nights: Nights, before: Corpus, made: Corpus) -> Counter[str]:
             seen[f"{name} unchanged"] += old == new
             seen[f"{name} extended"] += len(new.deltas) > len(old.deltas)
             seen[f"{name} extended twice"] += len(new.deltas) > 1
-    for bucket in made.keys:
+    for bucket in ingested.keys:
         for file in bucket.deltas:
             table = pq.read_table(nights.store.open(file.path, file.sha256))
             seen["deletion marks"] += table["text_key"].null_count
@@ -72,8 +72,9 @@ def observe(nights: Nights, before: Corpus, made: Corpus) -> Counter[str]:
 
 
 def revived(before: dict[str, tuple[str, int]], now: dict[str, tuple[str, int]], read: set[str]) -> int:
-    """Count the ids whose live row is in a file that was not read tonight, and was a duplicate before."""
-    return sum(row_id in before and before[row_id] != at and at[0] not in read for row_id, at in now.items())
+    """Count the ids whose live row was a duplicate before and is in a file that was not read tonight."""
+    moved = [position for row_id, position in now.items() if row_id in before and before[row_id] != position]
+    return sum(file not in read for file, _ in moved)
 
 
 @pytest.mark.parametrize(
@@ -84,18 +85,18 @@ def test_tables_of_many_nights_equal_those_of_reading_everything(tmp_path: Path,
     nights.map_tasks = map_tasks
     for number in range(6):
         nights.put(f"{number}.parquet", some_rows(draw, 40))
-    made = nights.night()
-    live = check(nights, made, {})
+    ingested = nights.night()
+    live = check(nights, ingested, {})
     for _ in range(14):
-        files, places = dict(nights.files), {row_id: row[2:] for row_id, row in nights.expected().items()}
+        files, positions = dict(nights.files), {row_id: row[2:] for row_id, row in nights.expected().items()}
         edit(nights, draw)
         read = {name for name, rows in nights.files.items() if files.get(name) != rows}
-        before, made = made, nights.night()
-        live = check(nights, made, live)
-        seen += observe(nights, before, made)
-        seen["rebuilt"] += bool(made.rebuild_reason)
-        now = {row_id: row[2:] for row_id, row in nights.expected().items()}
-        seen["revived"] += 0 if made.rebuild_reason else revived(places, now, read)
+        before, ingested = ingested, nights.night()
+        live = check(nights, ingested, live)
+        seen += observe(nights, before, ingested)
+        seen["rebuilt"] += bool(ingested.rebuild_reason)
+        positions_now = {row_id: row[2:] for row_id, row in nights.expected().items()}
+        seen["revived"] += 0 if ingested.rebuild_reason else revived(positions, positions_now, read)
     kinds = ("compacted", "unchanged", "extended", "extended twice")
     expected = {f"{table} {kind}" for table in ("keys", "texts") for kind in kinds}
     assert {name for name, count in seen.items() if count} >= expected | {"deletion marks", "revived"}, seen
@@ -117,11 +118,11 @@ def test_a_night_writes_the_changed_lines_only(tmp_path: Path, monkeypatch: pyte
     second = nights.night()
     assert second.read_files == 5
     lines, sizes = Counter[str](), Counter[str]()
-    for made in (first, second):
-        for file in (file for bucket in (*made.keys, *made.texts) for file in bucket.references()):
-            if file.path.startswith(tables_folder(made.id)):
-                lines[made.id] += file.rows
-                sizes[made.id] += file.bytes
+    for ingested in (first, second):
+        for file in (file for bucket in (*ingested.keys, *ingested.texts) for file in bucket.references()):
+            if file.path.startswith(tables_folder(ingested.id)):
+                lines[ingested.id] += file.rows
+                sizes[ingested.id] += file.bytes
     assert lines == {first.id: 40_000, second.id: 5 * (20 + 20) + 5 * 20}
     assert sizes[second.id] < 0.04 * sizes[first.id]
     third = nights.night()
@@ -152,29 +153,29 @@ def test_a_divided_bucket_with_deltas_has_the_lines_of_its_parts(tmp_path: Path,
     del rows[-3:]
     rows[draw.randrange(190)] = ("id-x", "text x", "en")
     nights.put("a.parquet", rows)
-    made = nights.night()
-    assert any(bucket.deltas for bucket in made.keys)
-    assert any(bucket.deltas for bucket in made.texts)
-    count = len(made.keys)
+    ingested = nights.night()
+    assert any(bucket.deltas for bucket in ingested.keys)
+    assert any(bucket.deltas for bucket in ingested.texts)
+    count = len(ingested.keys)
     for parts in (count, 4 * count):
-        found = [read_key_bucket(nights.store, made.keys, part, parts, columns) for part in range(parts)]
+        found = [read_key_bucket(nights.store, ingested.keys, part, parts, columns) for part in range(parts)]
         tables = [table for table in found if table is not None]
         schema = keys.keys_schema(pa.string())
         assert {table.schema for table in tables} == {pa.schema(map(schema.field, columns or schema.names))}
         lines = [line for table in tables for line in table.to_pylist()]
-        expected = [line for bucket in made.keys for line in key_lines(nights.store, bucket)]
+        expected = [line for bucket in ingested.keys for line in key_lines(nights.store, bucket)]
         assert sorted(lines, key=str) == sorted(
             ({name: line[name] for name in columns or line} for line in expected), key=str
         )
-    units = [unit.ordinal for unit in made.units]
-    parts = 4 * len(made.texts)
-    texts = [read_text_bucket(nights.store, made.texts, part, parts, units[1:]) for part in range(parts)]
+    units = [unit.ordinal for unit in ingested.units]
+    parts = 4 * len(ingested.texts)
+    texts = [read_text_bucket(nights.store, ingested.texts, part, parts, units[1:]) for part in range(parts)]
     addresses = [address for table in texts if table is not None for address in table["address"].to_pylist()]
-    assert len(addresses) == sum(unit.rows for unit in made.units[1:])
+    assert len(addresses) == sum(unit.rows for unit in ingested.units[1:])
     assert not any(address >> 32 == units[0] for address in addresses)
 
 
-def test_the_record_of_a_table_without_deltas_is_that_of_earlier_versions(tmp_path: Path):
+def test_the_record_of_a_table_without_deltas_has_the_fields_of_earlier_versions(tmp_path: Path):
     nights = Nights(tmp_path)
     nights.put("a.parquet", [(f"id-{row}", f"text {row}", "en") for row in range(50)])
     first = nights.night()
@@ -183,11 +184,10 @@ def test_the_record_of_a_table_without_deltas_is_that_of_earlier_versions(tmp_pa
     nights.put("b.parquet", [("id-new", "text new", "en")])
     second = nights.night()
     assert [bucket.base for bucket in second.keys] == [bucket.base for bucket in first.keys]
-    again = Corpus.load(nights.store, record_path(second.id))
-    assert again == second
-    assert {file.path for bucket in second.keys for file in bucket.deltas} <= {
-        file.path for file in second.references()
-    }
+    assert Corpus.load(nights.store, record_path(second.id)) == second
+    deltas = {file.path for bucket in second.keys for file in bucket.deltas}
+    assert deltas
+    assert deltas <= {file.path for file in second.references()}
 
 
 def test_a_changed_delta_is_refused_and_a_missing_one_rebuilds_the_corpus(tmp_path: Path):
@@ -202,6 +202,6 @@ def test_a_changed_delta_is_refused_and_a_missing_one_rebuilds_the_corpus(tmp_pa
     with pytest.raises(DataError, match="sha256"):
         nights.night()
     nights.store.delete(delta.path)
-    made = nights.night()
-    assert f"lacks {delta.path}" in made.rebuild_reason
-    check(nights, made, {})
+    ingested = nights.night()
+    assert f"lacks {delta.path}" in ingested.rebuild_reason
+    check(nights, ingested, {})

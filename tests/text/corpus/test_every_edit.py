@@ -45,13 +45,13 @@ def run_nights(nights, nights_edits, map_tasks):
     live: dict[int, tuple[str, str, str | None]] = check(nights, nights.night(), {})
     for night in nights_edits:
         rebuild = ""
-        for kind, name, more in night:
+        for kind, name, argument in night:
             if kind == "put":
-                nights.put(name, more)
+                nights.put(name, argument)
             elif kind == "append":
-                nights.put(name, [*nights.files.get(name, []), *more])
-            elif kind == "rename" and name in nights.files and more not in nights.files:
-                nights.rename(name, more)
+                nights.put(name, [*nights.files.get(name, []), *argument])
+            elif kind == "rename" and name in nights.files and argument not in nights.files:
+                nights.rename(name, argument)
             elif kind == "drop" and name in nights.files:
                 nights.drop(name)
             elif kind == "rebuild":

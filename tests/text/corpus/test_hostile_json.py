@@ -1,4 +1,4 @@
-"""JSON lines made to exhaust memory or the parser are refused or quarantined in bounded memory."""
+"""JSON lines that would exhaust memory or the parser are refused, quarantined or stored without the value."""
 
 import gzip
 import tracemalloc
@@ -14,7 +14,7 @@ from pipeline.text.corpus.ingest import ingest
 from pipeline.text.corpus.json_values import MAX_DEPTH
 from pipeline.text.corpus.reader import read_batches, survey_files
 from pipeline.text.corpus.sources import list_files
-from tests.text.corpus.json_lines import rows_of, written
+from tests.text.corpus.json_lines import rows_of, write_json_lines
 
 
 def test_a_gzip_bomb_is_refused_in_bounded_memory(tmp_path, monkeypatch):
@@ -37,12 +37,12 @@ def nest(depth, value=1):
 
 def test_a_value_nested_too_deep_is_null_and_counted(tmp_path):
     values = [nest(300), nest(MAX_DEPTH + 1), nest(3), None, [nest(300)]]
-    file = written(
-        tmp_path, *({"id": index, "text": "t", "meta": value} for index, value in enumerate(values))
+    file = write_json_lines(
+        tmp_path, *({"id": number, "text": "t", "meta": value} for number, value in enumerate(values))
     )
-    made = ingest(CorpusSettings(uri=str(file), keep=("meta",)), 10, open_store(tmp_path / "out"))
-    assert made.counts["kept_values_dropped"] == 3
-    assert pq.read_table(tmp_path / "out" / made.units[0].path)["meta"].to_pylist() == [
+    ingested = ingest(CorpusSettings(uri=str(file), keep=("meta",)), 10, open_store(tmp_path / "out"))
+    assert ingested.counts["kept_values_dropped"] == 3
+    assert pq.read_table(tmp_path / "out" / ingested.units[0].path)["meta"].to_pylist() == [
         None,
         None,
         nest(3),
@@ -53,32 +53,32 @@ def test_a_value_nested_too_deep_is_null_and_counted(tmp_path):
 
 def test_a_line_nested_too_deep_to_parse_is_quarantined_alone(tmp_path):
     lines = [
-        f'{{"id": {index}, "text": "t", "meta": {"[" * levels}{"]" * levels}}}'
-        for index, levels in enumerate([300, 50_000, 300, 50_000])
+        f'{{"id": {number}, "text": "t", "meta": {"[" * levels}{"]" * levels}}}'
+        for number, levels in enumerate([300, 50_000, 300, 50_000])
     ]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     corpus = CorpusSettings(uri=str(tmp_path / "a.jsonl"), keep=("meta",))
     store = open_store(tmp_path / "out")
-    made = ingest(corpus, 10, store)
-    assert (made.counts["good"], made.counts["kept_values_dropped"]) == (2, 2)
-    assert made.quarantine is not None
-    bad = pq.read_table(store.open(made.quarantine.path)).to_pylist()
+    ingested = ingest(corpus, 10, store)
+    assert (ingested.counts["good"], ingested.counts["kept_values_dropped"]) == (2, 2)
+    assert ingested.quarantine is not None
+    bad = pq.read_table(store.open(ingested.quarantine.path)).to_pylist()
     assert [(row["row"], row["reason"], row["detail"]) for row in bad] == [
         (1, "invalid_json", "nested too deep to be parsed"),
         (3, "invalid_json", "nested too deep to be parsed"),
     ]
 
 
-def test_unlimited_keys_take_bounded_memory_and_are_null_beyond_the_limit(tmp_path):
-    lines = [{"id": index, "text": "t", "meta": {f"key{index}": index}} for index in range(2_000)]
+def test_the_number_of_keys_of_a_kept_column_is_limited_and_values_beyond_it_are_null(tmp_path):
+    lines = [{"id": number, "text": "t", "meta": {f"key{number}": number}} for number in range(2_000)]
     lines.append({"id": 2_000, "text": "t", "meta": {"key7": 7, "key8": 8}})
-    corpus = CorpusSettings(uri=str(written(tmp_path, *lines)), keep=("meta",))
+    corpus = CorpusSettings(uri=str(write_json_lines(tmp_path, *lines)), keep=("meta",))
     columns = survey_files(list_files(corpus), corpus).columns
     assert count_leaves(columns.kept[0].type) == MAX_LEAVES
     batches = list(read_batches(list_files(corpus)[0], corpus, columns))
     good = [row for batch in batches for row in batch.good.to_pylist()]
-    kept = [row["id"] for row in good if row["meta"] is not None]
-    assert kept == [*range(MAX_LEAVES), 2_000]
+    ids_with_value = [row["id"] for row in good if row["meta"] is not None]
+    assert ids_with_value == [*range(MAX_LEAVES), 2_000]
     assert {name: value for name, value in good[-1]["meta"].items() if value is not None} == {
         "key7": 7,
         "key8": 8,
@@ -88,8 +88,8 @@ def test_unlimited_keys_take_bounded_memory_and_are_null_beyond_the_limit(tmp_pa
 
 def test_leaves_are_bounded_across_files(tmp_path):
     for name in "ab":
-        meta = {f"{name}{index}": index for index in range(200)}
-        written(tmp_path, {"id": name, "text": "t", "meta": meta}, name=f"{name}.jsonl")
-    made = ingest(CorpusSettings(uri=str(tmp_path), keep=("meta",)), 10, open_store(tmp_path / "_out"))
-    values = pq.read_table(tmp_path / "_out" / made.units[0].path)["meta"].to_pylist()
-    assert (len(values[0]), values[1], made.counts["kept_values_dropped"]) == (200, None, 1)
+        meta = {f"{name}{number}": number for number in range(200)}
+        write_json_lines(tmp_path, {"id": name, "text": "t", "meta": meta}, name=f"{name}.jsonl")
+    ingested = ingest(CorpusSettings(uri=str(tmp_path), keep=("meta",)), 10, open_store(tmp_path / "_out"))
+    values = pq.read_table(tmp_path / "_out" / ingested.units[0].path)["meta"].to_pylist()
+    assert (len(values[0]), values[1], ingested.counts["kept_values_dropped"]) == (200, None, 1)

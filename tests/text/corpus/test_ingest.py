@@ -19,8 +19,8 @@ from tests.text.corpus.ingesting import corpora, random_rows, rows_of, write
 from tests.text.corpus.tables import key_lines
 
 
-def quarantined(store, made):
-    return pq.read_table(store.open(made.quarantine.path)).to_pylist() if made.quarantine else []
+def quarantined(store, ingested):
+    return pq.read_table(store.open(ingested.quarantine.path)).to_pylist() if ingested.quarantine else []
 
 
 @given(corpora, st.lists(st.integers(0, 40), max_size=4), st.integers(1, 9))
@@ -29,7 +29,7 @@ def test_every_row_is_kept_or_quarantined_once_for_every_split_into_files(tmp_pa
     parts = [rows[start:stop] for start, stop in pairwise(edges)]
     directory, store = tmp_path / uuid.uuid4().hex, open_store(tmp_path / uuid.uuid4().hex)
     corpus = write(directory, [("always", "there")], *parts)
-    made = ingest(corpus, unit_rows, store)
+    ingested = ingest(corpus, unit_rows, store)
 
     numbered = [("00.parquet", 0, "always", "there")]
     numbered += [
@@ -40,44 +40,46 @@ def test_every_row_is_kept_or_quarantined_once_for_every_split_into_files(tmp_pa
     good = [one for one in numbered if one[2] is not None and one[3] is not None and one[3].strip()]
     live = list({one[2]: one for one in reversed(good)}.values())
     live.sort()
-    found = rows_of(store, made)
+    found = rows_of(store, ingested)
     assert [(row["file"], row["row"], row["id"], row["text"]) for row in found] == [
         (*one[:3], one[3].strip()) for one in live
     ]
     assert [row["text_key"] for row in found] == text_keys(
         pa.array([row["text"] for row in found])
     ).to_pylist()
-    assert all(unit.rows <= unit_rows for unit in made.units)
+    assert all(unit.rows <= unit_rows for unit in ingested.units)
 
-    reasons = {(row["file"], row["row"]): row["reason"] for row in quarantined(store, made)}
+    reasons = {(row["file"], row["row"]): row["reason"] for row in quarantined(store, ingested)}
     assert (
         len(reasons)
-        == len(quarantined(store, made))
+        == len(quarantined(store, ingested))
         == len(numbered) - len(live)
-        == made.counts["quarantined"]
+        == ingested.counts["quarantined"]
     )
-    assert {row for row, reason in reasons.items() if reason == "duplicate_id"} == {
+    assert {position for position, reason in reasons.items() if reason == "duplicate_id"} == {
         one[:2] for one in good
     } - {one[:2] for one in live}
-    assert {row for row, reason in reasons.items() if reason == "null_id"} == {
+    assert {position for position, reason in reasons.items() if reason == "null_id"} == {
         one[:2] for one in numbered if one[2] is None
     }
-    assert made.counts["rows"] == made.counts["good"] + made.counts["quarantined"] == len(numbered)
-    assert [(file.rows, file.good + file.quarantined) for file in made.files] == [
+    assert (
+        ingested.counts["rows"] == ingested.counts["good"] + ingested.counts["quarantined"] == len(numbered)
+    )
+    assert [(file.rows, file.good + file.quarantined) for file in ingested.files] == [
         (len(part), len(part)) for part in [[0], *parts]
     ]
-    check_keys(store, made, good)
+    check_keys(store, ingested, good)
 
 
-def check_keys(store, made, good):
-    """One line per good row, sorted, with the address of the row that it names, or none for a loser."""
-    lines = [pq.read_table(store.open(bucket.path)).to_pylist() for bucket in made.keys]
+def check_keys(store, ingested, good):
+    """One line per good row, sorted, with the address of the row that it names, or null for a duplicate."""
+    lines = [pq.read_table(store.open(bucket.path)).to_pylist() for bucket in ingested.keys]
     assert sorted((line["file"], line["row"], line["id"]) for bucket in lines for line in bucket) == sorted(
         one[:3] for one in good
     )
-    places = {
-        (row["file"], row["row"]): (record.ordinal, number)
-        for record in made.units
+    addresses = {
+        (row["file"], row["row"]): record.ordinal << 32 | number
+        for record in ingested.units
         for number, row in enumerate(pq.read_table(store.open(record.path)).to_pylist())
     }
     for number, bucket in enumerate(lines):
@@ -90,8 +92,7 @@ def check_keys(store, made, good):
             ),
         )
         for line in bucket:
-            unit_and_row = places.get((line["file"], line["row"]))
-            assert line["address"] == (unit_and_row[0] << 32 | unit_and_row[1] if unit_and_row else None)
+            assert line["address"] == addresses.get((line["file"], line["row"]))
             assert int(id_hashes(pa.table({"id": [line["id"]]}))[0]) * len(lines) >> 64 == number
 
 
@@ -105,8 +106,8 @@ def small_buckets(monkeypatch):
 def test_duplicates_are_found_across_runs_and_buckets(tmp_path, small_buckets):
     rows = random_rows(6000, seed=0, distinct=4000)
     corpus, store = write(tmp_path / "in", rows[:2500], rows[2500:]), open_store(tmp_path / "out")
-    made = ingest(corpus, 512, store)
-    assert len(made.keys) == bucket_count(6000) == 16
+    ingested = ingest(corpus, 512, store)
+    assert len(ingested.keys) == bucket_count(6000) == 16
     good = [
         (
             "00.parquet" if number < 2500 else "01.parquet",
@@ -118,27 +119,27 @@ def test_duplicates_are_found_across_runs_and_buckets(tmp_path, small_buckets):
     first = {}
     for one in good:
         first.setdefault(one[2], one)
-    assert sorted((row["file"], row["row"], row["id"]) for row in rows_of(store, made)) == [
+    assert sorted((row["file"], row["row"], row["id"]) for row in rows_of(store, ingested)) == [
         one[:3] for one in good if first[one[2]] is one
     ]
-    check_keys(store, made, good)
-    losers = quarantined(store, made)
-    assert [(row["file"], row["row"]) for row in losers] == sorted(
-        (row["file"], row["row"]) for row in losers
+    check_keys(store, ingested, good)
+    duplicates = quarantined(store, ingested)
+    assert [(row["file"], row["row"]) for row in duplicates] == sorted(
+        (row["file"], row["row"]) for row in duplicates
     )
-    for row in losers:
+    for row in duplicates:
         assert row["detail"] == f"{first[row['id']][0]} row {first[row['id']][1]} has it first"
 
 
-def test_chunk_of_duplicates_only_leaves_no_gap(tmp_path):
+def test_rows_that_are_all_duplicates_leave_no_gap_in_the_names_of_units(tmp_path):
     rows = [(f"id-{number}", "text") for number in range(4)]
     corpus, store = write(tmp_path / "in", rows, rows, [("new", "text")] * 2), open_store(tmp_path / "out")
-    made = ingest(corpus, 4, store)
-    assert [unit.rows for unit in made.units] == [4, 1]
-    assert [unit.name for unit in made.units] == ["00000000", "00000001"]
+    ingested = ingest(corpus, 4, store)
+    assert [unit.rows for unit in ingested.units] == [4, 1]
+    assert [unit.name for unit in ingested.units] == ["00000000", "00000001"]
     check_keys(
         store,
-        made,
+        ingested,
         [("00.parquet", n, *row) for n, row in enumerate(rows)]
         + [("01.parquet", n, *row) for n, row in enumerate(rows)]
         + [("02.parquet", n, "new", "text") for n in range(2)],
@@ -162,13 +163,13 @@ def test_ids_keep_type_and_value(tmp_path, kind, values, stored):
         schema=pa.schema([("id", kind), ("text", pa.large_string())]),
     )
     store = open_store(tmp_path / "out")
-    made = ingest(corpus, 10, store)
-    assert [row["id"] for row in rows_of(store, made)] == values
-    assert made.id_type == stored
-    assert [line["id"] for line in key_lines(store, made.keys[0])] == sorted(values)
+    ingested = ingest(corpus, 10, store)
+    assert [row["id"] for row in rows_of(store, ingested)] == values
+    assert ingested.id_type == stored
+    assert [line["id"] for line in key_lines(store, ingested.keys[0])] == sorted(values)
 
 
-def test_kept_columns_and_partitions_are_carried(tmp_path):
+def test_kept_columns_and_partitions_are_stored_in_the_units(tmp_path):
     for lang, numbers in (("en", pa.int32()), ("de", pa.int64())):
         (tmp_path / f"lang={lang}").mkdir()
         table = pa.table(
@@ -208,12 +209,16 @@ def test_kept_columns_and_partitions_are_carried(tmp_path):
 def test_max_rows_reads_the_first_rows_and_counts_the_rest(tmp_path):
     rows = [(f"id-{number}", "text" if number % 3 else None) for number in range(30)]
     corpus, store = write(tmp_path / "in", rows[:10], rows[10:20], rows[20:]), open_store(tmp_path / "out")
-    made = ingest(corpus.model_copy(update={"max_rows": 14}), 10, store)
-    assert [row["id"] for row in rows_of(store, made)] == [
+    ingested = ingest(corpus.model_copy(update={"max_rows": 14}), 10, store)
+    assert [row["id"] for row in rows_of(store, ingested)] == [
         f"id-{number}" for number in range(14) if number % 3
     ]
-    assert (made.counts["rows"], made.counts["quarantined"], made.counts["skipped"]) == (14, 5, 16)
-    assert [(file.rows, file.skipped) for file in made.files] == [(10, 0), (4, 6), (0, 10)]
+    assert (ingested.counts["rows"], ingested.counts["quarantined"], ingested.counts["skipped"]) == (
+        14,
+        5,
+        16,
+    )
+    assert [(file.rows, file.skipped) for file in ingested.files] == [(10, 0), (4, 6), (0, 10)]
 
 
 @pytest.mark.parametrize(
@@ -224,8 +229,12 @@ def test_max_rows_counts_json_files_not_read_to_their_end(tmp_path, limit, read,
         (tmp_path / f"{name}.jsonl").write_text(
             "".join(f'{{"id":"{name}{number}","text":"t"}}\n\n' for number in range(5))
         )
-    made = ingest(CorpusSettings(uri=str(tmp_path), max_rows=limit), 10, open_store(tmp_path / "_out"))
-    assert (made.rows, made.counts["rows"], made.counts.get("skipped_files", 0)) == (read, read, unread_files)
+    ingested = ingest(CorpusSettings(uri=str(tmp_path), max_rows=limit), 10, open_store(tmp_path / "_out"))
+    assert (ingested.rows, ingested.counts["rows"], ingested.counts.get("skipped_files", 0)) == (
+        read,
+        read,
+        unread_files,
+    )
 
 
 def test_unit_ends_early_if_texts_are_long(tmp_path, monkeypatch):
@@ -234,5 +243,5 @@ def test_unit_ends_early_if_texts_are_long(tmp_path, monkeypatch):
         tmp_path / "in",
         [(f"id-{number}", "x" * length) for number, length in enumerate([400, 400, 400, 5000, 1, 999, 1])],
     )
-    made = ingest(corpus, 100, open_store(tmp_path / "out"))
-    assert [unit.rows for unit in made.units] == [2, 1, 1, 2, 1]
+    ingested = ingest(corpus, 100, open_store(tmp_path / "out"))
+    assert [unit.rows for unit in ingested.units] == [2, 1, 1, 2, 1]

@@ -34,17 +34,18 @@ def files_below(root):
 def test_second_run_reads_nothing_and_changed_input_is_another_corpus(tmp_path):
     corpus, store = write(tmp_path / "in", [("a", "text")]), open_store(tmp_path / "out")
     calls = []
-    made = ingest(corpus, 10, store, runner=TaskRunner(on_progress=lambda *done: calls.append(done)))
+    ingested = ingest(corpus, 10, store, runner=TaskRunner(on_progress=lambda *done: calls.append(done)))
     assert calls == [(1, (tmp_path / "in" / "00.parquet").stat().st_size)]
-    assert ingest(corpus, 10, store, runner=TaskRunner(on_progress=lambda *done: calls.append(done))) == made
+    assert (
+        ingest(corpus, 10, store, runner=TaskRunner(on_progress=lambda *done: calls.append(done))) == ingested
+    )
     assert len(calls) == 1
     digest = corpus_digest(corpus, list_files(corpus))
-    assert store.exists(record_path(made.id))
-    assert digest == made.digest
+    assert store.exists(record_path(ingested.id))
+    assert digest == ingested.digest
     os.utime(tmp_path / "in" / "00.parquet", ns=(1, 1))
     assert corpus_digest(corpus, list_files(corpus)) != digest
-    again = ingest(corpus, 10, store)
-    assert again.units == made.units  # equal content is the same unit
+    assert ingest(corpus, 10, store).units == ingested.units  # equal content is the same unit
 
 
 def test_same_file_in_another_partition_is_another_corpus(tmp_path):
@@ -59,10 +60,10 @@ def test_same_file_in_another_partition_is_another_corpus(tmp_path):
 
 def test_missing_unit_is_written_again(tmp_path):
     corpus, store = write(tmp_path / "in", [("a", "text")]), open_store(tmp_path / "out")
-    made = ingest(corpus, 10, store)
-    store.delete(made.units[0].path)
-    assert ingest(corpus, 10, store) == made
-    assert store.exists(made.units[0].path)
+    ingested = ingest(corpus, 10, store)
+    store.delete(ingested.units[0].path)
+    assert ingest(corpus, 10, store) == ingested
+    assert store.exists(ingested.units[0].path)
 
 
 def test_input_that_changes_while_it_is_read_is_a_transient_error(tmp_path):
@@ -95,6 +96,7 @@ def test_run_after_a_kill_at_any_moment_writes_the_same_bytes(tmp_path, attempts
     write(tmp_path / "in", *(rows[start : start + 1000] for start in range(0, count, 1000)))
 
     def run(out, delay=None):
+        """Ingest into `out`, killed after `delay` seconds if given. Returns the seconds from start to end."""
         process = subprocess.Popen([sys.executable, "-c", _RUN, tmp_path / "in", out], stdout=subprocess.PIPE)
         assert process.stdout is not None
         process.stdout.readline()
@@ -105,14 +107,14 @@ def test_run_after_a_kill_at_any_moment_writes_the_same_bytes(tmp_path, attempts
         process.communicate()
         return time.monotonic() - started
 
-    whole = run(tmp_path / "whole")
+    duration_s = run(tmp_path / "whole")
     expected = files_below(tmp_path / "whole")
     for attempt in range(1, attempts + 1):
-        run(tmp_path / "out", delay=whole * attempt / (attempts + 1))
-        seen = files_below(tmp_path / "out")
+        run(tmp_path / "out", delay=duration_s * attempt / (attempts + 1))
+        visible = files_below(tmp_path / "out")
         assert all(
-            expected[path] == content for path, content in seen.items() if "/.tmp-" not in f"/{path}"
-        )  # what is visible is whole and right
+            expected[path] == content for path, content in visible.items() if "/.tmp-" not in f"/{path}"
+        )  # every file that readers can see is complete and correct
     run(tmp_path / "out")
     assert {
         path: content for path, content in files_below(tmp_path / "out").items() if "/.tmp-" not in f"/{path}"
@@ -127,12 +129,12 @@ def test_corpus_in_s3_gives_the_same_units_as_on_disk(s3, tmp_path):
     system.pipe({f"{base}/in/{path.name}": path.read_bytes() for path in (tmp_path / "in").iterdir()})
     system.pipe(f"{base}/in/99.jsonl", b'{"id":"json","text":"lines"}\n{broken\n')
     (tmp_path / "in" / "99.jsonl").write_bytes(b'{"id":"json","text":"lines"}\n{broken\n')
-    made, remote = (
+    ingested, remote = (
         ingest(corpus, 64, store),
         ingest(corpus.model_copy(update={"uri": f"{base}/in"}), 64, open_store(f"{base}/out")),
     )
-    assert remote.units == made.units
-    assert remote.counts == made.counts
-    assert [bucket.sha256 for bucket in remote.keys] == [bucket.sha256 for bucket in made.keys]
-    assert rows_of(open_store(f"{base}/out"), remote) == rows_of(store, made)
+    assert remote.units == ingested.units
+    assert remote.counts == ingested.counts
+    assert [bucket.sha256 for bucket in remote.keys] == [bucket.sha256 for bucket in ingested.keys]
+    assert rows_of(open_store(f"{base}/out"), remote) == rows_of(store, ingested)
     assert ingest(corpus.model_copy(update={"uri": f"{base}/in"}), 64, open_store(f"{base}/out")) == remote

@@ -1,4 +1,4 @@
-"""Kept values and ids of JSON lines keep their type, widen or become null."""
+"""Values of kept columns and ids of JSON lines keep their type, are widened, or become null."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,7 +10,7 @@ from pipeline.store.store import open_store
 from pipeline.text.corpus.ingest import ingest
 from pipeline.text.corpus.reader import read_batches, survey_files
 from pipeline.text.corpus.sources import list_files
-from tests.text.corpus.json_lines import rows_of, written
+from tests.text.corpus.json_lines import rows_of, write_json_lines
 
 
 def test_kept_values_keep_their_type_or_become_null(tmp_path):
@@ -21,7 +21,7 @@ def test_kept_values_keep_their_type_or_become_null(tmp_path):
         {"id": 4, "text": "d"},
         {"id": 5, "text": "e", "tags": ["\ud800"], "price": "6"},
     ]
-    corpus = CorpusSettings(uri=str(written(tmp_path, *lines)), keep=("tags", "price", "text"))
+    corpus = CorpusSettings(uri=str(write_json_lines(tmp_path, *lines)), keep=("tags", "price", "text"))
     assert survey_files(list_files(corpus), corpus).columns.kept == (
         pa.field("tags", pa.list_(pa.string())),
         pa.field("price", pa.float64()),
@@ -52,10 +52,10 @@ def test_kept_column_widens_to_values_of_later_blocks(tmp_path, name):
         for number in range(12_001)
     ]
     good, bad, _ = rows_of(
-        written(tmp_path, *lines, name=name), CorpusSettings(keep=("price", "note", "tags", "late"))
+        write_json_lines(tmp_path, *lines, name=name), CorpusSettings(keep=("price", "note", "tags", "late"))
     )
     assert (len(good), bad) == (12_001, [])
-    assert [good[index][column] for index in (0, -1) for column in ("price", "note", "tags", "late")] == [
+    assert [good[row][column] for row in (0, -1) for column in ("price", "note", "tags", "late")] == [
         1.0,
         None,
         [],
@@ -69,11 +69,11 @@ def test_kept_column_widens_to_values_of_later_blocks(tmp_path, name):
 
 def test_differing_kept_columns_lose_no_row(tmp_path):
     for name, value in (("a.jsonl", 1), ("b.jsonl", 2.5), ("c.jsonl", "three")):
-        written(tmp_path, {"id": name, "text": "t", "price": value}, name=name)
+        write_json_lines(tmp_path, {"id": name, "text": "t", "price": value}, name=name)
     store = open_store(tmp_path / "_out")
-    made = ingest(CorpusSettings(uri=str(tmp_path), keep=("price",)), 10, store)
-    assert pq.read_table(store.local(made.units[0].path))["price"].to_pylist() == [1.0, 2.5, None]
-    assert (made.counts["good"], made.counts["kept_values_dropped"]) == (3, 1)
+    ingested = ingest(CorpusSettings(uri=str(tmp_path), keep=("price",)), 10, store)
+    assert pq.read_table(store.local(ingested.units[0].path))["price"].to_pylist() == [1.0, 2.5, None]
+    assert (ingested.counts["good"], ingested.counts["kept_values_dropped"]) == (3, 1)
 
 
 @pytest.mark.parametrize(
@@ -88,18 +88,18 @@ def test_differing_kept_columns_lose_no_row(tmp_path):
 def test_64_bit_ids_keep_their_value(tmp_path, ids, kind, bad):
     for keep in ((), ("id",)):
         corpus = CorpusSettings(
-            uri=str(written(tmp_path, *({"id": one, "text": "t"} for one in ids))), keep=keep
+            uri=str(write_json_lines(tmp_path, *({"id": row_id, "text": "t"} for row_id in ids))), keep=keep
         )
         assert survey_files(list_files(corpus), corpus).columns.id == kind
         good, wrong, _ = rows_of(tmp_path / "a.jsonl", corpus)
-        assert [row["id"] for row in good] == [one for index, one in enumerate(ids) if index not in bad]
+        assert [row["id"] for row in good] == [row_id for row, row_id in enumerate(ids) if row not in bad]
         assert [row["row"] for row in wrong] == bad
 
 
 @pytest.mark.parametrize(("small", "kind"), [(5, pa.uint64()), (-5, pa.int64())])
 def test_files_agree_on_uint64_if_no_id_is_negative(tmp_path, small, kind):
-    written(tmp_path, {"id": small, "text": "t"}, name="a.jsonl")
-    written(tmp_path, {"id": 2**63, "text": "t"}, name="b.jsonl")
+    write_json_lines(tmp_path, {"id": small, "text": "t"}, name="a.jsonl")
+    write_json_lines(tmp_path, {"id": 2**63, "text": "t"}, name="b.jsonl")
     for schema, name in ((pa.int32(), "c.parquet"), (pa.uint64(), "d.parquet")):
         pq.write_table(pa.table({"id": pa.array([7], schema), "text": ["t"]}), tmp_path / name)
     corpus = CorpusSettings(uri=str(tmp_path))
@@ -111,7 +111,7 @@ def test_files_agree_on_uint64_if_no_id_is_negative(tmp_path, small, kind):
 
 def test_late_id_of_another_type_rejects_only_its_row(tmp_path):
     lines = [{"id": number, "text": "some text " * 20} for number in range(20_000)]
-    good, bad, _ = rows_of(written(tmp_path, *lines, {"id": "x", "text": "t"}))
+    good, bad, _ = rows_of(write_json_lines(tmp_path, *lines, {"id": "x", "text": "t"}))
     assert (len(good), [(row["row"], row["detail"]) for row in bad]) == (
         20_000,
         [(20_000, 'id is "x", not an id of type int64')],
@@ -121,7 +121,7 @@ def test_late_id_of_another_type_rejects_only_its_row(tmp_path):
 def test_nested_key_in_a_later_block_is_kept(tmp_path):
     lines = [{"id": number, "text": "some text " * 20, "meta": {"a": number}} for number in range(12_000)]
     lines.append({"id": 12_000, "text": "t", "meta": {"b": "late"}})
-    good, bad, _ = rows_of(written(tmp_path, *lines), CorpusSettings(keep=("meta",)))
+    good, bad, _ = rows_of(write_json_lines(tmp_path, *lines), CorpusSettings(keep=("meta",)))
     assert (len(good), bad) == (12_001, [])
     assert (good[0]["meta"], good[-1]["meta"]) == ({"a": 0, "b": None}, {"a": None, "b": "late"})
 
@@ -133,24 +133,24 @@ def test_nested_key_in_a_later_block_is_kept(tmp_path):
     ([1, 2, {"a": 1}, None], pa.int64(), {2: '{"a": 1}', 3: None}),
 ])  # fmt: skip
 def test_row_with_an_id_of_another_type_is_quarantined(tmp_path, keep, ids, kind, bad):
-    file = written(
-        tmp_path, *({"id": one, "text": f"text {index}", "note": "n"} for index, one in enumerate(ids))
+    file = write_json_lines(
+        tmp_path, *({"id": row_id, "text": f"text {row}", "note": "n"} for row, row_id in enumerate(ids))
     )
     corpus = CorpusSettings(uri=str(file), keep=keep, max_quarantined=0.9)
     assert survey_files(list_files(corpus), corpus).columns.id == kind
     good, wrong, _ = rows_of(file, corpus)
-    assert [row["id"] for row in good] == [one for index, one in enumerate(ids) if index not in bad]
+    assert [row["id"] for row in good] == [row_id for row, row_id in enumerate(ids) if row not in bad]
     assert {row["row"]: row["id"] for row in wrong} == bad
     assert {(row["file"], row["reason"]) for row in wrong if row["id"]} == {("a.jsonl", "wrong_type")}
-    made = ingest(corpus, 10, open_store(tmp_path / "out"))
-    assert (made.counts["good"], made.counts["quarantined"]) == (len(ids) - len(bad), len(bad))
+    ingested = ingest(corpus, 10, open_store(tmp_path / "out"))
+    assert (ingested.counts["good"], ingested.counts["quarantined"]) == (len(ids) - len(bad), len(bad))
 
 
 def test_a_kept_key_may_be_missing_in_some_files_but_not_in_all(tmp_path):
-    written(tmp_path, {"id": 1, "text": "a"}, name="a.jsonl")
-    written(tmp_path, {"id": 2, "text": "b", "note": "here"}, name="b.jsonl")
-    made = ingest(CorpusSettings(uri=str(tmp_path), keep=("note",)), 10, open_store(tmp_path / "_out"))
-    assert pq.read_table(tmp_path / "_out" / made.units[0].path)["note"].to_pylist() == [None, "here"]
+    write_json_lines(tmp_path, {"id": 1, "text": "a"}, name="a.jsonl")
+    write_json_lines(tmp_path, {"id": 2, "text": "b", "note": "here"}, name="b.jsonl")
+    ingested = ingest(CorpusSettings(uri=str(tmp_path), keep=("note",)), 10, open_store(tmp_path / "_out"))
+    assert pq.read_table(tmp_path / "_out" / ingested.units[0].path)["note"].to_pylist() == [None, "here"]
     with pytest.raises(
         DataError, match=r"'nite' \(corpus.keep\), found the columns id, text.*set corpus.keep"
     ):

@@ -13,7 +13,7 @@ from pipeline.settings import CorpusSettings
 from pipeline.text.corpus.columns import Columns
 from pipeline.text.corpus.reader import read_batches
 from pipeline.text.corpus.sources import list_files
-from tests.text.corpus.json_lines import characters, rows_of, values, written
+from tests.text.corpus.json_lines import characters, rows_of, values, write_json_lines
 
 rows = st.fixed_dictionaries(
     {},
@@ -54,21 +54,21 @@ def test_every_line_is_a_row_or_is_rejected_as_by_python(tmp_path, lines, end, a
     ]
     columns = Columns(pa.string(), (pa.field("number", pa.int64()),))
     good, bad, surrogates = rows_of(
-        written(tmp_path, *encoded, end=end), CorpusSettings(keep=("number",)), columns
+        write_json_lines(tmp_path, *encoded, end=end), CorpusSettings(keep=("number",)), columns
     )
     expected = {number: oracle(line) for number, line in enumerate(encoded) if line.strip()}
     assert {row["row"]: (row["id"], row["text"], row["number"]) for row in good} == {
-        row: found for row, found in expected.items() if not isinstance(found, str)
+        row: values for row, values in expected.items() if not isinstance(values, str)
     }
     assert {row["row"]: row["reason"] for row in bad} == {
-        row: found for row, found in expected.items() if isinstance(found, str)
+        row: reason for row, reason in expected.items() if isinstance(reason, str)
     }
     texts = {row["row"]: json.loads(encoded[row["row"]])["text"] for row in good}
-    assert surrogates == [row for row, text in texts.items() if replaced(text) != text]
+    assert surrogates == [row for row, text in texts.items() if without_surrogates(text) != text]
 
 
 def oracle(line):
-    """(id, text, number) that must come out, or the reason why the line is quarantined."""
+    """The expected (id, text, number) of a line, or the reason why it is quarantined."""
     try:
         value = json.loads(line.decode())
     except UnicodeDecodeError:
@@ -84,14 +84,14 @@ def oracle(line):
     if value.get("id") is None:
         return "null_id"
     return (
-        (replaced(value["id"]), replaced(text).strip(), number)
-        if text is not None and replaced(text).strip()
+        (without_surrogates(value["id"]), without_surrogates(text).strip(), number)
+        if text is not None and without_surrogates(text).strip()
         else "empty"
     )
 
 
-def replaced(text):
-    return "".join("\ufffd" if 0xD800 <= ord(one) < 0xE000 else one for one in text)
+def without_surrogates(text):
+    return "".join("\ufffd" if 0xD800 <= ord(character) < 0xE000 else character for character in text)
 
 
 def test_result_does_not_depend_on_blocks(tmp_path):
@@ -104,7 +104,7 @@ def test_result_does_not_depend_on_blocks(tmp_path):
         (row["id"], number, row["text"].strip()) for number, row in enumerate(lines) if isinstance(row, dict)
     ]
     for name in ("a.jsonl", "a.jsonl.gz"):
-        good, bad, _ = rows_of(written(tmp_path, *lines, name=name))
+        good, bad, _ = rows_of(write_json_lines(tmp_path, *lines, name=name))
         assert [(row["id"], row["row"], row["text"]) for row in good] == expected
         assert [(row["row"], row["reason"]) for row in bad] == [(4000, "invalid_json")]
 
@@ -119,7 +119,7 @@ def test_gzip_members_and_byte_order_marks_are_read(tmp_path):
 
 def test_two_objects_on_one_line_do_not_shift_the_rows_after_them(tmp_path):
     good, bad, _ = rows_of(
-        written(
+        write_json_lines(
             tmp_path,
             b'{"id":"a","text":"a"}{"id":"b","text":"b"}',
             b'{"id":"c",',
@@ -133,7 +133,9 @@ def test_two_objects_on_one_line_do_not_shift_the_rows_after_them(tmp_path):
 
 def test_long_text_is_complete(tmp_path):
     text = "wörd " * 600_000  # 3.6 MB: longer than a block
-    good, _, _ = rows_of(written(tmp_path, {"id": "long", "text": text}, {"id": "short", "text": "s"}))
+    good, _, _ = rows_of(
+        write_json_lines(tmp_path, {"id": "long", "text": text}, {"id": "short", "text": "s"})
+    )
     assert [row["text"] for row in good] == [text.strip(), "s"]
 
 
@@ -146,8 +148,8 @@ def test_a_broken_line_does_not_change_the_rows_of_a_partition(tmp_path):
     lines = [{**line, "year": year} for line, year in zip(lines, (1999, None, None), strict=True)]
     folder = tmp_path / "lang=en" / "year=2024"
     folder.mkdir(parents=True)
-    for more in ([], [b"{broken"]):
-        written(folder, *lines, *more)
+    for broken_lines in ([], [b"{broken"]):
+        write_json_lines(folder, *lines, *broken_lines)
         corpus = CorpusSettings(uri=str(tmp_path), keep=("lang", "year"))
         good = [
             row for batch in read_batches(list_files(corpus)[0], corpus) for row in batch.good.to_pylist()
@@ -168,7 +170,7 @@ def test_a_broken_line_does_not_change_the_rows_of_a_partition(tmp_path):
 )
 def test_unusable_file_names_file_column_expected_and_found(tmp_path, lines, words):
     with pytest.raises(DataError) as caught:
-        rows_of(written(tmp_path, *lines))
+        rows_of(write_json_lines(tmp_path, *lines))
     assert words in str(caught.value)
     assert str(tmp_path / "a.jsonl") in str(caught.value)
 
@@ -182,7 +184,7 @@ def test_unusable_file_names_file_column_expected_and_found(tmp_path, lines, wor
     ],
 )
 def test_damaged_gzip_is_a_data_error(tmp_path, damage):
-    file = written(
+    file = write_json_lines(
         tmp_path,
         *({"id": number, "text": f"text {number * 7919}"} for number in range(5000)),
         name="a.jsonl.gz",
@@ -192,8 +194,8 @@ def test_damaged_gzip_is_a_data_error(tmp_path, damage):
         rows_of(file)
 
 
-def test_lone_surrogates_of_a_rejected_row_are_replaced(tmp_path):
-    file = written(
+def test_lone_surrogates_of_a_rejected_row_are_without_surrogates(tmp_path):
+    file = write_json_lines(
         tmp_path,
         b'{"id": "a", "text": "x"}',
         rb'{"id": 1.5, "text": "\ud800"}',

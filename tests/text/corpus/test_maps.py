@@ -1,4 +1,4 @@
-"""An ingestion whose temporary files are in the store resumes after a kill and leaves no such files."""
+"""An ingestion whose temporary files are in the store resumes after a kill and leaves none of them."""
 
 import os
 import uuid
@@ -34,7 +34,7 @@ class Killed(BaseException):
 
 
 class MortalStore(LocalStore):
-    """A store whose process is killed before the write after the next `lives` ones."""
+    """A store whose process is killed at the write that follows the next `lives` writes."""
 
     lives = 0
 
@@ -62,7 +62,7 @@ def files_below(root: Path) -> Iterator[tuple[str, bytes]]:
             yield path.relative_to(root).as_posix(), path.read_bytes()
 
 
-def two_corpora(folder: Path) -> Nights:
+def three_files(folder: Path) -> Nights:
     """A corpus of three files, in which some ids occur twice."""
     nights = Nights(folder, keep=(), unit_rows=40)
     rows = [(row_id, text, None) for row_id, text in random_rows(120, seed=3, distinct=100)]
@@ -81,7 +81,7 @@ def edit(nights: Nights, night: int) -> None:
 
 
 def test_an_ingestion_killed_before_any_write_resumes_to_the_same_bytes(tmp_path: Path):
-    undisturbed, killed = two_corpora(tmp_path / "undisturbed"), two_corpora(tmp_path / "killed")
+    undisturbed, killed = three_files(tmp_path / "undisturbed"), three_files(tmp_path / "killed")
     killed.store = MortalStore(str(tmp_path / "killed" / "out"))
     kills = 0
     for nights in (undisturbed, killed):
@@ -91,9 +91,8 @@ def test_an_ingestion_killed_before_any_write_resumes_to_the_same_bytes(tmp_path
             edit(undisturbed, night)
             edit(killed, night)
         undisturbed.night()
-        for lives in range(
-            0, 100, 2
-        ):  # the last steps are not divided, so a run needs enough writes for them
+        # The last steps are not divided into items that a later run skips: one run must do all their writes.
+        for lives in range(0, 100, 2):
             MortalStore.lives = lives
             try:
                 killed.night()
@@ -129,11 +128,11 @@ def test_finished_items_are_not_read_again(tmp_path: Path):
         file.write_bytes(content[:4] + bytes(100) + content[104:])  # only the footer can be read
         os.utime(file, ns=(stamp, stamp))
 
-    def note(rows_read: int, size: int) -> None:
+    def record_progress(rows_read: int, size: int) -> None:
         progress.append(rows_read)
 
-    made = ingest(corpus, 40, store, runner=TaskRunner(map_in_other_processes, note))
-    assert made.rows == len({row_id for row_id, _ in rows})
+    ingested = ingest(corpus, 40, store, runner=TaskRunner(map_in_other_processes, record_progress))
+    assert ingested.rows == len({row_id for row_id, _ in rows})
     assert progress == [50, 100, 150, 200, 250, 300]
 
 
@@ -141,7 +140,7 @@ def test_temporary_files_in_s3_give_the_same_corpus_as_on_disk(s3: str, tmp_path
     rows = random_rows(150, seed=6, distinct=140)
     corpus = write(tmp_path / "in", rows[:70], rows[70:])
     stores = open_store(tmp_path / "out"), open_store(f"{s3}/{uuid.uuid4().hex}")
-    made, remote = (ingest(corpus, 40, store, runner=TaskRunner(map_in_other_processes)) for store in stores)
-    assert len(made.keys) > 1
-    assert remote == made
+    local, remote = (ingest(corpus, 40, store, runner=TaskRunner(map_in_other_processes)) for store in stores)
+    assert len(local.keys) > 1
+    assert remote == local
     assert {entry.path for entry in stores[1].list()} == {entry.path for entry in stores[0].list()}

@@ -32,7 +32,9 @@ def test_normalize_strips_and_replaces_lone_surrogates(texts):
     expected = [
         None
         if text is None
-        else "".join("\ufffd" if 0xD800 <= ord(one) < 0xE000 else one for one in text).strip()
+        else "".join(
+            "\ufffd" if 0xD800 <= ord(character) < 0xE000 else character for character in text
+        ).strip()
         for text in texts
     ]
     assert normalize(texts).to_pylist() == expected
@@ -66,10 +68,11 @@ def test_text_key_is_blake2b_of_the_bytes_for_every_array_layout(kind):
     assert blake2b_digests(array[:0], 8).type == pa.binary(8)
 
 
-def test_invalid_utf8_is_found_in_strings_too():
+def test_invalid_utf8_is_found_in_binary_and_in_string_arrays():
     values = [b"fine", b"\xff", None, "é".encode(), b"\xed\xa0\x80", b""]  # \xed\xa0\x80 would be a surrogate
     binary = pa.array(values, pa.binary())
-    mislabelled = pa.StringArray.from_buffers(len(binary), *[binary.buffers()[index] for index in (1, 2, 0)])
+    validity, offsets, content = binary.buffers()
+    mislabelled = pa.StringArray.from_buffers(len(binary), offsets, content, validity)
     for array in (binary, mislabelled):
         assert valid_utf8(array).tolist() == [True, False, True, True, False, True]
     np.testing.assert_array_equal(valid_utf8(binary[2:4]), [True, True])

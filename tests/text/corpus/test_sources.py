@@ -17,7 +17,7 @@ from pipeline.text.corpus.reader import read_batches
 from pipeline.text.corpus.sources import is_unchanged, list_files, open_file
 
 
-def place(root, *names):
+def write_files(root, *names):
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(name.encode())
@@ -28,7 +28,7 @@ def names(uri, **settings):
 
 
 def test_directory_gives_all_files_by_name_except_hidden_and_foreign_ones(tmp_path):
-    place(
+    write_files(
         tmp_path,
         "b.parquet",
         "a/z.jsonl",
@@ -46,7 +46,7 @@ def test_directory_gives_all_files_by_name_except_hidden_and_foreign_ones(tmp_pa
 
 
 def test_glob_names_are_relative_to_its_fixed_part(tmp_path):
-    place(tmp_path, "x/1.parquet", "x/2.parquet", "y/1.parquet", "y/deep/3.parquet")
+    write_files(tmp_path, "x/1.parquet", "x/2.parquet", "y/1.parquet", "y/deep/3.parquet")
     assert names(tmp_path / "*" / "1.parquet") == ["x/1.parquet", "y/1.parquet"]
     assert names(tmp_path / "**" / "*.parquet") == [
         "x/1.parquet",
@@ -58,7 +58,7 @@ def test_glob_names_are_relative_to_its_fixed_part(tmp_path):
 
 
 def test_single_file_may_have_any_name_if_the_format_is_set(tmp_path):
-    place(tmp_path, "_hidden", "with [brackets]*.parquet", "part-0", "data.csv")
+    write_files(tmp_path, "_hidden", "with [brackets]*.parquet", "part-0", "data.csv")
     assert names(tmp_path / "_hidden", format="parquet") == ["_hidden"]
     assert names(tmp_path / "with [brackets]*.parquet") == ["with [brackets]*.parquet"]
     assert names(tmp_path, format="jsonl") == ["part-0"]
@@ -66,7 +66,7 @@ def test_single_file_may_have_any_name_if_the_format_is_set(tmp_path):
 
 
 def test_hive_directories_become_values(tmp_path):
-    place(tmp_path, "lang=en/day=2024-01-01%2F2/a.parquet", "lang=__HIVE_DEFAULT_PARTITION__/b.parquet")
+    write_files(tmp_path, "lang=en/day=2024-01-01%2F2/a.parquet", "lang=__HIVE_DEFAULT_PARTITION__/b.parquet")
     files = list_files(CorpusSettings(uri=str(tmp_path)))
     assert {file.name.rsplit("/", 1)[1]: file.partitions for file in files} == {
         "a.parquet": {"lang": "en", "day": "2024-01-01/2"},
@@ -85,8 +85,8 @@ def test_hive_directories_become_values(tmp_path):
         ("lang=*/day=2/a.parquet", "lang=en/day=2/a.parquet"),
     ],
 )
-def test_hive_directories_in_the_uri_count_too(tmp_path, uri, name):
-    place(tmp_path, "lang=en/day=2/a.parquet")
+def test_hive_directories_in_the_uri_become_values(tmp_path, uri, name):
+    write_files(tmp_path, "lang=en/day=2/a.parquet")
     memory = f"memory://{uuid.uuid4().hex}"
     fsspec.filesystem("memory").pipe(f"{memory}/lang=en/day=2/a.parquet", b"content")
     for root in (tmp_path, memory):
@@ -94,13 +94,13 @@ def test_hive_directories_in_the_uri_count_too(tmp_path, uri, name):
         assert [(file.name, file.partitions) for file in files] == [(name, {"lang": "en", "day": "2"})]
 
 
-def test_innermost_directory_of_a_partition_key_counts(tmp_path):
-    place(tmp_path, "k=1/k=2/a.parquet")
+def test_the_innermost_of_two_directories_of_a_partition_key_gives_its_value(tmp_path):
+    write_files(tmp_path, "k=1/k=2/a.parquet")
     assert list_files(CorpusSettings(uri=str(tmp_path / "k=1")))[0].partitions == {"k": "2"}
 
 
 def test_links_are_followed_and_cycles_end(tmp_path):
-    place(tmp_path, "real/a.parquet")
+    write_files(tmp_path, "real/a.parquet")
     (tmp_path / "corpus").mkdir()
     os.symlink(tmp_path / "real", tmp_path / "corpus" / "link")
     os.symlink(tmp_path / "corpus", tmp_path / "corpus" / "circle")
@@ -115,8 +115,8 @@ def test_file_name_with_invalid_utf8_is_refused(tmp_path):
         names(tmp_path)
 
 
-def test_stamp_changes_with_time_or_content(tmp_path):
-    place(tmp_path, "a.parquet")
+def test_the_stamp_changes_with_the_time_of_a_file_or_with_its_content_as_set(tmp_path):
+    write_files(tmp_path, "a.parquet")
     fast, full = (CorpusSettings(uri=str(tmp_path), fingerprint=kind) for kind in ("fast", "full"))
     before = {kind: list_files(kind)[0].stamp for kind in (fast, full)}
     files = list_files(full)
@@ -137,7 +137,7 @@ def test_stamp_changes_with_time_or_content(tmp_path):
     ],
 )
 def test_empty_listing_names_the_suffixes_wanted(tmp_path, uri, found):
-    place(tmp_path, "data.csv")
+    write_files(tmp_path, "data.csv")
     with pytest.raises(DataError) as caught:
         names(tmp_path / uri)
     assert str(tmp_path) in str(caught.value)
@@ -232,14 +232,14 @@ INNER_TABLE = ("t/a.parquet", f"t/metadata/other/{ICEBERG}")
         (("t/a.parquet", "t/metadata"), "t/a.parquet", None),
     ],
 )
-@pytest.mark.parametrize("where", ["disk", "s3", "memory"])
-def test_delta_and_iceberg_tables_are_refused(tmp_path, s3, where, files, uri, table):
+@pytest.mark.parametrize("file_system", ["disk", "s3", "memory"])
+def test_delta_and_iceberg_tables_are_refused(tmp_path, s3, file_system, files, uri, table):
     root = {"disk": tmp_path, "s3": f"{s3}/{uuid.uuid4().hex}", "memory": f"memory:///{uuid.uuid4().hex}"}[
-        where
+        file_system
     ]
-    if where == "disk":
-        place(tmp_path, *files)
-    elif where == "memory":
+    if file_system == "disk":
+        write_files(tmp_path, *files)
+    elif file_system == "memory":
         fsspec.filesystem("memory").pipe({f"{root}/{name}": b"content" for name in files})
     else:
         store = open_store(root)
@@ -256,7 +256,7 @@ def test_delta_and_iceberg_tables_are_refused(tmp_path, s3, where, files, uri, t
 
 
 def test_only_names_directly_in_a_log_folder_are_listed(s3: str):
-    """Below a neighbour called metadata there may be millions of other objects."""
+    """A folder beside it, called metadata, may hold millions of other objects."""
     store = S3Store(f"{s3}/{uuid.uuid4().hex}")
     for name in (
         "metadata/1.json",

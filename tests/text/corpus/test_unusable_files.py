@@ -9,82 +9,99 @@ import pytest
 
 from pipeline.errors import DataError
 from pipeline.text.corpus.ingest import ingest
-from tests.text.corpus.outcomes import outcome, parquet, raw
+from tests.text.corpus.outcomes import outcome, write_bytes, write_parquet
 
 
-def damaged(path, change):
+def damage(path, change):
     Path(path).write_bytes(change(Path(path).read_bytes()))
 
 
+OTHER_ID = "name another column in corpus.id, fix the file, or skip such files with corpus.bad_files=skip"
+OTHER_TEXT = OTHER_ID.replace("corpus.id", "corpus.text")
+UNREADABLE = "fix or remove the file, or its permissions; corpus.bad_files=skip leaves such files out"
+
+# Kind of file: a function that writes it, parts of the error, and its remedy.
 UNUSABLE = {
     "missing text": (
-        lambda corpus: parquet(corpus, "z.parquet", id=["x"], txt=["y"]),
-        ["'text' (corpus.text)", "the columns id, txt", "set corpus.text: txt?"],
+        lambda corpus: write_parquet(corpus, "z.parquet", id=["x"], txt=["y"]),
+        ["'text' (corpus.text)", "the columns id, txt"],
+        "set corpus.text: txt?",
     ),
     "missing id": (
-        lambda corpus: parquet(corpus, "z.parquet", text=["y"]),
+        lambda corpus: write_parquet(corpus, "z.parquet", text=["y"]),
         ["'id' (corpus.id)", "the columns text"],
+        "set corpus.id to one of them",
     ),
     "float id": (
-        lambda corpus: parquet(corpus, "z.parquet", id=[1.0], text=["y"]),
+        lambda corpus: write_parquet(corpus, "z.parquet", id=[1.0], text=["y"]),
         ["'id' (corpus.id) of type string or integer", "found double"],
+        OTHER_ID,
     ),
     "text of numbers": (
-        lambda corpus: parquet(corpus, "z.parquet", id=["x"], text=[5]),
+        lambda corpus: write_parquet(corpus, "z.parquet", id=["x"], text=[5]),
         ["'text' (corpus.text) of type string", "found int64"],
+        OTHER_TEXT,
     ),
-    "list of texts": (lambda corpus: parquet(corpus, "z.parquet", id=["x"], text=[["y"]]), ["found list<"]),
+    "list of texts": (
+        lambda corpus: write_parquet(corpus, "z.parquet", id=["x"], text=[["y"]]),
+        ["found list<"],
+        OTHER_TEXT,
+    ),
     "integer id beside strings": (
-        lambda corpus: parquet(corpus, "z.parquet", id=[1], text=["y"]),
+        lambda corpus: write_parquet(corpus, "z.parquet", id=[1], text=["y"]),
         ["'id' (corpus.id) of type string, as in a.parquet", "found integer"],
+        OTHER_ID,
     ),
     "integer id in JSON": (
-        lambda corpus: raw(corpus, "z.jsonl", b'{"id":1,"text":"y"}'),
+        lambda corpus: write_bytes(corpus, "z.jsonl", b'{"id":1,"text":"y"}'),
         ["string, as in a.parquet", "found integer"],
+        OTHER_ID,
     ),
     "zero bytes": (
-        lambda corpus: raw(corpus, "z.parquet", b""),
+        lambda corpus: write_bytes(corpus, "z.parquet", b""),
         ["a readable file", "Parquet file size is 0 bytes"],
+        UNREADABLE,
     ),
     "not Parquet": (
-        lambda corpus: raw(corpus, "z.parquet", b"id,text\n1,one\n"),
+        lambda corpus: write_bytes(corpus, "z.parquet", b"id,text\n1,one\n"),
         ["a readable file", "Parquet magic bytes not found"],
+        UNREADABLE,
     ),
     "cut off": (
-        lambda corpus: damaged(
-            parquet(corpus, "z.parquet", id=["x"], text=["y"]), lambda content: content[:-9]
+        lambda corpus: damage(
+            write_parquet(corpus, "z.parquet", id=["x"], text=["y"]), lambda content: content[:-9]
         ),
         ["a readable file"],
+        UNREADABLE,
     ),
     "hole in the middle": (
-        lambda corpus: damaged(
-            parquet(corpus, "z.parquet", id=[f"{n}" for n in range(9999)], text=["y"] * 9999),
+        lambda corpus: damage(
+            write_parquet(corpus, "z.parquet", id=[f"{n}" for n in range(9999)], text=["y"] * 9999),
             lambda content: content[:60] + b"\xff" * 400 + content[460:],
         ),
         ["a readable file"],
+        UNREADABLE,
     ),
     "damaged gzip": (
-        lambda corpus: raw(corpus, "z.jsonl.gz", gzip.compress(b'{"id":"x","text":"y"}\n' * 99999)[:-9]),
+        lambda corpus: write_bytes(
+            corpus, "z.jsonl.gz", gzip.compress(b'{"id":"x","text":"y"}\n' * 99999)[:-9]
+        ),
         ["a complete gzip file"],
+        "it is damaged or truncated: write it again",
     ),
 }
 
 
 @pytest.mark.parametrize("kind", UNUSABLE)
 def test_unusable_file_is_an_error_or_is_skipped_as_a_whole(corpus, store, kind):
-    make, words = UNUSABLE[kind]
-    parquet(corpus, id=["a", "b"], text=["one", "two"])
-    make(corpus)
+    write_file, words, remedy = UNUSABLE[kind]
+    write_parquet(corpus, id=["a", "b"], text=["one", "two"])
+    write_file(corpus)
     with pytest.raises(DataError) as caught:
         ingest(corpus, 100, store)
     assert caught.value.exit_code == 3
     assert all(part in str(caught.value) for part in [f"{corpus.uri}/z.", *words])
-    assert (
-        "text" in caught.value.remedy
-        or "file" in caught.value.remedy
-        or "corpus.id" in caught.value.remedy
-        or "write it again" in caught.value.remedy
-    )
+    assert caught.value.remedy == remedy
 
     live, bad, counts = outcome(corpus, store, bad_files="skip")
     assert live == [("a", "one"), ("b", "two")]
@@ -92,9 +109,9 @@ def test_unusable_file_is_an_error_or_is_skipped_as_a_whole(corpus, store, kind)
     assert counts | {"bad_files": 1, "rows": 2, "good": 2, "quarantined": 0} == counts
 
 
-def test_file_with_integer_ids_among_string_ids_is_skipped(corpus, store):
-    parquet(corpus, "a.parquet", id=[1, 2], text=["x", "y"])
-    parquet(corpus, "b.parquet", id=["1"], text=["z"])
+def test_file_with_string_ids_among_integer_ids_is_skipped(corpus, store):
+    write_parquet(corpus, "a.parquet", id=[1, 2], text=["x", "y"])
+    write_parquet(corpus, "b.parquet", id=["1"], text=["z"])
     assert outcome(corpus, store, bad_files="skip")[0] == [(1, "x"), (2, "y")]
 
 
@@ -105,8 +122,10 @@ def test_file_with_integer_ids_among_string_ids_is_skipped(corpus, store):
 def test_a_json_file_with_mostly_the_other_kind_of_id_loses_only_those_rows(
     corpus, store, first_ids, ids, good
 ):
-    parquet(corpus, "a.parquet", id=first_ids, text=["one", "two"])
-    raw(corpus, "z.jsonl", "\n".join(f'{{"id":{value},"text":"t"}}' for value in ids.split()).encode())
+    write_parquet(corpus, "a.parquet", id=first_ids, text=["one", "two"])
+    write_bytes(
+        corpus, "z.jsonl", "\n".join(f'{{"id":{value},"text":"t"}}' for value in ids.split()).encode()
+    )
     live, bad, _ = outcome(corpus, store)
     assert sorted(row_id for row_id, text in live if text == "t") == good
     expected = [line for line, value in enumerate(ids.split()) if json.loads(value) not in good]
@@ -114,8 +133,8 @@ def test_a_json_file_with_mostly_the_other_kind_of_id_loses_only_those_rows(
 
 
 def test_corpus_without_rows_is_refused(corpus, store):
-    parquet(corpus, id=pa.array([], pa.string()), text=pa.array([], pa.string()))
-    raw(corpus, "b.jsonl", b"")
+    write_parquet(corpus, id=pa.array([], pa.string()), text=pa.array([], pa.string()))
+    write_bytes(corpus, "b.jsonl", b"")
     with pytest.raises(
         DataError, match=r"at least one row with an id and a text, found 0 rows; check corpus\.uri"
     ) as caught:
@@ -124,7 +143,7 @@ def test_corpus_without_rows_is_refused(corpus, store):
 
 
 def test_only_bad_files_are_named_in_the_error(corpus, store):
-    raw(corpus, "a.parquet", b"")
+    write_bytes(corpus, "a.parquet", b"")
     with pytest.raises(DataError, match="found 0 rows, 1 unusable files; see"):
         ingest(corpus.model_copy(update={"bad_files": "skip"}), 100, store)
 

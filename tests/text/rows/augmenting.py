@@ -17,7 +17,7 @@ def write_unit(store: Store, columns: dict[str, Any]) -> UnitRecord:
     """Write a unit with these columns, named by its content."""
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), sink, row_group_size=10)
-    made = store_by_content(
+    file = store_by_content(
         store,
         sink.getvalue().to_pybytes(),
         "units/augmented/0123/unit",
@@ -25,16 +25,16 @@ def write_unit(store: Store, columns: dict[str, Any]) -> UnitRecord:
         rows=len(next(iter(columns.values()))),
     )
     return UnitRecord(
-        name=made.path.removesuffix(".parquet"),
-        path=made.path,
-        rows=made.rows,
-        bytes=made.bytes,
-        sha256=made.sha256,
+        name=file.path.removesuffix(".parquet"),
+        path=file.path,
+        rows=file.rows,
+        bytes=file.bytes,
+        sha256=file.sha256,
     )
 
 
 def write_manifest(store: Store, name: str, units: Sequence[dict[str, Any]]) -> str:
-    """Write the next manifest of that name; its URI."""
+    """Write the next manifest of the series `name`. Returns its URI."""
     series = Series(store, name)
     number, _ = series.newest()
     records = tuple(write_unit(store, unit) for unit in units)

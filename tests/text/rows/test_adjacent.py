@@ -1,4 +1,4 @@
-"""Rows are the sentences of a document with others before and after them, whatever the files."""
+"""A row is a sentence with other sentences of its document before or after it, whatever the files."""
 
 from itertools import islice
 from pathlib import Path
@@ -70,7 +70,9 @@ def test_gaps_and_rows_without_a_document_end_a_run(tmp_path: Path):
     assert [row for *_, row in contents(table)] == [1, 4, 5, 12]
 
 
-def test_pieces_and_spans_do_not_change_the_triples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_triples_do_not_depend_on_the_pieces_and_spans_they_are_read_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     triples = triples_of(running_text(tmp_path, ["a"] * 23, list(range(23))))
     expected = [row for table in triples.read(triples.spans()) for row in contents(table)]
     (span,) = triples.spans()
@@ -89,15 +91,15 @@ def test_the_shuffled_order_reads_every_triple_once_an_epoch_and_continues_at_an
     first = [row for batch in batches[: order.steps_per_epoch] for row in batch]
     assert len(set(first)) == len(first) == len(triples) // 4 * 4
     assert [row for *_, row in first] != sorted(row for *_, row in first)
-    for previous, text, following, _ in first:
+    for previous, text, next_text, _ in first:
         document, position = text.split()
-        assert (previous, following) == tuple(f"{document} {int(position) + step}" for step in (-1, 1))
+        assert (previous, next_text) == tuple(f"{document} {int(position) + step}" for step in (-1, 1))
     later = [contents(batch.table) for batch in islice(order.batches(3), len(batches) - 3)]
     assert later == batches[3:]
 
 
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=9), group=st.integers(3, 40))
-def test_every_sentence_with_a_next_one_has_it_and_one_of_the_next_three(
+def test_every_sentence_before_another_gets_the_next_sentence_and_one_of_the_next_three(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], group: int
 ):
     documents = [f"d{number}" for number, length in enumerate(lengths) for _ in range(length)]
@@ -129,17 +131,17 @@ def test_one_of_the_next_three_is_drawn_evenly_by_the_seed(tmp_path: Path, monke
     count = 3_000
     sentences = running_text(tmp_path, ["a"] * count, list(range(count)))
 
-    def drawn(seed: int) -> np.ndarray:
+    def drawn_positions(seed: int) -> np.ndarray:
         pairs = with_adjacent(sentences, ["next3"], seed)
         table = pa.concat_tables(pairs.read(pairs.spans()))
         return np.array([int(text.split()[1]) for text in table["next3"].to_pylist()])
 
-    steps = drawn(0) - np.arange(count - 1)
+    steps = drawn_positions(0) - np.arange(count - 1)
     assert set(steps) == {1, 2, 3}
     assert np.abs(np.bincount(steps)[1:] - count / 3).max() < 5 * np.sqrt(count * 2 / 9)
-    assert (drawn(1) != drawn(0)).mean() > 0.5
+    assert (drawn_positions(1) != drawn_positions(0)).mean() > 0.5
     monkeypatch.setattr(row_groups, "_PIECE_ROWS", 7)
-    np.testing.assert_array_equal(drawn(0) - np.arange(count - 1), steps)
+    np.testing.assert_array_equal(drawn_positions(0) - np.arange(count - 1), steps)
 
 
 def test_a_changed_file_is_noticed(tmp_path: Path):
@@ -155,6 +157,6 @@ def test_other_columns_belong_to_the_sentence_in_the_middle(tmp_path: Path):
     )
     pq.write_table(table, tmp_path / "x.parquet")
     triples = triples_of(open_training_rows(PairSettings(uri=str(tmp_path)), [*RUNNING_TEXT, "score"]))
-    (found,) = triples.read(triples.spans())
-    assert found["score"].to_pylist() == pytest.approx([0.1, 0.2])
+    (table_of_triples,) = triples.read(triples.spans())
+    assert table_of_triples["score"].to_pylist() == pytest.approx([0.1, 0.2])
     assert triples.roles == ("text", "score", "previous", "next")

@@ -33,12 +33,12 @@ def test_a_folder_is_read_by_its_newest_manifest_in_order(tmp_path: Path, s3: st
     store.write("augmented/main/lease-0123.json", b"{}")
     if kind == "link":
         (tmp_path / "latest").symlink_to(tmp_path / "augmented" / "main")
-    named = {
+    folder_names = {
         "path": f"{tmp_path}/augmented/main/",
         "file": (tmp_path / "augmented" / "main").as_uri(),
         "link": f"{tmp_path}/latest",
     }
-    folder = named.get(kind, store.uri_of("augmented/main"))
+    folder = folder_names.get(kind, store.uri_of("augmented/main"))
     assert newest_manifest(folder) == new
     assert texts(folder) == texts(new) == OTHER["text"] + FIRST["text"]
     assert texts(old) == FIRST["text"] + SECOND["text"]
@@ -46,13 +46,14 @@ def test_a_folder_is_read_by_its_newest_manifest_in_order(tmp_path: Path, s3: st
     assert training_files(old)[0] == training_files(new)[1]
 
 
-def test_other_directories_of_parquet_files_are_read_as_files(tmp_path: Path):
-    for place in (tmp_path / "augmented" / "main", tmp_path / "plain"):
-        place.mkdir(parents=True)
-        (place / "00000001.json").write_text("{}") if place.name == "plain" else None
-        pq.write_table(pa.table(FIRST), place / "x.parquet")
-        assert newest_manifest(str(place)) is None
-        assert [file.name for file in training_files(str(place))] == ["x.parquet"]
+def test_a_folder_without_manifests_of_augmented_units_is_read_as_parquet_files(tmp_path: Path):
+    for folder in (tmp_path / "augmented" / "main", tmp_path / "plain"):
+        folder.mkdir(parents=True)
+        if folder.name == "plain":
+            (folder / "00000001.json").write_text("{}")
+        pq.write_table(pa.table(FIRST), folder / "x.parquet")
+        assert newest_manifest(str(folder)) is None
+        assert [file.name for file in training_files(str(folder))] == ["x.parquet"]
 
 
 @pytest.mark.parametrize(
@@ -83,9 +84,9 @@ def test_unit_that_differs_from_its_manifest_is_refused(tmp_path: Path, damage: 
     ],
 )
 def test_invalid_manifest_is_refused(tmp_path: Path, content: bytes | None, message: str):
-    place = tmp_path / "augmented" / "main" / "00000001.json"
+    manifest = tmp_path / "augmented" / "main" / "00000001.json"
     if content is not None:
-        place.parent.mkdir(parents=True)
-        place.write_bytes(content)
+        manifest.parent.mkdir(parents=True)
+        manifest.write_bytes(content)
     with pytest.raises(DataError, match=message):
-        training_files(str(place))
+        training_files(str(manifest))

@@ -30,7 +30,7 @@ def table(rows: list[tuple[str, str, str]]) -> pa.Table:
 
 
 def repeats(rows: list[tuple[str, ...]]) -> list[bool]:
-    return [any(set(row) & set(other) for other in rows[:index]) for index, row in enumerate(rows)]
+    return [any(set(row) & set(other) for other in rows[:number]) for number, row in enumerate(rows)]
 
 
 @given(rows=triples)
@@ -46,7 +46,7 @@ def test_false_negative_masks_equal_a_double_loop(rows: list[tuple[str, str, str
     first = min(cut, len(rows) - 1)
     for bounds in ((0, len(rows)), (0, first), (first, len(rows))):
         expected = [
-            [bool({*other[:2]} & {*rows[row][:2]}) and index != row for index, other in enumerate(rows)]
+            [bool({*other[:2]} & {*rows[row][:2]}) and number != row for number, other in enumerate(rows)]
             + [other[2] in rows[row][:2] for other in rows]
             for row in range(*bounds)
         ]
@@ -58,7 +58,7 @@ def test_false_negative_masks_equal_a_double_loop(rows: list[tuple[str, str, str
 def test_second_negatives_have_columns_of_their_own(rows: list[tuple[str, str, str]]):
     reversed_texts = pa.array([row[2] for row in rows[::-1]], pa.large_string())
     with_second = table(rows).append_column("negative2", reversed_texts)
-    found, first = (false_negatives(each, 0, len(rows))["anchor"] for each in (with_second, table(rows)))
+    found, first = (false_negatives(batch, 0, len(rows))["anchor"] for batch in (with_second, table(rows)))
     expected = [[other[2] in row[:2] for other in rows[::-1]] for row in rows]
     np.testing.assert_array_equal(found, np.concatenate([first, np.array(expected, bool)], axis=1))
 
@@ -71,7 +71,7 @@ def test_next_sentences_of_rows_that_share_a_text_are_masked(rows: list[tuple[st
         {role: pa.chunked_array([pa.array(texts, pa.large_string())]) for role, texts in columns}
     )
     expected = [
-        [bool({*other} & {*pairs[row]}) and index != row for index, other in enumerate(pairs)]
+        [bool({*other} & {*pairs[row]}) and number != row for number, other in enumerate(pairs)]
         for row in range(first, len(pairs))
     ]
     found = false_negatives(batch, first, len(pairs))["next"]
@@ -112,29 +112,30 @@ def test_copies_of_a_text_are_false_negatives(rows: list[tuple[str, str, str]]):
 )
 def test_exchanges_keep_every_row_and_never_add_repeats(seed: int, batches: int, size: int, distinct: int):
     rng = np.random.default_rng(seed)
-    found = rng.integers(0, distinct, (batches * size, 2))
+    codes = rng.integers(0, distinct, (batches * size, 2))
     order = rng.permutation(batches * size).reshape(batches, size)
-    after = separate_repeats(order, found)
-    assert sorted(after.ravel().tolist()) == list(range(batches * size))
-    before, now = (
-        sum(sum(repeats([tuple(found[row]) for row in rows])) for rows in one) for one in (order, after)
+    separated = separate_repeats(order, codes)
+    assert sorted(separated.ravel().tolist()) == list(range(batches * size))
+    before, after = (
+        sum(sum(repeats([tuple(codes[row]) for row in batch])) for batch in batches)
+        for batches in (order, separated)
     )
-    assert now <= before
+    assert after <= before
 
 
 def test_all_repeats_are_separated_if_batches_have_room():
-    found = np.repeat(np.arange(32), 4)[:, None]  # each text four times, as captions of one picture
-    order = separate_repeats(np.arange(128).reshape(16, 8), found)
-    assert not any(len(set(found[rows, 0].tolist())) < 8 for rows in order)
+    codes = np.repeat(np.arange(32), 4)[:, None]  # each text four times, as captions of one picture
+    order = separate_repeats(np.arange(128).reshape(16, 8), codes)
+    assert not any(len(set(codes[rows, 0].tolist())) < 8 for rows in order)
 
 
-def test_exchange_skips_batches_that_have_the_text_too():
-    found = np.arange(100, 140)[:, None]
+def test_a_repeated_row_is_exchanged_with_a_batch_that_lacks_its_text():
+    codes = np.arange(100, 140)[:, None]
     order = np.arange(40).reshape(5, 8)
-    found[[0, 1, 8, 16, 24]] = 0
-    after = separate_repeats(order, found)
-    assert [int((found[rows] == 0).sum()) for rows in after] == [1, 1, 1, 1, 1]
-    assert (after != order).sum() == 2
+    codes[[0, 1, 8, 16, 24]] = 0
+    separated = separate_repeats(order, codes)
+    assert [int((codes[rows] == 0).sum()) for rows in separated] == [1, 1, 1, 1, 1]
+    assert (separated != order).sum() == 2
 
 
 def test_repeats_are_counted_and_kept_dropped_or_masked_by_the_setting(tmp_path: Path):
@@ -142,29 +143,29 @@ def test_repeats_are_counted_and_kept_dropped_or_masked_by_the_setting(tmp_path:
     pq.write_table(pa.table({"text": texts}), tmp_path / "x.parquet")
     pairs = open_training_rows(PairSettings(uri=str(tmp_path)), ["text"])
     orders = {
-        what: ShuffledOrder(pairs, OrderSettings(batch_rows=16, repeats=what))
-        for what in ("keep", "drop", "mask")
+        setting: ShuffledOrder(pairs, OrderSettings(batch_rows=16, repeats=setting))
+        for setting in ("keep", "drop", "mask")
     }
-    rows = {what: list(islice(rank_rows(order, 0), 16)) for what, order in orders.items()}
-    for what, parts in rows.items():
-        assert [one.counts["repeated"] for one in parts] == [
-            16 - len(set(one.columns["text"])) for one in parts
-        ], what
-    assert sum(one.counts["repeated"] for one in rows["keep"]) > 0
-    assert sum(one.counts["repeated"] for one in rows["drop"]) == 0
-    assert sum(one.counts["exchanged"] for one in rows["drop"]) > 0
-    assert sorted(np.concatenate([one.rows for one in rows["drop"]]).tolist()) == list(range(256))
-    assert not any(one.false_negatives for one in rows["keep"])
+    rows = {setting: list(islice(rank_rows(order, 0), 16)) for setting, order in orders.items()}
+    for setting, parts in rows.items():
+        assert [batch.counts["repeated"] for batch in parts] == [
+            16 - len(set(batch.columns["text"])) for batch in parts
+        ], setting
+    assert sum(batch.counts["repeated"] for batch in rows["keep"]) > 0
+    assert sum(batch.counts["repeated"] for batch in rows["drop"]) == 0
+    assert sum(batch.counts["exchanged"] for batch in rows["drop"]) > 0
+    assert sorted(np.concatenate([batch.rows for batch in rows["drop"]]).tolist()) == list(range(256))
+    assert not any(batch.false_negatives for batch in rows["keep"])
     halves = [list(islice(rank_rows(orders["mask"], 0, RankSlice(rank, 2)), 16)) for rank in (0, 1)]
-    for step, one in enumerate(rows["mask"]):
-        assert one.false_negatives["text"].any(1).sum() >= one.counts["repeated"]
+    for step, batch in enumerate(rows["mask"]):
+        assert batch.false_negatives["text"].any(1).sum() >= batch.counts["repeated"]
         np.testing.assert_array_equal(
             np.concatenate([half[step].false_negatives["text"] for half in halves]),
-            one.false_negatives["text"],
+            batch.false_negatives["text"],
         )
 
 
 def test_codes_are_equal_for_equal_texts_across_columns_and_chunks():
     texts = pa.chunked_array([["a", "b"], ["a"]], pa.large_string())
-    found = text_codes(pa.table({"anchor": texts, "positive": texts.take([1, 0, 2])}), ["anchor", "positive"])
-    assert found[0, 0] == found[2, 0] == found[1, 1] == found[2, 1] != found[1, 0] == found[0, 1]
+    codes = text_codes(pa.table({"anchor": texts, "positive": texts.take([1, 0, 2])}), ["anchor", "positive"])
+    assert codes[0, 0] == codes[2, 0] == codes[1, 1] == codes[2, 1] != codes[1, 0] == codes[0, 1]

@@ -64,22 +64,23 @@ def test_each_cycle_has_sources_by_weight_and_any_step_can_be_the_first(
     smallest = [weight // gcd(*weights) for weight in weights]
     cycle = sum(smallest)
     steps = list(islice(rank_rows(order, 0), 3 * cycle + start))
-    assert all(len(set(origins(one))) == 1 for one in steps)
+    assert all(len(set(origins(step))) == 1 for step in steps)
     for first in range(0, 3 * cycle, cycle):
-        assert Counter(origins(one)[0] for one in steps[first : first + cycle]) == Counter(
+        assert Counter(origins(step)[0] for step in steps[first : first + cycle]) == Counter(
             dict(enumerate(smallest))
         )
-    for later, one in zip(rank_rows(order, start), steps[start:], strict=False):
-        assert (later.source, later.columns["text"]) == (one.source, one.columns["text"])
+    resumed = islice(rank_rows(order, start), len(steps) - start)
+    for later, step in zip(resumed, steps[start:], strict=True):
+        assert (later.source, later.columns["text"]) == (step.source, step.columns["text"])
 
 
-def test_exhausted_source_begins_its_next_epoch(sources: list[TrainingRows]):
+def test_a_source_whose_rows_are_used_up_begins_its_next_epoch(sources: list[TrainingRows]):
     order = alternating(sources, (1, 2, 1))
     texts = [
         text
-        for one in islice(rank_rows(order, 0), 24)
-        if origins(one)[0] == 1
-        for text in one.columns["text"]
+        for step in islice(rank_rows(order, 0), 24)
+        if origins(step)[0] == 1
+        for text in step.columns["text"]
     ]
     assert len(texts) == 12 * 6
     for first in range(0, 72, 18):  # an epoch of the source of 23 rows is 3 batches of 6
@@ -92,14 +93,16 @@ def test_blended_batches_have_exact_proportions_and_shuffled_rows(sources: list[
     assert parts == (2, 4, 6)
     order = blended(sources, parts)
     steps = list(islice(rank_rows(order, 0), 40))
-    assert all(Counter(origins(one)) == {0: 2, 1: 4, 2: 6} for one in steps)
-    assert len({tuple(origins(one)) for one in steps}) > 30
-    for one in steps:  # numbers go on from source to source
-        before = np.array([0, 50, 73])[origins(one)]
-        assert [text.split()[1] for text in one.columns["text"]] == [str(row) for row in one.rows - before]
+    assert all(Counter(origins(step)) == {0: 2, 1: 4, 2: 6} for step in steps)
+    assert len({tuple(origins(step)) for step in steps}) > 30
+    for step in steps:  # row numbers continue from source to source
+        first_rows = np.array([0, 50, 73])[origins(step)]
+        assert [text.split()[1] for text in step.columns["text"]] == [
+            str(row) for row in step.rows - first_rows
+        ]
     halves = [list(islice(rank_rows(order, 17, RankSlice(rank, 2)), 23)) for rank in (0, 1)]
-    for left, right, one in zip(*halves, steps[17:], strict=True):
-        np.testing.assert_array_equal(np.concatenate([left.rows, right.rows]), one.rows)
+    for left, right, step in zip(*halves, steps[17:], strict=True):
+        np.testing.assert_array_equal(np.concatenate([left.rows, right.rows]), step.rows)
 
 
 def test_impossible_mixtures_are_refused(sources: list[TrainingRows]):

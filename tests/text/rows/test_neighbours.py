@@ -1,4 +1,4 @@
-"""Batches of neighbours keep the order of the documents, and have sentences with a neighbour only."""
+"""Batches of neighbours keep the order of the documents, and leave out sentences without a neighbour."""
 
 from itertools import islice
 from pathlib import Path
@@ -19,22 +19,22 @@ from pipeline.text.rows.pairs import TrainingRows, open_training_rows
 ROLES = ["text", "document", "position"]
 
 
-def documents(place: Path, lengths: list[int], group: int = 7) -> TrainingRows:
+def documents(folder: Path, lengths: list[int], group: int = 7) -> TrainingRows:
     names = [f"d{number}" for number, length in enumerate(lengths) for _ in range(length)]
-    positions = [place for length in lengths for place in range(length)]
+    positions = [position for length in lengths for position in range(length)]
     texts = [f"{name} {position}" for name, position in zip(names, positions, strict=True)]
     pq.write_table(
         pa.table({"text": texts, "document": names, "position": positions}),
-        place / "x.parquet",
+        folder / "x.parquet",
         row_group_size=group,
     )
-    return open_training_rows(PairSettings(uri=str(place)), ROLES)
+    return open_training_rows(PairSettings(uri=str(folder)), ROLES)
 
 
 @given(
     lengths=st.lists(st.integers(1, 25), min_size=1, max_size=8),
     group=st.integers(4, 30),
-    batch=st.integers(1, 6),
+    batch_rows=st.integers(1, 6),
     window=st.integers(1, 40),
     seed=st.integers(0, 3),
 )
@@ -42,7 +42,7 @@ def test_batches_are_pieces_of_the_documents_one_after_another(
     tmp_path_factory: pytest.TempPathFactory,
     lengths: list[int],
     group: int,
-    batch: int,
+    batch_rows: int,
     window: int,
     seed: int,
 ):
@@ -50,29 +50,30 @@ def test_batches_are_pieces_of_the_documents_one_after_another(
     ends = np.cumsum(lengths)
     runs = [np.arange(end - n, end) for end, n in zip(ends, lengths, strict=True) if n >= 2]
     rows_with_neighbours = np.concatenate([np.zeros(0, np.int64), *runs])
-    steps = len(rows_with_neighbours) // batch
-    chosen = OrderSettings(batch_rows=batch, window_rows=window, seed=seed)
+    steps = len(rows_with_neighbours) // batch_rows
+    settings = OrderSettings(batch_rows=batch_rows, window_rows=window, seed=seed)
     if not steps:
         with pytest.raises(DataError, match=f"found {len(rows_with_neighbours)};"):
-            NeighbourOrder(pairs, chosen)
+            NeighbourOrder(pairs, settings)
         return
-    order = NeighbourOrder(pairs, chosen)
+    order = NeighbourOrder(pairs, settings)
     assert order.steps_per_epoch == steps
     batches = list(islice(rank_rows(order, 0), 2 * steps))
-    for one in batches:
-        first = int(np.searchsorted(rows_with_neighbours, one.rows[0]))
-        np.testing.assert_array_equal(one.rows, rows_with_neighbours[first : first + batch])
-        assert one.columns["text"] == [
+    for batch in batches:
+        first = int(np.searchsorted(rows_with_neighbours, batch.rows[0]))
+        np.testing.assert_array_equal(batch.rows, rows_with_neighbours[first : first + batch_rows])
+        assert batch.columns["text"] == [
             f"{name} {position}"
-            for name, position in zip(one.columns["document"], one.columns["position"], strict=True)
+            for name, position in zip(batch.columns["document"], batch.columns["position"], strict=True)
         ]
     for epoch in (batches[:steps], batches[steps:]):
-        rows = np.sort(np.concatenate([one.rows for one in epoch]))
+        rows = np.sort(np.concatenate([batch.rows for batch in epoch]))
         first = int(np.searchsorted(rows_with_neighbours, rows[0]))
-        np.testing.assert_array_equal(rows, rows_with_neighbours[first : first + steps * batch])
+        np.testing.assert_array_equal(rows, rows_with_neighbours[first : first + steps * batch_rows])
     for start in {1, steps // 2, steps, 2 * steps - 1}:
-        for later, one in zip(rank_rows(order, start), batches[start:], strict=False):
-            np.testing.assert_array_equal(later.rows, one.rows)
+        resumed = islice(rank_rows(order, start), 2 * steps - start)
+        for later, batch in zip(resumed, batches[start:], strict=True):
+            np.testing.assert_array_equal(later.rows, batch.rows)
 
 
 def test_documents_shorter_than_a_batch_share_one(tmp_path: Path):
@@ -94,7 +95,9 @@ def test_gaps_in_positions_and_rows_without_a_document_end_a_run(tmp_path: Path)
         open_training_rows(PairSettings(uri=str(tmp_path)), ROLES), OrderSettings(batch_rows=3)
     )
     assert order.steps_per_epoch == 2
-    assert {"".join(one.columns["text"]) for one in islice(rank_rows(order, 0), order.steps_per_epoch)} == {
+    assert {
+        "".join(batch.columns["text"]) for batch in islice(rank_rows(order, 0), order.steps_per_epoch)
+    } == {
         "abc",
         "def",
     }
@@ -102,6 +105,8 @@ def test_gaps_in_positions_and_rows_without_a_document_end_a_run(tmp_path: Path)
 
 def test_epochs_cut_a_document_at_different_rows_and_in_different_orders(tmp_path: Path):
     order = NeighbourOrder(documents(tmp_path, [107], group=50), OrderSettings(batch_rows=10))
-    epochs = [[int(one.rows[0]) for one in islice(rank_rows(order, 10 * epoch), 10)] for epoch in range(6)]
+    epochs = [
+        [int(batch.rows[0]) for batch in islice(rank_rows(order, 10 * epoch), 10)] for epoch in range(6)
+    ]
     assert len({min(starts) for starts in epochs}) > 2
     assert all(starts != sorted(starts) for starts in epochs)

@@ -22,9 +22,9 @@ from pipeline.text.rows.pairs import TrainingRows, open_training_rows
 NLI = ["premise", "hypothesis", "label"]
 
 
-def write_parquet(file: Path, columns: dict[str, Any], group: int = 3) -> str:
-    pq.write_table(pa.table(columns), file, row_group_size=group)
-    return str(file)
+def write_parquet(path: Path, columns: dict[str, Any], group: int = 3) -> str:
+    pq.write_table(pa.table(columns), path, row_group_size=group)
+    return str(path)
 
 
 def read_all(pairs: TrainingRows) -> dict[str, list[Any]]:
@@ -45,10 +45,10 @@ def test_labels_become_indices_and_rows_without_a_label_are_counted(tmp_path: Pa
     texts = [f"premise {row}" for row in range(8)]
     uri = write_parquet(tmp_path / "nli.parquet", {"premise": texts, "hypothesis": texts, "gold": labels})
     pairs = open_training_rows(PairSettings(uri=uri, columns={"label": "gold"}), NLI)
-    found = read_all(pairs)
-    assert found["label"] == [0, 2, 1, 0]
-    assert found["row"] == [0, 2, 3, 4]
-    assert found["premise"] == [texts[row] for row in found["row"]]
+    rows = read_all(pairs)
+    assert rows["label"] == [0, 2, 1, 0]
+    assert rows["row"] == [0, 2, 3, 4]
+    assert rows["premise"] == [texts[row] for row in rows["row"]]
     assert (len(pairs), pairs.counts) == (4, {"rows": 8, "unlabelled": 4, "missing": 0})
 
 
@@ -114,23 +114,26 @@ def test_missing_text_becomes_one_blank_and_is_counted(tmp_path: Path):
         )
     }
     assert by_row == {0: ("a", "x"), 1: (" ", "y"), 2: ("c", " ")}
-    assert rows.counts == {"repeated": 1, "exchanged": 0, "blank": 2}  # two rows have the blank in common
+    assert rows.counts == {"repeated": 1, "exchanged": 0, "blank": 2}  # two rows share the blank text
 
 
-def scattered(rows: int, share: float, rng: np.random.Generator) -> list[str | None]:
-    return [None if lacks else f"text {row}" for row, lacks in enumerate(rng.random(rows) < share)]
+def texts_with_gaps(rows: int, proportion: float, rng: np.random.Generator) -> list[str | None]:
+    return [
+        None if is_missing else f"text {row}" for row, is_missing in enumerate(rng.random(rows) < proportion)
+    ]
 
 
 @pytest.mark.parametrize("statistics", [True, False])
 @pytest.mark.parametrize(
-    "shares", [(0, 0, 0), (0.3, 0, 0), (0.2, 0.5, 0), (1, 0.5, 0), (1, 1, 1), (0.1, 0.1, 0.1), (0, 1, 0)]
+    "proportions", [(0, 0, 0), (0.3, 0, 0), (0.2, 0.5, 0), (1, 0.5, 0), (1, 1, 1), (0.1, 0.1, 0.1), (0, 1, 0)]
 )
 def test_missing_drop_leaves_out_and_counts_rows_without_a_text(
-    tmp_path: Path, shares: tuple[float, ...], statistics: bool
+    tmp_path: Path, proportions: tuple[float, ...], statistics: bool
 ):
-    rng = np.random.default_rng(len(shares))
+    rng = np.random.default_rng(len(proportions))
     columns = {
-        name: scattered(40, share, rng) for name, share in zip(("a", "b", "unread"), shares, strict=True)
+        name: texts_with_gaps(40, proportion, rng)
+        for name, proportion in zip(("a", "b", "unread"), proportions, strict=True)
     } | {"read_all": [f"{row}" for row in range(40)]}
     schema = pa.schema([(name, pa.string()) for name in columns])
     pq.write_table(
@@ -262,7 +265,7 @@ def test_file_that_changed_after_opening_is_refused(tmp_path: Path):
         read_all(pairs)
 
 
-def test_training_rows_pickle(tmp_path: Path):
+def test_pickled_training_rows_read_the_same_rows(tmp_path: Path):
     uri = write_parquet(tmp_path / "x.parquet", {"text": ["a", "b", "c", "d"]}, group=2)
     pairs = open_training_rows(PairSettings(uri=uri), ["text"])
     assert (
@@ -280,12 +283,12 @@ from pipeline.settings.training import OrderSettings
 from pipeline.text.rows.order import ShuffledOrder
 from pipeline.settings.training import PairSettings
 from pipeline.text.rows.pairs import open_training_rows
-def peak_kib():             # of this program alone: getrusage also counts the process that it was forked from
+def peak_kib():  # not getrusage, which also counts the process that this one was forked from
     return int(re.search("VmHWM:[^0-9]*([0-9]+)", open("/proc/self/status").read())[1])
 texts = open_training_rows(PairSettings(uri=sys.argv[1]), ["text"])
 order = ShuffledOrder(texts, OrderSettings(batch_rows=512))
 before = peak_kib()
-rows = sum(len(one) for one in islice(rank_rows(order, 0), order.steps_per_epoch))
+rows = sum(len(batch) for batch in islice(rank_rows(order, 0), order.steps_per_epoch))
 print(rows, peak_kib() - before)
 """
 
@@ -296,9 +299,9 @@ def test_a_million_rows_are_read_in_less_memory_than_they_occupy(tmp_path: Path,
     numbers = pa.array(np.arange(1_000_000)).cast(pa.string())
     table = pa.table({"text": pc.binary_join_element_wise(4 * words, numbers, "")})
     pq.write_table(table, tmp_path / "x.parquet", row_group_size=group, use_dictionary=False)
-    found = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=True
     )
-    rows, kib = map(int, found.stdout.split())
+    rows, kib = map(int, process.stdout.split())
     assert rows == 1_000_000 - 1_000_000 % 512
     assert kib < 320 * 1024  # all rows are 385 MB, held once; a window of 65,536 of them is 25 MB

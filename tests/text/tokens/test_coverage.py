@@ -29,30 +29,30 @@ MIXED = [ENGLISH, CHINESE, f"{ENGLISH} {CHINESE}", RUSSIAN, "x", "\U0001f600", L
 
 def unigram_model(*, byte_fallback: bool) -> tokenizers.Tokenizer:
     """A unigram model of single letters, with or without a token for every byte."""
-    spelled = [f"<0x{byte:02X}>" for byte in range(256)] if byte_fallback else []
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)] if byte_fallback else []
     vocabulary = [
         ("[UNK]", 0.0),
         *((piece, -2.0) for piece in ("▁", *"abcdefghijklmnopqrstuvwxyzTwo.")),
-        *((piece, -9.0) for piece in spelled),
+        *((piece, -9.0) for piece in byte_tokens),
     ]
-    made = tokenizers.Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=byte_fallback))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    return made
+    backend = tokenizers.Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=byte_fallback))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    return backend
 
 
 def save_and_load(
-    folder: Path, made: tokenizers.Tokenizer, max_length: int = 512, **options: str
+    folder: Path, backend: tokenizers.Tokenizer, max_length: int = 512, **options: str
 ) -> Tokenizer:
-    made.save(str(folder / "tokenizer.json"))
+    backend.save(str(folder / "tokenizer.json"))
     return load_tokenizer(folder, max_length, **options)
 
 
-def names(tokenizer: tokenizers.Tokenizer, text: str) -> list[str]:
-    return [tokenizer.id_to_token(number) for number in tokenizer.encode(text, add_special_tokens=False).ids]
+def token_names(backend: tokenizers.Tokenizer, text: str) -> list[str]:
+    return [backend.id_to_token(number) for number in backend.encode(text, add_special_tokens=False).ids]
 
 
 KINDS: dict[str, tuple[Callable[[], tokenizers.Tokenizer], Callable[[str], bool]]] = {
-    "word unigram_model": (word_piece, lambda token: token == "[UNK]"),
+    "word pieces": (word_piece, lambda token: token == "[UNK]"),
     "bytes": (byte_level, lambda token: False),
     "unigram": (lambda: unigram_model(byte_fallback=False), lambda token: token == "[UNK]"),
     "unigram with bytes": (lambda: unigram_model(byte_fallback=True), lambda token: token.startswith("<0x")),
@@ -63,26 +63,26 @@ KINDS: dict[str, tuple[Callable[[], tokenizers.Tokenizer], Callable[[str], bool]
 @pytest.mark.parametrize("prompt", ["", "dogs: "])
 def test_unknown_tokens_match_the_library(kind: str, prompt: str, tmp_path: Path):
     make, is_unknown = KINDS[kind]
-    own = make()
+    library = make()
     tokenizer = save_and_load(tmp_path, make(), prompt=prompt)
     counts = tokenizer.counts(tokenizer(MIXED))
-    named = [names(own, prompt + text) for text in MIXED]
-    before = names(own, prompt)
+    names = [token_names(library, prompt + text) for text in MIXED]
+    prompt_names = token_names(library, prompt)
     assert counts.content.tolist() == [
-        min(len(tokens), tokenizer.max_text_tokens) - len(before) for tokens in named
+        min(len(tokens), tokenizer.max_text_tokens) - len(prompt_names) for tokens in names
     ]
     expected = [
-        sum(map(is_unknown, tokens[: tokenizer.max_text_tokens])) - sum(map(is_unknown, before))
-        for tokens in named
+        sum(map(is_unknown, tokens[: tokenizer.max_text_tokens])) - sum(map(is_unknown, prompt_names))
+        for tokens in names
     ]
     assert counts.unknown.tolist() == expected
     assert (counts.unknown > 0)[1] == (kind != "bytes")
 
 
 def test_white_space_encoded_as_bytes_is_known(tmp_path: Path):
-    made = unigram_model(byte_fallback=True)
-    tokenizer = save_and_load(tmp_path, made)
-    assert "<0x0A>" in made.encode("a\nb").tokens
+    backend = unigram_model(byte_fallback=True)
+    tokenizer = save_and_load(tmp_path, backend)
+    assert "<0x0A>" in backend.encode("a\nb").tokens
     assert tokenizer.counts(tokenizer(["a\nb\tc", "aéb"])).unknown.tolist() == [0, 2]
 
 
@@ -97,7 +97,7 @@ def test_words_without_a_vector_are_unknown(tmp_path: Path):
 
 
 def test_missing_punctuation_numbers_and_stop_words_do_not_count_as_unknown(tmp_path: Path):
-    """Vectors trained on text from which those were removed."""
+    """The vectors were trained on text without punctuation, numbers and stop words."""
     (tmp_path / "vocab.txt").write_text("dogs\nrun\ngrass\nbank\nDon\nxylophone")
     tokenizer = load_words(tmp_path, 64, prompt="", lower=False, truncation_side="end")
     english = "The dogs, and 12 of 3.5 -- don't (they've) run to a bank; 'grass' isn't 1990s x2 (Don's)!"
@@ -114,7 +114,7 @@ def test_missing_punctuation_numbers_and_stop_words_do_not_count_as_unknown(tmp_
 
 
 @pytest.mark.parametrize("truncation_side", ["end", "start"])
-def test_lost_tokens_are_those_beyond_max_length(truncation_side: str, tmp_path: Path):
+def test_tokens_beyond_max_length_are_counted_as_lost(truncation_side: str, tmp_path: Path):
     """Exact if a text is tokenized whole, within 10 percent if only its start is tokenized."""
     word_piece().save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(tmp_path, 16, truncation_side=truncation_side)  # type: ignore[arg-type]
@@ -129,12 +129,13 @@ def test_lost_tokens_are_those_beyond_max_length(truncation_side: str, tmp_path:
 
 def test_counts_of_selected_and_concatenated_tokens_equal_counts_of_the_texts(tmp_path: Path):
     tokenizer = save_and_load(tmp_path, word_piece(), 16)
-    one, other = tokenizer(MIXED[:4]), tokenizer(MIXED[4:])
+    first, second = tokenizer(MIXED[:4]), tokenizer(MIXED[4:])
     rows = np.array([6, 1, 3])
-    joined = type(one).joined([one, other])
-    for found, expected in ((joined, MIXED), (joined.of_rows(rows), [MIXED[row] for row in rows])):
-        for mine, theirs in zip(tokenizer.counts(found), tokenizer.counts(tokenizer(expected)), strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+    joined = type(first).joined([first, second])
+    for tokens, texts in ((joined, MIXED), (joined.of_rows(rows), [MIXED[row] for row in rows])):
+        expected_counts = tokenizer.counts(tokenizer(texts))
+        for count, expected in zip(tokenizer.counts(tokens), expected_counts, strict=True):
+            np.testing.assert_array_equal(count, expected)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +161,8 @@ def test_counts_of_selected_and_concatenated_tokens_equal_counts_of_the_texts(tm
     ],
 )
 def test_script_of_a_text_is_that_of_most_letters(text: str, script: str):
-    around = [ENGLISH, text, RUSSIAN]
-    assert SCRIPTS[scripts_of(pa.array(around, pa.large_string()))[1]] == script
+    between_others = [ENGLISH, text, RUSSIAN]
+    assert SCRIPTS[scripts_of(pa.array(between_others, pa.large_string()))[1]] == script
     assert SCRIPTS[scripts_of(pa.array([text], pa.string()))[0]] == script
 
 
@@ -180,9 +181,9 @@ def test_coverage_does_not_depend_on_the_batches(tmp_path: Path):
 
 
 def unit(script: str, rows: int, tokens: int, unknown: int) -> dict[str, int]:
-    names = {"rows": rows, "tokens": tokens, "unknown": unknown}
+    counts = {"rows": rows, "tokens": tokens, "unknown": unknown}
     return {"rows": rows, "tokens": tokens + 2 * rows} | {
-        f"script_{script}_{name}": count for name, count in names.items()
+        f"script_{script}_{name}": count for name, count in counts.items()
     }
 
 
@@ -206,16 +207,17 @@ def test_uncounted_units_make_the_unknown_proportion_a_lower_bound():
         ),
     ],
 )
-def test_warnings_begin_at_five_percent(units: list[dict[str, int]], warnings: list[str]):
-    found = token_warnings(token_counts(units, units))
-    assert len(found) == len(warnings)
-    assert all(sentence.startswith(beginning) for sentence, beginning in zip(found, warnings, strict=True))
+def test_a_warning_needs_five_percent_of_unknown_tokens(units: list[dict[str, int]], warnings: list[str]):
+    sentences = token_warnings(token_counts(units, units))
+    assert len(sentences) == len(warnings)
+    for sentence, beginning in zip(sentences, warnings, strict=True):
+        assert sentence.startswith(beginning)
 
 
 def test_unknown_tokens_of_tonights_units_give_a_warning_of_their_own():
     units = [unit("latin", 1000, 9000, 0), unit("latin", 10, 100, 50)]
-    (found,) = token_warnings(token_counts(units, units[1:]))
-    assert found.startswith("50.0% of the 100 tokens that were encoded for this release")
+    (sentence,) = token_warnings(token_counts(units, units[1:]))
+    assert sentence.startswith("50.0% of the 100 tokens that were encoded for this release")
 
 
 def test_token_facts_are_json(tmp_path: Path):

@@ -65,39 +65,42 @@ def test_tokens_equal_the_published_template():
 
 @pytest.mark.parametrize("template", [TEMPLATE, "[MASK] is what [X] means", "[X] [MASK]"])
 def test_every_row_keeps_the_mask_of_its_template(template):
-    made = tokenizer(template)
-    tokens = made(TEXTS)
-    before, behind = template.split("[X]")
+    with_template = tokenizer(template)
+    tokens = with_template(TEXTS)
+    before, after = template.split("[X]")
     expected = [
-        [101, *pieces(before), *pieces(text)[: made.max_text_tokens], *pieces(behind), 102] for text in TEXTS
+        [101, *pieces(before), *pieces(text)[: with_template.max_text_tokens], *pieces(after), 102]
+        for text in TEXTS
     ]
     assert rows(tokens.ids, tokens) == expected
-    assert tokens.truncated.tolist() == [len(pieces(text)) > made.max_text_tokens for text in TEXTS]
+    assert tokens.truncated.tolist() == [len(pieces(text)) > with_template.max_text_tokens for text in TEXTS]
     assert tokens.lengths.max() <= 20
-    for row, kept, around in zip(
+    for row, kept, in_template in zip(
         expected, rows(tokens.kept, tokens), rows(tokens.in_template, tokens), strict=True
     ):
-        (place,) = np.flatnonzero(kept)
-        assert place == (len(row) - 1 - row[::-1].index(MASK) if "[MASK]" in behind else row.index(MASK))
-        assert np.flatnonzero(around).tolist() == [
-            *range(len(made.prefix)),
-            *range(len(row) - len(made.suffix), len(row)),
+        (mask_position,) = np.flatnonzero(kept)
+        assert mask_position == (
+            len(row) - 1 - row[::-1].index(MASK) if "[MASK]" in after else row.index(MASK)
+        )
+        assert np.flatnonzero(in_template).tolist() == [
+            *range(len(with_template.prefix)),
+            *range(len(row) - len(with_template.suffix), len(row)),
         ]
 
 
 @pytest.mark.parametrize("truncation_side", ["start", "end"])
 def test_replacing_the_frame_equals_tokenizing_with_the_template(truncation_side):
     plain = load_tokenizer(MINILM, 256, truncation_side=truncation_side)
-    other = apply_template(
+    with_template = apply_template(
         load_tokenizer(MINILM, 18, truncation_side=truncation_side),
         MINILM,
         "It says [X] : [MASK]",
         masked=True,
     )
-    expected = other(TEXTS)
+    expected = with_template(TEXTS)
     for tokens, specials in ((plain(TEXTS), (1, 1)), (tokenizer(max_length=256)(TEXTS), (5, 5))):
-        found = template_frame(other).apply(
-            tokens, specials, limit=other.max_text_tokens, truncation_side=truncation_side
+        found = template_frame(with_template).apply(
+            tokens, specials, limit=with_template.max_text_tokens, truncation_side=truncation_side
         )
         for name in ("ids", "offsets", "truncated", "kept", "in_template"):
             np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
@@ -126,8 +129,8 @@ def test_wrapped_tokenizer_file_gives_other_libraries_the_same_rows(tmp_path):
         shutil.copy(MINILM / name, tmp_path)
     expected = tokenizer()(TEXTS)
     wrap_tokenizer(tmp_path, tokenizer().prefix, tokenizer().suffix)
-    again = apply_template(load_tokenizer(tmp_path, 20), tmp_path, None, masked=True)
-    assert (again.prefix, again.suffix, again.mask) == (
+    wrapped = apply_template(load_tokenizer(tmp_path, 20), tmp_path, None, masked=True)
+    assert (wrapped.prefix, wrapped.suffix, wrapped.mask) == (
         tokenizer().prefix,
         tokenizer().suffix,
         tokenizer().mask,
@@ -159,16 +162,18 @@ def test_unusable_templates_are_refused(tmp_path):
         tokenizer(max_length=10)
     with pytest.raises(ModelError, match=r"one \[MASK\] around a text, found 0; give encoder.template"):
         apply_template(load_tokenizer(MINILM, 20), MINILM, None, masked=True)
-    described = json.loads((MINILM / "tokenizer.json").read_text())
-    described["model"]["vocab"]["nomask"] = described["model"]["vocab"].pop("[MASK]")
-    described["added_tokens"] = [token for token in described["added_tokens"] if token["content"] != "[MASK]"]
-    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    tokenizer_json = json.loads((MINILM / "tokenizer.json").read_text())
+    tokenizer_json["model"]["vocab"]["nomask"] = tokenizer_json["model"]["vocab"].pop("[MASK]")
+    tokenizer_json["added_tokens"] = [
+        token for token in tokenizer_json["added_tokens"] if token["content"] != "[MASK]"
+    ]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_json))
     with pytest.raises(ModelError, match="a tokenizer with a mask token"):
         tokenizer(folder=tmp_path)
 
 
 def test_the_word_none_is_not_a_mask_token(tmp_path):
-    """A tokenizer_config.json without a mask token, and a vocabulary with the word None."""
+    """A missing mask token in tokenizer_config.json is not read as the word None of the vocabulary."""
     vocabulary = {"[UNK]": 0, "None": 1, "[MASK]": 2}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
     assert mask_token(tmp_path, vocabulary) == "[MASK]"

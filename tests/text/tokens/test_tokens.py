@@ -73,23 +73,23 @@ def test_tokenizing_only_the_start_of_a_text_changes_no_token(pieces, repeats):
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "metaspace"])
-def test_other_kinds_of_tokenizers_also_read_only_the_start(kind, tmp_path):
+def test_byte_level_and_metaspace_tokenizers_read_only_the_start_of_a_long_text(kind, tmp_path):
     from tokenizers import models, pre_tokenizers, trainers
 
     words = "the quick brown fox's 12 dogs, jumps; over! lazy "
-    made = tokenizers.Tokenizer(models.BPE() if kind == "byte_level" else models.Unigram())
-    made.pre_tokenizer = (
+    backend = tokenizers.Tokenizer(models.BPE() if kind == "byte_level" else models.Unigram())
+    backend.pre_tokenizer = (
         pre_tokenizers.ByteLevel(add_prefix_space=False)
         if kind == "byte_level"
         else pre_tokenizers.Metaspace()
     )
     trainer = trainers.BpeTrainer if kind == "byte_level" else trainers.UnigramTrainer
-    made.train_from_iterator([words] * 3, trainer(vocab_size=60, show_progress=False))
-    made.save(str(tmp_path / "tokenizer.json"))
+    backend.train_from_iterator([words] * 3, trainer(vocab_size=60, show_progress=False))
+    backend.save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(tmp_path, 16)
     assert tokenizer.split_pattern is not None
     text = words * 100
-    assert rows(tokenizer, [text]) == [made.encode(text).ids[:16]]
+    assert rows(tokenizer, [text]) == [backend.encode(text).ids[:16]]
 
 
 def test_truncated_is_exact_at_max_length():
@@ -106,9 +106,9 @@ def test_a_text_of_a_million_characters_costs_little(unit):
     tokenizer = load_tokenizer(MINILM, 256)
     text = unit * (1_000_000 // len(unit))
     tracemalloc.start()
-    began = time.process_time()
+    start_s = time.process_time()
     tokens = tokenizer([text])
-    seconds, (_, peak) = time.process_time() - began, tracemalloc.get_traced_memory()
+    seconds, (_, peak) = time.process_time() - start_s, tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert tokens.lengths[0] <= 256
     assert seconds < 10  # about 1 s if the whole text must be read, while memory is traced
@@ -125,18 +125,18 @@ def test_prompt_is_put_before_every_text_and_its_tokens_are_counted():
 def test_lower_adds_lower_casing_that_the_tokenizer_lacks(tmp_path):
     from tokenizers import models, pre_tokenizers
 
-    made = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "dogs": 1, "Dogs": 2}, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.save(str(tmp_path / "tokenizer.json"))
+    backend = tokenizers.Tokenizer(models.WordLevel({"[UNK]": 0, "dogs": 1, "Dogs": 2}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.save(str(tmp_path / "tokenizer.json"))
     assert rows(load_tokenizer(tmp_path, 8), ["Dogs dogs"]) == [[2, 1]]
     assert rows(load_tokenizer(tmp_path, 8, lower=True), ["Dogs dogs"]) == [[1, 1]]
 
 
 def test_padding_and_truncation_in_the_file_are_ignored(tmp_path):
-    made = tokenizers.Tokenizer.from_file(str(MINILM / "tokenizer.json"))
-    made.enable_padding(length=128)
-    made.enable_truncation(5)
-    made.save(str(tmp_path / "tokenizer.json"))
+    backend = tokenizers.Tokenizer.from_file(str(MINILM / "tokenizer.json"))
+    backend.enable_padding(length=128)
+    backend.enable_truncation(5)
+    backend.save(str(tmp_path / "tokenizer.json"))
     assert rows(load_tokenizer(tmp_path, 12), ["one two three four five six seven"]) == [
         reference("one two three four five six seven", 12)
     ]
