@@ -22,5 +22,6 @@ ENCODER = {
 
 
 def age(path: Path, hours: float) -> None:
-    then = int((time.time() - 3_600 * hours) * 1e9)
-    os.utime(path, ns=(then, then if path.is_dir() else path.stat().st_mtime_ns))
+    """Set the time of the last access to some hours ago; of a folder, also that of its last change."""
+    time_ns = int((time.time() - 3_600 * hours) * 1e9)
+    os.utime(path, ns=(time_ns, time_ns if path.is_dir() else path.stat().st_mtime_ns))

@@ -1,5 +1,5 @@
-"""The copies of remote files on a machine: whole whoever is killed, fetched once by many, checked, and
-bounded without taking what is in use.
+"""Copies of remote files on a machine are complete whichever process is killed, fetched once for many
+processes, checked, and limited in size without deleting copies in use.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ from tests.store.copies import CONTENT, ENCODER, SHA256, age
 
 
 def copies(cache: Path) -> list[Path]:
-    return [place for place in cache.rglob("*") if place.is_file() and "locks" not in place.parts]
+    return [path for path in cache.rglob("*") if path.is_file() and "locks" not in path.parts]
 
 
-def starter(remote_store: Store) -> "subprocess.Popen[str]":
+def start_reader(remote_store: Store) -> "subprocess.Popen[str]":
     program = (
         "import sys; from pipeline.store.base import sha256_of\n"
         "import sys; from pipeline.store.store import open_store; from pipeline.models.folder.locate "
@@ -36,22 +36,22 @@ def starter(remote_store: Store) -> "subprocess.Popen[str]":
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
 
 
-def test_one_of_many_processes_copies_and_a_killed_one_is_replaced(
+def test_one_of_many_processes_copies_and_another_replaces_it_if_it_is_killed(
     remote_store: Store, faulty: FaultyProxy, cache: Path
 ):
     faulty.faults = Faults(delayed=1.0, delay_s=1.0)
-    killed = starter(remote_store)
-    while not any(place.name.startswith(PARTIAL) for place in cache.rglob("*")) and faulty.calls["GET"] == 0:
+    killed = start_reader(remote_store)
+    while not any(path.name.startswith(PARTIAL) for path in cache.rglob("*")) and faulty.calls["GET"] == 0:
         time.sleep(0.02)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     faulty.faults = Faults(delayed=1.0, delay_s=0.05)
     faulty.calls.clear()
-    starters = [starter(remote_store) for _ in range(4)]
-    answers = [each.communicate(timeout=120)[0].split() for each in starters]
+    readers = [start_reader(remote_store) for _ in range(4)]
+    answers = [reader.communicate(timeout=120)[0].split() for reader in readers]
     assert answers == 4 * [[SHA256, SHA256]]
-    # one index, three files of the encoder, and listings: two by the one that copies the folder, one by each
-    # of the others
+    # one index, three files of the encoder, two listings by the process that copies the folder, and one by
+    # each of the three others
     assert faulty.calls["GET"] == 1 + 3 + 2 + 3
     folder = locate(f"{remote_store.uri}/encoder")
     assert {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()} == set(
@@ -59,63 +59,64 @@ def test_one_of_many_processes_copies_and_a_killed_one_is_replaced(
     ) - {"onnx/model.onnx"}
 
 
-def test_keep_alive_signals_of_the_copying_process_reach_waiting_ones(cache: Path, tmp_path: Path):
-    place, moves, ends = cache / "ab" / f"{6:064x}", tmp_path / "moves", tmp_path / "ends"
-    moves.touch()
+def test_keep_alive_signals_of_the_copying_process_reach_waiting_processes(cache: Path, tmp_path: Path):
+    copy_path = cache / "ab" / f"{6:064x}"
+    progresses, may_end = tmp_path / "progresses", tmp_path / "may_end"
+    progresses.touch()
     program = (
         "import time; from pathlib import Path; from pipeline.keep_alive import keep_alive; from "
         "pipeline.store.cache import get_or_build\n"
         "def build(copy):\n"
         "    copy.write_bytes(b'whole'); print(flush=True)\n"
-        f"    while not Path('{ends}').exists():\n"
-        f"        time.sleep(0.02); Path('{moves}').exists() and keep_alive()\n"
-        f"get_or_build(Path('{place}'), build, lambda copy: copy.stat().st_size > 0)"
+        f"    while not Path('{may_end}').exists():\n"
+        f"        time.sleep(0.02); Path('{progresses}').exists() and keep_alive()\n"
+        f"get_or_build(Path('{copy_path}'), build, lambda copy: copy.stat().st_size > 0)"
     )
     other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None
     other.stdout.readline()
-    signs: list[float] = []
-    with on_keep_alive(lambda: signs.append(time.monotonic())), ThreadPoolExecutor(1) as pool:
+    signals: list[float] = []
+    with on_keep_alive(lambda: signals.append(time.monotonic())), ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(
-            get_or_build, place, lambda copy: copy.touch(), lambda copy: copy.stat().st_size > 0
+            get_or_build, copy_path, lambda copy: copy.touch(), lambda copy: copy.stat().st_size > 0
         )
-        while len(signs) < 2:
+        while len(signals) < 2:
             time.sleep(0.02)
-        moves.unlink()
-        stopped = time.monotonic()
+        progresses.unlink()
+        stopped_s = time.monotonic()
         time.sleep(1.5)
         assert not waiting.done()
-        assert signs[-1] < stopped + 1.0, "a holder that hangs is no progress of anybody"
-        ends.touch()
+        assert signals[-1] < stopped_s + 1.0, "a process that hangs sends no keep-alive signals"
+        may_end.touch()
         assert waiting.result(timeout=30).read_bytes() == b"whole"
     assert other.wait(timeout=30) == 0
 
 
 def test_every_chunk_of_a_file_sends_a_keep_alive_signal(remote_store: Store, cache: Path, tmp_path: Path):
-    signs: list[str] = []
-    with on_keep_alive(lambda: signs.append("piece")):
+    signals: list[str] = []
+    with on_keep_alive(lambda: signals.append("piece")):
         remote_store.local("index.faiss", SHA256)
-        fetched = len(signs)
+        fetched = len(signals)
         (tmp_path / "file").write_bytes(CONTENT)
         remote_store.put(tmp_path / "file", "copy")
     assert fetched >= 3, "three MiB"
-    assert len(signs) > fetched
+    assert len(signals) > fetched
 
 
-def test_a_changed_copy_is_copied_again(remote_store: Store, faulty: FaultyProxy, cache: Path):
-    place = remote_store.local("index.faiss", SHA256)
-    assert remote_store.local("index.faiss", SHA256) == place
-    assert faulty.calls["GET"] == 1, "a whole copy is not fetched again"
+def test_a_damaged_copy_is_fetched_again(remote_store: Store, faulty: FaultyProxy, cache: Path):
+    path = remote_store.local("index.faiss", SHA256)
+    assert remote_store.local("index.faiss", SHA256) == path
+    assert faulty.calls["GET"] == 1, "a complete copy is not fetched again"
     damaged = bytearray(CONTENT)
     damaged[100] ^= 1
-    place.write_bytes(damaged)
+    path.write_bytes(damaged)
     assert remote_store.local("index.faiss", SHA256).read_bytes() == CONTENT
-    place.write_bytes(CONTENT[:-1])
+    path.write_bytes(CONTENT[:-1])
     assert remote_store.local("index.faiss", SHA256).read_bytes() == CONTENT
     assert faulty.calls["GET"] == 3
 
 
-def test_a_changed_copy_of_an_encoder_is_copied_again(remote_store: Store, cache: Path):
+def test_a_damaged_copy_of_an_encoder_is_fetched_again(remote_store: Store, cache: Path):
     folder = locate(f"{remote_store.uri}/encoder")
     (folder / "config.json").write_bytes(b'{"hidden_size": 1}')
     assert (locate(f"{remote_store.uri}/encoder") / "config.json").read_bytes() == b"{}"
@@ -127,7 +128,7 @@ def test_a_changed_remote_file_gets_another_copy(remote_store: Store, cache: Pat
     before = remote_store.local("index.faiss")
     remote_store.write("index.faiss", CONTENT[::-1])
     assert remote_store.local("index.faiss").read_bytes() == CONTENT[::-1]
-    assert before.read_bytes() == CONTENT, "who has the old one keeps it"
+    assert before.read_bytes() == CONTENT, "the copy of the old content is kept"
 
 
 def test_a_truncated_response_is_not_kept_as_copy(
@@ -143,17 +144,17 @@ def test_a_truncated_response_is_not_kept_as_copy(
 def test_least_recently_used_copies_are_deleted_first(remote_store: Store, cache: Path):
     for number in range(6):
         remote_store.write(f"{number}", bytes([number]) * 1000)
-    places = [
+    paths = [
         remote_store.local(f"{number}", hashlib.sha256(bytes([number]) * 1000).hexdigest())
         for number in range(6)
     ]
     assert shrink(0) == 0, "all were handed out within the hour"
-    for number, place in enumerate(places):
-        age(place, hours=10 - number)
-    remote_store.local("1", places[1].stem)  # used again
-    with places[0].open("rb") as reader:
+    for number, path in enumerate(paths):
+        age(path, hours=10 - number)
+    remote_store.local("1", paths[1].stem)  # used again
+    with paths[0].open("rb") as reader:
         assert shrink(3_500) == 3_000
-        assert [number for number, place in enumerate(places) if place.exists()] == [1, 4, 5]
+        assert [number for number, path in enumerate(paths) if path.exists()] == [1, 4, 5]
         assert reader.read() == bytes([0]) * 1000, "an open file outlives its name"
     assert remote_store.local("0", hashlib.sha256(bytes(1000)).hexdigest()).read_bytes() == bytes(1000)
 
@@ -171,7 +172,7 @@ def test_an_environment_variable_limits_the_cache(
 ):
     first = remote_store.local("index.faiss", SHA256)
     age(first, hours=2)
-    monkeypatch.setenv("MANTA_CACHE_GIB", "0.004")  # 4 MiB: both do not fit
+    monkeypatch.setenv("MANTA_CACHE_GIB", "0.004")  # 4 MiB: one copy of 3 MiB fits, two do not
     remote_store.write("other", CONTENT[::-1])
     other = remote_store.local("other")
     assert (first.exists(), other.exists()) == (False, True)
@@ -183,10 +184,10 @@ def test_an_environment_variable_limits_the_cache(
 
 def test_files_of_killed_processes_are_deleted_after_a_day(cache: Path):
     (cache / "ab").mkdir(parents=True)
-    left = cache / "ab" / f"{PARTIAL}1-abc"
-    left.write_bytes(b"half")
-    age(left, hours=2)
+    partial = cache / "ab" / f"{PARTIAL}1-abc"
+    partial.write_bytes(b"half")
+    age(partial, hours=2)
     assert shrink() == 0
-    age(left, hours=25)
+    age(partial, hours=25)
     assert shrink() == 4
     assert copies(cache) == []

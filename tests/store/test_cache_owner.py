@@ -17,12 +17,12 @@ from tests.store.copies import SHA256, age
 NOBODY = 65_534
 
 
-as_root = pytest.mark.skipif(os.getuid() != 0, reason="only the administrator gives files to somebody else")
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root may change the owner of a file")
 
 
-def mode(place: Path) -> int:
-    """Permissions; a directory takes its set-group bit from the one that it is made in."""
-    return stat.S_IMODE(place.stat().st_mode) & 0o777
+def mode(path: Path) -> int:
+    """Return the permissions without the set-group bit, which a directory inherits from its parent."""
+    return stat.S_IMODE(path.stat().st_mode) & 0o777
 
 
 def test_other_users_cannot_write_to_files_of_the_cache(remote_store: Store, cache: Path):
@@ -32,9 +32,9 @@ def test_other_users_cannot_write_to_files_of_the_cache(remote_store: Store, cac
         locate(f"{remote_store.uri}/encoder")
     finally:
         os.umask(before)
-    made = [cache, cache / "locks", cache / SHA256[:2], cache / "encoders"]
-    assert [mode(place) for place in made] == len(made) * [0o700]
-    assert {mode(place) for place in (cache / "locks").iterdir()} == {0o600}
+    directories = [cache, cache / "locks", cache / SHA256[:2], cache / "encoders"]
+    assert [mode(directory) for directory in directories] == len(directories) * [0o700]
+    assert {mode(path) for path in (cache / "locks").iterdir()} == {0o600}
 
 
 @pytest.mark.parametrize("bits", [0o777, 0o2775, 0o1777])
@@ -43,11 +43,11 @@ def test_below_a_shared_directory_the_cache_is_a_directory_of_the_user(
 ):
     cache.mkdir()
     cache.chmod(bits)
-    place = remote_store.local("index.faiss", SHA256)
+    path = remote_store.local("index.faiss", SHA256)
     own = cache / f"manta-{os.getuid()}"
-    assert place.is_relative_to(own)
+    assert path.is_relative_to(own)
     assert mode(own) == 0o700
-    assert remote_store.local("index.faiss", SHA256) == place
+    assert remote_store.local("index.faiss", SHA256) == path
     own.chmod(0o770)
     with pytest.raises(
         ConfigError, match=r"others may write to \(mode \d*770\); set MANTA_CACHE to a directory of your own"
@@ -77,7 +77,7 @@ def test_a_directory_of_another_user_is_refused(cache: Path):
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory for temporary files, that everybody writes to; MANTA_CACHE is not set."""
+    """A directory for temporary files to which everybody may write; MANTA_CACHE is not set."""
     monkeypatch.delenv("MANTA_CACHE", raising=False)
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp").chmod(0o1777)
@@ -99,13 +99,13 @@ def test_without_a_usable_default_directory_a_temporary_one_is_used(
         (home / "manta").write_text("")
     else:
         home.write_text("")
-    found = cache_directory()
-    assert found == temporary / f"manta-{os.getuid()}"
-    assert mode(found) == 0o700
-    assert cache_directory() == found
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1, "once, not with each copy"
-    assert f"using {found}; set MANTA_CACHE to choose another directory" in said[0]
+    directory = cache_directory()
+    assert directory == temporary / f"manta-{os.getuid()}"
+    assert mode(directory) == 0o700
+    assert cache_directory() == directory
+    warnings = capsys.readouterr().err.splitlines()
+    assert len(warnings) == 1, "one warning, not one with each copy"
+    assert f"using {directory}; set MANTA_CACHE to choose another directory" in warnings[0]
 
 
 @as_root
@@ -116,24 +116,24 @@ def test_a_planted_directory_for_temporary_copies_is_not_used(
     (tmp_path / "file").write_text("")
     (temporary / "manta-0").mkdir()
     os.chown(temporary / "manta-0", NOBODY, NOBODY)
-    found = cache_directory()
-    assert (found.parent, mode(found), found.stat().st_uid) == (temporary, 0o700, 0)
+    directory = cache_directory()
+    assert (directory.parent, mode(directory), directory.stat().st_uid) == (temporary, 0o700, 0)
     assert list((temporary / "manta-0").iterdir()) == []
 
 
 def test_a_lock_is_not_written_through_a_link(cache: Path, tmp_path: Path):
     (tmp_path / "precious").write_text("precious")
-    place = cache / "words" / f"{0:032x}"
+    path = cache / "words" / f"{0:032x}"
     (cache / "locks").mkdir(parents=True, mode=0o700)
-    get_or_build(place, lambda copy: copy.mkdir(), Path.is_dir)
+    get_or_build(path, lambda copy: copy.mkdir(), Path.is_dir)
     lock = next((cache / "locks").iterdir())
-    lock.write_text("whatever it holds stays")
-    get_or_build(place, lambda copy: copy.mkdir(), Path.is_dir)
-    assert lock.read_text() == "whatever it holds stays"
+    lock.write_text("the content of a lock file is kept")
+    get_or_build(path, lambda copy: copy.mkdir(), Path.is_dir)
+    assert lock.read_text() == "the content of a lock file is kept"
     lock.unlink()
     lock.symlink_to(tmp_path / "precious")
     with pytest.raises(ConfigError, match="expected a lock file of the cache, found a link"):
-        get_or_build(place, lambda copy: copy.mkdir(), Path.is_dir)
+        get_or_build(path, lambda copy: copy.mkdir(), Path.is_dir)
     assert (tmp_path / "precious").read_text() == "precious"
 
 
@@ -149,26 +149,26 @@ def test_targets_of_links_are_kept_when_the_cache_shrinks(cache: Path, tmp_path:
     own = cache / "words" / f"{4:032x}"
     own.mkdir()
     (own / "more").symlink_to(precious)
-    for place in (precious, own):
-        age(place, hours=5)
+    for path in (precious, own):
+        age(path, hours=5)
     for link in (linked, file):
-        then = int((time.time() - 5 * 3_600) * 1e9)
-        os.utime(link, ns=(then, then), follow_symlinks=False)
+        time_ns = int((time.time() - 5 * 3_600) * 1e9)
+        os.utime(link, ns=(time_ns, time_ns), follow_symlinks=False)
     shrink(0)
     assert (precious / "file").read_bytes() == bytes(1_000)
-    assert not any(os.path.lexists(place) for place in (linked, file, own)), (
-        "the links themselves are the cache's"
+    assert not any(os.path.lexists(path) for path in (linked, file, own)), (
+        "the links themselves belong to the cache"
     )
 
 
 def test_a_link_in_place_of_a_copy_is_replaced(cache: Path, tmp_path: Path):
     (tmp_path / "forged").write_bytes(b"forged")
-    place = cache / "ab" / f"{5:064x}"
-    place.parent.mkdir(parents=True)
-    place.symlink_to(tmp_path / "forged")
+    path = cache / "ab" / f"{5:064x}"
+    path.parent.mkdir(parents=True)
+    path.symlink_to(tmp_path / "forged")
     assert (
         get_or_build(
-            place, lambda copy: copy.write_bytes(b"mine") and None, lambda copy: copy.stat().st_size > 0
+            path, lambda copy: copy.write_bytes(b"mine") and None, lambda copy: copy.stat().st_size > 0
         ).read_bytes()
         == b"mine"
     )

@@ -1,5 +1,5 @@
-"""Commits on a store that creates once make up for a store that does not: one publisher of many wins, and
-what was committed is what lies there.
+"""If files can be created once only in the store of commits, one publisher of many still wins, and the
+committed manifest is the stored one.
 """
 
 import json
@@ -16,18 +16,18 @@ from pipeline.store.prune import prune
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from tests.faults import Faults, FaultyProxy
-from tests.store.test_release import candidate
+from tests.store.candidates import candidate
 
 
 @pytest.fixture
 def releases(faulty: FaultyProxy, s3: str, tmp_path: Path) -> Releases:
-    """On a store that ignores conditions and fails now and then; the commits in a directory."""
+    """Releases in a store that ignores conditions and sometimes fails, with their commits in a directory."""
     faulty.faults = Faults(drops_conditions=True, throttled=0.02, lost=0.05, seed=0)
     return Releases(open_store(f"{s3}/{tmp_path.name}"), open_store(tmp_path / "commits"))
 
 
-def is_whole(releases: Releases, number: int) -> bool:
-    """Return whether the manifest of that number is the one that its commit names."""
+def manifest_matches_commit(releases: Releases, number: int) -> bool:
+    """Return whether the stored manifest has the sha256 of its commit."""
     commit = json.loads(releases.commits.store.read(commit_path(number)))
     return bool(commit["sha256"] == sha256(releases.store.read(manifest_path(number))).hexdigest())
 
@@ -42,7 +42,7 @@ def test_one_of_several_concurrent_publishers_wins(releases: Releases):
     with ThreadPoolExecutor(4) as pool:
         outcomes = sorted(pool.map(run, "abcd"))
     assert outcomes == ["lost to 1", "lost to 1", "lost to 1", "published 1"]
-    assert is_whole(releases, 1)
+    assert manifest_matches_commit(releases, 1)
     current = releases.current()
     assert current is not None
     assert current.release == 1
@@ -55,7 +55,7 @@ def test_a_publisher_stopped_before_its_commit_leaves_its_number_unused(
     stopped = candidate(releases.store, "stopped", None).model_copy(update={"release": 1})
     assert releases._store_manifest(stopped)
     assert releases.publish(candidate(releases.store, "next", None), str).release == 2
-    assert is_whole(releases, 2)
+    assert manifest_matches_commit(releases, 2)
     assert [commit.release for commit in releases.history()] == [2]
 
 
@@ -67,5 +67,5 @@ def test_rollback_and_prune_use_the_separate_commits(releases: Releases):
     current = releases.current()
     assert current is not None
     assert (current.release, releases.numbers()) == (2, [2])
-    assert is_whole(releases, 2)
+    assert manifest_matches_commit(releases, 2)
     assert releases.store.list("commits") == []

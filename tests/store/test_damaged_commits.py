@@ -21,10 +21,10 @@ def test_after_a_changed_manifest_the_previous_release_is_current(store: Store):
     for number, now_current in ((2, 1), (1, None)):
         manifest = json.loads(store.read(manifest_path(number)))
         store.write(manifest_path(number), json.dumps(manifest | {"rows": 2}).encode())
-        with listening() as said:
+        with listening() as messages:
             current = Releases(store).current()
         assert (current.release if current else None) == now_current
-        assert f"releases/{number:08d}/manifest.json: expected sha256" in said[-1]
+        assert f"releases/{number:08d}/manifest.json: expected sha256" in messages[-1]
         with pytest.raises(DataError, match=r"manifest\.json.*sha256"):
             Releases(store).get(number)
 
@@ -39,10 +39,10 @@ def test_ordinals_of_a_release_with_a_damaged_commit_are_not_reused(store: Store
     store.write(commit_path(2), content.replace(b"publish", b"publisH"))
     assert releases.next_ordinal() == 7
     store.write(commit_path(2), content[:40])
-    assert releases.next_ordinal() == 1, "a commit that was cut off has used none"
+    assert releases.next_ordinal() == 1, "a truncated commit has used no ordinals"
 
 
-def test_the_bytes_of_commits_do_not_change(store: Store):
+def test_a_commit_without_a_reason_has_the_fields_of_earlier_versions(store: Store):
     publish(store, "one")
     commit = json.loads(store.read(commit_path(1)))
     assert set(commit) == {"commit", "kind", "release", "manifest", "sha256", "committed_at", "seal"}
@@ -70,9 +70,9 @@ def test_a_forged_commit_is_named_and_does_not_hide_later_nights(store: Store, c
             match=r"expected commit 3 after commit 2, found commit 99999999.*delete commits/99999999\.json",
         ):
             change()
-    with listening() as said:
+    with listening() as messages:
         assert Releases(store).get_or_current(None).release == (2 if content else 1)
-    assert "the sequence is damaged" in said[0]
+    assert "the sequence is damaged" in messages[0]
     store.delete(commit_path(99_999_999))
     assert Releases(store).publish(late, str).release == 3
     assert Releases(store).get_or_current(None).release == 3
@@ -85,7 +85,7 @@ def test_a_deleted_commit_is_named_and_its_number_not_reused(store: Store):
     store.delete(commit_path(2))
     with pytest.raises(DataError, match="expected commit 2 after commit 1, found commit 3"):
         publish(store, "four")
-    assert Releases(store).get_or_current(None).release == 3, "readers go on"
+    assert Releases(store).get_or_current(None).release == 3, "readers continue with the last release"
     store.create(commit_path(2), content)
     assert publish(store, "four").release == 4
     store.delete(commit_path(1))
@@ -94,10 +94,10 @@ def test_a_deleted_commit_is_named_and_its_number_not_reused(store: Store):
 
 def test_commits_beyond_the_largest_number_are_refused(store: Store):
     publish(store, "one")
-    only = Releases(store).commits.read(1)
-    assert only is not None
+    commit = Releases(store).commits.read(1)
+    assert commit is not None
     store.delete(commit_path(1))
-    store.create(commit_path(99_999_999), only.model_copy(update={"commit": 99_999_999}).to_json())
+    store.create(commit_path(99_999_999), commit.model_copy(update={"commit": 99_999_999}).to_json())
     with pytest.raises(DataError, match="a number below 99999999"):
         publish(store, "two")
 
@@ -122,6 +122,6 @@ def test_a_manifest_of_another_schema_is_refused(store: Store, version: object, 
     commit = Releases(store).commits.read(2)
     assert commit is not None
     store.write(commit_path(2), commit.model_copy(update={"sha256": sha256(content).hexdigest()}).to_json())
-    for reading in (Releases(store).current, lambda: Releases(store).get(2), Releases(store).next_ordinal):
+    for read in (Releases(store).current, lambda: Releases(store).get(2), Releases(store).next_ordinal):
         with pytest.raises(DataError, match=f"expected schema_version 1, found {version!r}; .*{words}"):
-            reading()
+            read()

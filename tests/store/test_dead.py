@@ -40,15 +40,15 @@ def test_rows_are_read_by_unit_in_any_order(store: Store, rows: dict[int, np.nda
         np.testing.assert_array_equal(reader.between(first, end), expected)
 
 
-def test_addresses_are_found_among_dead_rows(store: Store, addresses: np.ndarray):
+def test_addresses_of_dead_rows_are_recognized(store: Store, addresses: np.ndarray):
     rng = np.random.default_rng(1)
     sought = to_addresses(rng.integers(0, _UNITS, 5_000), rng.integers(0, 200_000, 5_000))
     sought = np.concatenate([sought, addresses[:20_000:4]]).reshape(2, -1)
-    found = DeadRows(store, Dead(addresses).store_in(store, "dead")).contains(sought)
-    np.testing.assert_array_equal(found, np.isin(sought, addresses))
+    is_dead = DeadRows(store, Dead(addresses).store_in(store, "dead")).contains(sought)
+    np.testing.assert_array_equal(is_dead, np.isin(sought, addresses))
 
 
-def test_there_may_be_no_rows(store: Store):
+def test_a_missing_or_empty_file_has_no_dead_rows(store: Store):
     for file in (None, write_addresses(store, np.zeros(0, dtype=np.int64), "gone")):
         reader = DeadRows(store, file)
         assert len(reader.rows_of(0)) == len(reader.between(0, 5)) == 0

@@ -1,4 +1,4 @@
-"""Faults of an S3 server lead to the right answer or to none, and permanent ones are reported at once."""
+"""Under faults of an S3 server a call succeeds or raises, and permanent faults are reported at once."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ from pipeline.store.store import open_store
 from tests.faults import Faults, FaultyProxy
 
 KINDS = ["throttled", "internal", "limited", "reset", "delayed", "cut", "lost"]
-SHARES = {"delayed": 0.1, "lost": 0.5}
+PROPORTIONS = {"delayed": 0.1, "lost": 0.5}
 LARGE = 40 << 20  # three parts
 
 
@@ -31,16 +31,18 @@ def store(faulty: FaultyProxy, s3: str, tmp_path: Path, monkeypatch: pytest.Monk
     return open_store(f"{s3}/{tmp_path.name}")
 
 
-def play(store: Store, oracle: dict[str, bytes], rng: np.random.Generator, folder: Path) -> None:
-    """One random operation, compared with what a dictionary gives."""
+def run_random_operation(
+    store: Store, oracle: dict[str, bytes], rng: np.random.Generator, folder: Path
+) -> None:
+    """Run one random operation on the store and compare its result with that of a dictionary."""
     path, content = f"d{rng.integers(2)}/{rng.integers(4)}", rng.bytes(int(rng.integers(2, 5_000)))
-    there, sha256 = oracle.get(path), hashlib.sha256(oracle.get(path, b"")).hexdigest()
+    stored, sha256 = oracle.get(path), hashlib.sha256(oracle.get(path, b"")).hexdigest()
     match int(rng.integers(9)):
         case 0:
             store.write(path, content)
             oracle[path] = content
         case 1:
-            assert store.create(path, content) == (there is None)
+            assert store.create(path, content) == (stored is None)
             oracle.setdefault(path, content)
         case 2:
             (folder / "file").write_bytes(content)
@@ -50,17 +52,17 @@ def play(store: Store, oracle: dict[str, bytes], rng: np.random.Generator, folde
             store.delete(path)
             oracle.pop(path, None)
         case 4:
-            assert store.size(path) == (None if there is None else len(there))
+            assert store.size(path) == (None if stored is None else len(stored))
         case 5:
             assert {entry.path: entry.size for entry in store.list("d0")} == {
-                name: len(one) for name, one in oracle.items() if name.startswith("d0/")
+                name: len(data) for name, data in oracle.items() if name.startswith("d0/")
             }
-        case 6 if there is not None:
-            assert store.local(path, sha256).read_bytes() == there
-        case 7 if there is not None:
-            assert store.open(path, sha256).read() == there
-        case _ if there is not None:
-            assert store.read(path) == there
+        case 6 if stored is not None:
+            assert store.local(path, sha256).read_bytes() == stored
+        case 7 if stored is not None:
+            assert store.open(path, sha256).read() == stored
+        case _ if stored is not None:
+            assert store.read(path) == stored
         case _:
             with pytest.raises(FileNotFoundError):
                 store.read(path)
@@ -70,11 +72,11 @@ def play(store: Store, oracle: dict[str, bytes], rng: np.random.Generator, folde
 def test_operations_on_a_faulty_store_equal_those_on_a_sound_one(
     store: Store, faulty: FaultyProxy, tmp_path: Path, kind: str
 ):
-    faulty.faults = Faults(**{kind: SHARES.get(kind, 0.25)}, delay_s=0.8, seed=10 + KINDS.index(kind))
+    faulty.faults = Faults(**{kind: PROPORTIONS.get(kind, 0.25)}, delay_s=0.8, seed=10 + KINDS.index(kind))
     oracle: dict[str, bytes] = {}
     rng = np.random.default_rng(0)
-    for number in range(500):  # how many calls meet a fault hangs on the name of the store's folder, too
-        play(store, oracle, rng, tmp_path)
+    for number in range(500):  # how many calls meet a fault depends also on the name of the store's folder
+        run_random_operation(store, oracle, rng, tmp_path)
         if number >= 50 and faulty.met[kind] >= 3:
             break
     assert faulty.met[kind] >= 3, "the faults did happen"
@@ -106,7 +108,7 @@ def test_an_outage_is_reported_at_the_deadline(
         with pytest.raises(TransientError, match=store.uri):
             operation()
         assert time.monotonic() - start < 10, (
-            "one layer of trying again, not the product of three, which is minutes"
+            "one layer of retries; three nested layers would multiply to minutes"
         )
 
 
@@ -126,8 +128,8 @@ def test_a_large_object_is_uploaded_in_parts_and_created_once(store: Store, faul
     assert not store.create("large", content[::-1])
     assert min(faulty.met["lost"], faulty.met["throttled"]) > 0
     digest = hashlib.sha256(content).hexdigest()
-    for place in (store.local("large"), store.local("large", digest)):
-        assert hashlib.sha256(place.read_bytes()).hexdigest() == digest
+    for copy in (store.local("large"), store.local("large", digest)):
+        assert hashlib.sha256(copy.read_bytes()).hexdigest() == digest
     assert store.read("large") == content
     assert store.list("")[0].stamp.endswith("-3"), "three parts"
 
@@ -162,14 +164,14 @@ def test_uploads_of_killed_writers_are_aborted_by_age(store: Store, faulty: Faul
     bucket, _, prefix = store.uri.removeprefix("s3://").partition("/")
     client().call_s3("create_multipart_upload", Bucket=bucket, Key=f"{prefix}/large")
 
-    def began() -> list[str]:
-        listed = client().call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix)
-        return [upload["Key"] for upload in listed.get("Uploads", ())]
+    def unfinished_uploads() -> list[str]:
+        listing = client().call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix)
+        return [upload["Key"] for upload in listing.get("Uploads", ())]
 
     store.sweep(0)  # the test's server dates every upload to 2010
-    assert began() == [f"{prefix}/large"]
+    assert unfinished_uploads() == [f"{prefix}/large"]
     store.sweep(time.time())
-    assert began() == []
+    assert unfinished_uploads() == []
 
 
 @pytest.mark.parametrize("missing", ["drops_conditions", "refuses_conditions"])
@@ -203,7 +205,7 @@ def test_a_refusal_of_the_store_is_reported_at_once(
         before = faulty.calls.total()
         with pytest.raises(ConfigError, match=words) as caught:
             operation()
-        assert faulty.calls.total() == before + 1, "trying again would not help"
+        assert faulty.calls.total() == before + 1, "a retry would not help"
         assert caught.value.exit_code == 2
 
 
@@ -222,10 +224,14 @@ def test_a_missing_bucket_is_named(faulty: FaultyProxy):
 
 def test_without_credentials_the_variables_are_named(faulty: FaultyProxy, tmp_path: Path):
     program = "from pipeline.store.store import open_store; open_store('s3://bucket/x').write('a', b'')"
-    bare = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    bare |= {"HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true", "AWS_ENDPOINT_URL": faulty.url}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    environment |= {
+        "HOME": str(tmp_path),
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_ENDPOINT_URL": faulty.url,
+    }
     ended = subprocess.run(
-        [sys.executable, "-c", program], env=bare, capture_output=True, text=True, check=False
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
     )
     assert "ConfigError: s3://bucket/x/a: expected credentials in the environment" in ended.stderr
     assert faulty.calls.total() == 0
@@ -249,7 +255,7 @@ def test_concurrent_calls_are_limited_to_the_number_of_connections(
 ):
     monkeypatch.setenv(
         "MANTA_STORE_TIMEOUT_S", "30"
-    )  # a call that is given up is still at work on the server
+    )  # a call that the client gave up is still running on the server
     store.write("x", b"1")
     faulty.most_at_work, faulty.faults = 0, Faults(delayed=1.0, delay_s=0.05)
     with ThreadPoolExecutor(80) as pool:

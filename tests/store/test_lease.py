@@ -30,10 +30,10 @@ def test_a_lease_exists_during_its_block_and_names_its_holder(tmp_path: Path):
 def test_a_killed_process_of_this_machine_holds_no_lease(tmp_path: Path):
     store, ended = open_store(tmp_path), subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    here = {"host": socket.gethostname(), "pid": ended.pid, "started_at": "then"}
-    store.write("leases/lease-1.json", json.dumps(here).encode())
+    holder = {"host": socket.gethostname(), "pid": ended.pid, "started_at": "then"}
+    store.write("leases/lease-1.json", json.dumps(holder).encode())
     assert list(describe_holders(store, "leases")) == []
-    store.write("leases/lease-2.json", json.dumps(here | {"host": "elsewhere"}).encode())
+    store.write("leases/lease-2.json", json.dumps(holder | {"host": "elsewhere"}).encode())
     assert list(describe_holders(store, "leases")) == [f"process {ended.pid} on elsewhere, since then"]
 
 
@@ -45,11 +45,11 @@ def test_a_lease_without_heartbeats_expires(tmp_path: Path):
 
 
 def test_leases_expire_by_the_clock_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    store, real = open_store(tmp_path), time.time
+    store, real_time = open_store(tmp_path), time.time
     with lease(store):
         for skew_s in (-30 * 3600, 1_500, 40 * 3600):
-            monkeypatch.setattr(time, "time", lambda skew_s=skew_s: real() + skew_s)
-            assert abs(clock(store) - real()) < 60
+            monkeypatch.setattr(time, "time", lambda skew_s=skew_s: real_time() + skew_s)
+            assert abs(clock(store) - real_time()) < 60
             assert len(active_leases(store)) == 1
             with pytest.raises(TransientError, match="expected no running night"):
                 prune(Releases(store), keep=1)
@@ -63,9 +63,9 @@ def test_an_error_is_raised_although_the_lease_cannot_be_deleted(
 ):
     store = open_store(tmp_path)
 
-    def refused(*_: object) -> None:
+    def refuse(*_: object) -> None:
         raise ConfigError("root", "a writable store", "PermissionError", "check the permissions")
 
-    monkeypatch.setattr(type(store), "delete", refused)
+    monkeypatch.setattr(type(store), "delete", refuse)
     with pytest.raises(DataError, match="the real error"), lease(store):
         raise DataError("unit", "the real error", "another", "nothing")

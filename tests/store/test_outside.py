@@ -1,5 +1,5 @@
-"""Nothing leads out of the root, no secret goes in by a URI, a full disk has a sentence, and nothing that is
-read is unpickled.
+"""No path leaves the root, no URI with credentials is accepted, a full disk is reported, and no stored file
+is unpickled.
 """
 
 import ast
@@ -141,13 +141,13 @@ def test_uris_without_credentials_are_accepted(uri: str):
 )
 def test_settings_with_credentials_in_a_uri_end_a_job_with_2_and_are_not_shown(setting: str, tmp_path: Path):
     for job in ("preflight", "nightly") if setting == "corpus.uri" else ("nightly",):
-        given = [
+        overrides = [
             f"release.root={tmp_path / 'releases'}",
             f"corpus.uri={tmp_path}",
             f"{setting}=s3://AKIASECRET:hush/hush@bucket/prefix",
         ]
         ended = subprocess.run(
-            [sys.executable, "-m", "jobs.cli", job, *given, "--json"],
+            [sys.executable, "-m", "jobs.cli", job, *overrides, "--json"],
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -164,7 +164,7 @@ def test_globs_are_not_taken_for_query_strings():
 
 
 def test_a_full_disk_leaves_no_partial_file(tmp_path: Path):
-    """A limit on the size of files stands for the full disk: writes fail in the middle as they do there."""
+    """A limit on the size of files replaces a full disk: writes fail in the middle, as on a full disk."""
     program = (
         "import resource, sys; from pathlib import Path; from pipeline.store.store import open_store\n"
         "from pipeline.errors import TransientError; import os\n"
@@ -188,7 +188,7 @@ def test_a_full_disk_leaves_no_partial_file(tmp_path: Path):
     assert len(lines) == 4, ended.stderr
     assert all(line.startswith("75 ") and "space for a new file" in line for line in lines), lines
     assert open_store(tmp_path / "root").list() == []
-    assert not [place for place in (tmp_path / "root").rglob("*") if place.is_file()], (
+    assert not [path for path in (tmp_path / "root").rglob("*") if path.is_file()], (
         "no temporary file is left either"
     )
 
@@ -224,14 +224,14 @@ def test_a_full_disk_is_recognized_in_errors_of_every_library(error: Exception):
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_a_full_file_system_is_a_transient_error(tmp_path: Path):
     tmp_path.joinpath("root").mkdir()
-    mounted = subprocess.run(
+    mount = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path / "root")],
         capture_output=True,
         text=True,
         check=False,
     )
-    if mounted.returncode:
-        pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
+    if mount.returncode:
+        pytest.skip(f"mounting is not permitted here: {mount.stderr.strip()}")
     try:
         store = open_store(tmp_path / "root")
         store.write("fits", b"1" * 100_000)
@@ -248,13 +248,15 @@ def test_a_full_file_system_is_a_transient_error(tmp_path: Path):
         subprocess.run(["umount", str(tmp_path / "root")], check=True)
 
 
-def loads_of(source: Path) -> list[str]:
-    """Calls in a module that could run what a file says."""
+def unsafe_calls(source: Path) -> list[str]:
+    """List the calls of a module that could run code from a file."""
     calls = [node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.Call)]
     unsafe = [
         call
         for call in calls
-        if _is_unsafe(ast.unparse(call.func), {each.arg: ast.unparse(each.value) for each in call.keywords})
+        if _is_unsafe(
+            ast.unparse(call.func), {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        )
     ]
     return [f"{source.relative_to(ROOT)}: {ast.unparse(call)[:80]}" for call in unsafe]
 
@@ -284,17 +286,17 @@ def _is_unsafe(function: str, options: dict[str | None, str]) -> bool:
 
 
 def test_no_file_of_a_store_is_unpickled():
-    found = [
+    calls = [
         call
         for top in ("pipeline", "jobs")
         for source in sorted((ROOT / top).rglob("*.py"))
-        for call in loads_of(source)
+        for call in unsafe_calls(source)
     ]
-    # what they load comes from another process of the job, never through a store
+    # these load bytes that another process of the job sent, never a stored file
     between_processes = tuple(
         f"pipeline/flows/workers/{name}.py: pickle.loads(" for name in ("ray_pool", "local", "tasks")
     )
-    moved = [call for call in found if call.startswith(between_processes)]
-    assert moved
+    calls_between_processes = [call for call in calls if call.startswith(between_processes)]
+    assert calls_between_processes
     assert issubclass(yaml_tree._Loader, yaml.SafeLoader)
-    assert set(found) == set(moved)
+    assert set(calls) == set(calls_between_processes)

@@ -31,10 +31,10 @@ def test_prune_keeps_every_file_of_a_kept_release(store: Store):
         publish(store, name, shared)
     pruned = prune(Releases(store), keep=1)
     assert (pruned.kept, pruned.removed) == ((3,), (1, 2))
-    left = {entry.path for entry in store.list()}
+    remaining = {entry.path for entry in store.list()}
     needed = {file.path for file in files_of(store, Releases(store).get(3))}
-    assert needed <= left, "all of release 3 is there"
-    assert not {path for path in left if "old" in path or "one" in path or "two" in path}
+    assert needed <= remaining, "all of release 3 is there"
+    assert not {path for path in remaining if "old" in path or "one" in path or "two" in path}
     assert Releases(store).numbers() == [3]
     with pytest.raises(DataError, match="release 1"):
         Releases(store).rollback(1)
@@ -52,9 +52,9 @@ def test_prune_keeps_bases_and_deltas_in_folders_of_removed_releases(store: Stor
     reference = third.corpus.model_copy(update={"sha256": sha256(content).hexdigest()})
     Releases(store).publish(third.model_copy(update={"corpus": reference}), str)
     assert prune(Releases(store), keep=1).removed == (1, 2)
-    left = {entry.path for entry in store.list("keys")}
-    assert left >= {third.corpus.path, "keys/one/00000.parquet", "keys/two/00000.parquet"}
-    assert not {"keys/one/corpus.json", "keys/two/corpus.json"} & left
+    remaining = {entry.path for entry in store.list("keys")}
+    assert remaining >= {third.corpus.path, "keys/one/00000.parquet", "keys/two/00000.parquet"}
+    assert not {"keys/one/corpus.json", "keys/two/corpus.json"} & remaining
 
 
 def test_prune_keeps_recent_files_of_a_running_night(store: Store):
@@ -93,16 +93,17 @@ def test_a_dry_run_of_prune_lists_the_files_that_prune_removes(store: Store):
     before = {entry.path: entry.size for entry in store.list()}
     planned = prune(Releases(store), keep=1, dry_run=True)
     assert {entry.path: entry.size for entry in store.list()} == before
-    done = prune(Releases(store), keep=1)
+    pruned = prune(Releases(store), keep=1)
     removed = before.keys() - {entry.path for entry in store.list()}
     assert planned.dry_run
     assert (planned.kept, planned.removed, planned.files, planned.bytes) == (
-        done.kept,
-        done.removed,
-        done.files,
-        done.bytes,
+        pruned.kept,
+        pruned.removed,
+        pruned.files,
+        pruned.bytes,
     )
     assert (planned.files, planned.bytes) == (len(removed), sum(before[path] for path in removed))
+    assert planned.samples
     assert planned.samples.items() <= {path: before[path] for path in removed}.items()
     assert sum(planned.folders.values()) == planned.bytes
 
@@ -119,12 +120,12 @@ def test_prune_keeps_every_file_of_a_release_with_a_damaged_commit(
     store: Store, capsys: pytest.CaptureFixture[str], damage: Callable[[bytes], bytes]
 ):
     manifests = [publish(store, name, name) for name in ("one", "two", "three")]
-    of_each = [{file.path for file in files_of(store, manifest)} for manifest in manifests]
-    only_of_one = of_each[0] - of_each[1] - of_each[2]
-    whole = {entry.path for entry in store.list() if "/00000001" not in entry.path} - only_of_one
+    files = [{file.path for file in files_of(store, manifest)} for manifest in manifests]
+    only_of_one = files[0] - files[1] - files[2]
+    expected = {entry.path for entry in store.list() if "/00000001" not in entry.path} - only_of_one
     store.write(commit_path(3), damage(store.read(commit_path(3))))
     assert prune(Releases(store), keep=1, grace_s=-60).kept == (2,)
-    assert {path for path in whole if not store.exists(path)} == set()
+    assert {path for path in expected if not store.exists(path)} == set()
     assert "release 3 are kept; restore the commit from a copy" in capsys.readouterr().err
     store.write(manifest_path(3), b"damaged too")
     with pytest.raises(DataError, match="manifest"):

@@ -1,6 +1,4 @@
-"""One publisher of many wins, what is published never changes, and prune takes nothing that a kept release
-needs.
-"""
+"""One publisher of many wins, a late publisher changes nothing, and no number of a release is reused."""
 
 import threading
 from pathlib import Path
@@ -84,8 +82,8 @@ def test_rollback_is_a_commit_and_the_next_release_builds_on_it(store: Store):
     current = Releases(store).current()
     assert current is not None
     assert current.release == 1
-    three = publish(store, "four")
-    assert (three.release, three.parent) == (4, 1)
+    fourth = publish(store, "four")
+    assert (fourth.release, fourth.parent) == (4, 1)
 
 
 def test_rollback_to_a_missing_release_lists_the_existing_ones(store: Store):
@@ -97,13 +95,13 @@ def test_rollback_to_a_missing_release_lists_the_existing_ones(store: Store):
 def test_only_requested_commits_are_read(store: Store, monkeypatch: pytest.MonkeyPatch):
     for name in ("one", "two", "three"):
         publish(store, name)
-    read, reading = [], type(store).read
-    monkeypatch.setattr(type(store), "read", lambda self, path: read.append(path) or reading(self, path))
+    paths, read = [], type(store).read
+    monkeypatch.setattr(type(store), "read", lambda self, path: paths.append(path) or read(self, path))
     Releases(store).current()
-    assert read == [commit_path(3), manifest_path(3)]
-    read.clear()
+    assert paths == [commit_path(3), manifest_path(3)]
+    paths.clear()
     Releases(store).get(1)
-    assert read == [commit_path(1), manifest_path(1)]
+    assert paths == [commit_path(1), manifest_path(1)]
 
 
 def test_other_files_beside_commits_are_ignored(store: Store):

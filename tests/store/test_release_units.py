@@ -23,7 +23,7 @@ def ref(name: str) -> FileRef:
 
 
 def units(count: int) -> list[ReleaseUnit]:
-    """Units of which some lack each field that may be missing."""
+    """Units of a release; each optional field is missing in some of them."""
     return [
         ReleaseUnit(
             ordinal=2 * number,
@@ -47,8 +47,8 @@ def units(count: int) -> list[ReleaseUnit]:
     ]
 
 
-def manifest_of(store: Store, made: list[ReleaseUnit]) -> ReleaseManifest:
-    return candidate(store, "one", None).model_copy(update={"units": store_units(store, made)})
+def manifest_of(store: Store, stored_units: list[ReleaseUnit]) -> ReleaseManifest:
+    return candidate(store, "one", None).model_copy(update={"units": store_units(store, stored_units)})
 
 
 @pytest.fixture
@@ -68,29 +68,29 @@ def test_a_manifest_lists_a_thousand_units_and_names_a_table_of_more(store: Stor
 
 @pytest.mark.usefixtures("tables")
 def test_a_table_has_the_units_that_were_stored(store: Store):
-    made = units(47)
-    manifest = manifest_of(store, made)
-    again = ReleaseManifest.from_json(manifest.to_json(), "", store)
-    assert again == manifest
-    assert again.id == manifest.id
-    assert (len(again.units), list(again.units), again.units[3]) == (47, made, made[3])
-    assert list(pickle.loads(pickle.dumps(again)).units) == made
-    assert again.model_copy(update={"release": 5}).units is again.units
+    stored_units = units(47)
+    manifest = manifest_of(store, stored_units)
+    loaded = ReleaseManifest.from_json(manifest.to_json(), "", store)
+    assert loaded == manifest
+    assert loaded.id == manifest.id
+    assert (len(loaded.units), list(loaded.units), loaded.units[3]) == (47, stored_units, stored_units[3])
+    assert list(pickle.loads(pickle.dumps(loaded)).units) == stored_units
+    assert loaded.model_copy(update={"release": 5}).units is loaded.units
 
 
 @pytest.mark.usefixtures("tables")
 def test_rows_of_a_table_are_the_entries_of_a_list(store: Store, monkeypatch: pytest.MonkeyPatch):
-    made = units(47)
-    table = json.loads(manifest_of(store, made).to_json())["units"]
+    stored_units = units(47)
+    table = json.loads(manifest_of(store, stored_units).to_json())["units"]
     rows = pq.read_table(store.local(table["path"])).to_pylist(maps_as_pydicts="strict")
     monkeypatch.setattr("pipeline.store.release_units.MAX_LISTED", 1_000)
-    listed = json.loads(manifest_of(store, made).to_json())["units"]
+    listed = json.loads(manifest_of(store, stored_units).to_json())["units"]
     assert [{name: row[name] for name in unit} for row, unit in zip(rows, listed, strict=True)] == listed
-    assert [row["counts"] for row in rows] == [unit.counts for unit in made]
+    assert [row["counts"] for row in rows] == [unit.counts for unit in stored_units]
 
 
 @pytest.mark.usefixtures("tables")
-def test_a_table_is_read_only_by_those_who_use_its_units(store: Store):
+def test_a_table_is_read_only_when_its_units_are_used(store: Store):
     table = publish(store, "one").units
     assert isinstance(table, UnitTable)
     content = store.read(table.file.path)
@@ -116,9 +116,9 @@ def test_a_release_without_its_table_is_skipped_like_one_without_its_manifest(st
     store.delete(table.file.path)
     if damage == "cut off":
         store.write(table.file.path, content[:-1])
-    with listening() as said:
+    with listening() as messages:
         assert Releases(store).get_or_current(None).release == 1
-    assert f"{table.file.path}: expected the table of the 1 units of release 2" in said[0]
+    assert f"{table.file.path}: expected the table of the 1 units of release 2" in messages[0]
     with pytest.raises(DataError, match=rf"{table.file.path}.*restore it"):
         Releases(store).get(2)
     with pytest.raises(DataError, match=rf"{table.file.path}.*restore it"):

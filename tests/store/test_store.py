@@ -36,9 +36,9 @@ def test_written_bytes_are_read_back(store: Store):
     assert store.size("a/b.bin") == 6
     assert store.open("a/b.bin").read() == b"second"
     assert store.local("a/b.bin").read_bytes() == b"second"
-    assert not store.exists("a/none")
+    assert not store.exists("a/missing")
     with pytest.raises(FileNotFoundError):
-        store.read("a/none")
+        store.read("a/missing")
 
 
 def test_pages_of_a_listing_have_every_file_once(store: Store, monkeypatch: pytest.MonkeyPatch):
@@ -111,7 +111,7 @@ def test_paths_outside_the_root_are_refused(path: str):
         normal_path(path)
 
 
-def test_a_store_pickles_as_its_uri(store: Store):
+def test_a_pickled_store_reads_the_same_files(store: Store):
     store.write("x", b"1")
     assert pickle.loads(pickle.dumps(store)).read("x") == b"1"
 
@@ -130,7 +130,7 @@ def test_without_hard_links_a_file_is_created_once(tmp_path: Path, monkeypatch: 
 def test_a_killed_writer_leaves_no_visible_file(tmp_path: Path):
     program = (
         "import os, sys; from pipeline.store.local import LocalStore\n"
-        # dies after the data are durable, before the name is taken
+        # the process is killed when the data are on the disk under a temporary name
         "os.replace = os.link = lambda *_: os.kill(os.getpid(), 9)\n"
         "store = LocalStore(sys.argv[1]); getattr(store, sys.argv[2])('unit', b'x' * 100_000)"
     )
@@ -150,7 +150,7 @@ def test_scratch_files_of_a_killed_run_are_deleted_by_the_next(tmp_path: Path):
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
     assert len(list(tmp_path.iterdir())) == 1
     with open_store(tmp_path).scratch() as mine, open_store(tmp_path).scratch() as other:
-        assert set(tmp_path.iterdir()) == {mine, other}, "a living run's scratch stays"
+        assert set(tmp_path.iterdir()) == {mine, other}, "the scratch directory of a running process is kept"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -179,16 +179,18 @@ def test_scratch_files_that_somebody_removes_are_a_transient_error(
 def test_scratch_files_of_another_pod_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, differs: str):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    here, there, living = socket.gethostname(), os.readlink, contextlib.ExitStack()
+    host_name, readlink, living = socket.gethostname(), os.readlink, contextlib.ExitStack()
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(os, "getpid", lambda: ended.pid)  # lives over there; here nothing has that number
+        elsewhere.setattr(
+            os, "getpid", lambda: ended.pid
+        )  # a number that a process has there, and none has here
         if differs == "host name":
             elsewhere.setattr(
-                socket, "gethostname", lambda: here[:4] + "-" + here[4:]
+                socket, "gethostname", lambda: host_name[:4] + "-" + host_name[4:]
             )  # the same letters and digits
         else:
             elsewhere.setattr(
-                os, "readlink", lambda path: "pid:[1]" if path == "/proc/self/ns/pid" else there(path)
+                os, "readlink", lambda path: "pid:[1]" if path == "/proc/self/ns/pid" else readlink(path)
             )
         foreign = living.enter_context(open_store(tmp_path).scratch())
     with living, open_store(tmp_path).scratch() as mine:

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.store.store import open_store
 
-PAGE = 3  # uploads of one page; of S3, 1,000
+PAGE = 3  # uploads of one page; S3 lists 1,000
 
 
 class _Server(ThreadingHTTPServer):
@@ -27,25 +27,27 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """List the uploads after a pair of markers."""
-        asked = {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
-        after = asked.get("key-marker", ""), asked.get("upload-id-marker", "")
-        left = [each for each in sorted(self.server.uploads) if each > after]
+        query = {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
+        after = query.get("key-marker", ""), query.get("upload-id-marker", "")
+        remaining = [upload for upload in sorted(self.server.uploads) if upload > after]
         page = "".join(
             f"<Upload><Key>{key}</Key><UploadId>{upload}</UploadId>"
             "<Initiated>2010-11-10T20:48:33.000Z</Initiated></Upload>"
-            for key, upload in left[:PAGE]
+            for key, upload in remaining[:PAGE]
         )
-        if len(left) > PAGE:
-            key, upload = left[PAGE - 1]
+        if len(remaining) > PAGE:
+            key, upload = remaining[PAGE - 1]
             page += f"<NextKeyMarker>{key}</NextKeyMarker><NextUploadIdMarker>{upload}</NextUploadIdMarker>"
-        cut = f"<IsTruncated>{str(len(left) > PAGE).lower()}</IsTruncated>"
-        self._answer(200, f"<ListMultipartUploadsResult>{page}{cut}</ListMultipartUploadsResult>".encode())
+        is_truncated = f"<IsTruncated>{str(len(remaining) > PAGE).lower()}</IsTruncated>"
+        self._answer(
+            200, f"<ListMultipartUploadsResult>{page}{is_truncated}</ListMultipartUploadsResult>".encode()
+        )
 
     def do_DELETE(self) -> None:
         """Abort an upload."""
-        place = urlsplit(self.path)
-        key = place.path.removeprefix("/bucket/")
-        self.server.uploads.remove((key, parse_qs(place.query)["uploadId"][0]))
+        url = urlsplit(self.path)
+        key = url.path.removeprefix("/bucket/")
+        self.server.uploads.remove((key, parse_qs(url.query)["uploadId"][0]))
         self._answer(204, b"")
 
     def _answer(self, status: int, content: bytes) -> None:
@@ -69,9 +71,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Server]:
 
 
 def test_uploads_on_every_page_are_aborted(server: _Server):
-    # several uploads of one key stand on both sides of a page's end
+    # uploads of one key are on two pages
     server.uploads = [(f"root/large-{number // 4}", f"id-{number:02}") for number in range(11)]
     open_store("s3://bucket/root").sweep(0)
-    assert len(server.uploads) == 11, "all are younger"
+    assert len(server.uploads) == 11, "every upload began after that time"
     open_store("s3://bucket/root").sweep(time.time())
     assert server.uploads == []

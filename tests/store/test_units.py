@@ -1,4 +1,4 @@
-"""A record that stands says the truth about its data."""
+"""A stored record agrees with its data; otherwise it is replaced or refused."""
 
 import hashlib
 from pathlib import Path
@@ -13,7 +13,7 @@ from pipeline.store.units import Manifest, UnitRecord
 
 
 def record(store: Store, name: str) -> UnitRecord:
-    """A record of a unit of four bytes that is there."""
+    """Store a unit of four bytes and return its record."""
     store.write(f"units/{name}.parquet", b"data")
     return UnitRecord(name=name, path=f"units/{name}.parquet", rows=1, bytes=4, sha256=name * 64)
 
@@ -39,14 +39,14 @@ def test_a_record_without_valid_data_is_replaced(store: Store, damage: str):
 
 
 def test_a_truncated_record_counts_as_missing_and_a_changed_one_is_refused(store: Store):
-    made = record(store, "a")
-    content = made.to_json()
+    unit = record(store, "a")
+    content = unit.to_json()
     assert UnitRecord.load_intact(store, "units/r.json") is None
     for end in range(0, len(content) - 1, 7):
         store.write("units/r.json", content[:end])
         assert UnitRecord.load_intact(store, "units/r.json") is None
     store.write("units/r.json", content)
-    assert UnitRecord.load_intact(store, "units/r.json") == made
+    assert UnitRecord.load_intact(store, "units/r.json") == unit
     store.write("units/r.json", content.replace(b'"rows":1', b'"rows":2'))
     with pytest.raises(DataError):
         UnitRecord.load_intact(store, "units/r.json")
@@ -55,24 +55,24 @@ def test_a_truncated_record_counts_as_missing_and_a_changed_one_is_refused(store
 @pytest.mark.parametrize("name", ["moments", "quarantine"])
 def test_a_record_is_complete_if_all_its_files_are(store: Store, name: str):
     reference = store_by_content(store, b"twelve bytes", name, ".bin")
-    made = record(store, "a").model_copy(update={name: reference})
-    manifest = Manifest(stage="vectors", units=(record(store, "b"), made))
-    assert made.is_complete(store)
+    unit = record(store, "a").model_copy(update={name: reference})
+    manifest = Manifest(stage="vectors", units=(record(store, "b"), unit))
+    assert unit.is_complete(store)
     assert manifest.is_complete(store)
     for damage in (lambda: store.write(reference.path, b"twelve"), lambda: store.delete(reference.path)):
         damage()
-        assert not made.is_complete(store)
+        assert not unit.is_complete(store)
         assert not manifest.is_complete(store)
 
 
-def test_references_are_found_in_fields_tuples_and_records_within(store: Store):
+def test_references_are_found_in_fields_tuples_and_nested_records(store: Store):
     moments = FileRef(path="moments", sha256="m")
     first, second = record(store, "a"), record(store, "b").model_copy(update={"moments": moments})
     manifest = Manifest(stage="vectors", units=(first, second))
     assert list(manifest.references()) == [first.file, second.file, moments]
 
 
-def test_work_is_repeated_only_if_its_files_are_missing(store: Store):
+def test_a_unit_is_made_again_only_if_its_files_are_missing(store: Store):
     calls = []
 
     def make() -> UnitRecord:
@@ -95,12 +95,16 @@ def test_the_record_of_the_fastest_attempt_is_used(store: Store):
     assert load_or_make(store, "units/r.json", UnitRecord, make).name == "a"
 
 
-@pytest.mark.parametrize(("stem", "named"), [("units/a", "units/a-{}.bin"), ("units/", "units/{}.bin")])
-def test_a_file_named_by_content_has_its_size_and_digest(store: Store, tmp_path: Path, stem: str, named: str):
+@pytest.mark.parametrize(
+    ("stem", "expected_path"), [("units/a", "units/a-{}.bin"), ("units/", "units/{}.bin")]
+)
+def test_a_file_named_by_content_has_its_size_and_digest(
+    store: Store, tmp_path: Path, stem: str, expected_path: str
+):
     (tmp_path / "given.bin").write_bytes(b"content")
     reference = put_by_content(store, tmp_path / "given.bin", stem, rows=3)
     digest = hashlib.sha256(b"content").hexdigest()
-    assert reference == FileRef(path=named.format(digest[:24]), sha256=digest, rows=3, bytes=7)
+    assert reference == FileRef(path=expected_path.format(digest[:24]), sha256=digest, rows=3, bytes=7)
     assert reference.read(store) == reference.open(store).read() == reference.local(store).read_bytes()
     store.write(reference.path, b"CONTENT")
     for read in (reference.read, reference.open, reference.local):
