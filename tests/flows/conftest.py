@@ -57,7 +57,7 @@ def sentences(count: int, seed: int = 0) -> list[str]:
 
 
 def write_corpus(folder: Path, count: int = 400, files: int = 3, seed: int = 0) -> Path:
-    """Parquet files of rows (id, text, lang)."""
+    """Write Parquet files of rows (id, text, lang). Returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, rows in enumerate(np.array_split(np.arange(count), files)):
         texts = sentences(count, seed)
@@ -74,7 +74,7 @@ def write_corpus(folder: Path, count: int = 400, files: int = 3, seed: int = 0) 
 
 @pytest.fixture
 def make_job(tmp_path: Path, encoder: Path) -> Callable[..., Job]:
-    """A job over a corpus of 400 rows in units of 50, with whatever overrides the test wants."""
+    """Make a job over a corpus of 400 rows in units of 50, with the overrides of the test."""
     write_corpus(tmp_path / "corpus")
 
     def make(*overrides: str) -> Job:
@@ -84,7 +84,7 @@ def make_job(tmp_path: Path, encoder: Path) -> Callable[..., Job]:
 
 
 def job_arguments(folder: Path, encoder: Path) -> list[str]:
-    """The job as command line overrides."""
+    """Return the overrides of the job, as on the command line."""
     return [
         f"corpus.uri={folder / 'corpus'}",
         "corpus.keep=[text, lang]",

@@ -1,6 +1,5 @@
-"""A driver on a Ray of its own with two logical GPUs: where workers are placed, and what is left of them.
-
-Prints what it found as JSON.
+"""A driver on its own Ray with two logical GPUs, which prints as JSON where workers were placed and whether
+they ended with their stage.
 """
 
 import json
@@ -39,14 +38,16 @@ def main() -> None:
 def _found(cluster: Workers) -> dict[str, object]:
     halves = ClusterSettings.model_validate({"cpus_per_worker": 0.5, "gpus_per_worker": 0.5})
     pool = cluster.pool(halves, 12)
-    made = list(dict(cluster.map_units(Where(1.5), list(range(12)), pool)).values())
-    free, left = _afterwards({process for process, *_ in made})
+    visits = list(dict(cluster.map_units(Where(1.5), list(range(12)), pool)).values())
+    free, left = _afterwards({process for process, *_ in visits})
     whole = cluster.pool(ClusterSettings(gpus_per_worker=1), 8)
     following = dict(cluster.map_units(Where(0.5), list(range(8)), whole))
     return {
         "most": pool.size,
-        "workers by gpu": Counter(gpus[0] for _, gpus in {(process, gpus) for process, _, gpus, *_ in made}),
-        "at once": _at_once(made),
+        "workers by gpu": Counter(
+            gpus[0] for _, gpus in {(process, gpus) for process, _, gpus, *_ in visits}
+        ),
+        "at once": _at_once(visits),
         "device": cluster.run(Device(), 0, Pool(1, gpus=0.5)),
         "device without": cluster.run(Device(), 0, Pool(1)),
         "free between the stages": free,
@@ -57,7 +58,7 @@ def _found(cluster: Workers) -> dict[str, object]:
 
 
 def _afterwards(processes: set[int]) -> tuple[float, int]:
-    """(GPUs that are free, workers that live on) once the stage has ended and a moment has passed."""
+    """Wait for the end of a stage's workers. Returns the free GPUs and the number of workers still alive."""
     import ray
 
     deadline = time.monotonic() + _PATIENCE_S
@@ -69,8 +70,8 @@ def _afterwards(processes: set[int]) -> tuple[float, int]:
     return free, left
 
 
-def _at_once(made: list[tuple[int, str, tuple[str, ...], float, float]]) -> int:
-    return max(sum(start <= moment < end for *_, start, end in made) for *_, moment, _ in made)
+def _at_once(visits: list[tuple[int, str, tuple[str, ...], float, float]]) -> int:
+    return max(sum(start <= moment < end for *_, start, end in visits) for *_, moment, _ in visits)
 
 
 def _refused(cluster: Workers) -> str:

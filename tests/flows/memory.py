@@ -1,7 +1,7 @@
-"""A driver on a Ray of its own that ends workers as soon as a part of the memory that is free now is taken;
-its one task takes more and more.
+"""A driver on its own Ray, which kills workers when they use a proportion of the memory that is free now; its
+one task uses more and more memory.
 
-Prints how that ends as JSON. The argument is that part; 0 ends every worker before it has begun.
+Prints the error as JSON. The argument is the proportion; at 0 every worker is killed before it begins.
 """
 
 import json

@@ -17,7 +17,7 @@ from pipeline.store.store import open_store
 
 @dataclass(frozen=True)
 class Double:
-    """Twice the item, with the worker's process id; 13 is bad data."""
+    """Return twice the item and the worker's process id; raise DataError for item 13."""
 
     def start(self) -> Callable[[int], tuple[int, int]]:
         return self._work
@@ -30,8 +30,9 @@ class Double:
 
 @dataclass(frozen=True)
 class Where:
-    """(process id, node, GPUs, from when to when it was at work, in seconds) of the worker that an item came
-    to; each takes `seconds`.
+    """Return process id, node and GPUs of an item's worker, and start and end of its work in seconds.
+
+    Each item takes `seconds`.
     """
 
     seconds: float = 0.0
@@ -55,8 +56,9 @@ class Where:
 
 @dataclass(frozen=True)
 class Meet:
-    """The worker's process id, once `count` workers are at an item at the same time. folder: where they leave
-    their marks.
+    """Return the worker's process id as soon as `count` workers have an item at the same time.
+
+    Each worker writes a file to `folder`.
     """
 
     folder: str
@@ -74,7 +76,7 @@ class Meet:
 
 @dataclass(frozen=True)
 class Long:
-    """The item, after `seconds` in which it gets on by a row now and then, while the watch over it waits
+    """Return the item after `seconds`, during which it reports ten rows, while the driver's patience is
     `patience_s`.
     """
 
@@ -96,7 +98,7 @@ class Long:
 
 @dataclass(frozen=True)
 class SlowFirst:
-    """The worker's process id. The first attempt at item 0 takes `seconds`, and leaves a mark in `folder`."""
+    """Return the worker's process id; the first attempt at item 0 takes `seconds` and writes a file."""
 
     folder: str
     seconds: float
@@ -114,7 +116,7 @@ class SlowFirst:
 
 @dataclass(frozen=True)
 class Device:
-    """Kind of the device that encode.device=auto means on the worker."""
+    """Return the kind of device that encode.device=auto selects on the worker."""
 
     def start(self) -> Callable[[int], str]:
         return lambda item: resolve("auto", float(gpu_assigned())).kind
@@ -122,7 +124,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Swell:
-    """Takes more and more memory, up to `most` bytes, and holds it."""
+    """Allocate more and more memory, up to `most` bytes, and keep it."""
 
     most: int
 
@@ -140,8 +142,9 @@ class Swell:
 
 @dataclass(frozen=True)
 class DieOnce:
-    """The item, after the process that got it first has died; `deaths` times where that is named. marks: a
-    directory.
+    """Return the item after the first `deaths` processes that received it have died.
+
+    Each of them writes a file to the directory `marks`.
     """
 
     marks: str
@@ -161,8 +164,9 @@ class DieOnce:
 
 @dataclass(frozen=True)
 class HangOnce:
-    """The item, after the process that got it first has told of a row and then hung: asleep, or `stopped`
-    with all its threads. marks: a directory.
+    """Return the item after the first process that received it has reported a row and then hung.
+
+    It sleeps, or stops with all its threads if `stopped`; it writes a file to the directory `marks`.
     """
 
     marks: str
@@ -184,8 +188,8 @@ class HangOnce:
 
 @dataclass(frozen=True)
 class Compute:
-    """The item, after `seconds` of computing without a word, as a model that is loaded or a quantizer that is
-    trained.
+    """Return the item after `seconds` of computing without a report of progress, as when a model is loaded or
+    a quantizer is trained.
     """
 
     seconds: float
@@ -202,7 +206,7 @@ class Compute:
 
 @dataclass(frozen=True)
 class Count:
-    """Tells of ten rows, a tenth of a second apart; then their number."""
+    """Report ten rows, a tenth of a second apart, and return their number."""
 
     def start(self) -> Callable[[int], int]:
         return self._work
@@ -216,21 +220,21 @@ class Count:
 
 @dataclass(frozen=True)
 class Kept:
-    """The item, once this machine's cache holds `place`, which another process may be about to make."""
+    """Return the item as soon as the cache has the file `path`, which another process may be writing."""
 
-    place: str
+    path: str
 
     def start(self) -> Callable[[int], int]:
         return self._work
 
     def _work(self, item: int) -> int:
-        get_or_build(Path(self.place), lambda copy: copy.touch(), Path.is_file)
+        get_or_build(Path(self.path), lambda copy: copy.touch(), Path.is_file)
         return item
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """Bytes of a file that is read out of a store."""
+    """Return the number of bytes of a file in a store."""
 
     uri: str
     path: str

@@ -52,7 +52,7 @@ class _LoadedShuffle:
         )
 
     def _maybe_die(self) -> None:
-        """Kill the process, once, if the stage says so."""
+        """Kill the process once, if the stage names a file `dies` that does not exist yet."""
         if self.stage.dies and self.stats.texts == 5 and not Path(self.stage.dies).exists():
             Path(self.stage.dies).touch()
             os.kill(os.getpid(), signal.SIGKILL)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("cluster", "shuffle_method")
 
 
 def expected_shuffle(row: dict[str, Any], marks: tuple[str, ...] = ("a", "b"), seed: int = 0) -> str | None:
-    """Compute the variant of a row by the stages, independently of the code under test."""
+    """Return the text that the stages give for a row, computed without units and batches."""
     text = row["text"]
     for number, mark in enumerate(marks):
         words = text.split()
@@ -117,7 +117,7 @@ def test_later_run_processes_only_new_texts_and_equals_a_run_from_scratch(make_j
     moved["text"], fresh["text"] = (
         texts[0],
         "nobody has seen this sentence before",
-    )  # a text that stands in a row of another file, and a new one
+    )  # the text of a row in another file, and a new text
     rows.append({**gone, "id": "row-again"})  # an old text under a new id
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), file)
     second = augment(make_job(*settings), Stages())
@@ -130,7 +130,7 @@ def test_later_run_processes_only_new_texts_and_equals_a_run_from_scratch(make_j
     assert now["row-again"]["variant_back"] == rows_of(first)[gone["id"]]["variant_back"]
     assert now == rows_of(augment(make_job(*settings, f"release.root={tmp_path / 'scratch'}"), Stages()))
     untouched = {unit.path for unit in first.manifest.units} & {unit.path for unit in second.manifest.units}
-    assert len(untouched) >= 5, "units without a dead row are taken over"
+    assert len(untouched) >= 5, "units without a dead row are used again"
 
 
 def test_other_keep_settings_run_no_model_again(make_job: MakeJob, tmp_path: Path):
@@ -202,8 +202,8 @@ def test_killed_driver_loses_no_finished_unit(tmp_path: Path, encoder: Path):
     assert {path: path.stat().st_mtime_ns for path in before} == times
     open_store(tmp_path / "releases").sweep(time.time() + 60)
     undisturbed = [
-        f"release.root={tmp_path / 'undisturbed'}" if one.startswith("release.root") else one
-        for one in command
+        f"release.root={tmp_path / 'undisturbed'}" if argument.startswith("release.root") else argument
+        for argument in command
     ]
     assert (
         subprocess.run(undisturbed, cwd=ROOT, capture_output=True, env=environment, timeout=180).returncode

@@ -35,8 +35,9 @@ def test_prune_keeps_the_newest_manifests_and_their_units(make_job: MakeJob, tmp
         tmp_path / "corpus" / "part-10.parquet",
     )
     assert len(rows_of(augment(make_job(*settings), Stages()))) == 402
-    assert worked_on(tmp_path / "journal") == ["a and one more", *worked_on(tmp_path / "journal")[1:]]
-    assert len(worked_on(tmp_path / "journal")) == 2
+    first_stage, second_stage = worked_on(tmp_path / "journal")
+    assert first_stage == "a and one more"
+    assert sorted(second_stage.split()) == sorted(["b", "a", "and", "one", "more"])
 
 
 def test_damaged_unit_is_written_again(make_job: MakeJob, tmp_path: Path):

@@ -95,18 +95,19 @@ def test_examples_are_rows_and_reproducible(make_job: MakeJob, tmp_path: Path):
         assert example.variants == tuple(
             (label, text, row[f"reason_{label}"]) for label, text in shown.items()
         )
+    assert sample.rejected
     for reason, rejected in sample.rejected.items():
         assert len(rejected) == 5
         assert all(
-            rows[each.text][f"reason_{each.label}"] == reason
-            and rows[each.text][f"rejected_{each.label}"] == each.variant
-            for each in rejected
+            rows[example.text][f"reason_{example.label}"] == reason
+            and rows[example.text][f"rejected_{example.label}"] == example.variant
+            for example in rejected
         )
-    anew = make_job(STRICT, *EDITS, "augment.unit_rows=130", f"release.root={tmp_path / 'other'}")
-    again = reported(augment(anew, Stages()), anew, most=1_000).sample
-    assert {example.text for example in again.examples} == {example.text for example in sample.examples}, (
-        "whatever unit they stand in"
-    )
+    other_job = make_job(STRICT, *EDITS, "augment.unit_rows=130", f"release.root={tmp_path / 'other'}")
+    other_sample = reported(augment(other_job, Stages()), other_job, most=1_000).sample
+    assert {example.text for example in other_sample.examples} == {
+        example.text for example in sample.examples
+    }, "the examples do not depend on the units"
 
 
 def test_sample_is_bounded_and_finds_rare_reasons(make_job: MakeJob, tmp_path: Path):
@@ -122,7 +123,7 @@ def test_sample_is_bounded_and_finds_rare_reasons(make_job: MakeJob, tmp_path: P
     for most in (30, 45):
         sample = reported(made, job, most).sample
         assert sample.rows == most
-        assert [each.text for each in sample.rejected["identical"]] == ["word"]
+        assert [example.text for example in sample.rejected["identical"]] == ["word"]
 
 
 def test_missing_page_is_written_again_and_existing_page_is_kept(make_job: MakeJob):

@@ -1,4 +1,4 @@
-"""Commands and code of the documents: each is run by a test, or listed here with what it would need."""
+"""Commands and Python blocks of the documents; NEEDS lists the commands that no test runs, with reasons."""
 
 import re
 import shlex
@@ -55,8 +55,8 @@ def commands(file: Path) -> list[str]:
 
 
 def _spelled(command: str) -> list[str]:
-    """`a b|c D` as `a b D` and `a c D`; a usage such as `manta releases list|show|rollback N ROOT` gives each
-    verb what is before the next bar.
+    """Expand `a b|c D` to `a b D` and `a c D`. In `manta releases list|show|rollback N ROOT` a verb has the
+    arguments before the next bar.
     """
     if "|" not in command:
         return [command]
@@ -67,9 +67,9 @@ def _spelled(command: str) -> list[str]:
 
 
 def need(command: str) -> str | None:
-    """Why a command is not run; None for one that is."""
-    plain = " ".join(shlex.split(command))
-    return next((reason for beginning, reason in NEEDS.items() if plain.startswith(beginning)), None)
+    """Return the reason why no test runs a command; None if a test runs it."""
+    words = " ".join(shlex.split(command))
+    return next((reason for beginning, reason in NEEDS.items() if words.startswith(beginning)), None)
 
 
 def python_blocks(file: Path) -> list[str]:

@@ -1,5 +1,6 @@
-"""List the files below the root of a store, from a machine that can reach it: reads one root per line, and
-writes one JSON object of path: [etag, time] per line.
+"""List the files below the roots of stores, from a machine that can reach the stores.
+
+Each line of standard input is a root; each line of standard output is its files as JSON, path: [etag, time].
 """
 
 import json

@@ -104,6 +104,7 @@ def test_every_name_is_defined_in_its_stated_file():
 def test_every_path_exists():
     text = (ROOT / ".github" / "CONTRIBUTING.md").read_text(encoding="utf-8")
     paths = set(re.findall(r"\b(?:pipeline|tests|jobs)/[\w/]+(?:\.\w+)?", text))
+    assert len(paths) > 30
     assert [
         path for path in sorted(paths - {"tests/post/test_centre.py"}) if not (ROOT / path).exists()
     ] == []

@@ -1,4 +1,4 @@
-"""The commands of the documents run as printed, in any order, on small corpora with a small encoder."""
+"""Commands of the documents run as printed, in any order, on small corpora with a small encoder."""
 
 import importlib.util
 import shlex
@@ -43,7 +43,7 @@ BARE = (
     "manta augment --config",
     "manta train --config",
 )
-"""names of commands as a sentence has them: without what they need, their --help is run"""
+"""commands that sentences name without their arguments: only their --help is run"""
 SMALL = (
     "corpus.max_rows=80",
     "gates.recall_at_10=0.1",
@@ -55,30 +55,31 @@ JOBS = ("plan", "preflight", "encode", "whiten", "index", "evaluate", "nightly")
 
 
 def runs_on_ray(command: str) -> bool:
-    """Return whether it is a training, or follows one: on_ray/test_documents.py runs these."""
+    """Return whether a command needs Ray or the result of a training; on_ray/test_documents.py runs these."""
     return command not in BARE and (
         command.startswith(("manta train", "manta augment")) or "trainings/" in command
     )
 
 
-def run_here() -> list[str]:
+def commands_run_here() -> list[str]:
     found = dict.fromkeys(command for file in DOCUMENTS for command in commands(file))
     return [command for command in found if need(command) is None and not runs_on_ray(command)]
 
 
 def test_every_command_is_run_or_listed_with_its_requirement():
-    every = [command for file in DOCUMENTS for command in commands(file)]
-    assert len(every) > 60
-    strangers = [
+    all_commands = [command for file in DOCUMENTS for command in commands(file)]
+    assert len(all_commands) > 60
+    unlisted = [
         command
-        for command in every
+        for command in all_commands
         if need(command) is None and not command.startswith(("manta ", "python -m jobs."))
     ]
-    assert not strangers
+    assert not unlisted
     unused = [
         beginning
         for beginning in NEEDS
-        if beginning.split()[0] != "ray" and not any(need(command) == NEEDS[beginning] for command in every)
+        if beginning.split()[0] != "ray"
+        and not any(need(command) == NEEDS[beginning] for command in all_commands)
     ]
     assert not unused
 
@@ -99,8 +100,8 @@ def test_every_module_in_a_command_exists(command: str):
 
 
 @pytest.fixture(scope="module")
-def place(encoder: Path, child: LocalWorkers, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with what the pages take for granted: a corpus, an encoder, tasks, the files of
+def documents_folder(encoder: Path, child: LocalWorkers, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with everything that the documents assume: a corpus, an encoder, tasks, the files of
     jobs/configs, and a release in each root that they name.
     """
     folder = tmp_path_factory.mktemp("documents")
@@ -131,29 +132,34 @@ def place(encoder: Path, child: LocalWorkers, tmp_path_factory: pytest.TempPathF
     return folder
 
 
-@pytest.mark.parametrize("command", run_here())
+@pytest.mark.parametrize("command", commands_run_here())
 def test_a_documented_command_runs_as_printed(
-    command: str, place: Path, encoder: Path, cluster: Workers, manta: Manta, monkeypatch: pytest.MonkeyPatch
+    command: str,
+    documents_folder: Path,
+    encoder: Path,
+    cluster: Workers,
+    manta: Manta,
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.chdir(place)
-    words = shlex.split(command.replace("s3://bucket", f"{place}/bucket"))
-    given = {
-        "ROOT": f"{place}/bucket/index",
+    monkeypatch.chdir(documents_folder)
+    words = shlex.split(command.replace("s3://bucket", f"{documents_folder}/bucket"))
+    values = {
+        "ROOT": f"{documents_folder}/bucket/index",
         "N": "1",
         "A": "1",
         "B": "1",
         "FILE": "night.yaml",
         "CORPUS": "docs",
     }
-    words = [given.get(word, word) for word in words]
+    words = [values.get(word, word) for word in words]
     if command in BARE or command.startswith("python -m"):
         words = [*words[:-1], "--help"] if words[-1] == "--config" else [*words, "--help"]
     elif words[1] in JOBS:
         words += [*SMALL, f"encoder.path={encoder}"]
     elif words[1] == "init":
-        (place / "night.yaml").unlink(missing_ok=True)
+        (documents_folder / "night.yaml").unlink(missing_ok=True)
     elif words[1:3] in (["releases", "rollback"], ["releases", "hold"]):
-        manta("releases", "release", given["ROOT"])  # another command may hold a release
+        manta("releases", "release", values["ROOT"])  # another command may hold a release
     ended = manta(*(words[1:] if words[0] == "manta" else ["nightly", "--help"]))
     assert ended.code == 0, ended.err
 
@@ -170,17 +176,17 @@ def test_the_example_of_the_readme_returns_the_stated_vectors(capsys: pytest.Cap
     for line, value in zip(
         [line for line in block.splitlines() if "#" in line], [*shapes, names["encoder"]], strict=True
     ):
-        assert line.split("# ")[1].startswith(repr(value)), "what the comment says"
+        assert line.split("# ")[1].startswith(repr(value)), "the comment shows the value"
 
 
 def test_the_documented_model_for_mteb_works(encoder: Path):
     mteb = pytest.importorskip("mteb")
     block = next(block for block in python_blocks(ROOT / "jobs/configs/README.md") if "mteb_model" in block)
-    made = block.replace("mteb.evaluate(", "(").replace(
+    program = block.replace("mteb.evaluate(", "(").replace(
         "models/new", str(encoder)
     )  # which would fetch the task's data
     names: dict[str, object] = {}
-    exec(made, names)
+    exec(program, names)
     model, tasks = names["results"]
     assert isinstance(model, mteb.models.EncoderProtocol)
     assert [task.metadata.name for task in tasks] == ["STS12"]

@@ -1,4 +1,4 @@
-"""The commands of a page run as printed, also with paths that contain spaces and quotes."""
+"""Commands that a page prints run as printed, even if paths contain spaces and quotes."""
 
 import contextlib
 import html
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("cluster")
 
 
 def blocks(page: str) -> list[str]:
-    """The blocks of code of a page, settings excepted."""
+    """Return the blocks of code of a page, without the settings."""
     return [
         html.unescape(block)
         for block in re.findall(r"<pre>(.*?)</pre>", page.split("<h2>Provenance</h2>")[0], re.DOTALL)
@@ -38,7 +38,7 @@ def blocks(page: str) -> list[str]:
 
 
 def commands(page: str) -> Iterator[list[str]]:
-    """Arguments of each shell command."""
+    """Yield the arguments of each shell command."""
     for block in blocks(page):
         if block.startswith("manta "):
             yield from (shlex.split(line)[1:] for line in block.splitlines())

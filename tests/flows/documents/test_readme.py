@@ -1,4 +1,4 @@
-"""The documents' Python that searches runs as it is printed."""
+"""Python blocks of the documents that search a release run as printed."""
 
 import json
 import re
@@ -33,11 +33,11 @@ def test_documented_search_with_faiss_alone_equals_search_from_python(
 ):
     release = open_release(published)
     names: dict[str, Any] = {"raw_vectors": release.encode(sentences(3))}
-    for block in searching(published)[:2]:
+    for block in search_blocks(published)[:2]:
         exec(block, names)
     addresses, rows = names["addresses"], names["ids"].take(names["rows"])["id"].to_pylist()
     assert addresses.shape == (3, 10)
-    assert [rows[row] for row in (0, 10, 20)] == ["row-00000", "row-00001", "row-00002"]
+    assert [rows[index] for index in (0, 10, 20)] == ["row-00000", "row-00001", "row-00002"]
     assert rows == release.search(names["raw_vectors"], 10)["id"].to_pylist()
     assert "row-00000" in capsys.readouterr().out
 
@@ -66,11 +66,11 @@ def test_documented_search_with_faiss_alone_covers_delta_and_tombstones(make_job
         390,
     )
     names: dict[str, Any] = {"raw_vectors": release.encode([*sentences(400)[-3:], changed[0]])}
-    for block in searching(root):
+    for block in search_blocks(root):
         exec(block, names)
     rows = names["ids"]["id"].to_pylist()
-    places = dict(zip(names["ids"]["address"].to_pylist(), rows, strict=True))
-    found = [places[address] for address in names["addresses"].ravel().tolist()]
+    ids_by_address = dict(zip(names["ids"]["address"].to_pylist(), rows, strict=True))
+    found = [ids_by_address[address] for address in names["addresses"].ravel().tolist()]
     assert found == release.search(names["raw_vectors"], 10)["id"].to_pylist()
     assert found[30] == table["id"][0].as_py()
     assert not set(found) & set(table["id"].to_pylist()[-10:])
@@ -86,8 +86,8 @@ def test_documented_reading_of_units_gives_every_vector(make_job: Callable[..., 
     assert sorted(names["vectors"]["id"].to_pylist()) == [f"row-{number:05d}" for number in range(400)]
 
 
-def searching(root: str) -> list[str]:
-    """Run the blocks that search: with this package, and with plain faiss in one part and in two."""
+def search_blocks(root: str) -> list[str]:
+    """Return the three blocks that search: with this package, and with plain faiss in one part and in two."""
     found = [
         block.replace("out/quickstart/releases", root)
         for block in blocks("pipeline/store/README.md")

@@ -11,7 +11,7 @@ from pipeline.models.inference.encoder import load_encoder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.store.store import open_store
 
-ELSEWHERE = RayWorkers(())  # with disks of their own
+ELSEWHERE = RayWorkers(())  # workers on other machines, which cannot read this disk
 
 
 @pytest.fixture(autouse=True)
@@ -20,25 +20,25 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "own", [{}, {"pooling": "cls", "prompt": "text: ", "max_length": 20, "normalize": True}]
+    "options", [{}, {"pooling": "cls", "prompt": "text: ", "max_length": 20, "normalize": True}]
 )
 def test_the_copy_in_a_remote_root_is_the_same_encoder(
-    s3: str, encoder: Path, tmp_path: Path, own: dict[str, object]
+    s3: str, encoder: Path, tmp_path: Path, options: dict[str, object]
 ):
     settings, store = (
-        EncoderSettings.model_validate({"path": str(encoder), **own}),
+        EncoderSettings.model_validate({"path": str(encoder), **options}),
         open_store(f"{s3}/{tmp_path.name}"),
     )
-    there = encoder_for_workers(settings, store, ELSEWHERE)
+    for_workers = encoder_for_workers(settings, store, ELSEWHERE)
     folder = open_folder(settings)
-    assert there == settings.model_copy(update={"path": store.uri_of(encoder_copy_path(folder))}), (
-        "nothing else changes"
+    assert for_workers == settings.model_copy(update={"path": store.uri_of(encoder_copy_path(folder))}), (
+        "only the path changes"
     )
-    assert open_folder(there).space_id == folder.space_id
-    assert dict(open_folder(there).files) == dict(folder.files)
+    assert open_folder(for_workers).space_id == folder.space_id
+    assert dict(open_folder(for_workers).files) == dict(folder.files)
     texts = ["a man reads", "the lazy dog sleeps near the river"]
     assert (
-        load_encoder(there, EncodeSettings()).encode(texts)
+        load_encoder(for_workers, EncodeSettings()).encode(texts)
         == load_encoder(settings, EncodeSettings()).encode(texts)
     ).all()
 

@@ -26,8 +26,7 @@ from pipeline.store.units import Corpus
 from tests.flows.conftest import ON_RAY, ROOT, job_arguments, sentences, write_corpus
 from tests.flows.encode.poisoned import HANGS, HANGS_LOADING, KILLS, RAISES
 
-# what a process finds on its path as sitecustomize runs before anything else in it: in workers and in their
-# children too
+# Python imports sitecustomize before anything else, also in workers and in their children.
 _POISON = (
     "import importlib.abc, importlib.machinery, sys\n"
     + """
@@ -111,11 +110,15 @@ def test_a_child_that_hangs_while_loading_is_killed(
     child = IsolatedEncoder(
         EncoderSettings(path=str(encoder)), EncodeSettings(), "cpu", tmp_path, patience_s=3.0
     )
-    told: list[float] = []
+    progress_times: list[float] = []
     with pytest.raises(ModelError, match="a process that can load the encoder, found no progress for 3 s"):
-        list(child.encode_stream([pa.array(["one", "two"])], lambda rows: told.append(time.monotonic())))
+        list(
+            child.encode_stream(
+                [pa.array(["one", "two"])], lambda rows: progress_times.append(time.monotonic())
+            )
+        )
     assert child.rejected == {}
-    assert time.monotonic() - told[-1] > 3.0, "progress was reported to the worker that waits"
+    assert time.monotonic() - progress_times[-1] > 3.0, "progress was reported to the worker that waits"
 
 
 @pytest.mark.slow
@@ -151,10 +154,10 @@ def test_only_texts_that_crash_the_encoder_are_quarantined(
         1,
         1,
     )
-    aside = pa.concat_tables(
+    quarantined = pa.concat_tables(
         [pq.read_table(store.local(unit.quarantine.path)) for unit in manifest.units if unit.quarantine]
     )
-    assert {(row["id"], row["reason"]) for row in aside.to_pylist()} == {
+    assert {(row["id"], row["reason"]) for row in quarantined.to_pylist()} == {
         ("killer", "kills_worker"),
         ("raiser", "encoder_error"),
     }
@@ -166,7 +169,7 @@ def test_only_texts_that_crash_the_encoder_are_quarantined(
     )
     np.testing.assert_array_equal(vector_matrix(rows["vector"]), expected)
     assert not list(Path(tmp_path, "releases", "units").rglob("*.attempts/*")), (
-        "a finished unit keeps no marks"
+        "no marks of attempts are left of a finished unit"
     )
 
 

@@ -35,8 +35,8 @@ def write_words(file: Path) -> None:
 @pytest.fixture
 def chain(cluster: Workers, tmp_path: Path) -> Chain:
     """Three large units, one of them without some rows, and a small one; with dead rows in two."""
-    made = Chain(tmp_path / "root", cluster).add(LEAST_SAMPLED_ROWS).add(5_000, dropped=range(0, 900, 7))
-    return made.add(300).add(6_000).kill(700, units=(1,)).kill(60, units=(2,))
+    chain = Chain(tmp_path / "root", cluster).add(LEAST_SAMPLED_ROWS).add(5_000, dropped=range(0, 900, 7))
+    return chain.add(300).add(6_000).kill(700, units=(1,)).kill(60, units=(2,))
 
 
 def with_sample(chain: Chain, placed: PlacedUnit) -> PlacedUnit:
@@ -45,7 +45,7 @@ def with_sample(chain: Chain, placed: PlacedUnit) -> PlacedUnit:
     return placed.model_copy(update={"unit": placed.unit.model_copy(update={"sample": sample})})
 
 
-def test_samples_are_those_of_the_units(chain: Chain):
+def test_stored_samples_equal_samples_of_the_units(chain: Chain):
     source = LiveRows(chain.store, SPACE, "id", chain.dead_file())
     sampled = [with_sample(chain, placed) for placed in chain.units]
     assert [placed.unit.sample is not None for placed in sampled] == [True, True, False, True]
@@ -54,8 +54,8 @@ def test_samples_are_those_of_the_units(chain: Chain):
         for dead in (False, True):
             expected = source.sample(chain.units, count, salt, dead=dead)
             found = source.sample(sampled, count, salt, dead=dead)
-            for one, other in zip(found, expected, strict=True):
-                np.testing.assert_array_equal(one, other)
+            for array, expected_array in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(array, expected_array)
     addresses, vectors = source.sample(sampled, 2_000, "train")
     for address, vector in zip(addresses.tolist(), vectors, strict=True):
         np.testing.assert_array_equal(vector, chain.vectors[address])

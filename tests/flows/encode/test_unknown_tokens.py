@@ -26,7 +26,7 @@ CHINESE = "我们在学校学习"
 
 
 def put(folder: Path, name: str, texts: list[str]) -> None:
-    """One more file of the corpus."""
+    """Write one more file of the corpus."""
     pq.write_table(
         pa.table({"id": [f"{name}-{row}" for row in range(len(texts))], "text": texts}),
         folder / "corpus" / f"{name}.parquet",
@@ -52,7 +52,7 @@ def test_an_unknown_language_is_refused_and_named(
     check = checks(make_job(*SETTINGS))["tokens"]
     assert "gates.unknown_tokens" in str(check.problem)
     assert "Chinese" in str(check.problem)
-    assert check.warnings == (), "said once"
+    assert check.warnings == (), "the problem is not repeated as a warning"
     with pytest.raises(GatesRefused, match=r"unknown to the encoder's tokenizer.*Chinese texts") as refused:
         run(make_job)
     gate = refused.value.gates["unknown_tokens"]
@@ -81,10 +81,10 @@ def test_token_counts_cover_units_of_earlier_nights(make_job: Make, tmp_path: Pa
         > first.facts["tokens"]["unknown_share"]
     )
     assert tokens["scripts"]["latin"] == first.facts["tokens"]["scripts"]["latin"]
-    shares = [tokens["scripts"]["chinese"]["unknown_share"], tokens["tonight"]["unknown_share"]]
-    warned = [sentence.split(" of ")[0] for sentence in second.facts["warnings"]]
-    assert warned == [f"{share:.1%}" for share in shares]
-    assert run(make_job).facts["tokens"] == tokens  # nothing changed: as published
+    proportions = [tokens["scripts"]["chinese"]["unknown_share"], tokens["tonight"]["unknown_share"]]
+    percentages = [sentence.split(" of ")[0] for sentence in second.facts["warnings"]]
+    assert percentages == [f"{proportion:.1%}" for proportion in proportions]
+    assert run(make_job).facts["tokens"] == tokens  # an unchanged night reports the published counts
     # vectors of equal texts in another unit are copied, and their tokens counted too
     put(tmp_path, "again", chinese(20))
     third = run(make_job).facts

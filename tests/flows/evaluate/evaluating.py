@@ -19,12 +19,11 @@ def write_pairs(file: Path, count: int, seed: int = 0, texts: list[str] | None =
     """Write an STS file of `count` pairs in two subsets, of 3/2 `count` sentences, so that some repeat."""
     rng = np.random.default_rng(seed)
     texts = texts or sentences(3 * count // 2, seed)
-    one = rng.integers(0, len(texts), count)
-    other = (one + rng.integers(1, len(texts), count)) % len(
-        texts
-    )  # never with itself: what would be 1 but for rounding has no rank
-    left, right = ([texts[index] for index in places] for places in (one, other))
-    subsets = ["first" if index < count // 2 else "second" for index in range(count)]
+    first = rng.integers(0, len(texts), count)
+    # No text is paired with itself: the rank of a cosine that is 1 but for rounding is arbitrary.
+    second = (first + rng.integers(1, len(texts), count)) % len(texts)
+    left, right = ([texts[index] for index in indices] for indices in (first, second))
+    subsets = ["first" if pair < count // 2 else "second" for pair in range(count)]
     file.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(
         pa.table(
@@ -36,7 +35,7 @@ def write_pairs(file: Path, count: int, seed: int = 0, texts: list[str] | None =
 
 
 def distinct(*files: Path) -> int:
-    """Return the distinct sentences of these files, as the encoder gets them."""
+    """Count the distinct sentences of these files, as the encoder receives them."""
     tables = [pq.read_table(file) for file in files]
     return len(
         {

@@ -1,6 +1,5 @@
 """Both published aggregations of the yearly STS sets match scipy, and so do their averages."""
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -50,18 +49,18 @@ def by_scipy(file: Path, seed: int, aggregation: str) -> float:
     return 100 * float(np.average(values, weights=[part.sum() for part in parts]))
 
 
-def test_yearly_sets_have_two_aggregations_and_single_sets_have_one_in_both_averages(tmp_path: Path):
+def test_yearly_sets_have_both_aggregations_and_other_sets_enter_both_averages_by_all(tmp_path: Path):
     years, benchmark = write_pairs(tmp_path / "a.parquet", 61), write_pairs(tmp_path / "b.parquet", 45, 1)
     sets = [measured(years, "STS12"), measured(benchmark, "STSB-test"), measured(benchmark, "mine")]
     scores = aggregated_scores(sets, CANDIDATES)
     average = "average of the 2 measured: STS12, STSB-test"
-    found = {(each.task, each.candidate, each.aggregation): each.value for each in scores}
+    found = {(score.task, score.candidate, score.aggregation): score.value for score in scores}
     expected = {}
     for seed, name in enumerate(CANDIDATES):
         for aggregation in ("all", "wmean"):
-            expected["STS12", name, aggregation] = by_scipy(years, seed, aggregation)
-            mean = (by_scipy(years, seed, aggregation) + by_scipy(benchmark, seed, "all")) / 2
-            expected[average, name, aggregation] = mean
+            yearly = by_scipy(years, seed, aggregation)
+            expected["STS12", name, aggregation] = yearly
+            expected[average, name, aggregation] = (yearly + by_scipy(benchmark, seed, "all")) / 2
     assert found == pytest.approx(expected, abs=1e-4)
     assert abs(found["STS12", "small", "all"] - found["STS12", "small", "wmean"]) > 0.01
     section = aggregation_section(scores)
@@ -70,7 +69,7 @@ def test_yearly_sets_have_two_aggregations_and_single_sets_have_one_in_both_aver
     assert [row[0] for row in section.table[1:]] == ["STS12", average]
 
 
-def test_tasks_without_yearly_sets_have_no_aggregations(tmp_path: Path):
+def test_other_tasks_have_no_table_of_aggregations(tmp_path: Path):
     pairs = write_pairs(tmp_path / "a.parquet", 40)
     labels = save(
         tmp_path / "pairs.parquet",
@@ -82,13 +81,12 @@ def test_tasks_without_yearly_sets_have_no_aggregations(tmp_path: Path):
     )
 
 
-def test_an_undefined_aggregation_is_shown_as_such(tmp_path: Path):
+def test_an_undefined_aggregation_is_reported_as_not_defined(tmp_path: Path):
     year = measured(write_pairs(tmp_path / "a.parquet", 40), "STS13")
-    without = [
-        ResampledResult(each.result.model_copy(update={"metrics": {"Spearman all": 50.0}}), None)
-        for each in year.results
+    without_wmean = [
+        ResampledResult(scored.result.model_copy(update={"metrics": {"Spearman all": 50.0}}), None)
+        for scored in year.results
     ]
-    scores = aggregated_scores([MeasuredTask(year.task, tuple(without))], ["one"])
-    assert [(each.aggregation, each.value) for each in scores] == [("all", 50.0), ("wmean", None)]
+    scores = aggregated_scores([MeasuredTask(year.task, tuple(without_wmean))], ["one"])
+    assert [(score.aggregation, score.value) for score in scores] == [("all", 50.0), ("wmean", None)]
     assert aggregation_section(scores).table[1] == ("STS13", "50.00", "not defined")
-    assert not any(each.value is not None and math.isnan(each.value) for each in scores)

@@ -1,4 +1,4 @@
-"""Pairs on which candidates differ most."""
+"""The pairs whose ranks differ most between two candidates are shown."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ class Pairs:
 
 
 def shown(store: Store, *predictions: np.ndarray | None) -> tuple[Disagreement, ...]:
-    measured = MeasuredTask(Pairs(), tuple(scored(store, each) for each in predictions))
+    measured = MeasuredTask(Pairs(), tuple(scored(store, prediction) for prediction in predictions))
     return disagreements([measured], ["now", "new"][: len(predictions)], store)
 
 
@@ -57,21 +57,21 @@ def scored(store: Store, prediction: np.ndarray | None) -> ResampledResult:
 
 
 def test_pairs_with_the_largest_rank_difference_are_shown(tmp_path: Path):
-    store, one = open_store(tmp_path), np.linspace(0.1, 0.9, 20)
-    other = one.copy()
-    other[[2, 17]] = one[[17, 2]]
-    found = shown(store, one, other)
-    assert [(each.task, each.first, each.other) for each in found] == [("own", "now", "new")]
+    store, first = open_store(tmp_path), np.linspace(0.1, 0.9, 20)
+    second = first.copy()
+    second[[2, 17]] = first[[17, 2]]
+    found = shown(store, first, second)
+    assert [(task.task, task.first, task.other) for task in found] == [("own", "now", "new")]
     assert [(pair.left, pair.right, pair.gold) for pair in found[0].pairs] == [
         ("left 2", "right 2", "0.5"),
         ("left 17", "right 17", "4.25"),
     ]
-    assert found[0].pairs[0].similarities == pytest.approx((one[2], one[17]))
+    assert found[0].pairs[0].similarities == pytest.approx((first[2], first[17]))
     assert found[0].pairs[0].ranks == pytest.approx((2 / 19, 17 / 19))
 
 
 def test_candidates_that_agree_and_tasks_without_evidence_are_left_out(tmp_path: Path):
-    store, one = open_store(tmp_path), np.linspace(0.1, 0.9, 20)
-    assert shown(store, one, 2 * one) == ()
-    assert shown(store, one, None) == ()
-    assert shown(store, one) == ()
+    store, prediction = open_store(tmp_path), np.linspace(0.1, 0.9, 20)
+    assert shown(store, prediction, 2 * prediction) == ()
+    assert shown(store, prediction, None) == ()
+    assert shown(store, prediction) == ()

@@ -56,7 +56,7 @@ def write_whitening(file: Path, encoder: Path, space_id: str | None = None) -> W
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path, encoder: Path, child: LocalWorkers) -> Evaluation:
+def evaluation(folder: Path, encoder: Path, child: LocalWorkers) -> Evaluation:
     """Evaluate one encoder raw, whitened, and with another pooling."""
     write_whitening(folder / "whitening.safetensors", encoder)
     candidates = (
@@ -67,33 +67,43 @@ def found(folder: Path, encoder: Path, child: LocalWorkers) -> Evaluation:
         return evaluate(job(folder, encoder, f"evaluate.candidates={candidates}"), Stages())
 
 
-def test_scores_match_each_encoder_with_its_transform(folder: Path, encoder: Path, found: Evaluation):
+def test_scores_match_each_encoder_with_its_transform(folder: Path, encoder: Path, evaluation: Evaluation):
     raw, cls = EncoderSettings(path=str(encoder)), EncoderSettings(path=str(encoder), pooling="cls")
     whitening = Whitening.from_bytes((folder / "whitening.safetensors").read_bytes())
-    for measured in found.measured:
+    for measured in evaluation.measured:
         file = folder / f"tasks/sts/{measured.task.name}.parquet"
         expected = [oracle(file, raw), oracle(file, raw, whitening), oracle(file, cls)]
-        np.testing.assert_allclose([each.result.value for each in measured.results], expected, atol=1e-3)
-    assert [each.name for each in found.candidates] == [encoder.name, f"{encoder.name} + whitening", "cls"]
+        np.testing.assert_allclose([scored.result.value for scored in measured.results], expected, atol=1e-3)
+    assert [candidate.name for candidate in evaluation.candidates] == [
+        encoder.name,
+        f"{encoder.name} + whitening",
+        "cls",
+    ]
 
 
-def test_a_sentence_is_encoded_once_per_space_for_all_tasks_and_candidates(folder: Path, found: Evaluation):
+def test_a_sentence_is_encoded_once_per_space_for_all_tasks_and_candidates(
+    folder: Path, evaluation: Evaluation
+):
     files = [folder / f"tasks/sts/{name}.parquet" for name in ("STS12", "STSB-test")]
     count = distinct(*files)
     assert count < sum(distinct(file) for file in files)
-    raw, whitened, cls = (each.space_id for each in found.candidates)
+    raw, whitened, cls = (candidate.space_id for candidate in evaluation.candidates)
     assert raw == whitened != cls
     assert (vector_rows(folder, raw), vector_rows(folder, cls)) == (count, count)
-    assert found.encoded == 2 * count
+    assert evaluation.encoded == 2 * count
 
 
 def test_a_second_run_reuses_vectors_and_another_task_encodes_only_new_sentences(
-    folder: Path, encoder: Path, found: Evaluation, tmp_path: Path
+    folder: Path, encoder: Path, evaluation: Evaluation, tmp_path: Path
 ):
-    again = evaluate(job(folder, encoder), Stages())
-    assert again.encoded == 0
-    assert again.speeds[0] == found.speeds[0] is not None, "also where nothing is encoded"
-    assert [each.results[0] for each in again.measured] == [each.results[0] for each in found.measured]
+    repeated = evaluate(job(folder, encoder), Stages())
+    assert repeated.encoded == 0
+    assert repeated.speeds[0] == evaluation.speeds[0] is not None, (
+        "the speed is known even if nothing is encoded"
+    )
+    assert [measured.results[0] for measured in repeated.measured] == [
+        measured.results[0] for measured in evaluation.measured
+    ]
     known = [folder / f"tasks/sts/{name}.parquet" for name in ("STS12", "STSB-test")]
     further = write_pairs(folder / "further.parquet", 40, 2, sentences(100)[80:])
     shutil.copytree(folder / "root", tmp_path / "root")
@@ -108,7 +118,7 @@ def test_a_second_run_reuses_vectors_and_another_task_encodes_only_new_sentences
     )
     assert own.encoded == distinct(*known, further) - distinct(*known) > 0
     assert own.measured[-1].task.name == "further"
-    assert own.speeds == again.speeds, "measured where most was encoded"
+    assert own.speeds == repeated.speeds, "the speed is that of the run that encoded most"
     np.testing.assert_allclose(
         own.measured[-1].results[0].result.value,
         oracle(further, EncoderSettings(path=str(encoder))),
@@ -116,23 +126,25 @@ def test_a_second_run_reuses_vectors_and_another_task_encodes_only_new_sentences
     )
 
 
-def test_missing_tasks_are_named_and_averages_list_their_tasks(found: Evaluation):
-    assert [each.name for each in found.missing] == ["STS13", "STS14", "STS15", "STS16", "SICK-R"]
-    page, facts = page_of(found, ""), facts_of(found)
+def test_missing_tasks_are_named_and_averages_list_their_tasks(evaluation: Evaluation):
+    assert [task.name for task in evaluation.missing] == ["STS13", "STS14", "STS15", "STS16", "SICK-R"]
+    page, facts = page_of(evaluation, ""), facts_of(evaluation)
     (average,) = page.averages
     assert average.label == "average of the 2 measured: STS12, STSB-test"
     values = [
         [each["value"] for each in facts["results"] if each["candidate"] == candidate.name]
-        for candidate in found.candidates
+        for candidate in evaluation.candidates
     ]
     np.testing.assert_allclose([figure.value for figure in average.scores], np.mean(values, axis=1))
     assert not average.complete
 
 
-@pytest.mark.usefixtures("found")  # which counts the sentences that it encodes in the same root
+@pytest.mark.usefixtures("evaluation")  # which counts the sentences that it encodes in the same root
 def test_intervals_contain_their_values_and_equal_candidates_do_not_differ(folder: Path, encoder: Path):
     same = evaluate(job(folder, encoder, "evaluate.candidates=[{name: one}, {name: two}]"), Stages())
-    for row in page_of(same, "").rows:
+    rows = page_of(same, "").rows
+    assert rows
+    for row in rows:
         one, two = row.scores
         assert one.low is not None
         assert one.high is not None
@@ -149,7 +161,7 @@ def test_intervals_contain_their_values_and_equal_candidates_do_not_differ(folde
 
 
 def test_a_release_is_evaluated_with_its_encoder_and_transform(
-    folder: Path, encoder: Path, found: Evaluation, tmp_path: Path
+    folder: Path, encoder: Path, evaluation: Evaluation, tmp_path: Path
 ):
     store = open_store(tmp_path / "releases")
     first = Publisher(store, encoder, tmp_path)(["two dogs run", "a girl reads"])
@@ -160,7 +172,7 @@ def test_a_release_is_evaluated_with_its_encoder_and_transform(
     )
     Releases(store).publish(first.model_copy(update={"parent": 1, "release": 0, "transform": transform}), str)
     candidates = f"[release:1, '{tmp_path / 'releases'}#current']"
-    made = evaluate(
+    of_releases = evaluate(
         job(
             folder,
             encoder,
@@ -170,12 +182,14 @@ def test_a_release_is_evaluated_with_its_encoder_and_transform(
         ),
         Stages(),
     )
-    assert made.encoded == 0, "the release's encoder is the same space"
-    assert [each.name for each in made.candidates] == ["release 1", "release 2"]
-    assert [each.transform_id for each in made.candidates] == [
-        each.transform_id for each in found.candidates[:2]
+    assert of_releases.encoded == 0, "the release's encoder is the same space"
+    assert [candidate.name for candidate in of_releases.candidates] == ["release 1", "release 2"]
+    assert [candidate.transform_id for candidate in of_releases.candidates] == [
+        candidate.transform_id for candidate in evaluation.candidates[:2]
     ]
-    assert [each.results[:2] for each in made.measured] == [each.results[:2] for each in found.measured]
+    assert [measured.results[:2] for measured in of_releases.measured] == [
+        measured.results[:2] for measured in evaluation.measured
+    ]
 
 
 def test_a_transform_of_another_space_is_refused_naming_both_spaces(
@@ -223,10 +237,10 @@ def test_candidates_without_tasks_are_refused(encoder: Path, tmp_path: Path):
         )
 
 
-def test_page_and_json_are_stored_with_equal_values(found: Evaluation):
-    kept = store_evaluation(found, "2026-01-02 03:04 UTC")
-    stored = json.loads(Path(kept.json).read_text())
-    assert stored == json.loads(json.dumps(kept.facts))
+def test_page_and_json_are_stored_with_equal_values(evaluation: Evaluation):
+    stored_evaluation = store_evaluation(evaluation, "2026-01-02 03:04 UTC")
+    stored = json.loads(Path(stored_evaluation.json).read_text())
+    assert stored == json.loads(json.dumps(stored_evaluation.facts))
     assert {
         "id",
         "candidates",
@@ -254,10 +268,10 @@ def test_page_and_json_are_stored_with_equal_values(found: Evaluation):
     } <= set(stored["results"][0])
     assert stored["results"][0]["metric"] == "Spearman x100, cosine, all"
     assert [(each["candidate"], each["against"]) for each in stored["differences"][:2]] == [
-        (each.name, found.candidates[0].name) for each in found.candidates[1:]
+        (each.name, evaluation.candidates[0].name) for each in evaluation.candidates[1:]
     ]
-    page = Path(kept.report).read_text()
-    assert all(each.name in page for each in found.candidates)
-    assert page.count("sentences/s on one worker") == len(found.candidates)
+    page = Path(stored_evaluation.report).read_text()
+    assert all(candidate.name in page for candidate in evaluation.candidates)
+    assert page.count("sentences/s on one worker") == len(evaluation.candidates)
     assert all(each["sentences_per_s"] > 0 and each["bytes"] > 0 for each in stored["candidates"])
     assert "no file sts/STS14.parquet" in page

@@ -1,4 +1,4 @@
-"""Units of the sentences of tasks: each once, longest first, of bounded size, found again by their text."""
+"""Units of tasks hold every sentence once, longest first, have bounded size, and are read by text."""
 
 from pathlib import Path
 

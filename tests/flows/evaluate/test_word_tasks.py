@@ -29,18 +29,18 @@ def test_a_file_of_word_vectors_is_evaluated_on_words(tmp_path: Path):
         np.vstack([countries, countries + 6 * np.eye(6)[1]]).astype(np.float32),
     )
     vectors = write_words(tmp_path / "vectors.txt", words, x, "word2vec")
-    pairs = [(one, other) for one in COUNTRIES for other in CAPITALS]
+    pairs = [(country, capital) for country in COUNTRIES for capital in CAPITALS]
     ratings = rng.permutation(len(pairs) + 1) / 2.0
     first, second = zip(*pairs, strict=True)
     save(
         tmp_path / "ratings.parquet",
         {"sentence1": [*first, "zzz"], "sentence2": [*second, "rome"], "score": ratings},
     )
-    asked = [
+    questions = [
         (COUNTRIES[i], CAPITALS[i], COUNTRIES[j], CAPITALS[j]) for i in range(4) for j in range(4) if i != j
     ]
-    asked.append(("france", "paris", "zzz", "rome"))
-    save(tmp_path / "analogies.parquet", dict(zip("abcd", zip(*asked, strict=True), strict=True)))
+    questions.append(("france", "paris", "zzz", "rome"))
+    save(tmp_path / "analogies.parquet", dict(zip("abcd", zip(*questions, strict=True), strict=True)))
     save(
         tmp_path / "categories.parquet",
         {"text": [*words, "zzz"], "label": ["country"] * 4 + ["capital"] * 5},
@@ -61,7 +61,7 @@ def test_a_file_of_word_vectors_is_evaluated_on_words(tmp_path: Path):
         ),
     )
     stored = store_evaluation(evaluate(job, Stages()), "today")
-    results = {each["task"]: each for each in stored.facts["results"]}
+    results = {result["task"]: result for result in stored.facts["results"]}
     by_word = dict(zip(words, x.astype(np.float64), strict=True))
     cosines = [
         by_word[a] @ by_word[b] / np.linalg.norm(by_word[a]) / np.linalg.norm(by_word[b]) for a, b in pairs
@@ -74,16 +74,16 @@ def test_a_file_of_word_vectors_is_evaluated_on_words(tmp_path: Path):
         100 * spearmanr([*cosines, 0], ratings).statistic, abs=1e-3
     )
     unit = {word: vector / np.linalg.norm(vector) for word, vector in by_word.items()}
-    right = []
-    for a, b, c, d in asked[:-1]:
+    correct = []
+    for a, b, c, d in questions[:-1]:
         target = unit[b] - unit[a] + unit[c]
-        right.append(
+        correct.append(
             max((word for word in unit if word not in (a, b, c)), key=lambda w: unit[w] @ target) == d
         )
-    assert sum(right) > 6
-    assert results["analogies"]["value"] == pytest.approx(100 * sum(right) / 13)
+    assert sum(correct) > 6
+    assert results["analogies"]["value"] == pytest.approx(100 * sum(correct) / 13)
     assert results["analogies"]["figures"]["accuracy of known questions"] == pytest.approx(
-        100 * np.mean(right)
+        100 * np.mean(correct)
     )
     assert results["categories"]["value"] == pytest.approx(100 * 8 / 9)
     assert results["categories"]["figures"]["purity of known words"] == 100

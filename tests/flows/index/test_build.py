@@ -1,4 +1,4 @@
-"""An index that is built is stored as it was measured."""
+"""The stored files of a built index have the measured values."""
 
 from pathlib import Path
 
@@ -27,6 +27,7 @@ def test_a_build_writes_files_with_the_measured_values(cluster: Workers, tmp_pat
     assert measured.file_bytes == sum(chain.store.size(file.path) for file in built.files)
     assert measured.recall["10"].value > 0.9
     assert measured.effort == get_effort(parts)
+    assert built.examples
     for example in built.examples:
         found = parts.search(chain.vectors[example.query][None], 5)[1][0]
         others = found[found != example.query][: len(example.neighbours)]

@@ -45,8 +45,8 @@ def why_not() -> str | None:
 class Machines:
     """Three nodes and a switch between them.
 
-    The directory `disk` is visible to the first node only; `scratch` is another one on every node, at
-    one path.
+    Only the first node sees the directory `disk`; `scratch` is one path, with another directory on every
+    node.
     """
 
     disk: Path
@@ -133,7 +133,7 @@ class Machines:
         hosts.parent.mkdir(parents=True, exist_ok=True)
         hosts.write_text(
             "127.0.0.1 localhost\n"
-            + "".join(f"{self.address(each)} node{each}\n" for each in range(1, NODES + 1))
+            + "".join(f"{self.address(node)} node{node}\n" for node in range(1, NODES + 1))
         )
         run(
             "ip",
@@ -156,8 +156,9 @@ class Machines:
             run("ip", "-n", name, "link", "set", device, "up")
 
     def _boot(self, number: int, command: list[str]) -> None:
-        """Ray on one node, which sees a /tmp/ray, a /dev/shm and a scratch directory of its own, and of the
-        disk's directory nothing unless it is the first.
+        """Start a Ray node with its own /tmp/ray, /dev/shm and scratch directory.
+
+        Only the first node sees the files of `disk`.
         """
         own = ["/tmp/ray", "/dev/shm", str(self.scratch), *([str(self.disk)] if number > 1 else [])]
         mounts = "; ".join(f"mount -t tmpfs none {folder}" for folder in own)
@@ -261,11 +262,11 @@ class Listing:
         Files that contain the time (manifest, report, commit) and the index's working files are
         left out.
         """
-        made = ("units/", "moments/", "transforms/", "indexes/", "ids/", "encoders/")
+        folders = ("units/", "moments/", "transforms/", "indexes/", "ids/", "encoders/")
         return {
             path: stamp
             for path, (stamp, _) in self.files().items()
-            if path.startswith(made) and not path.startswith("indexes/work/")
+            if path.startswith(folders) and not path.startswith("indexes/work/")
         }
 
     def records(self) -> dict[str, tuple[str, float]]:

@@ -1,6 +1,6 @@
 """The comparison with the previous release in a night's report.
 
-Fixed queries are asked of both releases; values that the previous one did not record are left out.
+Fixed queries are asked of both releases; values that the previous one did not record are content out.
 """
 
 import re
@@ -41,15 +41,17 @@ def test_the_next_night_repeats_the_queries_and_shows_changed_answers(
     outcome = nightly(job, Stages())
     second = load_summary(store, 2)
     assert second is not None
-    assert [each.query for each in second.answers] == [each.query for each in first.answers]
-    found = open_release(job.release.root, 2).search([each.query for each in second.answers], k=5).to_pylist()
-    for number, each in enumerate(second.answers):
-        others = [row["id"] for row in found if row["query"] == number and row["text"] != each.query][:4]
-        assert [hit.id for hit in each.hits] == others
+    assert [answer.query for answer in second.answers] == [answer.query for answer in first.answers]
+    found = (
+        open_release(job.release.root, 2).search([answer.query for answer in second.answers], k=5).to_pylist()
+    )
+    for number, answer in enumerate(second.answers):
+        others = [row["id"] for row in found if row["query"] == number and row["text"] != answer.query][:4]
+        assert [hit.id for hit in answer.hits] == others
     page = page_of(job, 2)
     changed = sum(
-        [hit.id for hit in then.hits] != [hit.id for hit in now.hits]
-        for then, now in zip(first.answers, second.answers, strict=True)
+        [hit.id for hit in before.hits] != [hit.id for hit in after.hits]
+        for before, after in zip(first.answers, second.answers, strict=True)
     )
     assert page.count("<h4>release 1</h4>") == changed
     assert outcome.facts["queries"] == {"asked": 6, "changed": changed}
@@ -70,16 +72,16 @@ def test_a_damaged_file_of_changed_rows_leaves_them_out_of_the_report(
     assert "the report shows no new, changed and deleted rows" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("left", [None, b"{", b"{}\n"], ids=["none", "cut off", "empty"])
+@pytest.mark.parametrize("content", [None, b"{", b"{}\n"], ids=["none", "cut off", "empty"])
 def test_without_a_readable_summary_a_release_is_compared_by_its_manifest(
-    left: bytes | None, make_job: Callable[..., Job], tmp_path: Path
+    content: bytes | None, make_job: Callable[..., Job], tmp_path: Path
 ):
     job = make_job("whiten.mode=off")
     nightly(job, Stages())
     store = open_store(job.release.root)
     store.delete(summary_path(1))
-    if left is not None:
-        store.write(summary_path(1), left)
+    if content is not None:
+        store.write(summary_path(1), content)
     write_corpus(tmp_path / "corpus", count=390)
     nightly(job, Stages())
     page = page_of(job, 2)

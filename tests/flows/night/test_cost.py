@@ -41,7 +41,7 @@ def test_a_table_of_all_sizes_grows_with_the_rows_and_shrinks_with_the_nodes(dim
 
 @pytest.mark.parametrize("dim", [384, 1_024])
 @pytest.mark.parametrize("nodes", [10, 100])
-def test_a_billion_rows_stage_by_stage(dim: int, nodes: int):
+def test_no_stage_is_faster_than_all_its_processors_or_than_its_work_of_one_process(dim: int, nodes: int):
     cost = predicted(10**9, dim, nodes)
     print(f"\n10^9 x {dim} on {nodes} nodes: {cost.hours:.2f} hours, {cost.node_hours:.1f} node-hours")
     for stage in cost.stages:
@@ -49,7 +49,6 @@ def test_a_billion_rows_stage_by_stage(dim: int, nodes: int):
             f"| {stage.stage} | {stage.wall_s / 60:,.1f} | {stage.cpu_s / 3_600:,.1f} | "
             f"{stage.gpu_s / 3_600:,.2f} | {stage.alone_s / 60:,.1f} | {stage.moved_bytes / 1e12:,.2f} |"
         )
-        # no stage is faster than all its processors, or than the process that others wait for
         assert stage.wall_s >= stage.alone_s
         assert stage.wall_s >= (stage.cpu_s / NODE.cpus) / nodes
         assert stage.wall_s >= stage.gpu_s / nodes
@@ -83,14 +82,14 @@ def test_k_means_runs_on_a_gpu_only_if_the_workers_have_one_and_the_lists_are_co
         assert on_cpus.workers == 16
 
 
-def test_a_billion_rows_reach_the_goal():
+def test_a_billion_rows_take_two_hours_and_twenty_node_hours_at_most_on_ten_nodes():
     cost = predicted(10**9, 384, 10)
     assert cost.hours <= 2
     assert cost.node_hours <= 20
     assert cost.of("encode").wall_s > 3_600 * cost.hours / 2
 
 
-def test_the_sizes_of_the_prediction_are_those_of_the_index():
+def test_the_prediction_uses_the_constants_of_the_index():
     assert rates.GROUPS_PER_ROW == centroids.GROUPS_PER_ROW
     assert rates.REFINING_ROUNDS == centroids.REFINING_ROUNDS
 

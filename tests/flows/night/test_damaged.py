@@ -1,4 +1,4 @@
-"""A missing file of the current release is found and made again by the next night, though nothing changed."""
+"""The next night writes a missing file of the current release again even if the corpus has not changed."""
 
 import json
 import shutil
@@ -85,7 +85,7 @@ def file_of(root: Path, kind: str) -> Path:
     corpus = Corpus.from_json((root / manifest.corpus.path).read_bytes(), "")
     assert manifest.whitening is not None
     unit, whitening = manifest.units[0], manifest.whitening
-    named = {
+    references = {
         "index": manifest.index.files[0],
         "ids": manifest.ids[0],
         "trained": manifest.index.trained,
@@ -108,7 +108,7 @@ def file_of(root: Path, kind: str) -> Path:
         "record": unit.record,
         "encoder": f"{manifest.encoder.path}/{manifest.encoder.files[-1].path}",
     }
-    reference = named.get(kind)
+    reference = references.get(kind)
     return root / (reference.path if reference is not None else paths[kind])
 
 
@@ -133,10 +133,10 @@ def test_a_deleted_file_is_written_again(night: Callable[..., NightOutcome], tmp
     root = tmp_path / "releases"
     lost = file_of(root, kind)
     lost.unlink()
-    with listening() as said:
+    with listening() as messages:
         outcome = night()
     assert outcome.status == "published"
-    assert [sentence for sentence in said if f"{lost.relative_to(root)} is gone" in sentence]
+    assert [sentence for sentence in messages if f"{lost.relative_to(root)} is gone" in sentence]
     manifest = current_manifest(root)
     assert manifest.release == 2
     assert content_faults(open_store(root), manifest) == []
@@ -173,16 +173,16 @@ def test_a_corpus_record_of_another_version_is_written_again(
     releases.publish(
         manifest.model_copy(update={"corpus": reference, "parent": 1, "release": 0}), lambda number: ""
     )
-    with listening() as said:
+    with listening() as messages:
         assert night(verify=verify).status == "published"
-    assert any("was written by another version" in sentence for sentence in said)
+    assert any("was written by another version" in sentence for sentence in messages)
     assert current_manifest(root).release == 3
     assert content_faults(open_store(root), current_manifest(root)) == []
     assert night().status == "unchanged"
 
 
 @pytest.mark.parametrize("kind", ["index", "vectors", "transform"])
-def test_a_changed_file_is_refused_and_once_deleted_written_again(
+def test_a_changed_file_is_refused_and_written_again_after_it_is_deleted(
     night: Callable[..., NightOutcome], tmp_path: Path, kind: str
 ):
     root = tmp_path / "releases"
@@ -190,7 +190,7 @@ def test_a_changed_file_is_refused_and_once_deleted_written_again(
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    assert night().status == "unchanged", "sizes do not show it"
+    assert night().status == "unchanged", "sizes do not reveal the change"
     with pytest.raises(DataError, match=rf"{file.name}: expected sha256.*delete it and run again") as caught:
         night(verify=True)
     assert caught.value.exit_code == 3

@@ -36,8 +36,8 @@ def write(folder: Path, rows: Rows) -> None:
     for number, part in enumerate((ids[::2], ids[1::2])):
         table = {
             "id": part,
-            "text": [rows[each][0] for each in part],
-            "lang": [rows[each][1] for each in part],
+            "text": [rows[row_id][0] for row_id in part],
+            "lang": [rows[row_id][1] for row_id in part],
         }
         pq.write_table(pa.table(table), folder / f"part-{number}.parquet")
     bad = {"id": [None, ids[0]], "text": ["nobody's text", "a second text"], "lang": ["en", "en"]}
@@ -101,7 +101,9 @@ def test_a_difference_counts_changed_rows_and_shows_their_texts(
             assert row["before"] == (earlier[row["id"]][0] if row["id"] in earlier else None)
             assert row["after"] == (later[row["id"]][0] if row["id"] in later else None)
     assert (found["drift"]["distance"] < 1e-9) == (before == after)
-    assert all(each["before"] == each["after"] for each in found["queries"]) or before != after
+    assert found["queries"]
+    if before == after:
+        assert all(query["before"] == query["after"] for query in found["queries"])
 
 
 def test_a_difference_names_changed_settings_gates_and_answers(published: Path, manta: Manta):
@@ -113,10 +115,10 @@ def test_a_difference_names_changed_settings_gates_and_answers(published: Path, 
     assert (found["before"], found["after"]) == (2, 3)
     assert found["settings"] == {"gates.max_size_gib": [None, 3.0]}
     assert found["gates"]["indexed_rows"] == [99, 108]
-    asked = found["queries"][-1]
-    assert asked["after"][0] == "late-121"
-    assert "late-121" not in asked["before"]
-    assert asked["shared"] == len(set(asked["before"]) & set(asked["after"]))
+    query = found["queries"][-1]
+    assert query["after"][0] == "late-121"
+    assert "late-121" not in query["before"]
+    assert query["shared"] == len(set(query["before"]) & set(query["after"]))
     shown = manta("releases", "diff", str(published), "1", "2").out
     assert re.search(r"^non-finite vectors +0 +0$", shown, re.MULTILINE)
     assert "1 new, 2 changed, 1 kept columns, 2 deleted, 95 unchanged" in shown
@@ -161,7 +163,7 @@ def test_the_page_of_all_releases_shows_the_metrics_of_each(published: Path):
         assert f'href="releases/{number:08d}/report.html"' in page
         assert f'<td class="num">{len(rows)}</td>' in page
     assert "<h1>Release 3</h1>" in page
-    assert "–" not in page.partition("<tbody>")[2].partition("</tbody>")[0], "every figure is there"
+    assert "–" not in page.partition("<tbody>")[2].partition("</tbody>")[0], "every metric has a value"
     assert "<script" not in page
     assert page.count("<figure>") == 4
 
@@ -172,9 +174,9 @@ def test_rollback_hold_and_prune_refresh_the_page(published: Path, tmp_path: Pat
     assert old.code == 0
     assert "the root comes first: manta releases rollback" in old.err
     for command in ("show", "verify", "quarantine"):
-        asked = [manta("releases", command, *order).out for order in ((str(root), "1"), ("1", str(root)))]
-        assert asked[0] == asked[1]
-        assert asked[0]
+        outputs = [manta("releases", command, *order).out for order in ((str(root), "1"), ("1", str(root)))]
+        assert outputs[0] == outputs[1]
+        assert outputs[0]
     assert f"To stay on release 1: manta releases hold {root}" in old.out
     assert "<h1>Release 1</h1>" in (root / "index.html").read_text()
     assert manta("releases", "hold", str(root), "2", "--reason", "a <bad> delivery").code == 0
@@ -228,7 +230,7 @@ def test_only_a_missing_or_outdated_page_is_written(published: Path, tmp_path: P
     (root / "releases" / "00000002" / "summary.json").unlink()
     assert manta("releases", "hold", str(root)).code == 0
     assert page.read_text().count('<td class="num">–</td>') == 2, (
-        "an older version kept no seconds, and no p99 without a gate"
+        "without its summary a release has no seconds, and without a gate no p99"
     )
     assert manta("releases", "hold", str(root)).code == 0
     stamp = page.stat().st_mtime_ns
@@ -248,11 +250,13 @@ def test_a_night_on_a_held_root_keeps_its_candidate_and_publishes_nothing(
         pa.table({"id": ["tonight"], "text": ["two dogs run tonight"], "lang": ["en"]}),
         tmp_path / "corpus" / "x.parquet",
     )
-    with listening() as said:
+    with listening() as messages:
         outcome = nightly(job, Stages())
     assert (outcome.status, outcome.release, outcome.rows) == ("held", 3, 108)
     assert [
-        sentence for sentence in said if "release 3 is held since" in sentence and "an inquiry" in sentence
+        sentence
+        for sentence in messages
+        if "release 3 is held since" in sentence and "an inquiry" in sentence
     ]
     candidate = Path(outcome.facts["candidate"])
     assert json.loads((candidate / "manifest.json").read_text())["rows"] == 109
@@ -266,14 +270,14 @@ def test_verify_reads_every_file_and_exits_with_3_if_one_has_changed(
     published: Path, tmp_path: Path, manta: Manta
 ):
     root = Path(shutil.copytree(published, tmp_path / "releases"))
-    whole = json.loads(manta("releases", "verify", str(root), "--json").out)
-    assert (whole["release"], whole["whole"], whole["faults"]) == (3, True, [])
+    undamaged = json.loads(manta("releases", "verify", str(root), "--json").out)
+    assert (undamaged["release"], undamaged["whole"], undamaged["faults"]) == (3, True, [])
     manifest = Releases(open_store(root)).get_or_current(None)
     file = root / manifest.ids[0].path
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    assert manta("releases", "verify", str(root), "--sizes").code == 0, "sizes do not show it"
+    assert manta("releases", "verify", str(root), "--sizes").code == 0, "sizes do not reveal the change"
     ended = manta("releases", "verify", str(root))
     assert (ended.code, manifest.ids[0].path in ended.out, "sha256" in ended.out) == (3, True, True)
     file.unlink()

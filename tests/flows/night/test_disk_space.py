@@ -46,7 +46,7 @@ def test_the_estimate_covers_the_files_of_this_night_and_the_next(
     assert 0 < second.stored["vectors"] <= first.stored["vectors"]
     assert (
         second.stored["index"] == first.stored["two indexes"]
-    )  # one of twice as many rows; last night's is there already
+    )  # the new index has twice as many rows; last night's is stored already
 
 
 def test_too_little_space_is_refused_listing_the_parts(tmp_path: Path):

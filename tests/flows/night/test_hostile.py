@@ -44,7 +44,7 @@ HOSTILE = (
 )
 ON_A_TERMINAL = tuple(row for row in HOSTILE if not row.isprintable())
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""what moves a cursor or turns text round; lines may end"""
+"""characters that move a cursor or reverse text; line ends are allowed"""
 
 
 class Tags(HTMLParser):
@@ -87,15 +87,17 @@ def test_text_of_rows_is_escaped_in_every_output(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     outcome = nightly(hostile, Stages())
-    said = "".join(capfd.readouterr())
+    output = "".join(capfd.readouterr())
     assert outcome.status == "published"
-    assert not CONTROL.search(said)
+    assert not CONTROL.search(output)
     root = hostile.release.root
     page = (Path(root) / "releases" / "00000001" / "report.html").read_text(encoding="utf-8")
     tags = Tags(page)
     assert not tags.names & {"script", "img", "iframe", "object", "embed", "link", "form", "base"}
     assert not [
-        each for each in tags.attributes if each[0].startswith("on") or "javascript:" in each[1].lower()
+        (name, value)
+        for name, value in tags.attributes
+        if name.startswith("on") or "javascript:" in value.lower()
     ]
     assert str(7 * 191) not in page, "no template of a row is filled in"
     shown = (("search", root, HOSTILE[0], "-k", "50"), ("search", root, *ON_A_TERMINAL, "-k", "9"))
@@ -106,6 +108,6 @@ def test_text_of_rows_is_escaped_in_every_output(
     found = {
         json.loads(line)["id"] for line in manta("search", root, "x", "-k", "100", "--json").out.splitlines()
     }
-    assert found >= set(HOSTILE), "a program gets what was stored"
-    assert not list((tmp_path / "here").iterdir()), "nothing was run here"
+    assert found >= set(HOSTILE), "a program receives the ids as stored"
+    assert not list((tmp_path / "here").iterdir()), "no command of a row was run"
     assert not list(tmp_path.rglob("evil"))

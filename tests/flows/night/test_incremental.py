@@ -35,7 +35,7 @@ Corpus = dict[str, list[tuple[str, str]]]
 
 
 class Night:
-    """A corpus folder and a root, with nights over them."""
+    """A folder of input files that is edited, and the root of its nights."""
 
     def __init__(self, folder: Path, encoder: Path, *overrides: str) -> None:
         self.folder, self.input = folder, folder / "corpus"
@@ -102,26 +102,26 @@ def moments(night: Night) -> Moments:
     return Moments.from_bytes(manifest.moments.read(store))
 
 
-def same(incremental: Night, scratch: Night) -> None:
+def assert_equal_releases(incremental: Night, scratch: Night) -> None:
     """Compare two releases: vectors bit for bit, moments to rounding, answers but for the order of ties."""
-    mine, fresh = live_vectors(incremental), live_vectors(scratch)
-    assert mine == fresh
-    one, other = moments(incremental), moments(scratch)
-    assert one.count == other.count == len(mine)
-    scale = np.abs(other.scatter).max()
-    np.testing.assert_allclose(one.scatter, other.scatter, rtol=0, atol=1e-10 * scale)
-    np.testing.assert_allclose(one.mean, other.mean, rtol=0, atol=1e-10 * np.abs(other.mean).max())
-    queries = np.stack([np.frombuffer(vector, np.float32) for vector in list(fresh.values())[:10]])
+    vectors, expected_vectors = live_vectors(incremental), live_vectors(scratch)
+    assert vectors == expected_vectors
+    found, expected = moments(incremental), moments(scratch)
+    assert found.count == expected.count == len(vectors)
+    scale = np.abs(expected.scatter).max()
+    np.testing.assert_allclose(found.scatter, expected.scatter, rtol=0, atol=1e-10 * scale)
+    np.testing.assert_allclose(found.mean, expected.mean, rtol=0, atol=1e-10 * np.abs(expected.mean).max())
+    queries = np.stack([np.frombuffer(vector, np.float32) for vector in list(vectors.values())[:10]])
     answers = [
-        open_release(night.job.release.root).search(queries, len(fresh)) for night in (incremental, scratch)
+        open_release(night.job.release.root).search(queries, len(vectors)) for night in (incremental, scratch)
     ]
     for query in range(len(queries)):
         rows = [table.filter(pa.array(table["query"].to_numpy() == query)) for table in answers]
         scores = [
             dict(zip(table["id"].to_pylist(), table["score"].to_pylist(), strict=True)) for table in rows
         ]
-        assert scores[0].keys() == scores[1].keys() == fresh.keys()
-        assert all(abs(scores[0][name] - scores[1][name]) < 2e-6 for name in fresh)
+        assert scores[0].keys() == scores[1].keys() == vectors.keys()
+        assert all(abs(scores[0][name] - scores[1][name]) < 2e-6 for name in vectors)
         ranked = [np.array(table["score"].to_pylist()) for table in rows]
         assert (np.diff(ranked[0]) <= 0).all()
     counts = incremental.current().counts
@@ -151,7 +151,7 @@ def test_an_incremental_night_equals_one_from_scratch(tmp_path, encoder, monkeyp
     scratch = Night(top / "scratch", encoder, "index.kind=flat", "whiten.mode=off")
     scratch.put(night.files)
     scratch.run()
-    same(night, scratch)
+    assert_equal_releases(night, scratch)
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_only_new_and_changed_texts_are_encoded_and_known_ones_are_copied(nights
         *BASE[1:30],
         ("other", TEXTS[45]),
         ("new", TEXTS[1]),
-    ]  # one changed, ten gone, one with a text that was there, one new
+    ]  # one row changed, ten deleted, one with a known text added, one with a new text added
     night.put({"a.parquet": changed, "renamed.parquet": BASE[30:32]})
     outcome = night.run()
     assert {
@@ -186,7 +186,7 @@ def test_only_new_and_changed_texts_are_encoded_and_known_ones_are_copied(nights
     scratch = nights("index.kind=flat")
     scratch.put(night.files)
     scratch.run()
-    same(night, scratch)
+    assert_equal_releases(night, scratch)
 
 
 def test_files_that_only_moved_publish_nothing(nights: Callable[..., Night]):
@@ -231,16 +231,14 @@ def test_a_night_after_a_rollback_continues_from_the_current_release(nights: Cal
     fresh = {unit.ordinal for unit in night.current().units} - {
         unit.ordinal for unit in releases.get(1).units
     }
-    assert min(fresh) > max(
-        late
-    )  # addresses of the release that was rolled back are never given to other rows
+    assert min(fresh) > max(late)  # other rows never get addresses of the release that was rolled back
     scratch = nights("index.kind=flat")
     scratch.put(night.files)
     scratch.run()
-    same(night, scratch)
+    assert_equal_releases(night, scratch)
 
 
-def test_a_night_goes_on_from_the_release_before_one_whose_table_of_units_is_lost(
+def test_a_night_continues_from_the_release_before_a_release_whose_table_of_units_is_lost(
     nights: Callable[..., Night], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("pipeline.store.release_units.MAX_LISTED", 0)
@@ -251,9 +249,11 @@ def test_a_night_goes_on_from_the_release_before_one_whose_table_of_units_is_los
     before, units = live_vectors(night), night.current().units
     assert isinstance(units, UnitTable)
     Path(night.job.release.root, units.file.path).unlink()
-    with listening() as said:
+    with listening() as messages:
         outcome = night.run()
-    assert any(f"release 2 is skipped: {night.job.release.root}/{units.file.path}" in line for line in said)
+    assert any(
+        f"release 2 is skipped: {night.job.release.root}/{units.file.path}" in line for line in messages
+    )
     assert (outcome.status, outcome.release, night.current().parent) == ("published", 3, 1)
     assert live_vectors(night) == before
 
@@ -288,7 +288,7 @@ def test_duplicates_become_live_and_dead_with_the_winning_row(nights: Callable[.
     night.put({"a.parquet": BASE[2:], "b.parquet": [("base-0", TEXTS[0]), ("base-1", TEXTS[41])]})
     outcome = (
         night.run()
-    )  # both losers live now: one with another text, one with the text of the row that went
+    )  # both duplicates are live now: one with another text, one with the text of the deleted row
     assert (outcome.facts["counts"]["changed"], outcome.facts["counts"]["quarantined"]) == (1, 0)
     now = live_vectors(night)
     assert now["base-0"] != first["base-0"]

@@ -98,7 +98,7 @@ def test_a_killed_node_loses_only_unfinished_units(
     answer, said = finish_job(night)
     assert (answer["status"], answer["rows"]) == ("published", _ROWS)
     after = listing.records()
-    assert {path: after[path] for path in before} == before, "what was finished was not made again"
+    assert {path: after[path] for path in before} == before, "finished units were not encoded again"
     assert listing.written() == undisturbed[0], "the same bytes"
     assert (
         f"node {machines.address(3)} is lost; its unfinished work is repeated on the 2 that are left" in said

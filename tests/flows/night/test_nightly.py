@@ -176,19 +176,19 @@ def exact_recall(root: str, texts: list[str], k: int = 10) -> float:
 
 @pytest.mark.parametrize("kind", ["IVF8,Flat", "hnsw"])
 def test_recall_is_reported_for_given_queries_beside_rows(make_job: Make, tmp_path: Path, kind: str):
-    asked = [text.rpartition(" ")[0] for text in sentences(40, seed=5)]
-    (tmp_path / "asked.txt").write_text("\n\n".join(asked))
+    queries = [text.rpartition(" ")[0] for text in sentences(40, seed=5)]
+    (tmp_path / "queries.txt").write_text("\n\n".join(queries))
     effort = ["index.nprobe=1"] if kind != "hnsw" else []
     job = make_job(
         f"index.kind={kind}",
         *effort,
         "gates.recall_at_10=0",
         "whiten.mode=off",
-        f"gates.queries={tmp_path / 'asked.txt'}",
+        f"gates.queries={tmp_path / 'queries.txt'}",
     )
     outcome = nightly(job, Stages())
     gate = outcome.facts["gates"]["recall_at_10_queries"]
-    assert gate["value"] == pytest.approx(exact_recall(outcome.root, asked), abs=1e-9)
+    assert gate["value"] == pytest.approx(exact_recall(outcome.root, queries), abs=1e-9)
     assert (gate["threshold"], gate["passed"]) == (None, True)
     assert "recall@10 of 40 texts of gates.queries" in gate["sentence"]
     assert "recall@10 queries" in Path(outcome.report).read_text()
@@ -211,9 +211,9 @@ def test_a_refused_candidate_is_kept_and_nothing_is_published(make_job: Make):
         nightly(job, Stages())
     assert caught.value.exit_code == 5
     assert Releases(open_store(job.release.root)).current() is None
-    kept = open_store(caught.value.candidate)
-    assert json.loads(kept.read("manifest.json"))["release"] == 0
-    assert b"recall" in kept.read("report.html")
+    candidate = open_store(caught.value.candidate)
+    assert json.loads(candidate.read("manifest.json"))["release"] == 0
+    assert b"recall" in candidate.read("report.html")
 
 
 def test_another_encoder_has_another_space_and_the_old_release_stays_readable(make_job: Make):

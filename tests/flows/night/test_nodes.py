@@ -85,11 +85,11 @@ def written(root: str) -> dict[str, tuple[str, float]]:
     Files that contain the time (manifest, report, commit, marks of attempts) and working files are
     left out.
     """
-    made = ("units/", "moments/", "transforms/", "indexes/", "ids/", "encoders/")
-    there = (entry for entry in open_store(root).list() if entry.path.startswith(made))
+    folders = ("units/", "moments/", "transforms/", "indexes/", "ids/", "encoders/")
+    entries = (entry for entry in open_store(root).list() if entry.path.startswith(folders))
     return {
         entry.path: (entry.stamp, entry.modified)
-        for entry in there
+        for entry in entries
         if not entry.path.startswith("indexes/work/") and ".attempts/" not in entry.path
     }
 
@@ -129,11 +129,11 @@ def test_lost_nodes_lose_only_unfinished_units(
         f"cluster.address={nodes.address}",
         "cluster.workers={min: 1, max: 3}",
     ]
-    quiet, disturbed = f"{s3}/{tmp_path.name}/quiet", f"{s3}/{tmp_path.name}/disturbed"
+    undisturbed, disturbed = f"{s3}/{tmp_path.name}/quiet", f"{s3}/{tmp_path.name}/disturbed"
 
     given = [*job_arguments(tmp_path, encoder), *own]
-    night = start_job("nightly", [*given, f"release.root={quiet}"], environment)
-    seen = wait_for_units(quiet, _UNITS, night, nodes)
+    night = start_job("nightly", [*given, f"release.root={undisturbed}"], environment)
+    seen = wait_for_units(undisturbed, _UNITS, night, nodes)
     answer, _ = finish_job(night)
     assert (answer["status"], answer["rows"]) == ("published", _ROWS)
     assert len(seen) >= 2, "workers of at least two nodes encoded"
@@ -145,12 +145,12 @@ def test_lost_nodes_lose_only_unfinished_units(
     wait_for_units(disturbed, 16, night, nodes)
     nodes.order("kill 1")
     before |= finished(disturbed)
-    assert 12 <= len(before) < 2 * _UNITS, "both were lost in the middle of encoding"
+    assert 12 <= len(before) < 2 * _UNITS, "both nodes were lost in the middle of encoding"
     answer, said = finish_job(night)
     assert (answer["status"], answer["rows"]) == ("published", _ROWS)
     after = written(disturbed)
-    assert {path: after[path] for path in before} == before, "what was finished was not made again"
+    assert {path: after[path] for path in before} == before, "finished units were not encoded again"
     assert {path: stamp for path, (stamp, _) in after.items()} == {
-        path: stamp for path, (stamp, _) in written(quiet).items()
+        path: stamp for path, (stamp, _) in written(undisturbed).items()
     }, "the same bytes"
     assert said.count("is lost; its unfinished work is repeated") == 2

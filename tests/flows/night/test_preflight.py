@@ -28,7 +28,7 @@ def test_repeated_ids_are_counted_across_files_and_batches(
         pq.write_table(table, corpus / f"{number}.parquet", row_group_size=20)
     job = make_job(f"corpus.uri={corpus}", "corpus.keep=[]")
     found = {check.name: check for check in preflight(job, Stages())}["corpus"].found
-    rows = [row for each in rows_of for row in each]
+    rows = [row for rows_of_file in rows_of for row in rows_of_file]
     repeated = len(rows) - len(set(rows))
     assert found == (
         f"3 files; of {len(rows)} sampled rows 0 would be quarantined, {repeated} repeated ids (the first of "

@@ -63,8 +63,8 @@ def uploaded(bucket: str, folder: Path, encoder: Path) -> tuple[str, ...]:
 
 @pytest.fixture
 def arguments(s3: str, encoder: Path, tmp_path: Path) -> Callable[..., tuple[str, ...]]:
-    given = uploaded(s3, tmp_path, encoder)
-    return lambda *more: (*given, *more)
+    overrides = uploaded(s3, tmp_path, encoder)
+    return lambda *more: (*overrides, *more)
 
 
 def seen_of_a_night(
@@ -74,11 +74,11 @@ def seen_of_a_night(
     pickled: list[bytes] = []
     dumps = pickle.dumps
 
-    def heard(*given: Any, **options: Any) -> bytes:
-        pickled.append(dumps(*given, **options))
+    def recording_dumps(*arguments: Any, **options: Any) -> bytes:
+        pickled.append(dumps(*arguments, **options))
         return pickled[-1]
 
-    monkeypatch.setattr(pickle, "dumps", heard)
+    monkeypatch.setattr(pickle, "dumps", recording_dumps)
     assert not [check for check in preflight(job, Stages()) if check.problem]
     outcome = nightly(job, Stages())
     assert (outcome.status, outcome.rows) == ("published", 400)
@@ -97,8 +97,8 @@ def seen_of_a_night(
 def assert_no_secret(seen: dict[str, list[bytes]]) -> None:
     assert min(len(contents) for name, contents in seen.items() if name != "said") > 15
     assert not {
-        (where, secret)
-        for where, contents in seen.items()
+        (kind, secret)
+        for kind, contents in seen.items()
         for content in contents
         for secret in SECRETS
         if secret in content
@@ -146,14 +146,14 @@ def test_a_store_without_conditional_writes_works_with_separate_commits(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Every process of it, Ray's workers included, talks to a store that ignores conditions, throttles, and
-    loses answers.
-    """
+    """All processes, also Ray's, use a store that ignores conditions, throttles, and loses answers."""
     faulty.faults = Faults(drops_conditions=True, throttled=0.03, internal=0.03, lost=0.03, seed=1)
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
     commits = str(tmp_path / "commits")
     job = arguments(f"release.commits_root={commits}", "cluster.workers=1", ON_RAY)
-    root = next(each for each in job if each.startswith("release.root=s3")).removeprefix("release.root=")
+    root = next(argument for argument in job if argument.startswith("release.root=s3")).removeprefix(
+        "release.root="
+    )
     for number, rows in enumerate((400, 450), start=1):
         upload(write_corpus(tmp_path / f"corpus-{rows}", rows), root.replace("/releases", "/corpus"))
         ended = process("nightly", *job, "--json")

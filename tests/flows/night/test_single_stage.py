@@ -1,4 +1,4 @@
-"""Each stage alone: its files can be read with plain tools, and a second run changes nothing."""
+"""Files of a single stage can be read with plain tools, and a second run changes nothing."""
 
 import json
 from collections.abc import Callable
@@ -122,24 +122,24 @@ def test_half_precision_vectors_can_be_stored_searched_and_evaluated(make_job: M
 
 def test_a_plan_writes_nothing_and_knows_the_rows(make_job: Make, tmp_path: Path):
     job = make_job()
-    made = plan(job, Stages(), seconds=0.2)
-    assert (made.rows, made.exact, made.files, made.units) == (400, True, 3, 8)
-    assert made.vector_bytes == 400 * 48 * 4
-    assert made.index.kind == "flat"
-    assert made.rows_per_s > 0
+    planned = plan(job, Stages(), seconds=0.2)
+    assert (planned.rows, planned.exact, planned.files, planned.units) == (400, True, 3, 8)
+    assert planned.vector_bytes == 400 * 48 * 4
+    assert planned.index.kind == "flat"
+    assert planned.rows_per_s > 0
     assert not (tmp_path / "releases").exists()
 
 
 def test_a_plan_for_more_rows_on_named_nodes_scales_this_corpus(make_job: Make):
     job = make_job("encode.unit_rows=32768", "cluster.nodes.count=10", "cluster.nodes.cpus=16")
     assumed = Assumptions(rows=10**9, rows_per_s=1_000.0)
-    made = plan(job, Stages(), seconds=0.1, assumed=assumed)
-    assert (made.rows, made.workers) == (10**9, 160)
-    assert 1 < made.encode_s / (10**9 / 1_000 / 160) < 1.1
-    assert made.index.kind != "flat"
-    assert made.cost.hours > made.encode_s / 3_600
-    assert made.cost.node_hours == 10 * made.cost.hours
-    json.dumps(made.facts())
+    planned = plan(job, Stages(), seconds=0.1, assumed=assumed)
+    assert (planned.rows, planned.workers) == (10**9, 160)
+    assert 1 < planned.encode_s / (10**9 / 1_000 / 160) < 1.1
+    assert planned.index.kind != "flat"
+    assert planned.cost.hours > planned.encode_s / 3_600
+    assert planned.cost.node_hours == 10 * planned.cost.hours
+    json.dumps(planned.facts())
 
 
 def test_a_plan_for_gpus_that_are_not_here_asks_for_their_speed(make_job: Make):

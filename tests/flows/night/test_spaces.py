@@ -25,9 +25,9 @@ from tests.models.folders import save_folder
 def night(tmp_path: Path) -> Night:
     folder = tmp_path / "model"
     folder.mkdir()
-    made = Night(tmp_path / "night", save_folder(folder, "bert"), "index.kind=flat")
-    made.put({"a.parquet": BASE})
-    return made
+    night = Night(tmp_path / "night", save_folder(folder, "bert"), "index.kind=flat")
+    night.put({"a.parquet": BASE})
+    return night
 
 
 @pytest.fixture
@@ -40,36 +40,36 @@ def released(night: Night, child: LocalWorkers) -> Night:
 
 def replace_model(night: Night, tmp_path: Path) -> str:
     """Write another model under the same name. Returns its space."""
-    location = Path(night.job.encoder.path)
-    shutil.rmtree(location)
-    location.mkdir()
-    save_folder(location, "bert", seed=9)
+    folder = Path(night.job.encoder.path)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    save_folder(folder, "bert", seed=9)
     return open_folder(night.job.encoder).space_id
 
 
 def test_a_worker_with_another_model_than_the_driver_refuses_to_encode(night: Night, tmp_path: Path):
-    here = open_folder(night.job.encoder).space_id
+    old_space = open_folder(night.job.encoder).space_id
     task = EncodeUnit(
         open_store(tmp_path / "out"),
         EncoderSettings(path=night.job.encoder.path),
         EncodeSettings(),
-        here,
+        old_space,
         "id",
     )
-    there = replace_model(night, tmp_path)
-    with pytest.raises(SpaceMismatch, match=f"{here}.*{there}"):
+    new_space = replace_model(night, tmp_path)
+    with pytest.raises(SpaceMismatch, match=f"{old_space}.*{new_space}"):
         task.start()
 
 
 def test_another_model_under_the_same_path_reuses_no_unit(released: Night, tmp_path: Path):
     first, vectors = released.current(), live_vectors(released)
-    there = replace_model(released, tmp_path)
+    new_space = replace_model(released, tmp_path)
     released.run()
     now = released.current()
-    assert (first.space_id != there, now.space_id) == (True, there)
+    assert (first.space_id != new_space, now.space_id) == (True, new_space)
     corpus = next(choice.sentence for choice in now.choices if choice.what == "corpus")
     assert (
-        f"the encoder's space is {there}, that of release 1 is {first.space_id} (the settings are the "
+        f"the encoder's space is {new_space}, that of release 1 is {first.space_id} (the settings are the "
         "same: a file of the encoder changed)"
     ) in corpus
     assert not {unit.path for unit in first.units} & {unit.path for unit in now.units}
@@ -89,10 +89,10 @@ def test_a_night_with_another_encoder_names_the_changed_settings(released: Night
 def test_a_record_moved_to_another_space_is_refused_naming_both_spaces(released: Night, tmp_path: Path):
     first = released.current()
     store = open_store(released.job.release.root)
-    there = replace_model(released, tmp_path)
+    new_space = replace_model(released, tmp_path)
     unit = first.units[0]
-    store.write(unit.record.replace(first.space_id[:16], there[:16]), store.read(unit.record))
-    with pytest.raises(SpaceMismatch, match=f"{there}.*{first.space_id}"):
+    store.write(unit.record.replace(first.space_id[:16], new_space[:16]), store.read(unit.record))
+    with pytest.raises(SpaceMismatch, match=f"{new_space}.*{first.space_id}"):
         released.run()
 
 

@@ -42,7 +42,7 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
-def searched(manifest: ReleaseManifest) -> dict[str, str]:
+def searcher_files(manifest: ReleaseManifest) -> dict[str, str]:
     """Return the files that a searcher opens."""
     return {
         "index": manifest.index.files[0].path,
@@ -51,10 +51,10 @@ def searched(manifest: ReleaseManifest) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("what", ["index", "ids", "encoder"])
-def test_a_searcher_refuses_a_changed_file(published: Path, tmp_path: Path, what: str):
+@pytest.mark.parametrize("kind", ["index", "ids", "encoder"])
+def test_a_searcher_refuses_a_changed_file(published: Path, tmp_path: Path, kind: str):
     root = Path(shutil.copytree(published / "releases", tmp_path / "releases"))
-    name = searched(current_manifest(root))[what]
+    name = searcher_files(current_manifest(root))[kind]
     flip(root / name)
     with pytest.raises(DataError, match="sha256") as caught:
         open_release(root).search(sentences(1), 1)
@@ -83,9 +83,9 @@ def night(published: Path, encoder: Path, tmp_path: Path) -> Callable[..., Night
     )
 
 
-@pytest.mark.parametrize("what", ["corpus record", "key table", "unit"])
+@pytest.mark.parametrize("kind", ["corpus record", "key table", "unit"])
 def test_the_next_night_refuses_a_changed_file_and_publishes_nothing(
-    night: Callable[..., NightOutcome], tmp_path: Path, what: str
+    night: Callable[..., NightOutcome], tmp_path: Path, kind: str
 ):
     root = tmp_path / "releases"
     manifest = current_manifest(root)
@@ -95,7 +95,7 @@ def test_the_next_night_refuses_a_changed_file_and_publishes_nothing(
         "corpus record": manifest.corpus.path,
         "key table": corpus.keys[0].path,
         "unit": manifest.units[0].path,
-    }[what]
+    }[kind]
     flip(root / name)
     with pytest.raises(PipelineError, match="sha256") as caught:
         night("index.kind=hnsw")  # another kind is filled from the units
@@ -104,12 +104,12 @@ def test_the_next_night_refuses_a_changed_file_and_publishes_nothing(
     assert [commit.release for commit in Releases(open_store(root)).history()] == [1]
 
 
-@pytest.mark.parametrize("what", ["index", "ids"])
+@pytest.mark.parametrize("kind", ["index", "ids"])
 def test_the_next_night_rebuilds_a_changed_index_and_reports_it(
-    night: Callable[..., NightOutcome], tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+    night: Callable[..., NightOutcome], tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ):
     root = tmp_path / "releases"
-    flip(root / searched(current_manifest(root))[what])
+    flip(root / searcher_files(current_manifest(root))[kind])
     assert night().status == "published"
     assert "sha256" in capsys.readouterr().err
     assert open_release(root).search([sentences(400)[7]], 1)["id"].to_pylist() == ["row-00007"]

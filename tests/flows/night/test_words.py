@@ -66,8 +66,8 @@ def test_a_release_of_word_vectors_is_searched_with_its_own_copy_of_them(
         load_settings(Job, None, tuple(arguments)).encoder, load_settings(Job, None, tuple(arguments)).encode
     )
     expected = raw.encode(sentences(300))
-    for gone in (tmp_path / "words.txt.gz", tmp_path / "counts.parquet"):
-        gone.unlink()
+    for file in (tmp_path / "words.txt.gz", tmp_path / "counts.parquet"):
+        file.unlink()
     shutil.rmtree(tmp_path / "cache")
     release = open_release(tmp_path / "releases")
     assert (len(release), release.manifest.counts["quarantined"], release.space_id) == (300, 1, raw.space_id)
@@ -119,11 +119,11 @@ def test_workers_load_word_vectors_from_the_copy_in_a_remote_root(
 ):
     encoder = load_settings(Job, None, tuple(arguments)).encoder
     expected = load_encoder(encoder, EncodeSettings())
-    there = encoder_for_workers(encoder, open_store(f"{s3}/{tmp_path.name}"), RayWorkers(()))
-    for gone in (tmp_path / "words.txt.gz", tmp_path / "counts.parquet"):
-        gone.unlink()
+    for_workers = encoder_for_workers(encoder, open_store(f"{s3}/{tmp_path.name}"), RayWorkers(()))
+    for file in (tmp_path / "words.txt.gz", tmp_path / "counts.parquet"):
+        file.unlink()
     shutil.rmtree(tmp_path / "cache")
-    loaded = load_encoder(there, EncodeSettings())
+    loaded = load_encoder(for_workers, EncodeSettings())
     assert (loaded.space_id, loaded.folder.files) == (expected.space_id, expected.folder.files)
     np.testing.assert_array_equal(loaded.encode(sentences(50)), expected.encode(sentences(50)))
 

@@ -1,5 +1,5 @@
-"""Commands of the documents that need Ray: trainings in their order, and the vector column on machines with
-one and two cores.
+"""Commands and code of the documents that need Ray: trainings in their order, and the vector column on
+machines of one core and of two.
 """
 
 import shlex
@@ -31,7 +31,7 @@ SMALL = {
 
 
 def is_run(command: str) -> bool:
-    """Return whether the command needs Ray, or makes the rows of a training that does."""
+    """Return whether the command needs Ray, or writes the rows of a training that does."""
     return runs_on_ray(command) or command.startswith("manta pairs pairs.")
 
 
@@ -48,9 +48,9 @@ def test_commands_of_trainings_and_variants_run_in_the_documented_order(
     rows = pa.table({"id": [f"r{number}" for number in range(60)], "text": sentences(60)})
     pq.write_table(rows, tmp_path / "out" / "quickstart" / "corpus" / "part-0.parquet")
     pq.write_table(pa.Table.from_pylist(inference(40)), tmp_path / "nli.parquet")
-    every = [command for command in commands(SETTINGS) if is_run(command)]
-    assert {command for command in commands(README) if runs_on_ray(command)} < set(every)
-    assert [command.split()[1] for command in every] == [
+    ordered = [command for command in commands(SETTINGS) if is_run(command)]
+    assert {command for command in commands(README) if runs_on_ray(command)} < set(ordered)
+    assert [command.split()[1] for command in ordered] == [
         "train",
         "encode",
         "pairs",
@@ -58,9 +58,9 @@ def test_commands_of_trainings_and_variants_run_in_the_documented_order(
         "augment",
         "train",
     ]
-    for command in every:
-        _, verb, *given = shlex.split(command.replace("all-MiniLM-L6-v2", str(encoder)))
-        ended = manta(verb, *given, *SMALL[verb])
+    for command in ordered:
+        _, verb, *arguments = shlex.split(command.replace("all-MiniLM-L6-v2", str(encoder)))
+        ended = manta(verb, *arguments, *SMALL[verb])
         assert ended.code == 0, f"{command}\n{ended.err}"
 
 
@@ -78,5 +78,5 @@ def test_the_documented_dataset_code_runs_on_any_number_of_cores(cores: int, enc
     )
     program = start + block + "rows.write_parquet('made')\n"
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=500)
-    made = pq.read_table(tmp_path / "made")
-    assert (len(made), made["vector"].null_count) == (60, 0)
+    rows = pq.read_table(tmp_path / "made")
+    assert (len(rows), rows["vector"].null_count) == (60, 0)

@@ -1,6 +1,4 @@
-"""Flows on pools of Ray's actors: what they store and find is what one process stores and finds, byte for
-byte.
-"""
+"""Flows on pools of Ray's actors store and find the same bytes as flows in one process."""
 
 import json
 from collections.abc import Callable
@@ -95,7 +93,7 @@ def test_each_model_runs_on_its_own_pool_in_turn(make_job: MakeJob, tmp_path: Pa
 @pytest.mark.slow
 def test_a_killed_actor_changes_no_byte(child: LocalWorkers, make_job: MakeJob, tmp_path: Path):
     with connect(ClusterSettings(), Stages(), local=child):
-        quiet = augment(
+        alone = augment(
             make_job(
                 LENIENT, "augment.unit_rows=50", shuffles(tmp_path), f"release.root={tmp_path / 'quiet'}"
             ),
@@ -106,7 +104,7 @@ def test_a_killed_actor_changes_no_byte(child: LocalWorkers, make_job: MakeJob, 
         Stages(),
     )
     assert (tmp_path / "died").exists()
-    assert [unit.sha256 for unit in made.manifest.units] == [unit.sha256 for unit in quiet.manifest.units]
+    assert [unit.sha256 for unit in made.manifest.units] == [unit.sha256 for unit in alone.manifest.units]
 
 
 @pytest.mark.slow
@@ -143,9 +141,9 @@ def test_mining_before_a_training_finds_the_pairs_of_one_process(
         "train.name=run",
     )
     trained = train(job, Stages())
-    places = list((tmp_path / "mined/pairs").glob("*/rows"))
-    assert len(places) == 1
-    assert rows_of_pairs(PairSettings(uri=str(places[0]))) == alone
+    folders = list((tmp_path / "mined/pairs").glob("*/rows"))
+    assert len(folders) == 1
+    assert rows_of_pairs(PairSettings(uri=str(folders[0]))) == alone
     record = json.loads((tmp_path / "run/run.json").read_text())
     assert [counts["rows"] for counts in record["counts"]] == [len(alone)]
     assert trained.result.steps == 2
@@ -189,7 +187,7 @@ def test_the_documented_code_adds_a_vector_column_to_a_dataset(encoder: Path, tm
 
 
 @pytest.mark.slow
-def test_a_corpus_read_by_actors_is_that_of_one_process(
+def test_a_corpus_that_actors_read_has_the_bytes_of_one_process(
     child: LocalWorkers, make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     roots = [tmp_path / "alone", tmp_path / "on-ray"]

@@ -1,5 +1,5 @@
-"""The metrics of workers and driver are served at the node's metrics port, in the format of Prometheus;
-without Ray, recording them does nothing and does not fail.
+"""The metrics of workers and the driver are on the node's metrics port, in the text format of Prometheus;
+without Ray recording does nothing.
 """
 
 import re
@@ -32,7 +32,7 @@ Text = dict[tuple[str, Labels], float]
 
 @dataclass(frozen=True)
 class Encoding:
-    """Says that it encoded, as an encode worker does."""
+    """Record encoded rows, as an encode worker does."""
 
     def start(self) -> Callable[[int], int]:
         def work(item: int) -> int:
@@ -43,7 +43,7 @@ class Encoding:
 
 
 def page() -> str:
-    """Read the page of the node's metrics port."""
+    """Read the node's metrics port."""
     import ray
 
     node = ray.nodes()[0]
@@ -69,30 +69,30 @@ class Port:
             self.seen[name, frozenset(_LABEL.findall(labels))] = float(value)
 
     def begin(self) -> None:
-        """Count from now on, once the port says all that this process counted before."""
+        """Count from now on, after the port has shown everything that this process counted before."""
         metrics.record_release(MARK, 0, 0.0)
         assert self.reaches(lambda: self.value(metrics.RELEASE), MARK)
         self.before = dict(self.seen)
 
     def value(self, series: metrics.MetricSeries, **labels: str) -> float:
-        """Return the value of a gauge, or the increase of a counter over all processes since `begin`."""
+        """Return the value of a gauge, or the sum of what all processes have counted since `begin`."""
         keys = [key for key in self.seen if key[0] == exported(series) and key[1] >= set(labels.items())]
         if series.kind == "Gauge":
             return sum(self.seen[key] for key in keys)
         return sum(self.seen[key] - self.before.get(key, 0.0) for key in keys)
 
     def reaches(self, look: Callable[[], object], expected: object) -> bool:
-        """Return whether the port reaches the expected value, since processes send at intervals."""
+        """Return whether `look` gives the expected value in time; processes send in intervals."""
 
-        def again() -> object:
+        def read_and_look() -> object:
             self.look()
             return look()
 
-        return reaches(again, expected)
+        return reaches(read_and_look, expected)
 
 
 def reaches(look: Callable[[], object], expected: object) -> bool:
-    """Return whether the port reaches the expected value, since processes send at intervals."""
+    """Return whether `look` gives the expected value in time; processes send in intervals."""
     deadline = time.monotonic() + _PATIENCE_S
     while look() != expected and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -161,16 +161,16 @@ def test_without_ray_metrics_import_nothing_and_do_not_fail():
         "3.0)\nmetrics.count_night('unchanged', 0)\n"
         "metrics.count_encoded(1, 2, {})\nprint('ray' in sys.modules)"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == "False"
+    assert process.stdout.strip() == "False"
 
 
 def test_metric_names_are_unique_and_valid_in_prometheus():
     series = [value for value in vars(metrics).values() if isinstance(value, metrics.MetricSeries)]
-    names = [exported(each) for each in series]
+    names = [exported(metric) for metric in series]
     assert len(names) >= 12
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names)
-    assert all(re.fullmatch(r"[a-z_]+", label) for each in series for label in each.labels)
+    assert all(re.fullmatch(r"[a-z_]+", label) for metric in series for label in metric.labels)

@@ -1,5 +1,5 @@
-"""Workers of a training: what they say and raise comes home as it was; who died and who only noticed is told
-apart.
+"""Messages and errors of training workers reach the driver unchanged; the worker that died is distinguished
+from workers that lost their connection to it.
 """
 
 import os
@@ -33,7 +33,7 @@ def refusal() -> DataError:
 
 @dataclass(frozen=True)
 class Sum:
-    """Ranks add up what they are; one of them may fail, or die at its first start."""
+    """Add the numbers of all ranks; one of the ranks may fail, or die at its first start."""
 
     folder: Path
     fails: int | None = None
@@ -61,12 +61,12 @@ class Sum:
 @pytest.mark.usefixtures("ray_cluster")
 def test_ranks_train_together_and_a_killed_one_is_replaced(tmp_path: Path):
     stages = Stages()
-    with listening() as heard, stages("training", 7, "steps") as bar:
+    with listening() as messages, stages("training", 7, "steps") as bar:
         GROUP.run(Sum(tmp_path, dies=1), bar)
     assert [(tmp_path / f"sum-{rank}").read_text() for rank in range(2)] == ["6.0", "6.0"]
-    assert len(list(tmp_path.glob("started-*"))) == 4, "all began anew, once"
-    assert sum(sentence.startswith("a training worker is lost (rank 1: ") for sentence in heard) == 1
-    assert heard.count("0 of 2 on cpu with 1 threads") == 1, "what the first rank said"
+    assert len(list(tmp_path.glob("started-*"))) == 4, "all ranks were started again, once"
+    assert sum(sentence.startswith("a training worker is lost (rank 1: ") for sentence in messages) == 1
+    assert messages.count("0 of 2 on cpu with 1 threads") == 1, "the message of the first rank"
     assert (stages.finished[0].done, stages.finished[0].note) == (7, "all is well")
 
 

@@ -1,5 +1,5 @@
-"""Every item goes through the pool once, on several actors; errors of ours come out as raised, and nobody
-waits for ever for what cannot come.
+"""Every item is processed once, on several actors; errors of this package arrive as raised, and waiting for
+resources that cannot come ends.
 """
 
 import contextlib
@@ -133,19 +133,19 @@ def test_waiting_for_an_occupied_cluster_ends_with_an_error(ray_cluster: Workers
 
 @pytest.fixture
 def add_nodes(ray_cluster: Workers) -> Iterator[Callable[[int], None]]:
-    """Tells Ray, as its autoscaler does, of nodes with two CPUs and so many GPUs that it can add."""
+    """Tell Ray, as its autoscaler does, that it can add nodes with two CPUs and a number of GPUs."""
     from ray._raylet import GCS_AUTOSCALER_CLUSTER_CONFIG_KEY, GCS_AUTOSCALER_STATE_NAMESPACE
     from ray.core.generated.autoscaler_pb2 import ClusterConfig
     from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
 
-    def tell(gpus: int) -> None:
-        told = ClusterConfig()
-        group = told.node_group_configs.add(name="more", min_count=0, max_count=4)
+    def add(gpus: int) -> None:
+        cluster_config = ClusterConfig()
+        group = cluster_config.node_group_configs.add(name="more", min_count=0, max_count=4)
         group.resources.update({"CPU": 2, "GPU": gpus} if gpus else {"CPU": 2})
-        content = told.SerializeToString()
+        content = cluster_config.SerializeToString()
         _internal_kv_put(GCS_AUTOSCALER_CLUSTER_CONFIG_KEY, content, namespace=GCS_AUTOSCALER_STATE_NAMESPACE)
 
-    yield tell
+    yield add
     _internal_kv_del(GCS_AUTOSCALER_CLUSTER_CONFIG_KEY, namespace=GCS_AUTOSCALER_STATE_NAMESPACE)
 
 
@@ -182,7 +182,7 @@ def test_a_long_item_does_not_end_the_run(ray_cluster: Workers):
 
 
 @pytest.mark.slow
-def test_a_slow_item_is_begun_again_by_a_worker_that_stands_by(ray_cluster: Workers, tmp_path: Path):
+def test_a_slow_item_is_started_a_second_time_by_an_idle_worker(ray_cluster: Workers, tmp_path: Path):
     began = time.monotonic()
     made = dict(ray_cluster.map_units(SlowFirst(str(tmp_path), 600.0), list(range(6)), Pool(2, cpus=0.5)))
     first = int((tmp_path / "first").read_text())
@@ -221,7 +221,7 @@ with connect(ClusterSettings(address="local"), Stages()) as workers:
 
 @pytest.mark.slow
 def test_the_warning_about_a_killed_worker_names_no_infinite_retries(tmp_path: Path):
-    """In a process of its own: Ray reads once, when it is imported, which lines it leaves out."""
+    """In a process of its own, because Ray reads its rules for repeated lines once, when it is imported."""
     command = [sys.executable, "-c", _DIES_TWICE, str(tmp_path)]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_DEDUP_LOGS")}
@@ -234,10 +234,10 @@ def test_the_warning_about_a_killed_worker_names_no_infinite_retries(tmp_path: P
         timeout=300,
         check=True,
     )
-    told = ended.stdout + ended.stderr
-    assert "{0: 7, 1: 8}" in told
-    assert "A worker died or was killed" in told
-    assert "retries" not in told
+    output = ended.stdout + ended.stderr
+    assert "{0: 7, 1: 8}" in output
+    assert "A worker died or was killed" in output
+    assert "retries" not in output
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_a_pool_has_at_most_one_actor_per_item(count: int, pool: Pool, expected:
 
 @pytest.fixture(scope="module")
 def gpus() -> dict[str, object]:
-    """Run a program in its own Ray with two logical GPUs, which nothing computes on; return its output."""
+    """Return the observations of tests.flows.gpus on its own Ray with two logical GPUs."""
     command = [sys.executable, "-m", "tests.flows.gpus"]
     done = subprocess.run(
         command,
@@ -302,7 +302,7 @@ def test_three_gpus_on_a_node_of_two_are_refused_before_anything_starts(gpus):
 
 
 def on_short_memory(part: float) -> dict[str, object]:
-    """Run a driver whose workers may use that part of the free memory; return how it ended."""
+    """Run tests.flows.memory, whose workers may use `part` of the free memory. Returns its error."""
     command = [sys.executable, "-m", "tests.flows.memory", str(part)]
     done = subprocess.run(
         command,
@@ -319,8 +319,8 @@ def on_short_memory(part: float) -> dict[str, object]:
 @pytest.mark.alone
 @pytest.mark.skipif(psutil.virtual_memory().available < 6 << 30, reason="6 GB of free memory are needed")
 def test_an_item_that_exceeds_the_memory_ends_the_run_with_an_error():
-    """Ray's memory monitor kills the worker each time, and whatever else it likes: also the board on which
-    progress is told.
+    """Ray's memory monitor kills the worker each time, and sometimes other processes: also the board that
+    receives the reports of progress.
     """
     ended = on_short_memory(0.5)
     assert ended["exit code"] == 75

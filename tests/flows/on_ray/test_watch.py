@@ -1,5 +1,5 @@
-"""The driver's watch over the workers of a call: it gives up when it has to, not later, and goes on when Ray
-fails for a moment.
+"""The driver watches the workers of a call: it gives up at the end of its patience, not later, and continues
+if Ray fails for a moment.
 """
 
 import os
@@ -40,20 +40,20 @@ def call(ray_cluster: Workers) -> Iterator[Call]:
 
 @pytest.fixture
 def watching(call: Call) -> Iterator[MakeWatch]:
-    """Watches over workers of one CPU each, stopped when the test ends."""
-    made: list[Watch] = []
+    """Start watches of workers with one CPU each; stop them when the test ends."""
+    watches: list[Watch] = []
 
-    def make(over: Call) -> Watch:
-        made.append(Watch(over, "Double", ResourceDemand(1.0, 0.0), 3, None))
-        return made[-1]
+    def make(call: Call) -> Watch:
+        watches.append(Watch(call, "Double", ResourceDemand(1.0, 0.0), 3, None))
+        return watches[-1]
 
     yield make
-    for each in made:
-        each.stop()
+    for started in watches:
+        started.stop()
 
 
 def given_up(watch: Watch, within_s: float) -> PipelineError:
-    """The error with which the watch gives up."""
+    """Wait for the error with which the watch gives up."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         try:
@@ -64,8 +64,8 @@ def given_up(watch: Watch, within_s: float) -> PipelineError:
     raise AssertionError(f"no error within {within_s:g} s")
 
 
-def here() -> WorkerProcess:
-    """This process, as a worker."""
+def current_process() -> WorkerProcess:
+    """Describe this process as a worker."""
     import ray
 
     return WorkerProcess.current(ray.get_runtime_context().get_node_id())
@@ -80,7 +80,7 @@ def test_the_item_of_a_dead_worker_is_awaited_once(ray_cluster: Workers, call: C
     ray_cluster.run(Double(), 1, Pool(1, cpus=0.5))  # leaves a process in which the node can answer at once
     set_patience(6.0)
     watch = watching(call)
-    ray.get(call.board.record_start.remote(call.name, 0, replace(here(), pid=ended.pid)))
+    ray.get(call.board.record_start.remote(call.name, 0, replace(current_process(), pid=ended.pid)))
     start = time.monotonic()
     error = given_up(watch, within_s=30.0)
     assert isinstance(error, TransientError)
@@ -122,15 +122,15 @@ def test_workers_that_cannot_be_scheduled_end_the_call_after_the_wait(
     call: Call, demanded: int, refused: bool
 ):
     set_patience(PATIENCE_S, 1.0)
-    over = Watch(call, "Double", ResourceDemand(1.0, 0.0, demanded), 3, None)
+    watch_of_call = Watch(call, "Double", ResourceDemand(1.0, 0.0, demanded), 3, None)
     try:
         if not refused:
             with pytest.raises(AssertionError, match="no error"):
-                given_up(over, within_s=3.0)
+                given_up(watch_of_call, within_s=3.0)
             return
-        error = given_up(over, within_s=20.0)
+        error = given_up(watch_of_call, within_s=20.0)
     finally:
-        over.stop()
+        watch_of_call.stop()
     assert isinstance(error, TransientError)
     expected = (
         r"room for 10000 workers of 1 CPU and 0 GPUs \(cluster.workers.min\), within 1 s .*found room for \d"
@@ -146,7 +146,7 @@ class Lossy:
         self.heard = threading.Event()
         self.record_heartbeat = self
 
-    def remote(self, *told: Any) -> None:
+    def remote(self, *arguments: Any) -> None:
         import ray
 
         self.sent += 1
@@ -165,11 +165,11 @@ def test_heartbeats_continue_after_a_lost_one(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def lost_gpu(ray_cluster: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node with a GPU that this run has seen, and that is gone."""
+    """Make this run believe that it has seen a node with a GPU, which is lost now."""
     import ray
 
     monkeypatch.setattr(cluster_nodes, "_seen_by_job", {})
-    gone = {
+    lost = {
         "Alive": True,
         "NodeID": os.urandom(28).hex(),
         "NodeManagerAddress": "10.0.0.9",
@@ -177,7 +177,7 @@ def lost_gpu(ray_cluster: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     }
     with pytest.MonkeyPatch.context() as earlier:
         nodes = ray.nodes()
-        earlier.setattr(ray, "nodes", lambda: [*nodes, gone])
+        earlier.setattr(ray, "nodes", lambda: [*nodes, lost])
         nodes_alive()
 
 
