@@ -89,7 +89,7 @@ def test_a_file_preserves_every_step() -> None:
 def test_damaged_files_are_refused() -> None:
     chain = fit_transform(Moments.of(vectors()), WhitenSettings(transform="standardize+components"), "raw")
     assert isinstance(chain, Chain)
-    files = {str(place): np.frombuffer(step.to_bytes(), np.uint8) for place, step in enumerate(chain.steps)}
+    files = {str(number): np.frombuffer(step.to_bytes(), np.uint8) for number, step in enumerate(chain.steps)}
     header = {"kind": "chain", "steps": ["standardize", "components"], "transform_id": chain.transform_id}
     load_transform(pack(files, header))
     cases = {

@@ -66,7 +66,7 @@ def test_likelihood_finds_the_directions_above_the_noise(signals: int) -> None:
     assert dict(curve.points)[curve.chosen] == pytest.approx(fitted, rel=1e-9)
 
 
-def test_after_another_step_the_likelihood_is_that_of_its_output() -> None:
+def test_after_another_step_the_likelihood_is_computed_on_its_output() -> None:
     x = factors(4_000) * np.linspace(1, 30, 24)
     plain, (curve,) = tune_transform(
         WhitenSettings(transform="standardize+whitening", k="likelihood"),

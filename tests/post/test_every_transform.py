@@ -1,4 +1,4 @@
-"""Properties of every transform."""
+"""Every registered transform maps rows one by one, is stored bit for bit, and refuses invalid input."""
 
 import pickle
 from collections.abc import Callable
@@ -33,12 +33,12 @@ def fitted(name: str, space_id: str = "a space") -> Transform:
 
 def test_rows_become_finite_float32_of_the_named_width(name: str):
     transform, x = fitted(name), vectors(50, seed=3)
-    given = x.copy()
+    before = x.copy()
     for rows in (0, 1, 50):
         y = transform(x[:rows])
         assert (y.shape, y.dtype) == ((rows, transform.k), np.float32)
         assert np.isfinite(y).all()
-    np.testing.assert_array_equal(x, given)
+    np.testing.assert_array_equal(x, before)
 
 
 def test_rows_do_not_depend_on_each_other(name: str):
@@ -69,7 +69,7 @@ def test_the_identity_depends_on_the_space_of_the_fit(name: str):
     assert fitted(name, "another space").transform_id != fitted(name).transform_id
 
 
-def test_the_matrix_and_bias_are_those_of_the_map(name: str):
+def test_the_matrix_and_bias_give_the_same_vectors_as_the_transform(name: str):
     transform, x = fitted(name), vectors(50, seed=3)
     affine = transform.affine()
     assert (affine is not None) or not isinstance(TRANSFORMS[name], FromMoments)

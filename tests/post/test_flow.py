@@ -72,7 +72,7 @@ def test_a_file_preserves_every_bit_and_its_kind():
 
 
 def test_a_loaded_flow_has_initialized_actnorms():
-    """Expect the first vectors after loading, of another location and scale, to initialize nothing."""
+    """The first vectors after loading, of another location and scale, must not initialize actnorms again."""
     tensors, _ = unpack(fit(0).to_bytes())
     flags = [bool(tensor.all()) for name, tensor in tensors.items() if name.endswith("initialised")]
     assert flags == [True] * 18  # two levels of three steps with one actnorm each, and two in its coupling
@@ -83,9 +83,11 @@ def test_a_loaded_flow_has_initialized_actnorms():
 
 def test_another_process_writes_the_same_bytes():
     program = "from tests.post.test_flow import *; torch.set_num_threads(1); print(fit().transform_id)"
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
     with use_threads(1):
-        assert told.strip() == fit().transform_id
+        assert output.strip() == fit().transform_id
 
 
 def test_notes_describe_likelihood_and_dev_scores():

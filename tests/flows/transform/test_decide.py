@@ -98,8 +98,8 @@ def test_the_index_transforms_raw_vectors_as_numpy_does(
     placed = (addresses >> 32) * 50 + (addresses & 0xFFFFFFFF)
     np.testing.assert_allclose(np.take_along_axis(cosines, placed, axis=1), scores, atol=2e-3)
     assert release.search(sentences(400)[:5], 1)["id"].to_pylist() == [f"row-{row:05d}" for row in range(5)]
-    said = next(choice for choice in release.manifest.choices if choice.what == "whitening")
-    assert said.sentence.startswith(
+    decision = next(choice for choice in release.manifest.choices if choice.what == "whitening")
+    assert decision.sentence.startswith(
         "Whitening is used" if name == "whitening" else f"The transform {name} is used"
     )
     assert "transform and normalisation are inside the index" in Path(outcome.report).read_text()
@@ -121,7 +121,7 @@ def test_a_release_of_a_version_with_whitening_only_is_continued(
         newest.model_copy(update={"parent": first.release, "settings": older}), lambda number: ""
     )
     assert night("whiten.mode=on", "whiten.k=20").status == "unchanged", (
-        "what the older version did not know is as it is by default"
+        "settings that the older version lacks have their defaults"
     )
     pq.write_table(
         pa.table({"id": ["late"], "text": ["a late row stands near the old river"], "lang": ["en"]}),
@@ -133,9 +133,9 @@ def test_a_release_of_a_version_with_whitening_only_is_continued(
         401,
         first.facts["transform_id"],
     )
-    told = {choice["what"]: choice for choice in outcome.facts["decisions"]}
-    assert told["whitening"]["chosen"] == "kept, used"
-    assert told["index"]["chosen"] != "built anew"
+    decisions = {choice["what"]: choice for choice in outcome.facts["decisions"]}
+    assert decisions["whitening"]["chosen"] == "kept, used"
+    assert decisions["index"]["chosen"] != "built anew"
     (root / "corpus" / "part-late.parquet").unlink()
 
 

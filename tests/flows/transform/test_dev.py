@@ -61,7 +61,7 @@ def test_a_folder_is_refused_as_dev_file(tmp_path: Path):
         dev_pairs(str(tmp_path))
 
 
-def test_dev_pairs_are_those_with_a_score(tmp_path: Path):
+def test_dev_pairs_are_the_pairs_with_a_score(tmp_path: Path):
     for score in (pa.array([1, None, 3], pa.int32()), pa.array([1.0, float("nan"), 3.0])):
         columns = {**GIVEN, "score": score, "sentence1": pa.array(["one", "two", "one"]).dictionary_encode()}
         pq.write_table(pa.table(columns), tmp_path / "dev.parquet")

@@ -47,15 +47,15 @@ def test_only_units_with_new_dead_rows_are_read_again(cluster: Workers, tmp_path
     assert [file is not None for file in first.live] == [True, True, False]
     assert_of_live_rows(chain, first)
     chain.kill(7, units=(2,))
-    fresh = merged(chain)
+    from_vectors = merged(chain)
     for placed in chain.units[:2]:
         chain.store.delete(placed.unit.path)
-    again = merged(chain, first.live)
-    assert again == fresh, "the same bits from the stored moments as from the vectors"
-    assert_of_live_rows(chain, again)
+    from_stored = merged(chain, first.live)
+    assert from_stored == from_vectors, "the same bits from the stored moments as from the vectors"
+    assert_of_live_rows(chain, from_stored)
     chain.kill(1, units=(0,))
     with pytest.raises(FileNotFoundError):  # other dead rows than the stored moments were computed without
-        merged(chain, again.live)
+        merged(chain, from_stored.live)
 
 
 def test_missing_moments_are_computed_again_and_changed_ones_refused(cluster: Workers, tmp_path: Path):
