@@ -1,5 +1,6 @@
 """Every example of a training is one that would start."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def test_the_command_in_the_comment_runs_the_config(file: Path):
     ]
     called = f"manta train --config {file.relative_to(ROOT)}"
     command = next(line for line in comment if line.startswith(called))
-    check_settings(load_settings(Job, file, tuple(command.removeprefix(called).split())).train)
+    check_settings(load_settings(Job, file, tuple(shlex.split(command.removeprefix(called)))).train)
 
 
 @pytest.mark.parametrize("name", ["simcse-unsupervised", "simcse-supervised", "simcse-masked-lm"])
