@@ -141,8 +141,7 @@ class _Checks:
                 file_rows += batch.rows
                 read_bytes = batch.position
                 hash_batches.append(id_hashes(batch.good))  # 8 bytes a row, whatever the ids' lengths
-                interval = max(1, batch.good.num_rows // _SAMPLED_TEXTS)
-                self.texts += batch.good["text"].to_pylist()[::interval]
+                self.texts += _draw_texts(batch.good["text"])
             self.row_bytes = max(self.row_bytes, read_bytes // max(file_rows, 1))
             rows += file_rows
         hashes = np.concatenate(hash_batches)
@@ -211,3 +210,9 @@ class _Checks:
         with connect(self.job.cluster, self.stages, verbose=self.verbose) as workers:
             size = workers.pool(self.job.cluster, 1_000_000).size
             return f"{describe_resources(workers.cpus, workers.gpus)}: {counted(size, 'encode worker')}"
+
+
+def _draw_texts(texts: pa.ChunkedArray) -> list[str]:
+    """Draw at most 256 texts at random; every k-th could be of one language in a file that alternates."""
+    chosen = np.random.default_rng(0).permutation(len(texts))[:_SAMPLED_TEXTS]
+    return texts.take(pa.array(np.sort(chosen))).to_pylist()

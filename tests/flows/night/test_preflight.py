@@ -49,3 +49,18 @@ def test_one_worker_and_one_core_are_named_in_the_singular(make_job: Callable[..
     found = {check.name: check.found for check in preflight(make_job(), Stages())}
     assert found["cluster"] == "1 CPU and 0 GPUs: 1 encode worker"
     assert found["corpus"] == "3 files; of 400 sampled rows 0 would be quarantined, ids unique"
+
+
+def test_a_corpus_that_alternates_between_languages_is_sampled_in_their_proportions(
+    make_job: Callable[..., Job], tmp_path: Path
+):
+    """Three quarters of 1,024 rows are English; every fourth row alone would be Chinese only."""
+    texts = [
+        f"一个人在弹吉他 {row}" if row % 4 == 0 else f"a man plays a guitar {row}" for row in range(1024)
+    ]
+    pq.write_table(pa.table({"id": list(range(1024)), "text": texts}), tmp_path / "a.parquet")
+    job = make_job(f"corpus.uri={tmp_path / 'a.parquet'}", "corpus.keep=[]", "gates.unknown_tokens=null")
+    checks = {check.name: check for check in preflight(job, Stages())}
+    facts = checks["tokens"].facts
+    assert facts["rows"] == 256
+    assert 0.15 < facts["scripts"]["chinese"]["rows"] / facts["rows"] < 0.35
