@@ -26,16 +26,26 @@ Geometry = Annotated[
     ),
 ]
 
+MaskWords = Annotated[
+    bool,
+    typer.Option(
+        "--mask-words",
+        help="Also read candidates with a template by words: those that their language model predicts at "
+        "the mask, with and without de-noising.",
+    ),
+]
+
 
 @job_command
-def evaluate(run: CommandRun, geometry: Geometry = False) -> Answer:
+def evaluate(run: CommandRun, geometry: Geometry = False, mask_words: MaskWords = False) -> Answer:
     """Measure candidates on tasks, side by side; without tasks, the published release against its gates.
 
-    With evaluate.tasks (a folder of STS and transfer tasks), evaluate.own (your own data) or --geometry:
-    scores the candidates with 95 % intervals, and their differences with the first one. evaluate.candidates
-    names encoders, encoders with a fitted transform, and releases; without it the job's encoder is the only
-    candidate. Prints a table and writes a page. Every sentence is encoded once for each encoder; vectors and
-    scores are kept below evaluations/ of evaluate.root or release.root, and later runs reuse them.
+    With evaluate.tasks (a folder of STS and transfer tasks), evaluate.own (your own data), --geometry
+    or --mask-words: scores the candidates with 95 % intervals, and their differences with the first one.
+    evaluate.candidates names encoders, encoders with a fitted transform, and releases; without it the job's
+    encoder is the only candidate. Prints a table and writes a page. Every sentence is encoded once for each
+    encoder; vectors and scores are kept below evaluations/ of evaluate.root or release.root, and later runs
+    reuse them.
 
     Without any of these: measures the published release against the gates, such as recall against exact
     search over the release's own vectors, size, latency and row counts. Exit code 5 if a gate is not met.
@@ -44,9 +54,11 @@ def evaluate(run: CommandRun, geometry: Geometry = False) -> Answer:
     from pipeline.flows.evaluate.evaluate import evaluate as run_evaluation
     from pipeline.flows.evaluate.report import store_evaluation
 
-    if not compares_candidates(run.job, geometry=geometry):
+    if not compares_candidates(run.job, analyses=geometry or mask_words):
         return _measure_gates(run)
-    evaluation = run_evaluation(run.job, run.stages, geometry=geometry, verbose=run.verbose)
+    evaluation = run_evaluation(
+        run.job, run.stages, geometry=geometry, mask_words=mask_words, verbose=run.verbose
+    )
     stored = store_evaluation(evaluation, datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"))
     page = stored.page
     return Answer(

@@ -11,7 +11,13 @@ from pipeline.settings.build import BuildSettings
 from pipeline.settings.cluster import ClusterSettings, NodesSettings, WorkerSettings
 from pipeline.settings.corpus import CorpusSettings
 from pipeline.settings.encode import Dtype, EncoderSettings, EncodeSettings
-from pipeline.settings.evaluate import CandidateSettings, EvaluateSettings, GeometrySettings, TaskSettings
+from pipeline.settings.evaluate import (
+    CandidateSettings,
+    EvaluateSettings,
+    GeometrySettings,
+    MaskWordsSettings,
+    TaskSettings,
+)
 from pipeline.settings.index import GateSettings, IndexSettings, ReleaseSettings
 from pipeline.settings.training import TrainSettings
 from pipeline.settings.transform import FlowSettings, WhitenSettings
@@ -31,6 +37,7 @@ __all__ = [
     "GeometrySettings",
     "IndexSettings",
     "Job",
+    "MaskWordsSettings",
     "NodesSettings",
     "ReleaseSettings",
     "TaskSettings",

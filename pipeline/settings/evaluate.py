@@ -97,6 +97,20 @@ class GeometrySettings(Settings):
         return given
 
 
+class MaskWordsSettings(Settings):
+    """Texts and words of `manta evaluate --mask-words`."""
+
+    top_k: Annotated[int, Field(ge=1)] = 200
+    """number of likeliest words at the mask whose embeddings are averaged, weighted by their probability
+    (Jiang et al. 2022, PromptBERT)"""
+    shown: Annotated[int, Field(ge=1, le=100)] = 5
+    """number of likeliest words to print for a text"""
+    texts: tuple[str, ...] = ()
+    """texts whose words are printed; none: the first sentences of the pairs with human scores"""
+    sentences: Annotated[int, Field(ge=1, le=1_000)] = 10
+    """number of these first sentences"""
+
+
 class EvaluateSettings(Settings):
     """Tasks and candidates of `manta evaluate`.
 
@@ -136,3 +150,4 @@ class EvaluateSettings(Settings):
     """root below which sentence vectors, scores and pages are stored, in evaluations/, and reused by later
     runs; prune keeps them; null: release.root"""
     geometry: GeometrySettings = GeometrySettings()
+    mask_words: MaskWordsSettings = MaskWordsSettings()

@@ -16,7 +16,7 @@ from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from tests.conftest import Ended
 from tests.flows.evaluate.evaluating import arguments, write_pairs
-from tests.models.folders import save_folder
+from tests.models.folders import folder_of_language_model, save_folder
 
 Manta = Callable[..., Ended]
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -70,6 +70,26 @@ def test_two_candidates_are_compared_in_table_json_and_page(folder: Path, manta:
     assert all(each["low"] <= each["value"] <= each["high"] for each in answer["results"])
     assert [each["task"] for each in answer["differences"]] == ["STS13", "clicks"]
     assert {"report", "json", "seconds", "missing", "averages"} <= set(answer)
+
+
+def test_words_at_the_mask_are_printed_for_people_and_programs(folder: Path, manta: Manta):
+    encoder = folder_of_language_model(folder / "language model")
+    asked = [
+        f"release.root={folder / 'root'}",
+        f"encoder.path={encoder}",
+        'encoder.template="[X]" means [MASK].',
+        "evaluate.mask_words.texts=[two dogs run]",
+    ]
+    code, shown, _ = manta("evaluate", "--mask-words", *asked)
+    assert code == 0
+    heading, header, row = shown.splitlines()[:3]
+    assert heading == 'Words at the mask: language model template="[X]" means [MASK].'
+    assert header.split() == ["text", "words", "de-noised"]
+    assert row.startswith("two dogs run  ")
+    answer = json.loads(manta("evaluate", "--mask-words", "--json", *asked).out)
+    (candidate,) = answer["mask_words"]["candidates"]
+    assert ", ".join(candidate["words"]["texts"][0]["words"]) in row
+    assert manta("evaluate", "--mask-words", *asked[:2], *asked[3:]).code == 2
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,12 @@ from itertools import product
 from pipeline.config import digest_of, to_yaml
 from pipeline.errors import ConfigError
 from pipeline.evaluate import EvaluationTask
+from pipeline.evaluate.mask_words import MaskWordsReport
 from pipeline.evaluate.tasks import MissingTask, select_tasks
 from pipeline.flows.evaluate.candidates import ResolvedCandidate, resolve_candidates
 from pipeline.flows.evaluate.disagreements import disagreements
 from pipeline.flows.evaluate.geometry import measure_geometry
+from pipeline.flows.evaluate.mask_words import read_mask_words
 from pipeline.flows.evaluate.scoring import MeasuredTask, ResampledResult, ScoreTask, Scoring
 from pipeline.flows.evaluate.sentences import (
     Sentences,
@@ -59,6 +61,7 @@ class Evaluation:
         speeds: for each candidate, sentences per second of one worker; None if it was never measured.
         disagreements: pairs on which candidates differ most.
         geometry: measures of the vector spaces; None if not requested.
+        mask_words: words at the masks of templates; None if not requested.
     """
 
     id: str
@@ -74,28 +77,36 @@ class Evaluation:
     speeds: tuple[float | None, ...]
     disagreements: tuple[Disagreement, ...]
     geometry: GeometryReport | None
+    mask_words: MaskWordsReport | None
 
 
-def compares_candidates(job: Job, *, geometry: bool = False) -> bool:
-    """Return whether the settings ask to evaluate candidates on tasks or on the geometry of their vectors.
+def compares_candidates(job: Job, *, analyses: bool = False) -> bool:
+    """Return whether candidates are evaluated: on tasks, or by an analysis that the command line asks for.
 
     Raises:
-        ConfigError: there are candidates, but neither tasks nor geometry to evaluate them on.
+        ConfigError: there are candidates, but neither tasks nor an analysis to evaluate them by.
     """
     settings = job.evaluate
-    measures = settings.tasks is not None or bool(settings.own) or geometry
+    measures = settings.tasks is not None or bool(settings.own) or analyses
     if settings.candidates and not measures:
         raise ConfigError(
             "evaluate.candidates",
             "tasks to evaluate the candidates on",
             "none",
-            "set evaluate.tasks to a folder of tasks or evaluate.own to your own data, or give --geometry",
+            "set evaluate.tasks to a folder of tasks or evaluate.own to your own data, or give --geometry or "
+            "--mask-words",
         )
     return measures
 
 
-def evaluate(job: Job, stages: Stages, *, geometry: bool = False, verbose: bool = False) -> Evaluation:
+def evaluate(
+    job: Job, stages: Stages, *, geometry: bool = False, mask_words: bool = False, verbose: bool = False
+) -> Evaluation:
     """Evaluate the job's candidates on the job's tasks.
+
+    Args:
+        geometry: measure the geometry of the candidates' vectors, too.
+        mask_words: read the candidates that pool a mask token by words, too.
 
     Raises:
         ConfigError, DataError, ModelError, SpaceMismatch: as in `resolve_candidates` and `select_tasks`.
@@ -106,12 +117,13 @@ def evaluate(job: Job, stages: Stages, *, geometry: bool = False, verbose: bool 
     if selected.missing:
         say(f"missing tasks, listed at the end: {len(selected.missing)}")
     work = _Work.read(job, store, stages, selected.tasks, candidates)
-    sampled = job.evaluate.geometry.sentences * len(work.vectors) if geometry else 0
+    sampled = (geometry + mask_words) * job.evaluate.geometry.sentences * len(work.vectors)
     with (
         local_workers(work.is_small(sampled), job.cluster.patience_s) as local,
         connect(job.cluster, stages, verbose=verbose, local=local) as workers,
     ):
         run = Run(job, store, workers, stages)
+        mask_words_report = read_mask_words(run, candidates) if mask_words else None
         work.encode(run)
         measured = work.score(run)
         geometry_report = measure_geometry(run, candidates) if geometry else None
@@ -122,6 +134,7 @@ def evaluate(job: Job, stages: Stages, *, geometry: bool = False, verbose: bool 
         job.evaluate.bootstrap,
         job.evaluate.seed,
         geometry_report and geometry_report.content_id(),
+        *([mask_words_report.content_id()] if mask_words_report else []),
     ]
     return Evaluation(
         id=digest_of(identity)[:24],
@@ -137,6 +150,7 @@ def evaluate(job: Job, stages: Stages, *, geometry: bool = False, verbose: bool 
         speeds=tuple(sentences_per_s(store, each.space_id) for each in candidates),
         disagreements=disagreements(measured, [each.name for each in candidates], store),
         geometry=geometry_report,
+        mask_words=mask_words_report,
     )
 
 

@@ -23,6 +23,7 @@ from pipeline.report.evaluation_report import (
     TaskRow,
 )
 from pipeline.report.geometry import sections
+from pipeline.report.mask_words import sections as mask_words_sections
 from pipeline.store.store import open_store
 
 
@@ -79,6 +80,8 @@ def _sections(evaluation: Evaluation) -> Iterator[Section]:
         yield aggregation_section(scores)
     if evaluation.geometry:
         yield from sections(evaluation.geometry)
+    if evaluation.mask_words:
+        yield from mask_words_sections(evaluation.mask_words)
 
 
 def _aggregated_scores(evaluation: Evaluation) -> list[AggregatedScore]:
@@ -123,6 +126,7 @@ def facts_of(evaluation: Evaluation) -> dict[str, Any]:
         "disagreements": [asdict(each) for each in evaluation.disagreements],
         "warnings": list(_warnings(evaluation)),
         "geometry": evaluation.geometry.model_dump(mode="json") if evaluation.geometry else None,
+        "mask_words": evaluation.mask_words.model_dump(mode="json") if evaluation.mask_words else None,
         "sentences_encoded": evaluation.encoded,
         "settings": evaluation.settings,
         "packages": evaluation.packages,
