@@ -72,13 +72,16 @@ class RankGroup:
     def check(self, workers: Workers) -> None:
         """Raise ConfigError if the cluster has too little room for all ranks, and cannot grow."""
         room = self.demand.fit(workers.nodes)
-        if room < self.train.workers and not workers.grows:
-            raise ConfigError(
-                "cluster",
-                f"room for {self} (train.workers, cluster.cpus_per_worker, cluster.gpus_per_worker)",
-                f"room for {room} on {len(workers.nodes)} nodes",
-                "lower train.workers: a training continues with any number",
-            )
+        if workers.grows or room >= self.train.workers:
+            return
+        if not room:
+            raise self.demand.too_large_error(workers.nodes)
+        raise ConfigError(
+            "cluster",
+            f"room for {self} (train.workers, cluster.cpus_per_worker, cluster.gpus_per_worker)",
+            f"room for {room} on {self.demand.found(workers.nodes)}",
+            "lower train.workers: a training continues with any number",
+        )
 
     def run(self, work: Work, bar: RunningStage | None = None) -> None:
         """Run the work on every rank. If a rank is lost, start all of them again from the last checkpoint.

@@ -71,7 +71,7 @@ class ResourceDemand:
         """Return how many workers fit on the nodes when nothing else runs there."""
         return sum(node.fit(self) for node in nodes)
 
-    def _found(self, nodes: Collection[Node]) -> str:
+    def found(self, nodes: Collection[Node]) -> str:
         """Return the number of nodes and those of their resources that are demanded."""
         if not nodes:
             return "no node"
@@ -93,7 +93,7 @@ class ResourceDemand:
         return ConfigError(
             "cluster.workers.min",
             f"room for {self._description()}",
-            f"room for {self.fit(nodes)} on {self._found(nodes)}, and the cluster cannot grow",
+            f"room for {self.fit(nodes)} on {self.found(nodes)}, and the cluster cannot grow",
             "lower it or cluster.cpus_per_worker, or add nodes",
         )
 
@@ -104,7 +104,7 @@ class ResourceDemand:
         more = f", and nodes that can be added have {self._kinds(addable)}" if addable else ""
         if self.memory:
             remedy = f"{remedy}; a smaller index.part_gib needs less memory"
-        return ConfigError("cluster", f"{self} for one worker", self._found(nodes) + more, remedy)
+        return ConfigError("cluster", f"{self} for one worker", self.found(nodes) + more, remedy)
 
     def not_added_error(self, nodes: Collection[Node], waited_s: float) -> TransientError:
         """Return the error for nodes that the autoscaler could add, but has not added in time."""
@@ -113,11 +113,11 @@ class ResourceDemand:
         again = "raise cluster.wait_s; then run again: finished units are kept"
         if self.workers > 1 and (room := self.fit(nodes)):
             expected = f"room for {self._description()} (cluster.workers.min), {within}"
-            found = f"room for {room} on {self._found(nodes)}"
+            found = f"room for {room} on {self.found(nodes)}"
             remedy = f"the autoscaler can add nodes: {look}, lower cluster.workers.min, or {again}"
         else:
             expected = f"{self} for one worker, {within}"
-            found = f"{self._found(nodes)}, and no node came on which it fits"
+            found = f"{self.found(nodes)}, and no node came on which it fits"
             remedy = f"the autoscaler can add one: {look}, or {again}"
         return TransientError("cluster", expected, found, remedy)
 
@@ -126,7 +126,7 @@ class ResourceDemand:
         return TransientError(
             "cluster",
             f"{self} for one worker, within {waited_s:g} s (cluster.wait_s)",
-            f"{self._found(nodes)}, and none on which it fits since such a node was lost",
+            f"{self.found(nodes)}, and none on which it fits since such a node was lost",
             "start the lost node or one like it, then run again: finished units are kept",
         )
 

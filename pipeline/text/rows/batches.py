@@ -86,7 +86,7 @@ class RankSlice:
             above = below + self.world
             sizes = f"{below} or {above}" if below else f"{above}"
             raise ConfigError(
-                "batch",
+                "train.order.batch_rows",
                 f"a number of rows that {self.world} workers can share equally",
                 f"{batch_rows}",
                 f"set it to {sizes}, or the number of workers to a divisor of it",

@@ -107,10 +107,12 @@ def test_a_full_cluster_is_refused_unless_it_can_grow():
     four = RankGroup(TrainSettings(workers=4), ClusterSettings(cpus_per_worker=0.5))
     with pytest.raises(
         ConfigError,
-        match=r"room for 4 workers of 0.5 CPUs and 0 GPUs .* room for 3 on 2 nodes; lower train.workers",
+        match=r"room for 4 workers of 0.5 CPUs and 0 GPUs .* room for 3 on 2 nodes of 1 CPU .*; lower",
     ):
         four.check(RayWorkers(small))
     four.check(RayWorkers(small, grows=True))
+    with pytest.raises(ConfigError, match=r"1 CPU and 1 GPU for one worker, .*lower .*gpus_per_worker"):
+        RankGroup(TrainSettings(), ClusterSettings(gpus_per_worker=1)).check(RayWorkers(small))
 
 
 def test_workers_that_fit_no_node_are_refused_at_once(ray_cluster: Workers, tmp_path: Path):
