@@ -10,6 +10,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -98,6 +99,7 @@ _SUPERFLUOUS = re.compile(
     r"^(Value error, |\w+ should (be|have) )|( after validation, not .*|, unable to .*)$"
 )
 _KEY_IN_QUERY = re.compile(r"[?&][^=&/]*(key|secret|token|pass|pwd|sig|credential)[^=&/]*=", re.IGNORECASE)
+_COMMAND_LINE = "command line"
 _CORRECT = "correct the value; --print-config shows all settings"
 _COMMENT_WIDTH = 150  # columns of a comment in YAML
 
@@ -130,17 +132,34 @@ def load_settings(kind: type[S], file: str | Path | None = None, overrides: tupl
     for argument in overrides:
         refuse_credentials(argument)  # the whole argument: an error would show all of it
         override(tree, argument)
-    source = str(file or "command line")
+    source = _Source(str(file or _COMMAND_LINE), overrides)
     for key, value in leaves(tree):
         if isinstance(value, str):
             refuse_credentials(value)
         elif isinstance(value, float) and not math.isfinite(value):  # JSON has no NaN and no infinity
-            raise ConfigError(f"{source}: {key}", "a finite number", f"{value}", _CORRECT)
-    return validated(kind, tree, source)
+            raise ConfigError(f"{source.of(key)}: {key}", "a finite number", f"{value}", _CORRECT)
+    return _validated(kind, tree, source)
 
 
 def validated(kind: type[S], tree: Mapping[str, Any], source: str) -> S:
     """Return the settings in a tree of values. Raises ConfigError, naming `source`, if a value is invalid."""
+    return _validated(kind, tree, _Source(source))
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Source of the values of a tree: `name`, but for those that the overrides `key.path=value` set."""
+
+    name: str
+    overrides: tuple[str, ...] = ()
+
+    def of(self, key: str) -> str:
+        """Return the source of the value of a key."""
+        keys = (argument.partition("=")[0] for argument in self.overrides)
+        return _COMMAND_LINE if any(f"{key}.".startswith(f"{each}.") for each in keys) else self.name
+
+
+def _validated(kind: type[S], tree: Mapping[str, Any], source: _Source) -> S:
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
@@ -202,13 +221,14 @@ def to_yaml(settings: Settings, indent: str = "", only: Collection[str] | None =
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _explain(error: ValidationError, kind: type[Settings], source: str) -> ConfigError:
+def _explain(error: ValidationError, kind: type[Settings], source: _Source) -> ConfigError:
     """Return the error for the first problem, with the number of the others."""
     problems = error.errors()
     first, key = problems[0], _key(problems[0]["loc"])
     # For a value that may be of several types, pydantic lists one problem for each of them.
     same = [problem for problem in problems if _key(problem["loc"]) == key]
-    where = f"{source}: {'.'.join(map(str, key)) or kind.__name__}"
+    name = ".".join(map(str, key))
+    where = f"{source.of(name)}: {name or kind.__name__}"
     others = f" ({len(problems) - len(same)} more after this one)" if len(problems) > len(same) else ""
     if first["type"] == "extra_forbidden":
         unknown, known = first["loc"][-1], _keys_beside(kind, first["loc"])

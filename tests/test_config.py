@@ -53,6 +53,17 @@ def test_an_unknown_key_inside_a_list_gets_a_suggestion():
         load_settings(Job, None, ("evaluate.candidates=[{nme: a}]",))
 
 
+def test_an_error_says_whether_the_file_or_the_command_line_holds_the_value(tmp_path: Path):
+    file = tmp_path / "job.yaml"
+    file.write_text("index: {kind: hnws}\n")
+    with pytest.raises(ConfigError, match=r"job\.yaml: index\.kind: "):
+        load_settings(Job, file, ("encode.unit_rows=5000",))
+    file.write_text("index: {kind: hnsw}\n")
+    for argument in ("encode.unt_rows=5", "encode={unt_rows: 5}", "encode.unit_rows=.inf"):
+        with pytest.raises(ConfigError, match=r"^command line: encode\.un"):
+            load_settings(Job, file, (argument,))
+
+
 @pytest.mark.parametrize(("word", "mode"), [("on", "on"), ("off", "off"), ("auto", "auto"), ("'off'", "off")])
 def test_on_and_off_are_read_as_strings(tmp_path: Path, word: str, mode: str):
     assert load_settings(Job, write(tmp_path, f"whiten: {{mode: {word}}}")).whiten.mode == mode
