@@ -147,6 +147,16 @@ def part_memory(build: Build) -> float:
     return 0.0 if plan.on_disk else min(plan.file_bytes, build.settings.part_gib * GIB)
 
 
+def fill_memory(task: FillShard, shards: Sequence[Shard]) -> float:
+    """Return the bytes of memory that the largest of the shards takes while it is filled.
+
+    They are twice its bytes, since faiss copies an array that is full to one of double size.
+    """
+    row_bytes = task.build.settings.part_gib * GIB / max(1, task.build.plan.part_rows)
+    rows = max(sum(placed.unit.rows for placed in shard.units) for shard in shards)
+    return 2.0 * (task.trained.index.bytes + rows * row_bytes)
+
+
 def live_units(
     workers: Workers, source: LiveRows, units: Sequence[PlacedUnit]
 ) -> tuple[tuple[PlacedUnit, ...], int]:
@@ -204,7 +214,8 @@ def fill_parts(run: Run, task: FillShard, units: tuple[PlacedUnit, ...], rows: i
     with run.stages("index", rows) as bar:
         gpus = run.job.cluster.index_gpus
         on_device = replace(task, on_gpu=gpus > 0)
-        records = iter(map_in_order(run, on_device, shards, bar, ItemNeeds(gpus=gpus)))
+        needs = ItemNeeds(fill_memory(task, shards), gpus)
+        records = iter(map_in_order(run, on_device, shards, bar, needs))
         bar.reach(rows)
     return tuple(
         FilledPart(

@@ -289,9 +289,9 @@ class _Extender:
         """Find the queries' exact neighbours among all live rows, in several files."""
         task, rows = ScanTruth(self.source, extension.build.affine, queries), extension.survey.rows
         with self.run.stages("truth", rows) as bar:
-            pieces = scan_truth(self.run, task, extension.units, self.before.index.dim, bar)
+            scanned = scan_truth(self.run, task, extension.units, self.before.index.dim, bar)
             bar.reach(rows)
-        return pieces
+        return tuple(each.truth for each in scanned)
 
 
 def _raise_if_rebuilt(checks: list[Choice]) -> None:

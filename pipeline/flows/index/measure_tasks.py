@@ -1,9 +1,11 @@
 """Tasks that measure an extended index against exact neighbours, which are updated or searched again."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from pipeline.errors import DataError
 from pipeline.flows.index.build import divide_units
@@ -40,8 +42,20 @@ class Measurement(Stored):
     """reason why last night's files cannot be used"""
 
 
+class ScannedRows(NamedTuple):
+    """Result of a scan of live rows.
+
+    Attributes:
+        truth: file of the queries' exact neighbours among the rows.
+        unusable: number of rows whose vector is zero or not finite.
+    """
+
+    truth: FileRef
+    unusable: int
+
+
 @dataclass(frozen=True)
-class ScanTruth(PlainTask[tuple[PlacedUnit, ...], FileRef]):
+class ScanTruth(PlainTask[tuple[PlacedUnit, ...], ScannedRows]):
     """Find the queries' exact neighbours among the live rows of units.
 
     Attributes:
@@ -56,7 +70,7 @@ class ScanTruth(PlainTask[tuple[PlacedUnit, ...], FileRef]):
     queries: FileRef
     on_gpu: bool = False
 
-    def work(self, units: tuple[PlacedUnit, ...]) -> FileRef:
+    def work(self, units: tuple[PlacedUnit, ...]) -> ScannedRows:
         from pipeline.index.gpu import check_gpus
         from pipeline.index.threads import faiss_threads
         from pipeline.index.truth import ExactTopK
@@ -65,13 +79,23 @@ class ScanTruth(PlainTask[tuple[PlacedUnit, ...], FileRef]):
             check_gpus()
         store = self.source.store
         fold = ExactTopK(load_queries(store, self.queries), self.transform, on_gpu=self.on_gpu)
+        unusable = 0
+
+        def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+            nonlocal unusable
+            for addresses, vectors in with_progress(self.source.batches(units)):
+                lengths = np.einsum("nd,nd->n", vectors, vectors)
+                unusable += int(np.count_nonzero(~np.isfinite(lengths) | (lengths == 0)))
+                yield addresses, vectors
+
         with store.scratch() as scratch, faiss_threads(1):
-            return store_truth(store, fold.search(with_progress(self.source.batches(units))), scratch)
+            truth = store_truth(store, fold.search(batches()), scratch)
+        return ScannedRows(truth, unusable)
 
 
 def scan_truth(
     run: Run, task: ScanTruth, units: Sequence[PlacedUnit], dim: int, bar: RunningStage | None = None
-) -> tuple[FileRef, ...]:
+) -> tuple[ScannedRows, ...]:
     """Find the queries' exact neighbours among the live rows of units.
 
     The work is divided by the rows alone, so all workers that a cluster adds meanwhile have work.
@@ -81,7 +105,7 @@ def scan_truth(
         dim: dimension of the vectors.
 
     Returns:
-        The neighbours among the rows of each group of units.
+        The result for each group of units.
     """
     values, gpus = dim * sum(placed.unit.rows for placed in units), run.job.cluster.index_gpus
     groups = divide_units(units, min(_MAX_SCANS, -(-values // _SCAN_VALUES)))
@@ -155,13 +179,14 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
             return Measurement(short_queries=short)
         try:
             parts = open_index(queries)
+            held_rows = parts.ntotal  # parts on workers are opened to count their rows
         except (FileNotFoundError, DataError) as error:
             return Measurement(unusable=str(error))
         if (effort := extension.before.index.settings.get("effort")) is not None:
             set_effort(parts, effort)
-        if parts.ntotal != rows or len(parts.fingerprints()) > 1:
+        if held_rows != rows or len(parts.fingerprints()) > 1:
             return Measurement(
-                unusable=f"its parts contain {parts.ntotal:,} live rows where {rows:,} are expected, or were "
+                unusable=f"its parts contain {held_rows:,} live rows where {rows:,} are expected, or were "
                 "trained apart"
             )
         is_live = source.holds(extension.units, queries.addresses)

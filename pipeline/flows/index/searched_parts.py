@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from itertools import islice
 from typing import NamedTuple, TypeVar
@@ -155,20 +156,22 @@ class PartsOnWorkers(SearchedParts):
     def __init__(
         self, run: Run, files: PartFiles, parts: Sequence[IndexPart], trained: FileRef, asked: np.ndarray
     ) -> None:
-        """Count and check the rows of the parts.
+        """Name the parts; tasks open them when they are searched, or their rows are counted.
 
         Args:
             trained: the index without rows, at which the search effort is set.
             asked: (n,) int64, addresses that `holds` can be asked for.
-
-        Raises:
-            DataError: a file is missing or damaged, or a part has rows of other units.
         """
         self.indexes = (read_index(trained.local(run.store), mapped=False),)
         self._run, self._files, self._parts = run, files, number_parts(parts)
-        self._facts = self._map(DescribePart(files, asked))
+        self._asked = asked
         self._answers: dict[tuple[str, int, int | None], PartAnswers] = {}
         self._searched_s = 0.0
+
+    @cached_property
+    def _facts(self) -> tuple[PartFacts, ...]:
+        """The counts of the parts. Raises DataError if a file is damaged, or has rows of other units."""
+        return self._map(DescribePart(self._files, self._asked))
 
     @property
     def ntotal(self) -> int:

@@ -1,15 +1,17 @@
 """Measure the gates of a published release again, with exact search over its vectors."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
 from pipeline.flows.corpus import open_releases
+from pipeline.flows.index.records import store_queries
+from pipeline.flows.index.released import StoredTruth, scan_release, use_index
 from pipeline.flows.night.gates import count_repeated_ids
 from pipeline.flows.night.previous import load_previous
-from pipeline.flows.night.user_queries import load_affine, user_query_gates
+from pipeline.flows.night.user_queries import user_query_gates
 from pipeline.flows.rows import LiveRows, placed_units
 from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import connect
@@ -17,11 +19,15 @@ from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.index.gates import judge
 from pipeline.index.metrics import IndexMetrics, RowCounts
 from pipeline.log import Stages
-from pipeline.settings import IndexSettings, Job
+from pipeline.settings import Job
 from pipeline.store.base import Store
 from pipeline.store.manifest import Gate, ReleaseManifest
+from pipeline.store.stored import FileRef
 from pipeline.store.verify import check_sizes
 from pipeline.text.tokens.coverage import ScriptCoverage
+
+if TYPE_CHECKING:
+    from pipeline.index.searched_parts import SearchedParts
 
 
 @dataclass(frozen=True)
@@ -54,8 +60,8 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
     # Checked before Ray starts, where each damaged file would fail a task of its own.
     check_sizes(releases.store, manifest)
     with connect(job.cluster, stages, verbose=verbose) as workers, stages("evaluate", manifest.rows) as bar:
-        measured, bad = workers.run(MeasureRelease(releases.store, job.index, manifest), None, Pool(1))
         run = Run(job, releases.store, workers, stages)
+        measured, bad = _measure_release(run, manifest)
         repeated, reported = count_repeated_ids(run, corpus), user_query_gates(run, manifest)
         bar.add(manifest.rows)
     covered = ScriptCoverage.of(manifest.counts)
@@ -72,29 +78,39 @@ def remeasure(job: Job, stages: Stages, *, verbose: bool = False) -> Remeasured:
 
 
 @dataclass(frozen=True)
-class MeasureRelease(PlainTask[None, tuple[IndexMetrics, int]]):
-    """Measure an index as searchers use it: recall, latency and size; and count unusable vectors."""
+class SampleRelease(PlainTask[ReleaseManifest, FileRef]):
+    """Sample live rows of a release as queries. Returns the file of their addresses and raw vectors."""
 
     store: Store
-    settings: IndexSettings
-    manifest: ReleaseManifest
+    count: int
 
-    def work(self, _: None) -> tuple[IndexMetrics, int]:
-        from pipeline.index.measure import measure_parts
-        from pipeline.index.parts import load_index
-        from pipeline.index.truth import ExactTopK, Queries
-
-        store, manifest = self.store, self.manifest
+    def work(self, manifest: ReleaseManifest) -> FileRef:
         units = tuple(placed for placed in placed_units(manifest) if placed.unit.rows)
-        id_name = pq.ParquetFile(units[0].unit.file.open(store)).schema_arrow.names[0]
-        source = LiveRows(store, manifest.space_id, id_name, manifest.dead)
-        queries = Queries(*source.sample(units, self.settings.queries, "evaluate"))
-        fold = ExactTopK(queries, load_affine(store, manifest))
-        truth, bad = fold.empty(), 0
-        for addresses, vectors in source.batches(units):
-            lengths = np.einsum("nd,nd->n", vectors, vectors)
-            bad += int(np.count_nonzero(~np.isfinite(lengths) | (lengths == 0)))
-            truth = fold.merge(truth, fold.search([(addresses, vectors)]))
-        measured = measure_parts(load_index(store, manifest.index, manifest.tombstones), queries, truth)
-        size = sum(file.bytes for file in manifest.index.files)
-        return measured.model_copy(update={"file_bytes": size}), bad
+        id_name = pq.ParquetFile(units[0].unit.file.open(self.store)).schema_arrow.names[0]
+        source = LiveRows(self.store, manifest.space_id, id_name, manifest.dead)
+        # not the rows that gates used as queries, on which the search effort was chosen
+        addresses, vectors = source.sample(units, self.count, "held out")
+        with self.store.scratch() as scratch:
+            return store_queries(self.store, addresses, vectors, scratch)
+
+
+@dataclass(frozen=True)
+class MeasureIndex:
+    """Measure an index as searchers use it: recall, latency and balance."""
+
+    truth: StoredTruth
+
+    def __call__(self, parts: "SearchedParts") -> IndexMetrics:
+        """Measure all parts together."""
+        from pipeline.index.measure import measure_parts
+
+        return measure_parts(parts, *self.truth.load())
+
+
+def _measure_release(run: Run, manifest: ReleaseManifest) -> tuple[IndexMetrics, int]:
+    """Measure the index of a release. Returns the metrics, and the number of rows without usable vector."""
+    task = SampleRelease(run.store, run.job.index.queries)
+    truth = scan_release(run, manifest, run.workers.run(task, manifest, Pool(1)))
+    measured = use_index(run, manifest, MeasureIndex(truth))
+    size = sum(file.bytes for file in manifest.index.files)
+    return measured.model_copy(update={"file_bytes": size}), truth.unusable

@@ -1,23 +1,24 @@
 """The fixed queries: a few queries that are searched in every release of a root, to compare the results."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.flows.index.released import use_index
 from pipeline.flows.night.candidate import Candidate
 from pipeline.flows.run import Run
-from pipeline.flows.workers.tasks import Pool
 from pipeline.store.address import address_of, ordinal_of, row_of
 from pipeline.store.answers import Answers, Hit
 from pipeline.store.base import Store, in_threads
-from pipeline.store.manifest import IndexFiles
 from pipeline.store.release_units import ReleaseUnit
-from pipeline.store.stored import FileRef
+
+if TYPE_CHECKING:
+    from pipeline.index.searched_parts import SearchedParts
 
 _HITS = 4  # stored for each query
 _QUERY_LENGTH = 2_000  # characters of a text that becomes a query
@@ -35,32 +36,23 @@ class RowText(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AskIndex:
     """Search an index for raw vectors (q, d).
 
     Attributes:
-        tombstones: addresses of dead rows that the index contains.
         hits: number of hits for each query.
     """
 
-    store: Store
-    index: IndexFiles
-    tombstones: FileRef | None
+    vectors: np.ndarray
     hits: int
 
-    def start(self) -> Callable[[np.ndarray], ScoresAndAddresses]:
-        """Open the index. The returned function finds the nearest rows of query vectors (q, d)."""
-        from pipeline.index.parts import load_index
+    def __call__(self, parts: "SearchedParts") -> ScoresAndAddresses:
+        """Find the nearest rows in all parts together."""
         from pipeline.index.threads import faiss_threads
 
-        parts = load_index(self.store, self.index, self.tombstones)
-
-        def search(vectors: np.ndarray) -> ScoresAndAddresses:
-            with faiss_threads(1):
-                return parts.search(vectors, self.hits)
-
-        return search
+        with faiss_threads(1):
+            return parts.search(self.vectors, self.hits)
 
 
 def fixed_queries(store: Store, candidate: Candidate, previous: Sequence[Answers]) -> tuple[str, ...]:
@@ -86,10 +78,7 @@ def answer_queries(
     """
     if not queries or not np.isfinite(vectors).all():
         return ()
-    built = candidate.built
-    scores, addresses = run.workers.run(
-        AskIndex(run.store, built.index_files(), built.tombstones, _HITS + 1), vectors, Pool(1)
-    )
+    scores, addresses = use_index(run, candidate.manifest, AskIndex(vectors, _HITS + 1))
     rows = texts_at(run.store, candidate.manifest.units, np.unique(addresses[np.isfinite(scores)]).tolist())
     answers = []
     for query, query_addresses, query_scores in zip(

@@ -5,29 +5,26 @@ the neighbours of other queries.
 """
 
 from dataclasses import dataclass
-from functools import reduce
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pipeline.errors import DataError, SpaceMismatch
 from pipeline.flows.encode.probe import encode_texts
-from pipeline.flows.index.build import live_units
-from pipeline.flows.index.measure_tasks import ScanTruth, scan_truth
-from pipeline.flows.index.records import load_queries, load_truth, store_queries
-from pipeline.flows.rows import LiveRows, placed_units
+from pipeline.flows.index.records import store_queries
+from pipeline.flows.index.released import StoredTruth, scan_release, use_index
 from pipeline.flows.run import Run
-from pipeline.flows.workers.tasks import PlainTask, Pool
 from pipeline.index.metrics import Proportion
 from pipeline.log import say
 from pipeline.models.folder.folder import open_folder
-from pipeline.post import Affine, load_transform
 from pipeline.settings import GateSettings
-from pipeline.store.base import Store
 from pipeline.store.manifest import USER_QUERY_RECALL, Gate, ReleaseManifest
-from pipeline.store.stored import FileRef
 from pipeline.text.corpus.normalize import normalize
 from pipeline.text.corpus.queries import read_texts
+
+if TYPE_CHECKING:
+    from pipeline.index.searched_parts import SearchedParts
 
 _MAX_QUERIES = 1_000  # recall is then known to two digits
 
@@ -85,9 +82,17 @@ def user_query_gates(run: Run, manifest: ReleaseManifest) -> dict[str, Gate]:
     return {USER_QUERY_RECALL: Gate(value=recall.value, threshold=None, passed=True, sentence=sentence)}
 
 
-def load_affine(store: Store, release: ReleaseManifest) -> Affine | None:
-    """Load the release's transform as an affine map; None if it has no transform."""
-    return load_transform(release.transform.read(store)).affine() if release.transform else None
+@dataclass(frozen=True)
+class RecallOf:
+    """Compute the recall@10 of an index for stored queries."""
+
+    truth: StoredTruth
+
+    def __call__(self, parts: "SearchedParts") -> Proportion:
+        """Return the recall of all parts together."""
+        from pipeline.index.recall import recall
+
+        return recall(parts, *self.truth.load(), (10,))[10]
 
 
 def _measure_recall(run: Run, manifest: ReleaseManifest, vectors: np.ndarray) -> Proportion:
@@ -100,34 +105,7 @@ def _measure_recall(run: Run, manifest: ReleaseManifest, vectors: np.ndarray) ->
     """
     from pipeline.index.truth import NOT_A_ROW
 
-    store = run.store
     addresses = np.full(len(vectors), NOT_A_ROW, dtype=np.int64)
-    with store.scratch() as scratch:
-        queries = store_queries(store, addresses, vectors.astype(np.float32), scratch)
-    source = LiveRows(store, manifest.space_id, run.job.corpus.id, manifest.dead)
-    units, _ = live_units(run.workers, source, placed_units(manifest))
-    task = ScanTruth(source, load_affine(store, manifest), queries)
-    truth_parts = scan_truth(run, task, units, manifest.index.dim)
-    return run.workers.run(RecallOf(store, manifest, queries), truth_parts, Pool(1))
-
-
-@dataclass(frozen=True)
-class RecallOf(PlainTask[tuple[FileRef, ...], Proportion]):
-    """Compute the recall@10 of a release's index for stored queries.
-
-    The exact neighbours come in several files, each found among a part of the rows.
-    """
-
-    store: Store
-    manifest: ReleaseManifest
-    queries: FileRef
-
-    def work(self, truth_parts: tuple[FileRef, ...]) -> Proportion:
-        from pipeline.index.parts import load_index
-        from pipeline.index.recall import recall
-        from pipeline.index.truth import ExactTopK
-
-        store, queries = self.store, load_queries(self.store, self.queries)
-        truth = reduce(ExactTopK(queries).merge, (load_truth(store, part) for part in truth_parts))
-        index = load_index(store, self.manifest.index, self.manifest.tombstones)
-        return recall(index, queries, truth, (10,))[10]
+    with run.store.scratch() as scratch:
+        queries = store_queries(run.store, addresses, vectors.astype(np.float32), scratch)
+    return use_index(run, manifest, RecallOf(scan_release(run, manifest, queries)))

@@ -1,13 +1,16 @@
 """The stored files of a built index have the measured values."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import faiss
 import numpy as np
 import pytest
 
+from pipeline.flows.workers.tasks import Item, Pool, Result, Task
 from pipeline.flows.workers.workers import Workers
 from pipeline.index.effort import get_effort
+from pipeline.log import RunningStage
 from tests.counted import CountedBucket, CountedWorkers
 from tests.flows.index.extending import Chain
 
@@ -61,3 +64,28 @@ def test_a_worker_uses_the_gpus_that_it_was_assigned_and_no_others(
         uses.append(len(copied))
     assert uses == [0, 1, 4], "the centroids, and for each of two shards the lists and the queries"
     assert files[0] == files[1] == files[2]
+
+
+class NotedMemory(CountedWorkers):
+    """Workers that note the memory which each kind of task asks for, in bytes."""
+
+    memory: dict[str, float]
+
+    def map_units(
+        self, task: Task[Item, Result], items: Sequence[Item], pool: Pool, bar: RunningStage | None = None
+    ) -> Iterator[tuple[int, Result]]:
+        self.memory = {**getattr(self, "memory", {}), type(task).__name__: pool.memory}
+        return super().map_units(task, items, pool, bar)
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf_flat", "hnsw"])
+def test_filling_asks_for_twice_the_memory_of_its_largest_shard(tmp_path: Path, kind: str):
+    workers = NotedMemory(CountedBucket())
+    chain = Chain(tmp_path, workers, (f"index.kind={kind}", "index.shards=3"))
+    for rows in (100, 100, 400):
+        chain.add(rows)
+    chain.night()
+    assert chain.built is not None
+    # the index holds 600 rows in the file, and a shard at most 400
+    largest = 2 * chain.built.measured.file_bytes * (400 if kind != "hnsw" else 600) / 600
+    assert 0.9 * largest < workers.memory["FillShard"] < 1.4 * largest

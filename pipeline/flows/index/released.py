@@ -1,0 +1,99 @@
+"""Measure the index of a release: find exact neighbours among its live rows, and search its parts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import numpy as np
+
+from pipeline.flows.index.build import live_units
+from pipeline.flows.index.measure_tasks import ScanTruth, scan_truth
+from pipeline.flows.index.records import load_queries, load_truth
+from pipeline.flows.rows import LiveRows, placed_units
+from pipeline.flows.run import Run
+from pipeline.flows.workers.tasks import PlainTask, Pool
+from pipeline.post import Affine, load_transform
+from pipeline.store.base import Store
+from pipeline.store.manifest import ReleaseManifest
+from pipeline.store.stored import FileRef
+
+if TYPE_CHECKING:
+    from pipeline.index.searched_parts import SearchedParts
+    from pipeline.index.truth import Neighbours, Queries
+
+Result = TypeVar("Result")
+_NO_ROWS = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class StoredTruth:
+    """Queries in a file, and their exact neighbours in other files, one for each part of the rows.
+
+    Attributes:
+        unusable: number of rows whose vector is zero or not finite.
+    """
+
+    store: Store
+    queries: FileRef
+    files: tuple[FileRef, ...]
+    unusable: int = 0
+
+    def load(self) -> "tuple[Queries, Neighbours]":
+        """Load the queries, and their neighbours among all rows."""
+        from pipeline.index.truth import ExactTopK
+
+        queries = load_queries(self.store, self.queries)
+        found = (load_truth(self.store, file) for file in self.files)
+        return queries, reduce(ExactTopK(queries).merge, found)
+
+
+def scan_release(run: Run, manifest: ReleaseManifest, queries: FileRef) -> StoredTruth:
+    """Find the exact neighbours of stored queries among all live rows of a release."""
+    source = LiveRows(run.store, manifest.space_id, run.job.corpus.id, manifest.dead)
+    units, _ = live_units(run.workers, source, placed_units(manifest))
+    task = ScanTruth(source, load_affine(run.store, manifest), queries)
+    scanned = scan_truth(run, task, units, manifest.index.dim)
+    unusable = sum(each.unusable for each in scanned)
+    return StoredTruth(run.store, queries, tuple(each.truth for each in scanned), unusable)
+
+
+def load_affine(store: Store, release: ReleaseManifest) -> Affine | None:
+    """Load the release's transform as an affine map; None if it has no transform."""
+    return load_transform(release.transform.read(store)).affine() if release.transform else None
+
+
+@dataclass(frozen=True)
+class UseIndex(PlainTask["Callable[[SearchedParts], Result]", Result], Generic[Result]):
+    """Open the whole index of a release, and apply a function to it."""
+
+    store: Store
+    manifest: ReleaseManifest
+
+    def work(self, function: "Callable[[SearchedParts], Result]") -> Result:
+        from pipeline.index.parts import load_index
+
+        return function(load_index(self.store, self.manifest.index, self.manifest.tombstones))
+
+
+def use_index(run: Run, manifest: ReleaseManifest, function: "Callable[[SearchedParts], Result]") -> Result:
+    """Apply a function to the index of a release or candidate, at the search effort of its manifest.
+
+    If the index has several parts, the function runs in this process while workers search the parts: no
+    machine then needs more than one part at a time.
+
+    Args:
+        function: searches or measures the index, without looking up rows in it; can be pickled.
+    """
+    index = manifest.index
+    if index.parts == 1 or index.trained is None:  # early versions stored no training, and at most one delta
+        task: UseIndex[Result] = UseIndex(run.store, manifest)
+        return run.workers.run(task, function, Pool(1))
+    from pipeline.flows.index.searched_parts import PartFiles, PartsOnWorkers
+    from pipeline.index.effort import set_effort
+
+    files = PartFiles(run.store, manifest.tombstones)
+    parts = PartsOnWorkers(run, files, manifest.index_parts(), index.trained, _NO_ROWS)
+    if (effort := index.settings.get("effort")) is not None:
+        set_effort(parts, effort)
+    return function(parts)
