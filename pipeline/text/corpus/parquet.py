@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -97,7 +98,8 @@ def read(
     """Yield the rows of some row groups, or of all, in the order of the file."""
     is_large = file.size > LARGE_BYTES
     with storage_errors(file.uri), (open_ranges if is_large else open_file)(file) as stream:
-        reader = pq.ParquetFile(stream, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False)
+        footer = _footer_of_divided(file.uri, file.size, file.stamp) if groups else None
+        reader = pq.ParquetFile(stream, metadata=footer, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False)
         dictionary_reader = pq.ParquetFile(
             stream, metadata=reader.metadata, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False
         )
@@ -114,6 +116,16 @@ def read(
         raise file.error(
             f"{groups.rows} rows, as its footer says", f"{done}", "the file is damaged: write it again"
         )
+
+
+@lru_cache(maxsize=1)
+def _footer_of_divided(uri: str, size: int, stamp: str) -> pq.FileMetaData:
+    """Read the footer of a file whose row groups are divided, once for all divisions that a process reads.
+
+    The footer of a file with thousands of row groups has megabytes.
+    """
+    with open_ranges(SourceFile(uri, uri, size, stamp, "parquet")) as stream:
+        return pq.read_metadata(stream)
 
 
 def _raw_table(

@@ -28,6 +28,7 @@ _PAGE = 1_000  # files in one answer to a listing
 _FILE_BYTES = 6_000  # of memory for each file: names, sizes, stamps and counts, in several lists
 _FEW, _MANY = 200, 1_000
 _GAP_BYTES = 16 << 20
+_FOOTER_BYTES = 64 << 10  # that pyarrow reads at the end of a file, at least
 _REAL_SIZE = (pytest.mark.alone, pytest.mark.timeout(3600))  # ten minutes and more
 
 
@@ -124,5 +125,5 @@ def test_a_large_file_is_read_by_ranges_of_its_texts(
     assert file.end > size
     assert made.counts["good"] == groups * rows
     assert len(read) < 8 * groups
-    assert sum(read) < 20 * wanted
+    assert sum(read) < 1.2 * wanted + 3 * _FOOTER_BYTES, "the footer is read twice, not once for each task"
     assert peaks[0] < 64 << 20

@@ -122,7 +122,7 @@ def test_parts_of_a_large_file_are_read_by_ranges(
     ingested = ingest(corpus, 4_096, open_store(tmp_path / "out"), runner=TaskRunner(map_in_other_processes))
     requests = requests_below(faulty, folder)
     assert ingested.counts["rows"] == 20_000
-    columns, footers = size / 2, 5 * 65_536  # one footer for the inspection and one for each of four parts
+    columns, footers = size / 2, 2 * 65_536  # one footer for the inspection and one for all four parts
     repeated = 4 * columns / 20  # the first row group of each part is read twice, first for its first rows
     assert max(request.bytes for request in requests) <= 120_000, "no more than a page, or the footer"
     assert sum(request.bytes for request in requests) < 1.1 * columns + footers + repeated
