@@ -1,7 +1,7 @@
 """Write a shell script that completes commands, options and settings when Tab is pressed, without Python.
 
 eval "$(manta completion bash)"          # in ~/.bashrc
-eval "$(manta completion zsh)"           # in ~/.zshrc, after compinit
+eval "$(manta completion zsh)"           # in ~/.zshrc
 manta completion fish > ~/.config/fish/completions/manta.fish
 """
 
@@ -32,7 +32,7 @@ def completion(
 ) -> None:
     """Print a script that completes commands, options and settings in a shell.
 
-    bash: eval "$(manta completion bash)" in ~/.bashrc. zsh: the same with zsh in ~/.zshrc, after compinit.
+    bash: eval "$(manta completion bash)" in ~/.bashrc. zsh: the same with zsh in ~/.zshrc.
         fish: manta completion fish > ~/.config/fish/completions/manta.fish
     """
     words = dict(_completions(context.find_root().command, ()))
@@ -72,6 +72,11 @@ def _allowed_values(annotation: Any) -> list[str]:
     return [value for part in get_args(annotation) for value in _allowed_values(part)]
 
 
+# compinit, which ~/.zshrc may not call, defines compdef; -i leaves out folders that others can write
+_ZSH_IN_BASH_MODE = """whence compdef > /dev/null || { autoload -U compinit && compinit -i }
+autoload -U +X bashcompinit && bashcompinit"""
+
+
 def _bash(words: Mapping[tuple[str, ...], list[str]], *, zsh: bool) -> str:
     """Return the completion script of bash, or of zsh in its bash mode.
 
@@ -79,7 +84,7 @@ def _bash(words: Mapping[tuple[str, ...], list[str]], *, zsh: bool) -> str:
     """
     cases = {json.dumps(" ".join(path)): names for path, names in words.items()}
     values = {key: known for key, known in _setting_values(Job).items() if known}
-    return f"""{"autoload -U +X bashcompinit && bashcompinit" if zsh else ""}
+    return f"""{_ZSH_IN_BASH_MODE if zsh else ""}
 _manta() {{
   local current="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" \
 key="" prefix="" words="" command="" word number

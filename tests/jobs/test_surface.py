@@ -193,11 +193,18 @@ def test_zsh_completes_with_the_script_for_bash(tmp_path: Path, manta: Manta):
     ).stdout
     (tmp_path / "manta.zsh").write_text(script)
     program = f"""
-autoload -U compinit && compinit -u -d {tmp_path}/dump && . {tmp_path}/manta.zsh && print $_comps[manta]
+. {tmp_path}/manta.zsh && print $_comps[manta]
 COMP_WORDS=(manta nightly whiten.mode=o) COMP_CWORD=2; emulate ksh -c _manta; print -r -- $COMPREPLY
 COMP_WORDS=(manta releases ro) COMP_CWORD=2; emulate ksh -c _manta; print -r -- $COMPREPLY
 """
-    ended = subprocess.run(["zsh", "-fc", program], capture_output=True, text=True, check=False, timeout=60)
+    ended = subprocess.run(
+        ["zsh", "-fc", program],
+        env=os.environ | {"ZDOTDIR": str(tmp_path)},  # compinit writes its dump there
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert ended.stdout.splitlines()[1:] == ["whiten.mode=on whiten.mode=off", "rollback"], ended.stderr
 
 
