@@ -20,6 +20,7 @@ from jobs.plan import plan
 from jobs.preflight import preflight
 from jobs.releases import releases
 from jobs.search import search
+from jobs.search_template import search_template
 from jobs.train import train
 from jobs.whiten import whiten
 from pipeline.log import packages
@@ -79,6 +80,7 @@ for _command in (
     whiten,
     index,
     evaluate,
+    search_template,
     nightly,
     search,
 ):

@@ -17,6 +17,7 @@ from pipeline.settings.evaluate import (
     GeometrySettings,
     MaskWordsSettings,
     TaskSettings,
+    TemplateSettings,
 )
 from pipeline.settings.index import GateSettings, IndexSettings, ReleaseSettings
 from pipeline.settings.training import TrainSettings
@@ -41,6 +42,7 @@ __all__ = [
     "NodesSettings",
     "ReleaseSettings",
     "TaskSettings",
+    "TemplateSettings",
     "TrainSettings",
     "WhitenSettings",
     "WorkerSettings",

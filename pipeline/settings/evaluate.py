@@ -9,6 +9,7 @@ from pipeline.config import Settings
 from pipeline.settings.encode import EncoderSettings
 
 _RELEASE = re.compile(r"(release:|(?P<root>(?!release:).+)?#)(?P<release>current|\d+)", re.DOTALL)
+_TIMES = ("never", "once")
 
 
 class CandidateSettings(Settings):
@@ -111,6 +112,42 @@ class MaskWordsSettings(Settings):
     """number of these first sentences"""
 
 
+class TemplateSettings(Settings):
+    """Templates that `manta search-template` tries: a wrapper of the text, a relation, the mask, the ending.
+
+    The defaults are those of PromptBERT (Jiang et al. 2022), for English.
+    """
+
+    relations: Annotated[tuple[str, ...], Field(min_length=1)] = ("", "is", "mean", "means")
+    """words between the wrapped text and the mask, tried first, with the first wrapper"""
+    wrappers: Annotated[tuple[str, ...], Field(min_length=1)] = (
+        "[X]",
+        "This [X]",
+        "This sentence of [X]",
+        'This sentence of "[X]"',
+        'This sentence : "[X]"',
+    )
+    """words and marks around the text, [X], tried with the best relation"""
+    ending: str = "."
+    """end of the template, after the mask"""
+    others: tuple[str, ...] = ()
+    """further whole templates, with [X] and [MASK], to compare with the best one"""
+
+    @model_validator(mode="after")
+    def _one_text_and_one_mask(self) -> "TemplateSettings":
+        for name, parts, expected in (
+            ("relations", self.relations, (0, 0)),
+            ("wrappers", self.wrappers, (1, 0)),
+            ("ending", (self.ending,), (0, 0)),
+            ("others", self.others, (1, 1)),
+        ):
+            for part in parts:
+                if (part.count("[X]"), part.count("[MASK]")) != expected:
+                    text, mask = (_TIMES[count] for count in expected)
+                    raise ValueError(f"{name} to have [X] {text} and [MASK] {mask}, not {part!r}")
+        return self
+
+
 class EvaluateSettings(Settings):
     """Tasks and candidates of `manta evaluate`.
 
@@ -151,3 +188,4 @@ class EvaluateSettings(Settings):
     runs; prune keeps them; null: release.root"""
     geometry: GeometrySettings = GeometrySettings()
     mask_words: MaskWordsSettings = MaskWordsSettings()
+    templates: TemplateSettings = TemplateSettings()

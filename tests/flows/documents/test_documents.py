@@ -34,6 +34,7 @@ BARE = (
     "manta index",
     "manta whiten",
     "manta evaluate",
+    "manta search-template",
     "manta nightly",
     "manta plan",
     "manta preflight",
@@ -51,7 +52,7 @@ SMALL = (
     "whiten.dev_texts=20",
     "evaluate.bootstrap=20",
 )
-JOBS = ("plan", "preflight", "encode", "whiten", "index", "evaluate", "nightly")
+JOBS = ("plan", "preflight", "encode", "whiten", "index", "evaluate", "search-template", "nightly")
 
 
 def runs_on_ray(command: str) -> bool:

@@ -1,0 +1,178 @@
+"""Search for the best template of an encoder: each is scored on a worker, and stored for later searches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.config import digest_of, to_yaml
+from pipeline.errors import DataError
+from pipeline.evaluate.mask_words import pair_correlation
+from pipeline.evaluate.template_search import SearchStep, TemplateScore, best_of, search_greedily
+from pipeline.flows.encode.encoder_copy import encoder_for_workers
+from pipeline.flows.evaluate.geometry import human_scored_pairs
+from pipeline.flows.night.candidate import PACKAGES
+from pipeline.flows.run import Run
+from pipeline.flows.workers.cluster import connect, is_local, local_workers
+from pipeline.flows.workers.tasks import PlainTask
+from pipeline.flows.workers.worker import worker_encoder
+from pipeline.log import Stages, packages
+from pipeline.models.folder.folder import open_folder
+from pipeline.report.template_search import TemplateReport, render
+from pipeline.settings import EncoderSettings, EncodeSettings, Job
+from pipeline.stats.space import ScoredPairs
+from pipeline.store.base import Store
+from pipeline.store.once import load_or_make
+from pipeline.store.store import open_store
+
+_VERSION = 1  # of the measurement; raise it to measure again
+
+
+@dataclass(frozen=True)
+class TemplateSearch:
+    """The result of a search.
+
+    Attributes:
+        id: digest of encoder, pairs and settings of the search, equal for equal searches.
+        store: store of the evaluations.
+        encoder: path of the encoder.
+        pairs: number of pairs with human scores.
+        source: name of the pairs.
+        steps: the steps with their templates.
+        best: the best template of all steps.
+        settings: settings of the job, as YAML.
+        packages: versions of packages.
+    """
+
+    id: str
+    store: Store
+    encoder: str
+    pairs: int
+    source: str
+    steps: tuple[SearchStep, ...]
+    best: TemplateScore
+    settings: str
+    packages: dict[str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreTemplate(PlainTask[str, TemplateScore]):
+    """Score a template by Spearman's correlation of its vectors' cosines with human scores.
+
+    Attributes:
+        store: store of the scores.
+        encoder: settings of the encoder, without a template.
+        encode: numerical settings.
+        pairs: the pairs.
+        digest: digest of the encoder and the pairs, which with the template determine the score.
+    """
+
+    store: Store
+    encoder: EncoderSettings
+    encode: EncodeSettings
+    pairs: ScoredPairs
+    digest: str
+
+    def work(self, template: str) -> TemplateScore:
+        path = f"templates/{self.digest[:16]}/{digest_of([template])[:32]}.json"
+        return load_or_make(self.store, path, TemplateScore, lambda: self._score(template))
+
+    def _score(self, template: str) -> TemplateScore:
+        encoder = worker_encoder(self.encoder.model_copy(update={"template": template}), self.encode)
+        sentences = self.pairs.sentences
+        row = {text: index for index, text in enumerate(sentences)}
+        vectors = encoder.encode(sentences)
+        left, right = (vectors[[row[text] for text in side]] for side in (self.pairs.left, self.pairs.right))
+        return TemplateScore(template=template, score=pair_correlation(left, right, self.pairs.gold))
+
+
+def search_template(job: Job, stages: Stages, *, verbose: bool = False) -> TemplateSearch:
+    """Search for the best template of the job's encoder on pairs with human scores.
+
+    Raises:
+        DataError: there are no pairs.
+        ModelError: the encoder cannot be used, or has no mask token.
+    """
+    store = open_store(f"{open_store(job.evaluate.root or job.release.root).uri}/evaluations")
+    sample = human_scored_pairs(job)
+    if (pairs := sample.pairs) is None:
+        raise DataError(
+            "search-template",
+            "pairs with human scores, on which templates are compared",
+            f"none: {sample.reason}",
+            "set evaluate.tasks to a folder with STS-B, or evaluate.own to your own pairs of kind sts",
+        )
+    settings = job.evaluate.templates
+    encoder = job.encoder.model_copy(update={"template": None, "pooling": None})
+    digest = _digest(encoder, job.encode, pairs)
+    templates = len(settings.relations) + len(settings.wrappers) + len(settings.others)
+    small = is_local(job.cluster) and templates * len(pairs.sentences) <= job.cluster.small_rows
+    with (
+        local_workers(small, job.cluster.patience_s) as local,
+        connect(job.cluster, stages, verbose=verbose, local=local) as workers,
+    ):
+        run = Run(job, store, workers, stages)
+        task = ScoreTemplate(
+            store,
+            encoder_for_workers(encoder, store, workers),
+            workers.encode_settings(job.encode),
+            pairs,
+            digest,
+        )
+        steps = search_greedily(settings, lambda name, tried: _score_all(run, task, name, tried))
+    return TemplateSearch(
+        id=digest_of([_VERSION, digest, settings.model_dump(mode="json")])[:24],
+        store=store,
+        encoder=job.encoder.path,
+        pairs=len(pairs.gold),
+        source=sample.source,
+        steps=steps,
+        best=best_of(steps),
+        settings=to_yaml(job),
+        packages=packages(*PACKAGES),
+    )
+
+
+def _score_all(run: Run, task: ScoreTemplate, name: str, templates: Sequence[str]) -> list[float]:
+    """Score the templates of one step on the workers."""
+    pool = run.workers.pool(run.job.cluster, len(templates))
+    scores = dict[int, float]()
+    with run.stages(f"score: {name}", len(templates), "templates") as bar:
+        for number, result in run.workers.map_units(task, templates, pool):
+            scores[number] = result.score
+            bar.add(1)
+    return [scores[number] for number in range(len(templates))]
+
+
+def _digest(encoder: EncoderSettings, encode: EncodeSettings, pairs: ScoredPairs) -> str:
+    """Return a digest of everything but the template that determines a score."""
+    return digest_of(
+        [
+            _VERSION,
+            open_folder(encoder).space_id,
+            encode.dtype,
+            pairs.left,
+            pairs.right,
+            pairs.gold.tolist(),
+        ]
+    )
+
+
+def store_page(search: TemplateSearch, created: str) -> str:
+    """Store the page of a search, and return its URI.
+
+    Args:
+        search: the result.
+        created: date and time, as shown on the page.
+    """
+    report = TemplateReport(
+        encoder=search.encoder,
+        created=created,
+        pairs=search.pairs,
+        source=search.source,
+        steps=search.steps,
+        best=search.best,
+        settings=search.settings,
+        packages=search.packages,
+    )
+    path = f"templates/{search.id}/report.html"
+    search.store.write(path, render(report).encode())
+    return search.store.uri_of(path)

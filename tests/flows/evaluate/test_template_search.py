@@ -1,0 +1,81 @@
+"""A search scores templates as an evaluation scores candidates, stores each score once, and writes a page."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import DataError
+from pipeline.flows.evaluate.template_search import search_template
+from pipeline.log import Stages
+from pipeline.settings import EncoderSettings
+from tests.conftest import Ended
+from tests.flows.evaluate.evaluating import arguments, job, oracle, write_pairs
+from tests.models.folders import save_folder
+
+pytestmark = pytest.mark.usefixtures("cluster")
+WORDS = 'evaluate.templates={relations: ["", is], wrappers: ["[X]", "a [X]"], others: ["x [X] [MASK]"]}'
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("templates")
+    save_folder(folder / "encoder", "bert")
+    write_pairs(folder / "tasks/sts/STSB-dev.parquet", 30)
+    return folder
+
+
+def stamps(folder: Path) -> dict[str, int]:
+    return {file.name: file.stat().st_mtime_ns for file in folder.rglob("templates/*/*.json")}
+
+
+def test_each_score_is_that_of_the_encoder_with_the_template(folder: Path):
+    result = search_template(job(folder, folder / "encoder", WORDS), Stages())
+    scores = {each.template: each.score for step in result.steps for each in step.scores}
+    first = {"[X] [MASK].", "[X] is [MASK]."}
+    kept = max(first, key=scores.__getitem__)
+    assert set(scores) == {*first, kept, f"a {kept}", "x [X] [MASK]"}
+    for template, score in scores.items():
+        encoder = EncoderSettings(path=str(folder / "encoder"), template=template)
+        assert score == pytest.approx(oracle(folder / "tasks/sts/STSB-dev.parquet", encoder), abs=1e-3)
+    assert result.best.template == max(scores, key=scores.__getitem__)
+    before = stamps(folder)
+    assert len(before) == 4
+    again = search_template(job(folder, folder / "encoder", WORDS), Stages())
+    assert (again.id, again.steps, stamps(folder)) == (result.id, result.steps, before)
+
+
+def test_the_command_prints_a_table_an_object_and_a_page(folder: Path, manta: Callable[..., Ended]):
+    code, shown, _ = manta("search-template", *arguments(folder, folder / "encoder"), WORDS)
+    assert code == 0
+    lines = shown.splitlines()
+    assert lines[0] == "Step 1: relation"
+    assert lines[1].split() == ["template", "Spearman", "x100", "best"]
+    assert sum(line.endswith(" *") for line in lines) == 3
+    assert lines[-2].startswith("best    ")
+    page = Path(lines[-1].removeprefix("report").strip()).read_text()
+    assert "Step 2: wrapper" in page
+    ended = manta("search-template", "--json", *arguments(folder, folder / "encoder"), WORDS)
+    answer = json.loads(ended.out)
+    assert answer["template"] in lines[-2]
+    assert answer["template"] in page
+    assert [step["name"] for step in answer["steps"]] == ["relation", "wrapper", "others"]
+
+
+def test_without_pairs_nothing_is_scored(folder: Path, tmp_path: Path):
+    settings = job(folder, folder / "encoder", "evaluate.tasks=null", f"release.root={tmp_path}")
+    with pytest.raises(DataError, match=r"search-template: expected pairs with human scores"):
+        search_template(settings, Stages())
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_an_encoder_without_a_mask_token_is_refused(
+    folder: Path, tmp_path: Path, manta: Callable[..., Ended]
+):
+    bare = save_folder(tmp_path / "bare", "bert")
+    vocabulary = bare / "tokenizer.json"
+    vocabulary.write_text(vocabulary.read_text().replace("[MASK]", "[NONE]"))
+    ended = manta("search-template", *arguments(folder, bare), WORDS)
+    assert ended.code == 4
+    assert "a mask token" in ended.err
