@@ -22,7 +22,7 @@ EXIT_CODES = (
     "70 an internal error."
 )
 _NO_THREAD_MESSAGE = "can't start new thread"  # Python raises a plain RuntimeError with this message
-_CONTINUE = "what is finished is kept: run the same command again to go on"
+_CONTINUE = "finished work is kept: run the same command again to continue"
 
 Say = Callable[[str], None]
 

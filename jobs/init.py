@@ -18,7 +18,7 @@ from pipeline.log import counted, printable
 from pipeline.settings import CorpusSettings, EncoderSettings, Job
 
 if TYPE_CHECKING:
-    from pipeline.flows.night.look import CorpusLook
+    from pipeline.flows.night.guess_corpus import CorpusGuess
 
 _WRITTEN_SETTINGS = (
     "corpus.uri",
@@ -88,7 +88,7 @@ def init(options: InitOptions) -> None:
 
 
 def _init(options: InitOptions) -> Answer:
-    from pipeline.flows.night.look import look
+    from pipeline.flows.night.guess_corpus import guess_corpus
 
     uri, output = options.corpus, options.output
     for given in (uri, options.root or ""):
@@ -97,7 +97,9 @@ def _init(options: InitOptions) -> Answer:
         raise ConfigError(
             str(output), "no such file yet", "one that exists", "name another with --output, or remove it"
         )
-    found = look(validated(CorpusSettings, {"uri": uri}, "CORPUS"), options.id_column, options.text_column)
+    found = guess_corpus(
+        validated(CorpusSettings, {"uri": uri}, "CORPUS"), options.id_column, options.text_column
+    )
     sections = {
         "corpus": {"uri": uri, "id": found.id, "text": found.text, "keep": found.keep},
         "release": {"root": options.root or f"out/{_corpus_name(uri)}"},
@@ -122,14 +124,14 @@ def _init(options: InitOptions) -> Answer:
     return Answer(facts, "\n".join(lines))
 
 
-def _list_columns(found: "CorpusLook") -> str:
+def _list_columns(found: "CorpusGuess") -> str:
     """Return the names of the columns on one line."""
     shown = printable(", ".join(found.columns[:_MAX_COLUMNS]))
     more = len(found.columns) - _MAX_COLUMNS
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def _id_note(found: "CorpusLook") -> str | None:
+def _id_note(found: "CorpusGuess") -> str | None:
     """Return a note if rows have no id, or the id of another row, else None."""
     if not found.unusable_ids:
         return None
@@ -140,7 +142,7 @@ def _id_note(found: "CorpusLook") -> str | None:
     )
 
 
-def _language_note(found: "CorpusLook") -> str | None:
+def _language_note(found: "CorpusGuess") -> str | None:
     """Return a note if the default encoder does not know the language or script of the texts, else None."""
     from pipeline.text.tokens.coverage import script_phrase
 

@@ -12,12 +12,12 @@ from pipeline.log import counted
 def pairs(run: CommandRun) -> Answer:
     """Build training rows from labelled, grouped or running text.
 
-    Reads pairs.data (Parquet) and builds the rows of pairs.kind: nli (anchor, positive and negative of
-    inference data), groups (anchor and positive of texts with the same group), sections (anchor, positive of
-    the same section and negative of another section of the same document) or neighbours (a sentence with the
-    previous and the next one of its document). Below pairs.root a folder receives train.parquet, for
-    `manta train train.data=FILE`, and with pairs.test the rows of other groups in _test.parquet. A command
-    that was stopped continues where it was; a finished one is not repeated.
+    Reads pairs.data (Parquet) and builds the rows of pairs.kind: nli (anchor, positive and negative, from
+    natural language inference), groups (anchor and positive of texts with the same group), sections (anchor,
+    positive of the same section and negative of another section of the same document) or neighbours (a
+    sentence with the previous and the next one of its document). Below pairs.root a folder receives
+    train.parquet, for `manta train train.data=FILE`, and with pairs.test the rows of other groups in
+    _test.parquet. A command that was stopped continues where it was; a finished one is not repeated.
     """
     from pipeline.text.builders.build import build_rows, open_build
 

@@ -66,7 +66,7 @@ def _size_lines(night: "NightPlan", assumed: "Assumptions", unit_rows: int) -> l
         (
             "tokens",
             f"{night.tokens_per_row:.1f} a row in {counted(night.sampled, 'sampled text')}, "
-            f"{night.truncated_share:.1%} of them cut{unusable}",
+            f"{night.truncated_share:.1%} of them truncated{unusable}",
         ),
         (
             "units",

@@ -170,7 +170,7 @@ def verification(opened: "Releases", number: int | None, sizes: bool) -> Answer:
     if faults:
         return Answer(facts, _describe_damage(chosen, faults), DataError.exit_code)
     compared = f"{counted(count, 'file')}, {size(total)}, compared by {how}"
-    return Answer(facts, f"release {chosen} is whole: {compared}")
+    return Answer(facts, f"release {chosen} is complete: {compared}")
 
 
 def _find_faults(opened: "Releases", manifest: "ReleaseManifest", sizes: bool) -> "list[Fault]":

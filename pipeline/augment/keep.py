@@ -81,8 +81,7 @@ def judge(
     """Decide which variants of n texts are kept, by label.
 
     A rejected variant has one reason: the reason that its method gave, or else the first of REASONS that
-    applies.
-    If two variants of a text are equal, the one with the earlier label is kept.
+    applies. If two variants of a text are equal, the one with the earlier label is kept.
 
     Args:
         texts: the texts.

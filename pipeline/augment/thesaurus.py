@@ -32,14 +32,16 @@ def read_thesaurus(file: Path, name: str) -> dict[str, tuple[str, ...]]:
     by_word: dict[str, dict[str, str]] = {}  # word -> case-folded synonym -> synonym
     for where, word, synonyms in _parquet_entries(file, name) if is_parquet else _text_entries(file, name):
         if not word or not all(synonyms):
-            raise DataError(where, "a word and its synonyms", "an empty one", "fix or remove it")
+            raise DataError(
+                where, "a word and its synonyms", "an empty word or synonym", "fix or remove the entry"
+            )
         distinct = by_word.setdefault(word.casefold(), {})
         for synonym in synonyms:
             if synonym.casefold() != word.casefold():
                 distinct.setdefault(synonym.casefold(), synonym)
     thesaurus = {word: tuple(distinct.values()) for word, distinct in by_word.items() if distinct}
     if not thesaurus:
-        raise DataError(name, "words and their synonyms", "no synonym of any word", _REMEDY)
+        raise DataError(name, "words and their synonyms", "no synonym", _REMEDY)
     return thesaurus
 
 
@@ -67,7 +69,7 @@ def _parquet_entries(file: Path, name: str) -> Entries:
         where = f"{name}: row {number}"
         synonyms = value if isinstance(value, list) else [value]
         if word is None or None in synonyms:
-            raise DataError(where, "a word and its synonyms", "a missing value", "fix or remove it")
+            raise DataError(where, "a word and its synonyms", "a missing value", "fix or remove the row")
         yield where, _collapse_white_space(word), list(map(_collapse_white_space, synonyms))
 
 
@@ -99,5 +101,5 @@ def _columns(file: Path, name: str) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
 
 
 def _collapse_white_space(word: object) -> str:
-    """Remove white space at both ends, and replace each white space inside by one blank."""
+    """Remove white space at both ends, and replace white space between words by one blank."""
     return " ".join(str(word).split())

@@ -6,7 +6,7 @@ import numpy as np
 
 from pipeline.index.centroids import BLOCK_ROWS, CentroidGroups, ComparedCentroids
 from pipeline.index.library import faiss
-from pipeline.index.refine import add_to_refined, refined_of
+from pipeline.index.refine import add_to_refined, index_refine_of
 from pipeline.index.structure import graph_of, is_append_only, ivf_of, transforms_of
 
 # With more lists than this for each row of a block, the graph is faster than dividing the centroids.
@@ -62,7 +62,7 @@ class RowAdder:
         for transform in transforms_of(index):
             vectors = transform.apply(vectors)
         lists = self._centroids.nearest(vectors)
-        if refined_of(index) is not None:
+        if index_refine_of(index) is not None:
             add_to_refined(index, addresses, vectors, lists)
         else:
             ivf.add_core(

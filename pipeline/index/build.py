@@ -17,7 +17,7 @@ from pipeline.index.gpu import flat_index
 from pipeline.index.graph import KMEANS_ROUNDS, train_with_graph
 from pipeline.index.library import faiss, prints_to_stderr
 from pipeline.index.plan import IndexPlan
-from pipeline.index.refine import refined_of, remove_from_refined
+from pipeline.index.refine import index_refine_of, remove_from_refined
 from pipeline.index.structure import (
     graph_of,
     has_lists_on_disk,
@@ -134,7 +134,7 @@ def remove(index: Any, addresses: np.ndarray) -> int:
             type(unwrap(index)).__name__,
             "keep dead addresses as tombstones, or choose an IVF kind or flat",
         )
-    if refined_of(index) is not None:
+    if index_refine_of(index) is not None:
         return remove_from_refined(index, addresses)
     return int(index.remove_ids(np.ascontiguousarray(addresses, dtype=np.int64)))
 
@@ -185,7 +185,7 @@ def _assemble(plan: IndexPlan, transform: Affine | None) -> Any:
     ann = make_ann(plan.factory, plan.dim)
     has_rotation = isinstance(ann, faiss.IndexPreTransform)
     inner: Any = faiss.downcast_index(ann.index) if has_rotation else ann
-    if refined_of(inner) is not None:
+    if index_refine_of(inner) is not None:
         inner = _take_ownership(faiss.IndexIDMap(inner), inner)  # IDMap2 would need 40 bytes of memory a row
     elif ivf_of(inner) is None:
         inner = _take_ownership(faiss.IndexIDMap2(inner), inner)

@@ -27,23 +27,23 @@ class CentroidGroups:
     """Centroids in about sqrt(k) groups of similar ones.
 
     Attributes:
-        heads: faiss index of the g mean vectors of the groups.
+        means: faiss index of the mean vectors of the g groups.
         members: for each group, the numbers of its centroids.
         centroids: for each group, (members, d) float32.
     """
 
-    heads: Any
+    means: Any
     members: tuple[np.ndarray, ...]
     centroids: tuple[np.ndarray, ...]
 
     @classmethod
     def of(cls, centroids: np.ndarray) -> "CentroidGroups":
         """Divide centroids (k, d) float32 of length 1. On one thread, equal centroids give equal groups."""
-        heads = flat_index(centroids.shape[1], on_gpu=False)
+        means = flat_index(centroids.shape[1], on_gpu=False)
         rounds = _Rounds(_GROUP_ROUNDS, 0, _GROUP_SAMPLE)
-        heads.add(_k_means(centroids, math.isqrt(len(centroids)), heads, rounds))
-        members = _positions_by_number(_nearest(heads, centroids), heads.ntotal)
-        return cls(heads, tuple(members), tuple(centroids[numbers] for numbers in members))
+        means.add(_k_means(centroids, math.isqrt(len(centroids)), means, rounds))
+        members = _positions_by_number(_nearest(means, centroids), means.ntotal)
+        return cls(means, tuple(members), tuple(centroids[numbers] for numbers in members))
 
     def nearest(self, vectors: np.ndarray) -> np.ndarray:
         """Find the centroid with the largest inner product for each vector.
@@ -62,7 +62,7 @@ class CentroidGroups:
 
     def _nearest_of_block(self, vectors: np.ndarray) -> np.ndarray:
         visited = min(GROUPS_PER_ROW, len(self.members))
-        _, groups = self.heads.search(vectors, visited)
+        _, groups = self.means.search(vectors, visited)
         best = np.full(len(vectors), -np.inf, dtype=np.float32)
         nearest = np.zeros(len(vectors), dtype=np.int64)
         for group, pairs in enumerate(_positions_by_number(groups.ravel(), len(self.members))):
@@ -133,15 +133,15 @@ def train_centroids(
         (count, d) float32 of length 1.
     """
     group_count, settings = math.isqrt(count), _Rounds(rounds, seed)
-    heads = flat_index(vectors.shape[1], on_gpu=on_gpu)
-    heads.add(_k_means(vectors, group_count, heads, settings))
-    groups = _positions_by_number(_nearest(heads, vectors), group_count)
+    means = flat_index(vectors.shape[1], on_gpu=on_gpu)
+    means.add(_k_means(vectors, group_count, means, settings))
+    groups = _positions_by_number(_nearest(means, vectors), group_count)
     ends = np.cumsum([len(rows) for rows in groups]) * count // len(vectors)
     counts = np.diff(ends, prepend=0)
 
     def train_group(group: int) -> np.ndarray:
         """Cluster the vectors of a group. Threads must not share an index on a GPU."""
-        flat = heads if on_gpu else flat_index(vectors.shape[1], on_gpu=False)
+        flat = means if on_gpu else flat_index(vectors.shape[1], on_gpu=False)
         return _k_means(vectors[groups[group]], int(counts[group]), flat, settings)
 
     not_empty = [group for group in range(group_count) if counts[group]]
@@ -183,9 +183,9 @@ def _k_means(vectors: np.ndarray, count: int, flat: Any, rounds: _Rounds) -> np.
     return np.asarray(faiss.vector_to_array(clustering.centroids).reshape(count, -1))
 
 
-def _nearest(heads: Any, vectors: np.ndarray) -> np.ndarray:
-    """Return the number of the nearest head (n,) for each vector."""
-    return np.asarray(heads.search(vectors, 1)[1][:, 0])
+def _nearest(means: Any, vectors: np.ndarray) -> np.ndarray:
+    """Return the number (n,) of the nearest mean for each vector."""
+    return np.asarray(means.search(vectors, 1)[1][:, 0])
 
 
 def _positions_by_number(groups: np.ndarray, count: int) -> list[np.ndarray]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from pipeline.index.centroids import train_centroids
 from pipeline.index.library import faiss
-from pipeline.index.refine import id_map_of, refined_of
+from pipeline.index.refine import id_map_of, index_refine_of
 from pipeline.index.structure import graph_of, nlist_of, transforms_of, unwrap
 
 KMEANS_ROUNDS = 10  # the default of faiss for coarse quantizers
@@ -37,7 +37,7 @@ def _train_codes(index: Any, sample: np.ndarray) -> None:
     Args:
         sample: (n, d) float32, after all transforms.
     """
-    ivf, refined, id_map = unwrap(index), refined_of(index), id_map_of(index)
+    ivf, refined, id_map = unwrap(index), index_refine_of(index), id_map_of(index)
     # A RaBitQ code follows from the vector and its centroid, without training. For a single row faiss does
     # not search the graph for the lists of all rows.
     ivf.train(sample[:1] if isinstance(ivf, faiss.IndexIVFRaBitQ) else sample)

@@ -14,7 +14,7 @@ import numpy as np
 from pipeline.errors import DataError, SpaceMismatch
 from pipeline.index.build import read_index
 from pipeline.index.library import faiss, prints_to_stderr
-from pipeline.index.refine import merge_refined, refined_of
+from pipeline.index.refine import index_refine_of, merge_refined
 from pipeline.index.structure import (
     addresses_of,
     fingerprint,
@@ -72,7 +72,7 @@ def merge(shards: Sequence[FilledShard]) -> Any:
         index = read_index(shards[0].path, mapped=False)
         for shard in shards[1:]:
             other = read_index(shard.path, mapped=False)
-            if refined_of(index) is not None:
+            if index_refine_of(index) is not None:
                 merge_refined(index, other)
             else:
                 index.merge_from(other, 0)  # 0: keep addresses, they are global
@@ -205,7 +205,9 @@ def _has_array_lists(path: Path) -> bool:
     index = read_index(path)
     ivf = ivf_of(index)
     return (
-        ivf is not None and refined_of(index) is None and isinstance(lists_of(ivf), faiss.ArrayInvertedLists)
+        ivf is not None
+        and index_refine_of(index) is None
+        and isinstance(lists_of(ivf), faiss.ArrayInvertedLists)
     )
 
 

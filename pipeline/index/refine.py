@@ -43,7 +43,7 @@ def refine(ann: Any, codes: Any, factory: str) -> Any:
     return refined
 
 
-def refined_of(index: Any) -> Any | None:
+def index_refine_of(index: Any) -> Any | None:
     """Return the IndexRefine inside `index`, as a view; None for an index without refinement."""
     inner = without_transforms_and_ids(index)
     return inner if isinstance(inner, faiss.IndexRefine) else None
@@ -66,7 +66,7 @@ def id_map_of(index: Any) -> Any | None:
 
 def merge_refined(index: Any, other: Any) -> None:
     """Move the rows of `other`, a refined index of the same training, to the end of `index`."""
-    first, second = refined_of(index), refined_of(other)
+    first, second = index_refine_of(index), index_refine_of(other)
     assert first is not None
     assert second is not None
     addresses = np.concatenate([_addresses(index), _addresses(other)])
@@ -85,7 +85,7 @@ def add_to_refined(index: Any, addresses: np.ndarray, vectors: np.ndarray, lists
         vectors: (n, d) float32, after all transforms.
         lists: (n,) int64, the inverted list of each row.
     """
-    refined, id_map = refined_of(index), id_map_of(index)
+    refined, id_map = index_refine_of(index), id_map_of(index)
     assert refined is not None
     assert id_map is not None
     ivf, codes = _ivf_and_codes(refined)
@@ -103,7 +103,7 @@ def remove_from_refined(index: Any, addresses: np.ndarray) -> int:
     Args:
         addresses: (n,) int64.
     """
-    refined = refined_of(index)
+    refined = index_refine_of(index)
     assert refined is not None
     addresses_before = _addresses(index)
     is_removed = np.isin(addresses_before, addresses)
@@ -135,7 +135,7 @@ def _addresses(index: Any) -> np.ndarray:
 
 def _set_addresses(index: Any, addresses: np.ndarray) -> None:
     """Set the addresses of all rows, and the number of rows on every level."""
-    refined, id_map = refined_of(index), id_map_of(index)
+    refined, id_map = index_refine_of(index), id_map_of(index)
     assert refined is not None
     assert id_map is not None
     faiss.copy_array_to_vector(addresses, id_map.id_map)

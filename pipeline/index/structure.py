@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.index.library import faiss
-from pipeline.index.refine import id_map_of, refine, refined_of, without_transforms_and_ids
+from pipeline.index.refine import id_map_of, index_refine_of, refine, without_transforms_and_ids
 from pipeline.settings.index_kinds import KIND_NAMES, REFINED_BYTES, IndexLayout
 
 _CPP_SIGNATURE = re.compile(r"^Error in .*? at \S+:\d+: ")  # before the reason, in the errors of faiss
@@ -152,7 +152,7 @@ def hnsw_parameters(index: Any, min_ef_search: int) -> Any:
 def ivf_parameters(index: Any, nprobe: int) -> Any:
     """Return faiss search parameters with which an IVF index visits `nprobe` lists."""
     parameters = faiss.SearchParametersIVF(nprobe=nprobe)
-    if (refined := refined_of(index)) is not None:
+    if (refined := index_refine_of(index)) is not None:
         parameters = faiss.IndexRefineSearchParameters(
             k_factor=refined.k_factor, base_index_params=parameters
         )
@@ -207,7 +207,7 @@ def set_index_effort(index: Any, effort: int) -> None:
 
 def is_exact(index: Any) -> bool:
     """Return whether the index stores vectors uncompressed, and scores all of the rows that it visits."""
-    return _abilities_of(index).exact and refined_of(index) is None
+    return _abilities_of(index).exact and index_refine_of(index) is None
 
 
 def is_append_only(index: Any) -> bool:
@@ -279,7 +279,7 @@ def _trained_state(index: Any) -> Iterator[Any]:
         yield ann.hnsw.nb_neighbors(0), ann.hnsw.efConstruction
         ann = faiss.downcast_index(ann.storage)
     yield from _trained_codes(ann)
-    if (refined := refined_of(index)) is not None:
+    if (refined := index_refine_of(index)) is not None:
         codes = faiss.downcast_index(refined.refine_index)
         yield _type_name(codes), codes.d, refined.k_factor
         yield from _trained_codes(codes)

@@ -27,7 +27,7 @@ def moco(queries: Tensor, keys: Tensor, queue: Tensor, *, temperature: float) ->
         queries: (N, D), need not be normalized.
         keys: (N, D), without gradient.
         queue: (K, D) earlier keys, without gradient.
-        temperature: > 0.
+        temperature: divides the cosines; > 0.
 
     Returns:
         Scalar: log(1 + K) if all candidates are alike.

@@ -29,11 +29,13 @@ def row_cosines(left: Tensor, right: Tensor) -> Tensor:
 
 
 def cosine_regression(left: Tensor, right: Tensor, scores: Tensor) -> Tensor:
-    """Mean squared error of cosines (SBERT, Reimers & Gurevych 2019, section 3, regression objective).
+    """Mean squared error between the cosines of pairs and their scores.
+
+    Source: SBERT, Reimers & Gurevych 2019, section 3, regression objective.
 
     Args:
-        left: (N, D).
-        right: (N, D).
+        left: (N, D) vectors of the first texts.
+        right: (N, D) vectors of the second texts.
         scores: (N,) target cosines in [-1, 1]: score / 5 for STS.
 
     Raises:

@@ -166,7 +166,7 @@ class Glow(nn.Module):
 
     def log_density(self, x: Tensor) -> Tensor:
         """Natural logarithm of the density p(x), (n,)."""
-        return standard_normal(self(x)) + self.log_det()
+        return standard_normal_log_density(self(x)) + self.log_det()
 
     def bits_per_dimension(self, x: Tensor) -> Tensor:
         """Training loss -log2 p(x) / dim, mean over rows; halving all values lowers it by one."""
@@ -178,8 +178,8 @@ class Glow(nn.Module):
         return cast(FlowStep, cast(nn.ModuleList, self.levels[0])[0]).actnorm.varies
 
 
-def standard_normal(z: Tensor) -> Tensor:
-    """Log density (n,) of each row of z (n, d) under N(0, I)."""
+def standard_normal_log_density(z: Tensor) -> Tensor:
+    """Return the log density (n,) of each row of z (n, d) under N(0, I)."""
     return -0.5 * (z.square() + math.log(2 * math.pi)).sum(dim=1)
 
 

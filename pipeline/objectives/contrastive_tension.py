@@ -19,9 +19,9 @@ class ContrastiveTension(Objective):
     The two encoders start with equal weights. Every row of a batch becomes the first text of one pair. The
     rows of all ranks are divided into groups of 1 + `negatives` consecutive rows. The first row of a group is
     paired with itself, a positive. Each other row is paired with the next row that is not first in its group,
-    a negative; the last such row with the first one. So each encoder reads each text once. (The published
-    program uses no text of a negative twice, so that it reads 15 texts for 8 pairs.) A pair of different rows
-    is a positive too if `Batch.false_negatives` says that their texts are equal.
+    a negative; the last such row with the first one. So 8 pairs have 8 texts, and each encoder reads each
+    text once. (In the published program no two pairs share a text, so 8 pairs have 15 texts.) A pair of
+    different rows is a positive too if `Batch.false_negatives` says that their texts are equal.
 
     Inner products of a pretrained encoder are in the hundreds, and so are the first losses. The published
     learning rates belong to `reduction` "mean". `inference` names the encoder that is the result: by

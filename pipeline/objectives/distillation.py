@@ -24,9 +24,9 @@ class Distillation(Objective):
     """Learn from a fixed `teacher`: an encoder folder, used without dropout and with its own tokenizer.
 
     The teacher is not part of the trained or saved state. `match` chooses the loss. With "similarity", a text
-    has a distribution over the other texts of all ranks, the softmax of its cosines over the temperature; the
-    loss is the KL divergence of the student's distribution from the teacher's, in nats (after SEED, Fang et
-    al. 2021). The dimensions of student and teacher may differ. With "embedding" the loss is the mean squared
+    has a distribution over the other texts of all ranks: the softmax of cosines / temperature. The loss is
+    the KL divergence of the student's distribution from the teacher's, in nats (after SEED, Fang et al.
+    2021). The dimensions of student and teacher may differ. With "embedding" the loss is the mean squared
     error of the vectors. `roles` names the columns of texts, which are all compared together.
     """
 

@@ -16,9 +16,8 @@ from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.objectives import Batch, Loss, Objective, View
 from pipeline.text.tokens.tokens import Tokens
 
-_OUTPUT_RANGE = (
-    0.1  # new output vectors are uniform in [-0.1, 0.1], as all non-recurrent weights of Skip-Thought
-)
+# New output vectors are uniform in [-0.1, 0.1], as all non-recurrent weights of Skip-Thought.
+_OUTPUT_RANGE = 0.1
 _LARGE_VOCABULARY = 30_000  # words; Skip-Thought has 20,000, and the output takes most of a step
 
 
@@ -26,7 +25,7 @@ class EncoderDecoder(Objective):
     """Sum of -log P(w_t | w_<t, v) over the words of texts, v the vector of the text in the column `text`.
 
     Each text that is written has a decoder of its own, as wide as v, whose gates also get v. It reads the
-    text from the start token on, with the right words as input, and predicts each next word to the end token.
+    text from the start token on (teacher forcing), and predicts each next word up to the end token.
     P is a softmax over the vocabulary; the decoders share its output vectors, and the word vectors that they
     read are those of the encoder. The loss is the mean over rows. Decoders and output vectors are not part of
     the result.

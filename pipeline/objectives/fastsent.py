@@ -42,7 +42,7 @@ class FastSent(Objective):
     `autoencode` adds the words of the sentence itself (FastSent+AE). `negatives` is the number of words that
     are drawn for each word instead of a softmax over the whole vocabulary, in proportion to their
     probability to the power of 0.75; it needs the word counts that `train.word_table` stores beside its
-    vectors. null: the softmax.
+    vectors. With null, the softmax is computed.
     """
 
     columns = ("previous", "text", "next")
@@ -63,7 +63,7 @@ class FastSent(Objective):
         self._special_counts = len(tokenizer.prefix), len(tokenizer.suffix)
         vocabulary_size, width = len(self.encoder.backbone.word_table), self.dim
         self.output = nn.Parameter(draw_vectors(torch.empty(vocabulary_size, width)))
-        self._cumulative = None if negatives is None else _cumulative(self.encoder)
+        self._cumulative = None if negatives is None else _cumulative_weights(self.encoder)
         self._targets: _Targets | None = None  # of the current step, from `views` to `row_terms`
 
     def views(self, batch: Batch) -> Sequence[View]:
@@ -119,11 +119,11 @@ class FastSent(Objective):
         return _Targets(targets.words[chosen], rows[chosen], targets.negatives[chosen])
 
 
-def _cumulative(encoder: TrainableEncoder) -> np.ndarray:
-    """(vocabulary,) cumulative sums of the weights with which negatives are drawn.
+def _cumulative_weights(encoder: TrainableEncoder) -> np.ndarray:
+    """Return (vocabulary,) cumulative sums of the weights with which negatives are drawn.
 
     Raises:
-        ModelError: the encoder's folder has no word counts, or none of a word of its vocabulary.
+        ModelError: the encoder's folder has no word counts, or they contain no word of its vocabulary.
     """
     folder = encoder.folder
     file = folder.file(FREQUENCIES)

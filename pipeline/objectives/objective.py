@@ -110,8 +110,8 @@ class Objective(nn.Module):
         classifies: True if it trains a classifier of sentence pairs, and implements `predict_classes`.
         needs_folder: True if it needs an encoder loaded from a folder, for the tokenizer or for weights that
             are not in the encoder.
-        numbers_rows: True if it has weights of each row, so that the rows of all sources must be numbered one
-            source after another.
+        numbers_rows: True if it has weights for each row, so that the rows of all sources must be numbered
+            one source after another.
     """
 
     columns: tuple[str, ...] = ()
@@ -184,8 +184,8 @@ class Objective(nn.Module):
     def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
         """Mean over rows of the part of the loss that each row has by itself, such as that of masked words.
 
-        It has no such part by default. Called with some of the batch's rows at a time, so that it may run the
-        encoder again on few rows.
+        By default there is no such part. The method is called for some of the batch's rows at a time, so that
+        it may run the encoder again on few rows.
 
         Args:
             outputs: vectors (n, dim) of each view, with their graph.

@@ -22,12 +22,12 @@ class OptiPrompt(InBatchContrast):
     """InfoNCE of two passes, with different dropout, over each text in a template of trained vectors.
 
     The vector of a text is the state of the mask token of the template. The template's vectors start as the
-    embeddings of the words of `template`; None: that of the encoder's folder, or else `This sentence : "[X]"
-    means [MASK].` with the quotes of the paper (Jiang et al. 2022) for the encoder's family. All
-    weights of the encoder are frozen. In training, the mask token's state passes through the masked language
-    model head of the encoder's folder, without its last layer over the vocabulary, if the folder has a head;
-    inference uses the state itself. `limit`: largest number of tokens of a text, in training and in
-    inference; None: the encoder's limit.
+    embeddings of the words of `template`. By default this is the template of the encoder's folder, or else
+    `This sentence : "[X]" means [MASK].` with the quotes of the paper (Jiang et al. 2022) for the encoder's
+    family. All weights of the encoder are frozen. In training, the mask token's state passes through the
+    masked language model head of the encoder's folder, without its last layer over the vocabulary, if the
+    folder has a head; inference uses the state itself. `limit` is the largest number of tokens of a text, in
+    training and in inference; None means the encoder's limit.
     """
 
     columns = ("text",)
@@ -75,7 +75,7 @@ class OptiPrompt(InBatchContrast):
 
 
 def _initial_template(folder: EncoderFolder) -> str | None:
-    """Return the template with a colon, of the paper's for the family; None if the folder has its own."""
+    """Return the paper's template with a colon, for the encoder's family; None if the folder has its own."""
     if folder.pooling == MASKED:
         return None
     return next(template for template in templates_of(folder) if template.startswith("This sentence :"))

@@ -75,8 +75,8 @@ class ParagraphVector(Objective):
             )
         tokens, settings = batch.tokens("text"), self._backbone.settings
         rng = np.random.default_rng(int(torch.randint(_MAX_SEED, ()).item()))
-        known = np.flatnonzero(tokens.lengths)
-        rows = np.repeat(known, settings.words)
+        rows_with_words = np.flatnonzero(tokens.lengths)
+        rows = np.repeat(rows_with_words, settings.words)
         at = tokens.offsets[rows] + (rng.random(len(rows)) * tokens.lengths[rows]).astype(np.int64)
         negatives = self._backbone.draw_words(rng.random((len(rows), settings.negatives)))
         self._predictions = _Predictions(tokens, batch.step_indices[rows], at, negatives)
@@ -89,7 +89,7 @@ class ParagraphVector(Objective):
     def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
         assert self._predictions is not None, "views comes first"
         tokens, rows, at, negatives = _of_rows(self._predictions, batch.step_indices)
-        if not len(rows):  # no known word in any of the texts
+        if not len(rows):  # without any known word, the loss and all gradients are 0
             return Loss.of(words=torch.stack([each.sum() for each in self.parameters()]).sum() * 0)
         device = self.paragraphs.device
         vectors = self.paragraphs[torch.from_numpy(batch.rows[rows]).to(device)]  # (M, width)

@@ -22,9 +22,10 @@ _ROBERTA_TEMPLATES = ("This sentence : '[X]' means [MASK].", "The sentence : '[X
 class Prompt(HeadedContrast):
     """InfoNCE of the mask tokens of two templates around each text; candidates come from all ranks.
 
-    `templates`: None: the paper's, by the encoder's family. `limit`: largest number of tokens of a text, in
-    training and in inference; None: the encoder's limit. `denoise`: subtract the mask token's state in the
-    template without a text. Inference uses the first template, without head and denoising.
+    `templates` are by default the paper's, for the encoder's family. `limit` is the largest number of tokens
+    of a text, in training and in inference; None means the encoder's limit. `denoise` subtracts the mask
+    token's state in the template without a text. Inference uses the first template, without head and
+    denoising.
     """
 
     columns = ("text",)

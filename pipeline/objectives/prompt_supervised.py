@@ -29,10 +29,11 @@ class PromptSupervised(InBatchContrast):
     - mlp: tanh(W (h - h_hat) + b), with new weights W and b.
     - none: h - h_hat.
 
-    The default, None, means transform for a BERT that has the head, else mlp, as in the paper. `template`:
-    None: the folder's, or if it has none, the paper's first one for the encoder's family. `limit`: largest
-    number of tokens of a text, in training and in inference; None: the encoder's limit. `keep_denoise`: False
-    leaves h_hat out in inference, as the paper describes it; True keeps it, as its program does.
+    The default, None, means transform for a BERT that has the head, else mlp, as in the paper. `template` is
+    by default the folder's, or if it has none, the paper's first one for the encoder's family. `limit` is the
+    largest number of tokens of a text, in training and in inference; None means the encoder's limit. With
+    `keep_denoise` False, inference leaves h_hat out, as the paper describes it; with True it does not, as the
+    paper's program.
     `hard_negative_weight`, and the role negative2: as in `supervised`.
     """
 

@@ -25,10 +25,11 @@ class Pser(InBatchContrast):
         alpha: weight of the divergence; 0 leaves it out.
         kl_on: "embedding" compares softmax(z1) and softmax(z2) over the dimensions, the literal reading of
             the paper; "similarity" compares the distributions over the candidates of all ranks (softmax of
-            the cosines over the temperature), as R-Drop compares distributions over classes.
+            cosines / temperature), as R-Drop compares distributions over classes.
         shuffle: False gives both views their own positions, so that they differ by dropout only. Without
             divergence, too, this is SimCSE with the encoder's pooling: the paper's ablations.
-        keep_special: True if [CLS] and [SEP] keep their positions: the paper shuffles those of the text.
+        keep_special: True if [CLS] and [SEP] keep their positions; the paper shuffles only the tokens of the
+            text.
     """
 
     columns = ("text",)

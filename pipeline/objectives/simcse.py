@@ -18,8 +18,8 @@ class SimCSE(TwoEncoderContrast):
     """InfoNCE of two copies of each text with different dropout masks; candidates come from all ranks.
 
     Both copies are encoded in one pass. The encoder needs dropout: without it both copies are equal, and the
-    loss only pushes texts apart. `temperature`: None: 0.05 for cosines, 1 for inner products. The paper's
-    ablations:
+    loss only pushes texts apart. `temperature` is by default 0.05 for cosines and 1 for inner products. The
+    paper's ablations:
 
     - `positive`: "self" is the text itself; "next" is the sentence after it in its document; "next3" is one
       of the next three, drawn once for each text. These two need the columns document and position.

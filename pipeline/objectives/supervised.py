@@ -14,9 +14,10 @@ class Supervised(TwoEncoderContrast):
 
     `hard_negative_weight` multiplies an anchor's own hard negative in the denominator of its softmax; hard
     negatives of other anchors have weight one (equation 5, with the weight of the appendix), as have those of
-    the role negative2, another ablation: the neutral hypotheses beside the contradictions. `similarity`:
-    "cosine", or "dot" for inner products, an ablation of the paper. `temperature`: None: 0.05 for cosines, 1
-    for inner products. `second`: "copy" encodes positives and negatives by a second encoder; see `simcse`.
+    the role negative2, another ablation: the neutral hypotheses beside the contradictions. `similarity` is
+    "cosine", or "dot" for inner products, an ablation of the paper. `temperature` is by default 0.05 for
+    cosines and 1 for inner products. With `second` "copy", a second encoder encodes positives and negatives;
+    see `simcse`.
     The paper trains a layer over [CLS] and keeps it at inference: use an encoder with pooling cls_mlp, or a
     `head` over any pooling, which inference keeps unless `keep_head` is false.
     """

@@ -36,13 +36,13 @@ class MetricChange:
         label: name of the metric, or name and explanation separated by a colon.
         start: value at the start.
         end: value at the end.
-        good: the better direction, "lower" or "higher".
+        better_direction: "lower" or "higher".
     """
 
     label: str
     start: float
     end: float
-    good: str
+    better_direction: str
 
     @property
     def name(self) -> str:
@@ -50,19 +50,19 @@ class MetricChange:
         return self.label.partition(":")[0]
 
     @property
-    def better(self) -> bool:
+    def is_better(self) -> bool:
         """True if the end is better than the start."""
-        return self.end < self.start if self.good == "lower" else self.end > self.start
+        return self.end < self.start if self.better_direction == "lower" else self.end > self.start
 
 
 def changes_over_steps(lines: Sequence[MetricsLine]) -> list[MetricChange]:
     """Average each metric over the first and the last tenth of its records, if it has at least two."""
     changes = []
-    for name, (label, good) in _METRICS.items():
+    for name, (label, direction) in _METRICS.items():
         values = _values(lines, name)
         if len(values) > 1:
             start, end = _first_and_last(values, _END_PROPORTION)
-            changes.append(MetricChange(label, statistics.fmean(start), statistics.fmean(end), good))
+            changes.append(MetricChange(label, statistics.fmean(start), statistics.fmean(end), direction))
     return changes
 
 
@@ -77,8 +77,8 @@ def changes_on_same_rows(lines: Sequence[MetricsLine]) -> list[MetricChange]:
     start, end = lines_with_same_rows[0].same_rows, lines_with_same_rows[-1].same_rows
     distance = max(start.get("alignment", 1.0), end.get("alignment", 1.0))
     return [
-        MetricChange(label, start[name], end[name], good)
-        for name, (label, good) in _SAME_ROWS_METRICS.items()
+        MetricChange(label, start[name], end[name], direction)
+        for name, (label, direction) in _SAME_ROWS_METRICS.items()
         if name in start and name in end and not (distance < _EQUAL_VIEWS and name in _PAIR_METRICS)
     ]
 

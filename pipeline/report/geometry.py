@@ -8,8 +8,8 @@ from pipeline.report.evaluation_report import Chart, Section
 from pipeline.report.formats import plain, two_decimals
 from pipeline.report.training_charts import legend
 from pipeline.report.word_geometry import frequency_table, lowest_words, static_words
+from pipeline.stats.encoder_geometry import GeometryReport
 from pipeline.stats.geometry import Metric
-from pipeline.stats.measured import GeometryReport
 
 # Metrics of each layer: heading and explanation of the chart.
 _LAYER_METRICS = {

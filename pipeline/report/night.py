@@ -65,7 +65,7 @@ class IndexSection:
         factory: faiss factory string.
         bytes: size of the index files.
         files: paths of the index files, relative to the root.
-        measured: its metrics.
+        metrics: recall, latency and memory of the index, as measured.
         ids: paths of the id tables, relative to the root.
         target: recall@10 that the gate requires.
     """
@@ -74,7 +74,7 @@ class IndexSection:
     factory: str
     bytes: int
     files: tuple[str, ...]
-    measured: IndexMetrics
+    metrics: IndexMetrics
     ids: tuple[str, ...] = ()
     target: float | None = None
 
@@ -184,7 +184,7 @@ def _format_differences(report: NightReport) -> dict[str, str]:
     previous, index = report.previous, report.index
     if previous is None:
         return dict.fromkeys(("rows", "recall", "latency", "index", "time"), "")
-    recall, latency, number = index.measured.recall["10"], index.measured.latency, previous.release
+    recall, latency, number = index.metrics.recall["10"], index.metrics.latency, previous.release
     points = None if previous.recall_at_10 is None else 100 * previous.recall_at_10
     return {
         "rows": format_difference(report.counts.live, previous.rows, number, 1),
@@ -224,7 +224,7 @@ def _recall_note(report: NightReport) -> str:
 
 def _charts(report: NightReport) -> dict[str, Markup]:
     """Draw the charts for which there are values, by name."""
-    vectors, measured = report.geometry, report.index.measured
+    vectors, metrics = report.geometry, report.index.metrics
     charts = {
         f"choice of {curve.setting}": night.choice_chart(curve.points, curve.chosen, curve.setting)
         for curve in report.curves
@@ -235,9 +235,9 @@ def _charts(report: NightReport) -> dict[str, Markup]:
         charts["cosines"] = night.cosine_chart(vectors.cosines, vectors.cosines_whitened)
     if report.lengths and report.lengths.total:
         charts["lengths"] = night.length_chart(report.lengths, report.max_length or 0)
-    if measured.curve:
+    if metrics.curve:
         charts["recall"] = night.recall_chart(
-            measured.curve, measured.effort, report.index.target, measured.effort_name or "nprobe"
+            metrics.curve, metrics.effort, report.index.target, metrics.effort_name or "nprobe"
         )
     return charts
 

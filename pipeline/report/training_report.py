@@ -121,14 +121,14 @@ class TrainingReport:
     sources: tuple[SourceSummary, ...]
     steps: int
     """number of completed steps"""
-    planned: int
+    planned_steps: int
     steps_per_epoch: int
     lines: tuple[MetricsLine, ...]
     """lines of metrics.jsonl"""
     trained_encoder: EncoderSummary
     best_step: int | None = None
     """step with the best score on dev"""
-    ended: str = ""
+    reason_for_early_end: str = ""
     """reason why the training ended before the planned steps; empty if it did not"""
     device: str = ""
     """hardware: "2 workers, CPU, 1 thread" """
@@ -195,7 +195,7 @@ class TrainingReport:
         return int(max((line.same_rows.get("rows", 0) for line in self.lines), default=0))
 
     @property
-    def unseen(self) -> bool:
+    def same_rows_are_unseen(self) -> bool:
         """True if the training ended before it came to the rows that `same_rows` counts."""
         batch_rows = self.settings.order.batch_rows
         rows_needed = self.steps * batch_rows + self.same_rows

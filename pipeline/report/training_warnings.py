@@ -49,7 +49,7 @@ def _result_warnings(report: TrainingReport) -> Iterator[str]:
             "Nothing was measured on dev or on the same rows at start and end: the encoder has the last "
             "weights, which need not be better than the first. Set train.dev.uri."
         )
-    elif report.steps and not changes[0].better:
+    elif report.steps and not changes[0].is_better:
         first = changes[0]
         yield (
             f"On the same {report.same_rows:,} rows the {first.name} is no better after the last step "
@@ -59,8 +59,8 @@ def _result_warnings(report: TrainingReport) -> Iterator[str]:
 
 
 def _early_end_warnings(report: TrainingReport) -> Iterator[str]:
-    if report.ended:
-        yield f"It ended before its last step: {report.ended}."
+    if report.reason_for_early_end:
+        yield f"It ended before its last step: {report.reason_for_early_end}."
 
 
 def _loss_warnings(report: TrainingReport) -> Iterator[str]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pipeline.charts.geometry import three_digits
 from pipeline.report.evaluation_report import Section
 from pipeline.report.formats import cosine
-from pipeline.stats.measured import LOWEST_WORDS, NamedLayers
+from pipeline.stats.encoder_geometry import LOWEST_WORDS, NamedLayers
 
 _LOWEST_NOTE = (
     "The words of lowest self-similarity in each layer, whose vectors depend most on their sentence. "

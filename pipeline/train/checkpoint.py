@@ -82,14 +82,14 @@ class Checkpoints:
 
         Checkpoints that are missing or damaged are logged and skipped.
         """
-        return self._local_copy_of_best(lambda record: (record.step, record.name))
+        return self._local_copy_of_highest(lambda record: (record.step, record.name))
 
     def best(self) -> Path | None:
         """Return a local copy of the checkpoint with the best score on dev; None if none has a score.
 
         Of equal scores the earliest wins. Checkpoints that are missing or damaged are logged and skipped.
         """
-        return self._local_copy_of_best(_by_score)
+        return self._local_copy_of_highest(_by_score)
 
     def close(self) -> None:
         """Wait for the running write, and raise its error."""
@@ -103,7 +103,7 @@ class Checkpoints:
         if running is not None:
             running.result()
 
-    def _local_copy_of_best(self, sort_key: Callable[[CheckpointRecord], Any]) -> Path | None:
+    def _local_copy_of_highest(self, sort_key: Callable[[CheckpointRecord], Any]) -> Path | None:
         """Return a local copy of the intact checkpoint with the highest key; None if there is none.
 
         The first rank chooses, so that all ranks have the same checkpoint.
@@ -112,13 +112,13 @@ class Checkpoints:
             sort_key: key of a record; None for a record that must not be chosen.
         """
         self._wait()
-        chosen = self._best_intact(sort_key) if Ranks().rank == 0 else None
+        chosen = self._highest_intact(sort_key) if Ranks().rank == 0 else None
         record: CheckpointRecord | None = _from_first_rank(chosen[0] if chosen else None)
         if chosen:
             return chosen[1]
         return self._store.local(record.path, record.sha256) if record else None
 
-    def _best_intact(
+    def _highest_intact(
         self, sort_key: Callable[[CheckpointRecord], Any]
     ) -> tuple[CheckpointRecord, Path] | None:
         """Return the record with the highest key whose file is intact, and a local copy of the file."""

@@ -141,8 +141,8 @@ def _groups(views: Sequence[View]) -> list[tuple[int, ...]]:
     """
     groups: dict[tuple[object, ...], list[int]] = {}
     for index, view in enumerate(views):
-        divisible = view.at_embedding is None or isinstance(view.at_embedding, PerTextChange)
-        whole_pass_change = None if divisible else id(view.at_embedding)
+        is_per_text = view.at_embedding is None or isinstance(view.at_embedding, PerTextChange)
+        whole_pass_change = None if is_per_text else id(view.at_embedding)
         groups.setdefault((id(view.encoder), view.grad, whole_pass_change), []).append(index)
     return [tuple(group) for group in groups.values()]
 

@@ -24,7 +24,7 @@ from pipeline.settings.training import PairSettings, Values
 from pipeline.settings.watching import DevSettings
 from pipeline.stats.correlation import spearman
 from pipeline.store.store import store_of
-from pipeline.text.rows.pairs import open_training_rows
+from pipeline.text.rows.training_rows import open_training_rows
 from pipeline.text.tokens.budget import deduplicate, plan_buffers
 from pipeline.train.gather import Ranks, world_size
 

@@ -44,6 +44,7 @@ class FlowTrainer:
 
     A weight decay, if there is one, applies as in AdamW to the matrices of the couplings only; it would pull
     scales and locations to zero.
+
     The initial weights follow from the seed, and no random number is drawn later; the caller's order of the
     rows is a function of `step`. So a checkpoint needs no random state and no position in the data.
     """
@@ -63,7 +64,7 @@ class FlowTrainer:
         self.curve: list[FlowPoint] = []
         self._losses: list[float] = []  # of the steps since the last point of the curve
 
-    def initialize(self, batch: np.ndarray, held: HeldOut) -> None:
+    def initialize(self, batch: np.ndarray, held_out: HeldOut) -> None:
         """Initialize the actnorms on the first batch (n, d), and evaluate.
 
         Raises:
@@ -78,7 +79,7 @@ class FlowTrainer:
                 f"{len(batch)} equal rows in the first batch",
                 "check the vectors, or use more of them",
             )
-        self.evaluate(held)
+        self.evaluate(held_out)
 
     def train_step(self, batch: np.ndarray) -> None:
         """Take one optimizer step on rows (n, d).
@@ -102,7 +103,7 @@ class FlowTrainer:
         self.step += 1
         self._losses.append(bits)
 
-    def evaluate(self, held: HeldOut) -> None:
+    def evaluate(self, held_out: HeldOut) -> None:
         """Evaluate the flow on held-out data, and add a point to the curve.
 
         Raises:
@@ -111,9 +112,9 @@ class FlowTrainer:
         with torch.no_grad():
             parts = [
                 self.glow.log_density(self._tensor(part)).double().sum()
-                for part in np.array_split(held.rows, -(-len(held.rows) // _HELD_OUT_CHUNK))
+                for part in np.array_split(held_out.rows, -(-len(held_out.rows) // _HELD_OUT_CHUNK))
             ]
-        bits = -float(sum(parts)) / (held.rows.size * math.log(2))
+        bits = -float(sum(parts)) / (held_out.rows.size * math.log(2))
         if not math.isfinite(bits):
             raise Diverged(
                 "flow training",
@@ -122,7 +123,11 @@ class FlowTrainer:
                 _REMEDY,
             )
         train = float(np.mean(self._losses)) if self._losses else None
-        dev = None if held.dev is None else held.dev.score(lambda raw: self._transform(held.prepare(raw)))
+        dev = (
+            None
+            if held_out.dev is None
+            else held_out.dev.score(lambda raw: self._transform(held_out.prepare(raw)))
+        )
         self.curve.append(FlowPoint(self.step, train, bits, dev))
         self._losses = []
 
@@ -151,20 +156,20 @@ class FlowTrainer:
         self.step, self.curve = header["step"], [FlowPoint(**point) for point in header["curve"]]
         self._losses = tensors["losses"].tolist()
 
-    def to_flow(self, held: HeldOut, rows: int, space_id: str) -> Flow:
+    def to_flow(self, held_out: HeldOut, rows: int, space_id: str) -> Flow:
         """Return the trained flow as a transform.
 
         Args:
-            held: held-out data of the training.
+            held_out: held-out data of the training.
             rows: number of rows that the flow was trained on.
             space_id: identity of the encoder that gave the rows.
         """
         tensors = {name: tensor.cpu().numpy().copy() for name, tensor in self.glow.state_dict().items()}
-        norms = np.linalg.norm(held.rows, axis=1)
+        norms = np.linalg.norm(held_out.rows, axis=1)
         unit_length = bool((np.abs(norms - 1) < _UNIT_NORM_TOLERANCE).all())
-        metric = None if held.dev is None else held.dev.metric
+        metric = None if held_out.dev is None else held_out.dev.metric
         return Flow(
-            self.settings, tensors, rows, len(held.rows), unit_length, tuple(self.curve), metric, space_id
+            self.settings, tensors, rows, len(held_out.rows), unit_length, tuple(self.curve), metric, space_id
         )
 
     def _transform(self, rows: np.ndarray) -> np.ndarray:

@@ -39,8 +39,8 @@ def loss_and_backward(
     If all rows fit in one chunk, they are encoded once. Otherwise each chunk is encoded without a graph, the
     loss of all vectors gives the gradient of each vector, and each chunk is encoded again, with the same
     random numbers and a graph, to propagate these gradients to the weights. Row terms are computed in the
-    second pass, and weighted by chunk / batch. Torch's generators end in the same state as with one pass over
-    every chunk.
+    second pass, and weighted by the chunk's proportion of the batch's rows. Torch's generators end in the
+    same state as with one pass over every chunk.
 
     Args:
         objective: the objective to train, not wrapped for data parallelism: its encoder and heads are called

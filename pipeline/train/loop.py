@@ -35,7 +35,7 @@ from pipeline.train.optim import (
     total_norm,
     trainable_parameters,
 )
-from pipeline.train.precision import LossScale, prepare
+from pipeline.train.precision import LossScale, prepare_encoders
 from pipeline.train.schedule import Schedule
 
 
@@ -101,7 +101,7 @@ class Training:
             ConfigError: no compiler for train.compile, or a schedule without its options.
         """
         self.objective, self.settings, self.number = objective.to(device), settings, 0
-        prepare(objective, settings)
+        prepare_encoders(objective, settings)
         self._sharded = settings.strategy == "fsdp" and world_size() > 1
         if self._sharded:
             from pipeline.train.sharded import shard  # takes a second to import
@@ -118,7 +118,7 @@ class Training:
     @property
     def ended(self) -> bool:
         """True if the schedule ends the training before its last step."""
-        return self.schedule.ended(self.number + 1)
+        return self.schedule.ends_before(self.number + 1)
 
     def step(self, batch: Batch, waited_s: float = 0.0) -> Step:
         """Update the weights with one batch, which must have the same size on every rank.

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from pipeline.errors import DataError
 from pipeline.store.base import Store
 from pipeline.train.loop import Step
-from pipeline.train.measures import vector_metrics
 from pipeline.train.metrics_line import MetricsLine
 from pipeline.train.trackers import Tracker
+from pipeline.train.vector_metrics import vector_metrics
 
 METRICS = "metrics.jsonl"
 # Between two writes of the file there are at least 3 seconds, and at least 50 times the duration of a write,
@@ -126,7 +126,7 @@ class TrainingLog(AbstractContextManager["TrainingLog"]):
             self._file.write()
 
     def begin(self, dev: float | None, same_rows: Mapping[str, float] = {}) -> None:
-        """Write the metrics before the first step, if anything was measured; see `MetricsLine`."""
+        """Write the metrics that were measured before the first step, if any; see `MetricsLine`."""
         if dev is not None or same_rows:
             self._write(MetricsLine(step=0, epoch=0.0, dev=dev, same_rows=same_rows))
 

@@ -52,7 +52,7 @@ class LossScale:
         self.value, self._good_steps = state["value"], state["good"]
 
 
-def prepare(objective: nn.Module, settings: TrainSettings) -> None:
+def prepare_encoders(objective: nn.Module, settings: TrainSettings) -> None:
     """Apply the precision, activation checkpointing and compilation of the settings to every encoder.
 
     Raises:

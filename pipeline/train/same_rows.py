@@ -15,7 +15,7 @@ from pipeline.train.gather import Ranks, world_size
 from pipeline.train.generators import RandomGenerators, seed_all
 from pipeline.train.gradcache import loss_without_gradient
 from pipeline.train.loop import Training
-from pipeline.train.measures import MAX_ROWS, vector_metrics
+from pipeline.train.vector_metrics import MAX_ROWS, vector_metrics
 
 _ROWS = 256  # enough for a stable mean of the loss, and encoded within seconds on a CPU
 

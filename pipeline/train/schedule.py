@@ -36,12 +36,12 @@ class Schedule:
                 "train.schedule.final",
                 f"at most the {base_rate:g} of train.optimizer.learning_rate",
                 f"{settings.final:g}",
-                "lower it",
+                "lower train.schedule.final",
             )
         self._settings, self._base_rate = settings, base_rate
         self._steps, self._steps_per_epoch = steps, steps_per_epoch
         self._warmup_steps = math.ceil(settings.warmup if settings.warmup >= 1 else settings.warmup * steps)
-        self._drops = 0  # number of measurements that were worse than the one before
+        self._drops = 0  # number of scores on dev that were worse than the previous score
         self._last_score: float | None = None
 
     def rate(self, step: int) -> float:
@@ -55,7 +55,7 @@ class Schedule:
             self._drops += int(score < self._last_score)
         self._last_score = score
 
-    def ended(self, step: int) -> bool:
+    def ends_before(self, step: int) -> bool:
         """Return True if the training ends before this step, because its rate would be too low."""
         return self._settings.name == "plateau" and self._rate_without_warmup(step) < self._settings.least
 

@@ -1,12 +1,13 @@
 """The encoder that a training starts from: the configured one, or a new one."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from pipeline.config import digest_of
+from pipeline.config import Settings, digest_of
 from pipeline.log import say
 from pipeline.models.folder.locate import cached_folder
 from pipeline.models.folder.paragraphs import FORMAT as PARAGRAPHS_FORMAT
@@ -20,9 +21,39 @@ from pipeline.settings import EncoderSettings
 from pipeline.settings.training import TEXTS, PairSettings, TrainSettings
 from pipeline.settings.weights import VocabularySettings
 from pipeline.store.cache import digest_of_file
-from pipeline.text.rows.pairs import TrainingRows, open_training_rows, training_files
+from pipeline.text.rows.training_rows import TrainingRows, open_training_rows, training_files
 
 _WORD_VECTOR_FILES = ("vocab.txt", "model.safetensors", "sentence_bert_config.json")
+
+
+class _NewEncoder(NamedTuple):
+    """Recipe for new encoders of one kind."""
+
+    cache: str
+    """subfolder of this machine's cache"""
+    file_format: int
+    """number that is raised when folders are written differently"""
+    write: Callable[..., None]
+    """called with settings, word counts, folder and seed"""
+    needs_rows: bool = False
+    """True if `write` also takes the number of training rows"""
+
+
+# By the setting that asks for the encoder: `TrainSettings.new_encoder`.
+_NEW_ENCODERS = {
+    "train.recurrent": _NewEncoder("recurrent", new_recurrent.FORMAT, new_recurrent.write_recurrent_folder),
+    "train.convolutional": _NewEncoder(
+        "convolutional", new_convolutional.FORMAT, new_convolutional.write_convolutional_folder
+    ),
+    "train.dan": _NewEncoder("dan", new_dan.FORMAT, new_dan.write_dan_folder),
+    "train.transformer": _NewEncoder(
+        "transformer", new_transformer.FORMAT, new_transformer.write_transformer_folder
+    ),
+    "train.word_table": _NewEncoder("words", WORDS_FORMAT, write_word_table_folder),
+    "train.paragraph_vectors": _NewEncoder(
+        "paragraphs", PARAGRAPHS_FORMAT, write_paragraph_folder, needs_rows=True
+    ),
+}
 
 
 def starting_encoder(train: TrainSettings, encoder: EncoderSettings) -> EncoderSettings:
@@ -32,118 +63,34 @@ def starting_encoder(train: TrainSettings, encoder: EncoderSettings) -> EncoderS
     that of a file of word vectors, or else the words of the training rows, counted in one streaming pass.
 
     Raises:
-        ConfigError, DataError, ModelError: as in `open_training_rows`, `write_recurrent_folder`,
-            `write_convolutional_folder`, `write_dan_folder`, `write_transformer_folder`,
-            `write_word_table_folder` and `write_paragraph_folder`.
+        ConfigError, DataError, ModelError: as in `open_training_rows` and the function that writes the
+            folder of the new encoder.
     """
     if train.new_encoder is None:
         return encoder
-    build = {
-        "train.recurrent": _new_recurrent,
-        "train.convolutional": _new_convolutional,
-        "train.dan": _new_dan,
-        "train.transformer": _new_transformer,
-        "train.word_table": _new_words,
-        "train.paragraph_vectors": _new_paragraphs,
-    }[train.new_encoder]
-    return encoder.model_copy(update={"path": str(build(train))})
-
-
-def _new_words(train: TrainSettings) -> Path:
-    """Build the folder of new word vectors, or find it in the cache."""
+    kind = _NEW_ENCODERS[train.new_encoder]
+    settings: Settings = getattr(train, train.new_encoder.removeprefix("train."))
 
     def build(folder: Path) -> None:
-        write_word_table_folder(train.word_table, _count_words(train), folder, seed=train.seed)
+        rows = {"rows": _count_rows(train)} if kind.needs_rows else {}
+        kind.write(settings, _count_words(train, settings), folder, seed=train.seed, **rows)
 
-    version = _version(train, train.word_table.model_dump(mode="json"), WORDS_FORMAT, _training_files(train))
-    return cached_folder("words", version, build)
-
-
-def _new_paragraphs(train: TrainSettings) -> Path:
-    """Build the folder of new paragraph vectors, or find it in the cache."""
-
-    def build(folder: Path) -> None:
-        write_paragraph_folder(
-            train.paragraph_vectors, _count_words(train), folder, rows=_count_rows(train), seed=train.seed
-        )
-
-    version = _version(
-        train, train.paragraph_vectors.model_dump(mode="json"), PARAGRAPHS_FORMAT, _training_files(train)
-    )
-    return cached_folder("paragraphs", version, build)
+    folder = cached_folder(kind.cache, _version(train, settings, kind.file_format), build)
+    return encoder.model_copy(update={"path": str(folder)})
 
 
-def _new_recurrent(train: TrainSettings) -> Path:
-    """Build the folder of a new recurrent encoder, or find it in the cache."""
-    settings = train.recurrent
-
-    def build(folder: Path) -> None:
-        new_recurrent.write_recurrent_folder(settings, _counts(train, settings), folder, seed=train.seed)
-
-    return cached_folder("recurrent", _version_with_vocabulary(train, settings, new_recurrent.FORMAT), build)
-
-
-def _new_convolutional(train: TrainSettings) -> Path:
-    """Build the folder of a new convolutional encoder, or find it in the cache."""
-    settings = train.convolutional
-
-    def build(folder: Path) -> None:
-        counts = _counts(train, settings)
-        new_convolutional.write_convolutional_folder(settings, counts, folder, seed=train.seed)
-
-    return cached_folder(
-        "convolutional", _version_with_vocabulary(train, settings, new_convolutional.FORMAT), build
-    )
-
-
-def _new_dan(train: TrainSettings) -> Path:
-    """Build the folder of a new deep averaging network, or find it in the cache."""
-    settings = train.dan
-
-    def build(folder: Path) -> None:
-        new_dan.write_dan_folder(settings, _counts(train, settings), folder, seed=train.seed)
-
-    return cached_folder("dan", _version_with_vocabulary(train, settings, new_dan.FORMAT), build)
-
-
-def _new_transformer(train: TrainSettings) -> Path:
-    """Build the folder of a new Transformer, or find it in the cache."""
-    settings = train.transformer
-
-    def build(folder: Path) -> None:
-        new_transformer.write_transformer_folder(settings, _count_words(train), folder, seed=train.seed)
-
-    version = _version(
-        train, settings.model_dump(mode="json"), new_transformer.FORMAT, _training_files(train)
-    )
-    return cached_folder("transformer", version, build)
-
-
-def _counts(train: TrainSettings, settings: VocabularySettings) -> Counter[str]:
-    """Count the words of the training rows, unless the vocabulary is that of a file of word vectors."""
-    return _count_words(train) if settings.words is None else Counter()
-
-
-def _version_with_vocabulary(train: TrainSettings, settings: VocabularySettings, file_format: int) -> str:
-    """Return the version of a new encoder whose words are those of the training rows or of a file."""
-    if settings.words is None:
-        vocabulary_source = _training_files(train)
-    else:
-        folder = word_vector_folder(settings)
-        vocabulary_source = list[object](digest_of_file(folder / name) for name in _WORD_VECTOR_FILES)
-    return _version(
-        train, settings.model_dump(mode="json", exclude={"words"}), file_format, vocabulary_source
-    )
-
-
-def _version(
-    train: TrainSettings, settings: dict[str, object], file_format: int, vocabulary_source: list[object]
-) -> str:
+def _version(train: TrainSettings, settings: Settings, file_format: int) -> str:
     """Return a digest of everything that decides the new encoder."""
+    described, vocabulary_source = settings.model_dump(mode="json"), _training_files(train)
+    if isinstance(settings, VocabularySettings):
+        path = described.pop("words")  # its content is part of the digest instead
+        if path is not None:
+            folder = word_vector_folder(settings)
+            vocabulary_source = [digest_of_file(folder / name) for name in _WORD_VECTOR_FILES]
     return digest_of(
         {
             "format": file_format,
-            "settings": settings,
+            "settings": described,
             "seed": train.seed,
             "torch": torch.__version__,
             "of": vocabulary_source,
@@ -151,8 +98,10 @@ def _version(
     )
 
 
-def _count_words(train: TrainSettings) -> Counter[str]:
-    """Count the words of the training rows."""
+def _count_words(train: TrainSettings, settings: Settings) -> Counter[str]:
+    """Count the words of the training rows, unless the vocabulary is that of a file of word vectors."""
+    if isinstance(settings, VocabularySettings) and settings.words is not None:
+        return Counter()
     say("counting the words of the training rows; this is done once per machine")
     return count_words(_texts(train))
 

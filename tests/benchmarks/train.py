@@ -41,7 +41,7 @@ from pipeline.settings import EncoderSettings
 from pipeline.settings.training import OrderSettings, PairSettings, TrainSettings
 from pipeline.text.rows.batches import RankSlice
 from pipeline.text.rows.order import ShuffledOrder
-from pipeline.text.rows.pairs import open_training_rows
+from pipeline.text.rows.training_rows import open_training_rows
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from pipeline.train.batches import rank_batches
 from pipeline.train.gather import Ranks, world_size

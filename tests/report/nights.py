@@ -62,7 +62,7 @@ FULL = replace(
         factory="IVF64,Flat",
         ids=("ids/a.arrow",),
         target=0.95,
-        measured=EXHAUSTIVE.model_copy(
+        metrics=EXHAUSTIVE.model_copy(
             update={
                 "recall": EXHAUSTIVE.recall | {"1": Proportion.of(99, 100)},
                 "effort": 4,

@@ -9,9 +9,7 @@ from pipeline.charts.geometry import COLOURS
 from pipeline.report.evaluation import render
 from pipeline.report.evaluation_report import EvaluatedCandidate, EvaluationReport, Section
 from pipeline.report.geometry import sections
-from pipeline.stats.frequency import FrequencyBand
-from pipeline.stats.geometry import Metric
-from pipeline.stats.measured import (
+from pipeline.stats.encoder_geometry import (
     GeometryReport,
     Level,
     NamedLayers,
@@ -19,6 +17,8 @@ from pipeline.stats.measured import (
     StaticWords,
     WordSimilarity,
 )
+from pipeline.stats.frequency import FrequencyBand
+from pipeline.stats.geometry import Metric
 from pipeline.stats.space import ScoredPairs, sentence_space, with_pairs
 from tests.report.pages import Page
 

@@ -125,7 +125,7 @@ def test_every_tile_shows_the_difference_from_the_previous_release() -> None:
 
 
 def test_the_latency_tile_names_a_changed_p99_beside_an_equal_median() -> None:
-    latency = FULL.index.measured.latency
+    latency = FULL.index.metrics.latency
     assert FULL.previous is not None
     before = FULL.previous.model_copy(update={"p50_ms": latency.p50_ms, "p99_ms": latency.p99_ms - 0.5})
     assert "median as in release 41; p99 +0.50 ms since release 41" in spaced_words(

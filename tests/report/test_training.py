@@ -138,7 +138,10 @@ def test_a_good_training_has_no_warnings_but_those_of_the_objective():
             replace(FULL, lines=(LINES[0], line(10, dev=70.0))),
             "No score on dev was better than the one before the first step",
         ),
-        (replace(FULL, ended="dev was no better"), "It ended before its last step: dev was no better."),
+        (
+            replace(FULL, reason_for_early_end="dev was no better"),
+            "It ended before its last step: dev was no better.",
+        ),
         (
             replace(
                 FULL, lines=tuple(line(step, loss=0.5 + step / 100, dev=80.0) for step in range(10, 100, 10))
@@ -193,7 +196,7 @@ def test_start_and_end_are_compared_without_a_dev_set():
     )
     report = with_settings(dev={})
     shown = {
-        each.label.split(":")[0]: (each.start, each.end, each.better) for each in changes_over_steps(lines)
+        each.label.split(":")[0]: (each.start, each.end, each.is_better) for each in changes_over_steps(lines)
     }
     assert shown["loss"] == pytest.approx((2 - 0.055, 2 - 0.955, True))
     assert shown["cosine of positives"] == pytest.approx((0.9 - 0.0055, 0.9 - 0.0955, False))
@@ -231,7 +234,7 @@ def test_no_improvement_on_the_same_rows_is_warned_about():
 
 def test_an_early_end_is_warned_about_without_a_dev_set():
     report = without_dev({"loss": 1.25}, {"loss": 0.5})
-    (warning,) = training_warnings(replace(report, ended="the learning rate fell below 1e-06"))
+    (warning,) = training_warnings(replace(report, reason_for_early_end="the learning rate fell below 1e-06"))
     assert warning == "It ended before its last step: the learning rate fell below 1e-06."
 
 

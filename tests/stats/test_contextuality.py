@@ -14,8 +14,8 @@ from pipeline.stats.contextuality import (
     layer_metrics,
     static_vector,
 )
+from pipeline.stats.encoder_geometry import measure_layer
 from pipeline.stats.geometry import anisotropy
-from pipeline.stats.measured import measure_layer
 from pipeline.stats.occurrences import Occurrences, Tokenized, choose_occurrences, occurrences_for_pairs
 
 OCCURRENCES = np.array([[1.0, 0], [1, 1], [0, 2]])

@@ -22,7 +22,7 @@ from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from pipeline.train.finite import NonFinite
 from pipeline.train.gradcache import loss_and_backward
 from pipeline.train.loop import Training, fit
-from pipeline.train.precision import LossScale, prepare
+from pipeline.train.precision import LossScale, prepare_encoders
 from tests.models.folders import LONG, save_folder
 from tests.objectives.tiny import Tiny, gradients
 from tests.train.small import STEPS, rows_of
@@ -53,7 +53,7 @@ def step(
     objective = SimCSE(
         load_trainable(open_folder(EncoderSettings(path=str(folder))), dropout=dropout), temperature=0.2
     )
-    prepare(objective, TrainSettings(**settings))
+    prepare_encoders(objective, TrainSettings(**settings))
     torch.manual_seed(1)
     outcome = loss_and_backward(objective, batch_for(folder), chunk_rows=chunk_rows)
     return outcome.loss, gradients(objective), outcome.reps
@@ -114,7 +114,7 @@ def test_compiling_without_a_compiler_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(config.cpp, "cxx", (None, str(tmp_path / "none")))
     objective = SimCSE(load_trainable(open_folder(EncoderSettings(path=str(save_folder(tmp_path, "bert"))))))
     with pytest.raises(ConfigError, match=r"train.compile.*compiler"):
-        prepare(objective, TrainSettings(compile=True))
+        prepare_encoders(objective, TrainSettings(compile=True))
 
 
 class _HalfBackward(torch.autograd.Function):

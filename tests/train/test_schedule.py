@@ -79,11 +79,11 @@ def test_plateau_ends_below_the_smallest_rate():
     figures = iter(range(10, 0, -1))
     drops = 0
     schedule.observe(next(figures))
-    while not schedule.ended(1):
+    while not schedule.ends_before(1):
         schedule.observe(next(figures))
         drops += 1
     assert drops == math.ceil(math.log(1e-4) / math.log(0.2)) == 6
-    assert not Schedule(ScheduleSettings(name="constant"), 1e-9, steps=1, steps_per_epoch=1).ended(1)
+    assert not Schedule(ScheduleSettings(name="constant"), 1e-9, steps=1, steps_per_epoch=1).ends_before(1)
 
 
 def test_plateau_can_be_restored():

@@ -12,7 +12,7 @@ import torch
 from pipeline.config import load_settings
 from pipeline.errors import ConfigError
 from pipeline.models.folder.folder import open_folder
-from pipeline.models.folder.word_vectors import FIRST, LAST, UNKNOWN
+from pipeline.models.folder.word_vectors import END, START, UNKNOWN
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.saving import save_joined
@@ -21,7 +21,7 @@ from pipeline.settings import EncoderSettings, EncodeSettings, Job
 from pipeline.text.rows.batches import RankSlice
 from pipeline.text.rows.neighbours import NeighbourOrder
 from pipeline.text.rows.order import ShuffledOrder
-from pipeline.text.rows.pairs import open_training_rows
+from pipeline.text.rows.training_rows import open_training_rows
 from pipeline.train.batches import rank_batches
 from pipeline.train.loop import Training, fit
 from pipeline.train.start import starting_encoder
@@ -164,7 +164,7 @@ def test_the_encoder_is_built_once_for_equal_rows_and_settings(tmp_path, capfd):
     assert capfd.readouterr().err.count("counting the words") == 1
     folder = open_folder(first)
     words = (folder.path / "vocab.txt").read_text().split("\n")
-    assert words[:3] == [UNKNOWN, FIRST, LAST]
+    assert words[:3] == [UNKNOWN, START, END]
     assert set(words[3:]) < {word for topic in TOPICS for word in topic.split()}
     assert (len(words), folder.max_length, folder.lower, folder.dim) == (12, 256, True, 8)
     other = starting_encoder(job.train.model_copy(update={"seed": 1}), job.encoder)

@@ -23,7 +23,6 @@ from pipeline.store.base import Store
 from pipeline.store.store import open_store
 from pipeline.store.units import sum_counts
 from pipeline.train.loop import Step
-from pipeline.train.measures import vector_metrics
 from pipeline.train.metrics import METRICS, MetricsFile, TrainingLog, read_metrics
 from pipeline.train.metrics_line import MetricsLine
 from pipeline.train.trackers import (
@@ -34,6 +33,7 @@ from pipeline.train.trackers import (
     open_trackers,
     tracker_names,
 )
+from pipeline.train.vector_metrics import vector_metrics
 from tests.objectives.tiny import batch_of
 
 EVERY, PER_EPOCH = 4, 8

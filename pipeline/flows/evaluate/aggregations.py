@@ -40,9 +40,9 @@ def aggregated_scores(measured: Sequence[MeasuredTask], names: Sequence[str]) ->
         names: names of the candidates.
 
     Returns:
-        Scores by task, candidate and aggregation; empty without a yearly set. The average is that over all
-        measured sets of the published one: STS-B and SICK-R are single sets, whose correlation is always over
-        all pairs.
+        Scores by task, candidate and aggregation; empty without a yearly set. The average is over all
+        measured sets that the published average has: also STS-B and SICK-R, single sets whose correlation is
+        always over all pairs.
     """
     sets = {each.task.name: each for each in measured if each.task.name in STS and each.task.kind == "sts"}
     if not any(name in YEARLY_STS for name in sets):

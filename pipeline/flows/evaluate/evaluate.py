@@ -32,7 +32,7 @@ from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages, counted, packages, say
 from pipeline.report.evaluation_report import Disagreement
 from pipeline.settings import Job
-from pipeline.stats.measured import GeometryReport
+from pipeline.stats.encoder_geometry import GeometryReport
 from pipeline.store.base import Store
 from pipeline.store.store import open_store
 
@@ -60,7 +60,7 @@ class Evaluation:
         packages: versions of packages.
         speeds: for each candidate, sentences per second of one worker; None if it was never measured.
         disagreements: pairs on which candidates differ most.
-        geometry: measures of the vector spaces; None if not requested.
+        geometry: metrics of the vector spaces; None if not requested.
         mask_words: words at the masks of templates; None if not requested.
     """
 
@@ -87,8 +87,8 @@ def compares_candidates(job: Job, *, analyses: bool = False) -> bool:
         ConfigError: there are candidates, but neither tasks nor an analysis to evaluate them by.
     """
     settings = job.evaluate
-    measures = settings.tasks is not None or bool(settings.own) or analyses
-    if settings.candidates and not measures:
+    is_measured = settings.tasks is not None or bool(settings.own) or analyses
+    if settings.candidates and not is_measured:
         raise ConfigError(
             "evaluate.candidates",
             "tasks to evaluate the candidates on",
@@ -96,7 +96,7 @@ def compares_candidates(job: Job, *, analyses: bool = False) -> bool:
             "set evaluate.tasks to a folder of tasks or evaluate.own to your own data, or give --geometry or "
             "--mask-words",
         )
-    return measures
+    return is_measured
 
 
 def evaluate(

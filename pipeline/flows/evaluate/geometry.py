@@ -18,8 +18,15 @@ from pipeline.flows.night.previous import load_previous
 from pipeline.flows.run import Run
 from pipeline.flows.workers.workers import Workers
 from pipeline.settings import GeometrySettings, Job, TaskSettings
+from pipeline.stats.encoder_geometry import (
+    RAW,
+    EncoderGeometry,
+    GeometryReport,
+    NamedLayers,
+    NamedSpace,
+    StaticWords,
+)
 from pipeline.stats.lexical import rank_correlation
-from pipeline.stats.measured import RAW, EncoderGeometry, GeometryReport, NamedLayers, NamedSpace, StaticWords
 from pipeline.stats.space import ScoredPairs
 from pipeline.store.base import Store
 from pipeline.store.store import open_store

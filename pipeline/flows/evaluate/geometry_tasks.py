@@ -14,8 +14,8 @@ from pipeline.flows.workers.worker import worker_encoder
 from pipeline.post import Transform, load_transform
 from pipeline.settings import EncoderSettings, EncodeSettings, GeometrySettings
 from pipeline.stats.contextuality import MAX_STATE_BYTES, gather_states
+from pipeline.stats.encoder_geometry import RAW, EncoderGeometry, Level, measure_layer
 from pipeline.stats.frequency import frequency_bands
-from pipeline.stats.measured import RAW, EncoderGeometry, Level, measure_layer
 from pipeline.stats.occurrences import Occurrences, Tokenized, choose_occurrences
 from pipeline.stats.space import POSITIVE, ScoredPairs, Space, sentence_space, with_pairs, word_metrics
 from pipeline.store.base import Store

@@ -118,7 +118,7 @@ class Extension:
 class GrowPart(PlainTask[PartToGrow, GrownPart]):
     """Remove the dead rows from a part of last night's index, and add the rows of new units if it takes them.
 
-    The quantizer is not trained again. Ids of dead rows stay too: nobody asks for their addresses.
+    The quantizer is not trained again. Ids of dead rows stay, since no search returns their addresses.
     """
 
     extension: Extension

@@ -99,8 +99,8 @@ class Finish(PlainTask[FilledPart, BuiltIndex]):
                 ids=tuple(shard.ids for shard in part.shards),
                 next_ordinal=part.next_ordinal,
             )
-            kept = store_truth(store, truth, scratch)
-        return _built(self, (made,), found, example_queries(parts, queries), kept)
+            stored_truth = store_truth(store, truth, scratch)
+        return _built(self, (made,), found, example_queries(parts, queries), stored_truth)
 
 
 def finish_parts(
@@ -119,8 +119,8 @@ def finish_parts(
     parts = PartsOnWorkers(run, PartFiles(store), merged, trained.index, queries.addresses)
     found = measure(parts, queries, truth, build.settings, build.gates.wanted_recall)
     with store.scratch() as scratch:
-        kept = store_truth(store, truth, scratch)
-    return _built(task, merged, found, example_queries(parts, queries), kept)
+        stored_truth = store_truth(store, truth, scratch)
+    return _built(task, merged, found, example_queries(parts, queries), stored_truth)
 
 
 def _built(

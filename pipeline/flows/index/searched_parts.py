@@ -33,7 +33,7 @@ _AHEAD = 3
 
 
 class PartAnswers(NamedTuple):
-    """PartAnswers of one part at one search effort, and the time of the search on one thread."""
+    """Answers of one part at one search effort, and the seconds of the search on one thread."""
 
     scores: np.ndarray
     addresses: np.ndarray
@@ -137,7 +137,7 @@ class DescribePart(PlainTask[NumberedPart, PartFacts]):
                 raise DataError(
                     item.part.files[0].path,
                     f"rows of the units {lowest} to {highest - 1}",
-                    f"of the units {ordinals.min()} to {ordinals.max()}",
+                    f"rows of the units {ordinals.min()} to {ordinals.max()}",
                     "remove indexes/work below the root and run again",
                 )
             held.append(block[np.isin(block, self.addresses)])
@@ -179,7 +179,7 @@ class PartsOnWorkers(SearchedParts):
         return sum(facts.rows for facts in self._facts)
 
     def search(self, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Search for the k nearest live rows. PartAnswers at the next higher efforts are found at once."""
+        """Search for the k nearest live rows; the next higher efforts are searched in the same pass."""
         effort, digest = get_effort(self), sha256(vectors.tobytes()).hexdigest()
         if (digest, k, effort) not in self._answers:
             efforts: list[int | None] = [effort]

@@ -138,17 +138,17 @@ def _sample_dead_queries(
     if build.previous_queries is None:
         return sampled, vectors
     try:
-        before = load_queries(build.store, build.previous_queries)
+        previous = load_queries(build.store, build.previous_queries)
     except (FileNotFoundError, DataError):  # this may be the reason for the rebuild
         return sampled, vectors
-    dead = np.flatnonzero(~build.source.holds(units, before.addresses))
+    dead = np.flatnonzero(~build.source.holds(units, previous.addresses))
     # evenly spaced, if there are more than `count`
     dead = dead[np.unique(np.linspace(0, len(dead) - 1, min(count, len(dead))).round().astype(np.int64))]
-    others = np.flatnonzero(~np.isin(sampled, before.addresses[dead]))[: count - len(dead)]
+    others = np.flatnonzero(~np.isin(sampled, previous.addresses[dead]))[: count - len(dead)]
     if not len(others):
-        return before.addresses[dead], before.vectors[dead]
-    addresses = np.concatenate([before.addresses[dead], sampled[others]])
-    return addresses, np.concatenate([before.vectors[dead], vectors[others]])
+        return previous.addresses[dead], previous.vectors[dead]
+    addresses = np.concatenate([previous.addresses[dead], sampled[others]])
+    return addresses, np.concatenate([previous.vectors[dead], vectors[others]])
 
 
 @dataclass(frozen=True)

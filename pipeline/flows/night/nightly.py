@@ -20,7 +20,7 @@ from pipeline.flows.night.stages import (
     check_index_and_transform,
     ingest_corpus,
     is_small,
-    tried_encoder,
+    try_encoder,
     warm_workers,
 )
 from pipeline.flows.night.user_queries import read_user_queries
@@ -68,7 +68,7 @@ def nightly(job: Job, stages: Stages, *, verbose: bool = False, verify: bool = F
             warm_workers(job, previous) as local,
             nullcontext()
             if previous.has_space(open_folder(job.encoder).space_id)
-            else tried_encoder(job, store, stages, local, verbose=verbose),
+            else try_encoder(job, store, stages, local, verbose=verbose),
             ingest_workers(job, previous, stages, verbose=verbose) as map_tasks,
         ):
             corpus = ingest_corpus(job, releases, previous, stages, map_tasks)

@@ -79,9 +79,8 @@ def refresh_page(releases: Releases) -> None:
 
 def _write_page(releases: Releases) -> None:
     store = releases.store
-    state = _state_digest(
-        releases
-    )  # computed first, so that a commit from here on leads to another page next time
+    # computed first, so that a commit from here on leads to another page next time
+    state = _state_digest(releases)
     if _shows(store, state) or not (history := releases.history()):
         return
     from pipeline.report.releases import render  # unused by most nights

@@ -25,7 +25,7 @@ from pipeline.text.tokens.coverage import CoverageCounter, ScriptCoverage
 
 _SAMPLED_FILES, _SAMPLED_BATCHES = 4, 4
 _SAMPLED_TEXTS = 256  # of one batch, tokenized
-# names of checks without whose success a check is left out
+# Checks that must succeed before a check is run.
 _NEEDED_CHECKS = {
     "index": ("encoder",),
     "tokens": ("encoder", "corpus"),

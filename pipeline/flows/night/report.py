@@ -120,7 +120,7 @@ def _index_section(candidate: Candidate) -> IndexSection:
         bytes=sum(file.bytes for file in built.files),
         files=tuple(file.path for file in built.files),
         ids=tuple(file.path for file in built.ids),
-        measured=built.measured,
+        metrics=built.measured,
         target=candidate.manifest.settings["gates"]["recall_at_10"],
     )
 

@@ -113,7 +113,7 @@ def warm_workers(job: Job, previous: PreviousRelease) -> Iterator[LocalWorkers |
 
 
 @contextmanager
-def tried_encoder(
+def try_encoder(
     job: Job, store: Store, stages: Stages, local: LocalWorkers | None, *, verbose: bool = False
 ) -> Iterator[None]:
     """Load the encoder on a worker and encode a text, before a night reads the corpus for a new space.

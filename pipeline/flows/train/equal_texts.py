@@ -54,15 +54,15 @@ def find_equal_texts(run: Run, units: Sequence[tuple[CorpusUnit, CorpusUnit]], f
         folder: folder of the files, which the caller removes when it no longer needs them.
     """
     wanted = -(-sum(positives.rows for _, positives in units) // _PAIRS_IN_MEMORY)
-    work = _Work(run.store, folder, 1 << max(0, wanted - 1).bit_length(), len(units))
+    division = _Division(run.store, folder, 1 << max(0, wanted - 1).bit_length(), len(units))
     numbered = [
         _Pairs(number=number, anchors=anchors, positives=positives)
         for number, (anchors, positives) in enumerate(units)
     ]
-    keys = map_in_order(run, DivideKeys(work), numbered)
-    anchors, parts = tuple(each.anchors for each in keys), range(work.parts)
-    equal = map_in_order(run, FindEqual(work, tuple(each.positives for each in keys), anchors), parts)
-    known = map_in_order(run, DivideKnown(work, tuple(each.known for each in equal), anchors), parts)
+    keys = map_in_order(run, DivideKeys(division), numbered)
+    anchors, parts = tuple(each.anchors for each in keys), range(division.parts)
+    equal = map_in_order(run, FindEqual(division, tuple(each.positives for each in keys), anchors), parts)
+    known = map_in_order(run, DivideKnown(division, tuple(each.known for each in equal), anchors), parts)
     repeats = run.workers.run(JoinRepeats(run.store), tuple(each.repeats for each in equal), Pool(1))
     return EqualTexts(repeats=repeats, known=known)
 
@@ -73,7 +73,7 @@ def remove_equal_texts(store: Store, folder: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Work:
+class _Division:
     """The division of the work.
 
     Attributes:
@@ -123,7 +123,7 @@ class _Equal(Stored):
 class DivideKeys(PlainTask[_Pairs, _Keys]):
     """Divide the keys of the texts of a unit."""
 
-    division: _Work
+    division: _Division
 
     def work(self, pairs: _Pairs) -> _Keys:
         keys, anchors = (_keys(self.division.store, unit) for unit in (pairs.positives, pairs.anchors))
@@ -142,7 +142,7 @@ class DivideKeys(PlainTask[_Pairs, _Keys]):
 class FindEqual(PlainTask[int, _Equal]):
     """Find the equal texts of one part of the keys."""
 
-    division: _Work
+    division: _Division
     positives: tuple[FileRef, ...]
     anchors: tuple[FileRef, ...]
 
@@ -163,7 +163,7 @@ class FindEqual(PlainTask[int, _Equal]):
 class DivideKnown(PlainTask[int, FileRef]):
     """Divide the known texts of one part of the anchors by the units that have these anchors."""
 
-    division: _Work
+    division: _Division
     known: tuple[FileRef, ...]
     anchors: tuple[FileRef, ...]
 

@@ -28,7 +28,7 @@ from pipeline.store.stored import FileRef, Stored
 from pipeline.store.units import Corpus, CorpusUnit, UnitRecord, sum_counts
 from pipeline.text.corpus.normalize import NORMALIZER_VERSION, text_keys
 from pipeline.text.corpus.sift import rechunk
-from pipeline.text.rows.pairs import TrainingRows, open_training_rows
+from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
 
 _VERSION = 1  # increased by changes of the result; all pairs are then mined again
 _ROLES = ("anchor", "positive")

@@ -12,7 +12,7 @@ from pipeline.text.rows.batches import Order, RankSlice
 from pipeline.text.rows.mixture import AlternatingOrder, BlendedOrder, reduce_weights, rows_per_source
 from pipeline.text.rows.neighbours import NeighbourOrder
 from pipeline.text.rows.order import ShuffledOrder
-from pipeline.text.rows.pairs import TrainingRows, open_training_rows
+from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
 
 if TYPE_CHECKING:
     from pipeline.train.dev import DevSet
@@ -199,7 +199,7 @@ def _check_rows(settings: TrainSettings) -> None:
         if objective.numbers_rows and len(settings.data) > 1 and settings.mixing == "alternate":
             raise ConfigError(
                 "train.mixing",
-                f"blend, because {term.name} has weights of each row of all sources together",
+                f"blend, because {term.name} has weights for each row of all sources together",
                 f"alternate, with {len(settings.data)} sources",
                 "set train.mixing=blend, or write all rows into one source",
             )

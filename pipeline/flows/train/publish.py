@@ -94,7 +94,7 @@ def publish(
         steps=outcome.steps,
         best_step=report.best_step,
         metrics=_metrics_at_start_and_end(report.lines) if best is None else {"dev": best},
-        ended=report.ended,
+        ended=report.reason_for_early_end,
     )
     run.store.create(RESULT, result.to_json())
     return result
@@ -138,12 +138,12 @@ def _report(
         start_space=run.definition["encoder"]["space_id"],
         sources=tuple(sources),
         steps=outcome.steps,
-        planned=record.steps,
+        planned_steps=record.steps,
         steps_per_epoch=record.steps_per_epoch,
         lines=tuple(read_metrics(run.store)),
         trained_encoder=EncoderSummary.of(folder, head=head),
         best_step=outcome.best.step if chosen_by_dev else None,
-        ended=_reason_for_early_end(settings, record, outcome),
+        reason_for_early_end=_reason_for_early_end(settings, record, outcome),
         device=_describe_device(settings, outcome),
         created=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         objective_warnings=outcome.warnings,

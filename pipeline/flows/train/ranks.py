@@ -100,8 +100,8 @@ class RankGroup:
                 say(f"a training worker is lost ({loss}); all of them start again from the last checkpoint")
         raise TransientError(
             "training",
-            f"workers that live (train.failures {failures})",
-            f"{failures + 1} losses, the last one: {loss}",
+            f"at most {failures} losses of a worker (train.failures)",
+            f"{failures + 1}, the last one: {loss}",
             "free memory (a smaller train.order.batch_rows, train.chunk_rows, more cluster.cpus_per_worker), "
             "then run again: it continues from there",
         )
@@ -114,10 +114,7 @@ class RankGroup:
         from pipeline.flows.workers.watch import watch_call
 
         with (
-            watch_call("training", self.demand, self.train.failures + 1, bar) as (
-                call,
-                watch,
-            ),
+            watch_call("training", self.demand, self.train.failures + 1, bar) as (call, watch),
             self._storage() as storage,
         ):
             try:

@@ -16,7 +16,7 @@ from pipeline.settings.training import TrainSettings
 from pipeline.store.base import Store, translate_disk_errors
 from pipeline.store.store import open_store
 from pipeline.store.stored import Stored
-from pipeline.text.rows.pairs import training_files
+from pipeline.text.rows.training_rows import training_files
 
 RUN, RESULT = "run.json", "result.json"
 CHECKPOINTS, ENCODER, REPORT = "checkpoints", "encoder", "report.html"

@@ -53,7 +53,7 @@ def _match(data: Sequence[PairSettings], newest: Sequence[str | None], recorded:
 
     Args:
         data: sources of the settings.
-        newest: newest manifest of each source; None for a source that is no folder of manifests.
+        newest: newest manifest of each source; None for a source that is not a folder of manifests.
         recorded: URIs that a training recorded for its sources.
     """
     return len(data) == len(recorded) and all(

@@ -14,6 +14,7 @@ WINDOW_PIECES = 8  # pieces shuffled together, from eight parts of the corpus: 1
 
 
 Prepare = Callable[[np.ndarray], np.ndarray]
+"""a function from raw vectors (n, d) to the inputs (n, d') of the flow"""
 
 
 class RowOrder:

@@ -1,4 +1,4 @@
-"""Check the weights of a model while it is loaded: none is NaN or infinite, and which ones are not used.
+"""Check while a model is loaded that its weights are finite, and log those that are not used.
 
 Imports torch where a tensor is checked.
 """
@@ -30,7 +30,8 @@ def check_finite(where: str, name: str, tensor: "Tensor") -> None:
     each value. Only if the sum is not finite, which may also be an overflow, is each value tested.
 
     Raises:
-        ModelError: it is not; the message names the tensor and counts its bad rows, or values of a vector.
+        ModelError: NaN or infinity; the message names the tensor and counts its bad rows, or values of a
+            vector.
     """
     import torch
 

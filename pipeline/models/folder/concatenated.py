@@ -16,7 +16,7 @@ from pipeline.store.cache import digest_of_file
 
 PART_FOLDERS = ("0_First", "1_Second")
 JOINED_CONFIG = {"model_type": JOINED, "parts": list(PART_FOLDERS)}
-"""config.json of such a folder; because of its model_type, no other library loads one part for all of them"""
+"""config.json of such a folder; its model_type keeps other libraries from loading one part for all of them"""
 _CONFIG = "config.json"
 # fields of EncoderFolder that decide how texts are read
 _READING_FIELDS = (
@@ -116,8 +116,8 @@ def check_same_reading(first: EncoderFolder, other: EncoderFolder) -> None:
         raise ModelError(
             str(other.path),
             f"the same {', '.join(different)} as {first.path.name}",
-            "other ones",
-            "join encoders that read texts the same way",
+            "different ones",
+            "concatenate encoders that read texts the same way",
         )
 
 

@@ -158,7 +158,7 @@ def _check_pooling(folder: EncoderFolder, settings: EncoderSettings) -> None:
         "encoder.exclude",
         "an empty list with encoder.template: tokens of the template would be left out of texts, too",
         ", ".join(settings.exclude),
-        "use one of both",
+        "set one of the two only",
     )
     refuse_if(
         folder.pooling != MASKED and any(isinstance(module, Denoising) for module in folder.tail),

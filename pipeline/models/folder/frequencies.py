@@ -82,13 +82,13 @@ def read_frequencies(file: Path) -> Frequencies:
     try:
         parquet = pq.ParquetFile(file)
         names = parquet.schema_arrow.names
-        what = "token" if "token" in names and "word" not in names else "word"
-        if missing := [name for name in (what, "count") if name not in names]:
+        key = "token" if "token" in names and "word" not in names else "word"
+        if missing := [name for name in (key, "count") if name not in names]:
             raise _unusable(
-                file, f"the columns {what} and count", f"no {missing[0]} among {', '.join(names[:8])}"
+                file, f"the columns {key} and count", f"no {missing[0]} among {', '.join(names[:8])}"
             )
-        table = parquet.read(columns=[what, "count"])
-        words, counts = table[what], table["count"]
+        table = parquet.read(columns=[key, "count"])
+        words, counts = table[key], table["count"]
     except (pa.ArrowException, OSError) as error:
         raise _unusable(file, "a readable Parquet file", " ".join(str(error).split())[:200]) from None
     if nulls := words.null_count + counts.null_count:
@@ -105,7 +105,7 @@ def read_frequencies(file: Path) -> Frequencies:
         raise _unusable(file, expected, f"{values[bad[0]]:g} for {words[bad[0]].as_py()!r}")
     if not values.any():
         raise _unusable(file, expected, "only zeros" if len(values) else "no row")
-    return Frequencies(words, values, are_tokens=what == "token")
+    return Frequencies(words, values, are_tokens=key == "token")
 
 
 def _unusable(file: Path, expected: str, found: str) -> ModelError:

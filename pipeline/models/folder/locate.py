@@ -215,7 +215,7 @@ def _from_hub(name: str) -> Path:
         raise ModelError(
             name,
             "an encoder folder or a hub id",
-            f"no such folder, and the hub did not give it ({' '.join(str(error).split())[:200]})",
+            f"no such folder, and no download from the hub ({' '.join(str(error).split())[:200]})",
             remedy,
         ) from None
     return folder

@@ -144,7 +144,7 @@ def modules_of(path: Path) -> list[ModuleEntry]:
             str(file),
             "Transformer, Pooling, then Dense and Normalize modules",
             ", ".join(kinds) or "no module",
-            "use such an encoder",
+            "use an encoder of these modules",
         )
     return modules
 

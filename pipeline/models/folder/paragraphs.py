@@ -9,9 +9,9 @@ from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.settings.weights import ParagraphSettings
 
 SETTINGS = "paragraph_vectors"  # key of config.json: the settings of the training with this name
-ROWS = "paragraphs"  # key of config.json: number of rows, each with a vector of its own, of the training
+ROWS = "paragraphs"  # key of config.json: number of training rows, each of which has a vector of its own
 NOISE = "noise"  # name of the tensor (vocabulary,) of weights with which negatives are drawn
-FORMAT = 1  # of the written folders; to be raised when they are written or read differently
+FORMAT = 1  # version of the folders; raise it when they are written or read differently
 
 
 def paragraph_settings(folder: EncoderFolder) -> ParagraphSettings:

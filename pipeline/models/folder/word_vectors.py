@@ -25,9 +25,9 @@ WORDS = "manta-words"  # model_type of a folder of word vectors
 RECURRENT, CONVOLUTIONAL, DAN = "manta-recurrent", "manta-convolutional", "manta-dan"
 PARAGRAPH = "manta-paragraph"  # model_type of a folder that makes paragraph vectors
 TABLE = "embeddings.word_embeddings.weight"  # name of the tensor of the word vectors
-FORMAT = 1  # of the written folders; to be raised when this module writes them differently
+FORMAT = 1  # version of the folders; raise it when this module writes them differently
 # tokens of such an encoder for unknown words, the start and the end of a text
-UNKNOWN, FIRST, LAST = "<unk>", "<s>", "</s>"
+UNKNOWN, START, END = "<unk>", "<s>", "</s>"
 _WHITE_SPACE = re.compile(r"\s")
 MAX_LENGTH = 1_024  # default limit of words per text
 # with a smaller proportion of words with capitals, such as UNK, a vocabulary counts as lowercase
@@ -128,15 +128,15 @@ def load_sequences(
         ModelError: the vocabulary lacks the start or the end token.
     """
     vocabulary = _read_vocabulary(folder)
-    if missing := [token for token in (FIRST, LAST) if token not in vocabulary]:
+    if missing := [token for token in (START, END) if token not in vocabulary]:
         raise ModelError(
-            str(folder / "vocab.txt"), f"the words {FIRST} and {LAST}", f"no {missing[0]}", "restore the file"
+            str(folder / "vocab.txt"), f"the words {START} and {END}", f"no {missing[0]}", "restore the file"
         )
     unknown = vocabulary.get(UNKNOWN, SKIPPED_WORD)
     return Tokenizer(
         to_ids=functools.partial(_word_ids, known=vocabulary, lower=lower, unknown=unknown),
-        prefix=(vocabulary[FIRST],),
-        suffix=(vocabulary[LAST],),
+        prefix=(vocabulary[START],),
+        suffix=(vocabulary[END],),
         max_length=max_length,
         pad_id=0,
         prompt=prompt,

@@ -65,7 +65,7 @@ class Encoder:
                 else load_backbone(folder, self.arithmetic, self._tokenizer)
             )
             self._tail = load_tail(folder, fixed_rows=True).to(self.arithmetic.torch_device)
-        self._is_pooled = load_filter(folder, self._tokenizer)  # by token id; None: all tokens are
+        self._is_pooled = load_filter(folder, self._tokenizer)  # by token id; None: all tokens are pooled
         self._query_tokenizer = replace(self._tokenizer, prompt=folder.query_prompt)
 
     def __repr__(self) -> str:
@@ -225,7 +225,8 @@ class Encoder:
         """Run the planned forward passes; copies to the host overlap with the following passes."""
         vectors = np.zeros((len(tokens), self.dim), np.float32)
         computed, total = 0, max(1, int(tokens.lengths.sum()))
-        pending: list[tuple[np.ndarray, Callable[[], np.ndarray]]] = []  # rows, and a wait for their vectors
+        # rows, and a function that waits for their vectors and returns them
+        pending: list[tuple[np.ndarray, Callable[[], np.ndarray]]] = []
         with torch.inference_mode(), use_threads(self._threads):
             for rows in self._model.plan(tokens.lengths, max_tokens):
                 pending.append((rows, to_host(self._forward(tokens, rows, max_tokens, skip))))

@@ -11,7 +11,7 @@ from pipeline.models.layers.weights import Checkpoint
 from pipeline.models.trainable.paragraph import load_paragraphs
 from pipeline.text.tokens.tokens import Tokens
 
-_TEXTS = 32  # of one pass, which holds candidates * width values of each; more are slower on a CPU
+_TEXTS_PER_PASS = 32  # a pass holds candidates * width values of each text; larger passes are slower on a CPU
 
 
 class ParagraphModel(Model):
@@ -25,9 +25,9 @@ class ParagraphModel(Model):
         self.device = arithmetic.torch_device
 
     def plan(self, lengths: np.ndarray, max_tokens: int) -> list[np.ndarray]:
-        """Group texts by number, because the steps of a text cost the same whatever its length."""
+        """Give each pass equally many texts, because steps cost the same whatever the length of a text."""
         rows = np.flatnonzero(lengths)
-        return [rows[start : start + _TEXTS] for start in range(0, len(rows), _TEXTS)]
+        return [rows[start : start + _TEXTS_PER_PASS] for start in range(0, len(rows), _TEXTS_PER_PASS)]
 
     def states(
         self, tokens: Tokens, rows: np.ndarray, wanted: set[int], max_tokens: int, skip: int

@@ -17,7 +17,7 @@ _REGISTER = 64  # values; a multiple of what any vector instruction computes at 
 
 
 class WordPredictor(nn.Module):
-    """One of the two models: scores b + U h of all words.
+    """One of the two models of Paragraph Vector: scores b + U h of all words.
 
     Its parameters are output (vocabulary, width of h) and bias (vocabulary,). With a window (PV-DM) there are
     also words (vocabulary + 1, d), the vectors of words in contexts, of which the last one stands for the
@@ -77,8 +77,9 @@ class WordPredictor(nn.Module):
         errors[:, 0] -= 1
         if self.window and self.average:
             errors = errors / self._averaged(flat_contexts)[:, None]
-        own = rows[..., : self.dim] * errors[..., None]
-        return sum_in_order(own.view(len(paragraphs), -1, self.dim), 1)
+        # h is the mean of the vectors, or begins with the paragraph's
+        gradients = rows[..., : self.dim] * errors[..., None]
+        return sum_in_order(gradients.view(len(paragraphs), -1, self.dim), 1)
 
     def draw(self) -> None:
         """Draw vectors from torch's generator as word2vec does, from -0.5 / d to 0.5 / d; the bias is 0."""

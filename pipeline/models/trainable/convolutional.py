@@ -38,7 +38,7 @@ class ConvolutionalShape(WordShape):
         return self.width * self.layers
 
 
-def convolutional_of(folder: EncoderFolder, dropout: float | None = None) -> ConvolutionalShape:
+def convolutional_shape(folder: EncoderFolder, dropout: float | None = None) -> ConvolutionalShape:
     """Read the shape from config.json.
 
     Args:
@@ -92,10 +92,10 @@ class ConvolutionalBackbone(WordBackbone):
     def _draw_layers(self) -> None:
         """Draw new weights as torch.nn.Conv1d does."""
         for convolution in self.layer_convolutions():
-            convolution.reset_parameters()  # uniform up to 1 / sqrt(inputs), three words' as in Conv1d
+            convolution.reset_parameters()  # uniform up to 1 / sqrt(inputs): the values of three words
 
     def layer_convolutions(self) -> Iterable[TrainableLinear]:
-        """Return the linear map of layer 1, 2, ...: (width, 3 * inner), of the word before, itself, after."""
+        """Return the linear map of layer 1, 2, ...: (width, 3 * inner), see `neighbourhoods`."""
         return cast(Iterable[TrainableLinear], self.convolutions)
 
     @staticmethod
@@ -137,6 +137,6 @@ def load_convolutional(
         ModelError: the weights do not match the configuration.
     """
     with torch.device("meta"):
-        backbone = ConvolutionalBackbone(convolutional_of(folder, dropout), str(folder.path))
+        backbone = ConvolutionalBackbone(convolutional_shape(folder, dropout), str(folder.path))
     weights.fill(backbone)
     return backbone

@@ -18,6 +18,7 @@ from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.pooling import Segments, find_segments
 from pipeline.models.layers.weights import Checkpoint
 from pipeline.models.trainable.backbones import Backbone, ForwardRequest
+from pipeline.models.trainable.word_backbone import WordShape
 from pipeline.text.tokens.positions import surroundings
 from pipeline.text.tokens.tokens import Tokens
 
@@ -27,21 +28,18 @@ _REQUIRED_KEYS = ("hidden_size", "vocab_size", "bigram_buckets", "learned_words"
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
-@dataclass(frozen=True)
-class DanShape:
-    """Shape of the tables of a deep averaging network, as in its config.json."""
+@dataclass(frozen=True, kw_only=True)
+class DanShape(WordShape):
+    """Shape of the tables of a deep averaging network, as in its config.json.
 
-    vocabulary: int
-    word_dim: int
+    `dropout` applies to the vectors of words and of pairs of words.
+    """
+
     buckets: int
-    """vectors of pairs of words"""
-    learned: bool
-    """True if word vectors are trained with the rest; vectors of pairs always are"""
-    dropout: float
-    """dropout rate of the vectors of words and pairs"""
+    """number of vectors of pairs of words, which are always trained"""
 
 
-def dan_of(folder: EncoderFolder, dropout: float | None = None) -> DanShape:
+def dan_shape(folder: EncoderFolder, dropout: float | None = None) -> DanShape:
     """Read the shape from config.json.
 
     Args:
@@ -125,7 +123,7 @@ def buckets_of(first: np.ndarray, second: np.ndarray, buckets: int) -> np.ndarra
 
 
 class DanBackbone(Backbone):
-    """Tables of word vectors and of vectors of bigrams; both of a text are its only hidden states."""
+    """Tables of the vectors of words and of bigrams, which are the only hidden states of a text."""
 
     def __init__(self, shape: DanShape, path: str) -> None:
         super().__init__()
@@ -174,6 +172,6 @@ def load_dan(folder: EncoderFolder, weights: Checkpoint, dropout: float | None =
         ModelError: the weights do not match the configuration.
     """
     with torch.device("meta"):
-        backbone = DanBackbone(dan_of(folder, dropout), str(folder.path))
+        backbone = DanBackbone(dan_shape(folder, dropout), str(folder.path))
     weights.fill(backbone)
     return backbone

@@ -14,7 +14,7 @@ from pipeline.errors import ConfigError
 from pipeline.log import counted, say
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
-from pipeline.models.folder.word_vectors import FIRST, LAST, TABLE, UNKNOWN, read_words
+from pipeline.models.folder.word_vectors import END, START, TABLE, UNKNOWN, read_words
 from pipeline.models.trainable.saving import write_json
 from pipeline.settings import EncoderSettings
 
@@ -46,7 +46,7 @@ def check_expansion(encoder: EncoderFolder, vectors: EncoderFolder, limit: int |
         limit: number of words of the file to read, from its first on; None for all.
 
     Raises:
-        ConfigError: the encoder has no table of learned words, `vectors` are no word vectors, or they share
+        ConfigError: the encoder has no table of learned words, `vectors` are not word vectors, or they share
             no word.
     """
     if encoder.family not in _FAMILIES or not encoder.config.get("learned_words"):
@@ -105,7 +105,7 @@ def fit_word_map(vectors: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 def _match(encoder: EncoderFolder, vectors: EncoderFolder, limit: int | None) -> WordMatches:
     own = {word: row for row, word in enumerate(read_words(encoder.transformer_path))}
-    specials = {UNKNOWN, FIRST, LAST}
+    specials = {UNKNOWN, START, END}
     words = read_words(vectors.transformer_path)[:limit]
     shared = [row for row, word in enumerate(words) if word in own and word not in specials]
     new = [row for row, word in enumerate(words) if word not in own and word not in specials]
@@ -136,7 +136,7 @@ def _expand(encoder: EncoderFolder, vectors: EncoderFolder, limit: int | None) -
     _append_words(encoder.transformer_path, vectors.transformer_path, matches.new_rows)
     say(
         f"appended to the vocabulary: {counted(len(mapped), 'word')}; the map of their vectors, fitted on "
-        f"{counted(len(shared), 'shared word')}, explains {explained:.0%} of the squared length of those"
+        f"{counted(len(shared), 'shared word')}, explains {explained:.0%} of these words' squared lengths"
     )
 
 

@@ -10,7 +10,7 @@ from pipeline.models.trainable.convolutional import ConvolutionalBackbone, Convo
 from pipeline.models.trainable.new_vocabulary import new_vocabulary, write_new_encoder, write_pooling
 from pipeline.settings.weights import ConvolutionalSettings
 
-FORMAT = 1  # to be raised when folders are written differently
+FORMAT = 1  # version of the folders; raise it when they are written differently
 
 
 def write_convolutional_folder(

@@ -11,7 +11,7 @@ from pipeline.models.trainable.heads import new_dense
 from pipeline.models.trainable.new_vocabulary import new_vocabulary, write_new_encoder, write_pooling
 from pipeline.settings.weights import DanSettings
 
-FORMAT = 1  # to be raised when folders are written differently
+FORMAT = 1  # version of the folders; raise it when they are written differently
 
 
 def write_dan_folder(settings: DanSettings, counts: Counter[str], folder: Path, *, seed: int) -> None:

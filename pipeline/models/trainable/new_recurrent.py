@@ -12,7 +12,7 @@ from pipeline.models.trainable.new_vocabulary import new_vocabulary, write_new_e
 from pipeline.models.trainable.recurrent import RecurrentBackbone, RecurrentShape
 from pipeline.settings.weights import RecurrentSettings
 
-FORMAT = 1  # to be raised when folders are written differently
+FORMAT = 1  # version of the folders; raise it when they are written differently
 _CONTEXTS = 4  # weighted sums of the attention pooling, as in Conneau et al. 2017
 
 

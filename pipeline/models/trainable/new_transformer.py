@@ -1,4 +1,4 @@
-"""Write folders of new Transformers that read whole words, as BERT's architecture with a dense layer."""
+"""Write folders of new Transformers that read whole words: BERT's architecture, then a dense layer."""
 
 from collections import Counter
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pipeline.models.folder.word_vectors import FIRST, LAST, UNKNOWN, word_pattern
+from pipeline.models.folder.word_vectors import END, START, UNKNOWN, word_pattern
 from pipeline.models.trainable.heads import new_dense
 from pipeline.models.trainable.new_vocabulary import MAX_LENGTH, most_frequent, write_pooling
 from pipeline.models.trainable.saving import write_json
@@ -15,9 +15,10 @@ from pipeline.settings.weights import TransformerSettings
 if TYPE_CHECKING:
     import tokenizers
 
-FORMAT = 1  # to be raised when folders are written differently
+FORMAT = 1  # version of the folders; raise it when they are written differently
 _PADDING = "<pad>"
-_INNER = 4  # values of a feed-forward layer for each of a state (Vaswani et al. 2017, section 3.3)
+# Width of a feed-forward layer, as a multiple of a state's (Vaswani et al. 2017, section 3.3).
+_FEED_FORWARD_FACTOR = 4
 
 
 def write_transformer_folder(
@@ -40,13 +41,13 @@ def write_transformer_folder(
 
     assert settings.width is not None, "the caller asks for a new encoder"
     limit = None if settings.vocabulary is None else settings.vocabulary - 1  # without UNKNOWN
-    tokens = [_PADDING, UNKNOWN, FIRST, LAST, *most_frequent(counts, limit)]
+    tokens = [_PADDING, UNKNOWN, START, END, *most_frequent(counts, limit)]
     config = BertConfig(
         vocab_size=len(tokens),
         hidden_size=settings.width,
         num_hidden_layers=settings.layers,
         num_attention_heads=settings.heads,
-        intermediate_size=_INNER * settings.width,
+        intermediate_size=_FEED_FORWARD_FACTOR * settings.width,
         max_position_embeddings=MAX_LENGTH,
         type_vocab_size=1,
         hidden_act="relu",
@@ -60,8 +61,8 @@ def write_transformer_folder(
         tokenizer_object=_whole_words(tokens),
         unk_token=UNKNOWN,
         pad_token=_PADDING,
-        bos_token=FIRST,
-        eos_token=LAST,
+        bos_token=START,
+        eos_token=END,
         model_max_length=MAX_LENGTH,
     ).save_pretrained(folder)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": MAX_LENGTH, "do_lower_case": False})
@@ -77,6 +78,6 @@ def _whole_words(tokens: list[str]) -> "tokenizers.Tokenizer":
     tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace("\u2019", "'")])
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(word_pattern()), behavior="removed", invert=True)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{FIRST} $A {LAST}", special_tokens=[(token, ids[token]) for token in (FIRST, LAST)]
+        single=f"{START} $A {END}", special_tokens=[(token, ids[token]) for token in (START, END)]
     )
     return tokenizer

@@ -13,8 +13,8 @@ from pipeline.errors import ConfigError, ModelError
 from pipeline.models.folder.locate import locate
 from pipeline.models.folder.modules import read_json
 from pipeline.models.folder.word_vectors import (
-    FIRST,
-    LAST,
+    END,
+    START,
     TABLE,
     UNKNOWN,
     WORDS,
@@ -180,7 +180,7 @@ def word_vector_folder(settings: VocabularySettings) -> Path:
 def _choose_words(settings: VocabularySettings, counts: Counter[str]) -> list[str]:
     """List the tokens for unknown words, start and end, then the most frequent words."""
     limit = None if settings.vocabulary is None else settings.vocabulary - 1  # without UNKNOWN
-    return [UNKNOWN, FIRST, LAST, *most_frequent(counts, limit)]
+    return [UNKNOWN, START, END, *most_frequent(counts, limit)]
 
 
 def _read_vocabulary(settings: VocabularySettings) -> NewVocabulary:
@@ -195,11 +195,11 @@ def _read_vocabulary(settings: VocabularySettings) -> NewVocabulary:
     rows = {word: row for row, word in enumerate(words)}
     ends = [
         table[rows[token]] if token in rows else torch.randn(table.shape[1]) * table.std()
-        for token in (FIRST, LAST)
+        for token in (START, END)
     ]
     chosen = [
-        row for row, word in enumerate(words[: settings.vocabulary]) if word not in (UNKNOWN, FIRST, LAST)
+        row for row, word in enumerate(words[: settings.vocabulary]) if word not in (UNKNOWN, START, END)
     ]
     lower = bool(read_json(folder / "sentence_bert_config.json")["do_lower_case"])
     vectors = torch.cat([torch.stack(ends), table[chosen]])
-    return NewVocabulary([FIRST, LAST, *(words[row] for row in chosen)], vectors, lower)
+    return NewVocabulary([START, END, *(words[row] for row in chosen)], vectors, lower)

@@ -20,7 +20,7 @@ from pipeline.text.tokens.tokens import Tokens
 class ParagraphBackbone(Backbone):
     """Models that predict words from a paragraph's vector (Le & Mikolov 2014).
 
-    The hidden state of a text is a single one: its vector, those of all models side by side. It is made by
+    A text has a single hidden state, its vector: the vectors of all models side by side. It is made by
     gradient steps on the vector with the models frozen (`infer`), so that no gradient flows back from it.
     """
 

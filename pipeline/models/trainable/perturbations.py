@@ -97,7 +97,7 @@ def _select(segments: Segments, texts: slice, tokens: slice) -> Segments:
 class Cutoff:
     """Set a proportion of the embedding layer's output to zero, without scaling the rest.
 
-    These are int(rate * n) of the n tokens of a text, special ones included, or int(rate * d) of the d
+    int(rate * n) of the n tokens of a text, special ones included, are set to zero, or int(rate * d) of the d
     features, the same in all tokens of a text.
     """
 

@@ -55,7 +55,7 @@ class RecurrentShape(WordShape):
         return self.layer_width * max(1, self.contexts)
 
 
-def recurrent_of(folder: EncoderFolder, dropout: float | None = None) -> RecurrentShape:
+def recurrent_shape(folder: EncoderFolder, dropout: float | None = None) -> RecurrentShape:
     """Read the shape from config.json.
 
     Args:
@@ -226,6 +226,6 @@ def load_recurrent(
         ModelError: the weights do not match the configuration.
     """
     with torch.device("meta"):
-        backbone = RecurrentBackbone(recurrent_of(folder, dropout), str(folder.path))
+        backbone = RecurrentBackbone(recurrent_shape(folder, dropout), str(folder.path))
     weights.fill(backbone)
     return backbone

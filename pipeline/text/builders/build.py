@@ -29,7 +29,7 @@ from pipeline.text.corpus.normalize import NORMALIZER_VERSION, normalize
 from pipeline.text.corpus.partitions import partition_of, read_from_all, store_partitions
 from pipeline.text.corpus.sift import rechunk
 from pipeline.text.corpus.task_map import WorkFolder
-from pipeline.text.rows.pairs import TrainingRows, open_training_rows
+from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
 
 TRAIN, TEST = "train.parquet", "_test.parquet"
 """Names of the files. Where a folder is read, names that begin with an underscore are left out, so that a

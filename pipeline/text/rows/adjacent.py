@@ -10,8 +10,8 @@ import pyarrow as pa
 from pipeline.errors import DataError
 from pipeline.log import say
 from pipeline.text.rows.neighbours import follow_each_other
-from pipeline.text.rows.pairs import TrainingRows
 from pipeline.text.rows.row_groups import RowGroup, Span, file_changed
+from pipeline.text.rows.training_rows import TrainingRows
 
 ADJACENT = ("previous", "next", "next3")
 """Roles of the texts that are made from the rows before and after.

@@ -12,8 +12,8 @@ from pipeline.settings.training import OrderSettings
 from pipeline.text.corpus.sift import rechunk
 from pipeline.text.rows.batches import GlobalBatch
 from pipeline.text.rows.order import skip_rows
-from pipeline.text.rows.pairs import TrainingRows
 from pipeline.text.rows.row_groups import Span
+from pipeline.text.rows.training_rows import TrainingRows
 
 
 class NeighbourOrder:

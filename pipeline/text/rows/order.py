@@ -12,9 +12,9 @@ from pipeline.settings.training import TEXTS, OrderSettings
 from pipeline.text.corpus.sift import rechunk
 from pipeline.text.rows.batches import GlobalBatch
 from pipeline.text.rows.false_negatives import separate_repeats, text_codes
-from pipeline.text.rows.pairs import TrainingRows
 from pipeline.text.rows.roles import COMPARED
 from pipeline.text.rows.row_groups import Span
+from pipeline.text.rows.training_rows import TrainingRows
 
 
 class ShuffledOrder:

@@ -25,8 +25,8 @@ from pipeline.models.folder.vectorfile import read_vectors
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.post.whitening import Whitening, fit_whitening
 from pipeline.settings import ClusterSettings, EncoderSettings, Job
+from pipeline.stats.encoder_geometry import GeometryReport
 from pipeline.stats.geometry import anisotropy, cosines
-from pipeline.stats.measured import GeometryReport
 from pipeline.stats.moments import Moments
 from pipeline.store.base import Store
 from pipeline.store.store import open_store

@@ -22,7 +22,7 @@ from pipeline.settings.training import PairSettings
 from pipeline.store.dead import Dead
 from pipeline.store.store import open_store
 from pipeline.text.corpus.partitions import read_from_all
-from pipeline.text.rows.pairs import open_training_rows
+from pipeline.text.rows.training_rows import open_training_rows
 from tests.flows.conftest import sentences
 
 PAIRS = 180

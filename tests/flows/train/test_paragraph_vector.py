@@ -81,7 +81,7 @@ def test_rows_of_several_sources_need_numbers_of_all_sources_together(tmp_path: 
     two = f"train.data=[{tmp_path / 'texts.parquet'}, {tmp_path / 'texts.parquet'}]"
     settings = rank_for(tmp_path, "two", two, "train.mixing=blend").settings
     check_settings(settings)
-    with pytest.raises(ConfigError, match=r"blend, because paragraph_vector has weights of each row"):
+    with pytest.raises(ConfigError, match=r"blend, because paragraph_vector has weights for each row"):
         check_settings(settings.model_copy(update={"mixing": "alternate"}))
 
 

@@ -9,7 +9,7 @@ import torch
 from pipeline.device import resolve
 from pipeline.errors import ModelError
 from pipeline.models.folder.folder import open_folder
-from pipeline.models.folder.word_vectors import FIRST, LAST, TABLE, UNKNOWN
+from pipeline.models.folder.word_vectors import END, START, TABLE, UNKNOWN
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.models.layers.weights import open_checkpoint
 from pipeline.models.trainable.encoder import load_trainable
@@ -42,8 +42,8 @@ def test_the_vocabulary_has_the_most_frequent_words_and_an_unknown_word(tmp_path
     )
     assert (tmp_path / "new" / "vocab.txt").read_text().split("\n") == [
         UNKNOWN,
-        FIRST,
-        LAST,
+        START,
+        END,
         "the",
         "'s",
         "cat",

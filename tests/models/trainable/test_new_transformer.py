@@ -13,7 +13,7 @@ from pipeline.config import load_settings
 from pipeline.errors import ConfigError, ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
-from pipeline.models.folder.word_vectors import FIRST, LAST, UNKNOWN, words_of
+from pipeline.models.folder.word_vectors import END, START, UNKNOWN, words_of
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.new_transformer import write_transformer_folder
@@ -43,7 +43,7 @@ def test_tokens_are_the_words_that_vocabularies_count(tmp_path: Path):
     tokens = tokenizer(texts)
     for text, ids in zip(texts, np.split(tokens.ids, tokens.offsets[1:-1]), strict=True):
         expected = [word if word in counts else UNKNOWN for word in words_of(text)]
-        assert [names[number] for number in ids.tolist()] == [FIRST, *expected, LAST]
+        assert [names[number] for number in ids.tolist()] == [START, *expected, END]
     assert {"ca", "n't", "it", "'s", "do"} <= counts.keys()
 
 

@@ -18,7 +18,7 @@ from pipeline.settings.training import PairSettings
 from pipeline.text.builders import BUILDERS, build
 from pipeline.text.builders.build import TEST, TRAIN, build_rows, open_build
 from pipeline.text.corpus import keys
-from pipeline.text.rows.pairs import open_training_rows
+from pipeline.text.rows.training_rows import open_training_rows
 from tests.conftest import ROOT
 from tests.text.builders.building import DATA, Rows, read_test_set, running, settings_of, write_data
 from tests.text.builders.building import build as build_training_rows

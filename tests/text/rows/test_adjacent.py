@@ -15,8 +15,8 @@ from pipeline.settings.training import OrderSettings, PairSettings
 from pipeline.text.rows import row_groups
 from pipeline.text.rows.adjacent import RUNNING_TEXT, AdjacentRows, with_adjacent
 from pipeline.text.rows.order import ShuffledOrder
-from pipeline.text.rows.pairs import TrainingRows, open_training_rows
 from pipeline.text.rows.row_groups import Span
+from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
 
 ROLES = ["previous", "text", "next"]
 

@@ -10,7 +10,7 @@ from pipeline.errors import DataError
 from pipeline.settings.training import PairSettings
 from pipeline.store.store import open_store
 from pipeline.text.rows.augmented import manifest_units, newest_manifest
-from pipeline.text.rows.pairs import open_training_rows, training_files
+from pipeline.text.rows.training_rows import open_training_rows, training_files
 from tests.text.rows.augmenting import write_manifest
 
 FIRST, SECOND, OTHER = (

@@ -18,7 +18,7 @@ from pipeline.text.rows.false_negatives import (
     text_codes,
 )
 from pipeline.text.rows.order import ShuffledOrder
-from pipeline.text.rows.pairs import open_training_rows
+from pipeline.text.rows.training_rows import open_training_rows
 
 letters = st.sampled_from("abcdefgh")
 triples = st.lists(st.tuples(letters, letters, letters), min_size=1, max_size=12)

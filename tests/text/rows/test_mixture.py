@@ -16,7 +16,7 @@ from pipeline.settings.training import OrderSettings, PairSettings
 from pipeline.text.rows.batches import RankRows, RankSlice, rank_rows
 from pipeline.text.rows.mixture import AlternatingOrder, BlendedOrder, rows_per_source
 from pipeline.text.rows.order import ShuffledOrder
-from pipeline.text.rows.pairs import TrainingRows, open_training_rows
+from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
 
 SIZES = (50, 23, 90)
 

@@ -14,7 +14,7 @@ from pipeline.errors import DataError
 from pipeline.settings.training import OrderSettings, PairSettings
 from pipeline.text.rows.batches import rank_rows
 from pipeline.text.rows.neighbours import NeighbourOrder
-from pipeline.text.rows.pairs import TrainingRows, open_training_rows
+from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
 
 ROLES = ["text", "document", "position"]
 

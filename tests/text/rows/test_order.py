@@ -14,7 +14,7 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.settings.training import OrderSettings, PairSettings
 from pipeline.text.rows.batches import RankRows, RankSlice, rank_rows
 from pipeline.text.rows.order import ShuffledOrder
-from pipeline.text.rows.pairs import open_training_rows
+from pipeline.text.rows.training_rows import open_training_rows
 
 WORDS = ("a", "small", "dog", "runs", "over", "the", "green", "hill", "today")
 

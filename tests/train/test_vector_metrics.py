@@ -6,7 +6,7 @@ import torch
 
 from pipeline.objectives import OBJECTIVES
 from pipeline.stats.geometry import alignment, cosines, uniformity
-from pipeline.train.measures import MAX_ROWS, vector_metrics
+from pipeline.train.vector_metrics import MAX_ROWS, vector_metrics
 from tests.objectives.tiny import Tiny
 
 PAIRED = {"simcse", "contrastive_tension", "supervised", "consert", "cert", "pser", "triplet"}

@@ -50,7 +50,7 @@ Values = dict[str, list[Any]]
 
 
 @dataclass(frozen=True)
-class CorpusLook:
+class CorpusGuess:
     """A guess at the contents of a corpus.
 
     Attributes:
@@ -72,8 +72,10 @@ class CorpusLook:
     unusable_ids: int
 
 
-def look(corpus: CorpusSettings, id_column: str | None = None, text_column: str | None = None) -> CorpusLook:
-    """Look at the first rows of a few files.
+def guess_corpus(
+    corpus: CorpusSettings, id_column: str | None = None, text_column: str | None = None
+) -> CorpusGuess:
+    """Guess id, text and kept columns, and the language, from the first rows of a few files.
 
     Args:
         corpus: its uri and format.
@@ -96,7 +98,7 @@ def look(corpus: CorpusSettings, id_column: str | None = None, text_column: str 
     text = text_column or _guess_text(corpus, values, id_column)
     id_column = id_column or _guess_id(corpus, values, text)
     strings = [value for value in values[text] if isinstance(value, str)]
-    return CorpusLook(
+    return CorpusGuess(
         files=len(files),
         rows=max(map(len, values.values()), default=0),
         columns=tuple(values),
@@ -219,9 +221,10 @@ def _guess_kept(values: Values, id_column: str, text: str) -> tuple[str, ...]:
 
 
 def _count_unusable_ids(column: Sequence[Any]) -> int:
-    """Return the number of rows without an id: an integer or a short string, and no earlier row's.
+    """Count the rows that have no id, or the id of an earlier row.
 
-    Integers in a column of strings are no ids, nor are strings in a column of integers.
+    An id is an integer or a short string; integers in a column of strings do not count as ids, nor do strings
+    in a column of integers.
     """
     integers = {value for value in column if type(value) is int}
     strings = {value for value in column if isinstance(value, str) and 0 < len(value) <= _MAX_ID_LENGTH}

@@ -17,7 +17,7 @@ from pipeline.errors import DataError
 from pipeline.settings.training import OrderSettings, PairSettings, Values
 from pipeline.text.rows.batches import rank_rows
 from pipeline.text.rows.order import ShuffledOrder
-from pipeline.text.rows.pairs import TrainingRows, open_training_rows
+from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
 
 NLI = ["premise", "hypothesis", "label"]
 
@@ -282,7 +282,7 @@ from pipeline.text.rows.batches import rank_rows
 from pipeline.settings.training import OrderSettings
 from pipeline.text.rows.order import ShuffledOrder
 from pipeline.settings.training import PairSettings
-from pipeline.text.rows.pairs import open_training_rows
+from pipeline.text.rows.training_rows import open_training_rows
 def peak_kib():  # not getrusage, which also counts the process that this one was forked from
     return int(re.search("VmHWM:[^0-9]*([0-9]+)", open("/proc/self/status").read())[1])
 texts = open_training_rows(PairSettings(uri=sys.argv[1]), ["text"])
