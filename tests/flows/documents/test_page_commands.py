@@ -98,7 +98,7 @@ def test_commands_on_the_page_of_a_training_run(
         start_space="5f" * 32,
         sources=(),
         steps=1,
-        planned=1,
+        planned_steps=1,
         steps_per_epoch=1,
         lines=(),
         trained_encoder=EncoderSummary("a1" * 32, 48, 64, ("mean",), True),
