@@ -247,6 +247,8 @@ def _expected(problem: Mapping[str, Any]) -> str:
     message = _SUPERFLUOUS.sub("", problem["msg"])
     if problem["type"] == "literal_error" and " or " in message:
         return f"one of {message}"
+    if problem["type"] == "tuple_type":
+        return "a list"
     if problem["type"].startswith(("greater_than", "less_than")):
         return f"a value {message}"
     return message[:1].lower() + message[1:]

@@ -82,6 +82,7 @@ def test_on_and_off_are_read_as_strings(tmp_path: Path, word: str, mode: str):
         ("corpus.keep=[vector]", "vector"),
         ("corpus.keep=[score, text]", "leave out score"),
         ("corpus={id: key, keep: [id]}", "leave out id"),
+        ("augment.keep.similarity={low: 0.8}", "similarity: expected a list, found"),
         ("just words", "key.path=value"),
         ("a..b=1", "key.path=value"),
         (

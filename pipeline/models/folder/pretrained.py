@@ -134,7 +134,7 @@ def load_complete(
     """
     _check_known(folder, auto.__name__)
     try:
-        with _hide_loading_table():
+        with _load_quietly():
             model, report = auto.from_pretrained(str(folder), **OFFLINE, **options, output_loading_info=True)
     except _LOADING_ERRORS as error:
         raise ModelError(str(folder), expected, one_line(error), remedy) from None
@@ -159,17 +159,25 @@ def load_complete(
 
 
 @contextlib.contextmanager
-def _hide_loading_table() -> Iterator[None]:
-    """Hide transformers' table of missing and unexpected weights, unless its verbosity is info or debug."""
+def _load_quietly() -> Iterator[None]:
+    """Hide transformers' progress bar and its table of weights, unless its verbosity is info or debug.
+
+    The bar, of which each worker would print one, also makes a semaphore that a killed worker leaves behind.
+    """
     from transformers import logging
 
-    before = logging.get_verbosity()
-    if before == logging.WARNING:
-        logging.set_verbosity_error()
+    if logging.get_verbosity() != logging.WARNING:
+        yield
+        return
+    shows_progress = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(before)
+        logging.set_verbosity_warning()
+        if shows_progress:
+            logging.enable_progress_bar()
 
 
 def load_config(folder: Path) -> Any:

@@ -70,9 +70,11 @@ def test_missing_weights_are_named_and_not_initialized(
     monkeypatch: pytest.MonkeyPatch,
     load: Callable[[Path], Any],
     caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     folder = electra(tmp_path)
+    capfd.readouterr()  # of saving
     weights = load_file(folder / "model.safetensors")
     save_file(
         {name.replace("layer.1.", "layer.9."): tensor for name, tensor in weights.items()},
@@ -89,6 +91,7 @@ def test_missing_weights_are_named_and_not_initialized(
         load(folder)
     assert caught.value.exit_code == 4
     assert "LOAD REPORT" not in caplog.text
+    assert "Loading weights" not in capfd.readouterr().err
 
 
 @pytest.fixture
