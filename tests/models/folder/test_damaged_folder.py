@@ -160,8 +160,8 @@ def test_a_hub_id_without_network_and_cache_is_refused_with_advice(tmp_path):
         [sys.executable, "-c", script], capture_output=True, text=True, env=offline, check=False
     )
     assert (
-        "someone/some-encoder: expected an encoder folder or a hub id, found no such folder, and the "
-        "hub did not give it"
+        "someone/some-encoder: expected an encoder folder or a hub id, found no such folder, and no "
+        "download from the hub"
     ) in done.stderr
     assert "give the path of a folder, or go online" in done.stderr
 
