@@ -13,6 +13,7 @@ from pipeline.flows.workers.nodes import Node, ResourceDemand
 from pipeline.index.plan import IndexPlan, variants_to_measure
 from pipeline.settings import Job
 from pipeline.settings.index_kinds import LARGE_NLIST
+from pipeline.text.corpus.bucket_plan import shuffle_requests
 
 
 @dataclass(frozen=True)
@@ -104,12 +105,15 @@ class _Predictor:
         size = self.size
         text_bytes = size.rows * size.text_bytes
         on_workers = size.reads_on_workers and text_bytes > SMALL_INPUT
+        parts = math.ceil((text_bytes + size.rows * rates.PART_ROW_BYTES) / rates.PART_BYTES)
+        requests = shuffle_requests(size.rows, parts, self.job.encode.unit_rows, self._cpus)
         return StageWork(
             cpu_s=1e-9 * (size.rows * rates.INGEST_NS_PER_ROW + text_bytes * rates.INGEST_NS_PER_BYTE),
             workers=self._cpus if on_workers else 1,
             items=self._units if on_workers else 1,
             largest=self._unit_rows / size.rows if on_workers else 1.0,
             moved_bytes=rates.INGEST_COPIES * text_bytes,
+            requests=requests if on_workers else 0.0,
         )
 
     def _encode(self) -> StageWork:

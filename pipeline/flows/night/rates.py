@@ -45,8 +45,12 @@ GATES_NS_PER_ROW = 290.0
 GPU_KMEANS_PRODUCTS_PER_S = 1e6 * 256 * 20_000 * 25 / 55
 # Network of a node, assumed: 10 Gbit/s, to a store that is never the bottleneck.
 NODE_BYTES_PER_S = 1.25e9
+# Time of a small request to an object store, assumed, and requests that a process makes at a time.
+REQUEST_S, REQUESTS_AT_ONCE = 0.025, 16
 
-# Sizes that the night itself uses.
+# Sizes that the night itself uses. A row that is read has 65 bytes beside its text: a short id, two digests
+# and numbers.
+PART_BYTES, PART_ROW_BYTES = 64 << 20, 65
 SAMPLED_ROWS, TRAIN_SAMPLE_ROWS = sum(SAMPLE_SIZES.values()), SAMPLE_SIZES["train"]
 UNITS_PER_MERGE = MERGE_GROUP
 KMEANS_ROUNDS, REFINING_ROUNDS, GROUPS_PER_ROW = 10, 8, 8

@@ -19,6 +19,7 @@ class StageCost(NamedTuple):
         gpu_s: GPU seconds of all processes.
         alone_s: seconds in which one process works and the others wait.
         moved_bytes: bytes that are read from the store or written to it.
+        requests: number of small requests that workers wait for.
         workers: number of workers that share the work; 1 if one process does all.
         wall_s: seconds from the beginning of the stage to its end.
     """
@@ -28,6 +29,7 @@ class StageCost(NamedTuple):
     gpu_s: float
     alone_s: float
     moved_bytes: float
+    requests: float
     workers: int
     wall_s: float
 
@@ -72,6 +74,7 @@ class StageWork:
         moved_bytes: bytes that the items transfer.
         alone_s: CPU seconds of one process, while the others wait.
         alone_bytes: bytes that this process transfers.
+        requests: number of small requests that the workers wait for.
         gpus: GPUs of all workers together; workers that share one take turns.
     """
 
@@ -83,6 +86,7 @@ class StageWork:
     moved_bytes: float = 0.0
     alone_s: float = 0.0
     alone_bytes: float = 0.0
+    requests: float = 0.0
     gpus: float = 1.0
 
     def cost(self, stage: str, nodes: int) -> StageCost:
@@ -93,6 +97,7 @@ class StageWork:
         """
         shared_s = (self.cpu_s + self.gpu_s) * (1 / self.workers + self.largest * (1 - 1 / self.workers))
         moved_s = self.moved_bytes / (min(nodes, self.items) * rates.NODE_BYTES_PER_S)
+        moved_s += self.requests * rates.REQUEST_S / (self.workers * rates.REQUESTS_AT_ONCE)
         handed_out_s = self.items * rates.RAY_S_PER_ITEM if self.workers > 1 else 0.0
         alone_s = self.alone_s + self.alone_bytes / rates.NODE_BYTES_PER_S
         return StageCost(
@@ -101,6 +106,7 @@ class StageWork:
             gpu_s=self.gpu_s,
             alone_s=alone_s,
             moved_bytes=self.moved_bytes + self.alone_bytes,
+            requests=self.requests,
             workers=self.workers,
             wall_s=alone_s + max(shared_s + moved_s, self.gpu_s / self.gpus, handed_out_s),
         )

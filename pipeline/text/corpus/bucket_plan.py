@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeline.store.base import Store, in_threads
+from pipeline.text.corpus.keys import bucket_count
 from pipeline.text.corpus.lines import ReadPart
 from pipeline.text.corpus.partitions import read_offsets
 from pipeline.text.corpus.resolve_bucket import BucketRecord
@@ -19,6 +20,24 @@ def bucket_bytes(work: Store, parts: Sequence[ReadPart], partitions: int, bucket
     offsets = in_threads(lambda part: read_offsets(work, part.contents, 0, partitions), parts)
     sizes = sum(map(np.diff, offsets), np.zeros(partitions, dtype=np.int64))
     return sizes.reshape(buckets, partitions // buckets).sum(axis=1)
+
+
+def shuffle_requests(rows: int, parts: int, unit_rows: int, workers: int) -> int:
+    """Return the number of requests by which a first night reads buckets from the files of all tasks.
+
+    Lines are read from each part to resolve ids; lines and contents to write units; and texts from each group
+    of buckets. A process reads the offsets of a file once.
+
+    Args:
+        rows: number of rows read.
+        parts: number of parts in which they are stored.
+        unit_rows: largest number of rows of a unit.
+        workers: number of processes.
+    """
+    buckets = bucket_count(rows)
+    in_group = min(_MAX_BUCKETS, -(-unit_rows * buckets // rows))
+    files = 3 * parts + -(-buckets // in_group)
+    return (buckets + workers) * files
 
 
 def group_buckets(

@@ -13,7 +13,7 @@ from pipeline.store.schema import KEY
 from pipeline.store.stored import FileRef, Stored
 from pipeline.text.corpus.keys import carried_keys, id_hashes
 from pipeline.text.corpus.normalize import text_keys
-from pipeline.text.corpus.partitions import partition_of, read_from_all, store_partitions
+from pipeline.text.corpus.partitions import PartitionReader, partition_of, store_partitions
 
 _IN_LINES = {"id", "text_key", "file", "row"}  # columns of a unit that lines have
 
@@ -101,16 +101,18 @@ def store_part(work: Store, rows: ReadRows, count: int, stem: str) -> ReadPart:
     return ReadPart(lines=lines, contents=contents)
 
 
-def read_lines(work: Store, part: ReadPart, id_type: pa.DataType, first: int, stop: int) -> pa.Table:
+def read_lines(
+    work: PartitionReader, part: ReadPart, id_type: pa.DataType, first: int, stop: int
+) -> pa.Table:
     """Read the lines of the partitions from `first` to `stop` in the order of (file, row)."""
-    lines = read_from_all(work, [part.lines], read_line_schema(id_type), first, stop)
+    lines = work.read([part.lines], read_line_schema(id_type), first, stop)
     return lines if stop - first == 1 else lines.take(_order(lines))
 
 
-def read_part(work: Store, part: ReadPart, units: pa.Schema, first: int, stop: int) -> ReadRows:
+def read_part(work: PartitionReader, part: ReadPart, units: pa.Schema, first: int, stop: int) -> ReadRows:
     """Read the rows of the partitions from `first` to `stop` in the order of (file, row)."""
-    lines = read_from_all(work, [part.lines], read_line_schema(units.field("id").type), first, stop)
-    contents = read_from_all(work, [part.contents], content_schema(units), first, stop)
+    lines = work.read([part.lines], read_line_schema(units.field("id").type), first, stop)
+    contents = work.read([part.contents], content_schema(units), first, stop)
     if stop - first == 1:
         return ReadRows(lines, contents)
     order = _order(lines)

@@ -13,6 +13,7 @@ from pipeline.store.base import Store, in_threads
 from pipeline.store.stored import FileRef
 
 _OFFSET_BYTES = 8
+_KEPT_BYTES = 256 << 20  # of offsets that a reader keeps: those of 8,000 files of 4,096 partitions
 
 
 def partition_of(hashes: np.ndarray, count: int) -> np.ndarray:
@@ -69,9 +70,11 @@ def read_offsets(store: Store, file: FileRef, first: int, stop: int) -> np.ndarr
 
 def read_partitions(store: Store, file: FileRef, first: int = 0, stop: int = 1) -> list[pa.Table]:
     """Read the partitions from `first` to `stop`; empty ones are left out."""
-    if not file.rows:
-        return []
-    offsets = read_offsets(store, file, first, stop)
+    return _read_between(store, file, read_offsets(store, file, first, stop)) if file.rows else []
+
+
+def _read_between(store: Store, file: FileRef, offsets: np.ndarray) -> list[pa.Table]:
+    """Read the partitions that begin at the offsets; the last offset is the end of the last one."""
     if offsets[0] == offsets[-1]:
         return []
     content = store.read_range(file.path, int(offsets[0]), int(offsets[-1]))
@@ -84,6 +87,34 @@ def read_from_all(
     store: Store, files: Sequence[FileRef], schema: pa.Schema, first: int = 0, stop: int = 1
 ) -> pa.Table:
     """Read the partitions from `first` to `stop` of all files, in the order of the files."""
-    tables_by_file = in_threads(lambda file: read_partitions(store, file, first, stop), files)
+    return _concatenate(in_threads(lambda file: read_partitions(store, file, first, stop), files), schema)
+
+
+def _concatenate(tables_by_file: Sequence[Sequence[pa.Table]], schema: pa.Schema) -> pa.Table:
     tables = [table for tables_of_file in tables_by_file for table in tables_of_file]
     return pa.concat_tables(tables) if tables else schema.empty_table()
+
+
+class PartitionReader:
+    """Read partitions of files again and again. The offsets of a file are read once, so each further read of
+    it is one request.
+    """
+
+    def __init__(self, store: Store, count: int) -> None:
+        """Begin without offsets; `count` is the number of partitions of each file."""
+        self._store, self._count = store, count
+        self._offsets: dict[str, np.ndarray] = {}
+
+    def read(self, files: Sequence[FileRef], schema: pa.Schema, first: int, stop: int) -> pa.Table:
+        """Read the partitions from `first` to `stop` of all files, in the order of the files."""
+        return _concatenate(in_threads(lambda file: self._read_file(file, first, stop), files), schema)
+
+    def _read_file(self, file: FileRef, first: int, stop: int) -> list[pa.Table]:
+        if not file.rows:
+            return []
+        if (offsets := self._offsets.get(file.path)) is not None:
+            return _read_between(self._store, file, offsets[first : stop + 1])
+        if (len(self._offsets) + 1) * (self._count + 1) * _OFFSET_BYTES > _KEPT_BYTES:
+            return read_partitions(self._store, file, first, stop)
+        offsets = self._offsets[file.path] = read_offsets(self._store, file, 0, self._count)
+        return _read_between(self._store, file, offsets[first : stop + 1])

@@ -13,7 +13,7 @@ from pipeline.store.stored import FileRef, Stored
 from pipeline.store.units import Changes, TableBucket
 from pipeline.text.corpus.keys import keys_schema, line_identities
 from pipeline.text.corpus.lines import ReadPart, read_lines
-from pipeline.text.corpus.partitions import store_partitions, store_whole
+from pipeline.text.corpus.partitions import PartitionReader, store_partitions, store_whole
 from pipeline.text.corpus.resolve_ids import ABSENT, LineChange, ResolvedIds, line_schema, resolve_ids
 from pipeline.text.corpus.sorted_rows import ADDRESSES, range_of
 from pipeline.text.corpus.table_buckets import find_changed_lines, is_compacted, read_key_bucket
@@ -93,14 +93,15 @@ class ResolveBucket:
 
     def start(self) -> Callable[[int], BucketRecord]:
         """Return the function that resolves a bucket."""
+        work = PartitionReader(self.work.store, self.partitions)
         return lambda bucket: self.work.load_or_make(
             f"bucket-{bucket:05d}",
             BucketRecord,
-            lambda scratch: self._resolve(bucket),
+            lambda scratch: self._resolve(bucket, self._lines_read(work, bucket)),
         )
 
-    def _resolve(self, bucket: int) -> BucketRecord:
-        lines_read, stored_lines = self._lines_read(bucket), self._stored_lines(bucket)
+    def _resolve(self, bucket: int, lines_read: pa.Table) -> BucketRecord:
+        stored_lines = self._stored_lines(bucket)
         resolved = resolve_ids(self._lines_before(stored_lines), lines_read, reuse=self.reuse)
         changed, deleted = self._changes(stored_lines, resolved)
         is_base = is_compacted(self._reused_bucket(bucket), len(changed) + deleted.num_rows)
@@ -136,12 +137,12 @@ class ResolveBucket:
             examples=tuple(tuple(_examples(of_kind, chosen)) for of_kind in resolved.examples),
         )
 
-    def _lines_read(self, bucket: int) -> pa.Table:
+    def _lines_read(self, work: PartitionReader, bucket: int) -> pa.Table:
         """Return the lines read tonight, with their positions among the rows of the bucket."""
         width = self.partitions // self.buckets
         first = bucket * width
         tables = in_threads(
-            lambda part: read_lines(self.work.store, part, self.id_type, first, first + width), self.parts
+            lambda part: read_lines(work, part, self.id_type, first, first + width), self.parts
         )
         schema = line_schema(self.id_type)
         if not tables:

@@ -14,7 +14,7 @@ from pipeline.store.base import Store
 from pipeline.store.stored import FileRef, Stored
 from pipeline.store.units import CorpusUnit, TableBucket
 from pipeline.text.corpus.keys import COPIES, TEXTS, store_table
-from pipeline.text.corpus.partitions import read_from_all, store_partitions
+from pipeline.text.corpus.partitions import PartitionReader, read_from_all, store_partitions
 from pipeline.text.corpus.table_buckets import is_compacted, read_text_bucket
 from pipeline.text.corpus.task_map import WorkFolder
 
@@ -59,14 +59,15 @@ class ResolveTexts:
 
     def start(self) -> Callable[[int], TextBucketRecord]:
         """Return the function that writes a bucket."""
+        work = PartitionReader(self.work.store, self.buckets)
         return lambda bucket: self.work.load_or_make(
             f"texts-{bucket:05d}",
             TextBucketRecord,
-            lambda scratch: self._resolve(bucket, scratch),
+            lambda scratch: self._resolve(bucket, work, scratch),
         )
 
-    def _resolve(self, bucket: int, scratch: Path) -> TextBucketRecord:
-        new_lines = read_from_all(self.work.store, self.texts, TEXTS, bucket, bucket + 1)
+    def _resolve(self, bucket: int, work: PartitionReader, scratch: Path) -> TextBucketRecord:
+        new_lines = work.read(self.texts, TEXTS, bucket, bucket + 1)
         stored_lines = read_text_bucket(self.store, self.old, bucket, self.buckets, self.old_units)
         sources, is_base = _SOURCES.empty_table(), True
         tables = [TEXTS.empty_table(), new_lines]

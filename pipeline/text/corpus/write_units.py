@@ -12,13 +12,18 @@ import pyarrow.compute as pc
 from pipeline.config import Settings
 from pipeline.errors import Defect
 from pipeline.store.arrays import one_chunk
-from pipeline.store.base import Store
+from pipeline.store.base import Store, in_threads
 from pipeline.store.changes import ChangedRow
 from pipeline.store.stored import FileRef, Stored
 from pipeline.store.units import CorpusUnit
 from pipeline.text.corpus.keys import keys_schema, store_table, text_hashes
-from pipeline.text.corpus.lines import ReadPart, read_part
-from pipeline.text.corpus.partitions import partition_of, read_from_all, store_partitions
+from pipeline.text.corpus.lines import ReadPart, ReadRows, read_part
+from pipeline.text.corpus.partitions import (
+    PartitionReader,
+    partition_of,
+    read_from_all,
+    store_partitions,
+)
 from pipeline.text.corpus.resolve_bucket import BucketRecord
 from pipeline.text.corpus.resolve_ids import ABSENT, resolved_schema
 from pipeline.text.corpus.table_buckets import deletion_marks
@@ -26,6 +31,7 @@ from pipeline.text.corpus.task_map import WorkFolder
 from pipeline.text.corpus.unit_writer import UnitWriter
 
 _DELETED_COLUMNS = ("id", "file", "row")
+_TOGETHER_BYTES = 64 << 20  # of rows of several parts that are read together: about a part
 _STEP_ROWS = 16_384  # rows of one table for `rechunk`, which measures all of its remaining rows at each cut
 
 
@@ -91,11 +97,48 @@ class WriteUnits:
 
     def start(self) -> Callable[[BucketGroup], GroupRecord]:
         """Return the function that writes a group."""
+        tonight = _PartsReader.of(self.work.store, self.parts, self.partitions)
+        revived = _PartsReader.of(self.work.store, self.revived, self.buckets)
         return lambda group: self.work.load_or_make(
             f"group-{group.number:05d}",
             GroupRecord,
-            lambda scratch: _Group(self, group, scratch).write(),
+            lambda scratch: _Group(self, group, (tonight, revived), scratch).write(),
         )
+
+
+@dataclass(frozen=True)
+class _PartsReader:
+    """Reader of the rows of parts, each of which has `count` partitions."""
+
+    reader: PartitionReader
+    parts: tuple[ReadPart, ...]
+    count: int
+
+    @classmethod
+    def of(cls, work: Store, parts: tuple[ReadPart, ...], count: int) -> "_PartsReader":
+        """Return a reader that has read nothing."""
+        return cls(PartitionReader(work, count), parts, count)
+
+    def read(self, units: pa.Schema, first: int, stop: int) -> Iterator[ReadRows]:
+        """Yield the rows of the partitions from `first` to `stop`, part by part.
+
+        Threads read parts together whose partitions have _TOGETHER_BYTES in all; among many buckets, each has
+        little of a part.
+        """
+        group, size = list[ReadPart](), 0
+        for part in self.parts:
+            part_size = (part.lines.bytes + part.contents.bytes) * (stop - first) // self.count
+            if group and size + part_size > _TOGETHER_BYTES:
+                yield from self._read_group(group, units, first, stop)
+                group, size = [], 0
+            group.append(part)
+            size += part_size
+        yield from self._read_group(group, units, first, stop)
+
+    def _read_group(
+        self, group: Sequence[ReadPart], units: pa.Schema, first: int, stop: int
+    ) -> Sequence[ReadRows]:
+        return in_threads(lambda part: read_part(self.reader, part, units, first, stop), group)
 
 
 class _Group:
@@ -105,8 +148,15 @@ class _Group:
     rows follow, in the same order.
     """
 
-    def __init__(self, task: WriteUnits, group: BucketGroup, scratch: Path) -> None:
+    def __init__(
+        self,
+        task: WriteUnits,
+        group: BucketGroup,
+        readers: tuple["_PartsReader", "_PartsReader"],
+        scratch: Path,
+    ) -> None:
         self.task, self.group, self.scratch = task, group, scratch
+        self.tonight, self.revived = readers
         self.files = pa.array(task.listed, pa.string())
         read = [bucket.rows_read for bucket in group.buckets]
         revived = [bucket.revived.rows if bucket.revived else 0 for bucket in group.buckets]
@@ -172,18 +222,17 @@ class _Group:
         width = self.task.partitions // self.task.buckets
         for bucket, start in zip(self.group.buckets, self.starts, strict=False):
             first = bucket.bucket * width
-            yield from self._rows(self.task.parts, first, first + width, start)
+            yield from self._rows(self.tonight, first, first + width, start)
 
     def _revived(self) -> Iterator[pa.Table]:
         """Yield the revived rows of all buckets, in the order of their positions."""
         for bucket, start in zip(self.group.buckets, self.starts[len(self.group.buckets) :], strict=False):
             if bucket.revived:
-                yield from self._rows(self.task.revived, bucket.bucket, bucket.bucket + 1, start)
+                yield from self._rows(self.revived, bucket.bucket, bucket.bucket + 1, start)
 
-    def _rows(self, parts: Sequence[ReadPart], first: int, stop: int, start: int) -> Iterator[pa.Table]:
+    def _rows(self, parts: "_PartsReader", first: int, stop: int, start: int) -> Iterator[pa.Table]:
         """Yield the rows of some partitions; their positions begin at `start`."""
-        for part in parts:
-            rows = read_part(self.task.work.store, part, self.task.schema, first, stop)
+        for rows in parts.read(self.task.schema, first, stop):
             table = rows.unit_rows(self.files, self.task.schema)
             positions = np.arange(start, start + table.num_rows)
             table = table.append_column("position", pa.array(positions))

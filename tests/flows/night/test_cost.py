@@ -11,6 +11,7 @@ from pipeline.index import centroids
 from pipeline.index.plan import plan_index
 from pipeline.log import duration
 from pipeline.settings import ClusterSettings, EncodeSettings, Job
+from pipeline.text.corpus import read_files
 
 # Four encode workers share the GPU of a node. Its speed is assumed: no GPU was measured.
 JOB = Job(cluster=ClusterSettings(gpus_per_worker=0.25), encode=EncodeSettings(device="cuda"))
@@ -47,7 +48,8 @@ def test_no_stage_is_faster_than_all_its_processors_or_than_its_work_of_one_proc
     for stage in cost.stages:
         print(
             f"| {stage.stage} | {stage.wall_s / 60:,.1f} | {stage.cpu_s / 3_600:,.1f} | "
-            f"{stage.gpu_s / 3_600:,.2f} | {stage.alone_s / 60:,.1f} | {stage.moved_bytes / 1e12:,.2f} |"
+            f"{stage.gpu_s / 3_600:,.2f} | {stage.alone_s / 60:,.1f} | {stage.moved_bytes / 1e12:,.2f} | "
+            f"{stage.requests / 1e6:,.1f} |"
         )
         assert stage.wall_s >= stage.alone_s
         assert stage.wall_s >= (stage.cpu_s / NODE.cpus) / nodes
@@ -68,9 +70,10 @@ def test_work_of_one_process_takes_as_long_on_more_nodes():
 def test_a_corpus_that_only_one_machine_sees_is_read_by_one_process():
     plan = plan_index(10**9, 384, JOB.index)
     size = NightSize(10**9, TEXT_BYTES, 384, GPU_ROWS_PER_S, plan, reads_on_workers=False)
-    here = predict_cost(JOB, size, 10 * (NODE,)).of("ingest")
+    here = predict_cost(JOB, size, 100 * (NODE,)).of("ingest")
     assert here.workers == 1
-    assert here.wall_s > 10 * predicted(10**9, 384, 10).of("ingest").wall_s
+    assert here.requests == 0, "its temporary files are on its own disk"
+    assert here.wall_s > 10 * predicted(10**9, 384, 100).of("ingest").wall_s
 
 
 def test_k_means_runs_on_a_gpu_only_if_the_workers_have_one_and_the_lists_are_compared_one_by_one():
@@ -89,9 +92,10 @@ def test_a_billion_rows_take_two_hours_and_twenty_node_hours_at_most_on_ten_node
     assert cost.of("encode").wall_s > 3_600 * cost.hours / 2
 
 
-def test_the_prediction_uses_the_constants_of_the_index():
+def test_the_prediction_uses_the_constants_of_the_night():
     assert rates.GROUPS_PER_ROW == centroids.GROUPS_PER_ROW
     assert rates.REFINING_ROUNDS == centroids.REFINING_ROUNDS
+    assert rates.PART_BYTES == read_files._PART_BYTES
 
 
 def test_a_night_that_was_measured_is_predicted_within_a_factor_of_two():
