@@ -8,15 +8,16 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from pipeline.errors import ModelError
 from pipeline.losses import sampled_word_prediction, word_prediction
-from pipeline.models.folder.frequencies import FREQUENCIES, read_frequencies
-from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.word_table import draw_vectors
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, View
+from pipeline.objectives.draws import (
+    cumulative_noise,
+    draw_negatives,
+    numpy_generator,
+    vocabulary_counts,
+)
 
-_MAX_SEED = (1 << 63) - 1  # torch draws int64
-_POWER = 0.75  # of the words' probabilities in drawing negatives, as in Mikolov et al. 2013
 _LARGE_VOCABULARY = 20_000  # words; above, a softmax over all of them takes most of a step
 
 
@@ -63,7 +64,10 @@ class FastSent(Objective):
         self._special_counts = len(tokenizer.prefix), len(tokenizer.suffix)
         vocabulary_size, width = len(self.encoder.backbone.word_table), self.dim
         self.output = nn.Parameter(draw_vectors(torch.empty(vocabulary_size, width)))
-        self._cumulative = None if negatives is None else _cumulative_weights(self.encoder)
+        self._cumulative: np.ndarray | None = None
+        if negatives is not None:
+            remedy = "train new word vectors (train.word_table.dim), or set negatives to null"
+            self._cumulative = cumulative_noise(vocabulary_counts(self.encoder, remedy))
         self._targets: _Targets | None = None  # of the current step, from `views` to `row_terms`
 
     def views(self, batch: Batch) -> Sequence[View]:
@@ -104,9 +108,7 @@ class FastSent(Objective):
         count = sum(map(len, words))
         negatives = np.empty((count, 0), np.int64)
         if self._cumulative is not None:
-            rng = np.random.default_rng(int(torch.randint(_MAX_SEED, ()).item()))
-            drawn = rng.random((count, self.negatives or 0)) * self._cumulative[-1]
-            negatives = np.searchsorted(self._cumulative, drawn, side="right")
+            negatives = draw_negatives(self._cumulative, (count, self.negatives or 0), numpy_generator())
         return _Targets(np.concatenate(words), np.concatenate(rows), negatives)
 
     @staticmethod
@@ -117,22 +119,3 @@ class FastSent(Objective):
         rows = local[targets.rows]
         chosen = rows >= 0
         return _Targets(targets.words[chosen], rows[chosen], targets.negatives[chosen])
-
-
-def _cumulative_weights(encoder: TrainableEncoder) -> np.ndarray:
-    """Return (vocabulary,) cumulative sums of the weights with which negatives are drawn.
-
-    Raises:
-        ModelError: the encoder's folder has no word counts, or they contain no word of its vocabulary.
-    """
-    folder = encoder.folder
-    file = folder.file(FREQUENCIES)
-    remedy = "train new word vectors (train.word_table.dim), or set negatives to null"
-    if not file.is_file():
-        raise ModelError(
-            str(folder.path), f"word counts in {FREQUENCIES}, to draw negatives by", "no such file", remedy
-        )
-    counts = read_frequencies(file).of_vocabulary(folder.tokenizer().vocabulary(), lower=folder.lower)
-    if not counts.any():
-        raise ModelError(str(file), "counts of the encoder's words", "none of its words", remedy)
-    return np.cumsum(counts**_POWER)

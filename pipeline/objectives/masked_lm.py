@@ -13,11 +13,10 @@ from pipeline.losses import mask_tokens, masked_lm
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.mlm_head import can_be_saved, has_language_head, load_language_head
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, Roles, TrainedModel, View
+from pipeline.objectives.draws import numpy_generator
 from pipeline.settings.training import TextRole
 from pipeline.text.tokens.templates import mask_token
 from pipeline.text.tokens.tokens import Tokens
-
-_MAX_SEED = (1 << 63) - 1  # torch draws int64
 
 
 @OBJECTIVES.register("masked_lm")
@@ -72,7 +71,7 @@ class MaskedLanguageModelling(Objective):
             ~original.outside_text(self._special_counts),
             mask_id=self._mask_id,
             vocabulary_size=self._vocabulary_size,
-            rng=np.random.default_rng(int(torch.randint(_MAX_SEED, ()).item())),
+            rng=numpy_generator(),
             rate=self.rate,
         )
         self._row_by_index = {index: row for row, index in enumerate(batch.step_indices.tolist())}

@@ -12,9 +12,8 @@ from pipeline.losses import sampled_word_prediction
 from pipeline.models.folder.paragraphs import ROWS
 from pipeline.models.trainable.paragraph import ParagraphBackbone
 from pipeline.objectives import OBJECTIVES, Batch, Loss, Objective, View
+from pipeline.objectives.draws import numpy_generator
 from pipeline.text.tokens.tokens import Tokens
-
-_MAX_SEED = (1 << 63) - 1  # torch draws int64
 
 
 class _Predictions(NamedTuple):
@@ -74,7 +73,7 @@ class ParagraphVector(Objective):
                 "train new paragraph vectors (train.paragraph_vectors.dim)",
             )
         tokens, settings = batch.tokens("text"), self._backbone.settings
-        rng = np.random.default_rng(int(torch.randint(_MAX_SEED, ()).item()))
+        rng = numpy_generator()
         rows_with_words = np.flatnonzero(tokens.lengths)
         rows = np.repeat(rows_with_words, settings.words)
         at = tokens.offsets[rows] + (rng.random(len(rows)) * tokens.lengths[rows]).astype(np.int64)

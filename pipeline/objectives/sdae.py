@@ -4,16 +4,14 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-import torch
 from torch import nn
 
 from pipeline.augment.corrupt import omit_words, swap_bigrams
 from pipeline.objectives import OBJECTIVES, Batch, View
+from pipeline.objectives.draws import numpy_generator
 from pipeline.objectives.encoder_decoder import EncoderDecoder
 from pipeline.settings.augment import Proportion
 from pipeline.text.tokens.tokens import Tokens
-
-_MAX_SEED = (1 << 63) - 1  # torch draws int64
 
 
 @OBJECTIVES.register("sdae")
@@ -46,7 +44,7 @@ class SequentialDenoisingAutoEncoder(EncoderDecoder):
 
     def _corrupt(self, tokens: Tokens) -> Tokens:
         """Draw the noise from torch's generator; each text has one start and one end token."""
-        rng = np.random.default_rng(int(torch.randint(_MAX_SEED, ()).item()))
+        rng = numpy_generator()
         rows = []
         for first, *words, last in np.split(tokens.ids, tokens.offsets[1:-1]):
             kept = swap_bigrams(omit_words(words, self.omit, rng), self.swap, rng)

@@ -5,6 +5,7 @@ import inspect
 import io
 import pickle
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,11 +15,14 @@ import torch
 
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import load_trainable
+from pipeline.models.trainable.new_word_table import write_word_table_folder
 from pipeline.objectives import OBJECTIVES, Batch, Objective
 from pipeline.objectives.regression import CosineRegression
 from pipeline.objectives.weighted import Sum, Term
+from pipeline.objectives.word2vec import Word2Vec
 from pipeline.settings import EncoderSettings
 from pipeline.settings.training import ROLES, TEXTS
+from pipeline.settings.weights import WordTableSettings
 from pipeline.train.gradcache import loss_and_backward
 from tests.models.folders import folder_of_language_model
 from tests.models.trainable.paragraphs import write_paragraphs
@@ -54,12 +58,17 @@ def make(tmp_path_factory) -> Make:
         )
         for seed in range(2)
     ]
+    for seed in range(2):
+        letters = Counter("".join(texts(ROWS, TEXTS.index("text"))))
+        write_word_table_folder(WordTableSettings(dim=6), letters, top / f"letters {seed}", seed=seed)
 
     def made(name: str, seed: int = 0) -> Objective:
         torch.manual_seed(seed)
         kind = OBJECTIVES[name]
         if kind.numbers_rows:
             encoder = load_trainable(open_folder(EncoderSettings(path=str(paragraphs[seed]))))
+        elif kind is Word2Vec:
+            encoder = load_trainable(open_folder(EncoderSettings(path=str(top / f"letters {seed}"))))
         elif kind.needs_folder:
             encoder = load_trainable(open_folder(EncoderSettings(path=str(folders[seed]))), dropout=0.0)
         else:
@@ -84,6 +93,11 @@ def batch_for(objective: Objective) -> Batch:
     folder = getattr(objective.encoder, "folder", None)
     if folder is None:
         return batch_of(columns)
+    if folder.family == "words":  # each letter is a word
+        columns = {
+            role: [" ".join(text) for text in values] if role in TEXTS else values
+            for role, values in columns.items()
+        }
     return replace(batch_of(columns), tokenize=folder.tokenizer())
 
 

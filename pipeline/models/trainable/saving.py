@@ -16,6 +16,8 @@ from pipeline.models.folder.concatenated import JOINED_CONFIG, PART_FOLDERS
 from pipeline.models.folder.encoder_folder import ENDS_SENTENCES, MASKED, EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.modules import OWN_MODULES, read_json
+from pipeline.models.folder.vectorfile import word2vec_text
+from pipeline.models.folder.word_vectors import read_words
 from pipeline.models.layers.post_pooling import DenseModule, TruncationModule, mlp_name
 from pipeline.models.layers.weights import open_checkpoint, open_files
 from pipeline.models.trainable import template_modules
@@ -26,10 +28,12 @@ from pipeline.models.trainable.padded_backbone import PaddedBackbone
 from pipeline.models.trainable.prompted import PromptedEncoder
 from pipeline.models.trainable.saved_modules import SavedModule, pooling_config, saved_module
 from pipeline.models.trainable.soft_prompt import WORDS_TABLE, LearnedTemplate
+from pipeline.models.trainable.word_table import WordTable
 from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.templates import add_tokens, wrap_tokenizer
 
 _WEIGHTS = "model.safetensors"
+_WORD2VEC = "word2vec.txt"  # the same word vectors, for other programs
 # files of the starting folder that are rewritten instead of copied
 _REWRITTEN = ("config.json", "modules.json", "config_sentence_transformers.json")
 _ST_MODULES = "sentence_transformers.models."  # known to every version of that library, and to servers
@@ -51,7 +55,8 @@ def save_folder(
 
     The folder appears complete or not at all. Adapters are merged into the weights. If cls_mlp is the only
     pooling, its layer becomes a Dense module. A pooling that sentence-transformers does not have keeps
-    its name, which that library refuses; mask pooling works there with trust_remote_code.
+    its name, which that library refuses; mask pooling works there with trust_remote_code. Word vectors are
+    also written in word2vec's text form, as word2vec.txt, which no command needs.
 
     Args:
         encoder: encoder to save.
@@ -121,6 +126,9 @@ def _write(
     _copy_tokenizer(folder, to)
     word_table = _write_template(encoder, folder, to)
     _write_weights(encoder, folder, to, word_table)
+    if isinstance(encoder.backbone, WordTable):
+        vectors = encoder.backbone.word_table.detach().cpu().numpy()
+        (to / _WORD2VEC).write_bytes(word2vec_text(read_words(to), vectors))
     changed: dict[str, Any] = {key: "float32" for key in ("dtype", "torch_dtype") if key in folder.config}
     if word_table is not None:
         changed["vocab_size"] = len(word_table)

@@ -9,6 +9,7 @@ import torch
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.folder import open_folder
+from pipeline.models.folder.vectorfile import read_vectors
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
 from pipeline.models.trainable.saving import save_folder
@@ -96,3 +97,13 @@ def test_views_and_settings_that_word_vectors_cannot_have_are_refused(words, tmp
     counts = write_counts(tmp_path / "counts.parquet", {"dog": 2, "the": 9})
     with pytest.raises(ModelError, match="gives all words equal weights"):
         trainable(words, sif=0.001, frequencies=str(counts))
+
+
+def test_saved_word_vectors_are_also_a_file_of_word2vec_with_the_same_bits(words, tmp_path: Path):
+    encoder = trainable(words, pooling="sum")
+    saved = save_folder(encoder, encoder.folder, tmp_path / "saved")
+    parts = list(read_vectors(saved.path / "word2vec.txt", "word2vec.txt"))
+    assert [word for known, _ in parts for word in known] == list(WORDS)
+    found = np.concatenate([vectors for _, vectors in parts])
+    np.testing.assert_array_equal(found, encoder.backbone.word_table.detach())
+    assert "word2vec.txt" not in saved.files, "no vector depends on it"
