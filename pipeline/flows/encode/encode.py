@@ -85,11 +85,11 @@ class EncodeBlocks:
         return block.append_column(self._vector, column)
 
 
-def encode(run: Run, corpus: Corpus, before: ReleaseManifest | None = None) -> tuple[Manifest, WorkerStats]:
+def encode(run: Run, corpus: Corpus, previous: ReleaseManifest | None = None) -> tuple[Manifest, WorkerStats]:
     """Encode the units of the corpus that have no record yet, the largest first to keep all workers busy.
 
     Args:
-        before: the previous release. Its vectors of equal texts are copied if space and type are the same.
+        previous: the previous release. Its vectors of equal texts are copied if space and type are the same.
 
     Returns:
         The units of vectors in the order of the corpus, and the workers' timings and counters.
@@ -97,7 +97,7 @@ def encode(run: Run, corpus: Corpus, before: ReleaseManifest | None = None) -> t
     job, store = run.job, run.store
     run.workers.check(job.cluster)  # even if there is nothing to encode here, because the gates encode later
     space_id = open_folder(job.encoder).space_id
-    records = load_records(store, corpus, job, before)
+    records = load_records(store, corpus, job, previous)
     todo = sorted(
         (unit for unit in corpus.units if unit.sha256 not in records),
         key=lambda unit: (-unit.bytes, unit.sha256),
@@ -113,16 +113,16 @@ def encode(run: Run, corpus: Corpus, before: ReleaseManifest | None = None) -> t
                 run.workers.encode_settings(job.encode, pool),
                 space_id,
                 job.corpus.id,
-                placed_units(before) if before and _can_copy(before, job, space_id) else (),
+                placed_units(previous) if previous and _can_copy(previous, job, space_id) else (),
                 job.cluster.patience_s,
             )
             new_records, stats = encode_units(run, task, todo, pool, bar)
             records |= {unit.sha256: record for unit, record in zip(todo, new_records, strict=True)}
         bar.reach(sum(unit.rows for unit in todo))
-        records = with_samples(run, records, before)
+        records = with_samples(run, records, previous)
         bar.stage.note = _waiting_note(stats)
     units = tuple(records[unit.sha256] for unit in corpus.units)
-    _report_tokens(units, before)
+    _report_tokens(units, previous)
     check_any_vector(units, job.encoder, "the whole corpus")
     return Manifest(stage="vectors", units=units, parents=(corpus.digest,), settings_digest=space_id), stats
 
@@ -155,16 +155,17 @@ def check_any_vector(records: Sequence[UnitRecord], encoder: EncoderSettings, te
         )
 
 
-def _can_copy(before: ReleaseManifest, job: Job, space_id: str) -> bool:
+def _can_copy(previous: ReleaseManifest, job: Job, space_id: str) -> bool:
     """Return whether vectors of the release are of the same space and stored type as those of the job."""
     return (
-        before.space_id == space_id and before.settings.get("encode", {}).get("vectors") == job.encode.vectors
+        previous.space_id == space_id
+        and previous.settings.get("encode", {}).get("vectors") == job.encode.vectors
     )
 
 
-def _report_tokens(units: Sequence[UnitRecord], before: ReleaseManifest | None) -> None:
+def _report_tokens(units: Sequence[UnitRecord], previous: ReleaseManifest | None) -> None:
     """Log the unknown and lost tokens, and warnings if they or the rejected texts are many."""
-    known = {unit.path for unit in before.units} if before is not None else set()
+    known = {unit.path for unit in previous.units} if previous is not None else set()
     counts = [unit.counts for unit in units]
     tokens = token_counts(counts, [unit.counts for unit in units if unit.path not in known])
     sums, covered = sum_counts(counts), ScriptCoverage.of(tokens)
@@ -175,19 +176,19 @@ def _report_tokens(units: Sequence[UnitRecord], before: ReleaseManifest | None) 
 
 
 def count_unencoded_rows(
-    corpus: Corpus, job: Job, store: Store, before: ReleaseManifest | None = None
+    corpus: Corpus, job: Job, store: Store, previous: ReleaseManifest | None = None
 ) -> int:
     """Return the number of rows in units that are not encoded yet.
 
     Args:
-        before: the previous release.
+        previous: the previous release.
     """
-    records = load_records(store, corpus, job, before)
+    records = load_records(store, corpus, job, previous)
     return sum(unit.rows for unit in corpus.units if unit.sha256 not in records)
 
 
 def load_records(
-    store: Store, corpus: Corpus, job: Job, before: ReleaseManifest | None
+    store: Store, corpus: Corpus, job: Job, previous: ReleaseManifest | None
 ) -> dict[str, UnitRecord]:
     """Load the records of the units that are encoded already, by the sha256 of their corpus unit.
 
@@ -195,7 +196,7 @@ def load_records(
     this is its sample, the record comes without it.
 
     Args:
-        before: the previous release. If it has a table of its units, their records are made from it.
+        previous: the previous release. If it has a table of its units, their records are made from it.
     """
     space_id = open_folder(job.encoder).space_id
     paths = [record_path(space_id, unit, job.encode, job.corpus.id) for unit in corpus.units]
@@ -206,7 +207,7 @@ def load_records(
         sample_folder(space_id),
     )
     sizes = {entry.path: entry.size for entries in in_threads(store.list, folders) for entry in entries}
-    known = _released_records(before, space_id)
+    known = _released_records(previous, space_id)
     others = [path for path in paths if path in sizes and path not in known]
     found = in_threads(lambda path: load_record(store, path, space_id), others)
     known |= dict(zip(others, found, strict=True))
@@ -222,11 +223,11 @@ def load_records(
     return {unit.sha256: record for unit, record in zip(corpus.units, records, strict=True) if record}
 
 
-def _released_records(before: ReleaseManifest | None, space_id: str) -> dict[str, UnitRecord | None]:
+def _released_records(previous: ReleaseManifest | None, space_id: str) -> dict[str, UnitRecord | None]:
     """Return the records of a release's units of vectors in a space, by their paths, if it has them."""
-    if before is None or before.space_id != space_id:
+    if previous is None or previous.space_id != space_id:
         return {}
-    return {unit.record: record for unit in before.units if (record := unit.vectors_record())}
+    return {unit.record: record for unit in previous.units if (record := unit.vectors_record())}
 
 
 def _waiting_note(stats: WorkerStats) -> str:

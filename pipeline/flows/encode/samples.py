@@ -60,7 +60,7 @@ class SampleUnit(PlainTask[UnitRecord, FileRef | None]):
 
 
 def with_samples(
-    run: Run, records: Mapping[str, UnitRecord], before: ReleaseManifest | None
+    run: Run, records: Mapping[str, UnitRecord], previous: ReleaseManifest | None
 ) -> dict[str, UnitRecord]:
     """Return the records of units of one space, each large unit with its sample.
 
@@ -68,7 +68,7 @@ def with_samples(
 
     Args:
         records: records of one space, under keys of any kind.
-        before: the previous release.
+        previous: the previous release.
     """
     missing = {
         name: record
@@ -81,7 +81,7 @@ def with_samples(
     sizes = {entry.path: entry.size for entry in run.store.list(sample_folder(space_id))}
     known = {
         unit.sha256: unit.sample
-        for unit in (before.units if before else ())
+        for unit in (previous.units if previous else ())
         if unit.sample and sizes.get(unit.sample.path) == unit.sample.bytes
     }
     samples = {name: known.get(record.sha256) for name, record in missing.items()}

@@ -46,23 +46,23 @@ class SurveyResult(Stored):
 
 @dataclass(frozen=True)
 class Survey(PlainTask[tuple[PlacedUnit, ...], SurveyResult]):
-    """Compare last night's release with tonight's live rows.
+    """Compare the previous release with tonight's live rows.
 
     Attributes:
         source: tonight's live rows.
-        before: last night's release.
+        previous: the previous release.
         folder: directory of the result's files.
     """
 
     source: LiveRows
-    before: ReleaseManifest
+    previous: ReleaseManifest
     folder: str
 
     def work(self, units: tuple[PlacedUnit, ...]) -> SurveyResult:
-        store, base_ordinals = self.source.store, self.before.index.base_ordinals
+        store, base_ordinals = self.source.store, self.previous.index.base_ordinals
         live = self.source.counts(units)
         gone, revived = self._died_and_revived(units)
-        old_tombstones = Dead.load(store, self.before.tombstones).addresses
+        old_tombstones = Dead.load(store, self.previous.tombstones).addresses
         tombstones = Dead(np.union1d(old_tombstones, gone[ordinal_of(gone) < base_ordinals]))
         unusable, dead_queries = self._check_small_files(units)
         return SurveyResult(
@@ -79,10 +79,12 @@ class Survey(PlainTask[tuple[PlacedUnit, ...], SurveyResult]):
 
     def _died_and_revived(self, units: Sequence[PlacedUnit]) -> tuple[np.ndarray, int]:
         """Return the addresses of rows that died, ascending, and the number of rows that are live again."""
-        dead, before = (DeadRows(self.source.store, each) for each in (self.source.dead, self.before.dead))
+        dead, old_dead = (
+            DeadRows(self.source.store, each) for each in (self.source.dead, self.previous.dead)
+        )
         ordinals, gone, revived = {placed.ordinal for placed in units}, [np.zeros(0, dtype=np.int64)], 0
-        for placed in placed_units(self.before):
-            then, now = before.rows_of(placed.ordinal), dead.rows_of(placed.ordinal)
+        for placed in placed_units(self.previous):
+            then, now = old_dead.rows_of(placed.ordinal), dead.rows_of(placed.ordinal)
             if placed.ordinal in ordinals and np.array_equal(then, now):
                 continue
             addresses = row_addresses(placed)
@@ -100,7 +102,7 @@ class Survey(PlainTask[tuple[PlacedUnit, ...], SurveyResult]):
         """
         from pipeline.index.ids import ids_schema
 
-        store, index = self.source.store, self.before.index
+        store, index = self.source.store, self.previous.index
         assert index.trained is not None
         assert index.queries is not None
         assert index.truth is not None
@@ -108,10 +110,10 @@ class Survey(PlainTask[tuple[PlacedUnit, ...], SurveyResult]):
             index.trained.local(store)
             load_truth(store, index.truth)
             queries = load_queries(store, index.queries).addresses
-            old_schema = ids_schema(self.before.ids[0].local(store))
+            old_schema = ids_schema(self.previous.ids[0].local(store))
         except (FileNotFoundError, DataError) as error:
             return str(error), 0.0
-        new = [placed for placed in units if placed.ordinal >= self.before.next_ordinal]
+        new = [placed for placed in units if placed.ordinal >= self.previous.next_ordinal]
         if new and not (new_schema := next(self.source.ids(new[:1])).schema).equals(old_schema):
             columns = f"{', '.join(old_schema.names)}, new rows have {', '.join(new_schema.names)}"
             return f"the columns of the ids or their types changed: old rows have {columns}", 0.0

@@ -49,29 +49,31 @@ BuiltWithChoices = tuple[BuiltIndex, tuple[Choice, ...]]
 """an index, and the decisions that led to it"""
 
 
-def extend_index(run: Run, vectors: IndexInput, before: ReleaseManifest) -> BuiltWithChoices:
-    """Make tonight's index from that of release `before`. Work that an earlier run finished is not repeated.
+def extend_index(run: Run, vectors: IndexInput, previous: ReleaseManifest) -> BuiltWithChoices:
+    """Extend the previous release's index to tonight's vectors; build a new one if that is not possible.
+
+    Work that an earlier run finished is not repeated.
 
     Args:
         vectors: all of tonight's vectors, with all dead rows. Old units have their old ordinals, new units
-            ordinals from before.next_ordinal on.
+            ordinals from the previous release's next_ordinal on.
 
     Returns:
         The index over the live rows, and every decision about it with its numbers.
 
     Raises:
-        SpaceMismatch: the units are of two spaces, or of another space than `before`.
+        SpaceMismatch: the units are of two spaces, or of another space than the previous release.
     """
-    if (space_id := space_of(vectors.units)) != before.space_id:
-        location, expected = f"index of release {before.release}", f"vectors of space {before.space_id}"
+    if (space_id := space_of(vectors.units)) != previous.space_id:
+        location, expected = f"index of release {previous.release}", f"vectors of space {previous.space_id}"
         remedy = "vectors of two spaces cannot be compared: build a new index"
         raise SpaceMismatch(location, expected, f"space {space_id}", remedy)
     ordered = replace(vectors, units=tuple(sorted(vectors.units, key=lambda placed: placed.ordinal)))
     source = LiveRows(run.store, space_id, run.job.corpus.id, vectors.dead)
     try:
-        return _Extender(run, ordered, source, before).extend()
+        return _Extender(run, ordered, source, previous).extend()
     except _Rebuild as rebuild:
-        return build_index(run, replace(ordered, previous_queries=before.index.queries)), rebuild.choices
+        return build_index(run, replace(ordered, previous_queries=previous.index.queries)), rebuild.choices
 
 
 class _Rebuild(Exception):
@@ -90,23 +92,23 @@ class _ExtensionRecord(Stored):
 
 @dataclass(frozen=True)
 class _Extender:
-    """Extension of the index of release `before` to tonight's vectors."""
+    """Extension of the index of the previous release to tonight's vectors."""
 
     run: Run
     vectors: IndexInput
     source: LiveRows
-    before: ReleaseManifest
+    previous: ReleaseManifest
 
     def extend(self) -> BuiltWithChoices:
         """Extend the index.
 
         Rules are checked in the order of their cost. The first that demands a rebuild raises _Rebuild.
         """
-        before, vectors, settings = self.before, self.vectors, self.run.job.index
-        last = before.index
+        previous, vectors, settings = self.previous, self.vectors, self.run.job.index
+        last = previous.index
         self._check_manifest()
         work = self._work_directory()
-        survey = self.run.workers.run(Survey(self.source, before, work), vectors.units, Pool(1))
+        survey = self.run.workers.run(Survey(self.source, previous, work), vectors.units, Pool(1))
         plan = plan_extension(survey.rows, vectors.indexed_dim, settings, last.kind, last.factory)
         self._check_rows(survey, plan)
         delta_reason = rules.delta_reason(plan, last, settings.rewrite_gib)
@@ -123,21 +125,21 @@ class _Extender:
         )
         checks[0] = rules.quantizer_fit(last, survey.rows, record.built.measured)
         _raise_if_rebuilt(checks[:1])
-        new_rows = extension.live_rows_from(before.next_ordinal)
+        new_rows = extension.live_rows_from(previous.next_ordinal)
         extended = rules.extended(record.built, survey, new_rows, delta_reason, settings.rewrite_gib)
         return record.built, (extended, *checks, record.truth)
 
     def _check_manifest(self) -> None:
         """Check the rules that need only the manifest and the sizes of files."""
-        before, index, vectors, store = self.before, self.before.index, self.vectors, self.run.store
-        changed = rules.changed_settings(self.run.job, before, vectors.transform, vectors.dim)
-        if changed := changed or rules.changed_units(vectors.units, before):
+        previous, index, vectors, store = self.previous, self.previous.index, self.vectors, self.run.store
+        changed = rules.changed_settings(self.run.job, previous, vectors.transform, vectors.dim)
+        if changed := changed or rules.changed_units(vectors.units, previous):
             raise _Rebuild(changed)
         training_files = index.trained, index.queries, index.truth
         if None in training_files or "fingerprint" not in index.settings:
-            reason = f"release {before.release} was published by a version that did not store the training"
+            reason = f"release {previous.release} was published by a version that did not store the training"
             raise _Rebuild(rules.unusable_files(reason))
-        for file in filter(None, (*index.files, *before.ids, *training_files, before.tombstones)):
+        for file in filter(None, (*index.files, *previous.ids, *training_files, previous.tombstones)):
             if (size := store.size(file.path)) is None:
                 raise _Rebuild(rules.unusable_files(f"{file.path} is gone"))
             if size != file.bytes:
@@ -146,7 +148,7 @@ class _Extender:
 
     def _check_rows(self, survey: SurveyResult, plan: IndexPlan) -> None:
         """Check the rules that need tonight's rows."""
-        index, rows = self.before.index, self.before.rows
+        index, rows = self.previous.index, self.previous.rows
         if survey.unusable:
             raise _Rebuild(rules.unusable_files(survey.unusable))
         if survey.revived:
@@ -157,11 +159,11 @@ class _Extender:
 
     def _extension(self, survey: SurveyResult, plan: IndexPlan, work: str) -> Extension:
         """Return the inputs of the extension; its plan keeps last night's factory and number of lists."""
-        job, index = self.run.job, self.before.index
+        job, index = self.run.job, self.previous.index
         kept_fields = {
             "factory": index.factory,
             "nlist": index.settings.get("nlist") or 0,
-            "why": f"extends that of release {self.before.release}",
+            "why": f"extends that of release {self.previous.release}",
         }
         plan, transform = plan.model_copy(update=kept_fields), self.vectors.transform
         build = Build(self.source, plan, job.index, job.gates, transform, work, index.queries)
@@ -169,15 +171,15 @@ class _Extender:
             (unit, live) for unit, live in zip(self.vectors.units, survey.live, strict=True) if live
         ]
         units, counts = zip(*live_units, strict=True)
-        return Extension(build, self.before, survey, units, counts)
+        return Extension(build, self.previous, survey, units, counts)
 
     def _work_directory(self) -> str:
         """Return the directory of this extension, named by a digest of everything that determines it."""
         fields = {"index", "ids", "tombstones", "dead", "rows", "next_ordinal"}
-        before = self.before.model_dump(mode="json", include=fields)
+        previous = self.previous.model_dump(mode="json", include=fields)
         vectors = self.vectors
         identity = index_identity(self.run.job, vectors.units, vectors.dead, vectors.transform)
-        return f"indexes/work/{digest_of({**identity, 'before': before})[:24]}"
+        return f"indexes/work/{digest_of({**identity, 'before': previous})[:24]}"
 
     def _extend_and_measure(self, extension: Extension, *, with_delta: bool) -> _ExtensionRecord:
         """Extend and measure the index. Raises _Rebuild if last night's files cannot be used."""
@@ -189,7 +191,7 @@ class _Extender:
 
     def _change_in_place(self, extension: Extension) -> ExtendedParts:
         """Remove dead rows from the parts that hold them. New rows go to the last part, or to new parts."""
-        first_added, old_parts = self.before.next_ordinal, self.before.index_parts()
+        first_added, old_parts = self.previous.next_ordinal, self.previous.index_parts()
         units, rows = extension.units_from(first_added), extension.live_rows_from(first_added)
         fits = old_parts[-1].rows + rows <= _MAX_PART_GROWTH * (extension.build.plan.part_rows or rows)
         items = parts_to_grow(old_parts, last_takes_new_rows=fits)
@@ -209,14 +211,16 @@ class _Extender:
         if added is None:
             new_parts, added = self._fill_parts(extension, units, rows)
         kept = tuple(part for part in parts.values() if part.rows)
-        base_ordinals = max(self.before.index.base_ordinals, *(unit.ordinal + 1 for unit in extension.units))
+        base_ordinals = max(
+            self.previous.index.base_ordinals, *(unit.ordinal + 1 for unit in extension.units)
+        )
         return ExtendedParts(
             parts=(*kept, *new_parts), added=added, first_added=first_added, base_ordinals=base_ordinals
         )
 
     def _fill_delta(self, extension: Extension) -> ExtendedParts:
         """Fill the delta from all units after the base. Last night's delta is not reused."""
-        first_added = self.before.index.base_ordinals
+        first_added = self.previous.index.base_ordinals
         units, rows = extension.units_from(first_added), extension.live_rows_from(first_added)
         delta, added = self._fill_parts(extension, units, rows)
         return ExtendedParts(
@@ -229,8 +233,8 @@ class _Extender:
         )
 
     def _base_parts(self) -> tuple[IndexPart, ...]:
-        parts = self.before.index_parts()
-        return tuple(part for part in parts if part.next_ordinal <= self.before.index.base_ordinals)
+        parts = self.previous.index_parts()
+        return tuple(part for part in parts if part.next_ordinal <= self.previous.index.base_ordinals)
 
     def _fill_parts(
         self, extension: Extension, units: tuple[PlacedUnit, ...], rows: int
@@ -240,13 +244,13 @@ class _Extender:
         Returns:
             The parts, none without units, and the file of the queries' exact neighbours among these rows.
         """
-        run, build, before = self.run, extension.build, self.before.index
+        run, build, previous_index = self.run, extension.build, self.previous.index
         # Shards differ with their number, so each number has a directory of its own.
         shards = shard_count(run.job.index, build.plan, len(units), rows) if units else 0
         build = replace(build, work=f"{build.work}/delta-{shards}")
         filled = fill_parts(run, FillShard(build, extension.trained), units, rows) if units else ()
         with run.stages("extend"):
-            merge = MergeShards(build, effort=before.settings.get("effort"))
+            merge = MergeShards(build, effort=previous_index.settings.get("effort"))
             parts = map_in_order(run, merge, filled, needs=ItemNeeds(part_memory(build)))
             truth = run.workers.run(JoinTruth(extension), filled, Pool(1))
         delete_shards(run.store, filled)
@@ -289,7 +293,7 @@ class _Extender:
         """Find the queries' exact neighbours among all live rows, in several files."""
         task, rows = ScanTruth(self.source, extension.build.affine, queries), extension.survey.rows
         with self.run.stages("truth", rows) as bar:
-            scanned = scan_truth(self.run, task, extension.units, self.before.index.dim, bar)
+            scanned = scan_truth(self.run, task, extension.units, self.previous.index.dim, bar)
             bar.reach(rows)
         return tuple(each.truth for each in scanned)
 

@@ -88,7 +88,7 @@ class Extension:
     """Inputs of all tasks that extend one index."""
 
     build: Build
-    before: ReleaseManifest
+    previous: ReleaseManifest
     survey: SurveyResult
     units: tuple[PlacedUnit, ...]
     """units with live rows, by ordinal"""
@@ -98,7 +98,7 @@ class Extension:
     @property
     def trained(self) -> TrainedIndex:
         """Last night's training and queries."""
-        index = self.before.index
+        index = self.previous.index
         assert index.trained is not None
         assert index.queries is not None
         return TrainedIndex(index=index.trained, queries=index.queries)
@@ -134,20 +134,20 @@ class GrowPart(PlainTask[PartToGrow, GrownPart]):
         from pipeline.index.threads import faiss_threads
         from pipeline.index.truth import ExactTopK
 
-        extension, before, source = self.extension, self.extension.before, self.extension.build.source
+        extension, previous, source = self.extension, self.extension.previous, self.extension.build.source
         store, ids = source.store, item.part.ids
         try:
             index = read_index(item.part.files[0].local(store), mapped=False)
         except (FileNotFoundError, DataError) as error:
             return GrownPart(unusable=str(error))
         gone = item.own_rows(DeadRows(store, extension.survey.gone))
-        new = extension.units_from(before.next_ordinal) if item.takes_new_rows else ()
+        new = extension.units_from(previous.next_ordinal) if item.takes_new_rows else ()
         with store.scratch() as scratch, faiss_threads(1):
             removed = remove(index, gone) if len(gone) else 0
-            if (removed, fingerprint(index)) != (len(gone), before.index.settings.get("fingerprint")):
+            if (removed, fingerprint(index)) != (len(gone), previous.index.settings.get("fingerprint")):
                 return GrownPart(
                     unusable=f"its file contains {removed:,} of the {len(gone):,} rows to remove, or is not "
-                    f"the file that release {before.release} describes"
+                    f"the file that release {previous.release} describes"
                 )
             added = None
             if item.takes_new_rows:

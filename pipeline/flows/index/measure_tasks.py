@@ -182,7 +182,7 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
             held_rows = parts.ntotal  # parts on workers are opened to count their rows
         except (FileNotFoundError, DataError) as error:
             return Measurement(unusable=str(error))
-        if (effort := extension.before.index.settings.get("effort")) is not None:
+        if (effort := extension.previous.index.settings.get("effort")) is not None:
             set_effort(parts, effort)
         if held_rows != rows or len(parts.fingerprints()) > 1:
             return Measurement(
@@ -198,7 +198,7 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
         )
         with store.scratch() as scratch:
             stored_truth = store_truth(store, truth, scratch)
-        index = extension.before.index
+        index = extension.previous.index
         return Measurement(
             built=BuiltIndex(
                 kind=index.kind,
@@ -228,18 +228,18 @@ class MeasureGrown(PlainTask[tuple[FileRef, ...], Measurement]):
         """
         from pipeline.index.truth import ExactTopK, KnownRanking, carry_over
 
-        extension, extended, before = self.extension, self.extended, self.extension.before
+        extension, extended, previous = self.extension, self.extended, self.extension.previous
         source, store, first_added = extension.build.source, extension.build.store, extended.first_added
-        assert before.index.truth is not None
-        last, added = load_truth(store, before.index.truth), load_truth(store, extended.added)
+        assert previous.index.truth is not None
+        last, added = load_truth(store, previous.index.truth), load_truth(store, extended.added)
         gone = DeadRows(store, extension.survey.gone).contains(last.addresses)
         stays = ~gone & (ordinal_of(last.addresses) < first_added)
         # A query that is a live row is not its own neighbour, so it has one possible neighbour less.
-        last_source = LiveRows(store, source.space_id, source.id_name, before.dead)
-        was_live = last_source.holds(placed_units(before), queries.addresses)
+        last_source = LiveRows(store, source.space_id, source.id_name, previous.dead)
+        was_live = last_source.holds(placed_units(previous), queries.addresses)
         is_added = source.holds(extension.units_from(first_added), queries.addresses)
         is_live = source.holds(extension.units, queries.addresses)
-        known = KnownRanking(last, before.rows - was_live)
+        known = KnownRanking(last, previous.rows - was_live)
         new = KnownRanking(added, extension.live_rows_from(first_added) - is_added)
         truth = carry_over(ExactTopK(queries, extension.build.affine), known, stays, new)
         complete = KnownRanking(truth, extension.survey.rows - is_live).reaches(_NEIGHBOURS)

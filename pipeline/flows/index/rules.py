@@ -46,37 +46,37 @@ _IGNORED_SETTINGS = {"shards", "rewrite_gib", "memory_gib", "part_gib"}
 
 
 def changed_settings(
-    job: Job, before: ReleaseManifest, transform: Transform | None, dim: int
+    job: Job, previous: ReleaseManifest, transform: Transform | None, dim: int
 ) -> Choice | None:
-    """Rebuild if the job asks for another index than last night's; else None."""
-    previous, wanted = before.settings.get("index", {}), job.index.model_dump(mode="json")
-    names = {*previous, *wanted} - _IGNORED_SETTINGS
-    changed = sorted(name for name in names if previous.get(name) != wanted.get(name))
-    target = before.settings.get("gates", {}).get("recall_at_10")
+    """Rebuild if the job asks for another index than the previous release's; else None."""
+    old, wanted = previous.settings.get("index", {}), job.index.model_dump(mode="json")
+    names = {*old, *wanted} - _IGNORED_SETTINGS
+    changed = sorted(name for name in names if old.get(name) != wanted.get(name))
+    target = previous.settings.get("gates", {}).get("recall_at_10")
     if changed:
         found = ", ".join(f"index.{name}" for name in changed)
-        return _rebuilt(f"built from scratch: settings changed since release {before.release}: {found}")
+        return _rebuilt(f"built from scratch: settings changed since release {previous.release}: {found}")
     if target != job.gates.recall_at_10:
         found = f"is {job.gates.recall_at_10} and was {target}"
         return _rebuilt(
             f"built from scratch: gates.recall_at_10, by which the search effort is chosen, {found}"
         )
-    if before.transform_id != (transform.transform_id if transform else None):
+    if previous.transform_id != (transform.transform_id if transform else None):
         return _rebuilt("built from scratch: the transform has changed, and with it every vector")
-    if before.index.dim != (dim_now := transform.k if transform else dim):
+    if previous.index.dim != (dim_now := transform.k if transform else dim):
         sentence = "built from scratch: the indexed vectors have another dimension"
-        return _rebuilt(sentence, dim=dim_now, dim_before=before.index.dim)
+        return _rebuilt(sentence, dim=dim_now, dim_before=previous.index.dim)
     return None
 
 
-def changed_units(units: Sequence[PlacedUnit], before: ReleaseManifest) -> Choice | None:
+def changed_units(units: Sequence[PlacedUnit], previous: ReleaseManifest) -> Choice | None:
     """Rebuild if an old unit was replaced, or a new one has an ordinal below next_ordinal; else None."""
-    known = {unit.ordinal: unit.sha256 for unit in before.units}
+    known = {unit.ordinal: unit.sha256 for unit in previous.units}
     replaced = sum(known.get(placed.ordinal, placed.unit.sha256) != placed.unit.sha256 for placed in units)
-    late = sum(placed.ordinal not in known and placed.ordinal < before.next_ordinal for placed in units)
+    late = sum(placed.ordinal not in known and placed.ordinal < previous.next_ordinal for placed in units)
     if not replaced and not late:
         return None
-    sentence = f"built from scratch: {replaced:,} units hold other vectors than in release {before.release}"
+    sentence = f"built from scratch: {replaced:,} units hold other vectors than in release {previous.release}"
     sentence += f", {late:,} are new but have an ordinal that only old units have"
     return _rebuilt(sentence, replaced_units=replaced, late_units=late)
 
@@ -223,14 +223,14 @@ def near_dead(measured: IndexMetrics, wanted: float) -> Choice | None:
     """
     if (found := measured.recall_near_dead) is None:
         return None
-    value, effort, before = found.value, measured.effort, measured.raised_from
+    value, effort, raised_from = found.value, measured.effort, measured.raised_from
     sentence = f"recall@10 near dead rows is {value:.4f} ({found.trials:,} answers); the target is {wanted:g}"
-    if before:
-        sentence += f"; {measured.effort_name} was raised from {before} to {effort} for it"
+    if raised_from:
+        sentence += f"; {measured.effort_name} was raised from {raised_from} to {effort} for it"
     if value < wanted - MAX_RECALL_LOSS_NEAR_DEAD:
         sentence += "; raise index.nprobe, or choose a more exact index.kind"
-    numbers = {"recall_near_dead": value, "wanted": wanted, "effort": effort, "raised_from": before}
-    chosen = "raised" if before else KEPT
+    numbers = {"recall_near_dead": value, "wanted": wanted, "effort": effort, "raised_from": raised_from}
+    chosen = "raised" if raised_from else KEPT
     return Choice(what=NEAR_DEAD, chosen=chosen, sentence=sentence, numbers=numbers)
 
 

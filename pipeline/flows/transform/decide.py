@@ -83,7 +83,7 @@ def decide_transform(
     source: LiveRows,
     corpus: Corpus,
     units: tuple[PlacedUnit, ...],
-    before: ReleaseManifest | None = None,
+    previous: ReleaseManifest | None = None,
 ) -> Decision:
     """Keep the previous release's decision while its fit describes the vectors, else decide by `whiten.mode`.
 
@@ -91,33 +91,33 @@ def decide_transform(
         DataError: too few rows for the fit and whiten.mode is `on`; with `auto` the vectors stay raw.
     """
     with run.stages("whiten") as bar:
-        moments, unit_moments = live_moments(run, source, units, before)
+        moments, unit_moments = live_moments(run, source, units, previous)
         file = store_by_content(
             source.store, moments.to_bytes(), "moments/merged", ".safetensors", rows=moments.count
         )
         raw = Decision(moments, file, unit_moments=unit_moments)
         decider = _Decider(run, source, corpus, units, raw, bar)
-        decision = decider.keep_previous(before) if before else None
+        decision = decider.keep_previous(previous) if previous else None
         decision = decision or decider.decide()
         bar.stage.note = "used" if decision.used else "not used"
     say(decision.sentence)
     return decision
 
 
-def check_dev(settings: WhitenSettings, before: ReleaseManifest | None = None) -> None:
+def check_dev(settings: WhitenSettings, previous: ReleaseManifest | None = None) -> None:
     """Raise DataError if whiten.dev will be needed and cannot be used.
 
     It is not needed if the previous release has a fit with the same settings.
     """
-    earlier = _same_decision(settings, before) if before else None
+    earlier = _same_decision(settings, previous) if previous else None
     if settings.dev and settings.mode != "off" and (earlier is None or earlier.fitted is None):
         dev_pairs(settings.dev)
 
 
-def _same_decision(settings: WhitenSettings, before: ReleaseManifest) -> Whitened | None:
+def _same_decision(settings: WhitenSettings, previous: ReleaseManifest) -> Whitened | None:
     """Return the previous release's decision, even a failed fit, if it has the same settings; else None."""
-    previous, tonight = before.settings.get("whiten", {}), settings.model_dump(mode="json")
-    return before.whitening if _relevant_settings(previous) == _relevant_settings(tonight) else None
+    old, tonight = previous.settings.get("whiten", {}), settings.model_dump(mode="json")
+    return previous.whitening if _relevant_settings(old) == _relevant_settings(tonight) else None
 
 
 def _relevant_settings(settings: dict[str, object]) -> WhitenSettings | None:
@@ -153,21 +153,21 @@ class _Decider:
     def settings(self) -> WhitenSettings:
         return self.run.job.whiten
 
-    def keep_previous(self, before: ReleaseManifest) -> Decision | None:
+    def keep_previous(self, previous: ReleaseManifest) -> Decision | None:
         """Keep the decision of the previous release.
 
         Returns None, and logs the reason, if a new decision is needed.
         """
-        earlier = _same_decision(self.settings, before)
+        earlier = _same_decision(self.settings, previous)
         if earlier is None or earlier.fitted is None:
-            return self._keep_unfitted(earlier, before.release) if earlier else None
+            return self._keep_unfitted(earlier, previous.release) if earlier else None
         try:
             old_moments = Moments.from_bytes(earlier.fitted_on.read(self.source.store))
             transform = load_transform(earlier.fitted.read(self.source.store))
         except FileNotFoundError as error:
             say(
                 f"the {noun(self.settings.transform)} is fitted again: {error.filename or error}, of release "
-                f"{before.release}, is gone"
+                f"{previous.release}, is gone"
             )
             return None
         change = drift(old_moments, self.raw.moments)
@@ -182,7 +182,7 @@ class _Decider:
                 f"{max_drift:g}"
             )
             return None
-        kept = f"The {name} of release {before.release} is kept, {'used' if earlier.used else 'not used'}"
+        kept = f"The {name} of release {previous.release} is kept, {'used' if earlier.used else 'not used'}"
         return replace(
             self.raw,
             sentence=f"{kept}: {measured} of at most {max_drift:g}.",
