@@ -49,16 +49,25 @@ class DenseModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (n, out) for x (n, in)."""
-        y = ACTIVATIONS[self.config.activation](self.linear(x))
+        y = ACTIVATIONS[self.config.activation](_product(self.linear, x))
         if not self.config.residual:
             return y
-        return y + (x if self.residual is None else self.residual(x))
+        return y + (x if self.residual is None else _product(self.residual, x))
 
     def draw(self) -> None:
         """Draw new weights as `draw_weights` does."""
         for layer in self.children():
             if isinstance(layer, nn.Linear):
                 draw_weights(layer)
+
+
+def _product(layer: nn.Linear, x: Tensor) -> Tensor:
+    """Return (n, out), the layer applied to x (n, in).
+
+    Of a narrow product whose inner width is no multiple of 4, a row's bits would depend on its position.
+    """
+    missing = (0, -layer.in_features % 4)
+    return F.linear(F.pad(x, missing), F.pad(layer.weight, missing), layer.bias) if missing[1] else layer(x)
 
 
 class Normalize(nn.Module):
