@@ -36,6 +36,9 @@ def main() -> int:
     parser.add_argument("--ray", type=float, default=0.2, help="share of the nights that start Ray")
     parser.add_argument("--rows", type=int, default=160, help="of the first night")
     parser.add_argument("--index", default="flat", help="index.kind")
+    parser.add_argument(
+        "--part-rows", type=int, default=0, help="rows of a part of a flat index; 0: the index has one part"
+    )
     parser.add_argument("--kills", type=float, default=0.7, help="from outside, per run")
     parser.add_argument("--points", type=int, default=6, help="kills at commit points, per night")
     parser.add_argument("--cuts", type=int, default=1, help="files cut short, per night; local store only")

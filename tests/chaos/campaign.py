@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pipeline.index.plan import GIB
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from tests.chaos.compare import Differences, compare
@@ -30,6 +31,7 @@ _S3_FAULTS = Faults(
     throttled=0.02, internal=0.01, limited=0.01, reset=0.01, delayed=0.004, cut=0.01, lost=0.02, delay_s=6.0
 )
 _PATIENCE_S = 600.0
+_ROW_BYTES = 48 * 4 + 8  # of a flat index: the vectors of the encoder, and addresses
 _ANSWER_S = "5"  # a delayed answer is one that never came
 _CHANCES = (("slow", 0.03), ("full", 0.002), ("ill", 0.002), ("stale", 0.002))
 
@@ -45,6 +47,7 @@ class Plans:
     ray: float = 0.2
     rows: int = 160
     index: str = "flat"
+    part_rows: int = 0
     kills: float = 0.7
     points: int = 6
     cuts: int = 1
@@ -255,11 +258,17 @@ class Campaign:
             f"index.kind={self.plans.index}",
             "index.queries=40",
             "index.shards=2",
+            *self._part_size(),
             "whiten.dev_texts=40",
             "gates.recall_at_10=0.1",
             f"release.root={root}",
             "cluster.workers=2",
         ]
+
+    def _part_size(self) -> list[str]:
+        """Return the setting for parts of plans.part_rows rows of a flat index; none for a single part."""
+        rows = self.plans.part_rows
+        return [f"index.part_gib={(rows + 0.5) * _ROW_BYTES / GIB:.12f}"] if rows else []
 
     @contextlib.contextmanager
     def _surroundings(self) -> Iterator[None]:

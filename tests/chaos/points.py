@@ -6,7 +6,7 @@ from typing import Any
 
 _HEX = r"[0-9a-f]+"
 _KEYS = rf"keys/{_HEX}"
-_WORK = rf"indexes/work/{_HEX}"
+_WORK = rf"indexes/work/{_HEX}(/delta-[0-9]+)?"
 _UNIT = rf"{_HEX}/{_HEX}(-[a-z0-9]+)*"
 
 # in the order in which a night comes to them; where two patterns fit, the first counts
@@ -36,7 +36,8 @@ POINTS: dict[str, str] = {
     "ids": r"ids/.*\.arrow",
     "part record": rf"{_WORK}/shard-[0-9]+\.json",
     "survey": rf"{_WORK}/(survey|gone|tombstones).*",
-    "grown record": rf"{_WORK}/grown\.json",
+    "merged part record": rf"{_WORK}/part-[0-9]+\.json",
+    "grown record": rf"{_WORK}/grown-[0-9]+\.json",
     "index file": rf"indexes/{_HEX}\.(faiss|ivfdata)",
     "index record": rf"{_WORK}/(built|extended)\.json",
     "canary": r"moments/canary-.*",
@@ -71,6 +72,7 @@ TORN = (
         "neighbours",
         "ids",
         "part record",
+        "merged part record",
         "grown record",
         "index file",
         "index record",

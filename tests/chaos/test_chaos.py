@@ -68,6 +68,17 @@ def test_nights_with_faults_end_as_nights_without(tmp_path: Path):
     assert {"torn", "cut", "full"} <= set(report.tally.faults), report.table()
 
 
+def test_nights_killed_at_each_record_of_several_parts_end_as_nights_without(tmp_path: Path):
+    kinds = ("merged part record", "grown record")
+    schedule = [(False, (*kills("before", kind), *kills("after", kind))) for kind in kinds]
+    report = Campaign(tmp_path, Plans(seed=11, rows=120, part_rows=50, **NO_FAULTS)).play(schedule)
+    assert_sound(report, 4)
+    assert set(report.tally.kills) == {f"{when} {kind}" for when in ("before", "after") for kind in kinds}
+    current = Releases(open_store(tmp_path / "fire")).current()
+    assert current is not None
+    assert current.index.parts > 1
+
+
 def test_a_worker_killed_repeatedly_at_one_unit_quarantines_no_row(tmp_path: Path):
     report = Campaign(tmp_path, Plans(seed=12, rows=40, **NO_FAULTS)).play(
         [(False, 5 * kills("before", "data"))]

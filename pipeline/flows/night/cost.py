@@ -136,15 +136,18 @@ class _Predictor:
         )
 
     def _whiten(self) -> StageWork:
-        """Merge the moments of all units, and encode both halves of the texts that decide."""
+        """Merge the moments of all units, sample the texts that decide, and encode both halves of them."""
         whiten, products = self.job.whiten, self.size.dim**2
         dev_texts = 0 if whiten.mode == "off" else 2 * whiten.dev_texts
+        samples = dev_texts and whiten.dev is None
+        text_bytes = self.size.rows * self.size.text_bytes if samples else 0.0
+        merge_ns = self._units * products * rates.MERGE_NS_PER_PRODUCT
         return StageWork(
-            cpu_s=1e-9 * self._units * products * rates.MERGE_NS_PER_PRODUCT,
+            cpu_s=1e-9 * (merge_ns + text_bytes * rates.READ_NS_PER_BYTE),
             workers=self._cpus,
             items=-(-self._units // rates.UNITS_PER_MERGE),
             largest=min(1.0, rates.UNITS_PER_MERGE / self._units),
-            moved_bytes=4.0 * products * self._units,
+            moved_bytes=4.0 * products * self._units + text_bytes,
             alone_s=dev_texts / self.size.rows_per_s,
         )
 

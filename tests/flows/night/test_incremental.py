@@ -16,6 +16,7 @@ from pipeline.config import load_settings
 from pipeline.flows.night.nightly import nightly
 from pipeline.flows.night.outcome import NightOutcome
 from pipeline.flows.night.plan import plan
+from pipeline.index.plan import GIB
 from pipeline.index.search import open_release
 from pipeline.log import Stages, listening
 from pipeline.settings import Job
@@ -137,13 +138,19 @@ corpora = st.dictionaries(
     st.sampled_from(["a.parquet", "b.parquet", "c.parquet"]), rows, min_size=1, max_size=3
 )
 BASE = [(f"base-{number}", TEXTS[40 + number]) for number in range(40)]
+ROW_BYTES = 48 * 4 + 8  # of a flat index: the vectors of the encoder, and addresses
+index_settings = st.tuples(
+    st.sampled_from([f"index.part_gib={(rows + 0.5) * ROW_BYTES / GIB:.12f}" for rows in (20, 50, 1_000)]),
+    st.sampled_from(["index.rewrite_gib=2", "index.rewrite_gib=1e-9"]),  # in place, or a delta
+)
 
 
 @settings(max_examples=settings.default.max_examples // 10)  # an example is four nights
-@given(st.lists(st.tuples(corpora, st.sampled_from([0, 1_000])), min_size=3, max_size=3))
-def test_an_incremental_night_equals_one_from_scratch(tmp_path, encoder, monkeypatch, sequence):
+@given(st.lists(st.tuples(corpora, st.sampled_from([0, 1_000])), min_size=3, max_size=3), index_settings)
+def test_an_incremental_night_equals_one_from_scratch(tmp_path, encoder, monkeypatch, sequence, of_index):
+    """The index has one part or several, and is changed in place or by a delta."""
     top = tmp_path / uuid.uuid4().hex
-    night = Night(top / "nights", encoder, "index.kind=flat", "whiten.mode=off")
+    night = Night(top / "nights", encoder, "index.kind=flat", "whiten.mode=off", *of_index)
     for files, most_listed in sequence:
         monkeypatch.setattr("pipeline.store.release_units.MAX_LISTED", most_listed)
         night.put({"0.parquet": BASE, **files})
