@@ -85,6 +85,10 @@ class GeometrySettings(Settings):
     static_words: bool = False
     """write a static vector of each word that has enough contexts: the first principal component of its
     vectors in a layer (Ethayarajh 2019), in a word2vec text file for each layer, below evaluations/"""
+    token_bias: bool = False
+    """also compare averages of the input and the output table of token embeddings, and show both tables in
+    two dimensions by frequency rank, sub-word and case (Jiang et al. 2022, PromptBERT). Needs pairs with
+    human scores; tokens are counted in these, or in `encoder.frequencies` where it is set"""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """seed of every sample"""
 

@@ -24,6 +24,7 @@ from pipeline.flows.evaluate.sentences import (
     load_vectors,
     sentences_per_s,
 )
+from pipeline.flows.evaluate.token_bias import measure_token_bias
 from pipeline.flows.night.candidate import PACKAGES
 from pipeline.flows.run import Run
 from pipeline.flows.workers.cluster import connect, is_local, local_workers
@@ -33,6 +34,7 @@ from pipeline.log import Stages, counted, packages, say
 from pipeline.report.evaluation_report import Disagreement
 from pipeline.settings import Job
 from pipeline.stats.encoder_geometry import GeometryReport
+from pipeline.stats.token_bias import NamedTokenBias
 from pipeline.store.base import Store
 from pipeline.store.store import open_store
 
@@ -62,6 +64,7 @@ class Evaluation:
         disagreements: pairs on which candidates differ most.
         geometry: metrics of the vector spaces; None if not requested.
         mask_words: words at the masks of templates; None if not requested.
+        token_bias: bias of the tables of token embeddings; empty if not requested.
     """
 
     id: str
@@ -78,6 +81,7 @@ class Evaluation:
     disagreements: tuple[Disagreement, ...]
     geometry: GeometryReport | None
     mask_words: MaskWordsReport | None
+    token_bias: tuple[NamedTokenBias, ...]
 
 
 def compares_candidates(job: Job, *, analyses: bool = False) -> bool:
@@ -127,6 +131,8 @@ def evaluate(
         work.encode(run)
         measured = work.score(run)
         geometry_report = measure_geometry(run, candidates) if geometry else None
+        wants_bias = geometry and job.evaluate.geometry.token_bias
+        token_bias = measure_token_bias(run, candidates) if wants_bias else ()
     identity = [
         [[*each.id, each.name] for each in candidates],
         [[task.name, task.digest] for task in selected.tasks],
@@ -135,6 +141,7 @@ def evaluate(
         job.evaluate.seed,
         geometry_report and geometry_report.content_id(),
         *([mask_words_report.content_id()] if mask_words_report else []),
+        *(each.content_id() for each in token_bias),
     ]
     return Evaluation(
         id=digest_of(identity)[:24],
@@ -151,6 +158,7 @@ def evaluate(
         disagreements=disagreements(measured, [each.name for each in candidates], store),
         geometry=geometry_report,
         mask_words=mask_words_report,
+        token_bias=token_bias,
     )
 
 

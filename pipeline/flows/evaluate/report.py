@@ -24,6 +24,7 @@ from pipeline.report.evaluation_report import (
 )
 from pipeline.report.geometry import sections
 from pipeline.report.mask_words import sections as mask_words_sections
+from pipeline.report.token_bias import sections as token_bias_sections
 from pipeline.store.store import open_store
 
 
@@ -80,6 +81,8 @@ def _sections(evaluation: Evaluation) -> Iterator[Section]:
         yield aggregation_section(scores)
     if evaluation.geometry:
         yield from sections(evaluation.geometry)
+    if evaluation.token_bias:
+        yield from token_bias_sections(evaluation.token_bias)
     if evaluation.mask_words:
         yield from mask_words_sections(evaluation.mask_words)
 
@@ -127,6 +130,7 @@ def facts_of(evaluation: Evaluation) -> dict[str, Any]:
         "warnings": list(_warnings(evaluation)),
         "geometry": evaluation.geometry.model_dump(mode="json") if evaluation.geometry else None,
         "mask_words": evaluation.mask_words.model_dump(mode="json") if evaluation.mask_words else None,
+        "token_bias": [each.model_dump(mode="json") for each in evaluation.token_bias],
         "sentences_encoded": evaluation.encoded,
         "settings": evaluation.settings,
         "packages": evaluation.packages,

@@ -117,10 +117,13 @@ def _is_punctuation(text: str) -> bool:
     return bool(text) and all(unicodedata.category(char)[0] in "PS" and char != "\ufffd" for char in text)
 
 
-def _most_frequent(tokenizer: Tokenizer, counts: Frequencies, words: bool, number: int) -> np.ndarray:
-    """Return the ids of the `number` most frequent tokens, without special ones.
+def token_counts(tokenizer: Tokenizer, counts: Frequencies, *, words: bool) -> np.ndarray:
+    """Count the tokens of a vocabulary: (vocabulary,) float64.
 
-    The counts are of tokens, or of words, which are tokenized.
+    Args:
+        tokenizer: has the vocabulary.
+        counts: counts of tokens, or of words, which are tokenized.
+        words: True if each token is a whole word.
     """
     vocabulary = tokenizer.vocabulary()
     # inside a text, a space precedes each word and belongs to its first token
@@ -134,6 +137,12 @@ def _most_frequent(tokenizer: Tokenizer, counts: Frequencies, words: bool, numbe
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         ids = np.fromiter((token_id for row in rows for token_id in row), np.int64, int(lengths.sum()))
         totals += np.bincount(ids, np.repeat(word_counts, lengths), minlength=len(totals))
+    return totals
+
+
+def _most_frequent(tokenizer: Tokenizer, counts: Frequencies, words: bool, number: int) -> np.ndarray:
+    """Return the ids of the `number` most frequent tokens, without special ones."""
+    totals = token_counts(tokenizer, counts, words=words)
     totals[[*tokenizer.prefix, *tokenizer.suffix]] = 0
     ids_by_count = np.argsort(-totals, kind="stable")[:number]
     return ids_by_count[totals[ids_by_count] > 0]
