@@ -143,12 +143,12 @@ def test_identity_depends_on_the_content_of_files_not_on_their_paths(
     assert canonical(made(name, NEEDED[name].options(copy)).identity()) == first
     assert str(copy).encode() not in first
     for file in files:
-        place = copy / file.relative_to(kept(name))
-        content = bytearray(place.read_bytes())
+        copied = copy / file.relative_to(kept(name))
+        content = bytearray(copied.read_bytes())
         content[-3] ^= 1
-        place.write_bytes(content)
+        copied.write_bytes(content)
         assert canonical(made(name, NEEDED[name].options(copy)).identity()) != first
-        shutil.copy(file, place)
+        shutil.copy(file, copied)
 
 
 def test_edits_return_at_least_one_word(name: str, options: Options):
@@ -187,25 +187,26 @@ def test_variants_of_a_text_differ(name: str, options: Options):
 
 def test_models_make_as_many_texts_as_they_declare(name: str, options: Options):
     augmenter = of_models(name, options)
-    legs = augmenter.model_stages()
-    assert augmenter.variants == np.prod([leg.outputs for leg in legs])
-    assert all(leg.title and leg.model.path for leg in legs)
-    assert pickle.loads(pickle.dumps(legs)) == legs
+    stages = augmenter.model_stages()
+    assert stages
+    assert augmenter.variants == np.prod([stage.outputs for stage in stages])
+    assert all(stage.title and stage.model.path for stage in stages)
+    assert pickle.loads(pickle.dumps(stages)) == stages
     assert taken_through(augmenter, range(6)) == taken_through(augmenter, range(6))
 
 
-def taken_through(augmenter: ModelAugmenter, places: Any) -> list[StageOutput]:
-    """The first text of each place after all models."""
-    sources = [StageInput(" ".join(SENTENCES[place]), bytes([place])) for place in places]
+def taken_through(augmenter: ModelAugmenter, rows: Any) -> list[StageOutput]:
+    """Return the first text of each sentence after all models."""
+    sources = [StageInput(" ".join(SENTENCES[row]), bytes([row])) for row in rows]
     found: list[StageOutput] = []
-    for leg in augmenter.model_stages():
-        model = leg.start(Device("cpu"), AugmentSettings())
+    for stage in augmenter.model_stages():
+        model = stage.start(Device("cpu"), AugmentSettings())
         done = dict(model(sources))
         assert sorted(done) == list(range(len(sources)))
         for one in done.values():
-            assert (len(one.texts) == leg.outputs) if one.reason is None else not one.texts
+            assert (len(one.texts) == stage.outputs) if one.reason is None else not one.texts
         assert model.stats.tokens_in > 0
-        found = [done[place] for place in range(len(sources))]
+        found = [done[index] for index in range(len(sources))]
         sources = [
             StageInput((one.texts or ("",))[0], source.key)
             for one, source in zip(found, sources, strict=True)

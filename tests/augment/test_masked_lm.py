@@ -147,6 +147,7 @@ def test_number_of_changed_words_and_punctuation_and_capitals_are_kept(folders, 
         run_stage(load_stage(folders["bert"], share=share, top_k=None, count=5)), SENTENCES, strict=True
     ):
         words = [word for word in text.split() if split_word(word)[1]]
+        assert one.texts
         for variant in one.texts:
             found = changed_words(text, variant)
             assert len(found) == (max(1, round(share * len(words))) if words else 0)

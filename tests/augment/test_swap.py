@@ -28,9 +28,9 @@ def test_one_exchange_moves_any_two_words():
 
 
 def test_a_tenth_of_24_words_is_two_exchanges():
-    places = [
+    moved_words = [
         sum(index != int(word) for index, word in enumerate(variant))
         for _, variant in variants(method("swap"), [[str(number) for number in range(24)]])
     ]
-    assert max(places) == 4
-    assert set(places) <= {0, 3, 4}
+    assert max(moved_words) == 4
+    assert set(moved_words) <= {0, 3, 4}

@@ -23,22 +23,22 @@ def inside(svg: str) -> ElementTree.Element:
     """Parse a chart after checking that every coordinate is within the view box."""
     chart = ElementTree.fromstring(svg)
     for element in chart.iter():
-        places = [
+        points = [
             (float(element.get(x, 0)), float(element.get(y, 0)))
             for x, y in (("x", "y"), ("x1", "y1"), ("x2", "y2"), ("cx", "cy"))
         ]
         if path := element.get("d"):
             numbers = [float(number) for number in re.findall(r"-?[\d.]+", path)]
-            places += zip(numbers[::2], numbers[1::2], strict=True)
+            points += zip(numbers[::2], numbers[1::2], strict=True)
         if element.tag == "rect":
-            places.append(
+            points.append(
                 (
                     float(element.attrib["x"]) + float(element.attrib["width"]),
                     float(element.attrib["y"]) + float(element.attrib["height"]),
                 )
             )
             assert float(element.attrib["height"]) >= 0
-        assert all(-0.1 <= x <= WIDTH + 0.1 and -0.1 <= y <= HEIGHT + 0.1 for x, y in places), (
+        assert all(-0.1 <= x <= WIDTH + 0.1 and -0.1 <= y <= HEIGHT + 0.1 for x, y in points), (
             ElementTree.tostring(element)
         )
     return chart
@@ -99,6 +99,7 @@ def test_recall_marks_the_chosen_point_and_the_target(
     )
     assert any("target" in (text.text or "") for text in chart.iter("text")) == (target is not None)
     heights = [float(circle.attrib["cy"]) for circle in chart.iter("circle")]
+    assert len(heights) == len(points)
     assert heights == sorted(heights, reverse=True)  # recall rises, so y decreases
 
 
@@ -134,7 +135,7 @@ def test_a_logarithmic_axis_spaces_doublings_equally() -> None:
 def test_ticks_are_inside_evenly_spaced_and_few(low: float, span: float, count: int) -> None:
     at = ticks(low, low + span, count)
     assert all(low - span * 1e-3 <= tick <= low + span * 1.001 for tick in at)
-    assert len(at) <= count + 1
+    assert 1 <= len(at) <= count + 1
     if len(at) > 2:
         np.testing.assert_allclose(np.diff(at), at[1] - at[0], rtol=1e-3, atol=1e-8)
 
@@ -148,11 +149,14 @@ def test_numbers_on_axes_are_short() -> None:
         "1.5M",
         "2G",
     ]
-    assert [percent(share) for share in (0, 0.5, 0.957, 1)] == ["0 %", "50 %", "95.7 %", "100 %"]
+    assert [percent(proportion) for proportion in (0, 0.5, 0.957, 1)] == ["0 %", "50 %", "95.7 %", "100 %"]
 
 
-def test_an_empty_histogram_has_proportions_of_zero() -> None:
-    inside(cosine_chart(Histogram((-1.0, 0.0, 1.0), (0, 3), 0.5), None))
+def test_cosines_in_one_of_two_bins_fit() -> None:
+    chart = inside(cosine_chart(Histogram((-1.0, 0.0, 1.0), (0, 3), 0.5), None))
+    (area,) = chart.iter("path")
+    heights = re.findall(r"-?[\d.]+", area.attrib["d"])[1::2]
+    assert len(set(heights)) == 2  # the empty bin is on the axis
 
 
 @pytest.mark.parametrize(

@@ -69,10 +69,10 @@ def test_medians_are_of_equal_numbers_of_neighbours():
 
 
 @pytest.mark.parametrize("count", [1, 2, 12, 300])
-@pytest.mark.parametrize("place", [0.0, 0.5, 1.0])
-def test_the_best_score_on_dev_is_marked_with_its_value(count: int, place: float):
+@pytest.mark.parametrize("relative_position", [0.0, 0.5, 1.0])
+def test_the_best_score_on_dev_is_marked_with_its_value(count: int, relative_position: float):
     points = [(250.0 * number, 80 + math.sin(number)) for number in range(count)]
-    best = points[round(place * (count - 1))]
+    best = points[round(relative_position * (count - 1))]
     chart = dev_chart(points, best[0], StepAxis(max(250.0 * (count - 1), 1)), "Accuracy")
     assert classes(chart, "circle").count("dot chosen") == 1
     assert f"{best[1]:.2f} at step {best[0]:,.0f}" in chart
@@ -80,7 +80,7 @@ def test_the_best_score_on_dev_is_marked_with_its_value(count: int, place: float
 
 
 @pytest.mark.parametrize(
-    "way",
+    "points",
     [
         [(-2.0, 0.3)],
         [(-2.0, 0.3), (-3.0, 0.2)],
@@ -88,22 +88,24 @@ def test_the_best_score_on_dev_is_marked_with_its_value(count: int, place: float
         [(-3 + step / 500, 0.2 + math.sin(step)) for step in range(1000)],
     ],
 )
-def test_the_trajectory_chart_marks_start_and_end(way: list[tuple[float, float]]):
-    texts = [element.text for element in inside(trajectory_chart(way, 10)).iter("text")]
-    assert ("start" in texts) == ("end" in texts) == (len(way) > 1)
-    assert ("step 10" in texts) == (len(way) == 1)
+def test_the_trajectory_chart_marks_start_and_end(points: list[tuple[float, float]]):
+    texts = [element.text for element in inside(trajectory_chart(points, 10)).iter("text")]
+    assert ("start" in texts) == ("end" in texts) == (len(points) > 1)
+    assert ("step 10" in texts) == (len(points) == 1)
 
 
 def test_small_numbers_stay_in_the_margin():
     """Count a digit as 7 pixels; the margin has 44 and a gap of 7."""
-    way = [(-2.0, 1.9481e-5), (-2.1, 1.9553e-5)]
+    points = [(-2.0, 1.9481e-5), (-2.1, 1.9553e-5)]
     texts = [
-        element for element in inside(trajectory_chart(way, 1)).iter("text") if element.get("class") == "end"
+        element
+        for element in inside(trajectory_chart(points, 1)).iter("text")
+        if element.get("class") == "end"
     ]
     labels = [element.text or "" for element in texts if float(element.attrib["x"]) < LEFT]
     assert len(labels) > 2
     assert max(map(len, labels)) <= 5
-    assert "\u00d7 1e\u22125" in trajectory_chart(way, 1)
+    assert "\u00d7 1e\u22125" in trajectory_chart(points, 1)
 
 
 def test_the_resumed_step_is_marked():

@@ -75,8 +75,8 @@ def test_ndcg_matches_scikit_learn():
     rng = np.random.default_rng(0)
     gains, scores = rng.random((20, 40)) < 0.2, rng.normal(size=(20, 40))
     gains[:, 0] = True
-    places = np.argsort(np.argsort(-scores, axis=1), axis=1) + 1
-    ranks = [np.sort(row[gain]) for row, gain in zip(places, gains, strict=True)]
+    rank_of = np.argsort(np.argsort(-scores, axis=1), axis=1) + 1
+    ranks = [np.sort(row[gain]) for row, gain in zip(rank_of, gains, strict=True)]
     assert ndcg_at(ranks, 10).mean() == pytest.approx(ndcg_score(gains, scores, k=10), abs=1e-12)
 
 

@@ -13,11 +13,11 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.settings import EvaluateSettings
 from tests.evaluate.files import Peer, looked_up, peer_evaluators, random_vectors, save, task_of
 
-ANGLES = {"p1": 0.1, "p2": 0.2, "p3": 0.3, "q1": 0.8, "q2": 0.6, "q3": 0.9, "q4": 0.7}
+COSINES = {"p1": 0.1, "p2": 0.2, "p3": 0.3, "q1": 0.8, "q2": 0.6, "q3": 0.9, "q4": 0.7}
 
 
 def two_subsets(folder: Path) -> Path:
-    names = list(ANGLES)
+    names = list(COSINES)
     return save(
         folder / "two.parquet",
         {
@@ -29,16 +29,16 @@ def two_subsets(folder: Path) -> Path:
     )
 
 
-def angle_vectors(sentences):
-    """Return vectors whose cosine with "origin" is the number in the text."""
-    return looked_up({"origin": [1, 0], **{name: [c, (1 - c * c) ** 0.5] for name, c in ANGLES.items()}})(
+def vectors_of_cosines(sentences):
+    """Return vectors with these cosines with "origin"."""
+    return looked_up({"origin": [1, 0], **{name: [c, (1 - c * c) ** 0.5] for name, c in COSINES.items()}})(
         sentences
     )
 
 
 @pytest.mark.parametrize(("how", "expected"), [("all", 34.8756), ("mean", 50.0), ("wmean", 42.8571)])
 def test_aggregations_differ_and_are_named(tmp_path: Path, how: str, expected: float):
-    score = task_of("sts", two_subsets(tmp_path), EvaluateSettings(aggregation=how)).score(angle_vectors)
+    score = task_of("sts", two_subsets(tmp_path), EvaluateSettings(aggregation=how)).score(vectors_of_cosines)
     assert score.value == pytest.approx(expected, abs=1e-4)
     assert score.metric == f"Spearman x100, cosine, {how}"
     assert [score.metrics[f"Spearman {each}"] for each in ("all", "mean", "wmean")] == pytest.approx(
@@ -53,7 +53,7 @@ def test_aggregations_differ_and_are_named(tmp_path: Path, how: str, expected: f
 @pytest.mark.parametrize("how", ["all", "mean", "wmean"])
 def test_the_statistic_of_all_rows_is_the_value(tmp_path: Path, how: str):
     task = task_of("sts", two_subsets(tmp_path), EvaluateSettings(aggregation=how))
-    score = task.score(angle_vectors)
+    score = task.score(vectors_of_cosines)
     assert task.statistic(score.evidence, np.arange(7)) == pytest.approx(score.value, abs=1e-12)
 
 

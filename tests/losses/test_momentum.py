@@ -12,6 +12,7 @@ from pipeline.losses import enqueue, info_nce, moco, moving_average, random_queu
 
 Q = torch.tensor([[1.0, 1], [0, 3]], dtype=torch.float64)
 K = torch.tensor([[1.0, 0], [1, 2]], dtype=torch.float64)
+CERT_QUEUE = 96_606  # keys, as published (Fang et al. 2020)
 QUEUE = torch.tensor([[0.0, 1], [1, -1], [-1, 0], [2, 1], [1, 3]], dtype=torch.float64)
 
 
@@ -30,7 +31,7 @@ def test_two_queries_with_five_earlier_keys_match_a_hand_computation():
 
 def test_equal_candidates_give_the_logarithm_of_their_number():
     same = torch.ones(1, 2)
-    assert moco(same, same, same.expand(96606, 2), temperature=0.07).item() == pytest.approx(
+    assert moco(same, same, same.expand(CERT_QUEUE, 2), temperature=0.07).item() == pytest.approx(
         11.478406, abs=1e-5
     )
 
@@ -60,11 +61,11 @@ def test_the_queue_wraps_when_batches_do_not_divide_its_size():
 
 
 def test_the_pointer_of_a_long_queue_after_many_batches():
-    queue, pointer, keys = torch.zeros(96606, 1), 0, torch.zeros(16, 1)
+    queue, pointer, keys = torch.zeros(CERT_QUEUE, 1), 0, torch.zeros(16, 1)
     for _ in range(38):
         queue, pointer = enqueue(queue, keys, pointer)
     assert pointer == 608
-    assert enqueue(queue, keys, 16 * 6037)[1] == 2  # the write that wraps: 16 x 6038 = 96606 + 2
+    assert enqueue(queue, keys, 16 * 6037)[1] == 2  # the write that wraps: 16 x 6038 = CERT_QUEUE + 2
 
 
 @pytest.mark.parametrize("pointer", [0, 3, 6])

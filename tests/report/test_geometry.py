@@ -128,7 +128,7 @@ def test_rows_of_several_encoders_have_their_names():
 
 
 @pytest.mark.parametrize("alone", [0, 1])
-def test_one_candidate_alone(alone: int):
+def test_the_page_of_one_candidate_is_well_formed(alone: int):
     Page(
         render(
             replace(

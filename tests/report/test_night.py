@@ -45,19 +45,19 @@ def test_the_page_is_well_formed_and_self_contained(report: NightReport) -> None
 @pytest.mark.parametrize(
     "name", ["throughput", "lengths", "created", "parent", "transform_id", "max_length", "previous"]
 )
-def test_values_may_be_none(name: str) -> None:
+def test_the_page_is_well_formed_without_an_optional_value(name: str) -> None:
     Page(render(replace(FULL, **{name: None})))
 
 
 @pytest.mark.parametrize(
     "name", ["decisions", "stages", "examples", "gates", "changed_rows", "quarantined", "answers"]
 )
-def test_values_may_be_empty(name: str) -> None:
+def test_the_page_is_well_formed_with_an_empty_list(name: str) -> None:
     Page(render(replace(FULL, **{name: type(getattr(FULL, name))()})))
 
 
 @pytest.mark.parametrize("name", ["spectrum", "spectrum_whitened", "cosines", "cosines_whitened"])
-def test_half_of_the_geometry_may_be_missing(name: str) -> None:
+def test_the_page_is_well_formed_without_one_part_of_the_geometry(name: str) -> None:
     Page(render(replace(FULL, geometry=replace(FULL.geometry, **{name: None}))))
 
 
@@ -88,7 +88,7 @@ def test_the_page_shows_all_metrics() -> None:
         "after release 41",
         "tokens",
     ]
-    assert [figure for figure in expected if figure not in shown] == []
+    assert [text for text in expected if text not in shown] == []
     assert render(FULL).count("<svg") == 1 + 4
 
 

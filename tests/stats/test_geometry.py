@@ -64,11 +64,11 @@ def test_alignment_is_the_mean_squared_distance_of_pairs():
 
 
 def test_uniformity_excludes_pairs_of_a_row_with_itself():
-    figure = uniformity(np.array([[1.0, 0], [0, 1], [-1, 0]]))
-    assert figure.value == pytest.approx(
+    metric = uniformity(np.array([[1.0, 0], [0, 1], [-1, 0]]))
+    assert metric.value == pytest.approx(
         -4.396349, abs=1e-6
     )  # including pairs of a row with itself: -1.074266
-    assert (figure.count, figure.seed) == (3, None)
+    assert (metric.count, metric.seed) == (3, None)
     assert uniformity(X).value == pytest.approx(np.log(np.exp(-2 * (2 - 2 * all_pairs(X))).mean()), abs=1e-12)
 
 

@@ -27,12 +27,13 @@ def test_a_sample_does_not_depend_on_order_or_parts() -> None:
 
 
 def test_a_sample_is_uniform_and_depends_on_the_seed() -> None:
-    places = sample_by_key(keys(20_000), 2_000)
-    assert (np.diff(places) > 0).all()
-    assert np.histogram(places, 10, (0, 20_000))[0] == pytest.approx(
-        [200] * 10, abs=60
-    )  # 4 standard deviations
-    assert len(set(places) & set(sample_by_key(keys(20_000), 2_000, seed=1))) == pytest.approx(200, abs=60)
+    indices = sample_by_key(keys(20_000), 2_000)
+    assert (np.diff(indices) > 0).all()
+    four_deviations = 60
+    assert np.histogram(indices, 10, (0, 20_000))[0] == pytest.approx([200] * 10, abs=four_deviations)
+    assert len(set(indices) & set(sample_by_key(keys(20_000), 2_000, seed=1))) == pytest.approx(
+        200, abs=four_deviations
+    )
 
 
 def test_all_keys_are_sampled_if_there_are_few() -> None:

@@ -111,21 +111,22 @@ def test_an_error_is_raised_when_its_batch_is_due():
         next(made)
 
 
-def workers_ahead() -> int:
+def prefetching_threads() -> int:
     return sum(thread.name == "manta-prefetch" for thread in threading.enumerate())
 
 
 def test_few_batches_are_prepared_and_closing_ends_the_thread():
-    order, before = Counting(), workers_ahead()
+    order, before = Counting(), prefetching_threads()
     made = rank_batches(order, tokenize)
     next(made)
     deadline = time.monotonic() + 5
     while order.opened < 4 and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.1)
-    assert order.opened <= 4  # one taken, two waiting, one in preparation
+    assert order.opened == 4  # one taken, two waiting, one in preparation
+    assert prefetching_threads() == before + 1
     made.close()
-    assert workers_ahead() == before
+    assert prefetching_threads() == before
 
 
 def test_batches_that_cannot_be_split_equally_are_refused():

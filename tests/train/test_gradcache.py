@@ -286,7 +286,7 @@ class Short(SimCSE):
 
 def test_wrong_sizes_are_refused():
     objective, batch = SimCSE(Tiny()).double(), batch_of({"text": texts(4)})
-    with pytest.raises(DataError, match="none"):
+    with pytest.raises(DataError, match="expected rows, found none"):
         loss_and_backward(objective, batch.of_rows(np.arange(0)))
     with pytest.raises(Defect, match=r"4 texts.*found 2"):
         loss_and_backward(Short(Tiny()).double(), batch)

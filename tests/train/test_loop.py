@@ -197,8 +197,8 @@ def test_waiting_time_is_reported():
             time.sleep(0.05)
             yield batch
 
-    for step in fit(made, slow(), until=2):
-        assert 0.05 <= step.waited_s < step.seconds
+    steps = list(fit(made, slow(), until=2))
+    assert [0.05 <= step.waited_s < step.seconds for step in steps] == [True, True]
 
 
 def test_counts_of_a_batch_are_reported():
