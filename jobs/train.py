@@ -16,9 +16,9 @@ def train(run: CommandRun) -> Answer:
 
     Reads train.data (Parquet), starts from the encoder of the job, and trains it for train.objective on
     train.workers workers of the cluster. One folder below train.root receives checkpoints, metrics, and in
-    the end the encoder, which `manta encode encoder.path=<that folder>/encoder` can use. A training that was
-    stopped is continued by the same command, also with another number of workers; a finished one is not
-    repeated.
+    the end the encoder, which `manta encode encoder.path=<that folder>/encoder` can use unless it reads pairs
+    of texts. A training that was stopped is continued by the same command, also with another number of
+    workers; a finished one is not repeated.
     """
     from pipeline.flows.train.train import train as run_training
 

@@ -19,7 +19,7 @@ from pipeline.losses.contrastive import Similarity, cosines, info_nce, nt_xent
 from pipeline.losses.distillation import embedding_distillation, similarity_distillation
 from pipeline.losses.divergence import pser, symmetric_divergence
 from pipeline.losses.momentum import enqueue, moco, moving_average, random_queue
-from pipeline.losses.pairs import contrastive_tension, cosine_regression, triplet
+from pipeline.losses.pairs import contrastive_tension, cosine_regression, score_regression, triplet
 from pipeline.losses.words import sampled_word_prediction, word_prediction
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "quick_thoughts",
     "random_queue",
     "sampled_word_prediction",
+    "score_regression",
     "similarity_distillation",
     "symmetric_divergence",
     "triplet",

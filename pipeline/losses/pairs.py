@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pipeline.errors import DataError
 from pipeline.losses.checks import (
+    at_least_float32,
     check_aligned,
     require_finite,
     require_positive,
@@ -54,6 +55,22 @@ def cosine_regression(left: Tensor, right: Tensor, scores: Tensor) -> Tensor:
             "divide them by the maximum of the scale: 5 for STS",
         )
     return F.mse_loss(cosine, scores.to(cosine.dtype))
+
+
+def score_regression(predictions: Tensor, scores: Tensor) -> Tensor:
+    """Mean squared error of predicted scores (BERT on STS-B, Devlin et al. 2019).
+
+    Args:
+        predictions: (N,).
+        scores: (N,) on any scale.
+
+    Raises:
+        ModelError: predictions that are not finite.
+        Defect: wrong shapes.
+    """
+    require_shape("score regression", "scores", scores, *predictions.shape)
+    predictions = require_finite("predictions of score regression", at_least_float32(predictions))
+    return F.mse_loss(predictions, scores.to(predictions.dtype))
 
 
 def triplet(anchors: Tensor, positives: Tensor, negatives: Tensor, *, margin: float = 1.0) -> Tensor:

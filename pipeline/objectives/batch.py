@@ -61,6 +61,8 @@ class Batch:
         indices: (n,) position of each row within the batch of the step, if this is a part of that batch; else
             None.
         counts: counts of the rows of all ranks, by name; see `MetricsLine.counts`.
+        max_length: largest number of tokens that `tokenize` returns for a text, which pairs of texts keep to,
+            too; None: that of the encoder.
     """
 
     columns: Mapping[str, Column]
@@ -71,6 +73,7 @@ class Batch:
     source: str = ""
     indices: np.ndarray | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
+    max_length: int | None = None
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -10,11 +10,13 @@ from torch import Tensor, nn
 
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.layers.post_pooling import DenseModule
+from pipeline.models.trainable.classifier import Classifier
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.mlm_head import LanguageHead
 from pipeline.objectives.batch import Batch
 from pipeline.objectives.view import View
 from pipeline.settings.training import TEXTS
+from pipeline.settings.watching import Measure
 from pipeline.text.tokens.tokens import Tokens
 
 
@@ -57,12 +59,14 @@ class TrainedModel:
         head: layer after the encoder that inference keeps, or None.
         twin: second encoder, whose vectors are appended to those of the first, or None.
         language_head: head for masked words that is saved with the encoder, or None. No vector depends on it.
+        classifier: classifier of the encoder's vectors that is saved with it, or None.
     """
 
     encoder: TrainableEncoder
     head: DenseModule | None = None
     twin: TrainableEncoder | None = None
     language_head: LanguageHead | None = None
+    classifier: Classifier | None = None
 
     @property
     def dim(self) -> int:
@@ -108,6 +112,8 @@ class Objective(nn.Module):
         has_stateful_loss: True if the loss depends on earlier steps, for example through a queue, so that the
             same rows get another loss later.
         classifies: True if it trains a classifier of sentence pairs, and implements `predict_classes`.
+        predicts: metrics of its own predictions that dev can measure, the default first. It then implements
+            `prediction_tokens` and `predict`. Empty: dev measures the vectors.
         needs_folder: True if it needs an encoder loaded from a folder, for the tokenizer or for weights that
             are not in the encoder.
         numbers_rows: True if it has weights for each row, so that the rows of all sources must be numbered
@@ -122,6 +128,7 @@ class Objective(nn.Module):
     has_positive_pairs: bool = False
     has_stateful_loss: bool = False
     classifies: ClassVar[bool] = False
+    predicts: ClassVar[tuple[Measure, ...]] = ()
     needs_folder: ClassVar[bool] = False
     numbers_rows: ClassVar[bool] = False
     encoder: TrainableEncoder
@@ -213,6 +220,18 @@ class Objective(nn.Module):
 
     def predict_classes(self, left: Tensor, right: Tensor) -> Tensor:
         """Predict the class of each pair of vectors (n, dim): (n,) int64. Requires `classifies`."""
+        raise NotImplementedError
+
+    def prediction_tokens(self, batch: Batch) -> Tokens:
+        """Tokenize what a prediction reads of each row, such as pairs of texts. Requires `predicts`."""
+        raise NotImplementedError
+
+    def predict(self, vectors: Tensor) -> Tensor:
+        """Predict the class or the score of each row: (n,). Requires `predicts`.
+
+        Args:
+            vectors: (n, dim) vectors of `prediction_tokens`.
+        """
         raise NotImplementedError
 
     def warnings(self) -> list[str]:

@@ -8,6 +8,7 @@ from itertools import islice
 from torch import Tensor, nn
 
 from pipeline.objectives import Batch, Loss, Objective, Roles, TrainedModel, View
+from pipeline.text.tokens.tokens import Tokens
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,12 @@ class Composite(Objective):
 
     def predict_classes(self, left: Tensor, right: Tensor) -> Tensor:
         return self.inner[0].predict_classes(left, right)
+
+    def prediction_tokens(self, batch: Batch) -> Tokens:
+        return self.inner[0].prediction_tokens(batch)
+
+    def predict(self, vectors: Tensor) -> Tensor:
+        return self.inner[0].predict(vectors)
 
     def warnings(self) -> list[str]:
         return [warning for objective in self.inner for warning in objective.warnings()]

@@ -12,16 +12,19 @@ from pipeline.report.training_warnings import training_warnings
 
 CARD = "README.md"
 _TAGS = ("sentence-transformers", "sentence-similarity", "feature-extraction", "manta")
+_PAIR_TAGS = ("sentence-transformers", "cross-encoder", "manta")
 _VERSIONS = ("manta-embeddings", "torch", "transformers", "tokenizers", "ray")
 
 
 def card(report: TrainingReport) -> str:
     """Return the model card as Markdown."""
     is_portable = report.trained_encoder.is_portable
+    is_cross_encoder = report.trained_encoder.is_cross_encoder
+    tags = _PAIR_TAGS if is_cross_encoder else _TAGS
     front_matter = {
         **({"library_name": "sentence-transformers"} if is_portable else {}),
-        "pipeline_tag": "sentence-similarity",
-        "tags": list(_TAGS if is_portable else _TAGS[1:]),
+        "pipeline_tag": "text-classification" if is_cross_encoder else "sentence-similarity",
+        "tags": list(tags if is_portable else tags[1:]),
     }
     parts = [_heading(report), _usage(report), _scores(report), _training(report), _warnings(report)]
     return (
@@ -58,14 +61,27 @@ def _heading(report: TrainingReport) -> str:
         ("Template", _code(encoder.template)),
         ("Space", _code(encoder.space_id)),
     ]
-    text = (
-        f"Sentence vectors: {_code(_shorten_path(report.encoder))}, trained for {report.objective} on {rows}."
-    )
+    kind = "Cross-encoder of two texts" if encoder.is_cross_encoder else "Sentence vectors"
+    text = f"{kind}: {_code(_shorten_path(report.encoder))}, trained for {report.objective} on {rows}."
     return f"# {report.name}\n\n{text}\n\n" + _table(("", ""), facts)
+
+
+_PAIR_USAGE = """## Use
+
+```python
+from sentence_transformers import CrossEncoder
+
+model = CrossEncoder("path/of/this/folder")
+outputs = model.predict([("A sentence.", "Another one.")])       # the logits of the classes, or the score
+```
+
+It has no vectors of single texts."""
 
 
 def _usage(report: TrainingReport) -> str:
     encoder = report.trained_encoder
+    if encoder.is_cross_encoder:
+        return _PAIR_USAGE
     manta = "```bash\nmanta encode encoder.path=path/of/this/folder corpus.uri=texts.parquet\n```"
     if not (encoder.is_portable or encoder.has_own_modules):
         return f"## Use\n\n{manta}\n\nOther libraries have no name for a part of it, and do not load it."
@@ -92,9 +108,13 @@ def _scores(report: TrainingReport) -> str:
     if lines is None:
         return "## Scores\n\nNothing was measured."
     rows = [(name, f"{line.step:,}", two_decimals(line.dev)) for name, line in lines.named().items()]
+    scores, rows_name = ("predicted scores", "rows") if report.predicts else ("cosines", "pairs")
     metrics = {
-        "spearman": "Spearman x100 of cosines with human scores, over all pairs",
-        "accuracy": "Pairs classified correctly, in percent,",
+        "spearman": f"Spearman x100 of {scores} with human scores, over all {rows_name}",
+        "pearson": f"Pearson x100 of {scores} with human scores, over all {rows_name}",
+        "accuracy": f"{rows_name.capitalize()} classified correctly, in percent,",
+        "f1": "F1 x100 of the second class",
+        "matthews": "Matthews' correlation x100 of predicted classes and labels",
     }
     text = (
         f"{metrics[report.settings.dev.measure]} of {_code(_shorten_path(report.settings.dev.uri or 'dev'))}."

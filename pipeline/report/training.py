@@ -52,10 +52,10 @@ def render(report: TrainingReport, warnings: Sequence[str]) -> str:
 def comparison(report: TrainingReport) -> str:
     """Return the shell command that evaluates the encoder before and after the training on dev.
 
-    Empty if dev has no scored pairs.
+    Empty if dev has no scored pairs, or measures predictions of the objective.
     """
     dev = report.settings.dev
-    if dev.uri is None or dev.measure != "spearman":
+    if dev.uri is None or dev.measure != "spearman" or report.predicts:
         return ""
     start = [] if report.settings.new_encoder else [report.encoder]
     task = {

@@ -49,6 +49,7 @@ class EncoderSummary:
         template: template that every text is put into.
         is_portable: True if sentence-transformers and embedding servers can load the encoder.
         has_own_modules: True if sentence-transformers can load it with Python code from its folder.
+        is_cross_encoder: True if it reads two texts together and has no vectors of single texts.
     """
 
     space_id: str
@@ -61,9 +62,10 @@ class EncoderSummary:
     template: str = ""
     is_portable: bool = True
     has_own_modules: bool = False
+    is_cross_encoder: bool = False
 
     @classmethod
-    def of(cls, folder: EncoderFolder, *, head: bool) -> "EncoderSummary":
+    def of(cls, folder: EncoderFolder, *, head: bool, is_cross_encoder: bool = False) -> "EncoderSummary":
         """Describe the encoder in a saved folder."""
         pooling = folder.pooling or tuple(
             dict.fromkeys(name for part in folder.parts for name in part.pooling)
@@ -85,6 +87,7 @@ class EncoderSummary:
             template=folder.template or "",
             is_portable=is_portable,
             has_own_modules=pooling == MASKED and not folder.ends_sentences,
+            is_cross_encoder=is_cross_encoder,
         )
 
 
@@ -176,9 +179,23 @@ class TrainingReport:
         return tuple((line.step, line.resumed) for line in self.lines if line.resumed)
 
     @property
+    def predicts(self) -> bool:
+        """True if dev measures predictions of the first objective instead of vectors."""
+        from pipeline.objectives import OBJECTIVES  # imported here, because it loads torch
+
+        return bool(OBJECTIVES[self.settings.objective[0].name].predicts)
+
+    @property
     def measure(self) -> str:
         """Name of the metric on dev."""
-        return {"spearman": "Spearman x100", "accuracy": "accuracy, %"}[self.settings.dev.measure]
+        names = {
+            "spearman": "Spearman x100",
+            "pearson": "Pearson x100",
+            "accuracy": "accuracy, %",
+            "f1": "F1 x100",
+            "matthews": "Matthews x100",
+        }
+        return names[self.settings.dev.measure]
 
     @property
     def dev_lines(self) -> DevLines | None:

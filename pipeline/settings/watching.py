@@ -6,6 +6,8 @@ from pydantic import Field
 
 from pipeline.config import Settings
 
+Measure = Literal["spearman", "pearson", "accuracy", "f1", "matthews"]
+
 
 class DevSettings(Settings):
     """Measurements during a training that show whether the encoder gets better."""
@@ -13,10 +15,12 @@ class DevSettings(Settings):
     uri: str | None = None
     """a Parquet file that is not trained on; null: no scores are measured, the trained encoder has the last
     weights, and the loss of the same rows is measured before the first step and after the last"""
-    measure: Literal["spearman", "accuracy"] = "spearman"
+    measure: Measure = "spearman"
     """spearman: 100 times Spearman's correlation of cosines with the scores of rated pairs (sentence1,
     sentence2, score); accuracy: percent of pairs (premise, hypothesis, label) that the objective's classifier
-    (classification, r_drop) labels correctly, with labels as in the first of `data`"""
+    (classification, r_drop) labels correctly, with labels as in the first of `data`. The objectives
+    sequence_classification (accuracy, f1, matthews) and sequence_regression (spearman, pearson) are measured
+    on columns like those of `data`: 100 times the metric of their predictions"""
     columns: dict[str, str] = {}
     """role -> column, if the column's name is not the role"""
     steps: Annotated[int, Field(ge=1)] = 250

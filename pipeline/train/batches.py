@@ -8,7 +8,7 @@ from pipeline.objectives import NO_PEERS, Batch, Peers
 from pipeline.prefetch import prefetch
 from pipeline.settings.training import TEXTS
 from pipeline.text.rows.batches import Order, RankRows, RankSlice, rank_rows
-from pipeline.text.tokens.tokens import Tokens
+from pipeline.text.tokens.tokens import Tokenizer, Tokens
 
 Tokenize = Callable[[Sequence[str]], Tokens]
 
@@ -51,6 +51,7 @@ def _batch(rows: RankRows, tokenize: Tokenize, peers: Peers) -> Batch:
         rows.false_negatives,
         source=rows.source,
         counts=rows.counts,
+        max_length=tokenize.max_length if isinstance(tokenize, Tokenizer) else None,
     )
 
 

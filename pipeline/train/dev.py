@@ -1,11 +1,11 @@
 """Evaluation on a development set during training, with early stopping."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,11 +21,12 @@ from pipeline.models.folder.token_filter import load_filter
 from pipeline.objectives import Objective, TrainedModel
 from pipeline.settings import EvaluateSettings, TaskSettings
 from pipeline.settings.training import PairSettings, Values
-from pipeline.settings.watching import DevSettings
+from pipeline.settings.watching import DevSettings, Measure
 from pipeline.stats.correlation import spearman
 from pipeline.store.store import store_of
 from pipeline.text.rows.training_rows import open_training_rows
 from pipeline.text.tokens.budget import deduplicate, plan_buffers
+from pipeline.text.tokens.tokens import Tokens
 from pipeline.train.gather import Ranks, world_size
 
 _LABELLED = ("premise", "hypothesis", "label")
@@ -41,14 +42,14 @@ class DevSet:
         left: n sentences.
         right: n sentences.
         gold: (n,) scores on any scale, because only ranks count; or class numbers.
-        measure: metric of `score`.
+        measure: metric of `score`, spearman or accuracy.
     """
 
     where: str
     left: tuple[str, ...]
     right: tuple[str, ...]
     gold: np.ndarray
-    measure: Literal["spearman", "accuracy"] = "spearman"
+    measure: Measure = "spearman"
 
     @classmethod
     def open(cls, settings: DevSettings, values: Values | None = None) -> "DevSet":
@@ -105,15 +106,7 @@ class DevSet:
         with evaluating(*(module for module in modules if module is not None)):
             vectors = self._vectors(model)
         sentences, indices = self._sentences
-        finite = np.isfinite(vectors).all(axis=1)
-        if not finite.all():
-            raise DataError(
-                self.where,
-                "finite vectors",
-                f"NaN or infinity in {np.count_nonzero(~finite):,} of {len(finite):,} vectors, "
-                f"first for {sentences[int(np.argmin(finite))][:80]!r}",
-                "the weights have diverged; lower the learning rate, or use another precision",
-            )
+        check_finite(self.where, vectors, sentences)
         left, right = np.split(vectors[indices], 2)
         if self.measure == "accuracy":
             assert objective is not None, "accuracy needs the objective's classifier"
@@ -135,27 +128,46 @@ class DevSet:
         return deduplicate([*self.left, *self.right])
 
     def _vectors(self, model: TrainedModel) -> np.ndarray:
-        """Encode the distinct sentences on all ranks together: (distinct sentences, dim) float32.
-
-        The buffers do not depend on the number of ranks, and each rank encodes every W-th one of W ranks. All
-        ranks run equally many passes, because sharded weights are gathered for each pass; in the last round,
-        ranks without a buffer of their own encode the last buffer once more, and drop the result.
-        """
-        folder, device = model.encoder.folder, next(model.encoder.parameters()).device
+        """Encode the distinct sentences on all ranks together: (distinct sentences, dim) float32."""
+        folder = model.encoder.folder
         tokenizer = folder.tokenizer()
         tokens, is_kept = tokenizer(self._sentences[0]), load_filter(folder, tokenizer)
         if is_kept is not None:
             tokens = replace(tokens, kept=is_kept[tokens.ids])
-        buffers = plan_buffers(tokens.lengths, max(_MAX_TOKENS[device.type], folder.max_length))
-        vectors = torch.zeros(len(tokens), model.dim, device=device)
-        for first in range(0, len(buffers), world_size()):
-            index = first + Ranks().rank
-            encoded = model(tokens.of_rows(buffers[min(index, len(buffers) - 1)])).float()
-            if index < len(buffers):
-                vectors[torch.from_numpy(buffers[index]).to(device)] = encoded
-        if world_size() > 1:
-            dist.all_reduce(vectors)  # each row is zero on all ranks but one
-        return vectors.cpu().numpy()
+        return encode_on_all_ranks(model, tokens)
+
+
+def encode_on_all_ranks(model: TrainedModel, tokens: Tokens) -> np.ndarray:
+    """Encode n texts on all ranks together: (n, dim) float32.
+
+    The buffers do not depend on the number of ranks, and each rank encodes every W-th one of W ranks. All
+    ranks run equally many passes, because sharded weights are gathered for each pass; in the last round,
+    ranks without a buffer of their own encode the last buffer once more, and drop the result.
+    """
+    device = next(model.encoder.parameters()).device
+    buffers = plan_buffers(tokens.lengths, max(_MAX_TOKENS[device.type], model.encoder.folder.max_length))
+    vectors = torch.zeros(len(tokens), model.dim, device=device)
+    for first in range(0, len(buffers), world_size()):
+        index = first + Ranks().rank
+        encoded = model(tokens.of_rows(buffers[min(index, len(buffers) - 1)])).float()
+        if index < len(buffers):
+            vectors[torch.from_numpy(buffers[index]).to(device)] = encoded
+    if world_size() > 1:
+        dist.all_reduce(vectors)  # each row is zero on all ranks but one
+    return vectors.cpu().numpy()
+
+
+def check_finite(where: str, vectors: np.ndarray, texts: Sequence[str]) -> None:
+    """Raise DataError if a vector (n, dim), that of one of n texts, is not finite."""
+    finite = np.isfinite(vectors).all(axis=1)
+    if not finite.all():
+        raise DataError(
+            where,
+            "finite vectors",
+            f"NaN or infinity in {np.count_nonzero(~finite):,} of {len(finite):,} vectors, "
+            f"first for {texts[int(np.argmin(finite))][:80]!r}",
+            "the weights have diverged; lower the learning rate, or use another precision",
+        )
 
 
 @contextmanager

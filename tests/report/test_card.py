@@ -11,6 +11,7 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.heads import TanhHead
 from pipeline.models.trainable.prompted import PromptedEncoder
+from pipeline.models.trainable.saved_heads import SavedHeads
 from pipeline.models.trainable.saving import save_folder
 from pipeline.report.card import CARD, card, write_card
 from pipeline.report.training import render
@@ -115,7 +116,7 @@ def test_a_template_needs_trust_remote_code(tmp_path: Path):
 
 def saved(folder: Path, to: Path, pooling: str, head: bool) -> tuple[TrainingReport, Path]:
     encoder = load_trainable(open_folder(EncoderSettings(path=str(folder), pooling=pooling)))
-    made = save_folder(encoder, encoder.folder, to, head=TanhHead(encoder.dim) if head else None)
+    made = save_folder(encoder, encoder.folder, to, SavedHeads(TanhHead(encoder.dim) if head else None))
     return replace(FULL, trained_encoder=EncoderSummary.of(made, head=head)), made.path
 
 

@@ -54,4 +54,5 @@ def encoder_for_workers(settings: EncoderSettings, store: Store, workers: Worker
     """
     if "://" in settings.path or not store.shared or workers.shares_disk:
         return with_absolute_paths(settings)
-    return settings.model_copy(update={"path": store.uri_of(keep_encoder(open_folder(settings), store).path)})
+    folder = open_folder(settings, cross_encoder=True)  # a training may start from one
+    return settings.model_copy(update={"path": store.uri_of(keep_encoder(folder, store).path)})

@@ -16,6 +16,7 @@ from pipeline.text.rows.training_rows import TrainingRows, open_training_rows
 
 if TYPE_CHECKING:
     from pipeline.train.dev import DevSet
+    from pipeline.train.dev_predictions import DevPredictions
 
 
 @dataclass(frozen=True)
@@ -108,12 +109,21 @@ def _open_source(settings: TrainSettings) -> tuple[TrainingRows, type[NeighbourO
     return rows, NeighbourOrder if required.order == "contiguous" else ShuffledOrder
 
 
-def open_dev(settings: TrainSettings) -> "DevSet | None":
-    """Open the dev set; None if the settings have none. Raises DataError for an unusable file."""
+def open_dev(settings: TrainSettings) -> "DevSet | DevPredictions | None":
+    """Open the dev set; None if the settings have none.
+
+    Raises:
+        ConfigError: the metric does not fit the classes.
+        DataError: an unusable file.
+    """
+    from pipeline.objectives import OBJECTIVES
     from pipeline.train.dev import DevSet
+    from pipeline.train.dev_predictions import DevPredictions
 
     if settings.dev.uri is None:
         return None
+    if OBJECTIVES[settings.objective[0].name].predicts:
+        return DevPredictions.open(settings)
     return DevSet.open(settings.dev, settings.data[0].values if settings.data else None)
 
 
@@ -159,16 +169,7 @@ def _order(
 
 def _check_dev(settings: TrainSettings) -> None:
     """Raise ConfigError if a setting depends on scores on dev that cannot be measured."""
-    from pipeline.objectives import OBJECTIVES
-
-    if settings.dev.measure == "accuracy" and not OBJECTIVES[settings.objective[0].name].classifies:
-        classifiers = ", ".join(name for name in OBJECTIVES.names() if OBJECTIVES[name].classifies)
-        raise ConfigError(
-            "train.dev.measure accuracy",
-            f"a first objective that trains a classifier ({classifiers})",
-            settings.objective[0].name,
-            "measure spearman",
-        )
+    _check_measure(settings)
     if settings.dev.uri is not None:
         return
     if settings.dev.patience is not None:
@@ -184,6 +185,26 @@ def _check_dev(settings: TrainSettings) -> None:
             "a file to measure on (train.dev.uri), because the rate depends on the score",
             "none",
             "set train.dev.uri, or choose another schedule",
+        )
+
+
+def _check_measure(settings: TrainSettings) -> None:
+    """Raise ConfigError if the first objective has no such score on dev."""
+    from pipeline.objectives import OBJECTIVES
+
+    def measures(name: str) -> tuple[str, ...]:
+        objective = OBJECTIVES[name]
+        return objective.predicts or (("spearman", "accuracy") if objective.classifies else ("spearman",))
+
+    measure, first = settings.dev.measure, settings.objective[0].name
+    is_default = settings.dev.uri is None and "measure" not in settings.dev.model_fields_set
+    if measure not in measures(first) and not is_default:
+        known = [name for name in OBJECTIVES.names() if measure in measures(name)]
+        raise ConfigError(
+            f"train.dev.measure {measure}",
+            f"a score that the first objective has: {first} has {' and '.join(measures(first))}",
+            f"a score of {', '.join(known)}",
+            f"measure {measures(first)[0]}, or train another first objective",
         )
 
 

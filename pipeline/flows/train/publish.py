@@ -17,7 +17,7 @@ from pipeline.train.metrics_line import MetricsLine
 
 if TYPE_CHECKING:
     from pipeline.objectives import TrainedModel
-    from pipeline.report.training_report import TrainingReport
+    from pipeline.report.training_report import EncoderSummary, TrainingReport
     from pipeline.train.dev import BestScore
 
 _PACKAGES = ("manta-embeddings", "torch", "ray", "tokenizers", "transformers", "pyarrow")
@@ -61,9 +61,11 @@ def publish(
         expansion: word vectors with which the vocabulary is expanded first, or None.
     """
     from pipeline.models.trainable.expansion import expand_vocabulary
+    from pipeline.models.trainable.saved_heads import SavedHeads
     from pipeline.models.trainable.saving import save_folder, save_joined
     from pipeline.report.card import write_card
     from pipeline.report.training import render
+    from pipeline.report.training_report import EncoderSummary
     from pipeline.report.training_warnings import training_warnings
 
     with run.store.scratch() as scratch:
@@ -72,8 +74,7 @@ def publish(
                 model.encoder,
                 model.encoder.folder,
                 scratch / ENCODER,
-                head=model.head,
-                language_head=model.language_head,
+                SavedHeads(model.head, model.language_head, model.classifier),
             )
             if model.twin is None
             else save_joined(
@@ -82,7 +83,9 @@ def publish(
         )
         if expansion is not None:
             folder = expand_vocabulary(folder, open_folder(expansion), settings.expand.vocabulary)
-        report = _report(run, settings, folder, outcome, head=model.head is not None)
+        is_cross_encoder = model.classifier is not None and model.classifier.reads_pairs
+        encoder = EncoderSummary.of(folder, head=model.head is not None, is_cross_encoder=is_cross_encoder)
+        report = _report(run, settings, encoder, outcome)
         write_card(report, folder.path)
         _upload(folder, run.store)
     run.store.write(REPORT, render(report, training_warnings(report)).encode())
@@ -115,10 +118,10 @@ def _metrics_at_start_and_end(lines: Sequence[MetricsLine]) -> dict[str, float]:
 
 
 def _report(
-    run: RunFolder, settings: TrainSettings, folder: EncoderFolder, outcome: Outcome, *, head: bool
+    run: RunFolder, settings: TrainSettings, encoder: "EncoderSummary", outcome: Outcome
 ) -> "TrainingReport":
     """Collect the data of the report."""
-    from pipeline.report.training_report import EncoderSummary, SourceSummary, TrainingReport
+    from pipeline.report.training_report import SourceSummary, TrainingReport
     from pipeline.train.metrics import read_metrics
 
     record = run.record()
@@ -141,7 +144,7 @@ def _report(
         planned_steps=record.steps,
         steps_per_epoch=record.steps_per_epoch,
         lines=tuple(read_metrics(run.store)),
-        trained_encoder=EncoderSummary.of(folder, head=head),
+        trained_encoder=encoder,
         best_step=outcome.best.step if chosen_by_dev else None,
         reason_for_early_end=_reason_for_early_end(settings, record, outcome),
         device=_describe_device(settings, outcome),

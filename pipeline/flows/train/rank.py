@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pipeline.flows.train.resumable import ResumableTraining
     from pipeline.objectives import Batch, Objective
     from pipeline.train.dev import DevSet
+    from pipeline.train.dev_predictions import DevPredictions
     from pipeline.train.finite import NonFinite
     from pipeline.train.metrics import TrainingLog
 
@@ -48,7 +49,7 @@ class TrainRank:
     encoder: EncoderSettings
     settings: TrainSettings
     plan: Plan
-    dev: "DevSet | None" = None
+    dev: "DevSet | DevPredictions | None" = None
     done_steps: int = 0
     expansion: EncoderSettings | None = None
 
@@ -170,7 +171,9 @@ class TrainRank:
 
         torch.manual_seed(self.settings.seed)
         encoder = load_trainable(
-            open_folder(self.encoder), dropout=self.settings.dropout, fresh=self.settings.fresh
+            open_folder(self.encoder, cross_encoder=True),
+            dropout=self.settings.dropout,
+            fresh=self.settings.fresh,
         )
         adapt(encoder, self.settings.lora)
         return build_objective(self.settings, encoder)
@@ -189,7 +192,7 @@ class TrainRank:
         from pipeline.train.batches import rank_batches
         from pipeline.train.gather import Ranks
 
-        folder = open_folder(self.encoder)
+        folder = open_folder(self.encoder, cross_encoder=True)
         tokenize = replace(folder, max_length=max_length or folder.max_length).tokenizer()
         peers = Ranks() if self.settings.across_ranks else NO_PEERS
         return rank_batches(self.plan.order, tokenize, start=start, rank_slice=rank_slice, peers=peers)

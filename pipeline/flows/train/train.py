@@ -46,7 +46,7 @@ def train(job: Job, stages: Stages, *, verbose: bool = False) -> CompletedTraini
         TransientError: workers died more often than train.failures.
     """
     job, run = open_training(job)
-    check_length(job.train, open_folder(job.encoder))
+    check_length(job.train, open_folder(job.encoder, cross_encoder=True))
     vectors = job.train.expand.vectors
     if vectors is not None:
         from pipeline.models.trainable.expansion import check_expansion
@@ -111,7 +111,7 @@ def _open_with(job: Job, settings: TrainSettings) -> tuple[Job, RunFolder]:
         from pipeline.train.start import starting_encoder
 
         job = job.model_copy(update={"encoder": starting_encoder(settings, job.encoder)})
-    return job, open_run(settings, open_folder(job.encoder))
+    return job, open_run(settings, open_folder(job.encoder, cross_encoder=True))
 
 
 def _encoder_name(job: Job) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from pipeline.errors import ModelError, did_you_mean
 from pipeline.models.folder.averaging import refuse_if, resolve_averaging
 from pipeline.models.folder.concatenated import open_joined
+from pipeline.models.folder.cross_encoder import is_cross_encoder
 from pipeline.models.folder.encoder_folder import (
     ENDS_SENTENCES,
     JOINED,
@@ -51,8 +52,13 @@ _NO_LIMIT = 1_000_000  # tokens; files of tokenizers without a limit have 1e30
 _DEFAULT_LENGTH = 512  # tokens, if the files have no limit; the length that most models are trained with
 
 
-def open_folder(settings: EncoderSettings) -> EncoderFolder:
+def open_folder(settings: EncoderSettings, *, cross_encoder: bool = False) -> EncoderFolder:
     """Open the encoder of the settings.
+
+    Args:
+        settings: the encoder, and what overrides its files.
+        cross_encoder: allow a cross-encoder, such as `sequence_classification` trains on pairs: a training
+            may start from it, with the pooling cls_mlp.
 
     Raises:
         ModelError: it cannot be used; the message names file, expected and found.
@@ -69,6 +75,8 @@ def open_folder(settings: EncoderSettings) -> EncoderFolder:
         check_numbers(transformer_path / "config.json", config)
     st_config = _sentence_transformers_config(transformer_path)
     pooling, include_prompt = pooling_of(path, modules)
+    if is_cross_encoder(transformer_path, st_config, allowed=cross_encoder):
+        pooling = ("cls_mlp",)
     prompt, query_prompt = _prompts(settings, path)
     folder = EncoderFolder(
         path=path,
@@ -111,13 +119,7 @@ def first_position(config: Mapping[str, Any]) -> int:
 def _sentence_transformers_config(folder: Path) -> dict[str, Any]:
     """Read the settings of a Transformer module, such as max_seq_length; their file has had several names."""
     configs = (read_json(folder / name) for name in TRANSFORMER_CONFIGS)
-    config = next(filter(None, configs), {})
-    task = config.get("transformer_task", "feature-extraction")
-    if task != "feature-extraction":
-        raise ModelError(
-            str(folder), "a Transformer module for feature-extraction", repr(task), "use an encoder of texts"
-        )
-    return config
+    return next(filter(None, configs), {})
 
 
 def _choose_pooling(settings: EncoderSettings, folder_pooling: tuple[str, ...]) -> tuple[str, ...]:

@@ -26,7 +26,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "Sigmoid": torch.sigmoid,
     "SiLU": F.silu,
 }
-_MLP_HEADS = ("mlp.dense", "pooler.dense")  # names in SimCSE's code and in its published checkpoints
+# Names in SimCSE's code, in its published checkpoints, and in RoBERTa's models for sequence classification.
+_MLP_HEADS = ("mlp.dense", "pooler.dense", "classifier.dense")
 
 
 def draw_weights(layer: nn.Linear) -> nn.Linear:

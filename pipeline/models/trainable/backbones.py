@@ -67,6 +67,11 @@ class Backbone(nn.Module):
         """True if two passes over one text differ in train()."""
         return any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.modules())
 
+    @property
+    def hidden_dropout(self) -> float:
+        """Rate of dropout of hidden states in train(); 0 without dropout."""
+        return max((module.p for module in self.modules() if isinstance(module, nn.Dropout)), default=0.0)
+
     def draw(self) -> None:
         """Draw new weights from torch's generator, as for a new model of the architecture."""
         raise NotImplementedError

@@ -141,7 +141,7 @@ class PackedBackbone(Backbone):
         ids, positions, all_tokens = self._arrange(request, order)
         blocks = blocks_of(request.tokens.lengths[order], self._put)
         words = self._embedding_module("word_embeddings")(ids)
-        x = self._embed(words, positions)
+        x = self._embed(words, positions, request.tokens.of_rows(order).types)
         if request.at_embedding is not None:
             x = request.at_embedding(x, all_tokens)
         states, bias = {TABLE_STATE: words, 0: x}, None
@@ -164,6 +164,11 @@ class PackedBackbone(Backbone):
     def has_dropout(self) -> bool:
         """True if two passes over one text differ in train()."""
         return super().has_dropout or any(rate > 0 for rate in astuple(self._rates))
+
+    @property
+    def hidden_dropout(self) -> float:
+        """Rate of dropout of the feed-forward layers in train()."""
+        return self._rates.feed_forward
 
     def compile_layers(self) -> None:
         """Compile the operations between the matrix products of every layer."""
@@ -221,11 +226,12 @@ class PackedBackbone(Backbone):
         starts[order] = np.cumsum(lengths[order]) - lengths[order]
         return find_segments(starts, lengths, skip, self._put, tokens.kept)
 
-    def _embed(self, words: Tensor, positions: Tensor) -> Tensor:
-        """Return the output of the embedding layer for word embeddings (T, d) and positions (T,)."""
+    def _embed(self, words: Tensor, positions: Tensor, types: np.ndarray | None) -> Tensor:
+        """Return the output of the embedding layer for (T, d) words, (T,) positions and (T,) token types."""
         x = words + self._embedding_module("position_embeddings")(positions)
         if self.shape.token_types:
-            x = x + self._embedding_module("token_type_embeddings").weight[0]  # every token has type 0
+            table = self._embedding_module("token_type_embeddings").weight
+            x = x + (table[0] if types is None else F.embedding(self._put(types), table))
         return F.dropout(self._embedding_module("LayerNorm")(x), self._rates.embedding, self.training)
 
     def _add_embeddings(self) -> None:

@@ -55,6 +55,8 @@ class PaddedBackbone(Backbone):
             "input_ids": self._pad(tokens.ids, is_token, self._pad_id),
             "attention_mask": self._put(is_token.astype(np.int64)),
         }
+        if tokens.types is not None:
+            inputs["token_type_ids"] = self._pad(tokens.types, is_token, 0)
         if request.positions is not None:
             inputs["position_ids"] = self._position_ids(request.positions, is_token)
         starts = np.arange(len(lengths)) * longest

@@ -13,19 +13,21 @@ from torch import Tensor
 
 from pipeline.errors import ModelError
 from pipeline.models.folder.concatenated import JOINED_CONFIG, PART_FOLDERS
+from pipeline.models.folder.cross_encoder import CROSS_ENCODER, LIBRARY, without_cross_encoder
 from pipeline.models.folder.encoder_folder import ENDS_SENTENCES, MASKED, EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.folder.modules import OWN_MODULES, read_json
 from pipeline.models.folder.vectorfile import word2vec_text
 from pipeline.models.folder.word_vectors import read_words
 from pipeline.models.layers.post_pooling import DenseModule, TruncationModule, mlp_name
-from pipeline.models.layers.weights import open_checkpoint, open_files
+from pipeline.models.layers.weights import open_checkpoint
 from pipeline.models.trainable import template_modules
 from pipeline.models.trainable.encoder import TrainableEncoder
 from pipeline.models.trainable.lora import merge_adapters
-from pipeline.models.trainable.mlm_head import LanguageHead, can_be_saved, with_language_head
+from pipeline.models.trainable.mlm_head import LanguageHead
 from pipeline.models.trainable.padded_backbone import PaddedBackbone
 from pipeline.models.trainable.prompted import PromptedEncoder
+from pipeline.models.trainable.saved_heads import SavedHeads
 from pipeline.models.trainable.saved_modules import SavedModule, pooling_config, saved_module
 from pipeline.models.trainable.soft_prompt import WORDS_TABLE, LearnedTemplate
 from pipeline.models.trainable.word_table import WordTable
@@ -47,9 +49,7 @@ def save_folder(
     encoder: TrainableEncoder,
     folder: EncoderFolder,
     path: Path | str,
-    *,
-    head: DenseModule | None = None,
-    language_head: LanguageHead | None = None,
+    heads: SavedHeads = SavedHeads(),
 ) -> EncoderFolder:
     """Save the encoder as float32, as it computes in eval(), and open the new folder.
 
@@ -63,16 +63,13 @@ def save_folder(
         folder: folder that the encoder was loaded from, with the overrides of the settings. It gives config,
             tokenizer, prompts and max_length.
         path: path of the new folder.
-        head: head of an objective to add as the last Dense module; None: no head.
-        language_head: head for masked words, which AutoModelForMaskedLM of transformers finds in the folder;
-            None: no head. It is left out if its names are not known (`mlm_head.can_be_saved`), or if the
-            template has new words.
+        heads: layers after the encoder to save with it.
 
     Raises:
         ModelError: `path` exists.
     """
     plain = merge_adapters(encoder)
-    return _create_folder(path, lambda scratch: _write(plain, folder, scratch, head, language_head))
+    return _create_folder(path, lambda scratch: _write(plain, folder, scratch, heads))
 
 
 def save_joined(
@@ -91,7 +88,7 @@ def save_joined(
     def write(scratch: Path) -> None:
         for name, encoder in zip(PART_FOLDERS, encoders, strict=True):
             own_head = language_head if encoder is encoders[0] else None
-            save_folder(encoder, encoder.folder, scratch / name, language_head=own_head)
+            save_folder(encoder, encoder.folder, scratch / name, SavedHeads(language_head=own_head))
         write_json(scratch / "config.json", JOINED_CONFIG)
 
     return _create_folder(path, write)
@@ -110,18 +107,13 @@ def _create_folder(path: Path | str, write: Callable[[Path], None]) -> EncoderFo
         # safetensors gives permissions to the owner only, but a server may run as another user
         for file in folder.rglob("*.safetensors"):
             file.chmod((folder / "config.json").stat().st_mode)
-        open_folder(EncoderSettings(path=str(folder)))  # raises ModelError if it cannot be opened
+        # raises ModelError if it cannot be opened
+        open_folder(EncoderSettings(path=str(folder)), cross_encoder=True)
         folder.rename(target)
-    return open_folder(EncoderSettings(path=str(target)))
+    return open_folder(EncoderSettings(path=str(target)), cross_encoder=True)
 
 
-def _write(
-    encoder: TrainableEncoder,
-    folder: EncoderFolder,
-    to: Path,
-    head: DenseModule | None,
-    language_head: LanguageHead | None,
-) -> None:
+def _write(encoder: TrainableEncoder, folder: EncoderFolder, to: Path, heads: SavedHeads) -> None:
     """Write all files of the encoder into the empty folder `to`."""
     _copy_tokenizer(folder, to)
     word_table = _write_template(encoder, folder, to)
@@ -132,16 +124,24 @@ def _write(
     changed: dict[str, Any] = {key: "float32" for key in ("dtype", "torch_dtype") if key in folder.config}
     if word_table is not None:
         changed["vocab_size"] = len(word_table)
-    elif language_head is not None and can_be_saved(folder):
-        _add_language_head(language_head, folder, to / _WEIGHTS)
-        changed["tie_word_embeddings"] = language_head.table is None
-    write_json(to / "config.json", dict(folder.config) | changed)
+    else:
+        tensors, changed_by_heads = heads.named(encoder, to / _WEIGHTS)
+        if tensors:
+            _save_tensors(tensors, to / _WEIGHTS)
+        changed |= changed_by_heads
+    write_json(
+        to / "config.json", {key: folder.config[key] for key in folder.config if key != LIBRARY} | changed
+    )
     config = read_json(folder.transformer_path / _ST_CONFIG)
     config.pop("processing_kwargs", None)  # because its max_length takes precedence over max_seq_length
     config |= {"max_seq_length": folder.max_length, "do_lower_case": folder.lower}
-    write_json(to / _ST_CONFIG, config | ({ENDS_SENTENCES: True} if folder.ends_sentences else {}))
+    config |= {ENDS_SENTENCES: True} if folder.ends_sentences else {}
+    if heads.is_cross_encoder:
+        write_json(to / _ST_CONFIG, {**config, **CROSS_ENCODER})
+        return  # without modules.json, which would need a Pooling
+    write_json(to / _ST_CONFIG, without_cross_encoder(config))
     write_json(to / "config_sentence_transformers.json", _prompts_config(folder))
-    _write_modules(encoder, folder, to, head)
+    _write_modules(encoder, folder, to, heads.head)
 
 
 def _write_modules(
@@ -216,13 +216,6 @@ def _write_weights(
     _save_tensors(floats, to / _WEIGHTS)
 
 
-def _add_language_head(head: LanguageHead, folder: EncoderFolder, file: Path) -> None:
-    """Add a head for masked words to a file of an encoder's weights."""
-    written = open_files(str(file), [file])
-    encoder = {name: written.raw(name) for name in written.names}
-    _save_tensors(with_language_head(encoder, head, folder), file)
-
-
 def _save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
     copies = {
         name: tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
@@ -247,7 +240,7 @@ def _prompts_config(folder: EncoderFolder) -> dict[str, Any]:
         "default_prompt_name": None,
         "similarity_fn_name": "cosine",
     }
-    without_settings = open_folder(EncoderSettings(path=str(folder.path)))
+    without_settings = open_folder(EncoderSettings(path=str(folder.path)), cross_encoder=True)
     if (without_settings.prompt, without_settings.query_prompt) == (folder.prompt, folder.query_prompt):
         return config
     return config | {

@@ -50,6 +50,8 @@ class Tokens:
     """
     keys: np.ndarray | None = None
     """(n, 2) uint64: text_key of each text, without the prompt; None: not computed"""
+    types: np.ndarray | None = None
+    """(tokens,) int64: token types, 1 for the second text of a pair; None: all 0"""
 
     def __len__(self) -> int:
         return len(self.truncated)
@@ -90,6 +92,7 @@ class Tokens:
             None if self.in_template is None else self.in_template[indices],
             None if self.absent is None else self.absent[rows],
             None if self.keys is None else self.keys[rows],
+            None if self.types is None else self.types[indices],
         )
 
     @classmethod
@@ -101,6 +104,7 @@ class Tokens:
         in_template = [part.in_template for part in parts if part.in_template is not None]
         absent = [part.absent for part in parts if part.absent is not None]
         keys = [part.keys for part in parts if part.keys is not None]
+        types = [np.zeros(len(part.ids), np.int64) if part.types is None else part.types for part in parts]
         return cls(
             np.concatenate([part.ids for part in parts]),
             offsets,
@@ -109,6 +113,7 @@ class Tokens:
             np.concatenate(in_template) if len(in_template) == len(parts) else None,
             np.concatenate(absent) if len(absent) == len(parts) else None,
             np.concatenate(keys) if len(keys) == len(parts) else None,
+            np.concatenate(types) if any(part.types is not None for part in parts) else None,
         )
 
 

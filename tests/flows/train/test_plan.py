@@ -55,8 +55,8 @@ def test_every_rank_has_equally_many_rows_and_steps(tmp_path: Path, rows: int, w
         (
             ("train.dev.measure=accuracy",),
             (
-                r"train.dev.measure accuracy: expected a first objective that trains a classifier "
-                r"\(classification, r_drop\), found simcse"
+                "train.dev.measure accuracy: expected a score that the first objective has: simcse has "
+                "spearman, found a score of classification, r_drop, sequence_classification"
             ),
         ),
         (

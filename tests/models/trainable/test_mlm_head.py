@@ -12,6 +12,7 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
 from pipeline.models.trainable.mlm_head import has_language_head, load_language_head
+from pipeline.models.trainable.saved_heads import SavedHeads
 from pipeline.models.trainable.saving import save_folder as save_encoder
 from pipeline.settings import EncoderSettings
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
@@ -62,7 +63,7 @@ def test_a_trained_head_is_saved_where_transformers_finds_it(tmp_path, family, t
     with torch.no_grad():
         for parameter in (*encoder.parameters(), *head.parameters()):
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    saved = save_encoder(encoder, encoder.folder, tmp_path / "saved", language_head=head)
+    saved = save_encoder(encoder, encoder.folder, tmp_path / "saved", SavedHeads(language_head=head))
     tokens = load_tokenizer(source, 64)(TEXTS)
     expected = head(encoder.states(tokens), encoder.backbone.word_table)
     torch.testing.assert_close(logits_of_transformers(saved.path, tokens), expected, atol=2e-4, rtol=1e-4)

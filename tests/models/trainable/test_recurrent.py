@@ -15,6 +15,7 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.heads import TanhHead
+from pipeline.models.trainable.saved_heads import SavedHeads
 from pipeline.models.trainable.saving import save_folder
 from pipeline.objectives import Batch
 from pipeline.objectives.simcse import SimCSE
@@ -196,7 +197,7 @@ def test_the_saved_encoder_equals_the_trained_one_and_sentence_transformers_refu
     encoder(tokens).square()[:, 0].sum().backward()
     torch.optim.SGD(encoder.parameters(), lr=1.0).step()
     head = TanhHead(folder.dim)
-    saved = save_folder(encoder, folder, tmp_path / "saved", head=head)
+    saved = save_folder(encoder, folder, tmp_path / "saved", SavedHeads(head))
     expected = head(encoder.eval()(tokens)).detach()
     np.testing.assert_allclose(encoder_of(saved).encode([*TEXTS, LONG]), expected, atol=1e-6)
     assert saved.space_id not in (folder.space_id, folders[shape].space_id)

@@ -14,6 +14,7 @@ from pipeline.errors import ModelError
 from pipeline.models.inference.encoder import Encoder, load_encoder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.heads import TanhHead
+from pipeline.models.trainable.saved_heads import SavedHeads
 from pipeline.models.trainable.saving import save_folder
 from pipeline.settings import EncoderSettings, EncodeSettings
 from tests.models.folders import FAMILIES, LONG, TEXTS, edit_json, folder_at
@@ -83,7 +84,7 @@ def test_a_head_is_saved_only_if_it_is_kept_at_inference(folders, tmp_path):
     folder = folder_at(folders["distilbert"], pooling="cls")
     encoder, head = trained(folder), TanhHead(48)
     with_head, without = (
-        save_folder(encoder, folder, tmp_path / "with", head=head),
+        save_folder(encoder, folder, tmp_path / "with", SavedHeads(head)),
         save_folder(encoder, folder, tmp_path / "without"),
     )
     vectors = encoder(tokens_of(folders["distilbert"], TEXTS))

@@ -1,0 +1,101 @@
+"""Evaluation of an objective's own predictions on a development set, such as classes of sentence pairs."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from pipeline.config import validated
+from pipeline.errors import ConfigError
+from pipeline.evaluate.sts import correlation
+from pipeline.objectives import OBJECTIVES, Batch, Column, Objective, TrainedModel
+from pipeline.settings.training import TEXTS, PairSettings, TrainSettings, Values
+from pipeline.settings.watching import Measure
+from pipeline.stats.classes import accuracy, f1, matthews
+from pipeline.stats.correlation import pearson, spearman
+from pipeline.text.rows.training_rows import open_training_rows
+from pipeline.train.dev import check_finite, encode_on_all_ranks, evaluating
+
+_METRICS: Mapping[Measure, Callable[[np.ndarray, np.ndarray], float]] = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "matthews": matthews,
+    "pearson": lambda predicted, gold: correlation(pearson, predicted, gold),
+    "spearman": lambda predicted, gold: correlation(spearman, predicted, gold),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class DevPredictions:
+    """Rows with labels or scores, read once, which the first objective predicts; can be pickled.
+
+    Attributes:
+        where: path or URI of the file, for error messages.
+        columns: n values of each role that the objective reads, labels and scores included.
+        target: role of the labels or scores.
+        measure: metric of `score`.
+    """
+
+    where: str
+    columns: Mapping[str, Column]
+    target: str
+    measure: Measure
+
+    @classmethod
+    def open(cls, settings: TrainSettings) -> "DevPredictions":
+        """Read the rows of `dev.uri` that have a label or a score.
+
+        Labels have the names, and scores the range, of the first source of the training's data.
+
+        Raises:
+            ConfigError: F1 of more than two classes, or an unknown role.
+            DataError: the file is missing or not Parquet, a column is missing or of another type, or a label
+                or score is invalid.
+        """
+        term, values = settings.objective[0], settings.data[0].values if settings.data else Values()
+        if settings.dev.measure == "f1" and len(values.labels) != 2:
+            raise ConfigError(
+                "train.dev.measure f1",
+                "two labels, of which the second is that of F1 (`values.labels` of train.data)",
+                f"{', '.join(values.labels)}",
+                "list the labels of the file, or measure accuracy or matthews",
+            )
+        source = {"uri": settings.dev.uri, "columns": settings.dev.columns, "values": values}
+        roles = OBJECTIVES[term.name].roles(term.options).required
+        rows = open_training_rows(validated(PairSettings, source, "train.dev"), roles)
+        table = pa.concat_tables(rows.read(rows.spans()))
+        columns: dict[str, Column] = {
+            role: table[role].to_pylist() if role in TEXTS else table[role].to_numpy() for role in roles
+        }
+        return cls(
+            rows.name, columns, next(role for role in roles if role not in TEXTS), settings.dev.measure
+        )
+
+    @property
+    def gold(self) -> np.ndarray:
+        """(n,) classes, or scores from 0 to 1."""
+        return np.asarray(self.columns[self.target])
+
+    def score(self, model: TrainedModel, objective: Objective) -> float:
+        """Compute 100 times the metric of the objective's predictions of all rows.
+
+        Every rank has to call it, and gets the same value. The modules are in eval mode and draw no random
+        numbers. Correlations are 0 if all predictions are equal.
+
+        Args:
+            model: modules to evaluate.
+            objective: objective that predicts from their vectors.
+
+        Raises:
+            DataError: on every rank, for vectors that are not finite.
+        """
+        tokenizer = model.encoder.folder.tokenizer()
+        batch = Batch(self.columns, np.arange(len(self.gold)), tokenizer)
+        with evaluating(model.encoder, objective):
+            vectors = encode_on_all_ranks(model, objective.prediction_tokens(batch))
+            check_finite(self.where, vectors, [str(text) for text in next(iter(self.columns.values()))])
+            device = next(objective.parameters()).device
+            predicted = objective.predict(torch.from_numpy(vectors).to(device)).cpu().numpy()
+        return 100 * _METRICS[self.measure](predicted, self.gold)

@@ -1,0 +1,215 @@
+"""Fine-tuning on labels from its configs to its products: resumed, measured, refused or used as encoders."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from scipy.stats import pearsonr
+from sklearn.metrics import f1_score, matthews_corrcoef
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from pipeline.config import load_settings
+from pipeline.errors import ConfigError, ModelError
+from pipeline.flows.night.nightly import nightly
+from pipeline.flows.train.plan import open_dev
+from pipeline.flows.train.rank import TrainRank
+from pipeline.log import Stages
+from pipeline.models.folder.folder import open_folder
+from pipeline.models.inference.encoder import load_encoder
+from pipeline.settings import EncoderSettings, EncodeSettings, Job
+from pipeline.train.metrics import read_metrics
+from tests.flows.conftest import job_arguments, sentences, write_corpus
+from tests.flows.train.test_rank import Stop, train
+from tests.flows.train.training import unstarted
+from tests.models.pair_folders import pair_folder
+
+CONFIGS = Path(__file__).parents[3] / "jobs/configs/train"
+PAIRS, TEXTS, SCORES = (
+    CONFIGS / f"{name}.yaml" for name in ("glue-pairs", "glue-sentences", "cross-encoder")
+)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pair_folder(tmp_path_factory.mktemp("start") / "bert")
+
+
+def write_rows(file: Path, count: int = 64, seed: int = 0) -> Path:
+    """Pairs whose second text is the first one, or long; the label says which, the score is 0 or 5."""
+    left = sentences(count, seed)
+    label = np.random.default_rng(seed).integers(0, 2, count)
+    right = [" ".join([text] * (4 if is_long else 1)) for text, is_long in zip(left, label, strict=True)]
+    score = 5.0 * label
+    pq.write_table(
+        pa.table({"sentence1": left, "sentence2": right, "text": right, "label": label, "score": score}), file
+    )
+    return file
+
+
+def rank_for(config: Path, folder: Path, start: Path, name: str = "run", *overrides: str) -> TrainRank:
+    """Return the training of a config, made small: 12 steps over 64 rows, and 40 rows of dev."""
+    rows, dev = write_rows(folder / "rows.parquet"), write_rows(folder / "dev.parquet", 40, 5)
+    data = f"train.data={rows}" if config == SCORES else f"train.data.uri={rows}"
+    small = (
+        f"encoder.path={start}",
+        data,
+        f"train.dev.uri={dev}",
+        "train.max_length=64",
+        "train.dev.steps=4",
+        "train.max_steps=12",
+        "train.optimizer.learning_rate=0.003",
+    )
+    return unstarted(config, folder, name, *small, *overrides)
+
+
+def predictions_of_transformers(product: Path, dev: Path, *roles: str) -> np.ndarray:
+    """Outputs (n, K) of the product as transformers computes them for the rows of a file."""
+    columns = [pq.read_table(dev)[role].to_pylist() for role in roles]
+    tokenizer = AutoTokenizer.from_pretrained(product)
+    inputs = tokenizer(*columns, truncation=True, max_length=64, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        logits: torch.Tensor = (
+            AutoModelForSequenceClassification.from_pretrained(product).eval()(**inputs).logits
+        )
+    return logits.numpy()
+
+
+@pytest.mark.parametrize("config", [PAIRS, TEXTS, SCORES], ids=lambda config: config.stem)
+def test_a_stopped_training_resumes_to_the_same_bits(tmp_path: Path, start: Path, config: Path):
+    whole, parts = rank_for(config, tmp_path, start), rank_for(config, tmp_path, start, "parts")
+    train(whole)
+    with pytest.raises(Stop):
+        train(parts, 6)
+    train(parts)
+    spaces = [
+        open_folder(EncoderSettings(path=rank.run.encoder), cross_encoder=True).space_id
+        for rank in (whole, parts)
+    ]
+    assert spaces[0] == spaces[1] == whole.run.result().space_id != open_folder(whole.encoder).space_id
+
+
+@pytest.mark.parametrize(
+    ("config", "measure"),
+    [(PAIRS, "accuracy"), (PAIRS, "f1"), (PAIRS, "matthews"), (SCORES, "pearson")],
+    ids=lambda value: getattr(value, "stem", value),
+)
+def test_the_score_on_dev_is_that_of_the_product_in_transformers(
+    tmp_path: Path, start: Path, config: Path, measure: str
+):
+    rank = rank_for(config, tmp_path, start, "run", f"train.dev.measure={measure}")
+    train(rank)
+    outputs = predictions_of_transformers(
+        Path(rank.run.encoder), tmp_path / "dev.parquet", "sentence1", "sentence2"
+    )
+    dev = pq.read_table(tmp_path / "dev.parquet")
+    gold, classes = dev["label"].to_numpy(), outputs.argmax(1)
+    expected = {
+        "accuracy": lambda: np.mean(classes == gold),
+        "f1": lambda: f1_score(gold, classes),
+        "matthews": lambda: matthews_corrcoef(gold, classes),
+        "pearson": lambda: pearsonr(outputs[:, 0], dev["score"].to_numpy()).statistic,
+    }[measure]()
+    lines = [line.dev for line in read_metrics(rank.run.store) if line.dev is not None]
+    assert len(set(lines)) > 1
+    assert rank.run.result().metrics["dev"] == max(lines) == pytest.approx(100 * expected, abs=1e-3)
+
+
+def test_a_cross_encoder_has_a_card_of_its_own_and_no_night_encodes_with_it(tmp_path: Path, start: Path):
+    rank = rank_for(PAIRS, tmp_path, start)
+    train(rank)
+    card = Path(rank.run.encoder, "README.md").read_text()
+    assert "CrossEncoder(" in card
+    assert "manta encode" not in card
+    page = Path(rank.run.report).read_text()
+    assert "It reads two texts together" in page
+    assert "manta evaluate" not in page
+    write_corpus(tmp_path / "corpus", 20)
+    job = load_settings(Job, None, job_arguments(tmp_path, Path(rank.run.encoder)))
+    with pytest.raises(ModelError, match="found a cross-encoder, which reads two texts together"):
+        nightly(job, Stages())
+    again = rank_for(SCORES, tmp_path, Path(rank.run.encoder), "second")
+    train(again)
+    assert again.run.result().steps == 12
+
+
+def test_a_classifier_of_sentences_is_an_encoder(tmp_path: Path, start: Path):
+    rank = rank_for(TEXTS, tmp_path, start)
+    train(rank)
+    product = load_encoder(EncoderSettings(path=rank.run.encoder), EncodeSettings())
+    assert (product.folder.pooling, product.folder.dim) == (("cls",), 48)
+    outputs = predictions_of_transformers(Path(rank.run.encoder), tmp_path / "dev.parquet", "text")
+    dev = pq.read_table(tmp_path / "dev.parquet")
+    expected = matthews_corrcoef(dev["label"].to_numpy(), outputs.argmax(1))
+    assert rank.run.result().metrics["dev"] == pytest.approx(100 * expected, abs=1e-3)
+
+
+def test_the_encoder_of_cert_is_fine_tuned_with_the_pooler_that_it_was_trained_with(
+    tmp_path: Path, start: Path
+):
+    texts = sentences(64)
+    variants = {"variant_zh": texts, "variant_de": [text.replace("the", "a") for text in texts]}
+    pq.write_table(pa.table(variants), tmp_path / "variants.parquet")
+    contrast = unstarted(
+        CONFIGS / "cert.yaml",
+        tmp_path,
+        "cert",
+        f"encoder.path={start}",
+        f"train.data.uri={tmp_path / 'variants.parquet'}",
+        "train.objective={name: cert, options: {queue: 40}}",
+        "train.max_length=64",
+        "train.max_steps=4",
+    )
+    train(contrast)
+    slow = ("encoder.pooling=null", "train.max_steps=1", "train.optimizer.learning_rate=1e-6")
+    tuned = rank_for(TEXTS, tmp_path, Path(contrast.run.encoder), "tuned", *slow)
+    train(tuned)
+    before, after = (
+        load_encoder(EncoderSettings(path=rank.run.encoder), EncodeSettings()).encode(texts[:8])
+        for rank in (contrast, tuned)
+    )
+    np.testing.assert_allclose(after, before, atol=0.01)  # one small step away from CERT's vectors
+    assert predictions_of_transformers(Path(tuned.run.encoder), tmp_path / "dev.parquet", "text").shape == (
+        40,
+        2,
+    )
+
+
+def test_f1_needs_two_labels(tmp_path: Path, start: Path):
+    rank = rank_for(PAIRS, tmp_path, start)
+    values = {"values": rank.settings.data[0].values.model_copy(update={"labels": ("a", "b", "c")})}
+    data = (rank.settings.data[0].model_copy(update=values),)
+    dev = rank.settings.dev.model_copy(update={"measure": "f1"})
+    with pytest.raises(ConfigError, match=r"train.dev.measure f1: expected two labels"):
+        open_dev(rank.settings.model_copy(update={"data": data, "dev": dev}))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "MANTA_EVAL_DATA" not in os.environ, reason="MANTA_EVAL_DATA names the folder of evaluation data"
+)
+def test_a_classifier_learns_the_labels_of_real_sentences(tmp_path: Path):
+    table = pq.read_table(Path(os.environ["MANTA_EVAL_DATA"]) / "senteval/SUBJ.parquet")
+    order = np.random.default_rng(0).permutation(len(table))
+    for name, rows in (("train", order[300:]), ("dev", order[:300])):
+        pq.write_table(table.take(rows).select(["text", "label"]), tmp_path / f"{name}.parquet")
+    rank = unstarted(
+        TEXTS,
+        tmp_path,
+        "real",
+        "encoder.path=all-MiniLM-L6-v2",
+        "encoder.normalize=false",
+        f"train.data={{uri: {tmp_path / 'train.parquet'}, values: {{labels: [subjective, objective]}}}}",
+        f"train.dev.uri={tmp_path / 'dev.parquet'}",
+        "train.dev.steps=30",
+        "train.max_steps=30",
+        "train.optimizer.learning_rate=2e-4",
+        "train.checkpoint={steps: 30, minutes: null}",
+    )
+    train(rank)
+    scores = [line.dev for line in read_metrics(rank.run.store) if line.dev is not None]
+    assert abs(scores[0]) < 40
+    assert rank.run.result().metrics["dev"] > 50

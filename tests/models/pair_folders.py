@@ -1,0 +1,27 @@
+"""Small random encoders whose tokenizers know pairs of texts."""
+
+from pathlib import Path
+
+import tokenizers
+from tokenizers import processors
+
+from tests.models.folders import edit_json, save_folder
+
+PAIRS = {"bert": "[CLS] $A [SEP] $B:1 [SEP]:1", "electra": "[CLS] $A [SEP] $B:1 [SEP]:1"}
+_DOUBLED = "[CLS] $A [SEP] [SEP] $B [SEP]"  # RoBERTa and MPNet
+
+
+def pair_folder(path: Path, family: str = "bert", seed: int = 0) -> Path:
+    """Write a folder whose tokenizer.json has the template of pairs of its family."""
+    save_folder(path, family, seed)
+    tokenizer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    ends = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair=PAIRS.get(family, _DOUBLED), special_tokens=ends
+    )
+    tokenizer.enable_padding(length=32)  # as in some published folders
+    tokenizer.enable_truncation(16)
+    tokenizer.save(str(path / "tokenizer.json"))
+    inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if family in PAIRS else [])]
+    edit_json(path / "tokenizer_config.json", model_input_names=inputs)
+    return path
