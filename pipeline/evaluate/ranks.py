@@ -45,8 +45,8 @@ def similarity_blocks(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield (first query, similarities (b, t)) in blocks of at most `BLOCK` similarities."""
     queries, targets = prepare_vectors(kind, queries), prepare_vectors(kind, targets)
-    step = max(1, BLOCK // max(len(targets), 1))
-    for start in range(0, len(queries), step):
+    step = max(1, BLOCK // max(targets.shape[0], 1))
+    for start in range(0, queries.shape[0], step):
         yield start, similarity_matrix(kind, queries[start : start + step], targets)
 
 

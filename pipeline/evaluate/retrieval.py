@@ -61,6 +61,7 @@ class RetrievalTask(EvaluationTask):
     description: ClassVar[str] = (
         "Ranking of the texts that belong to a query; 100 means that they are always first."
     )
+    accepts_sparse: ClassVar[bool] = True
     roles: ClassVar[TaskRoles] = TaskRoles(("query", "positive"), ("text", "group"))
     options_type: ClassVar[type[RetrievalOptions]] = RetrievalOptions
     score_settings: ClassVar[tuple[str, ...]] = ("similarity", "seed")

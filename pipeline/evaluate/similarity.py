@@ -1,6 +1,7 @@
 """Similarity of vectors (larger is closer): of two arrays row by row, and of all queries with all targets."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,8 +13,14 @@ _COSINE_DECIMALS = 12  # rounding, so that all pairs of equal texts have a cosin
 
 
 def vectors_of(vectors: Vectors, sentences: Sequence[str], where: str) -> np.ndarray:
-    """Encode n sentences: (n, d) float32; ModelError for another shape or values that are not finite."""
-    x = np.asarray(vectors(sentences), np.float32)
+    """Encode n sentences: (n, d) float32; ModelError for another shape or values that are not finite.
+
+    Sparse vectors are returned as they are, in scipy's CSR format.
+    """
+    x = vectors(sentences)
+    if is_sparse(x):
+        return x
+    x = np.asarray(x, np.float32)
     if x.ndim != 2 or len(x) != len(sentences):
         raise ModelError(
             where,
@@ -32,13 +39,21 @@ def vectors_of(vectors: Vectors, sentences: Sequence[str], where: str) -> np.nda
     return x
 
 
+def is_sparse(x: object) -> bool:
+    """Return whether x is a sparse matrix of scipy."""
+    return hasattr(x, "tocsr")
+
+
 def row_similarities(kind: Similarity, left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Compute the similarity of row i of left with row i of right, both (n, d): (n,) float64.
 
     The cosine with a zero vector is 0. Angular similarity is 1 - arccos(cosine) / pi (Cer et al. 2018,
     Universal Sentence Encoder), Euclidean and Manhattan similarity are minus the distance, dot is the inner
-    product.
+    product. Of sparse rows only the cosine can be computed.
     """
+    if is_sparse(left):
+        products = _sparse_unit_rows(left).multiply(_sparse_unit_rows(right))
+        return np.round(np.asarray(products.sum(axis=1), np.float64).ravel(), _COSINE_DECIMALS)
     left, right = left.astype(np.float64), right.astype(np.float64)
     if kind == "euclidean":
         return -np.asarray(np.linalg.norm(left - right, axis=1))
@@ -64,6 +79,8 @@ def prepare_vectors(kind: Similarity, x: np.ndarray) -> np.ndarray:
     A Euclidean distance is computed from squared norms and products, which would cancel in float32; scipy
     computes Manhattan distances in float64.
     """
+    if is_sparse(x):
+        return _sparse_unit_rows(x)
     if kind in ("euclidean", "manhattan"):
         return x.astype(np.float64)
     return x.astype(np.float32) if kind == "dot" else unit_rows(x).astype(np.float32)
@@ -79,7 +96,16 @@ def similarity_matrix(kind: Similarity, queries: np.ndarray, targets: np.ndarray
 
         return -np.asarray(cdist(queries, targets, "cityblock"))
     products = queries @ targets.T
+    if is_sparse(products):
+        return np.asarray(products.toarray())
     if kind == "euclidean":
         squares = np.einsum("qd,qd->q", queries, queries)[:, None] + np.einsum("td,td->t", targets, targets)
         return -np.sqrt(np.maximum(squares - 2.0 * products, 0.0))
     return angular(products) if kind == "angular" else np.asarray(products)
+
+
+def _sparse_unit_rows(x: np.ndarray) -> Any:
+    """Normalize the rows of a sparse matrix to length 1; zero rows stay zero."""
+    from sklearn.preprocessing import normalize  # takes a second to import
+
+    return normalize(x)

@@ -68,6 +68,7 @@ class StsTask(EvaluationTask):
         "pairs of a task, mean and wmean over its subsets."
     )
     quick: ClassVar[bool] = True
+    accepts_sparse: ClassVar[bool] = True
     roles: ClassVar[TaskRoles] = TaskRoles(("sentence1", "sentence2", "score"), optional=("subset",))
     options_type: ClassVar[type[StsOptions]] = StsOptions
     score_settings: ClassVar[tuple[str, ...]] = ("similarity", "aggregation")
@@ -109,7 +110,8 @@ class StsTask(EvaluationTask):
         texts = [*pairs.left, *pairs.right]
         x = vectors_of(vectors, texts, self.name)
         missing, is_known = missing_texts(texts, x), np.logical_and(*np.split(has_vector(x), 2))
-        predicted = row_similarities(self.similarity, *np.split(x, 2))
+        count = len(pairs.gold)
+        predicted = row_similarities(self.similarity, x[:count], x[count:])
         evidence = {"prediction": predicted, "gold": pairs.gold, "stratum": pairs.subset}
         metrics = _correlations(evidence, pairs.names)
         value = metrics[f"Spearman {self.settings.aggregation}"]

@@ -16,7 +16,10 @@ Similarity = Literal["cosine", "angular", "euclidean", "manhattan", "dot"]
 
 
 class Vectors(Protocol):
-    """Function that encodes n sentences: (n, d) float32, in order, with the candidate's transform applied."""
+    """Function that encodes n sentences: (n, d) float32, in order, with the candidate's transform applied.
+
+    TF-IDF returns a sparse matrix of scipy instead, for the kinds of tasks that accept it.
+    """
 
     def __call__(self, sentences: Sequence[str]) -> np.ndarray:
         """Encode the sentences."""
@@ -62,6 +65,8 @@ class EvaluationTask(ABC):
     """True if scoring is one pass over the rows, without a search or training a classifier"""
     trains: ClassVar[bool] = False
     """True if scoring trains a classifier or a regressor"""
+    accepts_sparse: ClassVar[bool] = False
+    """True if it can score sparse vectors, by cosine"""
     roles: ClassVar[TaskRoles]
     """columns that the file must have"""
     options_type: ClassVar[type[Settings]] = RowOptions

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.evaluate.similarity import is_sparse
 from pipeline.log import counted
 
 WITHOUT_VECTOR = "without_vector"  # fact of a score: number of texts without a vector
@@ -14,6 +15,8 @@ _MAX_NAMED = 10  # missing texts that are named
 
 def has_vector(x: np.ndarray) -> np.ndarray:
     """Return (n,) bool: False for the zero rows of x (n, d), which texts without any known word have."""
+    if is_sparse(x):
+        return np.asarray(abs(x).sum(axis=1)).ravel() > 0
     return np.asarray(x.any(axis=1))
 
 

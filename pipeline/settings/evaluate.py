@@ -28,6 +28,10 @@ class CandidateSettings(Settings):
     """number of a published release, or current; null: an encoder is evaluated"""
     root: str | None = None
     """root of the release; null: release.root"""
+    tfidf: str | None = None
+    """a Parquet file, a glob, a directory or a URI with the column text: the candidate is TF-IDF, whose words
+    and their rarity come from these texts (Hill et al. 2016). It has sparse vectors, which tasks of kind sts
+    and retrieval can compare, and no night can store; null: an encoder or a release is evaluated"""
 
     @model_validator(mode="before")
     @classmethod
@@ -36,6 +40,13 @@ class CandidateSettings(Settings):
             return value
         match = _RELEASE.fullmatch(value)
         return {"encoder": {"path": value}} if match is None else match.groupdict()
+
+    @model_validator(mode="after")
+    def _tfidf_is_alone(self) -> "CandidateSettings":
+        others = (self.encoder, self.transform, self.release, self.root)
+        if self.tfidf is not None and any(each is not None for each in others):
+            raise ValueError("tfidf alone, or an encoder, a transform or a release: tfidf has none of these")
+        return self
 
     @model_validator(mode="after")
     def _release_has_its_own(self) -> "CandidateSettings":
@@ -169,9 +180,9 @@ class EvaluateSettings(Settings):
     """tasks on the user's own data: a list of {kind, uri, name, columns, options}; kind is sts, triplets,
     pairs, retrieval, duplicates, transfer, relatedness, analogies, categories or weat"""
     candidates: tuple[CandidateSettings, ...] = ()
-    """encoder paths, release:current, ROOT#7, or mappings with name, encoder, transform, release, root ({} is
-    the job's encoder); none: the job's encoder. Each is compared with the first one, with intervals of the
-    differences"""
+    """encoder paths, release:current, ROOT#7, or mappings with name, encoder, transform, release, root, or
+    tfidf ({} is the job's encoder); none: the job's encoder. Each is compared with the first one, with
+    intervals of the differences"""
     similarity: Literal["cosine", "angular", "euclidean", "manhattan", "dot"] = "cosine"
     """similarity of two sentences: angular as in Cer et al. 2018 (USE); euclidean and manhattan are minus the
     distance (L2 and L1)"""

@@ -1,22 +1,28 @@
 """Candidates of an evaluation: encoders and releases, resolved to a vector space and a transform."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
 
 from pipeline.errors import ConfigError, DataError, SpaceMismatch
+from pipeline.evaluate import EvaluationTask
+from pipeline.evaluate.task import Similarity
+from pipeline.evaluate.tfidf import TfIdf
 from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.post import Transform, load_transform
 from pipeline.post.chain import name_of
 from pipeline.settings import CandidateSettings, EncoderSettings, Job
+from pipeline.settings.training import PairSettings
 from pipeline.store.base import Store
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store, store_of
 from pipeline.store.stored import FileRef
 from pipeline.store.verify import check_files
+from pipeline.text.rows.training_rows import open_training_rows
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,9 @@ class ResolvedCandidate:
     root: str | None = None
     bytes: int = 0
     """size of the encoder's files"""
+    tfidf: TfIdf | None = None
+    """the counts of TF-IDF, which makes sparse vectors in place of an encoder; `encoder.path` names their
+    corpus"""
 
     @property
     def id(self) -> tuple[str, str | None]:
@@ -72,13 +81,17 @@ def resolve_candidates(job: Job, store: Store) -> tuple[ResolvedCandidate, ...]:
 
     Raises:
         ConfigError: two candidates have one name.
-        DataError: a release or a transform is missing.
+        DataError: a release or a transform is missing, or the texts of TF-IDF.
         ModelError: an encoder cannot be used.
         SpaceMismatch: a transform belongs to another space.
     """
     settings = job.evaluate.candidates or (CandidateSettings(),)
     candidates = [
-        _resolve_release(each, job, store) if each.release is not None else _resolve_encoder(each, job, store)
+        _resolve_tfidf(each)
+        if each.tfidf is not None
+        else _resolve_release(each, job, store)
+        if each.release is not None
+        else _resolve_encoder(each, job, store)
         for each in settings
     ]
     name_counts = Counter(each.name for each in settings if each.name)
@@ -139,6 +152,51 @@ def _resolve_encoder(settings: CandidateSettings, job: Job, store: Store) -> Res
         )
     named = raw if settings.name else replace(raw, name=f"{raw.name} + {name_of(transform)}")
     return _with_transform(named, transform, content, store)
+
+
+def check_sparse(
+    candidates: Sequence[ResolvedCandidate],
+    tasks: Sequence[EvaluationTask],
+    similarity: Similarity,
+    *,
+    analyses: bool,
+) -> None:
+    """Raise ConfigError if sparse vectors of TF-IDF would have to be dense.
+
+    Args:
+        candidates: the candidates.
+        tasks: the tasks to score them on.
+        similarity: similarity of two vectors.
+        analyses: the vectors are to be analysed beyond tasks, as by --geometry.
+    """
+    found = [f"the {task.kind} task {task.name}" for task in tasks if not task.accepts_sparse]
+    if similarity != "cosine":
+        found.append(f"evaluate.similarity={similarity}")
+    if analyses:
+        found.append("--geometry or --mask-words")
+    for candidate in candidates:
+        if candidate.tfidf is not None and found:
+            raise ConfigError(
+                f"evaluate.candidates {candidate.name}",
+                "tasks of kind sts or retrieval by cosine, because TF-IDF has sparse vectors",
+                found[0],
+                "evaluate the others without this candidate",
+            )
+
+
+def _resolve_tfidf(settings: CandidateSettings) -> ResolvedCandidate:
+    """Count the words of the candidate's corpus."""
+    uri = str(settings.tfidf)
+    rows = open_training_rows(PairSettings(uri=uri), ("text",), ())
+    texts = (text for table in rows.read(rows.spans(), ["text"]) for text in table["text"].to_pylist())
+    tfidf = TfIdf.of_texts(texts, uri)
+    return ResolvedCandidate(
+        settings.name or f"TF-IDF of {uri.rstrip('/').rpartition('/')[2]}",
+        EncoderSettings(path=uri),
+        tfidf.space_id,
+        len(tfidf.idf),
+        tfidf=tfidf,
+    )
 
 
 def _resolve_release(settings: CandidateSettings, job: Job, store: Store) -> ResolvedCandidate:

@@ -12,7 +12,7 @@ from pipeline.errors import ConfigError
 from pipeline.evaluate import EvaluationTask
 from pipeline.evaluate.mask_words import MaskWordsReport
 from pipeline.evaluate.tasks import MissingTask, select_tasks
-from pipeline.flows.evaluate.candidates import ResolvedCandidate, resolve_candidates
+from pipeline.flows.evaluate.candidates import ResolvedCandidate, check_sparse, resolve_candidates
 from pipeline.flows.evaluate.disagreements import disagreements
 from pipeline.flows.evaluate.geometry import measure_geometry
 from pipeline.flows.evaluate.mask_words import read_mask_words
@@ -20,6 +20,7 @@ from pipeline.flows.evaluate.scoring import MeasuredTask, ResampledResult, Score
 from pipeline.flows.evaluate.sentences import (
     Sentences,
     SpaceVectors,
+    SparseVectors,
     encode_sentences,
     load_vectors,
     sentences_per_s,
@@ -120,6 +121,7 @@ def evaluate(
     selected = select_tasks(job.evaluate)
     if selected.missing:
         say(f"missing tasks, listed at the end: {len(selected.missing)}")
+    check_sparse(candidates, selected.tasks, job.evaluate.similarity, analyses=geometry or mask_words)
     work = _Work.read(job, store, stages, selected.tasks, candidates)
     sampled = (geometry + mask_words) * job.evaluate.geometry.sentences * len(work.vectors)
     with (
@@ -181,7 +183,7 @@ class _Work:
     tasks: Sequence[EvaluationTask]
     candidates: Sequence[ResolvedCandidate]
     sizes: dict[str, int]
-    vectors: dict[str, SpaceVectors]
+    vectors: dict[str, SpaceVectors | SparseVectors]
     new: dict[str, Sentences]
 
     @classmethod
@@ -203,8 +205,15 @@ class _Work:
                 bar.add(len(texts))
             sentences = Sentences.of(all_texts)
             bar.stage.note = f"{len(sentences):,} distinct, of {counted(len(tasks), 'task')}"
-        vectors = {each.space_id: load_vectors(store, each) for each in candidates}
-        new = {space_id: sentences.without(encoded.keys) for space_id, encoded in vectors.items()}
+        vectors: dict[str, SpaceVectors | SparseVectors] = {
+            each.space_id: load_vectors(store, each) if each.tfidf is None else SparseVectors(each.tfidf)
+            for each in candidates
+        }
+        new = {
+            space_id: sentences.without(encoded.keys)
+            for space_id, encoded in vectors.items()
+            if isinstance(encoded, SpaceVectors)
+        }
         return cls(job, store, tasks, candidates, sizes, vectors, new)
 
     def is_small(self, sampled: int) -> bool:
@@ -226,8 +235,9 @@ class _Work:
         """Encode the new sentences, once for all candidates of a space."""
         first = {each.space_id: each for each in reversed(self.candidates)}
         for space_id, new in self.new.items():
-            if len(new):
-                self.vectors[space_id] = encode_sentences(run, new, self.vectors[space_id], first[space_id])
+            earlier = self.vectors[space_id]
+            if len(new) and isinstance(earlier, SpaceVectors):
+                self.vectors[space_id] = encode_sentences(run, new, earlier, first[space_id])
 
     def score(self, run: Run) -> tuple[MeasuredTask, ...]:
         """Score every candidate on every task, unless an earlier run did.

@@ -11,9 +11,10 @@ from pydantic_core import from_json, to_json
 
 from pipeline.config import digest_of
 from pipeline.evaluate import EvaluationTask, Score
+from pipeline.evaluate.similarity import is_sparse
 from pipeline.evaluate.vocabulary import WITHOUT_VECTOR
 from pipeline.flows.evaluate.candidates import ResolvedCandidate
-from pipeline.flows.evaluate.sentences import SpaceVectors
+from pipeline.flows.evaluate.sentences import SpaceVectors, SparseVectors
 from pipeline.flows.workers.tasks import PlainTask
 from pipeline.post import Transform, load_transform
 from pipeline.stats.tensors import pack, unpack
@@ -88,7 +89,7 @@ class Scoring:
 
     candidate: ResolvedCandidate
     task: EvaluationTask
-    vectors: SpaceVectors
+    vectors: SpaceVectors | SparseVectors
     """raw vectors of the task's sentences, before the candidate's transform"""
     resamples: int
     """number of bootstrap resamples; 0 for none"""
@@ -174,13 +175,15 @@ class _TransformedVectors:
     Sentences without a usable vector have the zero vector even after the transform, so their cosines are 0.
     """
 
-    def __init__(self, raw: SpaceVectors, transform: Transform | None) -> None:
+    def __init__(self, raw: SpaceVectors | SparseVectors, transform: Transform | None) -> None:
         self._raw, self._transform = raw, transform
         self._unusable = 0  # number of sentences without a usable vector
         self._identical = 0  # number of sentences, if all have the same vector
 
     def __call__(self, sentences: Sequence[str]) -> np.ndarray:
         vectors, unusable = self._raw(sentences)
+        if is_sparse(vectors):  # which have no transform, and whose tasks count zero vectors
+            return vectors
         if self._transform is not None:
             vectors = np.array(self._transform(vectors), np.float32)
             vectors[unusable] = 0.0

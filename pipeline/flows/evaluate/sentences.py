@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import DataError
 from pipeline.evaluate.source import BLANK
+from pipeline.evaluate.tfidf import TfIdf
 from pipeline.flows.encode.encode import check_any_vector, encode_units
 from pipeline.flows.encode.encoder_copy import encoder_for_workers
 from pipeline.flows.encode.unit import EncodeUnit, load_record
@@ -130,6 +131,22 @@ class SpaceVectors:
 
     def _open(self, unit: UnitRecord) -> pq.ParquetFile:
         return check_space(pq.ParquetFile(unit.file.open(self.store)), unit.path, self.space_id)
+
+
+@dataclass(frozen=True)
+class SparseVectors:
+    """Vectors of TF-IDF, which are computed where they are needed and not stored."""
+
+    tfidf: TfIdf
+
+    def __call__(self, sentences: Sequence[str]) -> tuple[Any, np.ndarray]:
+        """Return (n, words) in scipy's CSR format, and (n,) False: zero vectors are counted by the tasks."""
+        vectors = self.tfidf(clean_sentences(sentences).to_pylist())
+        return vectors, np.zeros(len(sentences), bool)
+
+    def numerics(self) -> dict[str, int]:
+        """Return no counts: no vector is stored."""
+        return {}
 
 
 def load_vectors(store: Store, candidate: ResolvedCandidate) -> SpaceVectors:

@@ -42,6 +42,13 @@ def locate(path: str) -> Path:
     Raises:
         ModelError: there is no such folder; the message says what to install or to give.
     """
+    if path == "tfidf":
+        raise ModelError(
+            "encoder.path",
+            "an encoder with dense vectors",
+            "tfidf, whose vectors are sparse, so that no index can hold them",
+            "compare encoders with it, by manta evaluate and evaluate.candidates=[{tfidf: texts.parquet}]",
+        )
     uri = urlsplit(path) if "://" in path else None
     if uri and uri.scheme != "file":
         return _from_uri(path)

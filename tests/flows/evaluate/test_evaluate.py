@@ -230,7 +230,7 @@ def test_invalid_candidates_are_refused(
 def test_candidates_without_tasks_are_refused(encoder: Path, tmp_path: Path):
     bare = job(tmp_path, encoder, "evaluate.tasks=")
     assert not compares_candidates(bare)
-    assert compares_candidates(bare, geometry=True)
+    assert compares_candidates(bare, analyses=True)
     with pytest.raises(ConfigError, match="tasks to evaluate the candidates on"):
         compares_candidates(
             job(tmp_path, encoder, "evaluate.tasks=", "evaluate.candidates=[release:current]")
