@@ -229,10 +229,12 @@ def test_a_proportion_is_0_or_100_percent_only_if_exact(value: float, expected: 
     assert proportion(value).replace("\u00a0", " ") == expected
 
 
-@pytest.mark.parametrize("what", ["name", "corpus", "uri", "encoder", "settings_text"])
-def test_all_texts_are_escaped(what: str):
-    hostile: dict[str, Any] = {what: "<script>alert(1)</script>"}
-    assert "script" not in Page(render(replace(FULL, **hostile))).names
+@pytest.mark.parametrize("field", ["name", "corpus", "uri", "encoder", "settings_text"])
+def test_all_texts_are_escaped(field: str):
+    hostile: dict[str, Any] = {field: "<script>alert(1)</script>"}
+    page = Page(render(replace(FULL, **hostile)))
+    assert "<script>alert(1)</script>" in page.words
+    assert "script" not in page.names
     assert (
         "script"
         not in Page(

@@ -268,6 +268,7 @@ def test_all_texts_are_escaped():
             lines=(line(10, parts={"<s>": 1.0, "b": 2.0}),),
         )
     )
+    assert [tag for tag in ("b", "script", "i", "u", "s") if f"&lt;{tag}&gt;" not in page] == []
     assert not re.search(r"<b>|<script>|<i>|<u>|<s>", page)
 
 

@@ -18,9 +18,9 @@ from tests.train.small import STEPS, numbers, rows_of, training
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(work, (2, place), nprocs=2)
-    return place
+    folder = tmp_path_factory.mktemp("ranks")
+    torch.multiprocessing.spawn(work, (2, folder), nprocs=2)
+    return folder
 
 
 @pytest.fixture(scope="module")
