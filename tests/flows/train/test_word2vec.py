@@ -62,6 +62,7 @@ def test_a_stopped_training_resumes_to_the_same_bits_with_the_same_draws(model: 
     assert result.metrics["end_loss"] < result.metrics["start_loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_nights_extend_releases_by_sums_of_word_vectors(tmp_path: Path):
     rank = rank_for(tmp_path)
