@@ -169,7 +169,7 @@ class _Searcher:
             log.say(f"{self.k:,} answers were asked for, and release {self.release.number} has {rows}")
         else:
             kind = self.release.manifest.index.kind
-            # `search_further` has raised nprobe to all lists; faiss searches HNSW with efSearch >= k, and
+            # `search_until_k` has raised nprobe to all lists; faiss searches HNSW with efSearch >= k, and
             # then ends with fewer than k rows only if the graph leads to no other.
             effort = (
                 "nprobe was raised to all lists" if "ivf" in kind.lower() else "a higher efSearch finds none"

@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-os.environ.update(
-    RAY_worker_niceness="0"
-)  # Ray: 15, which starves its workers beside any other busy process, such as another test
+# Ray's default is 15, with which its workers starve beside any other busy process, such as another test.
+os.environ.update(RAY_worker_niceness="0")
 if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ["OMP_NUM_THREADS"] = (
-        "1"  # as many pytest processes as cores: threads beyond one each would only wait for one another
-    )
+    # There are as many pytest processes as cores: with more than one thread each, threads would only wait.
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 import torch
@@ -62,7 +60,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Count property tests among the slow ones where these are asked for."""
+    """Mark property tests as slow under `-m slow`, so that it runs them too."""
     if _is_slow(item.config) and item.get_closest_marker("hypothesis"):
         item.add_marker("slow")
 
@@ -89,7 +87,7 @@ def child(encoder: Path, s3: str, tmp_path_factory: pytest.TempPathFactory) -> I
         environment.setenv("MANTA_CACHE", str(tmp_path_factory.mktemp("cache")))
         process.warm(EncodeTexts(EncoderSettings(path=str(encoder)), EncodeSettings()))
     yield process
-    # not killed, as nights end theirs: a measurement of coverage is written when a process ends by itself
+    # Nights kill their child process. This one ends by itself, because only then it writes its coverage data.
     process._executor().shutdown()
 
 
@@ -125,9 +123,8 @@ def ray_cluster(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[W
         environment.setenv(
             "PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         )
-        environment.setenv(
-            "RAY_metrics_report_interval_ms", "4000"
-        )  # Ray: 10,000, which tests of metrics would wait for
+        # Ray's default is 10,000, and tests of metrics wait for a report.
+        environment.setenv("RAY_metrics_report_interval_ms", "4000")
         with connect(ClusterSettings(), Stages()) as connected:
             yield connected
 
@@ -155,7 +152,7 @@ def s3() -> Iterator[str]:
         yield uri
 
 
-class Ended(NamedTuple):
+class CommandResult(NamedTuple):
     """The result of a command: its exit code, standard output and standard error."""
 
     code: int
@@ -164,17 +161,17 @@ class Ended(NamedTuple):
 
 
 @pytest.fixture
-def manta(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+def manta(capfd: pytest.CaptureFixture[str]) -> Callable[..., CommandResult]:
     """Run the command `manta` in this process.
 
     Answers go to the file descriptor of standard output, help and messages to Python's streams.
     """
 
-    def run(*arguments: str) -> Ended:
+    def run(*arguments: str) -> CommandResult:
         capfd.readouterr()
         ended = CliRunner().invoke(app, arguments, catch_exceptions=False)
         out, err = capfd.readouterr()
-        return Ended(ended.exit_code, ended.stdout + out, ended.stderr + err)
+        return CommandResult(ended.exit_code, ended.stdout + out, ended.stderr + err)
 
     return run
 

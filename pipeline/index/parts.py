@@ -81,7 +81,7 @@ class Parts(SearchedParts):
         by_part = map_in_threads(lambda part: self._search_part(part, vectors, k, nprobe), self.indexes)
         return best_of(by_part, k)
 
-    def search_further(self, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    def search_until_k(self, vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Search like `search`, but visit more lists for queries that have fewer than k answers.
 
         The number of lists is doubled until a query has k answers or has visited every list.

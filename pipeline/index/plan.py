@@ -120,7 +120,7 @@ def variants_to_measure(
 
 
 def codes_of(factory: str) -> str:
-    """Return the factory string without the coarse quantizer, which follows the number of rows."""
+    """Return the factory string without the coarse quantizer, whose size depends on the number of rows."""
     return re.sub(r"IVF\d+(_HNSW\d+)?", "IVF", factory)
 
 
@@ -147,7 +147,7 @@ class _Planner:
 
     def variants(self) -> tuple[KindVariant, ...]:
         """Return the kinds that compress vectors and can be trained on the rows."""
-        min_train_rows = self._train_rows(1)  # the fewest: more lists need as many or more
+        min_train_rows = self._train_rows(1)  # the smallest sample: it grows with the number of lists
         return tuple(
             KindVariant(name, dims_per_byte)
             for name, kind in KINDS.items()
@@ -175,7 +175,7 @@ class _Planner:
             reason = "no kind is exact enough; this is the most exact one"
         why = (
             f"{reason}: its codes are expected to find at least {expected[chosen]:.4f} of the ten nearest of "
-            f"{self.rows:,} rows, where {required:.4g} leave room for a recall@10 of {target:g} (measured on "
+            f"{self.rows:,} rows, where a recall@10 of {target:g} needs {required:.4g} (measured on "
             f"{recalls.source})"
         )
         return self.plan_kind(chosen, why)

@@ -11,7 +11,8 @@ from pipeline.index.structure import is_exact, transforms_of
 from pipeline.index.truth import NO_NEIGHBOUR, Neighbours, Queries
 
 RANKS = (1, 10, 100)
-_SAME_SCORE = 1e-6  # rounding: float32 cosines of equal texts differ by up to 2e-7 between matrix products
+# Rounding: float32 cosines of equal texts differ by up to 2e-7 between matrix products.
+_SCORE_TOLERANCE = 1e-6
 
 
 def recall(
@@ -35,7 +36,7 @@ def recall(
         addresses, scores = _search_others(index, queries, k)
         expected = (truth.addresses[:, :k] != NO_NEIGHBOUR).sum(axis=1)
         at_rank_k = np.take_along_axis(truth.scores, np.maximum(expected - 1, 0)[:, None], axis=1)[:, 0]
-        min_scores = np.where(expected > 0, at_rank_k, np.inf) - _SAME_SCORE
+        min_scores = np.where(expected > 0, at_rank_k, np.inf) - _SCORE_TOLERANCE
         is_hit = (scores >= min_scores[:, None]) & _scores_are_exact(index)
         for row, min_score in enumerate(min_scores):
             is_hit[row] |= np.isin(addresses[row], truth.addresses[row][truth.scores[row] >= min_score])

@@ -92,7 +92,7 @@ class ReleaseFiles:
 
     def search(self, vectors: np.ndarray, k: int, texts: bool) -> pa.Table:
         """Search for the k nearest rows; see `OpenRelease.search`."""
-        scores, addresses = self._parts.search_further(self._valid_vectors(vectors), k)
+        scores, addresses = self._parts.search_until_k(self._valid_vectors(vectors), k)
         query, rank = np.nonzero(addresses != NO_NEIGHBOUR)
         rows = self.ids.take(addresses[query, rank])
         columns = {

@@ -13,7 +13,7 @@ from pipeline.index.library import faiss
 from pipeline.index.refine import id_map_of, index_refine_of, refine, without_transforms_and_ids
 from pipeline.settings.index_kinds import KIND_NAMES, REFINED_BYTES, IndexLayout
 
-_CPP_SIGNATURE = re.compile(r"^Error in .*? at \S+:\d+: ")  # before the reason, in the errors of faiss
+_CPP_SIGNATURE = re.compile(r"^Error in .*? at \S+:\d+: ")  # in the errors of faiss, followed by the reason
 _BLOCK_ROWS = 1 << 16  # addresses that are yielded at once
 
 
@@ -78,25 +78,25 @@ def inspect_factory(factory: str, dim: int) -> IndexLayout:
         row_bytes = faiss.downcast_index(ann.storage).sa_code_size() + links_bytes
     else:
         row_bytes = ann.code_size
-    mapped_bytes = faiss.downcast_index(refined.refine_index).sa_code_size() if refined is not None else 0
+    refine_bytes = faiss.downcast_index(refined.refine_index).sa_code_size() if refined is not None else 0
     return IndexLayout(
         factory=factory,
-        row_bytes=row_bytes + (mapped_bytes + REFINED_BYTES if mapped_bytes else 0),
+        row_bytes=row_bytes + (refine_bytes + REFINED_BYTES if refine_bytes else 0),
         fixed_bytes=4 * dim * nlist + rotation_bytes + 4 * dim * codewords,
         nlist=nlist,
         codewords=codewords,
         trains=not index.is_trained,
         shardable=not _ABILITIES[name].append_only,
         removable=not _ABILITIES[name].append_only,
-        mappable=_ABILITIES[name].mappable and not mapped_bytes,
-        mapped_bytes=mapped_bytes,
+        mappable=_ABILITIES[name].mappable and not refine_bytes,
+        mapped_bytes=refine_bytes,
     )
 
 
 def make_ann(factory: str, dim: int) -> Any:
     """Make an empty index for the inner product. Raises ConfigError if faiss refuses the factory string.
 
-    "...,Refine(SQ8)" adds codes of the vectors that the rest of the string indexes, so after a rotation.
+    A suffix ",Refine(SQ8)" adds second codes, which encode the vectors after all transforms of the string.
     """
     first, separator, second = factory.partition(",Refine(")
     index = _from_factory(first, dim, factory)
@@ -295,5 +295,5 @@ def _trained_codes(ann: Any) -> Iterator[Any]:
 
 
 def _type_name(index: Any) -> str:
-    """Return the class name, but IndexFlat for IndexFlatIP: faiss reads a written IndexFlat as that."""
+    """Return the class name, but IndexFlat for IndexFlatIP: that is how faiss reads a stored IndexFlat."""
     return "IndexFlat" if isinstance(index, faiss.IndexFlat) else type(index).__name__

@@ -59,7 +59,7 @@ class EncoderDecoder(Objective):
         return (View(self.encoder, batch.tokens("text")),)
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        """Return no loss: no row needs another, so all of it is a row term."""
+        """Return no loss: each row's loss depends on that row alone, so `row_terms` returns it."""
         return Loss.of()
 
     def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:

@@ -40,10 +40,10 @@ class FastSent(Objective):
     vectors V are trained with it, and not part of the result. A word that occurs twice counts twice; special
     tokens do not count. The loss is the mean over rows.
 
-    `autoencode` adds the words of the sentence itself (FastSent+AE). `negatives` is the number of words that
-    are drawn for each word instead of a softmax over the whole vocabulary, in proportion to their
-    probability to the power of 0.75; it needs the word counts that `train.word_table` stores beside its
-    vectors. With null, the softmax is computed.
+    `autoencode` adds the words of the sentence itself (FastSent+AE). `negatives` is the number of negative
+    samples for each word, drawn in proportion to the power 0.75 of their probabilities (Mikolov et al. 2013);
+    it needs the word counts that `train.word_table` stores beside its vectors. With null, the softmax over
+    the whole vocabulary is computed.
     """
 
     columns = ("previous", "text", "next")
@@ -76,12 +76,12 @@ class FastSent(Objective):
         return (View(self.encoder, batch.tokens("text")),)
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        """Return no loss: no row needs another, so all of it is a row term."""
+        """Return no loss: each row's loss depends on that row alone, so `row_terms` returns it."""
         return Loss.of()
 
     def row_terms(self, outputs: tuple[Tensor, ...], batch: Batch) -> Loss:
         assert self._targets is not None, "views comes first"
-        words, rows, negatives = self._of_rows(self._targets, batch.step_indices)
+        words, rows, negatives = self._select_rows(self._targets, batch.step_indices)
         (vectors,), device = outputs, self.output.device
         predicted = {"words": torch.from_numpy(words).to(device), "rows": torch.from_numpy(rows).to(device)}
         if self.negatives is None:
@@ -112,8 +112,8 @@ class FastSent(Objective):
         return _Targets(np.concatenate(words), np.concatenate(rows), negatives)
 
     @staticmethod
-    def _of_rows(targets: _Targets, indices: np.ndarray) -> _Targets:
-        """Select the words of the rows at these positions of the batch, with rows counted from 0."""
+    def _select_rows(targets: _Targets, indices: np.ndarray) -> _Targets:
+        """Select the words of the rows `indices` of the batch, and number these rows from 0."""
         local = np.full(max(indices.max(), targets.rows.max(initial=0)) + 1, -1)
         local[indices] = np.arange(len(indices))
         rows = local[targets.rows]

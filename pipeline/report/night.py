@@ -139,7 +139,7 @@ class NightReport:
     quarantined: tuple[QuarantinedRow, ...] = ()
     """a few of the quarantined rows"""
     answers: tuple[ChangedAnswers, ...] = ()
-    """results of the fixed queries"""
+    """fixed queries with their results in the previous release and in this one"""
     settings: str = ""
     """YAML"""
     packages: Mapping[str, str] = field(default_factory=dict)
@@ -211,8 +211,8 @@ def _recall_note(report: NightReport) -> str:
     rows = "Recall is measured with rows of the corpus as queries."
     if USER_QUERY_RECALL in report.gates:
         return (
-            f"{rows} Recall@10 queries is measured with the texts of gates.queries, which are not from the "
-            "corpus; it is reported and refuses nothing."
+            f"{rows} The line recall@10 queries is measured with the texts of gates.queries, which are not "
+            "from the corpus; it is reported and refuses nothing."
         )
     if report.index.kind == "flat":
         return f"{rows} This index compares each query with every row, so recall is as high for other texts."

@@ -30,7 +30,7 @@ class LossScale:
     def lower(self) -> bool:
         """Halve the scale after an overflow, and return True.
 
-        Returns False if the scale is 1 already, so that it is not the cause of the overflow.
+        Returns False if the scale is 1 already: then it did not cause the overflow.
         """
         if self.value <= 1.0:
             return False

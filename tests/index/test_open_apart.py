@@ -13,7 +13,7 @@ from pipeline.index import open_apart
 from pipeline.store.manifest import ReleaseManifest
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
-from tests.conftest import Ended
+from tests.conftest import CommandResult
 from tests.index.published import Publisher, texts
 from tests.models.folders import save_folder
 
@@ -39,7 +39,7 @@ def republish(publish: Publisher, manifest: ReleaseManifest, content: bytes) -> 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])
 def test_a_header_with_a_huge_count_ends_verify_with_3(
-    publish: Publisher, manta: Callable[..., Ended], kind: str
+    publish: Publisher, manta: Callable[..., CommandResult], kind: str
 ):
     manifest = publish(texts(ROWS), kind=kind)
     file = manifest.index.files[0].path
@@ -73,7 +73,7 @@ def test_a_reader_that_does_not_end_is_killed(publish: Publisher, monkeypatch: p
 
 
 def test_an_index_of_fewer_rows_than_the_manifest_says_ends_verify_with_3(
-    publish: Publisher, manta: Callable[..., Ended]
+    publish: Publisher, manta: Callable[..., CommandResult]
 ):
     few = publish(texts(ROWS // 2))
     content = publish.store.read(few.index.files[0].path)

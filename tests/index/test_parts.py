@@ -221,7 +221,7 @@ def test_a_query_visits_more_lists_until_it_has_k_rows(kind: str):
         (live, live + 50) if not kind.endswith("fs") else ()
     )  # fast-scan sometimes drops a row, because its scores are coarse
     for k in (10, 300, *everything):
-        scores, addresses = parts.search_further(QUERIES, k)
+        scores, addresses = parts.search_until_k(QUERIES, k)
         found = (addresses != NO_NEIGHBOUR).sum(axis=1)
         assert (found == min(k, live)).all()
         assert not np.isin(addresses, dead).any()
@@ -233,6 +233,6 @@ def test_a_query_visits_more_lists_until_it_has_k_rows(kind: str):
 def test_queries_with_enough_rows_are_not_affected():
     index = filled("ivf_flat", np.arange(FIRST))
     for found, expected in zip(
-        Parts([index]).search_further(QUERIES, 10), Parts([index]).search(QUERIES, 10), strict=True
+        Parts([index]).search_until_k(QUERIES, 10), Parts([index]).search(QUERIES, 10), strict=True
     ):
         np.testing.assert_array_equal(found, expected)

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.conftest import ROOT, Ended
+from tests.conftest import ROOT, CommandResult
 
-Manta = Callable[..., Ended]
+Manta = Callable[..., CommandResult]
 COMMANDS = (
     "init",
     "plan",

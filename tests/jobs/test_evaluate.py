@@ -14,11 +14,11 @@ import pytest
 from pipeline.store.prune import prune
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
-from tests.conftest import Ended
+from tests.conftest import CommandResult
 from tests.flows.evaluate.evaluating import arguments, write_pairs
 from tests.models.folders import folder_of_language_model, save_folder
 
-Manta = Callable[..., Ended]
+Manta = Callable[..., CommandResult]
 pytestmark = pytest.mark.usefixtures("cluster")
 
 

@@ -13,10 +13,10 @@ import pytest
 from pipeline.config import load_settings
 from pipeline.flows.workers.workers import Workers
 from pipeline.settings import Job
-from tests.conftest import Ended
+from tests.conftest import CommandResult
 from tests.flows.conftest import sentences
 
-Manta = Callable[..., Ended]
+Manta = Callable[..., CommandResult]
 GERMAN = [
     "Der Hund läuft schnell durch den großen Garten.",
     "Die Katze schläft heute auf dem warmen Dach.",

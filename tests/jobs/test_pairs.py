@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Ended
+from tests.conftest import CommandResult
 from tests.text.builders.building import grouped, write_data
 
-Manta = Callable[..., Ended]
+Manta = Callable[..., CommandResult]
 
 
 def test_the_answer_names_files_rows_and_what_was_left_out(

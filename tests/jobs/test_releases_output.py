@@ -8,11 +8,13 @@ import pytest
 
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
-from tests.conftest import Ended
+from tests.conftest import CommandResult
 from tests.store.test_release import publish
 
 
-def test_a_reason_with_a_line_break_is_printed_on_one_line(tmp_path: Path, manta: Callable[..., Ended]):
+def test_a_reason_with_a_line_break_is_printed_on_one_line(
+    tmp_path: Path, manta: Callable[..., CommandResult]
+):
     root = str(tmp_path / "root")
     release = publish(open_store(root), "one")
     Releases(open_store(root)).hold(release.release, "why\nforged")
@@ -34,7 +36,7 @@ def root(tmp_path: Path) -> str:
 @pytest.mark.parametrize("name", ["manifest.json", "report.html"])
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_deleted_manifest_or_report_is_named(
-    root: str, number: int, name: str, manta: Callable[..., Ended]
+    root: str, number: int, name: str, manta: Callable[..., CommandResult]
 ):
     gone = f"releases/{number:08d}/{name}"
     open_store(root).delete(gone)
@@ -51,7 +53,7 @@ def test_a_deleted_manifest_or_report_is_named(
         assert gone in [fault["path"] for fault in facts["faults"]]
 
 
-def test_a_pruned_release_is_not_damaged(root: str, manta: Callable[..., Ended]):
+def test_a_pruned_release_is_not_damaged(root: str, manta: Callable[..., CommandResult]):
     assert manta("releases", "prune", root, "--keep", "1", "--grace-hours", "0").code == 0
     listed = manta("releases", "list", root)
     assert "pruned" in listed.out

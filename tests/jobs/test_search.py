@@ -27,12 +27,12 @@ from pipeline.settings import Job
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from pipeline.store.stored import FileRef
-from tests.conftest import ROOT, Ended
+from tests.conftest import ROOT, CommandResult
 from tests.index.published import Publisher
 from tests.models.folders import save_folder
 from tests.models.inference.poisoned import CODE, REFUSED, Poisoned
 
-Manta = Callable[..., Ended]
+Manta = Callable[..., CommandResult]
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ from pipeline.config import load_settings, to_yaml
 from pipeline.settings import Job
 from pipeline.store.commits import Commit, commit_path
 from pipeline.store.store import open_store
-from tests.conftest import ROOT, Ended
+from tests.conftest import ROOT, CommandResult
 
-Manta = Callable[..., Ended]
+Manta = Callable[..., CommandResult]
 
 
 def test_manta_without_a_command_prints_usage_and_fails(manta: Manta):
@@ -60,7 +60,7 @@ def test_settings_that_come_with_manta_are_found_by_name(
             "uri"
         ]
         == "mine"
-    ), "a file of that name goes before"
+    ), "a file of that name takes precedence"
 
 
 def test_an_unknown_name_gets_the_nearest_as_a_suggestion(manta: Manta):
@@ -134,7 +134,7 @@ run()
 
 @pytest.fixture(scope="module")
 def bash(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[str]]:
-    """Return the completions by bash of the last of these words."""
+    """Return a function that lists bash's completions of its last argument."""
     script = tmp_path_factory.mktemp("completion") / "manta.bash"
     with script.open("w") as out:
         subprocess.run(

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.conftest import Ended
+from tests.conftest import CommandResult
 from tests.flows.train.training import training_arguments, write_sentences, write_sts
 from tests.models.folders import save_folder
 
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def train(folder: Path, manta: Callable[..., Ended]) -> Train:
+def train(folder: Path, manta: Callable[..., CommandResult]) -> Train:
     """(exit code, the answer, standard error) of a training with these settings changed."""
 
     def run(*given: str) -> tuple[int, dict[str, object], str]:

@@ -12,7 +12,7 @@ from pipeline.store.commits import commit_path
 from pipeline.store.manifest import ReleaseManifest, manifest_path
 from pipeline.store.prune import prune
 from pipeline.store.release import Releases
-from tests.conftest import Ended
+from tests.conftest import CommandResult
 from tests.store.candidates import candidate, publish
 
 
@@ -64,7 +64,9 @@ def test_a_concurrent_hold_precedes_or_follows_the_publication(store: Store):
         Releases(store).unhold()
 
 
-def test_a_damaged_hold_is_effective_and_a_truncated_one_is_not(store: Store, manta: Callable[..., Ended]):
+def test_a_damaged_hold_is_effective_and_a_truncated_one_is_not(
+    store: Store, manta: Callable[..., CommandResult]
+):
     for name in ("one", "two"):
         publish(store, name)
     hold = Releases(store).hold(1)

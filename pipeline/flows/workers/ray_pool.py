@@ -181,7 +181,10 @@ def _dataset(task: Task[Item, Result], items: Sequence[Item], pool: Pool, call: 
         batch_format="pyarrow",
         fn_constructor_args=(pickle.dumps(task), call, stand_by),
         compute=ActorPoolStrategy(
-            min_size=pool.least, max_size=pool.size, initial_size=pool.now, max_tasks_in_flight_per_actor=1
+            min_size=pool.least,
+            max_size=pool.size,
+            initial_size=pool.initial,
+            max_tasks_in_flight_per_actor=1,
         ),
         num_cpus=pool.cpus,
         num_gpus=pool.gpus or None,

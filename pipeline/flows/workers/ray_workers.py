@@ -63,8 +63,14 @@ class RayWorkers(Workers):
                 raise demand.too_few_error(self.nodes)
             most, least = min(most, fit), min(least, fit)
         most = max(1, min(most, work))
-        least, now = min(least, most), max(1, min(fit, most))
-        return Pool(most, demand.cpus, demand.gpus, least=least, now=now, required=min(demand.workers, most))
+        return Pool(
+            most,
+            demand.cpus,
+            demand.gpus,
+            least=min(least, most),
+            initial=max(1, min(fit, most)),
+            required=min(demand.workers, most),
+        )
 
     def wide_pool(self, settings: ClusterSettings, work: int) -> Pool:
         """Return `pool`; if cores would be idle, each worker gets a multiple of cluster.cpus_per_worker.

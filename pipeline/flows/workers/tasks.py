@@ -52,7 +52,7 @@ class Pool:
         cpus: CPUs of each worker.
         gpus: GPUs of each worker; may be a fraction.
         least: least number of workers (default: `size`).
-        now: workers to begin with (default: `size`); more come while there is work and room for them.
+        initial: workers to begin with (default: `size`); more come while there is work and room for them.
         required: number of workers that must find room within cluster.wait_s.
         max_deaths: number of processes that may die at one item before the run is given up.
         memory: bytes that Ray reserves for each worker; 0 for workers that take less than others leave free.
@@ -63,7 +63,7 @@ class Pool:
     cpus: float = 1.0
     gpus: float = 0.0
     least: int | None = None
-    now: int | None = None
+    initial: int | None = None
     required: int = 1
     max_deaths: int = _MAX_DEATHS
     memory: float = 0.0
@@ -75,10 +75,11 @@ class Pool:
         return cls(1, settings.cpus_per_worker, settings.gpus_per_worker)
 
     def limited_to(self, items: int) -> "Pool":
-        """Return the pool with `size`, `least` and `now` for `items` items, at most one worker for each."""
+        """Return the pool with `size`, `least` and `initial` for `items` items, at most one worker each."""
         size = max(1, min(self.size, items))
         least = min(self.least or size, size)
-        return replace(self, size=size, least=least, now=max(least, min(self.now or size, size)))
+        initial = max(least, min(self.initial or size, size))
+        return replace(self, size=size, least=least, initial=initial)
 
     @property
     def demand(self) -> ResourceDemand:

@@ -20,8 +20,9 @@ EXAMPLES = 5  # rows of each kind of change that the report shows
 def line_schema(id_type: pa.DataType) -> pa.Schema:
     """Return the schema of lines. A line stands for one good row of the input while ids are resolved.
 
-    Its column `file` is the file's index in tonight's listing, ABSENT if the file is gone or was read again.
-    `position` is the row's index among the rows of its bucket that were read tonight, ABSENT for other rows.
+    Its column `carried` is a digest of the kept columns. `file` is the file's index in tonight's listing,
+    ABSENT if the file is gone or was read again. `position` is the row's index among the rows of its bucket
+    that were read tonight, ABSENT for other rows.
     """
     return pa.schema(
         [
@@ -42,7 +43,7 @@ def resolved_schema(id_type: pa.DataType) -> pa.Schema:
 
 
 class LineChange(NamedTuple):
-    """A new, changed or deleted row; the attributes are those of `choose_examples`."""
+    """A new, changed or deleted row: one element of each argument of `choose_examples`."""
 
     key: int
     before: int
@@ -150,7 +151,7 @@ def resolve_ids(before: pa.Table, now: pa.Table, *, reuse: bool) -> ResolvedIds:
     lines = lines.sort_by([("id", "ascending"), ("file", "ascending"), ("row", "ascending")]).combine_chunks()
     ids = one_chunk(lines["id"])
     differs = pc.not_equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
-    is_winner = np.append(True, differs)[: len(ids)]  # the first line of its id; no element without lines
+    is_winner = np.append(True, differs)[: len(ids)]  # the slice is for a table without rows
     live = before.filter(before["address"].is_valid()).combine_chunks()
     winners = lines.filter(pa.array(is_winner)).combine_chunks()
     comparison = _Comparison(winners, np.flatnonzero(is_winner), live)
@@ -159,6 +160,7 @@ def resolve_ids(before: pa.Table, now: pa.Table, *, reuse: bool) -> ResolvedIds:
     live_addresses = live["address"].to_numpy()
     addresses = np.full(lines.num_rows, ABSENT, dtype=np.int64)
     addresses[comparison.line_indices[keeps]] = live_addresses[comparison.live_indices[keeps]]
+    # Without reuse the new corpus has none of the previous units, so no address in them needs a tombstone.
     is_dead = np.full(len(live_addresses), reuse)
     is_dead[comparison.live_indices[keeps]] = False
     address_column = pa.array(addresses, mask=addresses == ABSENT)

@@ -17,13 +17,13 @@ from pipeline.flows.workers.local import LocalWorkers
 from pipeline.flows.workers.workers import Workers
 from pipeline.log import Stages
 from pipeline.settings import ClusterSettings, Job
-from tests.conftest import ROOT, Ended
+from tests.conftest import ROOT, CommandResult
 from tests.flows.conftest import sentences
 from tests.flows.documents.documents import DOCUMENTS, NEEDS, commands, need, python_blocks
 from tests.flows.evaluate.evaluating import write_pairs
 from tests.text.builders.building import inference
 
-Manta = Callable[..., Ended]
+Manta = Callable[..., CommandResult]
 BARE = (
     "manta init",
     "manta train",

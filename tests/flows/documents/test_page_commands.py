@@ -22,7 +22,7 @@ from pipeline.settings import Job
 from pipeline.settings.training import TrainSettings
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
-from tests.conftest import Ended
+from tests.conftest import CommandResult
 from tests.flows.train.training import write_sts
 from tests.store.candidates import candidate
 
@@ -52,7 +52,7 @@ def printed(code: str) -> str:
 
 @pytest.mark.parametrize("apart", [False, True], ids=["commits beside", "commits apart"])
 def test_commands_on_the_page_of_a_night_run(
-    apart: bool, make_job: Callable[..., Job], tmp_path: Path, manta: Callable[..., Ended]
+    apart: bool, make_job: Callable[..., Job], tmp_path: Path, manta: Callable[..., CommandResult]
 ):
     root = tmp_path / "all 'my' releases"
     roots = [f"release.root={root}", *([f"release.commits_root={tmp_path / 'its commits'}"] if apart else [])]
@@ -67,7 +67,7 @@ def test_commands_on_the_page_of_a_night_run(
 
 @pytest.mark.parametrize("apart", [False, True], ids=["commits beside", "commits apart"])
 def test_the_command_on_the_page_of_a_held_root_ends_the_hold(
-    apart: bool, tmp_path: Path, manta: Callable[..., Ended]
+    apart: bool, tmp_path: Path, manta: Callable[..., CommandResult]
 ):
     root = open_store(tmp_path / "all 'my' releases")
     commits = open_store(tmp_path / "its commits") if apart else None
@@ -83,7 +83,7 @@ def test_the_command_on_the_page_of_a_held_root_ends_the_hold(
 
 
 def test_commands_on_the_page_of_a_training_run(
-    tmp_path: Path, encoder: Path, manta: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, encoder: Path, manta: Callable[..., CommandResult], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
     run, start = tmp_path / "my trainings" / "it's new", tmp_path / "the start"

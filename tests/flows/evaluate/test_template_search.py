@@ -10,7 +10,7 @@ from pipeline.errors import DataError
 from pipeline.flows.evaluate.template_search import search_template
 from pipeline.log import Stages
 from pipeline.settings import EncoderSettings
-from tests.conftest import Ended
+from tests.conftest import CommandResult
 from tests.flows.evaluate.evaluating import arguments, job, oracle, write_pairs
 from tests.models.folders import save_folder
 
@@ -46,7 +46,7 @@ def test_each_score_is_that_of_the_encoder_with_the_template(folder: Path):
     assert (again.id, again.steps, stamps(folder)) == (result.id, result.steps, before)
 
 
-def test_the_command_prints_a_table_an_object_and_a_page(folder: Path, manta: Callable[..., Ended]):
+def test_the_command_prints_a_table_an_object_and_a_page(folder: Path, manta: Callable[..., CommandResult]):
     code, shown, _ = manta("search-template", *arguments(folder, folder / "encoder"), WORDS)
     assert code == 0
     lines = shown.splitlines()
@@ -71,7 +71,7 @@ def test_without_pairs_nothing_is_scored(folder: Path, tmp_path: Path):
 
 
 def test_an_encoder_without_a_mask_token_is_refused(
-    folder: Path, tmp_path: Path, manta: Callable[..., Ended]
+    folder: Path, tmp_path: Path, manta: Callable[..., CommandResult]
 ):
     bare = save_folder(tmp_path / "bare", "bert")
     vocabulary = bare / "tokenizer.json"

@@ -23,7 +23,7 @@ from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from pipeline.store.units import Corpus
 from pipeline.store.verify import bytes_to_read, content_faults, size_faults
-from tests.conftest import Ended
+from tests.conftest import CommandResult
 from tests.flows.conftest import current_manifest, job_arguments, sentences, write_corpus
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -213,7 +213,7 @@ def test_a_changed_file_is_refused_and_written_again_after_it_is_deleted(
 )
 @pytest.mark.parametrize("harm", ["gone", "cut short"])
 def test_search_and_evaluate_name_the_damaged_file(
-    published: Path, tmp_path: Path, manta: Callable[..., Ended], kind: str, command: str, harm: str
+    published: Path, tmp_path: Path, manta: Callable[..., CommandResult], kind: str, command: str, harm: str
 ):
     root = Path(shutil.copytree(published / "releases", tmp_path / "releases"))
     (tmp_path / "tasks" / "sts").mkdir(parents=True)

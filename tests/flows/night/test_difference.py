@@ -20,11 +20,11 @@ from pipeline.settings import ClusterSettings, Job
 from pipeline.store.release import Releases
 from pipeline.store.store import open_store
 from pipeline.store.units import Corpus
-from tests.conftest import Ended
+from tests.conftest import CommandResult
 from tests.flows.conftest import job_arguments, sentences
 
 pytestmark = pytest.mark.usefixtures("cluster")
-Manta = Callable[..., Ended]
+Manta = Callable[..., CommandResult]
 Rows = dict[str, tuple[str, str]]  # id: (text, lang)
 SETTINGS = ("whiten.mode=off", "gates.recall_at_10=0.1", "index.kind=flat", "corpus.max_quarantined=0.5")
 

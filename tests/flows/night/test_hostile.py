@@ -13,7 +13,7 @@ import pytest
 from pipeline.flows.night.nightly import nightly
 from pipeline.log import Stages
 from pipeline.settings import Job
-from tests.conftest import Ended
+from tests.conftest import CommandResult
 from tests.flows.conftest import sentences
 
 HOSTILE = (
@@ -79,7 +79,7 @@ def hostile(make_job: Callable[..., Job]) -> Job:
 @pytest.mark.usefixtures("cluster")
 def test_text_of_rows_is_escaped_in_every_output(
     hostile: Job,
-    manta: Callable[..., Ended],
+    manta: Callable[..., CommandResult],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],

@@ -22,7 +22,7 @@ from pipeline.index.search import open_release
 from pipeline.log import Stages
 from pipeline.settings import Job
 from pipeline.store.store import open_store
-from tests.conftest import Ended
+from tests.conftest import CommandResult
 from tests.faults import Faults, FaultyProxy
 from tests.flows.conftest import ON_RAY, ROOT, job_arguments, sentences, write_corpus
 from tests.server import ACCESS_KEY, SECRET_KEY
@@ -124,7 +124,7 @@ def test_night_and_preflight_refuse_a_store_without_conditional_writes(
     cluster: Workers,
     faulty: FaultyProxy,
     arguments: Callable[..., tuple[str, ...]],
-    manta: Callable[..., Ended],
+    manta: Callable[..., CommandResult],
 ):
     faulty.faults = Faults(drops_conditions=True)
     problems = {

@@ -23,11 +23,11 @@ from pipeline.settings import EncodeSettings, Job
 from pipeline.store.schema import vector_matrix
 from pipeline.store.store import open_store
 from pipeline.text.tokens.stop_words import STOP_WORDS
-from tests.conftest import Ended
+from tests.conftest import CommandResult
 from tests.flows.conftest import WORDS, job_arguments, sentences, write_corpus
 from tests.models.folder.wordfiles import write_counts, write_words
 
-Manta = Callable[..., Ended]
+Manta = Callable[..., CommandResult]
 
 
 @pytest.fixture

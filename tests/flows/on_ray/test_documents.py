@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.flows.workers.workers import Workers
-from tests.conftest import ROOT, Ended
+from tests.conftest import ROOT, CommandResult
 from tests.flows.conftest import sentences
 from tests.flows.documents.documents import commands, python_blocks
 from tests.flows.documents.test_documents import runs_on_ray
@@ -40,7 +40,7 @@ def test_commands_of_trainings_and_variants_run_in_the_documented_order(
     encoder: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    manta: Callable[..., Ended],
+    manta: Callable[..., CommandResult],
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jobs").symlink_to(ROOT / "jobs")

@@ -1,5 +1,5 @@
-"""Every item is processed once, on several actors; errors of this package arrive as raised, and waiting for
-resources that cannot come ends.
+"""Every item is processed once, on several actors. Errors of this package keep their type and message, and
+the wait for resources that never become available ends with an error.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ def test_without_items_no_actor_is_started(ray_cluster: Workers):
 
 def test_a_pool_grows_from_one_actor_while_there_is_work(ray_cluster: Workers, tmp_path: Path):
     made = dict(
-        ray_cluster.map_units(Meet(str(tmp_path), 2), list(range(12)), Pool(2, cpus=0.5, least=1, now=1))
+        ray_cluster.map_units(Meet(str(tmp_path), 2), list(range(12)), Pool(2, cpus=0.5, least=1, initial=1))
     )
     assert len(made) == 12
     assert len(set(made.values())) == 2, "the first actor waits at its item until there is a second one"
@@ -76,13 +76,13 @@ def test_processes_are_reused_by_the_next_stage(ray_cluster: Workers, tmp_path: 
             )
 
     first = processes("first")
-    assert len(first) == 4, "more than the two that Ray keeps in any case for two CPUs"
+    assert len(first) == 4, "four processes: Ray by itself keeps only two idle ones on two CPUs"
     time.sleep(2.5)  # Ray's own rule ends idle processes after one second
     assert len(processes("second") & first) > 2
 
 
 @pytest.fixture
-def patient_again(ray_cluster: Workers) -> Iterator[None]:
+def restore_patience(ray_cluster: Workers) -> Iterator[None]:
     """Restore the patience that a test changed."""
     yield
     set_patience(PATIENCE_S)
@@ -112,7 +112,7 @@ def test_a_worker_with_more_memory_than_a_node_has_is_refused_and_others_share_i
     assert ray_cluster.run(Double(), 4, pool)[0] == 8
 
 
-@pytest.mark.usefixtures("patient_again")
+@pytest.mark.usefixtures("restore_patience")
 def test_waiting_for_an_occupied_cluster_ends_with_an_error(ray_cluster: Workers):
     import ray
 
@@ -149,7 +149,7 @@ def add_nodes(ray_cluster: Workers) -> Iterator[Callable[[int], None]]:
     _internal_kv_del(GCS_AUTOSCALER_CLUSTER_CONFIG_KEY, namespace=GCS_AUTOSCALER_STATE_NAMESPACE)
 
 
-@pytest.mark.usefixtures("patient_again")
+@pytest.mark.usefixtures("restore_patience")
 def test_waiting_for_a_new_node_ends_with_a_transient_error(
     ray_cluster: Workers, add_nodes: Callable[[int], None]
 ):
@@ -176,7 +176,7 @@ def test_a_worker_too_large_for_every_node_type_is_refused_at_once(
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.usefixtures("patient_again")
+@pytest.mark.usefixtures("restore_patience")
 def test_a_long_item_does_not_end_the_run(ray_cluster: Workers):
     assert dict(ray_cluster.map_units(Long(4.5, patience_s=3.0), [7], Pool(1, cpus=0.5))) == {0: 7}
 
@@ -194,7 +194,7 @@ def test_a_slow_item_is_started_a_second_time_by_an_idle_worker(ray_cluster: Wor
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("patient_again")
+@pytest.mark.usefixtures("restore_patience")
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_hanging_worker_is_killed_and_its_item_repeated(
     ray_cluster: Workers, tmp_path: Path, capfd: pytest.CaptureFixture[str], stopped: bool
@@ -245,15 +245,15 @@ def test_the_warning_about_a_killed_worker_names_no_infinite_retries(tmp_path: P
     [
         (10, Pool(4), (4, 4, 4)),
         (2, Pool(4), (2, 2, 2)),
-        (10, Pool(4, least=1, now=2), (1, 4, 2)),
-        (10, Pool(4, least=3, now=2), (3, 4, 3)),
-        (1, Pool(4, least=3, now=2), (1, 1, 1)),
-        (10, Pool(4, least=1, now=0), (1, 4, 4)),
+        (10, Pool(4, least=1, initial=2), (1, 4, 2)),
+        (10, Pool(4, least=3, initial=2), (3, 4, 3)),
+        (1, Pool(4, least=3, initial=2), (1, 1, 1)),
+        (10, Pool(4, least=1, initial=0), (1, 4, 4)),
     ],
 )
 def test_a_pool_has_at_most_one_actor_per_item(count: int, pool: Pool, expected: tuple[int, int, int]):
     limited = pool.limited_to(count)
-    assert (limited.least, limited.size, limited.now) == expected
+    assert (limited.least, limited.size, limited.initial) == expected
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +275,7 @@ def gpus() -> dict[str, object]:
 
 @pytest.mark.slow
 def test_two_workers_with_half_a_gpu_run_on_one_gpu_at_once(gpus):
-    assert gpus["most"] == 4, "two GPUs, half a GPU each"
+    assert gpus["most"] == 4, "workers of half a GPU on two GPUs"
     assert gpus["workers by gpu"] == {"0": 2, "1": 2}
     assert gpus["at once"] == 4
     assert gpus["device"] == "cuda"
@@ -319,8 +319,8 @@ def on_short_memory(part: float) -> dict[str, object]:
 @pytest.mark.alone
 @pytest.mark.skipif(psutil.virtual_memory().available < 6 << 30, reason="6 GB of free memory are needed")
 def test_an_item_that_exceeds_the_memory_ends_the_run_with_an_error():
-    """Ray's memory monitor kills the worker each time, and sometimes other processes: also the board that
-    receives the reports of progress.
+    """Ray's memory monitor kills the worker each time, and sometimes other processes, such as the actor
+    that receives the reports of progress (`Board`).
     """
     ended = on_short_memory(0.5)
     assert ended["exit code"] == 75

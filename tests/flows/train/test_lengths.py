@@ -17,7 +17,7 @@ from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from pipeline.train.checkpoint import load_state
 from pipeline.train.metrics import read_metrics
-from tests.conftest import Ended
+from tests.conftest import CommandResult
 from tests.flows.conftest import sentences
 from tests.flows.train.test_rank import rank_of, train
 from tests.flows.train.training import training_arguments
@@ -57,10 +57,10 @@ def write_long(file: Path) -> list[str]:
     return texts
 
 
-def test_dev_texts_are_truncated_as_by_the_product(tmp_path: Path, encoder: Path):
+def test_texts_are_measured_at_the_length_of_the_product(tmp_path: Path, encoder: Path):
     write_long(tmp_path / "sentences.parquet")
     changes = ((), ("train.max_length=12",), ("train.max_length=12", "encoder.max_length=12"))
-    starts = []
+    starts = []  # metrics before the first step
     for number, given in enumerate(changes):
         rank = rank_of(tmp_path, encoder, f"train.name=run{number}", "train.max_steps=1", *given)
         train(rank)
@@ -71,7 +71,7 @@ def test_dev_texts_are_truncated_as_by_the_product(tmp_path: Path, encoder: Path
 
 @pytest.mark.parametrize(("length", "said"), [(12, True), (64, False)])
 def test_the_command_mentions_both_lengths_if_they_differ(
-    tmp_path: Path, encoder: Path, manta: Callable[..., Ended], length: int, said: bool
+    tmp_path: Path, encoder: Path, manta: Callable[..., CommandResult], length: int, said: bool
 ):
     given = ("train.max_steps=1", f"train.max_length={length}")
     train(rank_of(tmp_path, encoder, *given))

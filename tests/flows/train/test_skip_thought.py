@@ -37,7 +37,7 @@ def _own_cache(cache: Path) -> None:
 
 
 def rank_for(folder: Path, name: str = "run", *overrides: str) -> TrainRank:
-    """Return the training of the config, made small: 14 steps over 228 triples."""
+    """Return the only rank of the config's training, made small: 14 steps over 228 triples."""
     small = (
         f"train.data={write_books(folder / 'books.parquet')}",
         "train.recurrent.width=12",
@@ -85,7 +85,7 @@ def test_two_trainings_are_combined_side_by_side(tmp_path: Path):
 
 
 def test_the_vocabulary_of_the_product_is_expanded(tmp_path: Path):
-    """All other weights are those of the training without expansion, whose steps it does not change."""
+    """Expansion adds words after the last step: all other weights equal those of a training without it."""
     short = "train.max_steps=3"
     words = ("dog", "man", "woman", "zebra")
     lines = [f"{word} {number} {number**2 % 5}" for number, word in enumerate(words, start=1)]
@@ -152,5 +152,6 @@ def test_real_text_is_predicted_better_than_by_the_frequencies_of_its_words(tmp_
     found = rank.run.result().metrics
     counted = pq.read_table(real)["text"].to_pylist()
     entropy = word_entropy(tokenizer, counted, texts) / found["same_rows"]
-    assert (found["same_rows"], found["start_loss"] > 1.3 * entropy) == (256, True)
+    assert found["same_rows"] == 256, "rows that were measured before the training and after it"
+    assert found["start_loss"] > 1.3 * entropy
     assert found["end_loss"] < 0.98 * entropy

@@ -44,13 +44,13 @@ def rank_for(folder: Path, name: str = "run", *overrides: str) -> TrainRank:
     return unstarted(CONFIG, folder, name, *small, *overrides)
 
 
-def model_is(model: str) -> str:
+def objective_override(model: str) -> str:
     return f"train.objective={{name: word2vec, options: {{model: {model}, subsample: 0.1}}}}"
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_stopped_training_resumes_to_the_same_bits_with_the_same_draws(model: str, tmp_path: Path):
-    whole, parts = (rank_for(tmp_path, name, model_is(model)) for name in ("run", "parts"))
+    whole, parts = (rank_for(tmp_path, name, objective_override(model)) for name in ("run", "parts"))
     assert whole.plan.steps == 12
     train(whole)
     with pytest.raises(Stop):
@@ -104,8 +104,8 @@ def test_the_text_file_beside_the_product_gives_the_same_directions(tmp_path: Pa
 def test_words_of_one_kind_become_neighbours_on_real_captions(model: str, tmp_path: Path):
     """The loss falls, and the nearest word is of the same kind more often than at the random start.
 
-    Their sums are not compared on STS: random vectors compare the words that two sentences share, which so
-    little text does not improve upon.
+    STS is not measured: sums of random vectors already compare the words that two sentences share, and a
+    training on so little text is no better.
     """
     captions = Path(os.environ["MANTA_EVAL_DATA"]) / "captions" / "flickr30k_captions.parquet"
     pq.write_table(pq.read_table(captions).select(["text"]).slice(0, 20_000), tmp_path / "captions.parquet")

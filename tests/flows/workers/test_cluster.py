@@ -186,7 +186,7 @@ def test_the_pool_size_follows_the_settings_the_work_and_the_resources(
 ):
     pool = cluster.pool(settings(**values), work)
     limited = pool.limited_to(work)
-    assert (limited.least, limited.size, limited.now) == expected
+    assert (limited.least, limited.size, limited.initial) == expected
 
 
 IDLE = RayWorkers((Node(cpus=16), Node(cpus=6)), idle=True)

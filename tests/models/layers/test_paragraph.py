@@ -9,7 +9,7 @@ from pipeline.losses import sampled_word_prediction, word_prediction
 from pipeline.models.layers.paragraph import WordPredictor, contexts_of, sum_in_order
 from pipeline.text.tokens.tokens import Tokens
 
-# The worked example: d, the words 1 and 2, and U, with b = 0.
+# An example worked by hand: paragraph vector d, vectors of words 1 and 2, output weights U; the bias b is 0.
 PARAGRAPH = torch.tensor([[0.2, -0.1]])
 WORDS = torch.tensor([[0.5, 0.0], [0.1, 0.4]])
 OUTPUT = torch.tensor([[1.0, 0], [0, 1], [1, 1]])

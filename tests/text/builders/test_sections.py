@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.text.builders.building import build
 
 
-def test_every_text_beside_another_of_its_section_makes_a_triple(tmp_path: Path):
+def test_each_text_of_a_section_with_several_texts_is_an_anchor(tmp_path: Path):
     rows = [
         {"document": "Lobster", "section": section, "text": text}
         for section, text in (
@@ -22,7 +22,7 @@ def test_every_text_beside_another_of_its_section_makes_a_triple(tmp_path: Path)
     ]
 
 
-def test_every_text_beside_another_of_its_section_is_an_anchor_once_if_there_is_another_section(
+def test_a_text_is_an_anchor_once_if_its_section_has_another_text_and_its_document_another_section(
     tmp_path: Path,
 ):
     sizes = {("a", "1"): 4, ("a", "2"): 1, ("a", "3"): 3, ("b", "1"): 5, ("c", "1"): 2, ("c", "2"): 2}
