@@ -6,6 +6,7 @@ import torch
 from pipeline.errors import ModelError
 from pipeline.models.folder.frequencies import FREQUENCIES, read_frequencies
 from pipeline.models.trainable.encoder import TrainableEncoder
+from pipeline.objectives.batch import Peers
 
 _MAX_SEED = (1 << 63) - 1  # torch draws int64
 _POWER = 0.75  # of the words' probabilities in drawing negatives, as in Mikolov et al. 2013
@@ -14,6 +15,20 @@ _POWER = 0.75  # of the words' probabilities in drawing negatives, as in Mikolov
 def numpy_generator() -> np.random.Generator:
     """Return a generator that is seeded by torch's, so that a resumed training draws the same numbers."""
     return np.random.default_rng(int(torch.randint(_MAX_SEED, ()).item()))
+
+
+def row_generators(rows: np.ndarray, peers: Peers, device: torch.device) -> list[np.random.Generator]:
+    """Return a generator for each row, seeded by the first peer's torch generator and the row's number.
+
+    A row's numbers thus do not depend on the rank that has it, nor on the other rows.
+
+    Args:
+        rows: (n,) row numbers in the data set.
+        peers: ranks of the step, each of which must call this function.
+        device: device of the tensors that the ranks exchange.
+    """
+    seeds = peers.gather(torch.randint(_MAX_SEED, (1,)).to(device))
+    return [np.random.default_rng((int(seeds[0]), int(row))) for row in rows]
 
 
 def vocabulary_counts(encoder: TrainableEncoder, remedy: str) -> np.ndarray:

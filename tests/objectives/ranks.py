@@ -12,6 +12,7 @@ from pipeline.objectives import NO_PEERS, Batch, Objective, Peers
 from pipeline.objectives.cert import Cert
 from pipeline.objectives.consert import Consert
 from pipeline.objectives.contrastive_tension import ContrastiveTension
+from pipeline.objectives.declutr import Declutr
 from pipeline.objectives.input_response import InputResponse
 from pipeline.objectives.pser import Pser
 from pipeline.objectives.quickthoughts import QuickThoughts
@@ -35,6 +36,7 @@ def two_tasks() -> Sum:
 CASES: dict[str, Callable[[], Objective]] = {
     "consert": lambda: Consert(Tiny(seed=1), views=("none", "none")),
     "consert adversarial": lambda: Consert(Tiny(seed=1), views=("none", "adversarial"), noise=0.1),
+    "declutr": lambda: Declutr(Tiny(seed=1), temperature=0.3),
     # Texts have three tokens: if both special tokens are kept, there is nothing to permute or draw.
     "pser": lambda: Pser(Tiny(seed=1), temperature=0.3, keep_special=True),
     "pser similarity": lambda: Pser(Tiny(seed=1), temperature=0.3, keep_special=True, kl_on="similarity"),
@@ -55,6 +57,7 @@ CASES: dict[str, Callable[[], Objective]] = {
 WITH_FALSE_NEGATIVES = (
     "consert",
     "consert adversarial",
+    "declutr",
     "pser",
     "tension",
     "quickthoughts",
@@ -89,6 +92,11 @@ def batch(
     return replace(whole.of_rows(own), false_negatives=masks, source=source)
 
 
+def with_documents(rows: Batch) -> Batch:
+    """Make a document of each text by repeating its letters, which are its words."""
+    return replace(rows, columns={"text": [" ".join(14 * str(text)) for text in rows.column("text")]})
+
+
 def trained(
     name: str, with_false_negatives: bool, batches: Callable[[int], Batch]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -96,7 +104,7 @@ def trained(
     torch.manual_seed(5)
     objective, losses = CASES[name]().double(), []
     for step in range(STEPS):
-        rows = batches(step)
+        rows = with_documents(batches(step)) if name == "declutr" else batches(step)
         outcome = loss_and_backward(objective, rows)
         with torch.no_grad():
             for parameter in objective.parameters():

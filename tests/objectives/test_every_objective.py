@@ -17,6 +17,7 @@ from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import load_trainable
 from pipeline.models.trainable.new_word_table import write_word_table_folder
 from pipeline.objectives import OBJECTIVES, Batch, Objective
+from pipeline.objectives.declutr import Declutr
 from pipeline.objectives.regression import CosineRegression
 from pipeline.objectives.weighted import Sum, Term
 from pipeline.objectives.word2vec import Word2Vec
@@ -91,13 +92,14 @@ def batch_for(objective: Objective) -> Batch:
         if role in roles
     }
     folder = getattr(objective.encoder, "folder", None)
-    if folder is None:
-        return batch_of(columns)
-    if folder.family == "words":  # each letter is a word
-        columns = {
+    has_spans = any(isinstance(module, Declutr) for module in objective.modules())
+    if has_spans or (folder is not None and folder.family == "words"):
+        columns = {  # each letter is a word
             role: [" ".join(text) for text in values] if role in TEXTS else values
             for role, values in columns.items()
         }
+    if folder is None:
+        return batch_of(columns)
     return replace(batch_of(columns), tokenize=folder.tokenizer())
 
 

@@ -9,7 +9,7 @@ from pipeline.stats.geometry import alignment, cosines, uniformity
 from pipeline.train.vector_metrics import MAX_ROWS, vector_metrics
 from tests.objectives.tiny import Tiny
 
-PAIRED = {"simcse", "contrastive_tension", "supervised", "consert", "cert", "pser", "triplet"}
+PAIRED = {"simcse", "contrastive_tension", "supervised", "consert", "cert", "declutr", "pser", "triplet"}
 OTHERS = {"classification", "regression", "quickthoughts"}
 
 

@@ -25,6 +25,7 @@ ROWS, SHORT = 40, ("train.max_steps=4", "train.checkpoint={steps: 2, minutes: nu
 CASES = {
     "consert": "{name: consert, options: {views: [feature_cutoff, shuffle]}}",
     "adversarial": "{name: consert, options: {views: [token_cutoff, adversarial]}}",
+    "declutr": "[{name: declutr, weight: 0.5, options: {shortest: 1, longest: 4}}, masked_lm]",
     "pser": "{name: pser, options: {kl_on: similarity}}",
     "tension": "contrastive_tension",
     "cert": "{name: cert, options: {queue: 20, width: 8, pairs: false}}",
@@ -115,7 +116,7 @@ def test_of_two_encoders_the_better_one_on_dev_is_the_product(tmp_path: Path, en
     assert spaces["best"] == spaces["first" if figures["first"] > figures["second"] else "second"]
 
 
-@pytest.mark.parametrize("name", ["cert", "side by side", "masked words", "next sentence"])
+@pytest.mark.parametrize("name", ["cert", "declutr", "side by side", "masked words", "next sentence"])
 def test_queues_and_second_encoders_resume_to_the_same_bits(name: str, tmp_path: Path, encoder: Path):
     whole, parts = rank_for(name, tmp_path, encoder), rank_for(name, tmp_path, encoder, "parts")
     train(whole)
