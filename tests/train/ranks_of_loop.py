@@ -19,7 +19,7 @@ from pipeline.train.finite import NonFinite
 from pipeline.train.gather import Ranks
 from pipeline.train.loop import Training, fit
 from tests.objectives.tiny import Tiny
-from tests.train.small import STEPS, numbers, rows_of, training
+from tests.train.small import DROPOUT, STEPS, numbers, rows_of, training
 
 CASES = {"supervised": None, "queue": 2}  # objective -> chunk_rows
 KILLED = 4  # completed steps; the last checkpoint is one step earlier
@@ -40,17 +40,9 @@ def work(rank: int, world: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=world)
     found: dict[str, Any] = {}
-    for name, chunk_rows in CASES.items():
-        found[name] = trainings(name, settings_of(chunk_rows), rank, world, folder / name)
-        found[f"{name} without dropout"] = numbers(
-            list(
-                fit(
-                    training(settings_of(chunk_rows), name, dropout=0.0),
-                    rows_of(0, rank, world, Ranks()),
-                    until=STEPS,
-                )
-            )
-        )
+    for name in CASES:
+        for case, dropout in ((name, DROPOUT), (without_dropout(name), 0.0)):
+            found[case] = trainings(name, dropout, rank, world, folder / case)
     found["error"] = error(rank, world)
     found["due"] = due(rank, folder)
     torch.save(found, folder / f"{rank}.pt")
@@ -58,15 +50,20 @@ def work(rank: int, world: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def trainings(name: str, settings: TrainSettings, rank: int, world: int, folder: Path) -> dict[str, Any]:
+def without_dropout(name: str) -> str:
+    return f"{name} without dropout"
+
+
+def trainings(name: str, dropout: float, rank: int, world: int, folder: Path) -> dict[str, Any]:
     """Run an undisturbed training, one that is killed, and one resumed from its checkpoint."""
+    settings = settings_of(CASES[name])
 
     def rows(start: int) -> Any:
         return rows_of(start, rank, world, Ranks())
 
-    undisturbed = numbers(list(fit(training(settings, name), rows(0), until=STEPS)))
+    undisturbed = numbers(list(fit(training(settings, name, dropout=dropout), rows(0), until=STEPS)))
     killed, checkpoints = (
-        training(settings, name),
+        training(settings, name, dropout=dropout),
         Checkpoints(open_store(folder), "checkpoints", CheckpointSettings()),
     )
     states = []
@@ -76,7 +73,7 @@ def trainings(name: str, settings: TrainSettings, rank: int, world: int, folder:
             checkpoints.save(step.number, states[0])
     checkpoints.close()
     dist.barrier()
-    resumed = training(settings, name, seed=7)
+    resumed = training(settings, name, dropout=dropout, seed=7)
     last = Checkpoints(open_store(folder), "checkpoints", CheckpointSettings()).last()
     resumed.restore(load_state(last))
     again = numbers(list(fit(resumed, rows(KILLED - 1), until=STEPS)))

@@ -17,6 +17,7 @@ from pipeline.train.loop import Step, Training
 from tests.objectives.tiny import Tiny, batch_of, texts
 
 ROWS, STEPS = 6, 6  # of every batch of all ranks; of a training
+DROPOUT = 0.2
 
 
 class Queue(Objective):
@@ -54,7 +55,7 @@ class Queue(Objective):
             own.data.lerp_(other.data, 0.3)
 
 
-def objective(name: str, dropout: float = 0.2, seed: int = 5) -> Objective:
+def objective(name: str, dropout: float = DROPOUT, seed: int = 5) -> Objective:
     torch.manual_seed(seed)
     tiny = Tiny(dropout=dropout, seed=seed)
     if name == "queue":

@@ -24,6 +24,7 @@ from pipeline.train.gradcache import loss_and_backward
 from pipeline.train.loop import Training, fit
 from pipeline.train.precision import LossScale, prepare_encoders
 from tests.models.folders import LONG, save_folder
+from tests.models.trainable.layer_calls import layer_calls
 from tests.objectives.tiny import Tiny, gradients
 from tests.train.small import STEPS, rows_of
 
@@ -93,6 +94,15 @@ def test_checkpointing_does_not_change_the_gradient_with_dropout(folder: Path):
     _, found, _ = step(folder, 0.1, checkpoint_layers=True)
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("checkpoint_layers", [False, True])
+def test_checkpointed_layers_are_computed_again_in_the_backward_pass(folder: Path, checkpoint_layers: bool):
+    objective = SimCSE(load_trainable(open_folder(EncoderSettings(path=str(folder)))))
+    prepare_encoders(objective, TrainSettings(checkpoint_layers=checkpoint_layers))
+    backbone = objective.encoder.backbone
+    calls = layer_calls(backbone, lambda: loss_and_backward(objective, batch_for(folder)))
+    assert list(calls.values()) == backbone.layers * [2 if checkpoint_layers else 1]
 
 
 @pytest.mark.slow

@@ -7,10 +7,21 @@ import torch
 from pipeline.objectives import OBJECTIVES
 from pipeline.stats.geometry import alignment, cosines, uniformity
 from pipeline.train.vector_metrics import MAX_ROWS, vector_metrics
-from tests.objectives.tiny import Tiny
+from tests.objectives.tiny import Tiny, batch_of
 
-PAIRED = {"simcse", "contrastive_tension", "supervised", "consert", "cert", "declutr", "pser", "triplet"}
-OTHERS = {"classification", "regression", "quickthoughts"}
+PAIRED = {
+    "cert",
+    "consert",
+    "contrastive_tension",
+    "declutr",
+    "optiprompt",
+    "prompt",
+    "prompt_supervised",
+    "pser",
+    "simcse",
+    "supervised",
+    "triplet",
+}
 
 
 def views(count: int, dim: int = 12, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,6 +75,13 @@ def test_zero_vectors_give_finite_metrics():
     assert metrics == {"uniformity": -4, "alignment": 2, "positive_cosine": 0, "negative_cosine": 0}
 
 
-@pytest.mark.parametrize("name", sorted(PAIRED | OTHERS))
-def test_objectives_declare_positive_pairs(name: str):
-    assert OBJECTIVES[name](Tiny()).has_positive_pairs == (name in PAIRED)
+def test_objectives_whose_first_two_views_are_positive_pairs_declare_it():
+    assert {name for name in OBJECTIVES.names() if OBJECTIVES[name].has_positive_pairs} == PAIRED
+
+
+@pytest.mark.parametrize("masks", ["own", "shared"])
+def test_texts_under_shared_masks_are_no_pairs(masks: str):
+    """A batch has one view then, without a second one to compare it with."""
+    objective = OBJECTIVES["simcse"](Tiny(), masks=masks)
+    assert len(objective.views(batch_of({"text": ["a", "b"]}))) == (2 if masks == "own" else 1)
+    assert objective.has_positive_pairs == (masks == "own")

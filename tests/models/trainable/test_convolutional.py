@@ -25,6 +25,7 @@ from pipeline.settings.weights import ConvolutionalSettings
 from pipeline.text.tokens.tokens import Tokens
 from tests.models.folder.wordfiles import minilm_table, write_words
 from tests.models.folders import LONG, TEXTS, edit_json
+from tests.models.trainable.layer_calls import layer_calls
 from tests.models.trainable.recurrents import word_counts
 
 WIDTH, LAYERS = 9, 4
@@ -111,7 +112,9 @@ def test_every_gradient_equals_that_of_torchs_convolutions(folder: EncoderFolder
         torch.testing.assert_close(found[name], parameter.grad, atol=1e-12, rtol=1e-9, msg=name)
 
 
-def test_checkpointing_does_not_change_gradients_under_dropout(folder: EncoderFolder):
+def test_checkpointing_computes_layers_again_with_the_same_dropout(
+    folder: EncoderFolder,
+):
     encoder, tokens = load_trainable(folder, dropout=0.3), folder.tokenizer()(MANY[:20])
     assert encoder.backbone.has_dropout
 
@@ -119,7 +122,8 @@ def test_checkpointing_does_not_change_gradients_under_dropout(folder: EncoderFo
         encoder.backbone.checkpointing = checkpointing
         encoder.zero_grad()
         torch.manual_seed(5)
-        encoder(tokens).square().sum().backward()
+        calls = layer_calls(encoder.backbone, lambda: encoder(tokens).square().sum().backward())
+        assert set(calls.values()) == {2 if checkpointing else 1}
         return [parameter.grad.clone() for parameter in encoder.parameters()]
 
     assert all(torch.equal(*pair) for pair in zip(gradients(False), gradients(True), strict=True))

@@ -20,6 +20,7 @@ from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.text.tokens.load_tokenizer import load_tokenizer
 from tests.models.folders import FAMILIES, TEXTS, edit_json, folder_at
 from tests.models.poolings import OF_TRANSFORMERS
+from tests.models.trainable.layer_calls import layer_calls
 from tests.models.trainable.padded import many, mean, padded, tokens_of
 
 
@@ -104,14 +105,15 @@ def test_gradients_of_poolings_equal_finite_differences(folders, pooling):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_checkpointing_does_not_change_gradients_under_dropout(folders, family):
+def test_checkpointing_computes_layers_again_with_the_same_dropout(folders, family):
     encoder, tokens = load_trainable(folder_at(folders[family])), tokens_of(folders[family], many(20))
 
     def gradients(checkpointed):
         encoder.backbone.checkpointing = checkpointed
         encoder.zero_grad()
         torch.manual_seed(5)
-        encoder(tokens).square().sum().backward()
+        calls = layer_calls(encoder.backbone, lambda: encoder(tokens).square().sum().backward())
+        assert set(calls.values()) == {2 if checkpointed else 1}
         return torch.rand(1), {
             name: parameter.grad.clone()
             for name, parameter in encoder.named_parameters()

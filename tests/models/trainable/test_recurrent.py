@@ -23,6 +23,7 @@ from pipeline.settings import EncoderSettings, EncodeSettings
 from pipeline.text.tokens.tokens import Tokens
 from pipeline.train.gradcache import loss_and_backward
 from tests.models.folders import LONG, TEXTS
+from tests.models.trainable.layer_calls import layer_calls
 from tests.models.trainable.recurrents import SHAPES, by_equations, recurrent_folder
 
 MANY = [" ".join(np.random.default_rng(seed).choice(LONG.split()[:16], 1 + seed % 37)) for seed in range(150)]
@@ -105,14 +106,15 @@ def of_ids(rows) -> Tokens:
     )
 
 
-def test_checkpointing_does_not_change_gradients_under_dropout(folders):
+def test_checkpointing_computes_layers_again_with_the_same_dropout(folders):
     encoder, tokens = load_trainable(folders["deep"], dropout=0.3), folders["deep"].tokenizer()(MANY[:20])
 
     def gradients(checkpointing):
         encoder.backbone.checkpointing = checkpointing
         encoder.zero_grad()
         torch.manual_seed(5)
-        encoder(tokens).square().sum().backward()
+        calls = layer_calls(encoder.backbone, lambda: encoder(tokens).square().sum().backward())
+        assert set(calls.values()) == {2 if checkpointing else 1}
         return [parameter.grad.clone() for parameter in encoder.parameters()]
 
     assert all(torch.equal(*pair) for pair in zip(gradients(False), gradients(True), strict=True))
