@@ -1,4 +1,4 @@
-"""Encoders of prompt objectives."""
+"""Encoder folders for the tests of prompt objectives."""
 
 from pathlib import Path
 
@@ -9,10 +9,10 @@ from tests.models.folders import folder_of_language_model, save_folder
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Encoder folders with and without a masked language model head."""
+    """Write two encoders with a masked language model head, and one without."""
     top = tmp_path_factory.mktemp("encoders")
     return {
         "bert": folder_of_language_model(top / "bert"),
         "roberta": folder_of_language_model(top / "roberta", family="roberta"),
-        "bare": save_folder(top / "bare", "bert"),
+        "no language model head": save_folder(top / "bare", "bert"),
     }

@@ -1,6 +1,7 @@
 """Prompt objectives over small encoders with a language model head."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -19,16 +20,16 @@ TEXTS = [
     "two dogs",
 ]
 
-
 BERT_TEMPLATES = ('This sentence of "[X]" means [MASK].', 'This sentence : "[X]" means [MASK].')
 
 
-def build(path, name: str, dropout: float = 0.0, **options) -> Objective:
+def build(path: Path, name: str, dropout: float = 0.0, **options: object) -> Objective:
+    """Build a prompt objective around the encoder of a folder."""
     torch.manual_seed(0)
-    return OBJECTIVES[name](
-        load_trainable(open_folder(EncoderSettings(path=str(path))), dropout=dropout), **options
-    )
+    encoder = load_trainable(open_folder(EncoderSettings(path=str(path))), dropout=dropout)
+    return OBJECTIVES[name](encoder, **options)
 
 
-def batch(path, **columns) -> Batch:
+def batch(path: Path, **columns: list[str]) -> Batch:
+    """Return a batch that the folder's tokenizer reads."""
     return replace(batch_of(columns), tokenize=open_folder(EncoderSettings(path=str(path))).tokenizer())

@@ -1,4 +1,4 @@
-"""The work of each of two processes in the tests of objectives that compare rows of all ranks."""
+"""The trainings of test_ranks.py, in one process or in two: objectives that compare the rows of all ranks."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,13 +21,13 @@ from pipeline.objectives.supervised import Supervised
 from pipeline.objectives.weighted import Sum, Term
 from pipeline.train.gather import Ranks
 from pipeline.train.gradcache import loss_and_backward
-from tests.objectives.tiny import Tiny, batch_of, gradients, texts
+from tests.objectives.tiny import Tiny, batch_of, descend, texts
 
 ROWS, STEPS, WORLD = 6, 3, 2
 
 
 def two_tasks() -> Sum:
-    """Return two tasks around one encoder, for steps of even and of odd number."""
+    """Return two tasks that share an encoder: one for steps of even number, one for those of odd number."""
     encoder = Tiny(seed=1)
     tasks = {"even": InputResponse(encoder), "odd": QuickThoughts(encoder)}
     return Sum(encoder, [Term(source, 2.0, task, source) for source, task in tasks.items()])
@@ -53,7 +53,7 @@ CASES: dict[str, Callable[[], Objective]] = {
         Tiny(seed=1), temperature=0.3, second="copy", hard_negative_weight=2.0
     ),
 }
-# Cases that run also with false negatives.
+# Cases that also run with false negatives.
 WITH_FALSE_NEGATIVES = (
     "consert",
     "consert adversarial",
@@ -71,7 +71,7 @@ def batch(
 ) -> Batch:
     """Return the rank's part of the rows of a step.
 
-    Sentences 1 to 4 are of one document, across the border of the ranks.
+    Rows 1 to 4 are one document. Of two ranks, each has two of its sentences.
     """
     columns = {
         role: [text[:3] for text in texts(ROWS, 3 * step + number)]
@@ -93,30 +93,27 @@ def batch(
 
 
 def with_documents(rows: Batch) -> Batch:
-    """Make a document of each text by repeating its letters, which are its words."""
+    """Replace each text by a document of many words: its letters, 14 times over."""
     return replace(rows, columns={"text": [" ".join(14 * str(text)) for text in rows.column("text")]})
 
 
 def trained(
     name: str, with_false_negatives: bool, batches: Callable[[int], Batch]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Run some steps of gradient descent; return their losses and the final state."""
+    """Run three steps of gradient descent; return their losses and the final state."""
     torch.manual_seed(5)
     objective, losses = CASES[name]().double(), []
     for step in range(STEPS):
         rows = with_documents(batches(step)) if name == "declutr" else batches(step)
         outcome = loss_and_backward(objective, rows)
-        with torch.no_grad():
-            for parameter in objective.parameters():
-                if parameter.grad is not None:
-                    parameter -= 0.05 * parameter.grad
-        gradients(objective)
+        descend(objective, rate=0.05)
         objective.after_step(outcome.reps, rows)
         losses.append(outcome.loss.total)
     return torch.stack(losses), dict(objective.state_dict())
 
 
 def cases() -> list[tuple[str, bool]]:
+    """Return names of CASES, each without and, if it applies, with false negatives."""
     return [
         (name, with_false_negatives)
         for name in CASES
@@ -126,6 +123,7 @@ def cases() -> list[tuple[str, bool]]:
 
 
 def work(rank: int, folder: Path) -> None:
+    """Run all trainings as one of two ranks, and save their results."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=WORLD

@@ -1,4 +1,4 @@
-"""Objectives from settings: sums, several vector lengths, and invalid settings."""
+"""Objectives built from settings: sums, losses at several lengths of the vectors, and invalid settings."""
 
 import copy
 import pickle
@@ -15,15 +15,15 @@ from pipeline.objectives.simcse import SimCSE
 from pipeline.objectives.supervised import Supervised
 from pipeline.settings.training import TrainSettings
 from pipeline.train.gradcache import loss_and_backward
-from tests.objectives.tiny import Tiny, assert_same, batch_of, gradients, texts
+from tests.objectives.tiny import Tiny, assert_same, batch_of, pop_gradients, texts
 
 BATCH = batch_of(
     {role: texts(5, seed) for seed, role in enumerate(("text", "anchor", "positive", "negative"))}
 )
-PLAIN = {"name": "simcse", "options": {"head": "none"}}
+WITHOUT_HEAD = {"name": "simcse", "options": {"head": "none"}}
 
 
-def built(objective: object, seed: int = 0, **settings: object) -> Objective:
+def build(objective: object, seed: int = 0, **settings: object) -> Objective:
     torch.manual_seed(seed)
     return build_objective(TrainSettings(objective=objective, **settings), Tiny(seed=seed)).double()
 
@@ -34,10 +34,10 @@ def loss_of_step(objective: Objective, chunk_rows: int | None = None) -> torch.T
 
 
 def test_a_name_alone_gives_the_defaults():
-    objective = built("supervised")
+    objective = build("supervised")
     assert isinstance(objective, Supervised)
     assert (objective.temperature, objective.hard_negative_weight) == (0.05, 1.0)
-    assert built({"name": "simcse", "options": {"temperature": 1}}).temperature == 1.0
+    assert build({"name": "simcse", "options": {"temperature": 1}}).temperature == 1.0
 
 
 @pytest.mark.parametrize(
@@ -58,33 +58,38 @@ def test_a_name_alone_gives_the_defaults():
 )
 def test_invalid_options_are_refused_with_their_position(objective: object, message: str):
     with pytest.raises(ConfigError, match=message):
-        built(objective)
+        build(objective)
     with pytest.raises(ConfigError, match=message):
         data_requirements(TrainSettings(objective=objective))
 
 
 def test_labels_without_a_class_are_refused_before_rows_are_read():
-    one = {"name": "classification", "options": {"classes": 2}}
+    two_classes = {"name": "classification", "options": {"classes": 2}}
     with pytest.raises(
         ConfigError,
         match=r"classes: expected at least 3, one per label of nli.parquet, found 2.*contradiction",
     ):
-        data_requirements(TrainSettings(objective=one, data="nli.parquet"))
-    assert data_requirements(
-        TrainSettings(objective=one, data={"uri": "nli.parquet", "values": {"labels": ["same", "other"]}})
-    )
+        data_requirements(TrainSettings(objective=two_classes, data="nli.parquet"))
+    two_labels = {"uri": "nli.parquet", "values": {"labels": ["same", "other"]}}
+    found = data_requirements(TrainSettings(objective=two_classes, data=two_labels))
+    assert found == (("premise", "hypothesis", "label"), (), "shuffled")
+
+
+NEXT_SENTENCE = {"name": "simcse", "options": {"positive": "next3"}}
+
+
+@pytest.mark.parametrize(
+    ("objective", "adjacent"),
+    [(NEXT_SENTENCE, ("next3",)), (["fastsent", NEXT_SENTENCE], ("previous", "next", "next3"))],
+)
+def test_roles_of_adjacent_sentences_are_combined_and_need_documents(objective, adjacent: tuple[str, ...]):
+    settings = TrainSettings(objective=objective)
+    assert data_requirements(settings) == (("text", "document", "position"), (), "adjacent")
+    assert adjacent_roles(settings) == adjacent
 
 
 def test_roles_of_all_objectives_are_combined():
     assert data_requirements(TrainSettings()) == (("text",), (), "shuffled")
-    following = {"name": "simcse", "options": {"positive": "next3"}}
-    for objective, adjacent in (
-        (following, ("next3",)),
-        (["fastsent", following], ("previous", "next", "next3")),
-    ):
-        settings = TrainSettings(objective=objective)
-        assert data_requirements(settings) == (("text", "document", "position"), (), "adjacent")
-        assert adjacent_roles(settings) == adjacent
     assert adjacent_roles(TrainSettings()) == ()
     assert data_requirements(TrainSettings(objective=["simcse", "supervised"])) == (
         ("text", "anchor", "positive"),
@@ -94,7 +99,7 @@ def test_roles_of_all_objectives_are_combined():
 
 
 def test_a_sum_has_the_weighted_loss_and_gradient_of_its_terms():
-    total = built([{**PLAIN, "weight": 0.5}, {"name": "supervised", "weight": 2}])
+    total = build([{**WITHOUT_HEAD, "weight": 0.5}, {"name": "supervised", "weight": 2}])
     terms = {
         "simcse.info_nce": (0.5, SimCSE(total.encoder, head="none")),
         "supervised.info_nce": (2.0, Supervised(total.encoder)),
@@ -103,20 +108,20 @@ def test_a_sum_has_the_weighted_loss_and_gradient_of_its_terms():
         name: weight * loss_and_backward(alone, BATCH, scale=weight).loss.total.item()
         for name, (weight, alone) in terms.items()
     }
-    expected = gradients(total.encoder)
+    expected = pop_gradients(total.encoder)
     outcome = loss_and_backward(total, BATCH)
     assert outcome.loss.total.item() == pytest.approx(sum(parts.values()), abs=1e-12)
     assert {name: value.item() for name, value in outcome.loss.parts.items()} == pytest.approx(
         parts, abs=1e-12
     )
-    assert_same(gradients(total.encoder), expected)
+    assert_same(pop_gradients(total.encoder), expected)
 
 
 def test_each_term_excludes_the_false_negatives_of_its_own_roles():
     rng = np.random.default_rng(0)
     masks = {"text": rng.random((4, 4)) < 0.4, "anchor": rng.random((4, 8)) < 0.4}
     columns = {role: texts(4, seed) for seed, role in enumerate(("text", "anchor", "positive", "negative"))}
-    batch, total = replace(batch_of(columns), false_negatives=masks), built([PLAIN, "supervised"])
+    batch, total = replace(batch_of(columns), false_negatives=masks), build([WITHOUT_HEAD, "supervised"])
     alone = {
         "simcse.info_nce": SimCSE(total.encoder, head="none"),
         "supervised.info_nce": Supervised(total.encoder),
@@ -128,14 +133,14 @@ def test_each_term_excludes_the_false_negatives_of_its_own_roles():
 
 
 def test_parts_of_terms_with_equal_names_are_numbered():
-    assert list(loss_and_backward(built(["simcse", "simcse"]), BATCH).loss.parts) == [
+    assert list(loss_and_backward(build(["simcse", "simcse"]), BATCH).loss.parts) == [
         "simcse.info_nce",
         "simcse2.info_nce",
     ]
 
 
 def test_a_sum_holds_its_encoder_once():
-    objective = built(["simcse", "simcse"])
+    objective = build(["simcse", "simcse"])
     names = list(objective.state_dict())
     assert sum("words" in name for name in names) == 1
     assert [name for name in names if not name.startswith("encoder.")] == [
@@ -149,7 +154,7 @@ def test_a_sum_holds_its_encoder_once():
 
 
 def test_a_sum_needs_one_forward_pass():
-    objective, sizes = built(["simcse", "supervised"]), []
+    objective, sizes = build(["simcse", "supervised"]), []
     objective.encoder.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
     loss_of_step(objective)
     assert sizes == [5 * (2 + 3)]
@@ -159,23 +164,24 @@ def test_a_sum_needs_one_forward_pass():
     "settings",
     [
         {"objective": ["simcse", {"name": "supervised", "weight": 0.3}]},
-        {"objective": PLAIN, "matryoshka": (2, 6)},
-        {"objective": [PLAIN, "supervised"], "matryoshka": (6, 3)},
+        {"objective": WITHOUT_HEAD, "matryoshka": (2, 6)},
+        {"objective": [WITHOUT_HEAD, "supervised"], "matryoshka": (6, 3)},
     ],
 )
-def test_chunks_and_a_saved_state_give_the_same_result(settings: dict):
-    objective = built(**settings)
-    expected, known = loss_of_step(objective), gradients(objective)
+def test_chunks_and_a_loaded_state_give_the_same_result(settings: dict[str, object]):
+    objective = build(**settings)
+    expected, known = loss_of_step(objective), pop_gradients(objective)
     for chunk_rows in (1, 3):
         torch.testing.assert_close(loss_of_step(objective, chunk_rows), expected, rtol=0, atol=1e-12)
-        assert_same(gradients(objective), known)
-    other = built(**settings, seed=1)
+        assert_same(pop_gradients(objective), known)
+    other = build(**settings, seed=1)
+    assert not torch.equal(loss_of_step(other), expected)
     other.load_state_dict(objective.state_dict())
     assert torch.equal(loss_of_step(other), expected)
 
 
 def test_the_matryoshka_loss_is_the_sum_over_truncated_vectors():
-    objective = built(PLAIN, matryoshka=(2, 5, 6))
+    objective = build(WITHOUT_HEAD, matryoshka=(2, 5, 6))
     reps = tuple(view.encode() for view in objective.views(BATCH))
     alone = SimCSE(objective.encoder, head="none")
     expected = sum(alone.loss(tuple(rep[:, :dim] for rep in reps), BATCH).total for dim in (2, 5, 6))
@@ -185,18 +191,18 @@ def test_the_matryoshka_loss_is_the_sum_over_truncated_vectors():
 @pytest.mark.parametrize("dims", [(7,), (2, 2)])
 def test_invalid_or_repeated_lengths_are_refused(dims: tuple[int, ...]):
     with pytest.raises(ConfigError, match=r"train.matryoshka.*1 to 6"):
-        built(PLAIN, matryoshka=dims)
+        build(WITHOUT_HEAD, matryoshka=dims)
 
 
-def test_a_head_of_full_width_excludes_matryoshka():
+def test_a_head_over_whole_vectors_excludes_matryoshka():
     with pytest.raises(ConfigError, match=r"train.matryoshka.*simcse.*head to none"):
-        built("simcse", matryoshka=(2,))
+        build("simcse", matryoshka=(2,))
 
 
-def test_the_product_is_that_of_the_first_term():
-    objective = built([{"name": "supervised", "options": {"head": "cls_mlp"}}, "simcse"])
-    product = objective.trained_model()
-    assert (product.encoder, product.head, product.twin) == (objective.encoder, objective.terms[0].head, None)
+def test_the_trained_model_is_that_of_the_first_term():
+    objective = build([{"name": "supervised", "options": {"head": "cls_mlp"}}, "simcse"])
+    model = objective.trained_model()
+    assert (model.encoder, model.head, model.twin) == (objective.encoder, objective.terms[0].head, None)
     tokens = BATCH.tokens("text")
-    assert torch.equal(product(tokens), product.head(objective.encoder(tokens)))
-    assert built(PLAIN, matryoshka=(2,)).trained_model().head is None
+    assert torch.equal(model(tokens), model.head(objective.encoder(tokens)))
+    assert build(WITHOUT_HEAD, matryoshka=(2,)).trained_model().head is None

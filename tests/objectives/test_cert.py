@@ -10,7 +10,7 @@ from pipeline.errors import ConfigError
 from pipeline.objectives import Batch
 from pipeline.objectives.cert import Cert
 from pipeline.train.gradcache import loss_and_backward
-from tests.objectives.tiny import Tiny, batch_of, gradients, texts
+from tests.objectives.tiny import Tiny, batch_of, descend, pop_gradients, texts
 
 QUERIES, KEYS = torch.tensor([[1.0, 1], [0, 3]]).double(), torch.tensor([[1.0, 0], [1, 2]]).double()
 QUEUE = F.normalize(torch.tensor([[0.0, 1], [1, -1], [-1, 0], [2, 1], [1, 3]]).double(), dim=1)
@@ -23,21 +23,17 @@ def pairs(seed: int, rows: int = 2) -> Batch:
 def build(**options: object) -> Cert:
     torch.manual_seed(0)
     objective = Cert(Tiny(dropout=0.1), **options).double()
-    with torch.no_grad():  # the keys of a new head are almost equal
+    with torch.no_grad():  # larger weights, because the keys of a new head are almost equal
         for module in (objective.head, objective.slow_head):
             for parameter in module.parameters():
                 parameter.mul_(20)
     return objective
 
 
-def stepped(objective: Cert, batch: Batch, chunk_rows: int | None = None) -> torch.Tensor:
+def train_step(objective: Cert, batch: Batch, chunk_rows: int | None = None) -> torch.Tensor:
     """Make one step of gradient descent; return its loss."""
     outcome = loss_and_backward(objective, batch, chunk_rows=chunk_rows)
-    with torch.no_grad():
-        for parameter in objective.parameters():
-            if parameter.grad is not None:
-                parameter -= 0.1 * parameter.grad
-    gradients(objective)
+    descend(objective, rate=0.1)
     objective.after_step(outcome.reps, batch)
     return outcome.loss.total
 
@@ -56,18 +52,17 @@ def test_the_queue_has_the_published_size():
 
 
 def test_the_queue_wraps_and_holds_the_keys_of_earlier_steps():
-    objective, keys_by_number = build(queue=5, width=3), {}
-    for step, (expected, pointer) in enumerate(
-        [([0, 1], 2), ([0, 1, 2, 3], 4), ([5, 1, 2, 3, 4], 1), ([5, 6, 7, 3, 4], 3)]
-    ):
+    """Each step adds two keys to a queue of five."""
+    objective, keys = build(queue=5, width=3), []
+    numbers_and_pointers = [([0, 1], 2), ([0, 1, 2, 3], 4), ([5, 1, 2, 3, 4], 1), ([5, 6, 7, 3, 4], 3)]
+    for step, (numbers, pointer) in enumerate(numbers_and_pointers):
         outcome = loss_and_backward(objective, pairs(step))
-        keys = F.normalize(objective.slow_head(outcome.reps[1]), dim=1)
-        keys_by_number |= {2 * step + row: keys[row] for row in range(2)}
+        keys += F.normalize(objective.slow_head(outcome.reps[1]), dim=1)
         before = objective.queue.clone()
         objective.after_step(outcome.reps, pairs(step))
-        for row, number in enumerate(expected):
-            assert torch.equal(objective.queue[row], keys_by_number[number])
-        assert torch.equal(objective.queue[len(expected) :], before[len(expected) :])
+        for row, number in enumerate(numbers):
+            assert torch.equal(objective.queue[row], keys[number])
+        assert torch.equal(objective.queue[len(numbers) :], before[len(numbers) :])
         assert int(objective.pointer) == pointer
 
 
@@ -75,7 +70,7 @@ def test_the_momentum_encoder_is_updated_before_the_next_keys():
     objective = build(queue=6, width=3, momentum=0.9)
     slow, fast = copy.deepcopy(objective.slow_encoder.words), objective.encoder.words
     for step in range(4):
-        stepped(objective, pairs(step))
+        train_step(objective, pairs(step))
         slow = 0.9 * slow + 0.1 * fast
         torch.testing.assert_close(objective.slow_encoder.words, slow, rtol=0, atol=1e-12)
     assert (objective.slow_encoder.words - fast).abs().max() > 1e-4
@@ -99,7 +94,7 @@ def test_the_momentum_encoder_has_no_gradient():
     trained = {name for name, parameter in objective.named_parameters() if parameter.requires_grad}
     assert (
         trained
-        == set(gradients(objective))
+        == set(pop_gradients(objective))
         == {name for name, _ in objective.named_parameters() if not name.startswith("slow_")}
     )
 
@@ -109,7 +104,7 @@ def test_chunks_give_the_same_queue_and_losses():
     for chunk_rows in (None, 1):
         objective = build(queue=7, width=4)
         objective.encoder.dropout.p = objective.slow_encoder.dropout.p = 0.0
-        losses = torch.stack([stepped(objective, pairs(step, 3), chunk_rows) for step in range(4)])
+        losses = torch.stack([train_step(objective, pairs(step, 3), chunk_rows) for step in range(4)])
         runs.append((losses, objective.queue, objective.pointer))
     for whole, chunked in zip(*runs, strict=True):
         torch.testing.assert_close(whole, chunked, rtol=0, atol=1e-12)
@@ -133,4 +128,4 @@ def test_batches_larger_than_the_queue_are_refused():
         Cert.check_batch({"queue": 4}, 4, all_ranks=False)
     objective = Cert(Tiny(), queue=4).double()
     with pytest.raises(ConfigError, match="at least 5 rows"):
-        stepped(objective, pairs(0, 5))
+        train_step(objective, pairs(0, 5))

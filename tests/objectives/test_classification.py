@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from pipeline.errors import ConfigError, DataError
+from pipeline.objectives import Batch
 from pipeline.objectives.classification import Classification
 from pipeline.train.gradcache import loss_and_backward
 from tests.objectives.tiny import Tiny, batch_of, texts
@@ -16,7 +17,7 @@ U, V = torch.tensor([[1.0, 2]]).double(), torch.tensor([[3.0, -1]]).double()
 INFERSENT = ("u", "v", "|u-v|", "u*v")
 
 
-def pairs(labels: list[int]):
+def pairs(labels: list[int]) -> Batch:
     return batch_of(
         {"premise": texts(len(labels), 1), "hypothesis": texts(len(labels), 2), "label": np.array(labels)}
     )
@@ -31,13 +32,13 @@ def test_the_loss_of_one_pair_matches_a_hand_computation():
     assert objective.loss((U, V), pairs([2])).total.item() == pytest.approx(1.054957, abs=1e-6)
 
 
-def test_features_have_a_fixed_order():
+def test_the_order_of_features_is_fixed_whatever_the_order_of_the_option():
     objective = Classification(
         Tiny(dim=2), features=("u*v", "|u-v|", "v", "u"), classes=8, bias=False
     ).double()
     with torch.no_grad():
         objective.classifier.weight.copy_(torch.eye(8))
-    logits = torch.tensor([1.0, 2, 3, -1, 2, 3, 3, -2]).double()
+    logits = torch.tensor([1.0, 2, 3, -1, 2, 3, 3, -2]).double()  # u, v, |u-v|, u*v
     for label in (0, 3, 7):
         expected = torch.logsumexp(logits, 0) - logits[label]
         assert objective.loss((U, V), pairs([label])).total.item() == pytest.approx(
@@ -46,22 +47,11 @@ def test_features_have_a_fixed_order():
 
 
 def test_a_hidden_layer_is_linear_by_default():
-    plain = Classification(Tiny(), features=INFERSENT, hidden=512)
-    assert [type(layer) for layer in plain.classifier] == [nn.Linear, nn.Linear]
-    assert (
-        plain.classifier[0].in_features,
-        plain.classifier[0].out_features,
-        plain.classifier[1].out_features,
-    ) == (24, 512, 3)
-    assert [type(layer) for layer in Classification(Tiny(), hidden=512, nonlinear=True).classifier] == [
-        nn.Linear,
-        nn.Tanh,
-        nn.Linear,
-    ]
-    assert not any(
-        "bias" in name
-        for name, _ in Classification(Tiny(), hidden=4, bias=False).classifier.named_parameters()
-    )
+    linear = Classification(Tiny(dim=6), features=INFERSENT, hidden=512).classifier
+    assert [type(layer) for layer in linear] == [nn.Linear, nn.Linear]
+    assert [tuple(layer.weight.shape) for layer in linear] == [(512, 4 * 6), (3, 512)]
+    with_tanh = Classification(Tiny(), hidden=512, nonlinear=True).classifier
+    assert [type(layer) for layer in with_tanh] == [nn.Linear, nn.Tanh, nn.Linear]
 
 
 def test_zero_weights_give_the_logarithm_of_the_number_of_classes():
@@ -90,19 +80,27 @@ def test_the_loss_is_a_mean_over_rows_in_any_order():
 def test_unknown_labels_and_features_are_refused():
     with pytest.raises(DataError, match=r"labels.*0 to 2.*found 3"):
         loss_and_backward(Classification(Tiny()).double(), pairs([0, 3]))
-    with pytest.raises(ConfigError, match="features"):
+    with pytest.raises(ConfigError, match=r"features: expected .*found u, u"):
         loss_and_backward(Classification(Tiny(), features=("u", "u")).double(), pairs([0, 1]))
 
 
-@pytest.mark.parametrize("options", [{}, {"hidden": 64}, {"hidden": 64, "bias": False}])
-def test_a_classifier_starts_with_small_normal_weights_and_zero_biases(options: dict):
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, {"weight", "bias"}),
+        ({"hidden": 64}, {"0.weight", "0.bias", "1.weight", "1.bias"}),
+        ({"hidden": 64, "bias": False}, {"0.weight", "1.weight"}),
+    ],
+)
+def test_a_classifier_starts_with_small_normal_weights_and_zero_biases(
+    options: dict[str, object], names: set[str]
+):
     torch.manual_seed(0)
-    layers = [
-        layer
-        for layer in Classification(Tiny(dim=100), **options).classifier.modules()
-        if isinstance(layer, nn.Linear)
-    ]
-    for layer in layers:
-        assert layer.weight.std().item() == pytest.approx(0.02, rel=0.1)
-        assert layer.weight.mean().item() == pytest.approx(0, abs=0.004)
-        assert layer.bias is None or not layer.bias.any()
+    parameters = dict(Classification(Tiny(dim=100), **options).classifier.named_parameters())
+    assert parameters.keys() == names
+    for name, values in parameters.items():
+        if name.endswith("bias"):
+            assert not values.any()
+        else:
+            assert values.std().item() == pytest.approx(0.02, rel=0.1)
+            assert values.mean().item() == pytest.approx(0, abs=0.004)

@@ -12,26 +12,10 @@ from pipeline.objectives.build import build_objective
 from pipeline.objectives.consert import Consert
 from pipeline.settings.training import TrainSettings
 from pipeline.train.gradcache import loss_and_backward
-from tests.objectives.tiny import Tiny, assert_same, batch_of, gradients, texts
+from tests.objectives.tiny import Tiny, assert_same, batch_of, nt_xent, pop_gradients, texts
 
 Z, OTHER = torch.tensor([[1.0, 0], [0, 1]]).double(), torch.tensor([[1.0, 1], [0, 2]]).double()
 BATCH = batch_of({"text": texts(6)})
-
-
-def nt_xent(first: torch.Tensor, second: torch.Tensor, temperature: float, alike: np.ndarray) -> float:
-    """Compute NT-Xent row by row."""
-    views = F.normalize(torch.cat([first, second]), dim=1).detach().numpy()
-    count, total = len(first), 0.0
-    for row in range(2 * count):
-        partner = (row + count) % (2 * count)
-        candidates = [
-            other
-            for other in range(2 * count)
-            if other != row and (other == partner or not alike[row % count, other % count])
-        ]
-        logits = views[candidates] @ views[row] / temperature
-        total += np.log(np.exp(logits).sum()) - views[partner] @ views[row] / temperature
-    return total / count
 
 
 def test_the_loss_of_two_pairs_matches_a_hand_computation():
@@ -44,12 +28,10 @@ def test_false_negatives_are_excluded():
     alike = np.zeros((6, 6), bool)
     alike[1, 4] = alike[4, 1] = True
     reps = tuple(view.encode() for view in objective.views(BATCH))
-    assert objective.loss(
-        reps, replace(BATCH, false_negatives={"text": alike})
-    ).total.item() == pytest.approx(nt_xent(*reps, 0.3, alike), abs=1e-12)
-    assert objective.loss(reps, BATCH).total.item() == pytest.approx(
-        nt_xent(*reps, 0.3, np.zeros((6, 6), bool)), abs=1e-12
-    )
+    masked = replace(BATCH, false_negatives={"text": alike})
+    for batch, excluded in ((masked, alike), (BATCH, np.zeros((6, 6), bool))):
+        found = objective.loss(reps, batch).total.item()
+        assert found == pytest.approx(nt_xent(*reps, 0.3, excluded), abs=1e-12)
 
 
 def test_views_are_of_the_configured_kinds():
@@ -64,7 +46,9 @@ def test_views_are_of_the_configured_kinds():
         "token_cutoff": "tokens",
         "feature_cutoff": "features",
     }
-    assert [kind.at_embedding is None for kind in Consert(Tiny()).views(BATCH)] == [False, True]
+    cutoff, shuffled = Consert(Tiny()).views(BATCH)  # the default
+    assert cutoff.at_embedding.of == "features"
+    assert shuffled.positions is not None
 
 
 @pytest.mark.parametrize(
@@ -75,7 +59,7 @@ def test_chunks_share_the_views_of_the_whole_batch(views: tuple[str, str]):
     for chunk_rows in (None, 4, 1):
         torch.manual_seed(3)
         found.append(
-            (loss_and_backward(objective, BATCH, chunk_rows=chunk_rows).loss.total, gradients(objective))
+            (loss_and_backward(objective, BATCH, chunk_rows=chunk_rows).loss.total, pop_gradients(objective))
         )
     for loss, gradient in found[1:]:
         torch.testing.assert_close(loss, found[0][0], rtol=0, atol=1e-12)
@@ -102,10 +86,12 @@ def test_the_adversarial_view_raises_the_loss_more_than_random_steps_of_its_leng
     assert adversarial > without_step
 
 
-def test_the_adversarial_view_trains_and_refuses_chunks():
+def test_an_adversarial_view_gives_all_parameters_a_gradient_and_allows_no_chunks():
     objective = Consert(Tiny(), views=("shuffle", "adversarial")).double()
     assert torch.isfinite(loss_and_backward(objective, BATCH).loss.total)
-    assert all(gradient.abs().max() > 0 for gradient in gradients(objective).values())
+    found = pop_gradients(objective)
+    assert found.keys() == dict(objective.named_parameters()).keys()
+    assert all(gradient.abs().max() > 0 for gradient in found.values())
     with pytest.raises(
         ConfigError,
         match=r"chunk_rows: expected no chunks, because the adversarial view needs the gradient of all rows",

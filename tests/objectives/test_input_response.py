@@ -1,4 +1,4 @@
-"""Ranking of responses: inner products of inputs with transformed responses, over those of a batch."""
+"""Ranking of responses: inner products of inputs with the transformed responses of the batch."""
 
 from dataclasses import replace
 
@@ -33,7 +33,9 @@ def test_equal_responses_are_not_negatives_if_repeats_are_masked():
     assert objective.loss((INPUTS, RESPONSES), masked).total.item() == pytest.approx(0.0, abs=1e-12)
 
 
-def test_the_layer_over_responses_is_not_part_of_the_result():
-    objective = InputResponse(Tiny(dim=2))
-    assert objective.trained_model().head is None
-    assert not objective.allows_truncation
+def test_the_layer_over_responses_is_left_out_of_the_trained_model():
+    assert InputResponse(Tiny(dim=2)).trained_model().head is None
+
+
+def test_the_layer_over_responses_excludes_truncated_vectors():
+    assert not InputResponse(Tiny(dim=2)).allows_truncation

@@ -1,6 +1,7 @@
 """Masked language modelling beside other objectives."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from transformers import AutoModelForMaskedLM
 
 from pipeline.errors import ConfigError
 from pipeline.models.folder.folder import open_folder
-from pipeline.models.trainable.encoder import load_trainable
+from pipeline.models.trainable.encoder import TrainableEncoder, load_trainable
 from pipeline.objectives import Batch
 from pipeline.objectives.build import build_objective, data_requirements
 from pipeline.objectives.masked_lm import MaskedLanguageModelling
@@ -17,29 +18,34 @@ from pipeline.settings import EncoderSettings
 from pipeline.settings.training import TrainSettings
 from pipeline.train.gradcache import loss_and_backward
 from tests.models.folders import folder_of_language_model, save_folder
-from tests.objectives.tiny import Tiny, assert_same, batch_of, gradients, texts
+from tests.objectives.tiny import Tiny, assert_same, batch_of, pop_gradients, texts
+
+CLS, SEP, MASK = 1, 2, 4  # ids of the folder's vocabulary
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory) -> Path:
+    """Write a BERT with a language model head."""
     return folder_of_language_model(tmp_path_factory.mktemp("encoders") / "bert")
 
 
-def opened(folder, dropout: float | None = 0.0, **settings):
-    return load_trainable(open_folder(EncoderSettings(path=str(folder), **settings)), dropout=dropout)
+def encoder_of(folder: Path, **settings: object) -> TrainableEncoder:
+    """Load the encoder without dropout."""
+    return load_trainable(open_folder(EncoderSettings(path=str(folder), **settings)), dropout=0.0)
 
 
 def batch_for(objective: MaskedLanguageModelling, rows: int, role: str = "text") -> Batch:
+    """Return a batch that the tokenizer of the objective's encoder reads."""
     return replace(
         batch_of({role: [f"a man reads {text} on the grass" for text in texts(rows)]}),
         tokenize=objective.encoder.folder.tokenizer(),
     )
 
 
-def test_the_loss_is_the_mean_over_masked_words_of_the_reference_model(folder):
+def test_the_loss_is_that_of_transformers_as_a_mean_over_masked_words(folder):
     torch.manual_seed(0)
-    objective = MaskedLanguageModelling(opened(folder))
-    batch = batch_for(objective, 10).of_rows(np.array([9, 3, 4, 5, 6, 7, 8, 0]))
+    objective = MaskedLanguageModelling(encoder_of(folder))
+    batch = batch_for(objective, 10).of_rows(np.array([9, 3, 4, 5, 6, 7, 8, 0]))  # indices in any order
     found = loss_and_backward(objective, batch).loss
     masked, words = objective._masked, objective._original.ids
     model = AutoModelForMaskedLM.from_pretrained(folder).eval()
@@ -54,32 +60,39 @@ def test_the_loss_is_the_mean_over_masked_words_of_the_reference_model(folder):
 
 def test_special_tokens_are_never_masked_and_others_at_the_rate(folder):
     torch.manual_seed(0)
-    objective = MaskedLanguageModelling(opened(folder))
+    objective = MaskedLanguageModelling(encoder_of(folder))
     objective.views(batch_for(objective, 4_000))
     masked, words = objective._masked, objective._original.ids
-    special = np.isin(words, (1, 2))
+    special = np.isin(words, (CLS, SEP))
+    assert special.sum() == 2 * 4_000
     assert not masked.kept[special].any()
     assert (masked.ids == words)[~masked.kept].all()
     assert masked.kept[~special].mean() == pytest.approx(0.15, abs=0.01)
-    assert (masked.ids == 4)[masked.kept].mean() == pytest.approx(0.8, abs=0.03)
+    assert (masked.ids == MASK)[masked.kept].mean() == pytest.approx(0.8, abs=0.03)
 
 
 def test_every_step_draws_new_masks_from_torchs_generator(folder):
-    objective = MaskedLanguageModelling(opened(folder))
-    batch, drawn = batch_for(objective, 20), []
-    for seed in (0, None, 0):
-        if seed is not None:
-            torch.manual_seed(seed)
+    objective = MaskedLanguageModelling(encoder_of(folder))
+    batch = batch_for(objective, 20)
+
+    def masked_ids() -> list[int]:
         objective.views(batch)
-        drawn.append(objective._masked.ids.tolist())
-    assert drawn[0] == drawn[2] != drawn[1]
+        return objective._masked.ids.tolist()
+
+    torch.manual_seed(0)
+    first, second = masked_ids(), masked_ids()
+    assert second != first
+    torch.manual_seed(0)
+    assert masked_ids() == first
 
 
 def test_a_template_is_never_masked(folder):
     torch.manual_seed(0)
-    objective = MaskedLanguageModelling(opened(folder, template='The text "[X]" means [MASK].'), rate=1.0)
+    objective = MaskedLanguageModelling(encoder_of(folder, template='The text "[X]" means [MASK].'), rate=1.0)
     objective.views(batch_for(objective, 5))
-    assert (objective._masked.kept != objective._original.in_template).all()
+    in_template = objective._original.in_template
+    assert in_template.any()
+    assert (objective._masked.kept == ~in_template).all()  # at a rate of 1, all other tokens are masked
 
 
 def test_it_can_use_the_texts_of_another_objective(folder):
@@ -92,14 +105,13 @@ def test_it_can_use_the_texts_of_another_objective(folder):
         ("negative", "negative2"),
         "shuffled",
     )
-    objective = build_objective(settings, opened(folder))
+    objective = build_objective(settings, encoder_of(folder))
     batch = batch_for(objective, 4, "anchor")
     batch = replace(batch, columns={**batch.columns, "positive": texts(4)})
-    whole, chunked = (
-        loss_and_backward(objective, batch, chunk_rows=rows).loss
-        for rows in (None, 3)
-        if torch.manual_seed(0)
-    )
+    torch.manual_seed(0)
+    whole = loss_and_backward(objective, batch).loss
+    torch.manual_seed(0)
+    chunked = loss_and_backward(objective, batch, chunk_rows=3).loss
     assert set(whole.parts) == {"supervised.info_nce", "masked_lm.masked_lm"}
     for name, part in whole.parts.items():
         assert chunked.parts[name].item() == pytest.approx(part.item(), rel=1e-5)
@@ -108,21 +120,21 @@ def test_it_can_use_the_texts_of_another_objective(folder):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_trained_model_has_the_head(folder, tied):
-    words = {"name": "masked_lm", "weight": 0.1, "options": {"tied": tied}}
-    objective = build_objective(TrainSettings(objective=["simcse", words]), opened(folder))
+    masked_lm = {"name": "masked_lm", "weight": 0.1, "options": {"tied": tied}}
+    objective = build_objective(TrainSettings(objective=["simcse", masked_lm]), encoder_of(folder))
     head = objective.trained_model().language_head
     assert head is objective.inner[1].head
     assert (head.table is None) == tied
-    assert build_objective(TrainSettings(), opened(folder)).trained_model().language_head is None
+    assert build_objective(TrainSettings(), encoder_of(folder)).trained_model().language_head is None
 
 
-def test_an_output_table_of_its_own_starts_with_the_loss_of_the_tied_one(folder):
+def test_an_untied_output_table_starts_with_the_loss_of_the_tied_one(folder):
     steps = []
     for tied, chunk_rows in ((True, None), (False, None), (False, 3)):
-        objective = MaskedLanguageModelling(opened(folder), tied=tied).double()
+        objective = MaskedLanguageModelling(encoder_of(folder), tied=tied).double()
         torch.manual_seed(0)
         loss = loss_and_backward(objective, batch_for(objective, 8), chunk_rows=chunk_rows).loss.total
-        steps.append((loss, gradients(objective)))
+        steps.append((loss, pop_gradients(objective)))
     (tied_loss, tied_gradients), (loss, whole), (chunked_loss, chunked) = steps
     torch.testing.assert_close(torch.stack([loss, chunked_loss]), tied_loss.expand(2))
     assert_same(chunked, whole, tolerance=1e-10)
@@ -131,21 +143,25 @@ def test_an_output_table_of_its_own_starts_with_the_loss_of_the_tied_one(folder)
 
 
 def test_a_kind_of_model_whose_head_cannot_be_saved_is_warned_about(folder):
-    encoder = opened(folder)
+    encoder = encoder_of(folder)
     objective = MaskedLanguageModelling(encoder)
     encoder.folder = replace(encoder.folder, family="other", config={"model_type": "deberta-v2"})
     assert "saved without the language model head" in objective.warnings()[-1]
 
 
 def test_without_masked_words_the_loss_is_zero(folder):
-    objective = MaskedLanguageModelling(opened(folder), rate=1e-9)
+    objective = MaskedLanguageModelling(encoder_of(folder), rate=1e-9)
     outcome = loss_and_backward(objective, batch_for(objective, 1))
     assert outcome.loss.total.item() == 0
 
 
 def test_a_folder_without_a_language_model_head_is_warned_about(folder, tmp_path):
-    objective = MaskedLanguageModelling(opened(save_folder(tmp_path / "bert", "bert")))
+    objective = MaskedLanguageModelling(encoder_of(save_folder(tmp_path / "bert", "bert")))
     assert "no language model head" in objective.warnings()[0]
-    assert not MaskedLanguageModelling(opened(folder)).warnings()
-    with pytest.raises(ConfigError, match="role"):
-        build_objective(TrainSettings(objective={"name": "masked_lm", "options": {"role": "score"}}), Tiny())
+    assert not MaskedLanguageModelling(encoder_of(folder)).warnings()
+
+
+def test_a_role_without_texts_is_refused():
+    settings = TrainSettings(objective={"name": "masked_lm", "options": {"role": "score"}})
+    with pytest.raises(ConfigError, match="options of masked_lm: role"):
+        build_objective(settings, Tiny())

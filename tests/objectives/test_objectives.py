@@ -6,7 +6,7 @@ import torch
 
 from pipeline.errors import DataError
 from pipeline.objectives import NO_PEERS, Batch, Loss, Objective, View
-from tests.objectives.tiny import Tiny, batch_of, texts, tokenize
+from tests.objectives.tiny import Tiny, assert_same, batch_of, texts, tokenize
 
 
 def test_a_batch_tokenizes_columns_and_selects_rows():
@@ -43,15 +43,12 @@ def test_missing_and_short_columns_are_refused():
 
 
 def test_rows_of_a_view_keep_their_tokens_and_positions():
-    tokens = tokenize(texts(4))
+    tokens, rows = tokenize(texts(4)), np.array([3, 1])
     positions = np.random.default_rng(0).integers(0, 20, len(tokens.ids))
-    view, encoder = View(Tiny(), tokens, positions=positions), Tiny()
-    rows = np.array([3, 1])
-    part = View(encoder, tokens, positions=positions).of_rows(rows)
-    torch.testing.assert_close(
-        part.encode(), View(encoder, tokens, positions=positions).encode()[rows], rtol=0, atol=1e-14
-    )
-    assert view.of_rows(rows).positions.tolist() == [
+    view = View(Tiny(), tokens, positions=positions)
+    part = view.of_rows(rows)
+    torch.testing.assert_close(part.encode(), view.encode()[rows], rtol=0, atol=1e-14)
+    assert part.positions.tolist() == [
         *positions[tokens.offsets[3] :],
         *positions[tokens.offsets[1] : tokens.offsets[2]],
     ]
@@ -77,8 +74,13 @@ def test_losses_add_up_and_scale_part_by_part():
     assert Loss.of().total.item() == 0.0
 
 
-def test_row_terms_are_zero_by_default():
-    objective = Objective(Tiny())
-    assert objective.row_terms((), batch_of({"text": ["a"]})).total.item() == 0.0
-    objective.after_step((), batch_of({"text": ["a"]}))
-    assert NO_PEERS.gather(torch.ones(2)).tolist() == [1.0, 1.0]
+def test_row_terms_are_zero_and_a_step_changes_no_state_by_default():
+    objective, batch = Objective(Tiny()), batch_of({"text": ["a"]})
+    assert objective.row_terms((), batch).total.item() == 0.0
+    before = {name: value.clone() for name, value in objective.state_dict().items()}
+    objective.after_step((), batch)
+    assert_same(objective.state_dict(), before, tolerance=0)
+
+
+def test_without_peers_a_gathered_tensor_is_the_own_one():
+    assert NO_PEERS.gather(torch.tensor([1.0, 2.0])).tolist() == [1.0, 2.0]

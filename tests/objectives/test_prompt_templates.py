@@ -1,4 +1,4 @@
-"""Templates of prompt objectives: their lengths, their limits and the template of a saved folder."""
+"""Templates of prompt objectives: the room that they leave for a text, and the template of a saved folder."""
 
 import numpy as np
 import pytest
@@ -16,24 +16,26 @@ from tests.objectives.prompts import BERT_TEMPLATES, TEXTS, batch, build
 
 
 def test_both_templates_share_a_pass_with_one_empty_template_per_length(folders):
-    objective, seen = build(folders["bert"], "prompt"), []
+    objective, texts_per_pass = build(folders["bert"], "prompt"), []
     objective.encoder.backbone.register_forward_hook(
-        lambda module, inputs, output: seen.append(len(inputs[0].tokens))
+        lambda module, inputs, output: texts_per_pass.append(len(inputs[0].tokens))
     )
-    loss_and_backward(objective, batch(folders["bert"], text=[*TEXTS, "Two dogs run on the grass."]))
-    lengths = set(batch(folders["bert"], text=TEXTS).tokens("text").lengths.tolist())
-    assert seen == [2 * 7 + 2 * len(lengths)]
+    rows = batch(folders["bert"], text=[*TEXTS, TEXTS[0]])
+    loss_and_backward(objective, rows)
+    lengths = set(rows.tokens("text").lengths.tolist())
+    assert len(lengths) < len(rows)
+    assert texts_per_pass == [2 * len(rows) + 2 * len(lengths)]
 
 
 @pytest.mark.parametrize(
     ("family", "template"),
     [("bert", 'This sentence : "[X]" means [MASK].'), ("roberta", "This sentence : '[X]' means [MASK].")],
 )
-def test_a_continuous_template_starts_as_the_words_of_the_paper_s_template(folders, family, template):
+def test_a_continuous_template_starts_as_the_words_of_the_papers_template(folders, family, template):
     words = build(folders[family], "optiprompt").trained_model().encoder.words
     tokenizer = open_folder(EncoderSettings(path=str(folders[family]), template=template)).tokenizer()
-    (frame,) = (tokenizer([""]).ids,)
-    ids = [token for token in frame[1:-1].tolist() if token != tokenizer.vocabulary()["[MASK]"]]
+    _, *inner, _ = tokenizer([""]).ids.tolist()
+    ids = [token for token in inner if token != tokenizer.vocabulary()["[MASK]"]]
     assert torch.equal(words.added, words.weight[ids])
 
 
@@ -48,7 +50,7 @@ def test_a_limit_above_the_maximal_length_is_refused(folders, name):
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 @pytest.mark.parametrize("name", ["prompt", "prompt_supervised", "optiprompt"])
 @pytest.mark.parametrize("max_length", [30, 64])
-def test_without_a_limit_texts_are_read_as_far_as_the_encoder_reads(
+def test_without_a_limit_texts_are_truncated_at_the_maximal_length_of_the_encoder(
     folders, tmp_path, family, name, max_length
 ):
     folder = open_folder(EncoderSettings(path=str(folders[family]), max_length=max_length))
@@ -58,17 +60,18 @@ def test_without_a_limit_texts_are_read_as_far_as_the_encoder_reads(
     saved, long = save_folder(encoder, encoder.folder, tmp_path / "saved"), " ".join(20 * TEXTS)
     framed = encoder.put_into(folder.tokenizer()([long]), encoder.frame)
     expected = encoder.eval()(framed).detach()
-    product = load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings())
-    np.testing.assert_allclose(product.encode([long]), expected, atol=2e-5)
+    found = load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode([long])
+    np.testing.assert_allclose(found, expected, atol=2e-5)
     assert saved.tokenizer()([long]).lengths == [saved.max_length]
 
 
 def test_a_longer_second_template_leaves_fewer_positions_for_the_text(folders):
     templates = (BERT_TEMPLATES[0], f"{5 * 'A man '} : {BERT_TEMPLATES[1]}")
-    objective, long = build(folders["bert"], "prompt", templates=templates, limit=None), " ".join(20 * TEXTS)
-    views = objective.views(batch(folders["bert"], text=[long, *TEXTS]))
-    assert {view.tokens.lengths.max() for view in views} == {positions_of(objective.encoder.folder.config)}
-    loss_and_backward(objective, batch(folders["bert"], text=[long, *TEXTS]))
+    objective = build(folders["bert"], "prompt", templates=templates, limit=None)
+    rows = batch(folders["bert"], text=[" ".join(20 * TEXTS), *TEXTS])
+    positions = positions_of(objective.encoder.folder.config)
+    assert [view.tokens.lengths.max() for view in objective.views(rows)] == [positions, positions]
+    assert torch.isfinite(loss_and_backward(objective, rows).loss.total)
 
 
 @pytest.mark.parametrize("longer", [0, 1])
@@ -93,14 +96,11 @@ def test_an_incomplete_template_is_refused(folders, second, message):
 
 
 def test_an_encoder_keeps_the_template_of_its_folder(folders, tmp_path):
-    product = build(folders["bert"], "prompt").trained_model().encoder
-    saved = save_folder(product, product.folder, tmp_path / "saved")
+    first = build(folders["bert"], "prompt").trained_model().encoder
+    saved = save_folder(first, first.folder, tmp_path / "saved")
     objective = build(saved.path, "prompt_supervised", readout="none", denoise=False)
-    vectors = objective.trained_model()(saved.tokenizer()(TEXTS))
-    np.testing.assert_allclose(
-        vectors.detach(),
-        load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(TEXTS),
-        atol=1e-5,
-    )
+    found = objective.trained_model()(saved.tokenizer()(TEXTS)).detach()
+    expected = load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(TEXTS)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
     rows = batch(saved.path, anchor=TEXTS, positive=TEXTS)
     np.testing.assert_array_equal(objective.views(rows)[0].tokens.ids, saved.tokenizer()(TEXTS).ids)

@@ -21,6 +21,7 @@ F, G = torch.tensor([[1.0, 0], [0, 1], [1, 1]]).double(), torch.tensor([[1.0, 1]
 
 
 def batch_of_rows(rows: int, documents: Column | None = None) -> Batch:
+    """Return sentences in order, by default all of one document."""
     return batch_of(
         {
             "text": texts(rows),
@@ -37,35 +38,53 @@ def test_the_loss_of_three_sentences_matches_a_hand_computation(diag: str, loss:
     )
 
 
-def test_neighbours_are_from_the_same_document():
-    torch.manual_seed(0)
-    f, g = torch.randn(2, 6, 4).double()
-    objective = QuickThoughts(Tiny(dim=4))
+def two_encodings(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return random vectors (rows, 4) of both encoders."""
+    f, g = torch.randn(2, rows, 4, generator=torch.Generator().manual_seed(0)).double()
+    return f, g
+
+
+def log_probabilities(f: torch.Tensor, g: torch.Tensor) -> np.ndarray:
+    """Return (n, n): the log probability that sentence i picks sentence j, among all but itself."""
     scores = (f @ g.T).numpy()
     np.fill_diagonal(scores, -np.inf)
-    logs = scores - np.log(np.exp(scores).sum(1, keepdims=True))
-    one, two = [logs[0, 1], (logs[1, 0] + logs[1, 2]) / 2, logs[2, 1]], [logs[4, 5], logs[5, 4]]
-    for documents in (["a", "a", "a", None, "b", "b"], ["a", "a", "a", "c", "b", "b"]):
-        assert objective.loss((f, g), batch_of_rows(6, documents)).total.item() == pytest.approx(
-            -np.mean(one + two), abs=1e-12
-        )
-    expected = objective.loss((f, g), batch_of_rows(6, np.array([4, 4, 4, 5, 5, 5]))).total
-    assert torch.equal(
-        objective.loss((f, g), batch_of_rows(6, np.array([-1, -1, -1, 9, 9, 9]))).total, expected
+    return scores - np.log(np.exp(scores).sum(1, keepdims=True))
+
+
+@pytest.mark.parametrize("documents", [["a", "a", "a", None, "b", "b"], ["a", "a", "a", "c", "b", "b"]])
+def test_neighbours_are_from_the_same_document(documents: Column):
+    f, g = two_encodings(6)
+    logs = log_probabilities(f, g)
+    of_three, of_two = [logs[0, 1], (logs[1, 0] + logs[1, 2]) / 2, logs[2, 1]], [logs[4, 5], logs[5, 4]]
+    found = QuickThoughts(Tiny(dim=4)).loss((f, g), batch_of_rows(6, documents)).total.item()
+    assert found == pytest.approx(-np.mean(of_three + of_two), abs=1e-12)
+
+
+def test_documents_may_be_named_by_any_numbers():
+    reps, objective = two_encodings(6), QuickThoughts(Tiny(dim=4))
+    first, second = (
+        objective.loss(reps, batch_of_rows(6, np.array(documents))).total
+        for documents in ([4, 4, 4, 5, 5, 5], [-1, -1, -1, 9, 9, 9])
     )
+    assert torch.equal(first, second)
+
+
+def test_a_batch_without_neighbours_is_refused():
     with pytest.raises(DataError, match="neighbours from one document"):
-        objective.loss((f, g), batch_of_rows(6, [None] * 6))
+        QuickThoughts(Tiny(dim=4)).loss(two_encodings(6), batch_of_rows(6, [None] * 6))
 
 
 def test_sentences_on_both_sides_of_a_gap_are_not_neighbours():
-    torch.manual_seed(0)
-    f, g = torch.randn(2, 6, 4).double()
+    reps = two_encodings(6)
     adjacent = batch_of_rows(6, ["a"] * 6)
     with_gap = replace(adjacent, columns={**adjacent.columns, "position": np.array([0, 1, 2, 7, 8, 9])})
     of_two_documents = batch_of_rows(6, ["a", "a", "a", "b", "b", "b"])
     objective = QuickThoughts(Tiny(dim=4))
-    losses = [objective.loss((f, g), batch).total.item() for batch in (with_gap, of_two_documents, adjacent)]
-    assert losses[0] == losses[1] != losses[2]
+    found, expected, without_gap = (
+        objective.loss(reps, batch).total.item() for batch in (with_gap, of_two_documents, adjacent)
+    )
+    assert found == expected
+    assert found != without_gap
 
 
 def test_false_negatives_are_excluded():
@@ -81,17 +100,14 @@ def test_false_negatives_are_excluded():
 
 
 def test_a_wider_context_has_more_neighbours():
-    f, g = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0)).double()
-    scores = (f @ g.T).numpy()
-    np.fill_diagonal(scores, -np.inf)
-    logs = scores - np.log(np.exp(scores).sum(1, keepdims=True))
+    f, g = two_encodings(5)
+    logs = log_probabilities(f, g)
     expected = -np.mean([np.mean([logs[i, j] for j in range(5) if 0 < abs(i - j) <= 2]) for i in range(5)])
-    assert QuickThoughts(Tiny(dim=4), context=2).loss((f, g), batch_of_rows(5)).total.item() == pytest.approx(
-        expected, abs=1e-12
-    )
+    found = QuickThoughts(Tiny(dim=4), context=2).loss((f, g), batch_of_rows(5)).total.item()
+    assert found == pytest.approx(expected, abs=1e-12)
 
 
-def test_both_encoders_are_trained_and_concatenated_in_the_product():
+def test_both_encoders_are_trained_and_concatenated_in_the_trained_model():
     objective = QuickThoughts(Tiny()).double()
     loss_and_backward(objective, batch_of_rows(6))
     assert not torch.allclose(objective.encoder.words.grad, objective.twin.words.grad)

@@ -7,7 +7,7 @@ import torch
 from pipeline.objectives import Batch
 from pipeline.objectives.r_drop import RDrop
 from pipeline.train.gradcache import loss_and_backward
-from tests.objectives.tiny import Tiny, assert_same, batch_of, gradients, texts
+from tests.objectives.tiny import Tiny, assert_same, batch_of, pop_gradients, texts
 
 
 def pairs(rows: int) -> Batch:
@@ -18,10 +18,7 @@ def pairs(rows: int) -> Batch:
 def test_the_loss_of_two_distributions_matches_a_hand_computation(alpha: float, loss: float):
     objective = RDrop(Tiny(dim=3), alpha=alpha, features=("u",))
     objective.classifier = torch.nn.Identity()  # the premise's vector is the logits
-    first, second = (
-        torch.tensor([[0.7, 0.2, 0.1]]).double().log(),
-        torch.tensor([[0.5, 0.3, 0.2]]).double().log(),
-    )
+    first, second = (torch.tensor([row]).double().log() for row in ([0.7, 0.2, 0.1], [0.5, 0.3, 0.2]))
     found = objective.loss((first, first, second, first), pairs(1))
     assert found.total.item() == pytest.approx(loss, abs=1e-6)
     assert found.parts["cross_entropy"].item() == pytest.approx(1.049822, abs=1e-6)
@@ -55,6 +52,6 @@ def test_both_passes_get_a_gradient():
 def test_chunks_give_the_same_gradient():
     objective = RDrop(Tiny()).double()
     loss_and_backward(objective, pairs(6))
-    expected = gradients(objective)
+    expected = pop_gradients(objective)
     loss_and_backward(objective, pairs(6), chunk_rows=4)
-    assert_same(gradients(objective), expected)
+    assert_same(pop_gradients(objective), expected)

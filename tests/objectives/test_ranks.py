@@ -20,7 +20,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
 
 
 @pytest.mark.parametrize(("name", "with_false_negatives"), cases())
-def test_two_ranks_have_the_losses_and_the_state_of_one(
+def test_two_ranks_have_the_losses_and_the_state_of_one_process(
     found: list[dict[Any, Any]], name: str, with_false_negatives: bool
 ):
     losses, state = trained(

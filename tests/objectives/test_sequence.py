@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import CrossEncoder
-from torch import Tensor
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 from pipeline.errors import ModelError
+from pipeline.models.folder.encoder_folder import EncoderFolder
 from pipeline.models.folder.folder import open_folder
 from pipeline.models.inference.encoder import load_encoder
 from pipeline.models.trainable.encoder import load_trainable
@@ -30,7 +31,7 @@ LABELS, SCORES = np.arange(ROWS) % 3, np.linspace(0, 1, ROWS)
 
 
 def objective_of(folder: Path, kind: type[FineTuning], *, pairs: bool) -> FineTuning:
-    """Build an objective without dropout, with a new layer that differs from zero clearly."""
+    """Build an objective without dropout, whose new layer has large weights."""
     torch.manual_seed(3)
     encoder = load_trainable(folder_at(folder, pooling="cls_mlp"), dropout=0.0)
     objective = kind(encoder, pairs=pairs, dropout=0.0)
@@ -44,10 +45,16 @@ def batch_of(objective: FineTuning) -> Batch:
     return Batch(columns, np.arange(ROWS), objective.encoder.folder.tokenizer())
 
 
-def expected_of(
+def saved_with_classifier(objective: FineTuning, path: Path) -> EncoderFolder:
+    """Save the trained model as a folder of transformers."""
+    heads = SavedHeads(classifier=objective.trained_model().classifier)
+    return save_folder(objective.encoder, objective.encoder.folder, path, heads)
+
+
+def output_of_transformers(
     saved: Path, *, pairs: bool, labels: np.ndarray
-) -> tuple[Tensor, AutoModelForSequenceClassification]:
-    """Loss and model of transformers, of all rows padded together, with the graph of the loss."""
+) -> tuple[SequenceClassifierOutput, PreTrainedModel]:
+    """Run transformers' model of a folder on all rows, padded together; return its output and the model."""
     model = AutoModelForSequenceClassification.from_pretrained(saved).eval()
     tokenizer = AutoTokenizer.from_pretrained(saved)
     texts = (LEFT, RIGHT) if pairs else (LEFT,)
@@ -71,15 +78,9 @@ def test_logits_loss_and_saved_model_are_those_of_transformers(
 ):
     objective = objective_of(pair_folder(tmp_path / "start", family), kind, pairs=pairs)
     batch = batch_of(objective)
-    model = objective.trained_model()
-    saved = save_folder(
-        objective.encoder,
-        objective.encoder.folder,
-        tmp_path / "saved",
-        SavedHeads(classifier=model.classifier),
-    )
+    saved = saved_with_classifier(objective, tmp_path / "saved")
     labels = LABELS if kind is SequenceClassification else (5 * SCORES).astype(np.float32)
-    expected, oracle = expected_of(saved.path, pairs=pairs, labels=labels)
+    expected, oracle = output_of_transformers(saved.path, pairs=pairs, labels=labels)
     vectors = objective.encoder(objective.prediction_tokens(batch))
     torch.testing.assert_close(objective.outputs(vectors), expected.logits, atol=2e-5, rtol=1e-4)
     loss = loss_and_backward(objective, batch).loss.total
@@ -94,12 +95,7 @@ def test_logits_loss_and_saved_model_are_those_of_transformers(
 
 def test_sentence_transformers_scores_pairs_by_the_saved_cross_encoder(tmp_path: Path):
     objective = objective_of(pair_folder(tmp_path / "start"), SequenceRegression, pairs=True)
-    saved = save_folder(
-        objective.encoder,
-        objective.encoder.folder,
-        tmp_path / "saved",
-        SavedHeads(classifier=objective.trained_model().classifier),
-    )
+    saved = saved_with_classifier(objective, tmp_path / "saved")
     expected = objective.predict(objective.encoder(objective.prediction_tokens(batch_of(objective)))).detach()
     found = CrossEncoder(str(saved.path), device="cpu").predict(list(zip(LEFT, RIGHT, strict=True)))
     np.testing.assert_allclose(found, expected, atol=1e-4)
@@ -107,11 +103,7 @@ def test_sentence_transformers_scores_pairs_by_the_saved_cross_encoder(tmp_path:
 
 def test_a_cross_encoder_is_refused_as_an_encoder_and_a_training_may_start_from_it(tmp_path: Path):
     objective = objective_of(pair_folder(tmp_path / "start"), SequenceClassification, pairs=True)
-    classifier = objective.trained_model().classifier
-    saved = save_folder(
-        objective.encoder, objective.encoder.folder, tmp_path / "saved", SavedHeads(classifier=classifier)
-    )
-    settings = EncoderSettings(path=str(saved.path))
+    settings = EncoderSettings(path=str(saved_with_classifier(objective, tmp_path / "saved").path))
     with pytest.raises(ModelError, match="found a cross-encoder, which reads two texts together"):
         load_encoder(settings, EncodeSettings())
     again = load_trainable(open_folder(settings, cross_encoder=True), dropout=0.0)
@@ -125,10 +117,7 @@ def test_a_cross_encoder_is_refused_as_an_encoder_and_a_training_may_start_from_
 
 def test_a_classifier_of_single_texts_is_an_encoder_whose_vector_is_the_pooler(tmp_path: Path):
     objective = objective_of(pair_folder(tmp_path / "start"), SequenceClassification, pairs=False)
-    classifier = objective.trained_model().classifier
-    saved = save_folder(
-        objective.encoder, objective.encoder.folder, tmp_path / "saved", SavedHeads(classifier=classifier)
-    )
+    saved = saved_with_classifier(objective, tmp_path / "saved")
     vectors = load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(LEFT)
     expected = objective.encoder(objective.prediction_tokens(batch_of(objective))).detach()
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
@@ -136,18 +125,23 @@ def test_a_classifier_of_single_texts_is_an_encoder_whose_vector_is_the_pooler(t
         ModelError, match=r"encoder.pooling: expected null, .* found cls_mlp, which adds a second"
     ):
         SequenceClassification(load_trainable(folder_at(saved.path, pooling="cls_mlp")))
-    # a second stage trains the pooler that the first one saved as a module after the pooling
-    again = SequenceClassification(load_trainable(saved, dropout=0.0))
+
+
+def test_a_second_stage_trains_the_pooler_that_the_first_one_saved(tmp_path: Path):
+    """The first stage saves the pooler as a module after the pooling."""
+    first = objective_of(pair_folder(tmp_path / "start"), SequenceClassification, pairs=False)
+    second = SequenceClassification(
+        load_trainable(saved_with_classifier(first, tmp_path / "first"), dropout=0.0)
+    )
     with torch.no_grad():
-        again.encoder.tail[0].linear.bias += 1
-    classifier = again.trained_model().classifier
-    second = save_folder(again.encoder, saved, tmp_path / "second", SavedHeads(classifier=classifier))
-    expected, _ = expected_of(second.path, pairs=False, labels=LABELS)
-    found = again.eval().outputs(again.encoder(again.prediction_tokens(batch_of(again))))
+        second.encoder.tail[0].linear.bias += 1
+    saved = saved_with_classifier(second, tmp_path / "second")
+    expected, _ = output_of_transformers(saved.path, pairs=False, labels=LABELS)
+    found = second.eval().outputs(second.encoder(second.prediction_tokens(batch_of(second))))
     torch.testing.assert_close(found, expected.logits, atol=2e-5, rtol=1e-4)
 
 
-def test_a_pair_keeps_to_the_length_of_the_training(tmp_path: Path):
+def test_a_pair_is_truncated_at_the_length_of_the_training(tmp_path: Path):
     objective = objective_of(pair_folder(tmp_path / "start"), SequenceClassification, pairs=True)
     batch = batch_of(objective)
     short = Batch(batch.columns, batch.rows, batch.tokenize, max_length=20)
@@ -155,7 +149,7 @@ def test_a_pair_keeps_to_the_length_of_the_training(tmp_path: Path):
     assert objective.prediction_tokens(short).lengths.max() == 20
 
 
-def test_dropout_changes_the_vectors_in_training_only(tmp_path: Path):
+def test_dropout_changes_the_logits_in_training_only_and_is_that_of_the_encoder_by_default(tmp_path: Path):
     encoder = load_trainable(folder_at(pair_folder(tmp_path / "start"), pooling="cls_mlp"), dropout=0.0)
     objective = SequenceClassification(encoder, dropout=0.5)
     vectors = torch.ones(200, objective.dim)

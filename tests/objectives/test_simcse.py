@@ -16,9 +16,14 @@ from pipeline.settings import EncoderSettings
 from pipeline.settings.training import TrainSettings
 from pipeline.train.gradcache import loss_and_backward
 from tests.models.folders import save_folder
-from tests.objectives.tiny import Tiny, assert_same, batch_of, gradients, texts
+from tests.objectives.tiny import Tiny, assert_same, batch_of, pop_gradients, texts
 
 Z, OTHER = torch.tensor([[1.0, 0], [0, 1]]).double(), torch.tensor([[1.0, 1], [0, 2]]).double()
+
+
+def cosines(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return (n, m) cosines of all pairs."""
+    return torch.nn.functional.cosine_similarity(left[:, None], right[None], dim=2)
 
 
 @pytest.mark.parametrize(("temperature", "loss"), [(1.0, 0.479110), (0.5, 0.330085), (0.05, 0.001427)])
@@ -37,7 +42,7 @@ def test_inner_products_have_no_temperature():
     assert objective.loss((Z, OTHER), batch).total.item() == pytest.approx(0.313262, abs=1e-6)
     assert SimCSE(Tiny(dim=2)).temperature == 0.05
     longer = objective.loss((3 * Z, OTHER), batch).total.item()
-    assert longer == pytest.approx(np.log1p(np.exp(-3)), abs=1e-9), "lengths count"
+    assert longer == pytest.approx(np.log1p(np.exp(-3)), abs=1e-9)  # the norms of vectors matter
 
 
 def test_both_copies_share_a_pass_with_different_dropout_masks():
@@ -52,22 +57,17 @@ def test_both_copies_share_a_pass_with_different_dropout_masks():
 
 def test_shared_masks_make_both_copies_equal():
     torch.manual_seed(0)
-    objective, batch = (
-        SimCSE(Tiny(dropout=0.2), head="none", temperature=0.5, masks="shared").double(),
-        batch_of({"text": texts(5)}),
-    )
-    outcome = loss_and_backward(objective, batch)
+    objective = SimCSE(Tiny(dropout=0.2), head="none", temperature=0.5, masks="shared").double()
+    outcome = loss_and_backward(objective, batch_of({"text": texts(5)}))
     unit = torch.nn.functional.normalize(outcome.reps[0], dim=1)
     expected = ((unit @ unit.T / 0.5).logsumexp(1) - 1 / 0.5).mean()
     torch.testing.assert_close(outcome.loss.total, expected, rtol=0, atol=1e-12)
 
 
 def test_equal_vectors_give_the_logarithm_of_the_number_of_texts():
-    objective = SimCSE(Tiny(dim=4), head="none")
-    point = torch.ones(64, 4).double()
-    assert objective.loss((point, point), batch_of({"text": texts(64)})).total.item() == pytest.approx(
-        np.log(64), abs=1e-12
-    )
+    equal = torch.ones(64, 4).double()
+    found = SimCSE(Tiny(dim=4), head="none").loss((equal, equal), batch_of({"text": texts(64)}))
+    assert found.total.item() == pytest.approx(np.log(64), abs=1e-12)
 
 
 def test_a_head_is_a_tanh_layer_with_small_weights():
@@ -81,14 +81,13 @@ def test_a_head_is_a_tanh_layer_with_small_weights():
     np.testing.assert_allclose(objective.head(vectors).detach(), expected, atol=1e-6)
 
 
-def test_the_product_has_the_head_if_keep_head_is_set():
+def test_the_trained_model_has_the_head_if_keep_head_is_set():
     kept, dropped = SimCSE(Tiny(), keep_head=True), SimCSE(Tiny())
     assert kept.trained_model().head is kept.head
     assert dropped.trained_model().head is None
     tokens = batch_of({"text": texts(3)}).tokens("text")
-    torch.testing.assert_close(
-        kept.double().trained_model()(tokens), kept.head(kept.encoder(tokens)), rtol=0, atol=0
-    )
+    vectors = kept.double().trained_model()(tokens)
+    assert torch.equal(vectors, kept.head(kept.encoder(tokens)))
     assert SimCSE(Tiny(), head="none", keep_head=True).trained_model().head is None
 
 
@@ -97,25 +96,18 @@ def test_false_negatives_are_excluded():
     batch = batch_of({"text": ["abc", "de", "abc"]})
     alike = np.array([[0, 0, 1], [0, 0, 0], [1, 0, 0]], bool)
     reps = tuple(view.encode() for view in objective.views(batch))
-    cosines = (
-        torch.nn.functional.cosine_similarity(reps[0][:, None], reps[1][None], dim=2).detach().numpy() / 0.3
-    )
-    kept = np.where(alike, -np.inf, cosines)
-    expected = np.mean(np.log(np.exp(kept).sum(axis=1)) - np.diag(cosines))
-    assert objective.loss(
-        reps, replace(batch, false_negatives={"text": alike})
-    ).total.item() == pytest.approx(expected, abs=1e-12)
+    logits = cosines(*reps).detach().numpy() / 0.3
+    kept = np.where(alike, -np.inf, logits)
+    expected = np.mean(np.log(np.exp(kept).sum(axis=1)) - np.diag(logits))
+    masked = replace(batch, false_negatives={"text": alike})
+    assert objective.loss(reps, masked).total.item() == pytest.approx(expected, abs=1e-12)
     assert objective.loss(reps, batch).total.item() > expected + 0.1
-
-
-def cosines(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.cosine_similarity(left[:, None], right[None], dim=2)
 
 
 @pytest.mark.parametrize("positive", ["next", "next3"])
 @pytest.mark.parametrize("second", ["same", "copy"])
 @pytest.mark.parametrize("chunk_rows", [None, 2])
-def test_another_sentence_is_the_positive_through_the_same_encoder_or_a_second_one(
+def test_a_following_sentence_can_be_the_positive_read_by_the_same_encoder_or_a_second_one(
     positive: str, second: str, chunk_rows: int | None
 ):
     torch.manual_seed(0)
@@ -132,21 +124,21 @@ def test_another_sentence_is_the_positive_through_the_same_encoder_or_a_second_o
     right = head(encoder(batch.tokens(positive)))
     expected = torch.nn.functional.cross_entropy(cosines(left, right) / 0.3, torch.arange(5))
     expected.backward()
-    known = gradients(objective)
+    known = pop_gradients(objective)
     found = loss_and_backward(objective, batch, chunk_rows=chunk_rows).loss.total
     torch.testing.assert_close(found, expected.detach(), rtol=0, atol=1e-12)
-    assert_same(gradients(objective), known)
+    assert_same(pop_gradients(objective), known)
     assert any(name.startswith("twin_head.") for name in known) == (second == "copy")
-    product = objective.trained_model()
-    assert (product.encoder, product.twin) == (objective.encoder, None)
+    model = objective.trained_model()
+    assert (model.encoder, model.twin) == (objective.encoder, None)
 
 
-def test_sentences_that_mean_the_same_as_the_next_one_are_excluded():
+def test_false_negatives_of_the_next_sentences_are_excluded_and_not_those_of_the_texts():
     objective = SimCSE(Tiny(), temperature=0.3, head="none", positive="next")
     batch = batch_of({"text": ["ab", "c", "def"], "next": ["c", "gh", "c"]})
-    alike = np.array([[0, 1, 1], [1, 0, 1], [1, 1, 0]], bool)
+    none, all_others = np.zeros((3, 3), bool), ~np.eye(3, dtype=bool)
     reps = tuple(view.encode() for view in objective.views(batch))
-    masked = replace(batch, false_negatives={"text": np.zeros((3, 3), bool), "next": alike})
+    masked = replace(batch, false_negatives={"text": none, "next": all_others})
     assert objective.loss(reps, masked).total.item() == pytest.approx(0, abs=1e-12)
     assert objective.loss(reps, batch).total.item() > 0.1
 

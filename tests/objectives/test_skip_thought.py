@@ -10,20 +10,15 @@ import torch
 
 from pipeline.errors import ConfigError, ModelError
 from pipeline.models.folder.encoder_folder import EncoderFolder
-from pipeline.models.folder.folder import open_folder
 from pipeline.models.trainable.encoder import load_trainable
-from pipeline.models.trainable.new_word_table import write_word_table_folder
 from pipeline.models.trainable.saving import save_joined
-from pipeline.objectives import Batch
 from pipeline.objectives.build import data_requirements
 from pipeline.objectives.skip_thought import SkipThought
-from pipeline.settings import EncoderSettings
 from pipeline.settings.training import TrainSettings
-from pipeline.settings.weights import WordTableSettings
 from pipeline.train.gradcache import loss_and_backward
 from tests.models.folders import encoder_at
-from tests.objectives.tiny import assert_same, gradients
-from tests.objectives.writing import COUNTS, new_folder, rows_of, written_one_by_one
+from tests.objectives.three_words import decoder_loss, new_recurrent, new_word_table, rows_of
+from tests.objectives.tiny import assert_halves_average_to_the_whole, assert_same, pop_gradients
 
 TEXTS = {
     "previous": ["one", "two two", "", "unknown zero zero one"],
@@ -34,7 +29,7 @@ TEXTS = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> EncoderFolder:
-    return new_folder(tmp_path / "uni")
+    return new_recurrent(tmp_path / "uni")
 
 
 def objective_of(folder: EncoderFolder, **options: object) -> SkipThought:
@@ -42,32 +37,21 @@ def objective_of(folder: EncoderFolder, **options: object) -> SkipThought:
     return SkipThought(load_trainable(folder), **options).double()
 
 
-def rows(folder: EncoderFolder) -> Batch:
-    return rows_of(folder, TEXTS)
-
-
-def one_by_one(objective: SkipThought, vector: torch.Tensor, role: str, row: int) -> torch.Tensor:
-    """-log P of one neighbour."""
-    ids = objective.encoder.folder.tokenizer()([TEXTS[role][row]]).ids.tolist()
-    return written_one_by_one(objective, "gru", vector, role, ids)
-
-
 @pytest.mark.parametrize("directions", [1, 2])
 def test_the_loss_and_its_gradient_are_those_of_the_equations(tmp_path: Path, directions: int):
-    folder = new_folder(tmp_path / "new", directions)
-    objective, batch = objective_of(folder), rows(folder)
+    folder = new_recurrent(tmp_path / "new", directions)
+    objective, batch = objective_of(folder), rows_of(folder, TEXTS)
     found = loss_and_backward(objective, batch).loss
-    computed = gradients(objective)
+    computed = pop_gradients(objective)
     vectors = objective.encoder(batch.tokens("text"))
     assert vectors.shape == (4, 4)
     parts = {
-        role: torch.stack([one_by_one(objective, vectors[row], role, row) for row in range(4)]).mean()
-        for role in ("previous", "next")
+        role: decoder_loss(objective, "gru", vectors, role, TEXTS[role]) for role in ("previous", "next")
     }
     for role, expected in parts.items():
         torch.testing.assert_close(found.parts[role], expected.detach())
     sum(parts.values()).backward()
-    assert_same(computed, gradients(objective))
+    assert_same(computed, pop_gradients(objective))
     assert all(gradient.abs().max() > 0 for gradient in computed.values())
 
 
@@ -75,35 +59,28 @@ def test_the_end_token_is_predicted_and_the_start_token_is_not(folder: EncoderFo
     objective = objective_of(folder)
     with torch.no_grad():
         objective.output.zero_()
-    found = loss_and_backward(objective, rows(folder)).loss
-    words = {"previous": (1 + 2 + 0 + 4) / 4 + 1, "next": (1 + 1 + 5 + 1) / 4 + 1}
-    for role, count in words.items():
-        assert found.parts[role].item() == pytest.approx(count * math.log(6))
+    found = loss_and_backward(objective, rows_of(folder, TEXTS)).loss
+    words_and_end = {"previous": (1 + 2 + 0 + 4) / 4 + 1, "next": (1 + 1 + 5 + 1) / 4 + 1}
+    for role, count in words_and_end.items():
+        assert found.parts[role].item() == pytest.approx(count * math.log(6))  # a vocabulary of six
 
 
 def test_chunks_give_the_loss_and_the_gradient_of_the_whole_batch(folder: EncoderFolder):
-    objective, batch = objective_of(folder), rows(folder)
+    objective, batch = objective_of(folder), rows_of(folder, TEXTS)
     expected = loss_and_backward(objective, batch).loss.total
-    known = gradients(objective)
+    known = pop_gradients(objective)
     for chunk_rows in (1, 3):
         found = loss_and_backward(objective, batch, chunk_rows=chunk_rows).loss.total
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-        assert_same(gradients(objective), known)
+        assert_same(pop_gradients(objective), known)
 
 
 def test_the_mean_over_two_halves_is_that_of_the_whole_batch(folder: EncoderFolder):
-    """So two ranks, whose gradients are averaged, train as one."""
-    objective, batch = objective_of(folder), rows(folder)
-    loss_and_backward(objective, batch)
-    expected, halves = gradients(objective), []
-    for indices in (np.array([0, 1]), np.array([2, 3])):
-        loss_and_backward(objective, batch.of_rows(indices))
-        halves.append(gradients(objective))
-    assert_same({name: (halves[0][name] + halves[1][name]) / 2 for name in expected}, expected)
+    assert_halves_average_to_the_whole(objective_of(folder), rows_of(folder, TEXTS))
 
 
-def test_the_result_is_the_encoder_alone_or_beside_another(tmp_path: Path):
-    uni, bi = new_folder(tmp_path / "uni"), new_folder(tmp_path / "bi", 2)
+def test_the_trained_model_is_the_encoder_alone_or_beside_another(tmp_path: Path):
+    uni, bi = new_recurrent(tmp_path / "uni"), new_recurrent(tmp_path / "bi", 2)
     alone = SkipThought(load_trainable(bi))
     assert (alone.trained_model().dim, alone.trained_model().twin) == (4, None)
     both = SkipThought(load_trainable(bi), beside=str(uni.path))
@@ -116,24 +93,22 @@ def test_the_result_is_the_encoder_alone_or_beside_another(tmp_path: Path):
 
 
 def test_an_encoder_of_other_words_is_refused_before_the_training(tmp_path: Path, folder: EncoderFolder):
-    other = new_folder(tmp_path / "other", counts=Counter({"zero": 2, "three": 1}))
+    other = new_recurrent(tmp_path / "other", counts=Counter({"zero": 2, "three": 1}))
     with pytest.raises(ModelError, match="the same tokenizer as uni"):
         SkipThought(load_trainable(folder), beside=str(other.path))
 
 
 def test_encoders_without_a_start_and_an_end_token_are_refused(tmp_path: Path):
-    write_word_table_folder(WordTableSettings(dim=2), COUNTS, tmp_path / "words", seed=0)
+    words = new_word_table(tmp_path / "words")
     with pytest.raises(ModelError, match=r"found 0 before and 0 after; train a new recurrent encoder"):
-        SkipThought(load_trainable(open_folder(EncoderSettings(path=str(tmp_path / "words")))))
+        SkipThought(load_trainable(words))
 
 
 def test_it_reads_running_text_with_fastsent_but_not_with_quickthoughts():
-    def requirements(*names: str) -> tuple[object, ...]:
-        return tuple(data_requirements(TrainSettings(objective=[{"name": name} for name in names])))
-
-    assert requirements("skip_thought", "fastsent") == (("text", "document", "position"), (), "adjacent")
+    beside_fastsent = data_requirements(TrainSettings(objective=["skip_thought", "fastsent"]))
+    assert beside_fastsent == (("text", "document", "position"), (), "adjacent")
     with pytest.raises(ConfigError, match=r"skip_thought \(adjacent\), quickthoughts \(contiguous\)"):
-        requirements("skip_thought", "quickthoughts")
+        data_requirements(TrainSettings(objective=["skip_thought", "quickthoughts"]))
 
 
 def test_a_large_vocabulary_gives_a_warning(folder: EncoderFolder):

@@ -8,7 +8,7 @@ import torch
 
 from pipeline.objectives.supervised import Supervised
 from pipeline.train.gradcache import loss_and_backward
-from tests.objectives.tiny import Tiny, batch_of, texts
+from tests.objectives.tiny import Tiny, batch_of, texts, tokenize
 
 Z, POSITIVE, NEGATIVE = (
     torch.tensor(rows).double() for rows in ([[1.0, 0], [0, 1]], [[1.0, 1], [0, 2]], [[-1.0, 1], [1, 2]])
@@ -22,7 +22,7 @@ def test_the_loss_of_two_triples_matches_a_hand_computation(weight: float, loss:
     assert objective.loss((Z, POSITIVE, NEGATIVE), BATCH).total.item() == pytest.approx(loss, abs=1e-6)
 
 
-def test_inner_products_with_hard_negatives():
+def test_the_loss_of_inner_products_matches_a_hand_computation():
     """The first anchor scores 1, 0 and -1, 1; the second 1, 2 and 1, 2."""
     objective = Supervised(Tiny(dim=2), similarity="dot")
     scores = torch.tensor([[1.0, 0, -1, 1], [1, 2, 1, 2]]).double()
@@ -34,21 +34,19 @@ def test_inner_products_with_hard_negatives():
 @pytest.mark.parametrize("weight", [1.0, 2.0])
 @pytest.mark.parametrize("masked", [False, True])
 def test_second_negatives_are_candidates_of_weight_one(weight: float, masked: bool):
-    """Columns S, T and N, with the weight on the own contradiction alone, over 3 N candidates."""
-    neutral = torch.tensor([[1.0, -1], [0, -1]]).double()
+    """The candidates are all positives, negatives and second negatives; the weight is of the own negative."""
+    second_negative = torch.tensor([[1.0, -1], [0, -1]]).double()
     objective = Supervised(Tiny(dim=2), temperature=0.5, hard_negative_weight=weight)
     batch = batch_of({**BATCH.columns, "negative2": ["g", "h"]})
-    logits = torch.nn.functional.cosine_similarity(
-        Z[:, None], torch.cat([POSITIVE, NEGATIVE, neutral])[None], dim=2
-    )
-    logits = logits / 0.5
+    candidates = torch.cat([POSITIVE, NEGATIVE, second_negative])
+    logits = torch.nn.functional.cosine_similarity(Z[:, None], candidates[None], dim=2) / 0.5
     logits[[0, 1], [2, 3]] += np.log(weight)
     if masked:
         excluded = np.array([[0, 0, 0, 0, 0, 1], [1, 0, 0, 0, 0, 0]], bool)
         batch = replace(batch, false_negatives={"anchor": excluded})
         logits[torch.from_numpy(excluded)] = -torch.inf
     expected = torch.nn.functional.cross_entropy(logits, torch.tensor([0, 1]))
-    found = objective.loss((Z, POSITIVE, NEGATIVE, neutral), batch).total
+    found = objective.loss((Z, POSITIVE, NEGATIVE, second_negative), batch).total
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
@@ -62,9 +60,8 @@ def test_negatives_are_encoded_if_the_batch_has_them():
     pairs = {"anchor": texts(3, 1), "positive": texts(3, 2)}
     assert len(objective.views(batch_of(pairs))) == 2
     views = objective.views(batch_of({**pairs, "negative2": texts(3, 4), "negative": texts(3, 3)}))
-    assert [view.tokens.ids.tolist() for view in views] == [
-        batch_of({"text": texts(3, seed)}).tokens("text").ids.tolist() for seed in (1, 2, 3, 4)
-    ]
+    found = [view.tokens.ids.tolist() for view in views]
+    assert found == [tokenize(texts(3, seed)).ids.tolist() for seed in (1, 2, 3, 4)]
 
 
 def test_a_second_encoder_reads_positives_and_negatives():
@@ -81,11 +78,8 @@ def test_a_second_encoder_reads_positives_and_negatives():
     assert objective.trained_model().encoder is objective.encoder
 
 
-def test_the_product_keeps_the_head_by_default():
-    kept, dropped, none = (
-        Supervised(Tiny(), head="cls_mlp"),
-        Supervised(Tiny(), head="cls_mlp", keep_head=False),
-        Supervised(Tiny()),
-    )
-    assert kept.trained_model().head is kept.head
-    assert dropped.trained_model().head is none.trained_model().head is None
+def test_the_trained_model_keeps_the_head_by_default():
+    kept = Supervised(Tiny(), head="cls_mlp")
+    assert kept.trained_model().head is kept.head is not None
+    assert Supervised(Tiny(), head="cls_mlp", keep_head=False).trained_model().head is None
+    assert Supervised(Tiny()).trained_model().head is None

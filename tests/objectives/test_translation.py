@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,8 +12,8 @@ from pipeline.objectives.build import data_requirements
 from pipeline.objectives.translation import Translation
 from pipeline.settings.training import TrainSettings
 from pipeline.train.gradcache import loss_and_backward
-from tests.objectives.tiny import assert_same, gradients
-from tests.objectives.writing import new_folder, rows_of, written_one_by_one
+from tests.objectives.three_words import decoder_loss, new_recurrent, rows_of
+from tests.objectives.tiny import assert_halves_average_to_the_whole, assert_same, pop_gradients
 
 TEXTS = {
     "text": ["zero two", "one", "", "unknown"],
@@ -24,7 +23,7 @@ TEXTS = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> EncoderFolder:
-    return new_folder(tmp_path / "gru")
+    return new_recurrent(tmp_path / "gru")
 
 
 def objective_and_rows(folder: EncoderFolder) -> tuple[Translation, Batch]:
@@ -35,30 +34,17 @@ def objective_and_rows(folder: EncoderFolder) -> tuple[Translation, Batch]:
 def test_the_loss_and_its_gradient_are_those_of_the_equations(folder: EncoderFolder):
     objective, batch = objective_and_rows(folder)
     found = loss_and_backward(objective, batch).loss
-    computed = gradients(objective)
+    computed = pop_gradients(objective)
     vectors = objective.encoder(batch.tokens("text"))
-    ids = [folder.tokenizer()([text]).ids.tolist() for text in TEXTS["translation"]]
-    expected = torch.stack(
-        [
-            written_one_by_one(objective, "gru", vector, "translation", row)
-            for vector, row in zip(vectors, ids, strict=True)
-        ]
-    ).mean()
+    expected = decoder_loss(objective, "gru", vectors, "translation", TEXTS["translation"])
     torch.testing.assert_close(found.parts["translation"], expected.detach())
     expected.backward()
-    assert_same(computed, gradients(objective))
+    assert_same(computed, pop_gradients(objective))
     assert all(gradient.abs().max() > 0 for gradient in computed.values())
 
 
 def test_the_mean_over_two_halves_is_that_of_the_whole_batch(folder: EncoderFolder):
-    """So two ranks, whose gradients are averaged, train as one."""
-    objective, batch = objective_and_rows(folder)
-    loss_and_backward(objective, batch)
-    expected, halves = gradients(objective), []
-    for indices in (np.array([0, 1]), np.array([2, 3])):
-        loss_and_backward(objective, batch.of_rows(indices))
-        halves.append(gradients(objective))
-    assert_same({name: (halves[0][name] + halves[1][name]) / 2 for name in expected}, expected)
+    assert_halves_average_to_the_whole(*objective_and_rows(folder))
 
 
 def test_it_reads_texts_and_translations_in_any_order():

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
+from pipeline.objectives import Batch
 from pipeline.objectives.triplet import Triplet
 from pipeline.train.gradcache import loss_and_backward
 from tests.objectives.tiny import Tiny, batch_of, texts
 
 
-def triples(rows: int):
+def triples(rows: int) -> Batch:
     return batch_of({role: texts(rows, seed) for seed, role in enumerate(("anchor", "positive", "negative"))})
 
 

@@ -1,4 +1,4 @@
-"""The work of each process in the test of the score on dev."""
+"""The measurement of a score on dev by one of several ranks, for test_dev.py."""
 
 from pathlib import Path
 
@@ -14,14 +14,18 @@ from pipeline.train.dev import DevSet
 
 
 def encoder_of(folder: Path) -> TrainableEncoder:
+    """Load an encoder with dropout."""
     return load_trainable(open_folder(EncoderSettings(path=str(folder))), dropout=0.1)
 
 
 def work(rank: int, world: int, folder: Path, encoder: Path, pairs: Path) -> None:
+    """Measure the score; save it with the number of texts of each forward pass of this rank."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=world)
-    dev, trained, passes = DevSet.open(DevSettings(uri=str(pairs))), encoder_of(encoder), []
-    trained.register_forward_pre_hook(lambda _, inputs: passes.append(len(inputs[0])))
-    figure = dev.score(TrainedModel(trained))
-    torch.save({"figure": figure, "passes": passes}, folder / f"{rank}.pt")
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=world
+    )
+    dev, model, texts_per_pass = DevSet.open(DevSettings(uri=str(pairs))), encoder_of(encoder), []
+    model.register_forward_pre_hook(lambda _, inputs: texts_per_pass.append(len(inputs[0])))
+    score = dev.score(TrainedModel(model))
+    torch.save({"score": score, "texts_per_pass": texts_per_pass}, folder / f"{rank}.pt")
     dist.destroy_process_group()

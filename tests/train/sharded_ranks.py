@@ -1,4 +1,4 @@
-"""The work of each of two processes in the tests of sharded training; the first saves the results."""
+"""Trainings of one of two ranks with and without sharded weights, for test_sharded.py."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +23,7 @@ from pipeline.train.loop import Training
 from tests.models.folders import LONG
 
 ROWS, STEPS = 6, 3
-# a large epsilon: Adam turns the rounding of gradients that are almost zero into whole steps
+# The epsilon is large, because Adam would turn the rounding errors of gradients near zero into whole steps.
 _COMMON: dict[str, Any] = {
     "dropout": 0.1,
     "optimizer": {"learning_rate": 1e-3, "clip": 0.5, "weight_decay": 0.1, "epsilon": 1e-3},
@@ -46,19 +46,15 @@ DEV = DevSet("dev", tuple(LONG.split()[:9]), tuple(LONG.split()[9:18]), np.arang
 def training(name: str, folders: dict[str, Path], strategy: str) -> Training:
     """Create a training that is equal on all ranks."""
     settings = SETTINGS[name].model_copy(update={"strategy": strategy})
+    folder = folders["electra" if name == "through transformers" else "bert"]
     torch.manual_seed(3)
-    encoder = load_trainable(
-        open_folder(
-            EncoderSettings(path=str(folders["electra" if name == "through transformers" else "bert"]))
-        ),
-        dropout=settings.dropout,
-    )
+    encoder = load_trainable(open_folder(EncoderSettings(path=str(folder))), dropout=settings.dropout)
     adapt(encoder, settings.lora)
     return Training(build_objective(settings, encoder), settings, steps=STEPS, steps_per_epoch=STEPS)
 
 
 def batch_of(made: Training, step: int, rank: int, world: int) -> Batch:
-    """Return this rank's part of a batch."""
+    """Return this rank's part of the batch of a step."""
     words, random = LONG.split(), np.random.default_rng(step)
     columns = {
         role: [" ".join(random.choice(words, random.integers(2, 12))) for _ in range(ROWS)]
@@ -76,37 +72,39 @@ def steps(made: Training, rank: int, world: int) -> Iterator[tuple[float, float]
 
 
 def work(rank: int, world: int, folder: Path, folders: dict[str, Path]) -> None:
+    """Run all trainings as one of the ranks; the first rank saves the results."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=world)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=world
+    )
     found: dict[str, Any] = {}
     for name in SETTINGS:
         for strategy in ("ddp", "fsdp"):
-            made, figures = training(name, folders, strategy), []
-            course = steps(made, rank, world)
-            figures.append(next(course))
-            dev, middle = DEV.score(TrainedModel(made.objective.encoder)), made.state()
-            figures += course
+            made = training(name, folders, strategy)
+            remaining = steps(made, rank, world)
+            first_step = next(remaining)
+            dev, state = DEV.score(TrainedModel(made.objective.encoder)), made.state()
             found[f"{name} {strategy}"] = {
-                "figures": figures,
-                "dev": dev,
-                "middle": middle,
-                "end": made.state(),
-                "held": held(made),
+                "steps": [first_step, *remaining],
+                "dev after step 1": dev,
+                "state after step 1": state,
+                "state at the end": made.state(),
+                "own weights": own_weights(made),
             }
-        states = [found[f"{name} fsdp"]["middle"]]
+        states = [found[f"{name} fsdp"]["state after step 1"]]
         dist.broadcast_object_list(states, src=0)
         for strategy in ("ddp", "fsdp"):
             made = training(name, folders, strategy)
             made.restore(states[0])
-            found[f"{name} again {strategy}"] = list(steps(made, rank, world)), made.state()
+            found[f"{name} {strategy} resumed"] = list(steps(made, rank, world)), made.state()
     if rank == 0:
         torch.save(found, folder / "found.pt")
     dist.barrier()
     dist.destroy_process_group()
 
 
-def held(made: Training) -> int:
-    """Return the number of trained weights on this rank."""
+def own_weights(made: Training) -> int:
+    """Return the number of trained weights that this rank stores."""
     return sum(
         getattr(parameter, "to_local", lambda own=parameter: own)().numel()
         for parameter in made.parameters.values()

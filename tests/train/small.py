@@ -1,4 +1,4 @@
-"""Small trainings for tests."""
+"""Small trainings for tests: three objectives around `Tiny`, and batches without end."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -16,59 +16,52 @@ from pipeline.settings.training import TrainSettings
 from pipeline.train.loop import Step, Training
 from tests.objectives.tiny import Tiny, batch_of, texts
 
-ROWS, STEPS = 6, 6  # of every batch of all ranks; of a training
+ROWS = 6  # of a batch, of all ranks together
+STEPS = 6
 DROPOUT = 0.2
 
 
 class Queue(Objective):
-    """Objective with a queue of earlier keys of a momentum encoder as candidates."""
+    """Objective with a state: the candidates are a queue of earlier keys of a momentum encoder."""
 
     columns = ("anchor", "positive")
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__(encoder)
-        self.follower = copy.deepcopy(encoder).requires_grad_(False)
+        self.momentum_encoder = copy.deepcopy(encoder).requires_grad_(False)
         self.register_buffer("keys", torch.randn(2 * ROWS, self.dim, dtype=torch.float64))
         self.register_buffer("filled", torch.zeros((), dtype=torch.int64))
 
     def views(self, batch: Batch) -> Sequence[View]:
-        return View(self.encoder, batch.tokens("anchor")), View(
-            self.follower, batch.tokens("positive"), grad=False
-        )
+        keys = View(self.momentum_encoder, batch.tokens("positive"), grad=False)
+        return View(self.encoder, batch.tokens("anchor")), keys
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         queries, keys = reps
-        return Loss.of(
-            info_nce=info_nce(
-                queries,
-                torch.cat([batch.peers.gather(keys), self.keys]),
-                temperature=0.5,
-                offset=batch.offset,
-            )
-        )
+        candidates = torch.cat([batch.peers.gather(keys), self.keys])
+        return Loss.of(info_nce=info_nce(queries, candidates, temperature=0.5, offset=batch.offset))
 
     def after_step(self, reps: tuple[Tensor, ...], batch: Batch) -> None:
         keys, index = batch.peers.gather(reps[1]), int(self.filled) % len(self.keys)
         self.keys[index : index + len(keys)] = keys
         self.filled += len(keys)
-        for own, other in zip(self.follower.parameters(), self.encoder.parameters(), strict=True):
-            own.data.lerp_(other.data, 0.3)
+        for slow, fast in zip(self.momentum_encoder.parameters(), self.encoder.parameters(), strict=True):
+            slow.data.lerp_(fast.data, 0.3)
 
 
 def objective(name: str, dropout: float = DROPOUT, seed: int = 5) -> Objective:
+    """Build the objective "queue", "simcse" or "supervised", with weights from `seed`."""
     torch.manual_seed(seed)
     tiny = Tiny(dropout=dropout, seed=seed)
     if name == "queue":
         return Queue(tiny)
-    made = (
-        SimCSE(tiny, temperature=0.3)
-        if name == "simcse"
-        else Supervised(tiny, temperature=0.3, head="cls_mlp")
-    )
-    return made.double()
+    if name == "simcse":
+        return SimCSE(tiny, temperature=0.3).double()
+    return Supervised(tiny, temperature=0.3, head="cls_mlp").double()
 
 
 def training(settings: TrainSettings, name: str = "supervised", **changes: float) -> Training:
+    """Create a training of two epochs with three steps each; `changes` are arguments of `objective`."""
     return Training(objective(name, **changes), settings, steps=STEPS, steps_per_epoch=3)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints are complete or do not count; the last and the best ones are kept."""
+"""Checkpoints are complete or ignored; the last and the best ones are kept."""
 
 import json
 import multiprocessing
@@ -21,19 +21,22 @@ TOP = "run/checkpoints"
 
 
 def state(step: int) -> dict[str, Any]:
+    """Return a state with tensors of two types, random numbers and plain values."""
     weights = {"a": torch.arange(5.0) + step, "h": torch.ones(3, dtype=torch.bfloat16)}
     return {"step": step, "weights": weights, "random": [[torch.get_rng_state()]], "lr": 0.1, "none": None}
 
 
-def saved(store: Store, steps: dict[int, float | None], **settings: Any) -> Checkpoints:
+def saved(store: Store, scores: dict[int, float | None], **settings: Any) -> Checkpoints:
+    """Save checkpoints with a score for each step; return a new reader of them."""
     checkpoints = Checkpoints(store, TOP, CheckpointSettings(**settings))
-    for step, figure in steps.items():
-        checkpoints.save(step, state(step), figure)
+    for step, score in scores.items():
+        checkpoints.save(step, state(step), score)
     checkpoints.close()
     return Checkpoints(store, TOP, CheckpointSettings(**settings))
 
 
-def steps_in(store: Store) -> list[tuple[int, str]]:
+def files_in(store: Store) -> list[tuple[int, str]]:
+    """Return step and suffix of each file."""
     return [(int(Path(entry.path).name.split("-")[1]), Path(entry.path).suffix) for entry in store.list(TOP)]
 
 
@@ -57,27 +60,29 @@ def test_an_empty_folder_has_no_checkpoint(tmp_path: Path):
 def test_the_last_and_the_best_checkpoints_are_kept(tmp_path: Path):
     store = open_store(tmp_path)
     checkpoints = saved(store, {1: 80.0, 2: 90.0, 3: 85.0, 4: 90.0, 5: None, 6: 70.0}, keep=2, keep_best=1)
-    assert steps_in(store) == [(2, ".json"), (2, ".pt"), (5, ".json"), (5, ".pt"), (6, ".json"), (6, ".pt")]
+    assert files_in(store) == [(2, ".json"), (2, ".pt"), (5, ".json"), (5, ".pt"), (6, ".json"), (6, ".pt")]
     assert load_state(checkpoints.last())["step"] == 6
     assert load_state(checkpoints.best())["step"] == 2  # the earliest of equals
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "gone", "record"])
+def flip_bit(content: bytes) -> bytes:
+    return content[:100] + bytes([content[100] ^ 1]) + content[101:]
+
+
+@pytest.mark.parametrize("damage", ["truncated", "changed", "missing", "record changed"])
 def test_a_damaged_checkpoint_is_skipped_and_logged(
     damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     store = open_store(tmp_path)
     checkpoints = saved(store, {1: 1.0, 2: 2.0})
-    location = next(
-        (tmp_path / TOP).glob("step-00000002-*.json" if damage == "record" else "step-00000002-*.pt")
-    )
-    content = location.read_bytes()
-    if damage == "gone":
-        location.unlink()
+    suffix = "json" if damage == "record changed" else "pt"
+    (file,) = (tmp_path / TOP).glob(f"step-00000002-*.{suffix}")
+    if damage == "missing":
+        file.unlink()
+    elif damage == "truncated":
+        file.write_bytes(file.read_bytes()[:-40])
     else:
-        location.write_bytes(
-            content[:-40] if damage == "cut" else content[:100] + bytes([content[100] ^ 1]) + content[101:]
-        )
+        file.write_bytes(flip_bit(file.read_bytes()))
     assert load_state(checkpoints.last())["step"] == load_state(checkpoints.best())["step"] == 1
     assert "a checkpoint is skipped" in capsys.readouterr().err
     again = saved(store, {2: 2.0}, keep=1)  # the training has reached the step again
@@ -91,7 +96,7 @@ def test_an_old_file_without_a_record_is_deleted(tmp_path: Path):
         os.utime(tmp_path / TOP / f"step-0000000{step}-0123456789ab.pt", times=2 * (time.time() - age_s,))
     checkpoints = saved(store, {1: None})
     assert load_state(checkpoints.last())["step"] == 1
-    assert [step for step, _ in steps_in(store)] == [1, 1, 9]
+    assert [step for step, _ in files_in(store)] == [1, 1, 9]
 
 
 def test_a_repeated_step_replaces_its_checkpoint(tmp_path: Path):
@@ -104,13 +109,14 @@ def test_a_repeated_step_replaces_its_checkpoint(tmp_path: Path):
     checkpoints.close()
 
 
-def test_errors_of_the_writer_are_raised_later(tmp_path: Path):
-    for then in ("save", "close"):
-        checkpoints = Checkpoints(open_store(tmp_path / then), TOP, CheckpointSettings())
-        (tmp_path / then).write_text("no folder")
-        checkpoints.save(1, state(1))
-        with pytest.raises(ConfigError, match=rf"{then}: expected a writable folder, found .*File exists"):
-            checkpoints.save(2, state(2)) if then == "save" else checkpoints.close()
+@pytest.mark.parametrize("later", ["save", "close"])
+def test_an_error_of_the_writer_is_raised_by_the_next_save_or_close(later: str, tmp_path: Path):
+    top = tmp_path / "file"
+    checkpoints = Checkpoints(open_store(top), TOP, CheckpointSettings())
+    top.write_text("not a folder")
+    checkpoints.save(1, state(1))
+    with pytest.raises(ConfigError, match=r"file: expected a writable folder, found .*File exists"):
+        checkpoints.save(2, state(2)) if later == "save" else checkpoints.close()
 
 
 class Clock:
@@ -140,38 +146,36 @@ def test_a_checkpoint_is_due_by_steps_and_by_minutes(tmp_path: Path, monkeypatch
 
 
 def test_checkpoints_are_written_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    go, whole = threading.Event(), torch.save
+    may_write, save = threading.Event(), torch.save
 
-    def held(*given: Any) -> None:
-        assert go.wait(60)
-        whole(*given)
+    def save_when_allowed(*args: Any) -> None:
+        assert may_write.wait(60)
+        save(*args)
 
-    monkeypatch.setattr(torch, "save", held)
+    monkeypatch.setattr(torch, "save", save_when_allowed)
     store = open_store(tmp_path)
     checkpoints = Checkpoints(store, TOP, CheckpointSettings())
-    checkpoints.save(1, state(1))
-    assert store.list(TOP) == [], "save came back although nothing could be written"
-    go.set()
+    checkpoints.save(1, state(1))  # does not wait for the write
+    assert store.list(TOP) == []
+    may_write.set()
     checkpoints.close()
     assert load_state(checkpoints.last())["step"] == 1
 
 
-def save_without_end(folder: Path, first: int) -> None:
+def save_until_killed(folder: Path, first: int) -> None:
     checkpoints = Checkpoints(open_store(folder), TOP, CheckpointSettings())
     for step in range(first, first + 10_000):
         checkpoints.save(step, {"step": step, "weights": torch.full((500_000,), float(step))})
 
 
 def test_after_a_kill_at_any_moment_a_complete_checkpoint_exists(tmp_path: Path):
-    """Start writers from a fork server that has imported everything, so that they save at once and have no
-    threads.
-    """
+    """The writers come from a fork server with all imports, so that they save at once and have no threads."""
     context, last = multiprocessing.get_context("forkserver"), 0
     context.set_forkserver_preload([__name__])
     for turn in range(8):
-        writer = context.Process(target=save_without_end, args=(tmp_path, last + 1))
+        writer = context.Process(target=save_until_killed, args=(tmp_path, last + 1))
         writer.start()
-        while not any(step > last for step, kind in steps_in(open_store(tmp_path)) if kind == ".json"):
+        while not any(step > last for step, kind in files_in(open_store(tmp_path)) if kind == ".json"):
             time.sleep(0.001)
         time.sleep(0.007 * turn)
         writer.kill()

@@ -1,8 +1,8 @@
-"""The score on dev equals that of an evaluation on any number of ranks, and does not disturb the training."""
+"""The score on dev is that of an evaluation, on any number of ranks, and leaves the training as it was."""
 
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,9 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write pairs with repeated sentences, a missing one, and a pair without a score."""
-    random, known = np.random.default_rng(0), [" ".join(texts(8, seed)) for seed in range(300)]
-    left, right = ([known[index] for index in random.integers(0, 300, PAIRS)] for _ in range(2))
+    """Write pairs with repeated sentences. The first pair has no score, and the second no left sentence."""
+    random, sentences = np.random.default_rng(0), [" ".join(texts(8, seed)) for seed in range(300)]
+    left, right = ([sentences[index] for index in random.integers(0, 300, PAIRS)] for _ in range(2))
     scores = [None, *random.uniform(0, 80, PAIRS - 1)]
     return write(
         tmp_path_factory.mktemp("dev") / "dev.parquet",
@@ -55,12 +55,11 @@ def write(path: Path, columns: Mapping[str, object]) -> Path:
     return path
 
 
-def expected(folder: Path, pairs: Path) -> float:
-    """Compute the score with the encoder of `manta encode` and SciPy."""
-    table = pq.read_table(pairs).slice(1)
-    encoder = load_encoder(EncoderSettings(path=str(folder)), EncodeSettings())
+def spearman_of(encode: Callable[[list[str]], np.ndarray], pairs: Path) -> float:
+    """Compute the Spearman correlation of cosines and scores with SciPy, times 100."""
+    table = pq.read_table(pairs).slice(1)  # without the pair without a score
     left, right = (
-        encoder.encode([text or " " for text in table[side].to_pylist()]).astype(np.float64)
+        encode([text or " " for text in table[side].to_pylist()]).astype(np.float64)
         for side in ("sentence1", "sentence2")
     )
     cosines = (left * right).sum(1) / np.linalg.norm(left, axis=1) / np.linalg.norm(right, axis=1)
@@ -68,29 +67,39 @@ def expected(folder: Path, pairs: Path) -> float:
 
 
 def test_the_score_equals_an_evaluation_of_the_folder(folder: Path, pairs: Path):
-    dev = DevSet.open(DevSettings(uri=str(pairs)))
-    assert dev.score(TrainedModel(encoder_of(folder))) == pytest.approx(expected(folder, pairs), abs=0.01)
-    assert pickle.loads(pickle.dumps(dev)).score(TrainedModel(encoder_of(folder))) == dev.score(
-        TrainedModel(encoder_of(folder))
+    encoder = load_encoder(EncoderSettings(path=str(folder)), EncodeSettings())
+    found = DevSet.open(DevSettings(uri=str(pairs))).score(TrainedModel(encoder_of(folder)))
+    assert found == pytest.approx(spearman_of(encoder.encode, pairs), abs=0.01)
+
+
+def test_a_pickled_dev_set_gives_the_same_score(folder: Path, pairs: Path):
+    dev, model = DevSet.open(DevSettings(uri=str(pairs))), TrainedModel(encoder_of(folder))
+    assert pickle.loads(pickle.dumps(dev)).score(model) == dev.score(model)
+
+
+@pytest.mark.parametrize("modules", ["encoder", "encoder and head", "two encoders", "second encoder"])
+def test_the_score_is_that_of_the_trained_models_vectors(folder: Path, pairs: Path, modules: str):
+    first, second = (
+        load_trainable(open_folder(EncoderSettings(path=str(folder), pooling=pooling)), dropout=0.0)
+        for pooling in ("mean", "cls")
     )
-
-
-def test_the_score_is_that_of_the_product(folder: Path, pairs: Path):
-    dev, encoder = DevSet.open(DevSettings(uri=str(pairs))), encoder_of(folder)
     torch.manual_seed(0)
-    head = TanhHead(encoder.dim)
+    head = TanhHead(first.dim)
     torch.nn.init.normal_(head.linear.weight)
-    twin = load_trainable(open_folder(EncoderSettings(path=str(folder), pooling="cls")))
-    scores = [
-        dev.score(product)
-        for product in (
-            TrainedModel(encoder),
-            TrainedModel(encoder, head),
-            TrainedModel(encoder, twin=twin),
-            TrainedModel(twin),
-        )
-    ]
-    assert len(set(scores)) == 4
+    model, vectors_of = {
+        "encoder": (TrainedModel(first), first),
+        "encoder and head": (TrainedModel(first, head), lambda tokens: head(first(tokens))),
+        "two encoders": (
+            TrainedModel(first, twin=second),
+            lambda tokens: torch.cat([first(tokens), second(tokens)], dim=1),
+        ),
+        "second encoder": (TrainedModel(second), second),
+    }[modules]
+    found = DevSet.open(DevSettings(uri=str(pairs))).score(model)
+    tokenizer = first.folder.tokenizer()
+    with torch.no_grad():
+        expected = spearman_of(lambda texts: vectors_of(tokenizer(texts)).numpy(), pairs)
+    assert found == pytest.approx(expected, abs=0.01)
 
 
 def test_scoring_does_not_change_modes_gradients_or_random_numbers(folder: Path, pairs: Path):
@@ -108,28 +117,29 @@ def test_scoring_does_not_change_modes_gradients_or_random_numbers(folder: Path,
 
 
 def test_every_sentence_is_encoded_once_longest_first(folder: Path, pairs: Path):
-    encoder, lengths = encoder_of(folder), []
-    encoder.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].lengths))
+    encoder, lengths_per_pass = encoder_of(folder), []
+    encoder.register_forward_pre_hook(lambda _, inputs: lengths_per_pass.append(inputs[0].lengths))
     DevSet.open(DevSettings(uri=str(pairs))).score(TrainedModel(encoder))
     table = pq.read_table(pairs).slice(1)
     distinct = {text or " " for side in ("sentence1", "sentence2") for text in table[side].to_pylist()}
-    assert sum(map(len, lengths)) == len(distinct)
-    assert all(part.sum() <= 1_024 for part in lengths)
-    assert lengths[0].max() == max(part.max() for part in lengths)
+    assert sum(map(len, lengths_per_pass)) == len(distinct)
+    assert max(lengths.sum() for lengths in lengths_per_pass) <= 1_024
+    longest = [lengths.max() for lengths in lengths_per_pass]
+    assert longest == sorted(longest, reverse=True)
+    assert longest[0] > longest[-1]
 
 
 @pytest.mark.slow
 def test_ranks_split_the_sentences_and_agree_on_the_score(folder: Path, pairs: Path, tmp_path: Path):
-    dev, encoder, alone = DevSet.open(DevSettings(uri=str(pairs))), encoder_of(folder), []
-    encoder.register_forward_pre_hook(lambda _, inputs: alone.append(len(inputs[0])))
+    dev, encoder, passes = DevSet.open(DevSettings(uri=str(pairs))), encoder_of(folder), []
+    encoder.register_forward_pre_hook(lambda _, inputs: passes.append(len(inputs[0])))
     score = dev.score(TrainedModel(encoder))
     torch.multiprocessing.spawn(work, (2, tmp_path, folder, pairs), nprocs=2)
-    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    assert [each["figure"] for each in found] == [score] * 2
-    passes = [each["passes"] for each in found]
-    assert len(alone) % 2  # so that the last turn is incomplete
-    assert {len(each) for each in passes} == {-(-len(alone) // 2)}
-    assert [each[turn] for turn in range(len(passes[0])) for each in passes][: len(alone)] == alone
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert (first["score"], second["score"]) == (score, score)
+    assert len(passes) % 2 == 1  # so that in the last round the second rank has no texts of its own
+    assert first["texts_per_pass"] == passes[::2]
+    assert second["texts_per_pass"] == [*passes[1::2], passes[-1]]
 
 
 def test_vectors_with_nan_are_refused(folder: Path, pairs: Path):
@@ -176,21 +186,13 @@ def test_a_missing_dev_file_is_refused(tmp_path: Path):
 
 
 def test_columns_can_be_renamed_and_scores_have_any_scale(tmp_path: Path, folder: Path, pairs: Path):
-    table = pq.read_table(pairs).rename_columns(["a", "b", "gold"])
-    table = table.set_column(
-        2,
-        "gold",
-        pa.array([None if score is None else -1e6 + 1e3 * score for score in table["gold"].to_pylist()]),
-    )
-    pq.write_table(table, tmp_path / "dev.parquet")
-    dev = DevSet.open(
-        DevSettings(
-            uri=str(tmp_path / "dev.parquet"), columns={"sentence1": "a", "sentence2": "b", "score": "gold"}
-        )
-    )
-    assert dev.score(TrainedModel(encoder_of(folder))) == DevSet.open(DevSettings(uri=str(pairs))).score(
-        TrainedModel(encoder_of(folder))
-    )
+    left, right, scores = pq.read_table(pairs).to_pydict().values()
+    scaled = [None if score is None else -1e6 + 1e3 * score for score in scores]
+    file = write(tmp_path / "dev.parquet", {"a": left, "b": right, "gold": scaled})
+    columns = {"sentence1": "a", "sentence2": "b", "score": "gold"}
+    model = TrainedModel(encoder_of(folder))
+    expected = DevSet.open(DevSettings(uri=str(pairs))).score(model)
+    assert DevSet.open(DevSettings(uri=str(file), columns=columns)).score(model) == expected
 
 
 NLI = {
@@ -200,24 +202,23 @@ NLI = {
 }
 
 
-def test_accuracy_is_that_of_the_classifier_on_product_vectors(folder: Path, tmp_path: Path):
+def test_accuracy_is_that_of_the_classifier_on_the_trained_models_vectors(folder: Path, tmp_path: Path):
     dev = DevSet.open(DevSettings(uri=str(write(tmp_path / "nli.parquet", NLI)), measure="accuracy"))
     encoder = encoder_of(folder)
     objective, scores = Classification(encoder), []
-    vectors = load_encoder(EncoderSettings(path=str(folder)), EncodeSettings()).encode(
-        ["a", " ", "d", "a", "d", "f", "g", "h"]
+    classifier = objective.classifier
+    left, right = (
+        load_encoder(EncoderSettings(path=str(folder)), EncodeSettings()).encode(texts)
+        for texts in (["a", " ", "d", "a"], ["d", "f", "g", "h"])  # without the row without a label
     )
-    left, right, gold = vectors[:4], vectors[4:], [1, 0, 2, 1]  # without the unlabelled row
+    features, gold = np.concatenate([left, right, np.abs(left - right)], axis=1), [1, 0, 2, 1]
     for seed in range(12):
         torch.manual_seed(seed)
-        torch.nn.init.normal_(linear := objective.classifier.get_parameter("weight"))
-        logits = (
-            np.concatenate([left, right, np.abs(left - right)], axis=1) @ linear.detach().numpy().T
-            + objective.classifier.get_parameter("bias").detach().numpy()
-        )
+        torch.nn.init.normal_(classifier.weight)
+        logits = features @ classifier.weight.detach().numpy().T + classifier.bias.detach().numpy()
         scores.append(dev.score(TrainedModel(encoder), objective))
         assert scores[-1] == 100 * np.mean(logits.argmax(1) == gold)
-        assert linear.grad is None
+        assert classifier.weight.grad is None
     assert len(set(scores)) > 2
     both = Sum(encoder, [Term("classification", 1.0, objective)])
     assert dev.score(TrainedModel(encoder), both) == scores[-1]
@@ -243,13 +244,10 @@ def test_invalid_labels_are_refused(
         )
 
 
-def test_labels_are_mapped_as_in_the_training_rows(tmp_path: Path):
-    file = write(
-        tmp_path / "nli.parquet", {"premise": ["a", "b"], "hypothesis": ["c", "d"], "label": ["no", "yes"]}
-    )
-    assert DevSet.open(
-        DevSettings(uri=str(file), measure="accuracy"), Values(labels=("yes", "no"))
-    ).gold.tolist() == [1, 0]
+def test_the_numbers_of_labels_are_those_of_the_training_rows(tmp_path: Path):
+    columns = {"premise": ["a", "b"], "hypothesis": ["c", "d"], "label": ["no", "yes"]}
+    settings = DevSettings(uri=str(write(tmp_path / "nli.parquet", columns)), measure="accuracy")
+    assert DevSet.open(settings, Values(labels=("yes", "no"))).gold.tolist() == [1, 0]
 
 
 @pytest.mark.slow
@@ -257,15 +255,15 @@ def test_labels_are_mapped_as_in_the_training_rows(tmp_path: Path):
     "MANTA_EVAL_DATA" not in os.environ, reason="MANTA_EVAL_DATA names the folder of evaluation data"
 )
 def test_minilm_has_its_published_score():
-    dev = DevSet.open(DevSettings(uri=str(Path(os.environ["MANTA_EVAL_DATA"]) / "sts" / "STSB-dev.parquet")))
-    assert round(dev.score(TrainedModel(load_trainable(open_folder(EncoderSettings())))), 2) == 86.72
+    file = Path(os.environ["MANTA_EVAL_DATA"]) / "sts" / "STSB-dev.parquet"
+    model = TrainedModel(load_trainable(open_folder(EncoderSettings())))
+    assert round(DevSet.open(DevSettings(uri=str(file))).score(model), 2) == 86.72
 
 
-def test_the_best_score_is_the_earliest_of_equals_and_patience_counts():
+def test_the_best_score_is_the_earliest_of_equals_and_patience_ends_the_training():
     best = BestScore(patience=2)
-    observed = [(0, 50.0), (250, 60.0), (500, 60.0), (750, 59.0)]
     seen = []
-    for step, score in observed:
+    for step, score in ((0, 50.0), (250, 60.0), (500, 60.0), (750, 59.0)):
         best = best.observe(step, score)
         seen.append((best.step, best.score, best.since, best.ended))
     assert seen == [(0, 50.0, 0, False), (250, 60.0, 0, False), (250, 60.0, 1, False), (250, 60.0, 2, True)]

@@ -10,9 +10,17 @@ import torch.multiprocessing
 
 from pipeline.train.gather import Ranks, average_gradients, mean_over_ranks
 from pipeline.train.gradcache import loss_and_backward
-from tests.objectives.tiny import assert_same, gradients
-from tests.train.four_pairs import DETACHED, GRADIENT, HALVES, LOSS, NEAR
-from tests.train.ranks import candidates, objectives, part, work
+from tests.objectives.tiny import assert_same, pop_gradients
+from tests.train.four_pairs import (
+    GRADIENT,
+    GRADIENT_OF_DETACHED_CANDIDATES,
+    GRADIENT_OF_OWN_CANDIDATES,
+    LOSS,
+    LOSS_OF_OWN_CANDIDATES,
+    LOSSES_OF_HALVES,
+    TOLERANCE,
+)
+from tests.train.gather_ranks import false_negatives, objectives, part, work
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow)])
@@ -29,65 +37,77 @@ def test_vectors_are_gathered_in_rank_order(found: list[dict[str, Any]]):
         assert torch.equal(each["gathered"], expected)
 
 
-@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", ["supervised", "simcse"])
-def test_ranks_match_one_process_with_the_whole_batch(found: list[dict[str, Any]], name: str, alike: bool):
+def test_ranks_match_one_process_with_the_whole_batch(found: list[dict[str, Any]], name: str, masked: bool):
     objective = objectives()[name]
-    whole = loss_and_backward(objective, part(0, 1, alike=candidates(name) if alike else None))
-    expected = gradients(objective)
+    whole = loss_and_backward(objective, part(0, 1, alike=false_negatives(name) if masked else None))
+    expected = pop_gradients(objective)
     assert "head.linear.weight" in expected
     for each in found:
         for chunk_rows in (None, 1):
-            loss, own = each[f"{name} {chunk_rows} {alike}"]
+            loss, gradient = each[f"{name} {chunk_rows} {masked}"]
             torch.testing.assert_close(loss, whole.loss.total, rtol=0, atol=1e-12)
-            assert_same(own, expected)
-            assert_same(own, found[0][f"{name} {chunk_rows} {alike}"][1], tolerance=0)
+            assert_same(gradient, expected)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", ["supervised", "simcse"])
+def test_gradients_are_equal_on_all_ranks_to_the_last_bit(
+    found: list[dict[str, Any]], name: str, masked: bool
+):
+    first, *others = found
+    for chunk_rows in (None, 1):
+        case = f"{name} {chunk_rows} {masked}"
+        for other in others:
+            assert_same(other[case][1], first[case][1], tolerance=0)
 
 
 def test_gradients_of_two_batches_add_up(found: list[dict[str, Any]]):
     objective = objectives()["supervised"]
     loss_and_backward(objective, part(0, 1))
-    expected = gradients(objective)
+    expected = pop_gradients(objective)
     for each in found:
-        assert_same(
-            each["supervised twice"], {parameter: 2 * gradient for parameter, gradient in expected.items()}
-        )
+        assert_same(each["supervised twice"], {name: 2 * gradient for name, gradient in expected.items()})
 
 
-def test_unequal_ranks_fail_on_every_rank(found: list[dict[str, Any]]):
+def test_unequal_numbers_of_rows_are_an_error_on_every_rank(found: list[dict[str, Any]]):
     for each in found:
+        assert len(each["errors"]) == 2
         for message in each["errors"]:
             assert "as many rows on every rank" in message
             assert "3 of 6 values on rank 0, 2 of 6 values on rank 1" in message
 
 
-def test_missing_gradients_count_as_zero_unless_all_are_missing(
-    found: list[dict[str, Any]],
-):
+def test_missing_gradients_count_as_zero_unless_all_are_missing(found: list[dict[str, Any]]):
     for each in found:
-        some, none, half = each["unused"]
-        assert torch.equal(some, torch.tensor([2.0, 4.0]) / len(found))
-        assert none is None
-        assert half.dtype == torch.bfloat16
-        assert half.tolist() == [(len(found) - 1) / 2] * 3
+        of_one_rank, of_no_rank, in_half_precision = each["averaged"]
+        assert torch.equal(of_one_rank, torch.tensor([2.0, 4.0]) / len(found))
+        assert of_no_rank is None
+        assert in_half_precision.dtype == torch.bfloat16
+        assert in_half_precision.tolist() == [(len(found) - 1) / 2] * 3
 
 
-def test_gradients_of_four_pairs_match_a_hand_computation(found: list[dict[str, Any]]):
+@pytest.mark.parametrize(
+    ("way", "loss", "gradient"),
+    [
+        ("right", LOSS, np.array(GRADIENT)),
+        ("loss of all rows", LOSS, np.array(GRADIENT) / 2),
+        ("detached", LOSS, np.array(GRADIENT_OF_DETACHED_CANDIDATES)),
+        ("own candidates", LOSS_OF_OWN_CANDIDATES, np.array(GRADIENT_OF_OWN_CANDIDATES)),
+    ],
+)
+def test_right_and_wrong_gathering_of_four_pairs_match_a_hand_computation(
+    found: list[dict[str, Any]], way: str, loss: float, gradient: np.ndarray
+):
     if len(found) != 2:
         pytest.skip("the example needs two ranks")
     for each in found:
-        for name, loss, gradient in [
-            ("right", LOSS, np.array(GRADIENT)),
-            ("full", LOSS, np.array(GRADIENT) / 2),
-            ("detached", LOSS, np.array(DETACHED)),
-            ("local", 0.146462, np.array(HALVES)),
-        ]:
-            assert each[name][0].item() == pytest.approx(loss, abs=NEAR)
-            np.testing.assert_allclose(each[name][2], gradient, atol=NEAR)
-    assert [each["detached"][1] for each in found] == pytest.approx(
-        [0.401016, 0.249846], abs=NEAR
-    )  # equal losses, different gradients
-    assert [each["right"][1] for each in found] == pytest.approx([0.401016, 0.249846], abs=NEAR)
+        assert each[way]["loss"] == pytest.approx(loss, abs=TOLERANCE)
+        np.testing.assert_allclose(each[way]["gradient"], gradient, atol=TOLERANCE)
+    if way in ("right", "detached"):  # equal losses, different gradients
+        own_losses = [each[way]["own_loss"] for each in found]
+        assert own_losses == pytest.approx(LOSSES_OF_HALVES, abs=TOLERANCE)
 
 
 def test_without_a_process_group_gathering_does_nothing():

@@ -1,4 +1,4 @@
-"""Steps of a training: their updates, errors before an invalid update, and resuming."""
+"""Steps of a training: their updates, their errors if a number is not finite, and resuming."""
 
 import math
 import time
@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from pipeline.train.checkpoint import Checkpoints, load_state
 from pipeline.train.finite import NonFinite
 from pipeline.train.gradcache import loss_and_backward
 from pipeline.train.loop import Training, fit
-from tests.objectives.tiny import Tiny, batch_of, texts
+from tests.objectives.tiny import Tiny, assert_same, batch_of, pop_gradients, texts
 from tests.train.small import ROWS, STEPS, numbers, objective, rows_of, training
 
 SGD = OptimizerSettings(name="sgd", learning_rate=0.1, clip=None)
@@ -35,19 +36,17 @@ def _one_thread():
 
 def test_a_step_updates_the_weights_by_rate_times_gradient():
     made = training(TrainSettings(optimizer=SGD), dropout=0.0)
-    before, batch = {name: value.clone() for name, value in made.parameters.items()}, next(rows_of())
-    twin = objective("supervised", dropout=0.0)
-    outcome = loss_and_backward(twin, batch)
+    before = {name: value.detach().clone() for name, value in made.parameters.items()}
+    batch, twin = next(rows_of()), objective("supervised", dropout=0.0)
+    outcome, known = loss_and_backward(twin, batch), pop_gradients(twin)
     [step] = fit(made, rows_of(), until=1)
-    norm = math.sqrt(sum(float((value.grad**2).sum()) for value in twin.parameters()))
+    norm = math.sqrt(sum(float((gradient**2).sum()) for gradient in known.values()))
     assert (step.number, step.rows, step.learning_rate) == (1, ROWS, 0.1)
     assert float(step.loss.total) == float(outcome.loss.total)
     assert step.gradient_norm == pytest.approx(norm, rel=1e-6)
     assert step.tokens == sum(len(batch.tokens(role).ids) for role in ("anchor", "positive", "negative"))
-    for name, value in made.parameters.items():
-        torch.testing.assert_close(
-            value.detach(), before[name].detach() - 0.1 * twin.get_parameter(name).grad, rtol=0, atol=1e-12
-        )
+    after = {name: value.detach() for name, value in made.parameters.items()}
+    assert_same(after, {name: before[name] - 0.1 * known[name] for name in known})
     assert all(value.grad is None for value in made.parameters.values())
     assert not any(rep.requires_grad for rep in (*step.reps, step.loss.total))
     for rep, expected in zip(step.reps, outcome.reps, strict=True):
@@ -62,14 +61,9 @@ def test_a_large_gradient_is_clipped_and_reported_unclipped():
     made = training(settings, dropout=0.0)
     before = [value.detach().clone() for value in made.parameters.values()]
     [step] = fit(made, rows_of(), until=1)
-    moved = math.sqrt(
-        sum(
-            float(((value.detach() - old) ** 2).sum())
-            for value, old in zip(made.parameters.values(), before, strict=True)
-        )
-    )
+    changes = [value.detach() - old for value, old in zip(made.parameters.values(), before, strict=True)]
     assert step.gradient_norm > 0.01
-    assert moved == pytest.approx(1e-3, rel=1e-5)
+    assert math.sqrt(sum(float((change**2).sum()) for change in changes)) == pytest.approx(1e-3, rel=1e-5)
 
 
 def test_rates_follow_the_schedule_and_a_schedule_may_end_the_training():
@@ -86,7 +80,7 @@ def test_rates_follow_the_schedule_and_a_schedule_may_end_the_training():
     assert list(fit(made, batches, until=STEPS)) == []
 
 
-CASES = {
+OPTIMIZERS = {
     "adamw": OptimizerSettings(learning_rate=0.01, weight_decay=0.1),
     "momentum": OptimizerSettings(name="sgd", learning_rate=0.05, momentum=0.9),
     "rmsprop": OptimizerSettings(name="rmsprop", learning_rate=0.01, momentum=0.5),
@@ -95,15 +89,15 @@ CASES = {
 
 @pytest.mark.parametrize("name", ["supervised", "simcse", "queue"])
 @pytest.mark.parametrize("chunk_rows", [None, 4])
-@pytest.mark.parametrize("optimizer", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_a_resumed_training_is_identical(
     name: str, chunk_rows: int | None, optimizer: OptimizerSettings, tmp_path: Path
 ):
     settings = TrainSettings(
         optimizer=optimizer, chunk_rows=chunk_rows, schedule=ScheduleSettings(name="cosine", warmup=2)
     )
-    undisturbed = training(settings, name)
-    expected = numbers(list(fit(undisturbed, rows_of(), until=STEPS)))
+    uninterrupted = training(settings, name)
+    expected = numbers(list(fit(uninterrupted, rows_of(), until=STEPS)))
     drawn = torch.rand(3)
     killed = training(settings, name)
     with closing(Checkpoints(open_store(tmp_path), "checkpoints", CheckpointSettings())) as checkpoints:
@@ -114,40 +108,40 @@ def test_a_resumed_training_is_identical(
     last = Checkpoints(open_store(tmp_path), "checkpoints", CheckpointSettings()).last()
     resumed.restore(load_state(last))
     assert numbers(list(fit(resumed, rows_of(3), until=STEPS))) == expected[3:]
-    for key, value in undisturbed.objective.state_dict().items():
-        assert torch.equal(resumed.objective.state_dict()[key], value), key
     assert torch.equal(torch.rand(3), drawn)
+    assert_same(resumed.objective.state_dict(), uninterrupted.objective.state_dict(), tolerance=0)
 
 
-def test_a_state_is_independent_of_the_training():
-    made = training(TrainSettings(optimizer=CASES["adamw"]))
+def test_later_steps_do_not_change_a_state():
+    made = training(TrainSettings(optimizer=OPTIMIZERS["adamw"]))
     list(fit(made, rows_of(), until=2))
     state = made.state()
-    first = numbers(list(fit(made, rows_of(2), until=4)))
+    expected = numbers(list(fit(made, rows_of(2), until=4)))
     for _ in range(2):
-        again = training(TrainSettings(optimizer=CASES["adamw"]))
-        again.restore(state)
-        assert numbers(list(fit(again, rows_of(2), until=4))) == first
+        resumed = training(TrainSettings(optimizer=OPTIMIZERS["adamw"]))
+        resumed.restore(state)
+        assert numbers(list(fit(resumed, rows_of(2), until=4))) == expected
 
 
 def test_another_number_of_ranks_reseeds_from_seed_and_step():
     made = training(TrainSettings())
     list(fit(made, rows_of(), until=2))
-    state = made.state()
-    of_two = state | {"random": [state["random"][0], state["random"][0]]}
-    draws = []
-    for _ in range(2):
-        again = training(TrainSettings())
-        again.restore(of_two)
-        assert again.number == 2
-        draws.append(torch.rand(4))
-    made.restore(state)
-    assert torch.equal(*draws)
-    assert not torch.equal(torch.rand(4), draws[0])
+    of_one_rank = made.state()
+    of_two_ranks = of_one_rank | {"random": 2 * of_one_rank["random"]}
+
+    def draw_after_restoring(state: dict[str, Any]) -> torch.Tensor:
+        resumed = training(TrainSettings())
+        resumed.restore(state)
+        assert resumed.number == 2
+        return torch.rand(4)
+
+    first, second = draw_after_restoring(of_two_ranks), draw_after_restoring(of_two_ranks)
+    assert torch.equal(first, second)
+    assert not torch.equal(draw_after_restoring(of_one_rank), first)
 
 
-class Broken(Supervised):
-    """Objective whose loss, or the gradient of one layer, is not finite in every third batch."""
+class NotFinite(Supervised):
+    """Objective whose loss, or the gradient of one layer, is not finite in the third batch."""
 
     def __init__(self, where: str) -> None:
         torch.manual_seed(0)
@@ -159,11 +153,9 @@ class Broken(Supervised):
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
         self.calls += 1
         value = super().loss(reps, batch)
-        return (
-            value + Loss.of(broken=reps[0].sum() * math.inf)
-            if self.where == "loss" and self.calls == 3
-            else value
-        )
+        if self.where == "loss" and self.calls == 3:
+            return value + Loss.of(broken=reps[0].sum() * math.inf)
+        return value
 
 
 @pytest.mark.parametrize(
@@ -174,9 +166,8 @@ class Broken(Supervised):
 def test_nan_and_infinity_stop_the_training_before_an_update(
     where: str, culprit: str, chunk_rows: int | None
 ):
-    made = Training(
-        Broken(where), TrainSettings(optimizer=SGD, chunk_rows=chunk_rows), steps=STEPS, steps_per_epoch=3
-    )
+    settings = TrainSettings(optimizer=SGD, chunk_rows=chunk_rows)
+    made = Training(NotFinite(where), settings, steps=STEPS, steps_per_epoch=3)
     steps = fit(made, rows_of(), until=STEPS)
     assert [next(steps).number, next(steps).number] == [1, 2]
     before = {name: value.clone() for name, value in made.objective.state_dict().items()}
@@ -186,7 +177,7 @@ def test_nan_and_infinity_stop_the_training_before_an_update(
     assert (error.where, error.exit_code) == ("step 3", DataError.exit_code)
     assert f"on rows {', '.join(map(str, batch.rows[:5]))}" in str(error)
     assert made.number == 2
-    assert all(torch.equal(before[name], value) for name, value in made.objective.state_dict().items())
+    assert_same(made.objective.state_dict(), before, tolerance=0)
 
 
 def test_waiting_time_is_reported():

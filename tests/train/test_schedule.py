@@ -21,7 +21,7 @@ def test_linear_decays_by_equal_parts():
 
 @pytest.mark.parametrize("warmup", [4, 0.4, 0.31])
 def test_linear_warms_up_by_equal_parts(warmup: float):
-    """Round a proportion of the steps up: 4 of 10 for 0.31."""
+    """A proportion of the steps is rounded up: 0.31 of 10 steps are 4."""
     assert rates(name="linear", warmup=warmup) == pytest.approx(
         [1 / 4, 2 / 4, 3 / 4, 1, 6 / 7, 5 / 7, 4 / 7, 3 / 7, 2 / 7, 1 / 7]
     )
@@ -65,8 +65,8 @@ def plateau(**settings: object) -> Schedule:
 def test_plateau_decays_per_epoch_and_drops_when_dev_gets_worse():
     schedule = plateau(decay=0.99, drop=0.2)
     assert [schedule.rate(step) for step in (1, 5, 6, 11)] == pytest.approx([0.1, 0.1, 0.099, 0.1 * 0.99**2])
-    for figure in (70.0, 71.0, 71.0):  # better, then equal
-        schedule.observe(figure)
+    for score in (70.0, 71.0, 71.0):  # better, then equal
+        schedule.observe(score)
     assert schedule.rate(6) == pytest.approx(0.099)
     schedule.observe(70.9)
     assert schedule.rate(6) == pytest.approx(0.099 / 5)
@@ -76,20 +76,22 @@ def test_plateau_decays_per_epoch_and_drops_when_dev_gets_worse():
 
 def test_plateau_ends_below_the_smallest_rate():
     schedule = plateau(decay=1.0, drop=0.2, least=1e-5)
-    figures = iter(range(10, 0, -1))
-    drops = 0
-    schedule.observe(next(figures))
+    scores, drops = iter(range(10, 0, -1)), 0
+    schedule.observe(next(scores))
     while not schedule.ends_before(1):
-        schedule.observe(next(figures))
+        schedule.observe(next(scores))
         drops += 1
-    assert drops == math.ceil(math.log(1e-4) / math.log(0.2)) == 6
+    assert drops == math.ceil(math.log(1e-5 / 0.1) / math.log(0.2))
+
+
+def test_other_schedules_do_not_end_at_a_small_rate():
     assert not Schedule(ScheduleSettings(name="constant"), 1e-9, steps=1, steps_per_epoch=1).ends_before(1)
 
 
-def test_plateau_can_be_restored():
+def test_a_restored_plateau_continues():
     first, second = plateau(), plateau()
-    for figure in (3.0, 2.0):
-        first.observe(figure)
+    for score in (3.0, 2.0):
+        first.observe(score)
     second.restore(first.state())
     for schedule in (first, second):
         schedule.observe(1.0)

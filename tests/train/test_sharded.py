@@ -25,39 +25,43 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return loaded
 
 
-def assert_near(one: Any, other: Any, tolerance: float, where: str = "") -> None:
-    """Compare nested states: equal plain values, close tensors."""
-    if isinstance(other, torch.Tensor):
-        torch.testing.assert_close(one, other, rtol=0, atol=tolerance, msg=lambda text: f"{where}: {text}")
-    elif isinstance(other, dict):
-        assert one.keys() == other.keys(), where
-        for key in other:
-            assert_near(one[key], other[key], tolerance, f"{where}.{key}")
-    elif isinstance(other, list):
-        assert len(one) == len(other), where
-        for number, (left, right) in enumerate(zip(one, other, strict=True)):
-            assert_near(left, right, tolerance, f"{where}[{number}]")
+def assert_near(found: Any, expected: Any, tolerance: float, where: str = "") -> None:
+    """Assert that tensors of nested states are equal up to the tolerance, and other values exactly."""
+    if isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(
+            found, expected, rtol=0, atol=tolerance, msg=lambda text: f"{where}: {text}"
+        )
+    elif isinstance(expected, dict):
+        assert found.keys() == expected.keys(), where
+        for key in expected:
+            assert_near(found[key], expected[key], tolerance, f"{where}.{key}")
+    elif isinstance(expected, list):
+        assert len(found) == len(expected), where
+        for index, (left, right) in enumerate(zip(found, expected, strict=True)):
+            assert_near(left, right, tolerance, f"{where}[{index}]")
     else:
-        assert one == other, where
+        assert found == expected, where
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_sharded_steps_match_unsharded_ones(found: Found, name: str):
     whole, sharded = found[f"{name} ddp"], found[f"{name} fsdp"]
-    assert len(whole["figures"]) == STEPS
-    np.testing.assert_allclose(sharded["figures"], whole["figures"], rtol=2e-6)
-    assert sharded["dev"] == pytest.approx(whole["dev"], abs=1e-9)
-    assert_near(sharded["middle"], whole["middle"], 1e-6)
-    assert_near(sharded["end"], whole["end"], 1e-6)
-    if name != "adapters":  # here most weights are heads
-        assert sharded["held"] < 0.6 * whole["held"]
+    assert len(whole["steps"]) == STEPS
+    np.testing.assert_allclose(sharded["steps"], whole["steps"], rtol=2e-6)
+    assert sharded["dev after step 1"] == pytest.approx(whole["dev after step 1"], abs=1e-9)
+    for state in ("state after step 1", "state at the end"):
+        assert_near(sharded[state], whole[state], 1e-6)
+    if name != "adapters":  # where most trained weights are heads, which are not sharded
+        assert sharded["own weights"] < 0.6 * whole["own weights"]
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_checkpoint_resumes_with_and_without_shards(found: Found, name: str):
-    figures, state = found[f"{name} again fsdp"]
-    assert figures == found[f"{name} fsdp"]["figures"][1:]
-    assert_near(state, found[f"{name} fsdp"]["end"], 0)
-    figures, state = found[f"{name} again ddp"]
-    np.testing.assert_allclose(figures, found[f"{name} ddp"]["figures"][1:], rtol=2e-6)
-    assert_near(state, found[f"{name} ddp"]["end"], 1e-6)
+    """The checkpoint is that of a training with shards. Resumed with shards, the training is identical."""
+    whole, sharded = found[f"{name} ddp"], found[f"{name} fsdp"]
+    steps, state = found[f"{name} fsdp resumed"]
+    assert steps == sharded["steps"][1:]
+    assert_near(state, sharded["state at the end"], 0)
+    steps, state = found[f"{name} ddp resumed"]
+    np.testing.assert_allclose(steps, whole["steps"][1:], rtol=2e-6)
+    assert_near(state, whole["state at the end"], 1e-6)

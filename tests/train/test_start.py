@@ -1,10 +1,9 @@
-"""Trainings of new recurrent and convolutional encoders, which are built once for equal rows and settings."""
+"""Trainings of new recurrent and convolutional encoders, and the cache of these encoders."""
 
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -26,16 +25,9 @@ from pipeline.train.batches import rank_batches
 from pipeline.train.loop import Training, fit
 from pipeline.train.start import starting_encoder
 from tests.models.folder.wordfiles import minilm_table, write_words
+from tests.train.topics import TOPICS, write_books, write_nli
 
 CONFIGS = Path(__file__).parents[2] / "jobs/configs/train"
-TOPICS = (
-    "dog cat horse animal runs",
-    "music song plays guitar loud",
-    "rain snow wind cold storm",
-    "bread soup eats kitchen salt",
-    "car road drives fast wheel",
-    "book page reads story words",
-)
 
 
 @pytest.fixture(autouse=True)
@@ -44,31 +36,8 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("MANTA_CACHE", str(tmp_path / "cache"))
 
 
-def sentence(rng: np.random.Generator, topic: int) -> str:
-    return " ".join(rng.choice(TOPICS[topic].split(), 4))
-
-
-def write_books(file: Path) -> Path:
-    """Write documents whose sentences change their topic in a circle, so that neighbours are predictable."""
-    rng = np.random.default_rng(0)
-    rows = [(sentence(rng, at % 6), f"book {book}", at) for book in range(4) for at in range(24)]
-    text, document, position = zip(*rows, strict=True)
-    pq.write_table(pa.table({"text": text, "document": document, "position": position}), file)
-    return file
-
-
-def write_nli(file: Path) -> Path:
-    """Write entailments between sentences of one topic, and contradictions between topics."""
-    rng = np.random.default_rng(0)
-    premises, hypotheses = rng.integers(0, 6, (2, 192))
-    hypotheses[::2] = premises[::2]
-    labels = np.where(premises == hypotheses, "entailment", "contradiction")
-    first, second = ([sentence(rng, topic) for topic in topics] for topics in (premises, hypotheses))
-    pq.write_table(pa.table({"premise": first, "hypothesis": second, "label": labels}), file)
-    return file
-
-
 def configured(name: str, *overrides: str) -> Job:
+    """Load a published config with overrides."""
     return load_settings(Job, CONFIGS / name, overrides)
 
 
@@ -96,38 +65,32 @@ def test_two_new_grus_learn_to_find_neighbours(tmp_path):
         "train.order.batch_rows=12",
         "train.optimizer.learning_rate=0.02",
     )
-    training, found = train(configured("quickthoughts-gru.yaml", f"train.data={data}", *small), 40)
-    assert found[0] > 1.9  # about log 11 = 2.4 before the training: equal scores for eleven candidates
-    assert np.mean(found[-5:]) < 0.7 * found[0]
-    product = training.objective.trained_model()
-    assert (product.encoder.dim, product.dim) == (32, 64)
-    saved = save_joined((product.encoder, product.twin), tmp_path / "saved")
+    training, losses = train(configured("quickthoughts-gru.yaml", f"train.data={data}", *small), 40)
+    assert losses[0] > 1.9  # near log 11 = 2.4, the loss of equal scores for eleven candidates
+    assert np.mean(losses[-5:]) < 0.7 * losses[0]
+    model = training.objective.trained_model()
+    assert (model.encoder.dim, model.dim) == (32, 64)
+    saved = save_joined((model.encoder, model.twin), tmp_path / "saved")
     texts = ["a dog runs", "music", ""]
     training.objective.eval()
-    expected = product(saved.tokenizer()(texts)).detach()
-    np.testing.assert_allclose(
-        load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(texts),
-        expected,
-        atol=1e-6,
-    )
+    expected = model(saved.tokenizer()(texts)).detach()
+    found = load_encoder(EncoderSettings(path=str(saved.path)), EncodeSettings()).encode(texts)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_a_new_bilstm_with_max_pooling_learns_inference(tmp_path):
     words = write_words(tmp_path / "words.txt", *minilm_table())
-    small = (
+    job = configured(
+        "infersent.yaml",
+        f"train.data={write_nli(tmp_path / 'nli.parquet')}",
         f"train.recurrent.words={words}",
         "train.recurrent.width=16",
         "train.recurrent.vocabulary=null",
         "train.order.batch_rows=16",
-    )
-    job = configured(
-        "infersent.yaml",
-        f"train.data={write_nli(tmp_path / 'nli.parquet')}",
         "train.optimizer.learning_rate=1.0",
-        *small,
     )
-    training, found = train(job, 36)
-    assert np.mean(found[-6:]) < 0.8 * np.mean(found[:3])
+    training, losses = train(job, 36)
+    assert np.mean(losses[-6:]) < 0.8 * np.mean(losses[:3])
     assert training.objective.trained_model().encoder.folder.pooling == ("max",)
 
 
@@ -142,14 +105,14 @@ def test_new_convolutions_learn_inference(tmp_path):
         "train.order.batch_rows=16",
         "train.optimizer={name: adam, learning_rate: 0.005}",
     )
-    training, found = train(job, 36)
-    assert np.mean(found[-6:]) < 0.8 * np.mean(found[:3])
+    training, losses = train(job, 36)
+    assert np.mean(losses[-6:]) < 0.8 * np.mean(losses[:3])
     encoder = training.objective.trained_model().encoder
     assert (encoder.folder.pooling, encoder.dim) == (("max",), 64)
     assert starting_encoder(job.train, job.encoder).path == str(encoder.folder.path)
 
 
-def test_the_encoder_is_built_once_for_equal_rows_and_settings(tmp_path, capfd):
+def test_a_new_encoder_is_built_once_for_equal_rows_and_settings(tmp_path, capfd):
     data = write_books(tmp_path / "books.parquet")
     job = configured(
         "quickthoughts-gru.yaml",
@@ -166,35 +129,29 @@ def test_the_encoder_is_built_once_for_equal_rows_and_settings(tmp_path, capfd):
     assert words[:3] == [UNKNOWN, START, END]
     assert set(words[3:]) < {word for topic in TOPICS for word in topic.split()}
     assert (len(words), folder.max_length, folder.lower, folder.dim) == (12, 256, True, 8)
-    other = starting_encoder(job.train.model_copy(update={"seed": 1}), job.encoder)
-    assert open_folder(other).space_id != folder.space_id
+    of_other_seed = starting_encoder(job.train.model_copy(update={"seed": 1}), job.encoder)
+    assert open_folder(of_other_seed).space_id != folder.space_id
     pq.write_table(pq.read_table(data).slice(0, 48), data)
-    assert starting_encoder(job.train, job.encoder).path not in (first.path, other.path)
+    of_other_rows = starting_encoder(job.train, job.encoder)
+    assert of_other_rows.path not in (first.path, of_other_seed.path)
 
 
-def test_invalid_word_vectors_are_refused_before_building(tmp_path):
-    job = configured(
-        "infersent.yaml", f"train.data={write_nli(tmp_path / 'nli.parquet')}", "train.recurrent.width=2"
-    )
+def test_a_missing_file_of_word_vectors_is_refused_before_building(tmp_path):
+    job = configured("infersent.yaml", f"train.data={write_nli(tmp_path / 'nli.parquet')}")
     with pytest.raises(ConfigError, match=r"no file glove.840B.300d.txt"):
         starting_encoder(job.train, job.encoder)
-    other = starting_encoder(
-        configured(
-            "quickthoughts-gru.yaml",
-            f"train.data={write_books(tmp_path / 'books.parquet')}",
-            "train.recurrent.width=2",
-        ).train,
-        job.encoder,
-    ).path
+
+
+def test_an_encoder_instead_of_word_vectors_is_refused(tmp_path):
+    books = write_books(tmp_path / "books.parquet")
+    recurrent = configured("quickthoughts-gru.yaml", f"train.data={books}", "train.recurrent.width=2")
+    path = starting_encoder(recurrent.train, recurrent.encoder).path
+    nli = write_nli(tmp_path / "nli.parquet")
+    job = configured("infersent.yaml", f"train.data={nli}", f"train.recurrent.words={path}")
     with pytest.raises(ConfigError, match="the manta-recurrent encoder"):
-        starting_encoder(
-            job.train.model_copy(
-                update={"recurrent": job.train.recurrent.model_copy(update={"words": other})}
-            ),
-            job.encoder,
-        )
+        starting_encoder(job.train, job.encoder)
 
 
-def test_without_a_new_encoder_the_configured_one_is_used(tmp_path):
+def test_without_a_new_encoder_the_configured_one_is_used():
     settings = EncoderSettings(path="somewhere")
     assert starting_encoder(Job().train, settings) == settings

@@ -1,6 +1,4 @@
-"""Each step is in exactly one line of the metrics file, also after interruptions; trackers get the same
-lines.
-"""
+"""Lines of metrics: each step is in exactly one of them, also after interruptions, and in all trackers."""
 
 import importlib.util
 import json
@@ -40,7 +38,7 @@ EVERY, PER_EPOCH = 4, 8
 
 
 def step(number: int, **changes: Any) -> Step:
-    """Return a step with distinctive metrics."""
+    """Return a step whose metrics follow from its number."""
     vectors = torch.randn(6, 5, generator=torch.Generator().manual_seed(int(number)))
     loss = Loss.of(near=torch.tensor(1.0 / number), far=torch.tensor(0.25 * number))
     values: dict[str, Any] = {
@@ -67,10 +65,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 
 def log_of(store: Store, done: int = 0) -> TrainingLog:
+    """Open the log of a training that continues after step `done`."""
     return TrainingLog(MetricsFile(store, step=done), every=EVERY, steps_per_epoch=PER_EPOCH, positives=True)
 
 
-def in_file(store: Store) -> list[dict[str, Any]]:
+def lines_in_file(store: Store) -> list[dict[str, Any]]:
     return [json.loads(line) for line in store.read(METRICS).splitlines()]
 
 
@@ -88,18 +87,18 @@ def test_a_line_has_the_means_of_its_steps(store: Store):
     )
     assert second.loss == pytest.approx((1 / numbers + numbers / 4).mean(), rel=1e-6)
     assert (second.gradient_norm, second.learning_rate) == (pytest.approx(13.0), 8e-3)
-    took = 4 * 0.5 + 0.1 * numbers.sum()
+    seconds = 4 * 0.5 + 0.1 * numbers.sum()
     assert (second.tokens_per_s, second.rows_per_s, second.waiting) == pytest.approx(
-        (4 * 640 / took, 4 * 64 / took, 0.1 * numbers.sum() / took)
+        (4 * 640 / seconds, 4 * 64 / seconds, 0.1 * numbers.sum() / seconds)
     )
     assert second.counts == {"repeated": 26}  # counts of zero are omitted
     assert sum_counts(line.counts for line in lines) == {"repeated": 36}
-    assert (second.rows, second.seconds) == (256, pytest.approx(took))
+    assert (second.rows, second.seconds) == (256, pytest.approx(seconds))
     found = [vector_metrics(step(number).reps, positives=True) for number in numbers]
     for name in ("alignment", "uniformity", "positive_cosine", "negative_cosine"):
         assert getattr(second, name) == pytest.approx(np.mean([each[name] for each in found]))
-    assert "dev" not in in_file(store)[1]
-    assert "memory_bytes" not in in_file(store)[1]
+    assert "dev" not in lines_in_file(store)[1]  # metrics that were not measured are omitted
+    assert "memory_bytes" not in lines_in_file(store)[1]
 
 
 def test_a_score_on_dev_ends_a_line(store: Store):
@@ -113,11 +112,13 @@ def test_a_score_on_dev_ends_a_line(store: Store):
         (6, 61.25, 128),
         (7, None, 64),
     ]
-    assert in_file(store)[0] == {"step": 0, "epoch": 0.0, "dev": 50.5}
+    assert lines_in_file(store)[0] == {"step": 0, "epoch": 0.0, "dev": 50.5}
 
 
 @pytest.mark.parametrize("stopped", [7, 8, 9])
-def test_an_interrupted_training_writes_the_same_lines(store: Store, stopped: int):
+def test_a_resumed_training_writes_each_step_once_and_ends_a_line_at_the_checkpoint(
+    store: Store, stopped: int
+):
     log = log_of(store)
     log.begin(50.5)
     for number in range(1, stopped + 1):
@@ -135,22 +136,20 @@ def test_an_interrupted_training_writes_the_same_lines(store: Store, stopped: in
 
 
 def test_resuming_is_counted(store: Store):
-    for done, made in ((0, 8), (8, 12), (8, 12), (4, 8), (0, 3), (0, 4)):
+    """Each of six commands continues after step `done` of the same training; the last one has four steps."""
+    for done, last in ((0, 8), (8, 12), (8, 12), (4, 8), (0, 3), (0, 4)):
         log = log_of(store, done)
-        for number in range(done + 1, made + 1):
+        for number in range(done + 1, last + 1):
             log.add(step(number))
         log.checkpoint()
     assert [(line.step, line.resumed, line.rows) for line in read_metrics(store)] == [(0, 5, 0), (4, 0, 256)]
 
 
 def test_the_score_before_the_first_step_is_written_once(store: Store):
-    for figure in (
-        50.5,
-        50.5,
-        None,
-    ):  # killed before a checkpoint, killed behind that of step 0, which has the figure
+    # The second command finds no checkpoint and measures again; the third finds that of step 0 and its score.
+    for score in (50.5, 50.5, None):
         log = log_of(store)
-        log.begin(figure)
+        log.begin(score)
         log.add(step(1))
         log.checkpoint()
     assert [(line.step, line.dev, line.resumed) for line in read_metrics(store)] == [
@@ -170,22 +169,22 @@ def test_a_training_without_a_metrics_file_has_no_lines(store: Store):
 
 
 def test_lines_are_written_in_batches(tmp_path: Path):
-    class Counted(type(open_store(tmp_path))):
-        written = 0
+    class CountingStore(type(open_store(tmp_path))):
+        writes = 0
 
         def write(self, path: str, data: bytes) -> None:
-            self.written += 1
+            self.writes += 1
             super().write(path, data)
 
-    store = Counted(str(tmp_path))
+    store = CountingStore(str(tmp_path))
     with log_of(store) as log:
         for number in range(1, 200 * EVERY + 1):
             log.add(step(number, reps=()))
-    assert store.written <= 4  # the first line, the last ones, and some if the machine is slow
+    assert store.writes <= 4  # of the first line, of the last ones, and two more if the machine is slow
     assert len(read_metrics(store)) == 200
 
 
-def watched(store: Store, done: int = 0) -> TrackedRun:
+def tracked_run(store: Store, done: int = 0) -> TrackedRun:
     return TrackedRun("simcse-1", store, {"train": {"seed": 7}}, done)
 
 
@@ -201,12 +200,12 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 def test_tensorboard_shows_each_step_once_in_any_store(store: Store, tmp_path: Path):
     pytest.importorskip("tensorboard")
-    for done, made in ((0, 12), (8, 16)):
-        board = TensorBoard(watched(store, done))
+    for done, last in ((0, 12), (8, 16)):
+        board = TensorBoard(tracked_run(store, done))
         with TrainingLog(
             MetricsFile(store, step=done), [board], every=EVERY, steps_per_epoch=PER_EPOCH, positives=True
         ) as log:
-            for number in range(done + 1, made + 1):
+            for number in range(done + 1, last + 1):
                 log.add(step(number), dev=60.0 + number if number == 8 else None)
                 if number == 8:
                     log.checkpoint()
@@ -251,7 +250,7 @@ def test_a_training_does_not_start_without_its_trackers():
 
 
 def test_no_trackers_are_opened_if_none_are_configured(tmp_path: Path):
-    assert open_trackers(WatchSettings(trackers=()), watched(open_store(tmp_path))) == []
+    assert open_trackers(WatchSettings(trackers=()), tracked_run(open_store(tmp_path))) == []
 
 
 def test_flat_metrics_have_one_level_of_names():
@@ -267,7 +266,7 @@ def test_wandb_has_one_run_per_training(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     log_twice("wandb", open_store(tmp_path / "run"))
     runs = list((tmp_path / "wandb").glob("offline-run-*"))
-    assert {run.name.rpartition("-")[2] for run in runs} == {watched(open_store(tmp_path / "run")).key}
+    assert {run.name.rpartition("-")[2] for run in runs} == {tracked_run(open_store(tmp_path / "run")).key}
 
 
 def test_mlflow_has_one_run_per_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -277,21 +276,16 @@ def test_mlflow_has_one_run_per_training(tmp_path: Path, monkeypatch: pytest.Mon
     log_twice("mlflow", open_store(tmp_path / "run"))
     client = mlflow.MlflowClient()
     (run,) = client.search_runs([client.get_experiment_by_name("manta").experiment_id])
-    assert [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, "loss")] == [
-        (4, 1.5),
-        (8, 0.5),
-    ]
-    assert (run.data.params, run.info.run_name, run.info.status) == (
-        {"train.seed": "7"},
-        "simcse-1",
-        "FINISHED",
-    )
+    losses = client.get_metric_history(run.info.run_id, "loss")
+    assert [(metric.step, metric.value) for metric in losses] == [(4, 1.5), (8, 0.5)]
+    assert run.data.params == {"train.seed": "7"}
+    assert (run.info.run_name, run.info.status) == ("simcse-1", "FINISHED")
 
 
 def log_twice(name: str, store: Store) -> None:
-    """Log to a tracker in two commands of one training."""
+    """Log to a tracker from two commands, of which the second resumes the training of the first."""
     for line in (MetricsLine(step=4, epoch=0.5, loss=1.5), MetricsLine(step=8, epoch=1.0, loss=0.5)):
-        (tracker,) = open_trackers(WatchSettings(trackers=(name,)), watched(store, line.step - 4))
+        (tracker,) = open_trackers(WatchSettings(trackers=(name,)), tracked_run(store, line.step - 4))
         tracker.log(line)
         tracker.flush()
         tracker.close()

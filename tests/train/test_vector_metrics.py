@@ -1,4 +1,4 @@
-"""Metrics of a step's vectors match their definitions, and are omitted if undefined."""
+"""Metrics of a step's vectors match their definitions, and are omitted where they are undefined."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def test_extreme_vectors_give_the_bounds():
     assert vector_metrics((same, same), positives=True) == pytest.approx(
         {"alignment": 0, "uniformity": 0, "positive_cosine": 1, "negative_cosine": 1}, abs=1e-6
     )
-    opposite = torch.eye(2) - torch.tensor([[0.0, 1.0], [1.0, 0.0]])  # two opposite vectors
+    opposite = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
     assert vector_metrics((opposite, -opposite), positives=True) == pytest.approx(
         {"alignment": 4, "uniformity": -8, "positive_cosine": -1, "negative_cosine": 1}, abs=1e-5
     )
@@ -80,8 +80,8 @@ def test_objectives_whose_first_two_views_are_positive_pairs_declare_it():
 
 
 @pytest.mark.parametrize("masks", ["own", "shared"])
-def test_texts_under_shared_masks_are_no_pairs(masks: str):
-    """A batch has one view then, without a second one to compare it with."""
+def test_texts_with_shared_masks_are_not_pairs(masks: str):
+    """With shared masks a batch has one view only."""
     objective = OBJECTIVES["simcse"](Tiny(), masks=masks)
     assert len(objective.views(batch_of({"text": ["a", "b"]}))) == (2 if masks == "own" else 1)
     assert objective.has_positive_pairs == (masks == "own")

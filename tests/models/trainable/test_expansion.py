@@ -15,7 +15,7 @@ from pipeline.models.trainable.expansion import check_expansion, expand_vocabula
 from pipeline.models.trainable.saving import save_joined
 from pipeline.settings import EncoderSettings
 from tests.models.folders import encoder_at
-from tests.objectives.writing import new_folder
+from tests.objectives.three_words import new_recurrent
 
 WORDS = ("zero", "one", "two", "three", "Paris", "four", "<s>", "five")
 
@@ -48,7 +48,7 @@ def test_the_map_is_that_of_the_normal_equations():
 
 
 def test_further_words_get_mapped_vectors_and_known_words_keep_theirs(tmp_path: Path):
-    encoder, vectors = new_folder(tmp_path / "gru"), write_vectors(tmp_path / "vectors.txt")
+    encoder, vectors = new_recurrent(tmp_path / "gru"), write_vectors(tmp_path / "vectors.txt")
     before, texts = table_of(encoder), ["zero two", "one", "unknown"]
     encoded = encoder_at(encoder.path).encode([*texts, "three"])
     expanded = expand_vocabulary(encoder, vectors, None)
@@ -71,13 +71,13 @@ def test_further_words_get_mapped_vectors_and_known_words_keep_theirs(tmp_path: 
 
 
 def test_the_first_words_of_the_file_are_read(tmp_path: Path):
-    encoder, vectors = new_folder(tmp_path / "gru"), write_vectors(tmp_path / "vectors.txt")
+    encoder, vectors = new_recurrent(tmp_path / "gru"), write_vectors(tmp_path / "vectors.txt")
     expanded = expand_vocabulary(encoder, vectors, 4)
     assert read_words(expanded.path) == ["<unk>", "<s>", "</s>", "zero", "one", "two", "three"]
 
 
 def test_encoders_side_by_side_are_expanded_one_by_one(tmp_path: Path):
-    folders = [new_folder(tmp_path / "uni"), new_folder(tmp_path / "bi", 2)]
+    folders = [new_recurrent(tmp_path / "uni"), new_recurrent(tmp_path / "bi", 2)]
     joined = save_joined([load_trainable(folder) for folder in folders], tmp_path / "joined")
     vectors = write_vectors(tmp_path / "vectors.txt")
     modes = {file.name: file.stat().st_mode for file in joined.parts[0].path.glob("*.*")}
@@ -90,7 +90,7 @@ def test_encoders_side_by_side_are_expanded_one_by_one(tmp_path: Path):
 
 
 def test_what_cannot_be_expanded_is_refused_before_the_training(tmp_path: Path):
-    encoder, vectors = new_folder(tmp_path / "gru"), write_vectors(tmp_path / "vectors.txt")
+    encoder, vectors = new_recurrent(tmp_path / "gru"), write_vectors(tmp_path / "vectors.txt")
     check_expansion(encoder, vectors, None)
     with pytest.raises(ConfigError, match=r"learned word vectors, found manta-words"):
         check_expansion(vectors, vectors, None)

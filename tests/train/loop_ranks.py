@@ -1,6 +1,7 @@
-"""The work of each of two processes in the tests of joint training."""
+"""Trainings of one of two ranks, for test_loop_ranks.py."""
 
 import math
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ CASES = {"supervised": None, "queue": 2}  # objective -> chunk_rows
 KILLED = 4  # completed steps; the last checkpoint is one step earlier
 
 
-class Broken(Supervised):
+class InfiniteOnSecondRank(Supervised):
     """Objective with an infinite loss on the second rank."""
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
@@ -37,14 +38,17 @@ def settings_of(chunk_rows: int | None) -> TrainSettings:
 
 
 def work(rank: int, world: int, folder: Path) -> None:
+    """Run all trainings as one of the ranks, and save their results."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=world)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=world
+    )
     found: dict[str, Any] = {}
     for name in CASES:
         for case, dropout in ((name, DROPOUT), (without_dropout(name), 0.0)):
             found[case] = trainings(name, dropout, rank, world, folder / case)
-    found["error"] = error(rank, world)
-    found["due"] = due(rank, folder)
+    found["error"] = error_of_infinite_loss(rank, world)
+    found["due"] = checkpoints_due(rank, folder)
     torch.save(found, folder / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
@@ -55,49 +59,46 @@ def without_dropout(name: str) -> str:
 
 
 def trainings(name: str, dropout: float, rank: int, world: int, folder: Path) -> dict[str, Any]:
-    """Run an undisturbed training, one that is killed, and one resumed from its checkpoint."""
+    """Run an uninterrupted training, one that is killed, and one resumed from its checkpoint."""
     settings = settings_of(CASES[name])
 
-    def rows(start: int) -> Any:
+    def rows(start: int) -> Iterator[Batch]:
         return rows_of(start, rank, world, Ranks())
 
-    undisturbed = numbers(list(fit(training(settings, name, dropout=dropout), rows(0), until=STEPS)))
-    killed, checkpoints = (
-        training(settings, name, dropout=dropout),
-        Checkpoints(open_store(folder), "checkpoints", CheckpointSettings()),
-    )
-    states = []
+    uninterrupted = numbers(list(fit(training(settings, name, dropout=dropout), rows(0), until=STEPS)))
+    killed = training(settings, name, dropout=dropout)
+    checkpoints = Checkpoints(open_store(folder), "checkpoints", CheckpointSettings())
     for step in islice(fit(killed, rows(0), until=STEPS), KILLED):
         if step.number == KILLED - 1:
-            states.append(killed.state())
-            checkpoints.save(step.number, states[0])
+            state = killed.state()
+            checkpoints.save(step.number, state)
     checkpoints.close()
     dist.barrier()
     resumed = training(settings, name, dropout=dropout, seed=7)
     last = Checkpoints(open_store(folder), "checkpoints", CheckpointSettings()).last()
     resumed.restore(load_state(last))
-    again = numbers(list(fit(resumed, rows(KILLED - 1), until=STEPS)))
     return {
-        "undisturbed": undisturbed,
-        "again": again,
-        "empty": states[0] == {},
+        "uninterrupted": uninterrupted,
+        "resumed": numbers(list(fit(resumed, rows(KILLED - 1), until=STEPS))),
+        "has_state": bool(state),
         "draw": torch.rand(2),
         "weights": resumed.objective.state_dict(),
     }
 
 
-def error(rank: int, world: int) -> dict[str, Any]:
-    """Return the error on each rank if one rank's loss is infinite."""
-    made = Training(Broken(Tiny(seed=1), head="none"), settings_of(None), steps=STEPS, steps_per_epoch=3)
+def error_of_infinite_loss(rank: int, world: int) -> dict[str, Any]:
+    """Return this rank's error message, and its completed steps, if the second rank's loss is infinite."""
+    objective = InfiniteOnSecondRank(Tiny(seed=1), head="none")
+    made = Training(objective, settings_of(None), steps=STEPS, steps_per_epoch=3)
     try:
         list(fit(made, rows_of(0, rank, world, Ranks()), until=1))
     except NonFinite as caught:
-        return {"text": str(caught), "number": made.number}
+        return {"message": str(caught), "steps": made.number}
     return {}
 
 
-def due(rank: int, folder: Path) -> list[bool]:
-    """Return when checkpoints are due by the first rank's clock."""
+def checkpoints_due(rank: int, folder: Path) -> list[bool]:
+    """Return whether a checkpoint is due after steps 1 and 2: always by the first rank's clock."""
     minutes = 1e-9 if rank == 0 else 1e9
     checkpoints = Checkpoints(open_store(folder), "none", CheckpointSettings(steps=None, minutes=minutes))
     return [checkpoints.due(step) for step in (1, 2)]

@@ -1,4 +1,4 @@
-"""The work of each process in the tests of gathering."""
+"""Losses and gradients of one of several ranks, for test_gather.py."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from pipeline.objectives.simcse import SimCSE
 from pipeline.objectives.supervised import Supervised
 from pipeline.train.gather import Ranks, average_gradients
 from pipeline.train.gradcache import loss_and_backward
-from tests.objectives.tiny import Tiny, batch_of, gradients, texts
+from tests.objectives.tiny import Tiny, batch_of, pop_gradients, texts
 from tests.train.four_pairs import four_pairs, objective_of_four
 
 ROWS = 6  # of the whole batch: 2 and 3 processes take equal parts
@@ -25,13 +25,12 @@ COLUMNS = {
     "negative": texts(ROWS, 3),
     "text": texts(ROWS, 4),
 }
-ALIKE = (
-    np.random.default_rng(0).random((ROWS, 2 * ROWS)) < 0.3
-)  # false negatives among positives, then negatives
+# False negatives: for each row, those among the positives of all rows, followed by those among the negatives.
+ALIKE = np.random.default_rng(0).random((ROWS, 2 * ROWS)) < 0.3
 
 
 class Detached(Ranks):
-    """Wrong gathering: candidates of other ranks have no graph."""
+    """Wrong gathering: candidates of other ranks have no gradient."""
 
     def gather(self, z: Tensor) -> Tensor:
         parts = list(super().gather(z.detach()).chunk(dist.get_world_size()))
@@ -39,17 +38,16 @@ class Detached(Ranks):
         return torch.cat(parts)
 
 
-class Full(Supervised):
-    """Wrong by a factor: every rank computes the loss of all rows, with a graph through its own rows only."""
+class LossOfAllRows(Supervised):
+    """Wrong by a factor: every rank computes the loss of all rows, with a gradient of its own rows only."""
 
     def loss(self, reps: tuple[Tensor, ...], batch: Batch) -> Loss:
-        peers = Detached()
-        gathered = tuple(peers.gather(rep) for rep in reps)
+        gathered = tuple(Detached().gather(rep) for rep in reps)
         return super().loss(gathered, batch_of({"anchor": [""] * len(gathered[0])}))
 
 
 def objectives() -> dict[str, Objective]:
-    """Return objectives, equal on every rank and in the parent."""
+    """Return objectives that are equal on every rank and in the test's own process."""
     torch.manual_seed(5)
     with_negatives = Supervised(
         Tiny(seed=1), temperature=0.3, head="cls_mlp", hard_negative_weight=2.0
@@ -58,7 +56,7 @@ def objectives() -> dict[str, Objective]:
 
 
 def part(rank: int, world: int, peers: Peers = NO_PEERS, alike: np.ndarray | None = None) -> Batch:
-    """Return the rank's slice of the whole batch."""
+    """Return the rank's slice of the batch; `alike` marks false negatives of the whole batch."""
     rows = np.arange(ROWS * rank // world, ROWS * (rank + 1) // world)
     return replace(
         batch_of(COLUMNS, peers).of_rows(rows),
@@ -66,37 +64,40 @@ def part(rank: int, world: int, peers: Peers = NO_PEERS, alike: np.ndarray | Non
     )
 
 
-def candidates(name: str) -> np.ndarray:
-    """Return the false negatives among the candidates of an objective."""
+def false_negatives(name: str) -> np.ndarray:
+    """Return the false negatives among the candidates of an objective: (rows, candidates) bool."""
     return ALIKE[:, : ROWS if name == "simcse" else None]
 
 
 def work(rank: int, world: int, folder: Path) -> None:
+    """Run all cases as one of the ranks, and save their results."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=world)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=world
+    )
     found: dict[str, Any] = {"gathered": Ranks().gather(torch.arange(4.0).reshape(2, 2) + 10 * rank)}
     for name, objective in objectives().items():
         for chunk_rows in (None, 1):
-            for alike in (False, True):
-                batch = part(rank, world, Ranks(), candidates(name) if alike else None)
+            for masked in (False, True):
+                batch = part(rank, world, Ranks(), false_negatives(name) if masked else None)
                 outcome = loss_and_backward(objective, batch, chunk_rows=chunk_rows)
-                found[f"{name} {chunk_rows} {alike}"] = outcome.loss.total, gradients(objective)
+                found[f"{name} {chunk_rows} {masked}"] = outcome.loss.total, pop_gradients(objective)
         loss_and_backward(objective, part(rank, world, Ranks()))
         loss_and_backward(objective, part(rank, world, Ranks()))
-        found[f"{name} twice"] = gradients(objective)
-    found["errors"] = [message(rank, world, chunk_rows) for chunk_rows in (None, 1)]
-    found["unused"] = unused(rank)
+        found[f"{name} twice"] = pop_gradients(objective)
+    found["errors"] = [error_of_unequal_ranks(rank, chunk_rows) for chunk_rows in (None, 1)]
+    found["averaged"] = averaged_gradients(rank)
     if world == 2:
-        found |= variants(rank)
+        found |= ways_of_gathering(rank)
     torch.save(found, folder / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
 
-def message(rank: int, world: int, chunk_rows: int | None) -> str:
-    """Return the error that a rank gets if rank 0 has an additional row."""
+def error_of_unequal_ranks(rank: int, chunk_rows: int | None) -> str:
+    """Return the error message of this rank if rank 0 has three rows, and the others have two."""
     objective = objectives()["simcse"]
-    batch = part(0, 1, Ranks()).of_rows(np.arange(2 + (rank == 0)))
+    batch = part(0, 1, Ranks()).of_rows(np.arange(3 if rank == 0 else 2))
     try:
         loss_and_backward(objective, batch, chunk_rows=chunk_rows)
     except DataError as error:
@@ -104,8 +105,8 @@ def message(rank: int, world: int, chunk_rows: int | None) -> str:
     return "no error"
 
 
-def unused(rank: int) -> list[Tensor | None]:
-    """Average gradients: one that only rank 0 has, one that no rank has, one in half precision."""
+def averaged_gradients(rank: int) -> list[Tensor | None]:
+    """Average three gradients: one that only rank 0 has, one that no rank has, one in half precision."""
     parameters = [
         torch.nn.Parameter(torch.zeros(2)),
         torch.nn.Parameter(torch.zeros(2)),
@@ -118,19 +119,24 @@ def unused(rank: int) -> list[Tensor | None]:
     return [parameter.grad for parameter in parameters]
 
 
-def variants(rank: int) -> dict[str, Any]:
-    """Return the gradients of the four pairs by each way of gathering."""
+def ways_of_gathering(rank: int) -> dict[str, dict[str, Any]]:
+    """Compute a step on the four pairs, of which each rank has two, by right and by wrong gathering.
+
+    Returns:
+        For each way the mean loss of all ranks, the loss of this rank, and the mean gradient.
+    """
     found = {}
-    full = Full(objective_of_four().encoder, temperature=0.5, head="none")
+    loss_of_all_rows = LossOfAllRows(objective_of_four().encoder, temperature=0.5, head="none")
     ways = {
         "right": (objective_of_four(), Ranks()),
         "detached": (objective_of_four(), Detached()),
-        "local": (objective_of_four(), NO_PEERS),
-        "full": (full, NO_PEERS),
+        "own candidates": (objective_of_four(), NO_PEERS),
+        "loss of all rows": (loss_of_all_rows, NO_PEERS),
     }
     for name, (objective, peers) in ways.items():
         batch = four_pairs(2 * rank, 2 * rank + 2, peers)
         own = objective.loss(tuple(view.encode() for view in objective.views(batch)), batch).total.item()
         outcome = loss_and_backward(objective, batch)
-        found[name] = outcome.loss.total, own, gradients(objective)["encoder.weight"]
+        gradient = pop_gradients(objective)["encoder.weight"]
+        found[name] = {"loss": outcome.loss.total.item(), "own_loss": own, "gradient": gradient}
     return found
